@@ -1,0 +1,192 @@
+"""Server-side aggregation: time and peak memory, ours beside NVIDIA FLARE's own helper.
+
+A round of K sites with a ResNet-18-sized model (11.7 million parameters, batch-norm buffers included). Each case runs
+in a process of its own, in which the local models arrive one after the other, as they do on a server:
+
+- ``flare``: every model is added to FLARE's ``WeightedAggregationHelper`` when it arrives. Possible only where the
+  weights are known beforehand; the sum is float32, in order of arrival.
+- ``flare, all held``: what FLARE offers where the weights depend on all reports: every model waits in memory, then
+  the same helper adds them up.
+- ``ours, streaming``: ``weighted_average`` of an iterable; weights known beforehand, float64 sum.
+- ``ours, staged``: every model is staged on disk when it arrives, then ``weighted_average``, or ``layerwise_average``
+  with one weight for each layer and site (Fed-LWR).
+
+Time is that of the aggregation; ``stage`` is the time to write the models to disk, which a server spends while it
+waits for the next site. Memory is the growth of the peak resident size over the process before the first model.
+
+    python benchmarks/bench_aggregation.py [--sites 4 32] [--repeat 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+CASES = {
+    "flare": "FLARE helper, as they arrive",
+    "flare-held": "FLARE helper, all held",
+    "streaming": "ours, streaming",
+    "staged": "ours, staged, weighted",
+    "layerwise": "ours, staged, layer-wise",
+}
+
+
+class PeakMemory:
+    """Peak resident size above the start, sampled every 2 ms, in MB."""
+
+    def __enter__(self) -> PeakMemory:
+        import psutil
+
+        gc.collect()
+        self._process = psutil.Process()
+        self._start = self._peak = self._process.memory_info().rss
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.002):
+            self._peak = max(self._peak, self._process.memory_info().rss)
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._peak = max(self._peak, self._process.memory_info().rss)
+
+    @property
+    def megabytes(self) -> float:
+        return (self._peak - self._start) / 2**20
+
+
+def model_shapes() -> dict[str, tuple[tuple[int, ...], str]]:
+    """Names, shapes and dtypes of MONAI's ResNet-18 for 2D colour images and 1000 classes."""
+    from monai.networks.nets import resnet18
+
+    model = resnet18(spatial_dims=2, n_input_channels=3, num_classes=1000)
+    return {name: (tuple(t.shape), str(t.dtype)) for name, t in model.state_dict().items()}
+
+
+def run_case(case: str, num_sites: int, shapes_file: str) -> dict[str, float]:
+    import torch
+    from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedAggregationHelper
+
+    from fairflare.core.states import layerwise_average, weighted_average
+    from fairflare.flare.staging import Staging
+
+    shapes = json.loads(Path(shapes_file).read_text(encoding="utf-8"))
+    sites = [f"site-{index:02d}" for index in range(num_sites)]
+    weights = dict.fromkeys(sites, 1 / num_sites)
+
+    def arrives(index: int) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        return {
+            name: torch.rand(shape, generator=generator) if "float" in dtype else torch.tensor(index)
+            for name, (shape, dtype) in shapes.items()
+        }
+
+    making = staging_time = 0.0
+
+    def in_turn() -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+        """The models as they arrive; the time to make them is kept apart."""
+        nonlocal making
+        for index, site in enumerate(sites):
+            start = time.perf_counter()
+            state = arrives(index)
+            making += time.perf_counter() - start
+            yield site, state
+
+    arrives(0)  # warm up
+    with tempfile.TemporaryDirectory() as folder, PeakMemory() as memory:
+        helper = WeightedAggregationHelper()
+        staging = Staging(folder)
+        held: dict[str, dict[str, torch.Tensor]] = {}
+        if case == "flare-held":
+            held = dict(in_turn())
+        elif case in ("staged", "layerwise"):
+            for site, state in in_turn():
+                start = time.perf_counter()
+                staging.put(site, state)
+                staging_time += time.perf_counter() - start
+                del state  # one model at a time
+        owner = {name: name.rpartition(".")[0] for name in shapes}
+        making = 0.0
+
+        start = time.perf_counter()
+        if case == "streaming":
+            result = weighted_average(in_turn(), weights)
+        elif case == "staged":
+            result = weighted_average(staging.open_all(), weights)
+        elif case == "layerwise":
+            result = layerwise_average(staging.open_all(), dict.fromkeys(owner.values(), weights), owner)
+        else:
+            for site, state in held.items() if held else in_turn():
+                helper.add(state, weights[site], site, 0)
+                del state
+            result = helper.get_result()
+        seconds = time.perf_counter() - start - making
+    if len(result) != len(shapes):
+        raise RuntimeError(f"{case}: {len(result)} tensors of {len(shapes)}")
+    return {"seconds": seconds, "stage": staging_time, "megabytes": memory.megabytes}
+
+
+def measure(case: str, num_sites: int, shapes_file: str) -> dict[str, float]:
+    command = [sys.executable, __file__, "--case", case, "--shapes", shapes_file, "--sites", str(num_sites)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"case {case} with {num_sites} sites failed:\n{done.stderr}")
+    measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return measured
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="aggregation: time and peak memory beside FLARE's helper")
+    parser.add_argument("--sites", type=int, nargs="+", default=[4, 32])
+    parser.add_argument("--repeat", type=int, default=3, help="runs of each case; the median time counts")
+    parser.add_argument("--case", choices=sorted(CASES), help=argparse.SUPPRESS)
+    parser.add_argument("--shapes", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.case:
+        print(json.dumps(run_case(args.case, args.sites[0], args.shapes)))
+        return
+
+    with tempfile.TemporaryDirectory() as folder:
+        shapes = model_shapes()
+        file = Path(folder) / "shapes.json"
+        file.write_text(json.dumps(shapes), encoding="utf-8")
+        numbers = sum(math.prod(shape) for shape, dtype in shapes.values() if "float" in dtype)
+        print(
+            f"model: ResNet-18, {len(shapes)} tensors, {numbers / 1e6:.1f} M numbers, {numbers * 4e-6:.1f} MB"
+        )
+        print(f"median of {args.repeat} runs; ratios to FLARE's helper with all models held\n")
+        print(
+            f"{'sites':>5}  {'case':<28}  {'stage s':>8}  {'time s':>7}  {'ratio':>5}  {'peak MB':>8}  {'ratio':>5}"
+        )
+        for num_sites in args.sites:
+            rows = {}
+            for case in CASES:
+                runs = [measure(case, num_sites, str(file)) for _ in range(args.repeat)]
+                rows[case] = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+            base = rows["flare-held"]
+            for case, title in CASES.items():
+                row = rows[case]
+                stage = f"{row['stage']:.2f}" if row["stage"] else "-"
+                print(
+                    f"{num_sites:>5}  {title:<28}  {stage:>8}  {row['seconds']:>7.3f}"
+                    f"  {row['seconds'] / base['seconds']:>5.2f}  {row['megabytes']:>8.0f}"
+                    f"  {row['megabytes'] / base['megabytes']:>5.2f}"
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""How evenly a metric is spread over the sites."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class FairnessSummary:
+    """Spread of one metric over the sites, each site counting once whatever its size.
+
+    Attributes:
+        num_sites: sites with a value; the figures below are over these.
+        excluded: sites whose value is NaN, sorted.
+        mean: unweighted mean.
+        std: population standard deviation (``ddof=0``), as in the tables of Fed-LWR and FedISM+.
+        worst, worst_site: value and name of the site that is served worst; on a tie the first name.
+        best, best_site: likewise for the best.
+        range: distance between best and worst, ``>= 0``.
+        jain: Jain's index ``(sum x)^2 / (K sum x^2)``; 1 when all values are equal, also when all are 0.
+        cv: coefficient of variation, std over absolute mean; NaN where the mean is 0 and the values are not.
+        bottom_decile: mean over the worst tenth of the sites, rounded down but at least one.
+        top_decile: likewise for the best tenth.
+    """
+
+    num_sites: int
+    excluded: tuple[str, ...]
+    mean: float
+    std: float
+    worst: float
+    worst_site: str
+    best: float
+    best_site: str
+    range: float
+    jain: float
+    cv: float
+    bottom_decile: float
+    top_decile: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as a plain dict for JSON; NaN stays NaN and must be written as null."""
+        return asdict(self) | {"excluded": list(self.excluded)}
+
+
+def summarize(per_site: Mapping[str, float], *, higher_is_better: bool = True) -> FairnessSummary:
+    """Mean, spread and extremes of a metric over the sites.
+
+    Args:
+        per_site: ``{site: value}``; NaN means undefined at that site, which is then left out and counted.
+        higher_is_better: False for losses and error rates, where the worst site has the highest value.
+
+    Returns:
+        The summary; when every site is NaN its figures are NaN, ``num_sites`` is 0 and the site names are
+        empty.
+
+    Raises:
+        ValueError: no site, or an infinite value (names the site).
+
+    Example:
+        >>> s = summarize({"A": 0.9, "B": 0.8, "C": 0.4})
+        >>> s.worst_site, round(s.mean, 6), round(s.std, 6), round(s.jain, 6)
+        ('C', 0.7, 0.216025, 0.913043)
+    """
+    if not per_site:
+        raise ValueError("no site to summarize")
+    values = {site: float(per_site[site]) for site in sorted(per_site)}
+    for site, value in values.items():
+        if math.isinf(value):
+            raise ValueError(f"value of site {site!r} must be finite or NaN, got {value}")
+    excluded = tuple(site for site, value in values.items() if math.isnan(value))
+    sites = [site for site in values if site not in excluded]
+    if not sites:
+        nan = math.nan
+        return FairnessSummary(0, excluded, nan, nan, nan, "", nan, "", nan, nan, nan, nan, nan)
+
+    sign = 1.0 if higher_is_better else -1.0
+    worst_site = min(sites, key=lambda site: sign * values[site])  # min and max keep the first of equals
+    best_site = max(sites, key=lambda site: sign * values[site])
+    x = np.array([values[site] for site in sites])
+    ranked = np.sort(sign * x) * sign  # worst first
+    tenth = max(1, len(sites) // 10)
+    mean, std = float(x.mean()), float(x.std())
+    largest = float(np.abs(x).max())
+    if largest == 0 or x.min() == x.max():
+        std, jain = 0.0, 1.0  # exact, where rounding of the mean would leave 1e-17
+    else:
+        scaled = x / largest  # keeps the squares in range
+        jain = float(scaled.sum() ** 2 / (len(sites) * np.square(scaled).sum()))
+    return FairnessSummary(
+        num_sites=len(sites),
+        excluded=excluded,
+        mean=mean,
+        std=std,
+        worst=values[worst_site],
+        worst_site=worst_site,
+        best=values[best_site],
+        best_site=best_site,
+        range=abs(values[best_site] - values[worst_site]),
+        jain=jain,
+        cv=0.0 if std == 0 else (std / abs(mean) if mean != 0 else math.nan),
+        bottom_decile=float(ranked[:tenth].mean()),
+        top_decile=float(ranked[-tenth:].mean()),
+    )

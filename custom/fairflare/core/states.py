@@ -1,0 +1,388 @@
+"""Arithmetic on model states: averages, updates, norms and the checks before them.
+
+A *state* is a mapping from tensor name to tensor (a PyTorch ``state_dict``), parameters and buffers alike.
+Sums are taken in float64 and cast back once, in blocks small enough to stay on one thread, so that a result
+depends neither on the number of threads nor on which of the two input forms of the averages is used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeAlias
+
+import torch
+
+State: TypeAlias = Mapping[str, torch.Tensor]
+States: TypeAlias = Mapping[str, State] | Iterable[tuple[str, State]]
+
+#: How far the weights of a tensor may sum away from 1.
+SUM_TOLERANCE = 1e-6
+#: Elements per block. PyTorch splits an elementwise operation over threads above 32768 elements, and a
+#: float64 block of this size fits the second-level cache.
+_BLOCK = 32768
+
+
+def weighted_average(
+    states: States, weights: Mapping[str, float], *, updates: bool = False
+) -> dict[str, torch.Tensor]:
+    r"""Average of the sites' states with one weight for each site.
+
+    .. math:: \hat w = \sum_k a_k w_k, \quad \sum_k a_k = 1
+
+    Floating tensors are accumulated in float64 and cast back; where sites differ in precision, the result has
+    the promoted dtype. Integer and boolean tensors (``num_batches_tracked``) are the maximum over the sites,
+    and a ``running_var`` is floored at 0.
+
+    Args:
+        states: ``{site: state}``, whose states may read a tensor from disk when it is asked for: tensor by
+            tensor, sites in sorted order, so only one tensor of one site is held besides the result. Or an
+            iterable of ``(site, state)``: one pass in the order given, with one float64 model as accumulator.
+            Both forms give equal bits for the same order of sites.
+        weights: ``a_k`` by site, finite, ``>= 0``, sum 1 within ``SUM_TOLERANCE``; exactly the sites of
+            ``states``.
+        updates: the states are updates (DIFF); then a ``running_var`` may be negative and is not floored.
+
+    Returns:
+        The averaged state; keys in the order of the first site.
+
+    Raises:
+        ValueError: no site, other sites in ``weights`` than in ``states``, a weight out of range, or a tensor
+            that is missing, unexpected, not finite, or of another shape or kind than at the first site (names
+            the site and the tensor).
+    """
+    checked = _check_weights(weights, "")
+    return _average(states, set(checked), lambda name: checked, floor=not updates)
+
+
+def layerwise_average(
+    states: States,
+    layer_weights: Mapping[str, Mapping[str, float]],
+    owner: Mapping[str, str],
+    *,
+    updates: bool = False,
+) -> dict[str, torch.Tensor]:
+    r"""Average of the sites' states with a weight for each site and layer, Eq. (6) of Fed-LWR.
+
+    .. math:: \hat w_m = \sum_k \rho_k^m w_{k,m}, \quad \sum_k \rho_k^m = 1 \text{ for every layer } m
+
+    Args:
+        states: as in :func:`weighted_average`.
+        layer_weights: ``{layer: {site: rho}}``; in each layer the same sites, finite, ``>= 0``, sum 1.
+        owner: ``{tensor name: layer}`` for every floating tensor; further entries are ignored.
+        updates: as in :func:`weighted_average`.
+
+    Returns:
+        The averaged state; keys in the order of the first site. Integer tensors, dtypes and ``running_var``
+        as in :func:`weighted_average`.
+
+    Raises:
+        ValueError: as :func:`weighted_average`, or a tensor without an owner, or an owner without weights.
+
+    Source:
+        Yan et al., MICCAI 2024 (Fed-LWR), Eq. (6); batch-norm buffers follow the layer that owns them.
+    """
+    if not layer_weights:
+        raise ValueError("layer_weights is empty")
+    checked = {layer: _check_weights(rho, f" of layer {layer!r}") for layer, rho in layer_weights.items()}
+    first_layer = next(iter(checked))
+    sites = set(checked[first_layer])
+    for layer, rho in checked.items():
+        if set(rho) != sites:
+            raise ValueError(
+                f"weights of layer {layer!r} are for sites {sorted(rho)}, "
+                f"of layer {first_layer!r} for {sorted(sites)}"
+            )
+
+    def weights_of(name: str) -> dict[str, float]:
+        if name not in owner:
+            raise ValueError(f"tensor {name!r} has no owner layer")
+        if owner[name] not in checked:
+            raise ValueError(f"tensor {name!r} belongs to layer {owner[name]!r}, which has no weights")
+        return checked[owner[name]]
+
+    return _average(states, sites, weights_of, floor=not updates)
+
+
+def difference(local: State, received: State, site: str = "local") -> dict[str, torch.Tensor]:
+    """The update of a site: local minus received, what travels as a DIFF.
+
+    Args:
+        local: state after local training.
+        received: state that the training started from; same keys, shapes and kinds.
+        site: named in errors.
+
+    Returns:
+        ``w_k - w^r`` with the dtype of ``local`` for floating tensors and int64 for integer and boolean ones.
+
+    Raises:
+        ValueError: keys, shapes or kinds differ, or ``local`` is not finite.
+    """
+    check_state(local, received, site)
+    update = {}
+    for name, mine in local.items():
+        theirs = received[name]
+        if mine.is_floating_point():
+            update[name] = mine.detach() - theirs.detach().to(device=mine.device, dtype=mine.dtype)
+        else:
+            update[name] = mine.long() - theirs.to(mine.device).long()
+    return update
+
+
+def add_update(state: State, update: State, site: str = "update") -> dict[str, torch.Tensor]:
+    """The local state behind an update: global plus DIFF.
+
+    Args:
+        state: the global state that the site received.
+        update: ``w_k - w^r``, same keys and shapes. Integer tensors may have become floating in a privacy
+            filter; they are rounded to the nearest integer.
+        site: named in errors.
+
+    Returns:
+        ``w^r + update`` in the dtypes of ``state``; neither argument is changed.
+
+    Raises:
+        ValueError: keys or shapes differ, a floating tensor came back as integer, or the sum is not finite.
+    """
+    _check_names(update, state, site, "the global model")
+    result = {}
+    for name, base in state.items():
+        change = update[name]
+        where = f"site {site!r}: tensor {name!r}"
+        _check_shape(change, base, where, "the global model")
+        if change.is_complex() or (base.is_floating_point() and not change.is_floating_point()):
+            raise ValueError(f"{where} is {change.dtype}, the global model has {base.dtype}")
+        base, change = base.detach(), change.detach().to(base.device)
+        if base.is_floating_point():
+            if change.dtype == base.dtype:
+                total = base + change
+            else:
+                total = (base.double() + change.double()).to(base.dtype)
+            if not _all_finite(total):
+                raise ValueError(f"{where} is not finite after adding the update")
+        else:
+            if not _all_finite(change):
+                raise ValueError(f"{where} is not finite")
+            steps = change.double().round().long() if change.is_floating_point() else change.long()
+            total = (base.long() + steps).to(base.dtype)
+        result[name] = total
+    return result
+
+
+def check_state(state: State, like: State, site: str) -> None:
+    """Checks the state of a site against another one: same keys, shapes and kinds, and every value finite.
+
+    Args:
+        state: the state to check.
+        like: what it must look like, as a rule the global model.
+        site: named in errors.
+
+    Raises:
+        ValueError: the first disagreement, with site and tensor.
+    """
+    _check_names(state, like, site, "the global model")
+    for name, expected in like.items():
+        tensor = state[name]
+        where = f"site {site!r}: tensor {name!r}"
+        _check_shape(tensor, expected, where, "the global model")
+        _check_kind(tensor, expected, where, "the global model")
+        if not _all_finite(tensor):
+            raise ValueError(f"{where} is not finite")
+
+
+def sq_norm(update: State, names: Iterable[str] | None = None) -> float:
+    """Squared L2 norm over the tensors of an update, accumulated in float64.
+
+    Args:
+        update: any state.
+        names: tensors to include; every floating tensor when None (integer counters are not part of a norm).
+
+    Returns:
+        The sum of squares, ``>= 0``; 0 for no tensor.
+
+    Raises:
+        ValueError: a name that is not in ``update``, or a tensor that is not finite.
+    """
+    parts = []
+    for name in [n for n, t in update.items() if t.is_floating_point()] if names is None else names:
+        if name not in update:
+            raise ValueError(f"tensor {name!r} is not in the update")
+        squares = [block.double().square_().sum().item() for block in _blocks(update[name])]
+        if not all(map(math.isfinite, squares)):
+            raise ValueError(f"squared norm of tensor {name!r} is not finite")
+        parts.extend(squares)
+    return math.fsum(parts)
+
+
+# ------------------------------------------------------------------------------------------------------------
+
+
+class _Mean:
+    """Weighted sum of one tensor over the sites, or their maximum when it holds integers."""
+
+    def __init__(self, name: str, first_site: str, first: torch.Tensor) -> None:
+        if first.is_complex():
+            raise ValueError(f"site {first_site!r}: tensor {name!r} is {first.dtype}, not a real number")
+        self.name = name
+        self.first_site = first_site
+        self.like = first.detach().new_empty(()).expand(first.shape)  # shape and dtype without the memory
+        self.dtype = first.dtype
+        self.total: torch.Tensor | None = None
+
+    def add(self, site: str, tensor: torch.Tensor, weight: float) -> None:
+        where, whose = f"site {site!r}: tensor {self.name!r}", f"site {self.first_site!r}"
+        _check_shape(tensor, self.like, where, whose)
+        _check_kind(tensor, self.like, where, whose)
+        if not _all_finite(tensor):
+            raise ValueError(f"{where} is not finite")
+        self.dtype = torch.promote_types(self.dtype, tensor.dtype)
+        tensor = tensor.detach().to(self.like.device)
+        if not tensor.is_floating_point():
+            self.total = tensor.clone() if self.total is None else torch.maximum(self.total, tensor)
+            return
+        flat = tensor.reshape(-1)
+        if self.total is None:
+            self.total = torch.zeros(flat.numel(), dtype=torch.float64, device=flat.device)
+        # Product and sum are two operations: a fused one rounds differently at the end of a block.
+        scratch = torch.empty(min(_BLOCK, flat.numel()), dtype=torch.float64, device=flat.device)
+        for start in range(0, flat.numel(), _BLOCK):
+            part = flat[start : start + _BLOCK]
+            product = scratch[: part.numel()].copy_(part).mul_(weight)
+            self.total[start : start + _BLOCK].add_(product)
+
+    def result(self, floor: bool) -> torch.Tensor:
+        if self.total is None:
+            raise ValueError(f"tensor {self.name!r}: no site")
+        if not self.dtype.is_floating_point:
+            return self.total.to(self.dtype)
+        if floor and self.name.rpartition(".")[2] == "running_var":
+            self.total.clamp_(min=0.0)
+        mean = self.total.to(self.dtype).reshape(self.like.shape)
+        if not _all_finite(mean):  # weights that sum to 1 + 1e-7 times the largest value
+            raise ValueError(f"the average of tensor {self.name!r} does not fit {self.dtype}")
+        return mean
+
+
+def _average(
+    states: States, sites: set[str], weights_of: Callable[[str], Mapping[str, float]], *, floor: bool
+) -> dict[str, torch.Tensor]:
+    if isinstance(states, Mapping):
+        return _average_by_tensor(states, sites, weights_of, floor)
+    return _average_by_site(states, sites, weights_of, floor)
+
+
+def _average_by_tensor(
+    states: Mapping[str, State],
+    sites: set[str],
+    weights_of: Callable[[str], Mapping[str, float]],
+    floor: bool,
+) -> dict[str, torch.Tensor]:
+    _check_sites(set(states), sites)
+    opened = {site: states[site] for site in sorted(states)}
+    first_site, first = next(iter(opened.items()))
+    for site, state in opened.items():
+        _check_names(state, first, site, f"site {first_site!r}")
+    average = {}
+    for name in first:
+        mean: _Mean | None = None
+        for site, state in opened.items():
+            tensor = state[name]
+            mean = mean or _Mean(name, site, tensor)
+            mean.add(site, tensor, _weight(weights_of, name, site, tensor))
+        if mean is not None:
+            average[name] = mean.result(floor)
+    return average
+
+
+def _average_by_site(
+    states: Iterable[tuple[str, State]],
+    sites: set[str],
+    weights_of: Callable[[str], Mapping[str, float]],
+    floor: bool,
+) -> dict[str, torch.Tensor]:
+    means: dict[str, _Mean] = {}
+    seen: set[str] = set()
+    first_site = ""
+    for site, state in states:
+        if site in seen:
+            raise ValueError(f"site {site!r} comes twice")
+        if site not in sites:
+            raise ValueError(f"site {site!r} has no weight; weights are for {sorted(sites)}")
+        if seen:
+            _check_names(state, means, site, f"site {first_site!r}")
+        else:
+            first_site = site
+        for name in list(means) or list(state):
+            tensor = state[name]
+            if name not in means:
+                means[name] = _Mean(name, site, tensor)
+            means[name].add(site, tensor, _weight(weights_of, name, site, tensor))
+        seen.add(site)
+    _check_sites(seen, sites)
+    return {name: means.pop(name).result(floor) for name in list(means)}
+
+
+def _weight(
+    weights_of: Callable[[str], Mapping[str, float]], name: str, site: str, tensor: torch.Tensor
+) -> float:
+    """The weight of a floating tensor; integer tensors are not averaged and need none."""
+    return weights_of(name)[site] if tensor.is_floating_point() else 0.0
+
+
+def _check_weights(weights: Mapping[str, float], of: str) -> dict[str, float]:
+    if not weights:
+        raise ValueError(f"weights{of} are empty")
+    checked = {site: float(weight) for site, weight in weights.items()}
+    for site, weight in checked.items():
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ValueError(f"weight{of} of site {site!r} must be finite and >= 0, got {weight}")
+    total = math.fsum(checked.values())
+    if abs(total - 1.0) > SUM_TOLERANCE:
+        raise ValueError(f"weights{of} must sum to 1, got {total!r}")
+    return checked
+
+
+def _check_sites(have: set[str], weighted: set[str]) -> None:
+    if not have:
+        raise ValueError("no site to average")
+    if have != weighted:
+        raise ValueError(
+            f"states and weights are for different sites: without a weight {sorted(have - weighted)}, "
+            f"without a state {sorted(weighted - have)}"
+        )
+
+
+def _check_names(state: Mapping[str, object], like: Mapping[str, object], site: str, whose: str) -> None:
+    if state.keys() == like.keys():
+        return
+    for name in like:
+        if name not in state:
+            raise ValueError(f"site {site!r}: tensor {name!r} is missing, {whose} has it")
+    for name in state:
+        if name not in like:
+            raise ValueError(f"site {site!r}: tensor {name!r} is unexpected, {whose} does not have it")
+
+
+def _check_shape(tensor: torch.Tensor, like: torch.Tensor, where: str, whose: str) -> None:
+    if tensor.shape != like.shape:
+        raise ValueError(f"{where} has shape {tuple(tensor.shape)}, {whose} has {tuple(like.shape)}")
+
+
+def _check_kind(tensor: torch.Tensor, like: torch.Tensor, where: str, whose: str) -> None:
+    if tensor.is_complex() or tensor.is_floating_point() != like.is_floating_point():
+        raise ValueError(f"{where} is {tensor.dtype}, {whose} has {like.dtype}")
+
+
+def _all_finite(tensor: torch.Tensor) -> bool:
+    """Whether every value is finite; one cheap sum, and the exact test only where the sum overflows."""
+    if not tensor.is_floating_point():
+        return True
+    tensor = tensor.detach()
+    total = tensor.sum(dtype=torch.float32) if tensor.element_size() < 4 else tensor.sum()
+    return math.isfinite(total.item()) or bool(torch.isfinite(tensor).all())
+
+
+def _blocks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    flat = tensor.detach().reshape(-1)
+    for start in range(0, flat.numel(), _BLOCK):
+        yield flat[start : start + _BLOCK]

@@ -1,0 +1,340 @@
+"""Rules that turn what the sites report into aggregation weights.
+
+Every rule is a pure function of dicts keyed by site name. The weights it returns are in sorted order of the
+sites, ``>= 0`` and sum to 1 unless it says otherwise; no argument is changed.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from typing import Literal, TypeAlias
+
+NonFinite: TypeAlias = Literal["raise", "mean", "median"]
+
+#: A sum at or below this carries no information about the sites: all weights are then equal.
+MIN_SUM = 1e-12
+#: Floor of a measured sharpness or loss before its logarithm, as in FedISM+.
+POWER_FLOOR = 1e-10
+
+
+def uniform_weights(sites: Iterable[str]) -> dict[str, float]:
+    """The same weight for every site.
+
+    Raises:
+        ValueError: no site.
+    """
+    names = sorted(set(sites))
+    if not names:
+        raise ValueError("no site to weight")
+    return dict.fromkeys(names, 1.0 / len(names))
+
+
+def normalise(
+    values: Mapping[str, float],
+    fallback: Mapping[str, float] | None = None,
+    *,
+    non_finite: NonFinite = "raise",
+) -> dict[str, float]:
+    """Values scaled to sum 1, in float64.
+
+    Args:
+        values: any numbers by site; negative ones count as 0.
+        fallback: weights in place of uniform ones when the values sum to ``MIN_SUM`` or less; same sites. It
+            is normalised itself.
+        non_finite: what a NaN or infinite value becomes: an error, or the mean or median of the finite values
+            (all non-finite: uniform weights).
+
+    Returns:
+        Weights by site.
+
+    Raises:
+        ValueError: no site, a non-finite value under ``"raise"`` (names the site), or other sites in
+            ``fallback``.
+    """
+    if not values:
+        raise ValueError("no site to weight")
+    if non_finite not in ("raise", "mean", "median"):
+        raise ValueError(f"unknown non_finite {non_finite!r}; Available: 'mean', 'median', 'raise'")
+    clipped = {site: max(value, 0.0) for site, value in _repaired(values, non_finite).items()}
+    largest = max(clipped.values())
+    if largest > 1e150:  # keeps the sum in range
+        clipped = {site: value / largest for site, value in clipped.items()}
+    total = math.fsum(clipped.values())
+    if total > MIN_SUM:
+        return {site: value / total for site, value in clipped.items()}
+    if fallback is None:
+        return uniform_weights(clipped)
+    if set(fallback) != set(clipped):
+        raise ValueError(f"fallback is for sites {sorted(fallback)}, values for {sorted(clipped)}")
+    return normalise(fallback)
+
+
+def layer_weights(
+    cka: Mapping[str, Mapping[str, float]],
+    *,
+    dissimilarity: Mapping[str, Mapping[str, float]] | None = None,
+    clip_min: float = 0.0,
+    clip_max: float = 1.0,
+) -> dict[str, dict[str, float]]:
+    r"""Weights per layer and site from the similarity of local and anchor features.
+
+    .. math:: \rho_k^m = (1 - \tilde\delta_k^m) / \sum_i (1 - \tilde\delta_i^m), \quad
+              \tilde\delta = \mathrm{clip}(\delta, \text{clip\_min}, \text{clip\_max})
+
+    A score that is NaN or infinite is replaced by the mean of the site's finite scores; at a site without
+    any, by the mean over the sites that have one at that layer; if no site has any, the weights are uniform.
+    A layer whose dissimilarities sum to ``MIN_SUM`` or less (all scores 1) has uniform weights.
+
+    Args:
+        cka: ``{site: {layer: delta}}``, the CKA of the local model with the anchor on the site's own images,
+            measured after local training; the same layers at every site.
+        dissimilarity: ``{site: {layer: 1 - delta}}`` where it was measured directly. The weights depend on
+            ``1 - delta``, which loses its digits when delta is rounded near 1; these values are then used
+            instead, ``cka`` only where one of them is not finite.
+        clip_min, clip_max: limits of delta, ``0 <= clip_min < clip_max <= 1``. 0 and 1 are Eq. (5) as
+            printed; the authors' code has 1e-4 and 0.99.
+
+    Returns:
+        ``{layer: {site: rho}}``, layers in the order of the first site; sums to 1 in every layer.
+
+    Raises:
+        ValueError: no site, no layer, sites with different layers (names them), or limits out of range.
+
+    Source:
+        Yan et al., MICCAI 2024 (Fed-LWR), Eq. (5). The authors' code adds 1e-9 to the sum; ours does not.
+
+    Example:
+        >>> layer_weights({"A": {"conv": 0.75}, "B": {"conv": 0.25}})
+        {'conv': {'A': 0.25, 'B': 0.75}}
+    """
+    _check_same_layers(cka)
+    measured: Mapping[str, Mapping[str, float]] = {} if dissimilarity is None else dissimilarity
+    if dissimilarity is not None:
+        _check_same_layers(dissimilarity)
+        if set(dissimilarity) != set(cka):
+            raise ValueError(f"dissimilarity is of sites {sorted(dissimilarity)}, cka of {sorted(cka)}")
+        first = min(cka)
+        if set(dissimilarity[first]) != set(cka[first]):
+            raise ValueError(
+                f"dissimilarity is of layers {sorted(dissimilarity[first])}, cka of {sorted(cka[first])}"
+            )
+
+    def one_minus(site: str, layer: str) -> float:
+        value = float(measured[site][layer]) if measured else math.nan
+        return value if math.isfinite(value) else 1.0 - float(cka[site][layer])
+
+    return dissimilarity_weights(
+        {site: {layer: one_minus(site, layer) for layer in scores} for site, scores in cka.items()},
+        clip_min=clip_min,
+        clip_max=clip_max,
+    )
+
+
+def dissimilarity_weights(
+    dissimilarity: Mapping[str, Mapping[str, float]], *, clip_min: float = 0.0, clip_max: float = 1.0
+) -> dict[str, dict[str, float]]:
+    """:func:`layer_weights` from ``1 - delta`` itself, which keeps its digits when delta is close to 1.
+
+    Args:
+        dissimilarity: ``{site: {layer: 1 - delta}}``; the same layers at every site.
+        clip_min, clip_max: limits of *delta*, as in :func:`layer_weights`.
+
+    Returns:
+        ``{layer: {site: rho}}``; degenerate cases and errors as in :func:`layer_weights`.
+    """
+    if not 0.0 <= clip_min < clip_max <= 1.0:
+        raise ValueError(
+            f"clip_min and clip_max must hold 0 <= clip_min < clip_max <= 1, got {clip_min}, {clip_max}"
+        )
+    layers = _check_same_layers(dissimilarity)
+    sites = sorted(dissimilarity)
+    finite = {
+        site: {layer: float(d) for layer, d in dissimilarity[site].items() if math.isfinite(d)}
+        for site in sites
+    }
+    site_mean = {site: statistics.fmean(scores.values()) for site, scores in finite.items() if scores}
+
+    weights = {}
+    for layer in layers:
+        present = [finite[site][layer] for site in sites if layer in finite[site]]
+        others = statistics.fmean(present or site_mean.values() or [0.0])
+        scores = {site: finite[site].get(layer, site_mean.get(site, others)) for site in sites}
+        clipped = {site: min(max(d, 1.0 - clip_max), 1.0 - clip_min) for site, d in scores.items()}
+        weights[layer] = normalise(clipped)
+    return weights
+
+
+def power_weights(values: Mapping[str, float], q: float) -> dict[str, float]:
+    r"""Weights in proportion to a power of what a site reports, FedISM+'s SAGA.
+
+    .. math:: \tilde w_k = \tilde x_k^q / \sum_j \tilde x_j^q, \quad \tilde x_k = \max(x_k, 10^{-10})
+
+    computed as a softmax of ``q log x``. A non-finite value counts as the median of the finite ones.
+
+    Args:
+        values: sharpness S or perturbed loss L by site, of the *received* model, measured before local
+            training.
+        q: exponent, ``>= 0``; 0 gives uniform weights, 2 is FedISM's default.
+
+    Returns:
+        Weights by site; uniform when every value is at the floor.
+
+    Raises:
+        ValueError: no site, or q out of range.
+
+    Source:
+        Wu et al. (FedISM+), the normalisation of SAGA. Their code adds 1e-10 after a first normalisation.
+    """
+    if not values:
+        raise ValueError("no site to weight")
+    if not (math.isfinite(q) and q >= 0):
+        raise ValueError(f"q must be finite and >= 0, got {q}")
+    logs = {site: q * math.log(max(x, POWER_FLOOR)) for site, x in _repaired(values, "median").items()}
+    highest = max(logs.values())
+    return normalise({site: math.exp(log - highest) for site, log in logs.items()})
+
+
+def moving_average(
+    weights: Mapping[str, float], previous: Mapping[str, float] | None, beta: float
+) -> dict[str, float]:
+    r"""Exponential moving average of weights, by site name.
+
+    .. math:: w_k \leftarrow \beta \tilde w_k + (1 - \beta) w_k
+
+    Args:
+        weights: this round's weights of the sites that took part.
+        previous: what this function returned before; None or empty at the first use.
+        beta: share of this round, in [0, 1].
+
+    Returns:
+        The new memory, to be kept for the next round: sites that took part are updated (a new one starts at
+            its
+        weight), absent ones keep their entry. It need not sum to 1; the weights to use are
+        ``normalise({site: memory[site] for site in weights})``.
+
+    Raises:
+        ValueError: beta out of range, or a non-finite or negative entry (names the site).
+    """
+    if not 0.0 <= beta <= 1.0:
+        raise ValueError(f"beta must be in [0, 1], got {beta}")
+    memory = {site: _non_negative("previous weight", site, w) for site, w in (previous or {}).items()}
+    for site, value in weights.items():
+        new = _non_negative("weight", site, value)
+        memory[site] = beta * new + (1.0 - beta) * memory[site] if site in memory else new
+    return dict(sorted(memory.items()))
+
+
+def rescue_weights(rf: Mapping[str, float]) -> dict[str, float]:
+    r"""Weights in proportion to the rescue factor, Fed-MAS.
+
+    .. math:: a_k = RF_k / \sum_j RF_j
+
+    Args:
+        rf: rescue factor by site, ``>= 0``. A non-finite one counts as the mean of the others.
+
+    Returns:
+        Weights by site; uniform when every factor is 0.
+
+    Raises:
+        ValueError: no site, or a negative factor (names the site).
+
+    Source:
+        Elbatel et al., DeCaF @ MICCAI 2023 (Fed-MAS), Eq. (5).
+    """
+    for site, value in rf.items():
+        if math.isfinite(value) and value < 0:
+            raise ValueError(f"rescue factor of site {site!r} must be >= 0, got {value}")
+    return normalise(rf, non_finite="mean")
+
+
+def fedga_weights(
+    weights: Mapping[str, float], gaps: Mapping[str, float], step: float, *, centre: bool = True
+) -> dict[str, float]:
+    r"""One step of generalisation adjustment, FedGA.
+
+    .. math:: a_k \leftarrow a_k + d\,(G_k - \bar G) / \max_j |G_j - \bar G|
+
+    then clipped to [0, 1] and normalised.
+
+    Args:
+        weights: ``a_k`` of the round before, by site; ``>= 0``, sum 1.
+        gaps: ``G_k`` of the sites that took part: loss of the aggregated model minus loss of the site's own
+            model, on the site's data. A non-finite one counts as the mean, so that its weight does not move.
+        step: d, ``>= 0``; 0.05 / K times the share of rounds left in FedISM's re-implementation.
+        centre: subtract the mean gap, as in the paper; False is the authors' published code.
+
+    Returns:
+        The new memory for all sites, sum 1. An absent site keeps its weight: the sites that took part share
+        what they held together before. A site that is new enters with 1 / K. If all gaps are equal, nothing
+        moves.
+
+    Raises:
+        ValueError: no site, a weight or step out of range, or weights that do not sum to 1.
+    """
+    if not gaps:
+        raise ValueError("no site reported a gap")
+    if not (math.isfinite(step) and step >= 0):
+        raise ValueError(f"step must be finite and >= 0, got {step}")
+    memory = {site: _non_negative("weight", site, w) for site, w in weights.items()}
+    if memory and abs(math.fsum(memory.values()) - 1.0) > 1e-6:
+        raise ValueError(f"weights must sum to 1, got {math.fsum(memory.values())!r}")
+    new = set(gaps) - set(memory)
+    if new:
+        memory |= dict.fromkeys(new, 1.0 / len(memory | dict.fromkeys(new, 0.0)))
+        memory = normalise(memory)
+
+    finite = {site: float(gap) for site, gap in gaps.items() if math.isfinite(gap)}
+    mean = statistics.fmean(finite[site] for site in sorted(finite)) if finite and centre else 0.0
+    pulls = {site: finite[site] - mean if site in finite else 0.0 for site in sorted(gaps)}
+    largest = max(map(abs, pulls.values()))
+    # Equal gaps leave deviations of rounding size, which the division would turn into a full step.
+    if largest <= 1e-12 * max((abs(gap) for gap in finite.values()), default=0.0):
+        return dict(sorted(memory.items()))
+    held = math.fsum(memory[site] for site in pulls)
+    moved = normalise(
+        {site: min(max(memory[site] + step * pull / largest, 0.0), 1.0) for site, pull in pulls.items()}
+    )
+    return dict(sorted((memory | {site: held * share for site, share in moved.items()}).items()))
+
+
+# ------------------------------------------------------------------------------------------------------------
+
+
+def _repaired(values: Mapping[str, float], non_finite: NonFinite) -> dict[str, float]:
+    """The values in sorted order of the sites, with the non-finite ones replaced (by 0 when all are)."""
+    ordered = {site: float(values[site]) for site in sorted(values)}
+    finite = [value for value in ordered.values() if math.isfinite(value)]
+    if len(finite) == len(ordered):
+        return ordered
+    if non_finite == "raise":
+        site = next(site for site, value in ordered.items() if not math.isfinite(value))
+        raise ValueError(f"value of site {site!r} must be finite, got {ordered[site]}")
+    if not finite:
+        return dict.fromkeys(ordered, 0.0)
+    substitute = statistics.fmean(finite) if non_finite == "mean" else statistics.median(finite)
+    return {site: value if math.isfinite(value) else substitute for site, value in ordered.items()}
+
+
+def _check_same_layers(scores: Mapping[str, Mapping[str, float]]) -> list[str]:
+    if not scores:
+        raise ValueError("no site to weight")
+    first = min(scores)
+    layers = list(scores[first])
+    if not layers:
+        raise ValueError(f"site {first!r} has no layer")
+    for site in sorted(scores):
+        odd = set(scores[site]) ^ set(layers)
+        if odd:
+            name = min(odd)
+            has, lacks = (site, first) if name in scores[site] else (first, site)
+            raise ValueError(f"site {has!r} has layer {name!r}, site {lacks!r} does not")
+    return layers
+
+
+def _non_negative(what: str, site: str, value: float) -> float:
+    number = float(value)
+    if not (math.isfinite(number) and number >= 0):
+        raise ValueError(f"{what} of site {site!r} must be finite and >= 0, got {number}")
+    return number

@@ -1,0 +1,382 @@
+"""A synthetic multi-site prostate MRI: axial T2-like slices with the gland as mask. Made up, no patient in it.
+
+Every "patient" has an own anatomy (gland with peripheral and transition zone, bladder, rectum, seminal vesicles,
+muscles, pelvic bones, fat) and four slices between base and apex; every site has an own scanner (field of view,
+contrast of the tissues and contrast curve, receive field, endorectal coil, noise, blur) and an own population (gland
+size, share of enlarged transition zones). Patients are never shared between splits.
+
+The six sites ``site-1`` to ``site-6`` are fixed. Any other name gets a scanner that is a variation of one of these:
+the number at the end of the name chooses which one, the name itself the variation.
+
+``python -m fairflare.data.phantom_prostate --out sheet.png`` draws a contact sheet, a row for each site.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float32]
+
+SLICES = 4  # of each patient
+CHUNK_PIXELS = 2**17  # rendered at a time, to bound memory
+SPLITS = ("training", "validation", "test")
+
+TISSUES: Mapping[str, float] = {
+    "air": 0.0,
+    "fat": 0.78,
+    "muscle": 0.17,
+    "marrow": 0.50,
+    "cortex": 0.05,
+    "bladder": 1.05,
+    "peripheral": 0.80,
+    "transition": 0.42,
+    "stroma": 0.20,
+    "capsule": 0.16,
+    "vesicle": 0.95,
+    "vein": 0.92,
+    "wall": 0.33,
+    "stool": 0.45,
+}
+
+
+@dataclass(frozen=True)
+class Scanner:
+    """What makes a site differ. Lengths in mm, intensities relative to the brightest tissue."""
+
+    patients: tuple[int, int, int]  # training, validation, test
+    field_of_view: float
+    tissues: Mapping[str, float] = field(default_factory=dict)
+    gamma: float = 1.0
+    bias: float = 0.15
+    coil: float = 0.0  # brightness beside an endorectal coil; 0: no coil, a natural rectum
+    noise: float = 0.03
+    blur: float = 0.5  # full width of the point spread, mm
+    gland: float = 1.0
+    enlarged: float = 0.3  # share of patients with a large transition zone
+
+
+SCANNERS: Mapping[str, Scanner] = {
+    # a clean 3 T scanner with a phased-array coil
+    "site-1": Scanner((12, 3, 6), 140.0, gamma=0.9, bias=0.12, noise=0.025, blur=0.8),
+    # 1.5 T with an endorectal coil: bright spot behind the gland, small field of view
+    "site-2": Scanner((18, 3, 6), 115.0, gamma=1.0, bias=0.25, coil=3.0, noise=0.03, blur=1.0, gland=0.95),
+    # wide field of view, small glands, an old coil
+    "site-3": Scanner((7, 3, 6), 190.0, gamma=1.15, bias=0.35, noise=0.05, blur=2.0, gland=0.92, enlarged=0.15),
+    # fat suppression: fat and marrow dark
+    "site-4": Scanner(
+        (11, 3, 6), 155.0, {"fat": 0.22, "marrow": 0.16, "muscle": 0.28}, gamma=0.85, bias=0.2, noise=0.045, blur=1.2,
+        gland=1.05, enlarged=0.5,
+    ),
+    # strong contrast, large glands
+    "site-5": Scanner((16, 3, 6), 145.0, gamma=1.35, bias=0.18, noise=0.02, blur=0.6, gland=1.15, enlarged=0.6),
+    # another sequence: zones hardly differ, the gland is a grey one on bright fat; noisy, few patients
+    "site-6": Scanner(
+        (6, 3, 6), 165.0,
+        {"fat": 0.85, "peripheral": 0.50, "transition": 0.44, "stroma": 0.33, "capsule": 0.22, "muscle": 0.30,
+         "vesicle": 0.6, "vein": 0.6},
+        gamma=0.8, bias=0.4, noise=0.05, blur=1.6, gland=0.95, enlarged=0.4,
+    ),
+}  # fmt: skip
+
+
+def scanner(site: str) -> Scanner:
+    """The scanner of ``site``; a name that is not one of the six gets a variation of one of them, always the same."""
+    if site in SCANNERS:
+        return SCANNERS[site]
+    draw = np.random.default_rng(_entropy("scanner", site))
+    number = re.search(r"(\d+)$", site)
+    index = int(number.group(1)) - 1 if number else int(draw.integers(len(SCANNERS)))
+    base = list(SCANNERS.values())[index % len(SCANNERS)]
+    change = draw.uniform(-1.0, 1.0, 7)
+    return replace(
+        base,
+        patients=(max(2, base.patients[0] + round(3 * change[0])), *base.patients[1:]),
+        field_of_view=base.field_of_view * (1 + 0.1 * float(change[1])),
+        gamma=base.gamma * (1 + 0.12 * float(change[2])),
+        bias=base.bias * (1 + 0.4 * float(change[3])),
+        noise=base.noise * (1 + 0.3 * float(change[4])),
+        blur=base.blur * (1 + 0.3 * float(change[5])),
+        gland=base.gland * (1 + 0.08 * float(change[6])),
+    )
+
+
+def phantom_site(
+    site: str, *, image_size: Sequence[int] = (64, 64), seed: int = 0, cases: float = 1.0
+) -> dict[str, tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]]:
+    """All images and masks of one site.
+
+    Args:
+        site: name of the site; any name works.
+        image_size: height and width, at least 16.
+        seed: of the patients; the scanners do not depend on it.
+        cases: factor on the number of patients of each split (at least one remains).
+
+    Returns:
+        ``{split: (images, masks)}``, both (n, 1, height, width) uint8, images 0 to 255, masks 0 and 1; the slices of
+        a patient lie next to each other. Every mask has some gland.
+    """
+    height, width = (int(n) for n in image_size)
+    if min(height, width) < 16:
+        raise ValueError(f"image_size must be at least 16 x 16, got {list(image_size)}")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"phantom_seed must be a whole number >= 0, got {seed!r}")
+    if isinstance(cases, bool) or not isinstance(cases, (int, float)) or not 0 < cases <= 1000:
+        raise ValueError(f"phantom_cases must be a number in (0, 1000], got {cases!r}")
+    machine = scanner(site)
+    result = {}
+    for split, patients in zip(SPLITS, machine.patients, strict=True):
+        count = max(1, round(patients * cases))
+        rng = np.random.default_rng([seed, *_entropy(split, site)])
+        result[split] = _draw_split(machine, count, height, width, rng)
+    return result
+
+
+def _entropy(purpose: str, site: str) -> list[int]:
+    digest = hashlib.sha256(f"{purpose}/{site}".encode()).digest()
+    return np.frombuffer(digest[:16], dtype="<u4").tolist()
+
+
+def _draw_split(
+    machine: Scanner, patients: int, height: int, width: int, rng: np.random.Generator
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    total = patients * SLICES
+    images = np.empty((total, 1, height, width), np.uint8)
+    masks = np.empty((total, 1, height, width), np.uint8)
+    each = max(1, CHUNK_PIXELS // (height * width * SLICES))  # patients rendered together
+    # a generator for each patient: its slices do not depend on how many are rendered together
+    generators = rng.spawn(patients)
+    for first in range(0, patients, each):
+        group = generators[first : first + each]
+        block = slice(first * SLICES, (first + len(group)) * SLICES)
+        images[block, 0], masks[block, 0] = _render(machine, group, height, width)
+    return images, masks
+
+
+class _Draws:
+    """Random numbers for a block of slices: by patient or by slice, each patient from its own generator."""
+
+    def __init__(self, generators: Sequence[np.random.Generator]) -> None:
+        self.generators = generators
+
+    def patient(self, low: float, high: float) -> Array:
+        values = np.array([g.uniform(low, high) for g in self.generators], np.float32)
+        return np.repeat(values, SLICES)[:, None, None]
+
+    def slice(self, low: float, high: float) -> Array:
+        values = [g.uniform(low, high, SLICES) for g in self.generators]
+        return np.concatenate(values).astype(np.float32)[:, None, None]
+
+    def noise(self, height: int, width: int) -> Array:
+        return np.concatenate([g.standard_normal((SLICES, height, width), np.float32) for g in self.generators])
+
+
+def _render(
+    machine: Scanner, generators: Sequence[np.random.Generator], height: int, width: int
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    """Draw the anatomy, from back to front, then image it with the scanner."""
+    draw = _Draws(generators)
+    tissue = {**TISSUES, **machine.tissues}
+    pixel = machine.field_of_view / min(height, width)
+    x0 = ((np.arange(width, dtype=np.float32) - (width - 1) / 2) * pixel)[None, None, :]
+    y0 = ((np.arange(height, dtype=np.float32) - (height - 1) / 2) * pixel)[None, :, None]
+    # where the patient lies, and a smooth deformation of the whole pelvis
+    x = x0 + draw.patient(-7, 7) + draw.slice(-1.5, 1.5)
+    y = y0 + draw.patient(-8, 6) + draw.slice(-1.5, 1.5)
+    x, y = np.broadcast_arrays(x, y)
+    x, y = _warp(x, y, draw)
+    habitus = draw.patient(0.9, 1.12)  # size of the patient around the prostate
+    u, v = x / habitus, y / habitus
+
+    # level in the gland: 1 base (under the bladder), -1 apex
+    level = np.tile(np.linspace(0.8, -0.7, SLICES, dtype=np.float32), len(generators))[:, None, None]
+    level = level + draw.slice(-0.12, 0.12)
+    base, apex = np.clip(level, 0, 1), np.clip(-level, 0, 1)
+
+    enlarged = draw.patient(0, 1) < machine.enlarged
+    size = machine.gland * draw.patient(0.88, 1.14) * _choose(enlarged, 1.16, 0.98)
+    profile = np.sqrt(np.clip(1 - 0.62 * level**2 - 0.18 * apex, 0.12, 1))
+    half_width = 24.0 * size * profile * draw.patient(0.93, 1.07)
+    half_height = 16.5 * size * profile * draw.patient(0.9, 1.12)
+    half_height = half_height * _choose(enlarged, 1.12, 1.0)
+
+    edge = max(pixel, 0.8)
+
+    def ellipse(cx: Any, cy: Any, a: Any, b: Any, turn: Any = 0.0, px: Any = u, py: Any = v) -> Array:
+        """Signed distance in mm, about; negative inside."""
+        c, s = np.cos(turn, dtype=np.float32), np.sin(turn, dtype=np.float32)
+        dx, dy = px - cx, py - cy
+        rho = np.sqrt(((c * dx + s * dy) / a) ** 2 + ((c * dy - s * dx) / b) ** 2)
+        return (rho - 1) * np.minimum(a, b)
+
+    def cover(distance: Array) -> Array:
+        return np.clip(0.5 - distance / edge, 0, 1)
+
+    image = np.full(x.shape, tissue["air"], np.float32)
+
+    def paint(distance: Array, value: Any, strength: Any = 1.0) -> None:
+        nonlocal image
+        image = image + cover(distance) * strength * (value - image)
+
+    texture = _smooth(draw.noise(height, width), 2.2 / pixel)
+    coarse = _smooth(draw.noise(height, width), 7.0 / pixel)
+
+    # body: subcutaneous fat, then the pelvis, whose fat is crossed by darker strands
+    paint(ellipse(0, 6, 182, 118), tissue["fat"])
+    strands = np.clip(np.abs(coarse) - 0.7, 0, 1) * 0.2
+    paint(ellipse(0, 4, 160, 99), tissue["fat"] * (0.85 + 0.05 * texture - strands))
+    muscle = tissue["muscle"] * (1 + 0.22 * texture)
+    for side in (-1, 1):
+        paint(ellipse(side * 62, 86, 62, 30, side * 0.45), muscle)  # gluteus maximus
+        paint(ellipse(side * 19, -92, 24, 8, side * 0.1), muscle)  # rectus abdominis
+        paint(ellipse(side * 72, -72, 30, 16, side * 0.6), muscle)  # iliopsoas, pectineus
+        for cx, cy, a, b, turn in (  # ischium and acetabulum, femoral head, pubic ramus
+            (side * 83, 6, 21, 37, side * -0.12),
+            (side * 124, -16, 25, 25, 0.0),
+            (side * 20, -60, 21, 10.5, side * 0.5),
+        ):
+            outer = ellipse(cx, cy, a, b, turn)
+            paint(outer, tissue["cortex"])
+            paint(outer + 2.6, tissue["marrow"] * (1 + 0.13 * texture))
+        paint(ellipse(side * 55.5, 3, 9.5, 38, side * -0.16), muscle)  # obturator internus
+        paint(ellipse(side * 41, 44, 4, 25, side * 0.42), muscle)  # levator ani
+    sacrum = ellipse(0, 96, 20, 9)
+    paint(sacrum, tissue["cortex"])
+    paint(sacrum + 2.5, tissue["marrow"])
+
+    # veins before and beside the prostate
+    for _ in range(7):
+        angle = draw.patient(-2.6, 2.6) - np.pi / 2
+        reach = draw.patient(1.12, 1.4)
+        cx, cy = half_width * reach * np.cos(angle), half_height * reach * np.sin(angle)
+        spot = draw.patient(1.5, 3.4)
+        paint(ellipse(cx + draw.slice(-2, 2), cy, spot * 1.3, spot, px=x, py=y), tissue["vein"], 0.85)
+
+    # rectum: wall, then a lumen with gas or stool, or the balloon of an endorectal coil
+    coil = machine.coil > 0
+    rectum = draw.patient(19, 23) if coil else draw.patient(10.5, 18)
+    depth = half_height * 0.93 + rectum * (0.94 if coil else 1.02) + draw.slice(0.5, 3)
+    shift = draw.patient(-5, 5)
+    lumen = ellipse(shift, depth, rectum * draw.patient(0.98, 1.25), rectum, draw.patient(-0.3, 0.3), px=x, py=y)
+    paint(lumen, tissue["wall"])
+    filling = draw.patient(0, 1) if not coil else 0.0
+    content = np.where(filling > 0.45, tissue["stool"] * (1 + 0.5 * coarse), np.float32(0.02))
+    paint(lumen + (2.0 if coil else 3.6), np.broadcast_to(content, x.shape) if not coil else 0.03)
+
+    # bladder and seminal vesicles, only near the base
+    shown = np.clip((level - 0.35) / 0.4, 0, 1)
+    reach = draw.patient(17, 30)
+    wall = ellipse(draw.patient(-4, 4), -half_height * 0.75 - reach * 0.75, reach * 1.45, reach, px=x, py=y)
+    wall = wall + (1 - shown) * 60
+    paint(wall, tissue["wall"] * 0.9)
+    paint(wall + 3.0, tissue["bladder"])
+    for side in (-1, 1):
+        for lobe in range(3):
+            cx = side * (7 + 7.5 * lobe + draw.patient(-2, 2))
+            cy = half_height * (0.95 - 0.06 * lobe) + draw.slice(-1.5, 1.5)
+            blob = ellipse(cx, cy, 5.4, 3.3, side * 0.4, px=x, py=y)
+            paint(blob + (1 - shown) * 40, tissue["vesicle"] * (1 + 0.2 * texture), 0.9)
+
+    # the gland: a wavy ellipse, flat or hollow behind
+    angle = np.arctan2(y / half_height, x / half_width)
+    waves = np.ones_like(x)
+    for order, amount in ((2, 0.055), (3, 0.05), (4, 0.03)):
+        even = draw.patient(-amount, amount) + 0.35 * draw.slice(-amount, amount)
+        odd = 0.6 * draw.patient(-amount, amount)
+        waves = waves + np.hypot(even, odd) * np.cos(order * angle - np.arctan2(odd, even))
+    hollow = draw.patient(0.03, 0.15) * np.exp(-(((angle - np.pi / 2) / 0.5) ** 2))
+    rho = np.sqrt((x / half_width) ** 2 + (y / half_height) ** 2) / (waves - hollow)
+    gland = (rho - 1) * np.sqrt(half_width * half_height)
+    mask = gland < 0
+
+    paint(gland - 1.0, tissue["capsule"], 0.85)  # capsule and fascia
+    speck = 1 + 0.10 * texture + 0.10 * coarse
+    paint(gland + 0.8, tissue["peripheral"] * draw.patient(0.82, 1.05) * speck)
+
+    # transition zone with nodules, the dark front, the urethra
+    share = _choose(enlarged, draw.patient(0.74, 0.84), draw.patient(0.5, 0.66)) * (1 - 0.35 * apex)
+    tx, ty = half_width * share * 0.98, half_height * share * 1.02
+    cy = -half_height * (1 - share) * 0.72
+    zone = ellipse(draw.patient(-1.5, 1.5), cy, tx, ty, px=x, py=y)
+    zone = zone + 1.5 * coarse * (pixel < 4)
+    inside = np.maximum(zone, gland + 1.2)
+    paint(inside - 0.8, tissue["stroma"], 0.7)  # surgical capsule
+    paint(inside + 0.6, tissue["transition"] * (1 + 0.32 * texture + 0.22 * coarse))
+    for _ in range(5):
+        nx = draw.patient(-0.6, 0.6) * tx
+        ny = cy + draw.patient(-0.55, 0.55) * ty
+        radius = draw.patient(0.16, 0.36) * ty
+        nodule = np.maximum(ellipse(nx, ny, radius * 1.15, radius, px=x, py=y), inside + 1)
+        bright = draw.patient(0.35, 1.45)
+        there = _choose(enlarged | (draw.patient(0, 1) < 0.35), 0.8, 0.0)
+        paint(nodule, tissue["stroma"], there)
+        paint(nodule + 0.9, tissue["transition"] * bright * (1 + 0.15 * texture), there)
+    front = np.maximum(ellipse(0, -half_height * 0.95, half_width * 0.5, half_height * 0.34, px=x, py=y), gland + 0.5)
+    paint(front, tissue["stroma"] * (1 + 0.15 * texture), 0.85)
+    paint(ellipse(0, cy * 0.3, 2.2, 2.6, px=x, py=y), tissue["peripheral"], 0.6)
+    lesion = ellipse(
+        half_width * draw.patient(-0.65, 0.65), half_height * draw.patient(0.3, 0.7), 5.5, 3.4, px=x, py=y
+    )
+    paint(np.maximum(lesion, gland + 0.8), tissue["stroma"] * 1.3, _choose(draw.patient(0, 1) < 0.4, 0.75, 0.0))
+
+    return _acquire(machine, draw, np.clip(image, 0, 1.4), (x0, y0), (shift, depth, rectum), pixel), mask
+
+
+def _acquire(
+    machine: Scanner, draw: _Draws, image: Array, grid: tuple[Array, Array], rectum: tuple[Any, ...], pixel: float
+) -> npt.NDArray[np.uint8]:
+    """Contrast curve, receive field, blur, Rician noise, and the window that a viewer would choose."""
+    x, y = grid
+    height, width = image.shape[1:]
+    image = np.power(image, machine.gamma * draw.patient(0.94, 1.06), dtype=np.float32)
+    far = machine.field_of_view / 2
+    ramp = draw.patient(-1, 1) * x / far + draw.patient(-1, 1) * y / far
+    bowl = (x**2 + y**2) / far**2
+    image = image * np.exp(machine.bias * (ramp - draw.patient(0.1, 0.9) * bowl))
+    image = _smooth(image, machine.blur / 2.355 / pixel, unit=False)
+    if machine.coil:
+        shift, depth, radius = rectum
+        distance = (x - shift) ** 2 + (y - depth + 0.75 * radius) ** 2
+        image = image * (0.55 + machine.coil * draw.patient(0.8, 1.2) * np.exp(-distance / (2 * 24.0**2)))
+    sigma = machine.noise * draw.patient(0.8, 1.25)
+    real = image + sigma * draw.noise(height, width)
+    image = np.sqrt(real**2 + (sigma * draw.noise(height, width)) ** 2)
+    low = image.min(axis=(1, 2), keepdims=True)
+    high = np.percentile(image, 99.0, axis=(1, 2), keepdims=True).astype(np.float32)
+    return np.round(np.clip((image - low) / np.maximum(high - low, 1e-6), 0, 1) * 255).astype(np.uint8)
+
+
+def _choose(condition: npt.NDArray[np.bool_], yes: Any, no: Any) -> Array:
+    return np.where(condition, np.float32(yes), np.float32(no)).astype(np.float32)
+
+
+def _warp(x: Array, y: Array, draw: _Draws) -> tuple[Array, Array]:
+    """A smooth deformation by some long sine waves, a few mm."""
+    dx, dy = np.zeros_like(x), np.zeros_like(y)
+    for length, amount in ((140.0, 4.0), (75.0, 2.0), (45.0, 0.9)):
+        for shift in (dx, dy):
+            kx, ky = draw.patient(-1, 1), draw.patient(-1, 1)
+            phase = draw.patient(0, 2 * np.pi) + draw.slice(-0.3, 0.3)
+            shift += amount * np.sin(2 * np.pi / length * (kx * x + ky * y) + phase)
+    return x + dx, y + dy
+
+
+def _smooth(image: Array, sigma: float, unit: bool = True) -> Array:
+    """Gaussian smoothing of each picture, sigma in pixels, periodic; ``unit`` scales noise back to deviation 1."""
+    if sigma < 0.2:
+        return image
+    height, width = image.shape[1:]
+    fy = np.fft.fftfreq(height)[:, None].astype(np.float32)
+    fx = np.fft.rfftfreq(width)[None, :].astype(np.float32)
+    kernel = np.exp(-2 * (np.pi * sigma) ** 2 * (fx**2 + fy**2))
+    smooth = np.fft.irfft2(np.fft.rfft2(image) * kernel, s=(height, width)).astype(np.float32)
+    if unit:
+        smooth /= np.maximum(smooth.std(axis=(1, 2), keepdims=True), 1e-6)
+    return smooth

@@ -1,0 +1,212 @@
+"""Local models of a round, kept on disk until the last site has reported.
+
+The weights of a round depend on every report, so no model can be added up when it arrives. Each one is
+written to a safetensors file, and the average reads them tensor by tensor: the server's memory does not grow
+with the number of sites.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+_SUFFIX = ".safetensors"
+_PARTIAL = ".partial"  # while it is being written
+_MAX_FILE_NAME = 255 - len(_PARTIAL)
+#: dtype names of the file format.
+_DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+
+
+class Staging:
+    """A folder with one staged state for each site.
+
+    Args:
+        folder: made when it does not exist; should be on a real disk and used by one job only. What an
+            earlier process left there is kept until :meth:`discard` or :meth:`clear`.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def put(self, site: str, state: Mapping[str, torch.Tensor]) -> int:
+        """Writes the state of a site; an earlier one is replaced at once when the new one is complete.
+
+        Args:
+            site: any non-empty name; characters that a file name cannot hold are escaped.
+            state: tensors of any device and layout; ones that share memory are written in full each.
+
+        Returns:
+            Size of the file in bytes.
+
+        Raises:
+            TypeError: a value is not a dense tensor (names site and tensor).
+            ValueError: the site name is empty or too long, or a dtype that cannot be staged.
+            OSError: the disk is full or cannot be written; nothing of the new state is then left behind.
+        """
+        path = self._path(site)
+        partial = path.with_name(path.name + _PARTIAL)
+        tensors = _writable(site, state)
+        try:
+            save_file(tensors, partial, metadata={"site": site, "names": json.dumps(list(state))})
+            size = partial.stat().st_size
+            partial.replace(path)
+        except SafetensorError as error:
+            raise OSError(f"the model of site {site!r} cannot be written to {path}: {error}") from error
+        finally:
+            partial.unlink(missing_ok=True)
+        return size
+
+    def open(self, site: str) -> Mapping[str, torch.Tensor]:
+        """The staged state of a site as a mapping that reads a tensor when it is asked for, and keeps none.
+
+        Names are in the order in which they were put. Every access reads the file again and returns a new
+        tensor.
+
+        Raises:
+            ValueError: the site is not staged, or the file is damaged.
+        """
+        path = self._path(site)
+        if not path.is_file():
+            raise ValueError(f"site {site!r} is not staged; staged are {self.sites()}")
+        return _StagedState(site, path)
+
+    def open_all(self) -> dict[str, Mapping[str, torch.Tensor]]:
+        """:meth:`open` for every staged site: what ``weighted_average`` takes."""
+        return {site: self.open(site) for site in self.sites()}
+
+    def sites(self) -> list[str]:
+        """Names of the staged sites, sorted."""
+        return sorted(unquote(path.name[: -len(_SUFFIX)]) for path in self.folder.glob(f"*{_SUFFIX}"))
+
+    def discard(self, site: str) -> None:
+        """Removes the state of a site, if there is one."""
+        self._path(site).unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Removes every staged state, and what an interrupted :meth:`put` left."""
+        for pattern in (f"*{_SUFFIX}", f"*{_SUFFIX}{_PARTIAL}"):
+            for path in self.folder.glob(pattern):
+                path.unlink(missing_ok=True)
+
+    def _path(self, site: str) -> Path:
+        if not isinstance(site, str) or not site:
+            raise ValueError(f"a site name must be a non-empty string, got {site!r}")
+        name = quote(site, safe=" ").replace(".", "%2E") + _SUFFIX
+        if len(name) > _MAX_FILE_NAME:
+            raise ValueError(f"site name {site[:40]!r}... gives a file name longer than {_MAX_FILE_NAME}")
+        return self.folder / name
+
+
+@dataclass(frozen=True)
+class _Entry:
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    num_bytes: int
+
+
+class _StagedState(Mapping[str, torch.Tensor]):
+    """Reads single tensors of one file.
+
+    The library checks the header once. The tensors are then read with plain reads rather than mapped into
+    memory: mapped pages of all sites' files would count as memory of the server, and one open file or header
+    check for each tensor and site would cost more than the average itself.
+    """
+
+    def __init__(self, site: str, path: Path) -> None:
+        self._site = site
+        self._file = path
+        try:
+            with safe_open(path, framework="pt") as checked:
+                metadata = checked.metadata() or {}
+            with path.open("rb") as file:
+                header_bytes = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(header_bytes))
+                self._stamp = _stamp(file.fileno())
+            header.pop("__metadata__", None)
+            names = json.loads(metadata["names"])
+            self._entries = {name: _entry(header[name], 8 + header_bytes) for name in names}
+            if metadata["site"] != site or len(self._entries) != len(header):
+                raise ValueError("the header does not describe this site")
+        except (SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"staged model of site {site!r} in {path} is damaged: {error}") from error
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        entry = self._entries[name]
+        data = torch.empty(entry.num_bytes, dtype=torch.uint8)
+        with self._file.open("rb", buffering=0) as file:
+            if _stamp(file.fileno()) != self._stamp:
+                raise ValueError(f"staged model of site {self._site!r} was replaced while it was being read")
+            file.seek(entry.start)
+            rest = data.numpy().data
+            while len(rest):
+                count = file.readinto(rest)
+                if not count:
+                    raise ValueError(f"staged model of site {self._site!r} in {self._file} ends early")
+                rest = rest[count:]
+        return data.view(entry.dtype).reshape(entry.shape)
+
+    def __contains__(self, name: object) -> bool:  # the inherited one would read the tensor
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return f"<staged state of site {self._site!r}, {len(self)} tensors>"
+
+
+def _writable(site: str, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors as the file format wants them: dense, contiguous, on the CPU, none sharing memory."""
+    tensors = {}
+    for name, tensor in state.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"site {site!r}: {name!r} must be a tensor, got {type(tensor).__name__}")
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            raise TypeError(f"site {site!r}: tensor {name!r} must be dense, got {tensor.layout}")
+        if tensor.dtype not in _DTYPES.values():
+            raise ValueError(
+                f"site {site!r}: tensor {name!r} has dtype {tensor.dtype}, which cannot be staged"
+            )
+        tensors[name] = tensor.detach().cpu().contiguous()
+    owners = Counter(tensor.untyped_storage().data_ptr() for tensor in tensors.values())
+    for name, tensor in tensors.items():
+        if owners[tensor.untyped_storage().data_ptr()] > 1:
+            tensors[name] = tensor.clone()
+    return tensors
+
+
+def _entry(description: Mapping[str, object], data_start: int) -> _Entry:
+    dtype, shape, offsets = description["dtype"], description["shape"], description["data_offsets"]
+    if not isinstance(dtype, str) or not isinstance(shape, list) or not isinstance(offsets, list):
+        raise ValueError(f"unreadable entry {description}")
+    return _Entry(_DTYPES[dtype], tuple(shape), data_start + offsets[0], offsets[1] - offsets[0])
+
+
+def _stamp(descriptor: int) -> tuple[int, int, int]:
+    status = os.fstat(descriptor)
+    return status.st_ino, status.st_size, status.st_mtime_ns

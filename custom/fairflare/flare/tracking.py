@@ -1,0 +1,69 @@
+"""Curves through FLARE's analytics events: any FLARE receiver (TensorBoard by default) writes them on the server."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from nvflare.apis.analytix import AnalyticsDataType
+from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
+from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver
+
+from fairflare.reporting.results import RoundRecord
+
+EVENT = "analytix_log_stats"
+
+
+class TensorBoard(TBAnalyticsReceiver):
+    """FLARE's TensorBoard receiver under our prefix, so that one allow-list entry admits a whole job."""
+
+
+class Tracker:
+    """Turns what the controller knows into scalars: flat tags ``what/where``, the round as step."""
+
+    def __init__(self, controller: Any) -> None:
+        self.controller = controller
+
+    def scalar(self, tag: str, value: Any, step: int) -> None:
+        """One scalar; anything that is no finite number is left out."""
+        if not isinstance(value, (int, float)) or not math.isfinite(value):
+            return
+        dxo = create_analytic_dxo(
+            tag=tag, value=float(value), data_type=AnalyticsDataType.SCALAR, global_step=step
+        )
+        send_analytic_dxo(self.controller, dxo, self.controller.fl_ctx, EVENT, fire_fed_event=False)
+
+    def round(self, record: RoundRecord, metric: str) -> None:
+        """Train loss and validation metric by site, their spread, and the weights."""
+        step = record.current_round
+        for site, values in record.train.items():
+            self.scalar(f"train_loss/{site}", values.get("loss"), step)
+        scores = {s: v[metric] for s, v in record.validation.items() if metric in v}
+        for site, value in scores.items():
+            self.scalar(f"validation_{metric}/{site}", value, step)
+        if scores:
+            self._spread(f"validation_{metric}", scores, step)
+        for site, weight in (record.site_weights or {}).items():
+            self.scalar(f"weight/{site}", weight, step)
+        for layer, by_site in (record.layers or {}).items():
+            for site, values in by_site.items():
+                self.scalar(f"cka/{layer}/{site}", values.get("cka"), step)
+                self.scalar(f"weight/{layer}/{site}", values.get("weight"), step)
+
+    def test(
+        self, test: Mapping[str, Mapping[str, float]], summary: Any, metric: str, step: int
+    ) -> None:
+        """The final table."""
+        scores = {site: values[metric] for site, values in test.items() if metric in values}
+        for site, value in scores.items():
+            self.scalar(f"test_{metric}/{site}", value, step)
+        if scores:
+            self._spread(f"test_{metric}", scores, step)
+
+    def _spread(self, tag: str, scores: Mapping[str, float], step: int) -> None:
+        values = list(scores.values())
+        mean = sum(values) / len(values)
+        self.scalar(f"{tag}/average", mean, step)
+        self.scalar(f"{tag}/std", math.sqrt(sum((v - mean) ** 2 for v in values) / len(values)), step)
+        self.scalar(f"{tag}/worst", min(values), step)

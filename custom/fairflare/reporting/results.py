@@ -1,0 +1,407 @@
+"""What a run leaves behind for reports: ``results.json``, CSV files and a live event log.
+
+The format is described in ``docs/results.md``; a change of meaning raises ``SCHEMA_VERSION``.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import date, datetime, timezone
+from pathlib import Path
+from typing import Any
+
+SCHEMA_VERSION = 1
+RESULTS_FILE = "results.json"
+PROGRESS_FILE = "progress.jsonl"
+#: Columns of the CSV files.
+CSV_COLUMNS: dict[str, tuple[str, ...]] = {
+    "sites.csv": ("round", "phase", "site", "metric", "value"),
+    "layers.csv": ("round", "layer", "site", "cka", "dissimilarity", "weight"),
+    "phases.csv": ("round", "phase", "seconds", "bytes_out", "bytes_in", "asked", "answered"),
+    "left_out.csv": ("round", "phase", "site", "reason"),
+}
+_NO_TEST: dict[str, Any] = {"test": None, "fairness": None, "left_out": [], "phases": []}
+_STATUSES = ("running", "completed", "failed")
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A site that a round went on without."""
+
+    site: str
+    phase: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class PhaseRecord:
+    """One exchange with the sites: wall time, bytes on the wire, how many sites were asked and answered."""
+
+    name: str
+    seconds: float
+    bytes_out: int
+    bytes_in: int
+    asked: int
+    answered: int
+
+
+@dataclass
+class RoundRecord:
+    """What is kept of one round.
+
+    Attributes:
+        current_round: from 0.
+        sites: sites asked.
+        accepted: sites whose model is in the new global model.
+        left_out: sites asked and not accepted, with the phase and the reason.
+        phases: in the order in which they ran.
+        validation: ``{site: {metric: value}}`` of the *received* model, on the site's validation split.
+        train: ``{site: {"loss": ..., "num_samples": ..., ...}}`` of the local training.
+        site_weights: ``{site: weight}`` where the method has one weight for a whole model.
+        layers: ``{layer: {site: {"cka": ..., "dissimilarity": ..., "weight": ...}}}`` where it has one per
+            layer.
+        reports: ``{site: {field: value}}``, the method's own reports.
+    """
+
+    current_round: int
+    sites: list[str]
+    accepted: list[str] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    phases: list[PhaseRecord] = field(default_factory=list)
+    validation: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    train: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    site_weights: Mapping[str, float] | None = None
+    layers: Mapping[str, Mapping[str, Mapping[str, float]]] | None = None
+    reports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+class ResultsStore:
+    """Writes the results of one run into a folder.
+
+    ``results.json`` is replaced as a whole after every change and says ``"running"`` until :meth:`finish`, so
+    that an interrupted run is never taken for a complete one. CSV rows are appended round by round and
+    written anew on a resume. Methods may be called from several threads.
+
+    Args:
+        folder: made when it does not exist. What an earlier run left there is replaced by :meth:`start`.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self._lock = threading.RLock()
+        self._info: dict[str, Any] | None = None
+        self._status = "running"
+        self._reason = ""
+        self._started = ""
+        self._finished: str | None = None
+        self._resumed: list[dict[str, Any]] = []
+        self._rounds: list[str] = []  # each encoded once: a long run rewrites the file often
+        self._last_round = -1
+        self._final: dict[str, Any] = dict(_NO_TEST)
+
+    def start(self, info: Mapping[str, Any]) -> None:
+        """Begins a new run and forgets whatever was recorded before.
+
+        Args:
+            info: experiment, method, job id, versions, seed, sites, config, ``synthetic`` flag and so on;
+                JSON-like values, see ``docs/results.md`` for the keys that the tables read.
+
+        Raises:
+            TypeError: a value that JSON cannot hold (names the key).
+        """
+        plain = _plain(info, "info")
+        with self._lock:
+            self._info = plain
+            self._status, self._reason, self._finished = "running", "", None
+            self._started = _now()
+            self._resumed, self._rounds, self._last_round = [], [], -1
+            self._final = dict(_NO_TEST)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / PROGRESS_FILE).write_text("", encoding="utf-8")
+            self._rewrite_tables()
+            self._write()
+
+    def update_info(self, **values: Any) -> None:
+        """Adds to ``info`` what is known only after the start (``synthetic``).
+
+        Raises:
+            ValueError: :meth:`start` was not called, or the run is finished.
+        """
+        with self._lock:
+            self._check_running()
+            self._info = {**(self._info or {}), **_plain(values, "info")}
+            self._write()
+
+    def add_round(self, record: RoundRecord) -> None:
+        """Adds a finished round.
+
+        Raises:
+            ValueError: :meth:`start` was not called, the run is finished, or the round is not after the last
+                one.
+            TypeError: a value that JSON cannot hold (names the key).
+        """
+        plain = _plain(record, "round")
+        with self._lock:
+            self._check_running()
+            if record.current_round <= self._last_round:
+                raise ValueError(f"round {record.current_round} comes after round {self._last_round}")
+            self._last_round = record.current_round
+            self._rounds.append(_encode(plain))
+            for name, rows in _table_rows(plain).items():
+                self._append(name, rows)
+            self._write()
+
+    def finish(
+        self,
+        status: str,
+        test: Mapping[str, Mapping[str, float]] | None = None,
+        fairness: Mapping[str, Any] | None = None,
+        reason: str = "",
+        *,
+        left_out: Iterable[LeftOut] = (),
+        phases: Iterable[PhaseRecord] = (),
+    ) -> None:
+        """Ends the run.
+
+        Args:
+            status: ``"completed"`` or ``"failed"``; a run that completed can still be marked failed, never
+                the reverse, and keeps its figures.
+            test: ``{site: {metric: value}}`` of the final global model on the sites' test splits.
+            fairness: ``{metric: summary}``, summaries as dicts or ``FairnessSummary``.
+            reason: why it failed.
+            left_out: sites that the final test went on without.
+            phases: exchanges after the last round, such as the test itself.
+
+        Raises:
+            ValueError: another status, or the run is finished already or (``"completed"``) was never started.
+            TypeError: a value that JSON cannot hold (names the key).
+        """
+        if status not in ("completed", "failed"):
+            raise ValueError(f"status must be 'completed' or 'failed', got {status!r}")
+        final = {
+            "test": _plain(test, "test"),
+            "fairness": _plain(fairness, "fairness"),
+            "left_out": _plain(list(left_out), "left_out"),
+            "phases": _plain(list(phases), "phases"),
+        }
+        with self._lock:
+            if status == "completed":
+                self._check_running()
+            if self._info is None:  # failed before it started
+                self.start({})
+            if self._finished is None:
+                self._final = final
+                for name, rows in _final_rows(self._last_round + 1, final).items():
+                    self._append(name, rows)
+            self._status, self._reason, self._finished = status, reason, _now()
+            self._write()
+
+    def event(self, kind: str, **details: Any) -> None:
+        """Appends a line to ``progress.jsonl`` for whoever watches the run, and flushes it.
+
+        Raises:
+            TypeError: a value that JSON cannot hold (names the key).
+        """
+        line = _encode({"time": _now(), "kind": kind} | _plain(details, "event"))
+        with self._lock:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with (self.folder / PROGRESS_FILE).open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs to go on with this run in another folder; JSON-able."""
+        with self._lock:
+            return {
+                "schema_version": SCHEMA_VERSION,
+                "started": self._started,
+                "last_round": self._last_round,
+                "rounds": list(self._rounds),
+                "resumed": list(self._resumed),
+            }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on with a run from its :meth:`state_dict`; call :meth:`start` first.
+
+        Raises:
+            ValueError: :meth:`start` was not called, or the state is of another schema version.
+        """
+        if state.get("schema_version") != SCHEMA_VERSION:
+            raise ValueError(
+                f"saved results have schema version {state.get('schema_version')!r}, "
+                f"this FairFlare reads {SCHEMA_VERSION}"
+            )
+        with self._lock:
+            self._check_running()
+            self._started = str(state["started"])
+            self._last_round = int(state["last_round"])
+            self._rounds = [str(line) for line in state["rounds"]]
+            self._resumed = [*state["resumed"], {"time": _now(), "next_round": self._last_round + 1}]
+            self._rewrite_tables()
+            self._write()
+
+    def _check_running(self) -> None:
+        if self._info is None:
+            raise ValueError("the results store was not started")
+        if self._status != "running":
+            raise ValueError(f"the run is already {self._status}")
+
+    def _write(self) -> None:
+        head = {
+            "schema_version": SCHEMA_VERSION,
+            "status": self._status,
+            "reason": self._reason,
+            "started": self._started,
+            "updated": _now(),
+            "finished": self._finished,
+            "resumed": self._resumed,
+            "info": self._info,
+        } | self._final
+        lines = [f"{json.dumps(key)}: {_encode(value)}" for key, value in head.items()]
+        rounds = ",\n".join(self._rounds)
+        lines.append(f'"rounds": [\n{rounds}\n]' if rounds else '"rounds": []')
+        _replace(self.folder / RESULTS_FILE, "{\n" + ",\n".join(lines) + "\n}\n")
+
+    def _rewrite_tables(self) -> None:
+        tables: dict[str, list[list[Any]]] = {name: [list(columns)] for name, columns in CSV_COLUMNS.items()}
+        for line in self._rounds:
+            for name, rows in _table_rows(json.loads(line)).items():
+                tables[name].extend(rows)
+        for name, rows in tables.items():
+            _replace(self.folder / name, _csv_text(rows))
+
+    def _append(self, name: str, rows: list[list[Any]]) -> None:
+        if rows:
+            with (self.folder / name).open("a", encoding="utf-8", newline="") as file:
+                file.write(_csv_text(rows))
+
+
+def read_results(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Reads a ``results.json``, given itself or its folder.
+
+    Returns:
+        The document as ``docs/results.md`` describes it; undefined numbers are None.
+
+    Raises:
+        ValueError: no such file, not JSON, or another schema version (names the file).
+    """
+    file = Path(path)
+    if file.is_dir():
+        file = file / RESULTS_FILE
+    if not file.is_file():
+        raise ValueError(f"{file}: no results there")
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file}: not a results file: {error}") from error
+    if not isinstance(document, dict) or "schema_version" not in document:
+        raise ValueError(f"{file}: not a results file: it has no schema_version")
+    if document["schema_version"] != SCHEMA_VERSION:
+        raise ValueError(
+            f"{file}: schema version {document['schema_version']!r}, this FairFlare reads {SCHEMA_VERSION}"
+        )
+    if document.get("status") not in _STATUSES:
+        raise ValueError(f"{file}: unknown status {document.get('status')!r}")
+    return document
+
+
+# ------------------------------------------------------------------------------------------------------------
+
+
+def _table_rows(record: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
+    """The CSV rows of an encoded round."""
+    number = record["current_round"]
+    sites = _metric_rows(number, "validation", record["validation"])
+    sites += _metric_rows(number, "train", record["train"])
+    sites += _metric_rows(number, "report", record["reports"])
+    sites += [[number, "aggregate", site, "weight", w] for site, w in (record["site_weights"] or {}).items()]
+    return {
+        "sites.csv": sites,
+        "layers.csv": [
+            [number, layer, site, *(values.get(column) for column in CSV_COLUMNS["layers.csv"][3:])]
+            for layer, by_site in (record["layers"] or {}).items()
+            for site, values in by_site.items()
+        ],
+    } | _exchange_rows(number, record)
+
+
+def _final_rows(number: int, final: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
+    """The CSV rows of what follows the last round."""
+    return {"sites.csv": _metric_rows(number, "test", final["test"] or {})} | _exchange_rows(number, final)
+
+
+def _exchange_rows(number: int, record: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
+    return {
+        "phases.csv": [
+            [number, phase["name"], *(phase[column] for column in CSV_COLUMNS["phases.csv"][2:])]
+            for phase in record["phases"]
+        ],
+        "left_out.csv": [
+            [number, left["phase"], left["site"], left["reason"]] for left in record["left_out"]
+        ],
+    }
+
+
+def _metric_rows(number: int, phase: str, by_site: Mapping[str, Mapping[str, Any]]) -> list[list[Any]]:
+    """Rows for the plain numbers; arrays and text stay in ``results.json``."""
+    return [
+        [number, phase, site, metric, value]
+        for site, metrics in by_site.items()
+        for metric, value in metrics.items()
+        if value is None or isinstance(value, (int, float))
+    ]
+
+
+def _csv_text(rows: Iterable[list[Any]]) -> str:
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows(rows)  # None becomes an empty cell
+    return buffer.getvalue()
+
+
+def _encode(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, ensure_ascii=False)
+
+
+def _plain(value: Any, where: str) -> Any:
+    """The value as JSON types; NaN and infinity, which JSON does not have, become None."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name), f"{where}.{f.name}") for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, (set, frozenset)):
+        return [_plain(item, where) for item in sorted(value)]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, (date, datetime)):
+        return value.isoformat()
+    if hasattr(value, "tolist"):  # NumPy and torch, scalars and arrays
+        return _plain(value.tolist(), where)
+    raise TypeError(f"{where} is of type {type(value).__name__}, which results.json cannot hold")
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes a file so that a reader sees the old or the new one, never a part."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w", encoding="utf-8", newline="") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

@@ -1,0 +1,114 @@
+"""What a site learns: the seam between a task and the parts that run it.
+
+A :class:`Task` names model, loss, metric and data source. A :class:`SiteData` is one site's data, opened. The
+executor, the methods and the benchmarks use nothing else, so a new kind of task is one subclass of each.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from fairflare.data.datalist import SPLITS, DataError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["SPLITS", "Batches", "DataError", "SiteData", "Task", "evaluating"]
+
+
+class Batches(Protocol):
+    """Batches of (inputs, targets) on the CPU that can be gone through any number of times."""
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]: ...
+
+    def __len__(self) -> int: ...
+
+
+class SiteData(ABC):
+    """One site's data, opened.
+
+    Attributes:
+        synthetic: True when the data are made up; the log and the results say so.
+        description: one line about the data for the site's own log; no file names.
+    """
+
+    synthetic: bool = False
+    description: str = ""
+
+    @abstractmethod
+    def num_samples(self, split: str) -> int:
+        """Number of samples of ``"training"``, ``"validation"`` or ``"test"``."""
+
+    @abstractmethod
+    def batches(
+        self, split: str, *, batch_size: int, shuffle_seed: int | None = None, augment: bool = False
+    ) -> Batches:
+        """Batches of a split, every sample exactly once, the last batch smaller if need be.
+
+        Args:
+            split: ``"training"``, ``"validation"`` or ``"test"``.
+            batch_size: samples in a batch, ``>= 1``.
+            shuffle_seed: None keeps the order of the site's list. A number gives the order (and the augmentation)
+                that belongs to that number, the same every time it is asked for; use another one for each epoch.
+            augment: random flips and the like; needs a ``shuffle_seed``.
+
+        Raises:
+            DataError: the split cannot be read, or a sample of it is not usable.
+        """
+
+
+class Task(ABC):
+    """Model, loss, metric and data source of what the sites learn together.
+
+    Arguments of a subclass's constructor are plain values (numbers, strings, lists, dicts) and are kept under the
+    same attribute names, since the export of a job reads them back.
+    """
+
+    primary_metric: ClassVar[str]
+
+    @abstractmethod
+    def build_model(self) -> torch.nn.Module:
+        """A new model, initialised from torch's current random state."""
+
+    @abstractmethod
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Scalar training loss, the mean over the samples of the batch."""
+
+    @abstractmethod
+    def evaluate(
+        self,
+        model: torch.nn.Module,
+        batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
+        device: torch.device | str,
+    ) -> dict[str, float]:
+        """Metrics over all samples of ``batches``, independent of how they were cut into batches.
+
+        Returns:
+            the primary metric in [0, 1], ``"loss"`` and, where there are several, metrics by class.
+        """
+
+    @abstractmethod
+    def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:
+        """Open the data of ``site`` as its own private settings say.
+
+        Raises:
+            DataError: the settings or the data that they name are not usable.
+        """
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """No gradients and evaluation mode inside; afterwards every module is in the mode that it was in before."""
+    import torch
+
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training

@@ -1,0 +1,497 @@
+"""Segmentation of 2D images: MONAI's U-Net, Dice loss and Dice metric, on a site's own images or on the phantom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from fairflare.data.datalist import SPLITS, DataError, Datalist, load_datalist, read_pair, suggest
+from fairflare.tasks.base import Batches, SiteData, Task, evaluating
+
+if TYPE_CHECKING:
+    import torch
+
+THRESHOLD = 0.5
+CACHE_BYTES = 2**30  # decoded images of a site that are kept in memory, all splits together
+LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601, as Pillow's conversion to grey
+SITE_KEYS = ("data_root", "datalist", "mask_values", "cache_bytes", "phantom_seed", "phantom_cases")
+OTHER_KEYS = (  # of the site file, not the task's business
+    "state_root", "checkpoint_root", "num_threads", "device", "isolate", "sites", "preprocess_cache",
+)  # fmt: skip
+
+
+class SegmentationTask(Task):
+    """Segment structures in 2D images with a U-Net.
+
+    The defaults are a small network on 64x64 grey images, quick enough for a laptop. The setting of the Fed-LWR paper
+    is ``image_size=(384, 384), in_channels=3, features=(32, 64, 128, 256, 512, 32), norm_momentum=0.1``.
+
+    Every output channel is one structure with its own sigmoid, so structures may lie inside each other.
+
+    Args:
+        image_size: height and width that images are resized to; multiples of 16, at least 32.
+        in_channels: 1 (colour images become luminance) or 3 (grey images are repeated).
+        num_classes: number of structures, that is of output channels.
+        labels: for each structure the labels that belong to it, for example ``[[1, 2], [2]]`` for whole cell and
+            nucleus of masks with 1 cytoplasm and 2 nucleus. Default: ``[[1], [2], ...]``.
+        class_names: names of the structures for the metrics ``dice_<name>``; only with several structures.
+            Default: ``class_1``, ``class_2``, ...
+        mask_values: ``{value in the file: label}``, every value that a mask may hold. Default: the labels themselves
+            and 0 for background; masks of 0 and 255 are also understood where 1 is the only label. A site whose masks
+            are coded otherwise sets the same key in its own file.
+        features: widths of the U-Net, as in :class:`monai.networks.nets.BasicUNet`.
+        norm_momentum: share of a new batch in the running statistics of the batch norms. With PyTorch's 0.1 they still
+            hold a quarter of their initial values after 12 steps, which is all that a small site does in a round, and
+            18 layers of it make the first models blind in evaluation.
+        augmentation: ``"flip"``, ``"affine"``, ``"intensity"``: which random changes ``augment=True`` makes.
+        phantom_seed: seed of the synthetic data, used where a site has none of its own.
+        phantom_cases: factor on the number of synthetic cases.
+    """
+
+    primary_metric: ClassVar[str] = "dice"
+
+    def __init__(
+        self,
+        image_size: Sequence[int] = (64, 64),
+        in_channels: int = 1,
+        num_classes: int = 1,
+        labels: Sequence[Sequence[int]] | None = None,
+        class_names: Sequence[str] | None = None,
+        mask_values: Mapping[Any, int] | None = None,
+        features: Sequence[int] = (16, 16, 32, 64, 128, 16),
+        norm_momentum: float = 0.3,
+        augmentation: Sequence[str] = ("flip", "affine", "intensity"),
+        phantom_seed: int = 0,
+        phantom_cases: float = 1.0,
+    ) -> None:
+        self.image_size = _whole_numbers("image_size", image_size, 2)
+        if any(n < 32 or n % 16 for n in self.image_size):
+            raise ValueError(f"image_size must be two multiples of 16, each at least 32, got {list(image_size)}")
+        if in_channels not in (1, 3):
+            raise ValueError(f"in_channels must be 1 or 3, got {in_channels!r}")
+        self.in_channels = in_channels
+        if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 1:
+            raise ValueError(f"num_classes must be a whole number >= 1, got {num_classes!r}")
+        self.num_classes = num_classes
+        self.labels = None if labels is None else [_labels(item) for item in labels]
+        if self.labels is not None and len(self.labels) != num_classes:
+            raise ValueError(f"labels must have one entry for each of num_classes={num_classes}, got {labels!r}")
+        self.class_names = None if class_names is None else [str(name) for name in class_names]
+        if self.class_names is not None and len(set(self.class_names)) != num_classes:
+            raise ValueError(
+                f"class_names must be {num_classes} different names (num_classes), got {class_names!r}"
+            )
+        self.mask_values = None if mask_values is None else _mask_values(mask_values, "mask_values")
+        self.features = _whole_numbers("features", features, 6)
+        if isinstance(norm_momentum, bool) or not 0 < norm_momentum <= 1:
+            raise ValueError(f"norm_momentum must be in (0, 1], got {norm_momentum!r}")
+        self.norm_momentum = norm_momentum
+        unknown = sorted(set(augmentation) - {"flip", "affine", "intensity"})
+        if unknown:
+            raise ValueError(f"augmentation: unknown '{unknown[0]}'{suggest(unknown[0], AUGMENTATIONS)}")
+        self.augmentation = tuple(augmentation)
+        self.phantom_seed = phantom_seed
+        self.phantom_cases = phantom_cases
+
+    def build_model(self) -> torch.nn.Module:
+        from monai.networks.nets.basic_unet import BasicUNet
+
+        return BasicUNet(
+            spatial_dims=2,
+            in_channels=self.in_channels,
+            out_channels=self.num_classes,
+            features=self.features,
+            act=("relu", {"inplace": True}),
+            norm=("batch", {"momentum": self.norm_momentum}),
+            bias=False,
+        )
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Dice loss of each image and structure, then the mean."""
+        from monai.losses.dice import DiceLoss
+
+        return DiceLoss(sigmoid=True)(outputs, targets)
+
+    def evaluate(
+        self,
+        model: torch.nn.Module,
+        batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
+        device: torch.device | str,
+    ) -> dict[str, float]:
+        """Dice by image and structure at threshold 0.5 (1 where both are empty), mean over structures, then images.
+
+        Returns:
+            ``dice``, ``loss`` and, with several structures, ``dice_<class name>``.
+        """
+        import torch
+        from monai.metrics.meandice import compute_dice
+
+        scores: list[torch.Tensor] = []
+        losses: list[float] = []
+        counts: list[int] = []
+        with evaluating(model):
+            for inputs, targets in batches:
+                outputs = model(inputs.to(device))
+                targets = targets.to(device)
+                losses.append(float(self.loss(outputs, targets)))
+                counts.append(len(targets))
+                found = torch.sigmoid(outputs) > THRESHOLD
+                scores.append(compute_dice(found, targets > 0, ignore_empty=False).to("cpu", torch.float64))
+        if not counts:
+            raise ValueError("evaluate needs at least one batch")
+        dice = torch.cat(scores)
+        result = {"dice": float(dice.mean()), "loss": float(np.average(losses, weights=counts))}
+        if self.num_classes > 1:
+            names = self.class_names or [f"class_{index + 1}" for index in range(self.num_classes)]
+            result.update({f"dice_{name}": float(value) for name, value in zip(names, dice.mean(0), strict=True)})
+        return result
+
+    def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:
+        """The site's own images, or the phantom when its settings have no ``data_root``.
+
+        Args:
+            site: name of the site.
+            settings: the site's private file: ``data_root``, ``datalist`` (default ``datalist.json``),
+                ``mask_values``, ``cache_bytes``, ``phantom_seed``, ``phantom_cases``.
+        """
+        _check_settings(site, settings)
+        if settings.get("data_root") is None:
+            return _phantom(self, site, settings)
+        mask_values = self.mask_values
+        if settings.get("mask_values") is not None:
+            try:
+                mask_values = _mask_values(settings["mask_values"], "mask_values")
+            except ValueError as error:
+                raise _setting_error(site, "mask_values", str(error)) from error
+        return FolderData(self, load_site_list(site, settings), mask_values, _cache_bytes(site, settings))
+
+
+AUGMENTATIONS = ("flip", "affine", "intensity")
+
+
+def load_site_list(site: str, settings: Mapping[str, Any]) -> Datalist:
+    """The datalist that a site's settings name."""
+    for key in ("data_root", "datalist"):
+        value = settings.get(key, "datalist.json")
+        if not isinstance(value, str) or not value:
+            raise _setting_error(site, key, f"{key} must be a path, got {value!r}")
+    return load_datalist(settings["data_root"], settings.get("datalist", "datalist.json"), site=site)
+
+
+class ArrayData(SiteData):
+    """Images and masks that can be had by number; what both kinds of segmentation data share."""
+
+    def __init__(self, task: SegmentationTask, site: str) -> None:
+        self.task = task
+        self.site = site
+
+    def num_samples(self, split: str) -> int:
+        raise NotImplementedError
+
+    def read(self, split: str, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs (n, channels, height, width) float32 and targets (n, structures, height, width) uint8."""
+        raise NotImplementedError
+
+    def batches(
+        self, split: str, *, batch_size: int, shuffle_seed: int | None = None, augment: bool = False
+    ) -> Batches:
+        _check_split(split)
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be >= 1, got {batch_size}")
+        if augment and shuffle_seed is None:
+            raise ValueError("augment=True needs a shuffle_seed")
+        return _ArrayBatches(self, split, batch_size, shuffle_seed, augment)
+
+
+class _ArrayBatches:
+    def __init__(
+        self, data: ArrayData, split: str, batch_size: int, shuffle_seed: int | None, augment: bool
+    ) -> None:
+        self.data = data
+        self.split = split
+        self.batch_size = batch_size
+        self.shuffle_seed = shuffle_seed
+        self.augment = augment
+
+    def __len__(self) -> int:
+        return -(-self.data.num_samples(self.split) // self.batch_size)
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        import torch
+
+        count = self.data.num_samples(self.split)
+        if self.shuffle_seed is None:
+            order = list(range(count))
+        else:
+            generator = torch.Generator().manual_seed(self.shuffle_seed)
+            order = torch.randperm(count, generator=generator).tolist()
+        change = _augmentation(self.data.task.augmentation, self.shuffle_seed or 0) if self.augment else None
+        for start in range(0, count, self.batch_size):
+            inputs, targets = self.data.read(self.split, order[start : start + self.batch_size])
+            if change is not None:
+                inputs, targets = change(inputs, targets)
+            yield inputs, targets.float()
+
+
+class FolderData(ArrayData):
+    """Images of a site's folder; decoded ones stay in memory while they fit into ``cache_bytes``."""
+
+    def __init__(
+        self,
+        task: SegmentationTask,
+        datalist: Datalist,
+        mask_values: Mapping[int, int] | None,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        super().__init__(task, datalist.site)
+        self.datalist = datalist
+        self.labels = task.labels or [[index + 1] for index in range(task.num_classes)]
+        self.mask_values = mask_values
+        self.cache_bytes = cache_bytes
+        self._cache: dict[tuple[str, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._cached = 0
+        sizes = ", ".join(f"{len(datalist.splits[split])} {split}" for split in SPLITS)
+        self.description = f"images of the site's own folder: {sizes}"
+
+    def num_samples(self, split: str) -> int:
+        return len(self.datalist.splits[_check_split(split)])
+
+    def read(self, split: str, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
+
+        pairs = [self._sample(split, index) for index in indices]
+        return torch.stack([image for image, _ in pairs]), torch.stack([mask for _, mask in pairs])
+
+    def _sample(self, split: str, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        pair = self._cache.get((split, index))
+        if pair is None:
+            pair = self._prepare(split, index)
+            size = sum(tensor.numel() * tensor.element_size() for tensor in pair)
+            if self._cached + size <= self.cache_bytes:
+                self._cached += size
+                self._cache[split, index] = pair
+        return pair
+
+    def _prepare(self, split: str, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
+
+        sample = self.datalist.splits[split][index]
+        image, mask = read_pair(sample, site=self.site, split=split)
+        targets = _structures(
+            mask, self.labels, self.mask_values, self.site, split, str(sample.label)
+        )  # checked before the resizing, which could lose a stray value
+        picture = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))
+        if picture.shape[0] not in (1, 3):
+            raise DataError(
+                f"site '{self.site}': image '{sample.image}' of split '{split}' has {picture.shape[0]} channels; "
+                "1 (grey) or 3 (colour) are understood",
+                f"site '{self.site}': an image of split '{split}' has {picture.shape[0]} channels, not 1 or 3",
+            )
+        if picture.shape[0] == 3 and self.task.in_channels == 1:
+            picture = torch.einsum("chw,c->hw", picture, torch.tensor(LUMINANCE))[None]
+        elif picture.shape[0] == 1 and self.task.in_channels == 3:
+            picture = picture.expand(3, -1, -1)
+        return _resize(picture, torch.from_numpy(targets), self.task.image_size)
+
+
+class PhantomData(ArrayData):
+    """The synthetic prostate images of one site."""
+
+    synthetic = True
+
+    def __init__(self, task: SegmentationTask, site: str, seed: int, cases: float) -> None:
+        import torch
+
+        from fairflare.data.phantom_prostate import phantom_site
+
+        super().__init__(task, site)
+        height, width = task.image_size
+        self._splits: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        for split, (images, masks) in phantom_site(
+            site, image_size=(height, width), seed=seed, cases=cases
+        ).items():
+            inputs = torch.from_numpy(images).float().div_(255)
+            self._splits[split] = (inputs, torch.from_numpy(masks))
+        sizes = ", ".join(f"{self.num_samples(split)} {split}" for split in SPLITS)
+        self.description = f"SYNTHETIC prostate phantom, not patient data: {sizes}"
+
+    def num_samples(self, split: str) -> int:
+        return len(self._splits[_check_split(split)][0])
+
+    def read(self, split: str, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, targets = self._splits[split]
+        chosen = list(indices)
+        return inputs[chosen].expand(-1, self.task.in_channels, -1, -1), targets[chosen]
+
+
+def _phantom(task: SegmentationTask, site: str, settings: Mapping[str, Any]) -> PhantomData:
+    if settings.get("datalist") is not None:
+        raise _setting_error(
+            site, "data_root", "'datalist' is set but 'data_root' is not; set 'data_root' to the folder of the list"
+        )
+    blocks = settings.get("sites")
+    if isinstance(blocks, Mapping) and site not in blocks:
+        with_data = [name for name, block in blocks.items() if isinstance(block, Mapping) and "data_root" in block]
+        if with_data:
+            raise DataError(
+                f"site '{site}': the site's fairflare.json gives data to the sites "
+                f"{', '.join(repr(name) for name in sorted(with_data))}, but has no block for '{site}'; "
+                "add one under 'sites', or run the job with these site names",
+                f"site '{site}': the site file names data for other sites, but not for this one",
+            )
+    if task.num_classes != 1:
+        raise DataError(
+            f"site '{site}': no 'data_root' in the site's fairflare.json, and the synthetic prostate has one structure "
+            f"where the task has num_classes={task.num_classes}; set 'data_root'",
+            f"site '{site}': no data folder is set, and the synthetic data do not fit the task",
+        )
+    seed = settings.get("phantom_seed", task.phantom_seed)
+    cases = settings.get("phantom_cases", task.phantom_cases)
+    try:
+        return PhantomData(task, site, seed, cases)
+    except (TypeError, ValueError) as error:
+        raise _setting_error(site, "phantom", str(error)) from error
+
+
+def _check_settings(site: str, settings: Mapping[str, Any]) -> None:
+    for key in settings:
+        if key not in SITE_KEYS and key not in OTHER_KEYS:
+            raise DataError(
+                f"site '{site}': unknown key '{key}' in the site's fairflare.json"
+                f"{suggest(key, (*SITE_KEYS, *OTHER_KEYS))}",
+                f"site '{site}': unknown key in the site file",
+            )
+
+
+def _cache_bytes(site: str, settings: Mapping[str, Any]) -> int:
+    value = settings.get("cache_bytes", CACHE_BYTES)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise _setting_error(site, "cache_bytes", f"cache_bytes must be a whole number >= 0, got {value!r}")
+    return value
+
+
+def _setting_error(site: str, key: str, problem: str) -> DataError:
+    return DataError(
+        f"site '{site}': {problem}; correct it in the site's fairflare.json",
+        f"site '{site}': key '{key}' in the site file is not usable",
+    )
+
+
+def _check_split(split: str) -> str:
+    if split not in SPLITS:
+        raise ValueError(f"unknown split '{split}'{suggest(split, SPLITS)}")
+    return split
+
+
+def _structures(
+    mask: npt.NDArray[np.int64],
+    labels: Sequence[Sequence[int]],
+    mask_values: Mapping[int, int] | None,
+    site: str,
+    split: str,
+    file: str,
+) -> npt.NDArray[np.uint8]:
+    """(structures, height, width) of 0 and 1 from the values of a mask file."""
+    found = np.unique(mask).tolist()
+    if mask_values is None:
+        known = sorted({0}.union(*labels))
+        coding = {value: value for value in known}
+        if known == [0, 1] and 255 in found and 1 not in found:
+            coding = {0: 0, 255: 1}
+    else:
+        coding = dict(mask_values)
+        known = sorted(coding)
+    strange = [value for value in found if value not in coding]
+    if strange:
+        shown = ", ".join(map(str, strange[:5])) + (f" and {len(strange) - 5} more" if len(strange) > 5 else "")
+        lossy = "; JPEG changes values, use PNG for masks" if file.lower().endswith((".jpg", ".jpeg")) else ""
+        also = " (or 0 and 255)" if mask_values is None and known == [0, 1] else ""
+        raise DataError(
+            f"site '{site}': mask '{file}' of split '{split}' has the values {shown}; expected are "
+            f"{', '.join(map(str, known))}{also}. Correct the mask, or say with 'mask_values' in the site's "
+            f'fairflare.json what they mean, such as {{"0": 0, "{strange[0]}": 1}}{lossy}',
+            f"site '{site}': a mask of split '{split}' has values that are not expected",
+        )
+    meaning = np.zeros_like(mask)
+    for value, label in coding.items():
+        meaning[mask == value] = label
+    return np.stack([np.isin(meaning, list(item)) for item in labels]).astype(np.uint8)
+
+
+def _resize(
+    picture: torch.Tensor, targets: torch.Tensor, size: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bilinear with a low-pass filter where it shrinks for the picture, nearest for the structures."""
+    from torch.nn.functional import interpolate
+
+    if tuple(picture.shape[1:]) == size:
+        return picture.contiguous(), targets
+    picture = interpolate(picture[None], size, mode="bilinear", antialias=True, align_corners=False)[0]
+    return picture.clamp(0.0, 1.0), interpolate(targets[None], size, mode="nearest-exact")[0]
+
+
+def _augmentation(names: Sequence[str], seed: int) -> Any:
+    """Random changes of a batch, the same for the same seed; the masks follow the images."""
+    import torch
+    from monai.transforms import (
+        Compose,
+        RandAdjustContrastd,
+        RandAffined,
+        RandFlipd,
+        RandScaleIntensityd,
+    )
+
+    both = ("image", "label")
+    steps: list[Any] = []
+    if "flip" in names:
+        steps.append(RandFlipd(keys=both, prob=0.5, spatial_axis=1))
+    if "affine" in names:
+        steps.append(
+            RandAffined(
+                keys=both, prob=0.5, rotate_range=0.17, scale_range=(0.1, 0.1), mode=("bilinear", "nearest"),
+                padding_mode="border", cache_grid=False,
+            )
+        )  # fmt: skip
+    if "intensity" in names:
+        steps.append(RandAdjustContrastd(keys="image", prob=0.3, gamma=(0.8, 1.25)))
+        steps.append(RandScaleIntensityd(keys="image", prob=0.3, factors=0.1))
+    transform = Compose(steps)
+    transform.set_random_state(seed=seed)
+
+    def change(inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        changed = [transform({"image": a, "label": b.float()}) for a, b in zip(inputs, targets, strict=True)]
+        return tuple(  # type: ignore[return-value]
+            torch.stack([torch.as_tensor(item[key]).as_subclass(torch.Tensor) for item in changed]) for key in both
+        )
+
+    return change
+
+
+def _whole_numbers(name: str, values: Sequence[int], length: int) -> tuple[int, ...]:
+    if isinstance(values, str) or not isinstance(values, Sequence) or len(values) != length:
+        raise ValueError(f"{name} must be {length} whole numbers, got {values!r}")
+    if any(isinstance(value, bool) or not isinstance(value, int) or value < 1 for value in values):
+        raise ValueError(f"{name} must be {length} whole numbers >= 1, got {values!r}")
+    return tuple(values)
+
+
+def _labels(item: Sequence[int]) -> list[int]:
+    if (
+        isinstance(item, str)
+        or not isinstance(item, Sequence)
+        or not item
+        or any(isinstance(label, bool) or not isinstance(label, int) or label < 1 for label in item)
+    ):
+        raise ValueError(f"labels must be lists of whole numbers >= 1 (0 is background), got {item!r}")
+    return list(item)
+
+
+def _mask_values(values: Mapping[Any, int], name: str) -> dict[int, int]:
+    """Keys to int: JSON has only text keys."""
+    try:
+        return {int(value): int(label) for value, label in values.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f'{name} must be like {{"0": 0, "255": 1}}, got {values!r}') from error

@@ -751,7 +751,7 @@ class _Engine:
             layer.size_a, layer.size_b = _largest(layer.first_a), _largest(layer.first_b)
         if layer.first_a.shape[1] != a.shape[1]:
             raise ValueError(
-                f"layer {name!r}: {a.shape[1]} features for an image, {layer.first_a.shape[1]} for the first one; "
+                f"layer {name!r}: {a.shape[1]} features for an image, but {layer.first_a.shape[1]} for the first; "
                 "all images must have the same size"
             )
         if not layer.scaled:
@@ -771,7 +771,7 @@ class _Engine:
 
     @staticmethod
     def _find_scale(layer: _Layer, a: Tensor, b: Tensor) -> None:
-        """Least-squares scale of model b's features towards model a's, from the first images that differ."""
+        """Scale that makes model b's features as large as model a's, from the first images that differ."""
         assert layer.first_a is not None
         assert layer.first_b is not None
         u, v = a - layer.first_a, b - layer.first_b
@@ -779,9 +779,9 @@ class _Engine:
         layer.varies_b = layer.varies_b or _largest(v) > CONSTANT * layer.size_b
         if layer.varies_a and layer.varies_b:
             layer.scaled = True
-            uv, vv = _dot(u, v), _dot(v, v)
-            if uv > 0 and math.isfinite(uv / vv) and abs(uv / vv - 1) > SNAP:
-                layer.scale = uv / vv
+            ratio = math.sqrt(_square(u) / _square(v))
+            if math.isfinite(ratio) and abs(ratio - 1) > SNAP:
+                layer.scale = ratio
 
     def _pack(self, values: Tensor, largest: float, exponent: int | None) -> tuple[int | None, Tensor, float]:
         """(Exponent of the layer, values in the store's type, their factor to the scale of the layer)."""
@@ -911,8 +911,8 @@ def _largest(values: Tensor) -> float:
     return float(torch.maximum(low.abs(), high.abs()))
 
 
-def _dot(x: Tensor, y: Tensor) -> float:
-    return float((x.double() * y.double()).sum())
+def _square(values: Tensor) -> float:
+    return float(values.double().square().sum())
 
 
 def _gain(norm: nn.Module) -> Tensor:

@@ -13,6 +13,7 @@ the number at the end of the name chooses which one, the name itself the variati
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
@@ -69,10 +70,10 @@ SCANNERS: Mapping[str, Scanner] = {
     # 1.5 T with an endorectal coil: bright spot behind the gland, small field of view
     "site-2": Scanner((18, 3, 6), 115.0, gamma=1.0, bias=0.25, coil=3.0, noise=0.03, blur=1.0, gland=0.95),
     # wide field of view, small glands, an old coil
-    "site-3": Scanner((7, 3, 6), 190.0, gamma=1.15, bias=0.35, noise=0.05, blur=2.0, gland=0.92, enlarged=0.15),
+    "site-3": Scanner((7, 3, 6), 200.0, gamma=1.15, bias=0.35, noise=0.055, blur=2.0, gland=0.92, enlarged=0.15),
     # fat suppression: fat and marrow dark
     "site-4": Scanner(
-        (11, 3, 6), 155.0, {"fat": 0.22, "marrow": 0.16, "muscle": 0.28}, gamma=0.85, bias=0.2, noise=0.045, blur=1.2,
+        (11, 3, 6), 155.0, {"fat": 0.24, "marrow": 0.17, "muscle": 0.28}, gamma=0.85, bias=0.25, noise=0.055, blur=1.4,
         gland=1.05, enlarged=0.5,
     ),
     # strong contrast, large glands
@@ -82,7 +83,7 @@ SCANNERS: Mapping[str, Scanner] = {
         (6, 3, 6), 165.0,
         {"fat": 0.85, "peripheral": 0.50, "transition": 0.44, "stroma": 0.33, "capsule": 0.22, "muscle": 0.30,
          "vesicle": 0.6, "vein": 0.6},
-        gamma=0.8, bias=0.4, noise=0.05, blur=1.6, gland=0.95, enlarged=0.4,
+        gamma=0.8, bias=0.4, noise=0.06, blur=1.8, gland=0.95, enlarged=0.4,
     ),
 }  # fmt: skip
 
@@ -305,7 +306,7 @@ def _render(
     tx, ty = half_width * share * 0.98, half_height * share * 1.02
     cy = -half_height * (1 - share) * 0.72
     zone = ellipse(draw.patient(-1.5, 1.5), cy, tx, ty, px=x, py=y)
-    zone = zone + 1.5 * coarse * (pixel < 4)
+    zone = zone + 1.5 * coarse
     inside = np.maximum(zone, gland + 1.2)
     paint(inside - 0.8, tissue["stroma"], 0.7)  # surgical capsule
     paint(inside + 0.6, tissue["transition"] * (1 + 0.32 * texture + 0.22 * coarse))
@@ -380,3 +381,59 @@ def _smooth(image: Array, sigma: float, unit: bool = True) -> Array:
     if unit:
         smooth /= np.maximum(smooth.std(axis=(1, 2), keepdims=True), 1e-6)
     return smooth
+
+
+def contact_sheet(
+    path: str | Path,
+    *,
+    sites: Sequence[str] = tuple(SCANNERS),
+    columns: int = 12,
+    image_size: Sequence[int] = (128, 128),
+    seed: int = 0,
+) -> Path:
+    """Write a picture with a row of training slices for each site; the gland is outlined in the right half."""
+    from PIL import Image
+
+    rows = []
+    for site in sites:
+        images, masks = phantom_site(site, image_size=image_size, seed=seed)["training"]
+        tiles = []
+        for column in range(min(columns, len(images))):
+            tile = np.repeat(images[column, 0, :, :, None], 3, axis=2)
+            if column >= columns // 2:
+                inside = masks[column, 0] > 0
+                around = [np.roll(inside, step, axis) for axis in (0, 1) for step in (-1, 1)]
+                tile[inside & ~np.logical_and.reduce(around)] = (255, 220, 0)
+            tiles.append(np.pad(tile, ((1, 1), (1, 1), (0, 0))))
+        rows.append(np.concatenate(tiles, axis=1))
+    width = max(row.shape[1] for row in rows)
+    sheet = np.concatenate([np.pad(row, ((0, 0), (0, width - row.shape[1]), (0, 0))) for row in rows])
+    Image.fromarray(sheet).save(path)
+    return Path(path)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m fairflare.data.phantom_prostate", description="Contact sheet of the synthetic prostate sites."
+    )
+    parser.add_argument("--out", required=True, help="picture to write, such as sheet.png")
+    parser.add_argument("--sites", nargs="+", default=list(SCANNERS), metavar="SITE", help="default: the six sites")
+    parser.add_argument("--columns", type=int, default=12, help="slices of each site (default 12)")
+    parser.add_argument("--size", type=int, default=128, help="height and width of a slice (default 128)")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    if options.columns < 1:
+        parser.error("--columns must be at least 1")
+    try:
+        path = contact_sheet(
+            options.out, sites=options.sites, columns=options.columns, image_size=(options.size, options.size),
+            seed=options.seed,
+        )  # fmt: skip
+    except (OSError, ValueError) as error:
+        parser.exit(1, f"{parser.prog}: {error}\n")
+    print(f"{path}: synthetic T2-like prostate slices, no patient data; rows: {', '.join(options.sites)}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -344,7 +344,7 @@ class RoundsController(ModelController):
                 fairness[name] = summarize(values)
         self._save_model(state, run_dir / MODEL_FILE, self.num_rounds)
         store.finish(
-            "completed", test=test, fairness=fairness, test_phase=phase.record(), test_left_out=left_out
+            "completed", test=test, fairness=fairness, phases=[phase.record()], left_out=left_out
         )
         self._tracker.test(test, fairness.get(metric), metric, self.num_rounds)
         self.info("fairness on the sites' test splits\n" + fairness_table(read_results(store.folder)))

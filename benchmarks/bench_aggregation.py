@@ -1,18 +1,17 @@
 """Server-side aggregation: time and peak memory, ours beside NVIDIA FLARE's own helper.
 
-A round of K sites with a ResNet-18-sized model (11.7 million parameters, batch-norm buffers included). Each case runs
-in a process of its own, in which the local models arrive one after the other, as they do on a server:
+A round of K sites with a ResNet-18-sized model (11.7 million parameters, batch-norm buffers included). Each
+case runs in a process of its own, in which the local models arrive one after the other, as at a server:
 
-- ``flare``: every model is added to FLARE's ``WeightedAggregationHelper`` when it arrives. Possible only where the
-  weights are known beforehand; the sum is float32, in order of arrival.
-- ``flare, all held``: what FLARE offers where the weights depend on all reports: every model waits in memory, then
-  the same helper adds them up.
-- ``ours, streaming``: ``weighted_average`` of an iterable; weights known beforehand, float64 sum.
-- ``ours, staged``: every model is staged on disk when it arrives, then ``weighted_average``, or ``layerwise_average``
-  with one weight for each layer and site (Fed-LWR).
+- *FLARE helper, as they arrive*: each model is added to FLARE's ``WeightedAggregationHelper`` when it arrives.
+  Possible only where the weights are known beforehand; the sum is float32, in the order of arrival.
+- *FLARE helper, all held*: where the weights depend on all reports, every model waits in memory first.
+- *ours, streaming*: ``weighted_average`` of an iterable; weights known beforehand, float64 sum.
+- *ours, staged*: every model is written to disk when it arrives, then ``weighted_average``, or
+  ``layerwise_average`` with one weight for each layer and site (Fed-LWR).
 
-Time is that of the aggregation; ``stage`` is the time to write the models to disk, which a server spends while it
-waits for the next site. Memory is the growth of the peak resident size over the process before the first model.
+Time is that of the aggregation. ``stage`` is the time to write all models, spent while a server waits for the
+next site anyway. Memory is the peak growth of the resident size from before the first model.
 
     python benchmarks/bench_aggregation.py [--sites 4 32] [--repeat 3]
 """
@@ -23,7 +22,6 @@ import argparse
 import gc
 import json
 import math
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -45,7 +43,7 @@ class PeakMemory:
     """Peak resident size above the start, sampled every 2 ms, in MB."""
 
     def __enter__(self) -> PeakMemory:
-        import psutil
+        import psutil  # comes with nvflare
 
         gc.collect()
         self._process = psutil.Process()
@@ -173,10 +171,13 @@ def main() -> None:
             f"{'sites':>5}  {'case':<28}  {'stage s':>8}  {'time s':>7}  {'ratio':>5}  {'peak MB':>8}  {'ratio':>5}"
         )
         for num_sites in args.sites:
-            rows = {}
-            for case in CASES:
-                runs = [measure(case, num_sites, str(file)) for _ in range(args.repeat)]
-                rows[case] = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+            runs: dict[str, list[dict[str, float]]] = {case: [] for case in CASES}
+            for _ in range(args.repeat):  # in turn, so that a busy moment does not hit one case only
+                for case in CASES:
+                    runs[case].append(measure(case, num_sites, str(file)))
+            rows = {
+                case: {key: min(run[key] for run in done) for key in done[0]} for case, done in runs.items()
+            }
             base = rows["flare-held"]
             for case, title in CASES.items():
                 row = rows[case]

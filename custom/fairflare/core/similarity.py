@@ -50,12 +50,16 @@ __all__ = [
 ]
 
 ESTIMATORS = ("biased", "unbiased", "minibatch_biased", "minibatch_unbiased")
-STORAGE = {"float16": torch.float16, "float32": torch.float32}
+STORAGE = ("float16", "float32")
 COSINE_MODES = ("sample", "matrix")
 COSINE_EPS = 1e-8  # least norm in a cosine
 
 HELD_BYTES = 96 * 2**20  # features of model a that wait for model b: sets how many images go through at once
 PENDING_BYTES = 64 * 2**20  # features handed to the writer thread and not yet written
+TRIAL_IMAGES = 8  # that are stored in float32 while it is found out for which layers float16 will do
+TRIAL_FEATURES = 2**14  # of a layer, on which that is found out
+HALF_ROUNDING = 2e-4  # of a float16, root mean square, relative
+HALF_ERROR = 3e-5  # largest expected relative error of 1 - delta with which a layer is stored in float16
 CHUNK_BYTES = 4 * 2**20  # one float32 column chunk of the store, read back
 CONSTANT = 1e-6  # a feature that changes less than this (relative to its size) over the images is constant
 SNAP = 2.0**-6  # a scale of model b this close to 1 is 1: subtracting first is then free of rounding
@@ -306,7 +310,8 @@ class _JointPass:
         self.modules = ({n: found_a[n] for n in names}, {n: found_b[n] for n in names})
         self.skipped: set[str] = set()  # layers whose features nobody asks for
         self.held_bytes = 0  # of the last forward pass, for each image
-        self._held: dict[str, Tensor] = {}
+        self._held: dict[str, Tensor] = {}  # features of model a that wait for model b
+        self._late: dict[str, Tensor] = {}  # of model b, from layers that model a called more often
         self._traces = (_Trace(), _Trace())
         self._turn: int | None = None
         self._size = 0
@@ -338,6 +343,7 @@ class _JointPass:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         self._held.clear()
+        self._late.clear()
         while self._undo:
             self._undo.pop()()
 
@@ -371,12 +377,16 @@ class _JointPass:
         self._size, self._visit = len(images), visit
         self._traces = (_Trace(), _Trace())
         self._held.clear()
+        self._late.clear()
         self.held_bytes = 1
         with torch.no_grad():
             for turn, model in enumerate(self.models):
                 self._turn = turn
                 model(images.to(_device(model)))
         self._turn = None
+        for name, feature in self._late.items():
+            self._compare(name, feature)
+        self._late.clear()
         self._held.clear()
         sources_a, sources_b = (trace.sources() for trace in self._traces)
         return {name: source for name, source in sources_a.items() if sources_b.get(name) == source}
@@ -403,15 +413,23 @@ class _JointPass:
                 raise ValueError(
                     f"layer {name!r} is called {calls_a} times in model_a and more often in model_b"
                 )
-            held = self._held.pop(name) if calls_b == calls_a else self._held[name].clone()
-            if held.shape != feature.shape:
-                raise ValueError(
-                    f"layer {name!r}: features of model_a have shape {tuple(held.shape)}, "
-                    f"of model_b {tuple(feature.shape)}"
-                )
-            self._visit(name, held, feature.to(held.device))
+            if calls_b < calls_a:  # perhaps not the last one
+                self._late[name] = feature.clone()
+                return
+            self._late.pop(name, None)
+            self._compare(name, feature)
 
         return hook
+
+    def _compare(self, name: str, feature: Tensor) -> None:
+        held = self._held.pop(name)
+        if held.shape != feature.shape:
+            raise ValueError(
+                f"layer {name!r}: features of model_a have shape {tuple(held.shape)}, "
+                f"of model_b {tuple(feature.shape)}"
+            )
+        if self._visit is not None:
+            self._visit(name, held, feature.to(held.device))
 
     def _feature(self, name: str, output: Any) -> Tensor:
         if isinstance(output, (tuple, list)):
@@ -453,6 +471,7 @@ class _Piece:
     rows: int
     factor_u: float  # stored values times these are in the layer's common scale
     factor_w: float
+    dtype: torch.dtype
     u: Tensor | None = None
     w: Tensor | None = None
     offset: int = -1
@@ -466,10 +485,9 @@ class _Store:
     case on close.
     """
 
-    def __init__(self, memory: int, folder: str | Path | None, dtype: torch.dtype) -> None:
+    def __init__(self, memory: int, folder: str | Path | None) -> None:
         self.memory = memory
         self.folder = Path(tempfile.gettempdir() if folder is None else folder)
-        self.dtype = dtype
         self.pieces: dict[str, list[_Piece]] = {}
         self.widths: dict[str, int] = {}
         self.bytes_in_memory = 0
@@ -503,11 +521,11 @@ class _Store:
                 raise OSError(errno.ENOSPC, self._full(needed, available))
 
     def append(self, name: str, u: Tensor, w: Tensor, factor_u: float, factor_w: float) -> None:
-        """Add rows u, w: (rows, width), contiguous, of the store's type, on the CPU; kept as they are."""
+        """Add rows u, w: (rows, width), contiguous, of one type, on the CPU; kept as they are."""
         rows, width = u.shape
-        nbytes = 2 * rows * width * self.dtype.itemsize
+        nbytes = u.nbytes + w.nbytes
         self.widths[name] = width
-        piece = _Piece(rows, factor_u, factor_w)
+        piece = _Piece(rows, factor_u, factor_w, u.dtype)
         if self.bytes_in_memory + nbytes <= self.memory:
             piece.u, piece.w = u, w
             self.bytes_in_memory += nbytes
@@ -522,8 +540,8 @@ class _Store:
 
     def drop(self, name: str) -> None:
         for piece in self.pieces.pop(name, []):
-            if piece.u is not None:
-                self.bytes_in_memory -= 2 * piece.u.numel() * self.dtype.itemsize
+            if piece.u is not None and piece.w is not None:
+                self.bytes_in_memory -= piece.u.nbytes + piece.w.nbytes
 
     def rows(self, name: str) -> int:
         return sum(piece.rows for piece in self.pieces.get(name, []))
@@ -539,12 +557,11 @@ class _Store:
         spilled = any(piece.u is None for piece in pieces)
         starts = range(0, width, step)
         buffers = torch.empty(2, n * step, dtype=torch.float32)
-        raw = torch.empty((2, 2 * n * step) if spilled else (0, 0), dtype=self.dtype)
+        raw = torch.empty((2, 2 * n * step) if spilled else (2, 0), dtype=torch.float32)
         ahead = self._worker().submit(self._read, pieces, width, 0, step, raw[0]) if spilled else None
         for turn, start in enumerate(starts):
             count = min(step, width - start)
             u, w = (buffer[: n * count].view(n, count) for buffer in buffers)
-            got = raw[turn % 2][: 2 * n * count].view(2, n, count) if spilled else None
             if ahead is not None:
                 ahead.result()
                 later = start + step
@@ -562,8 +579,8 @@ class _Store:
                 ):
                     if values is not None:
                         target[here] = values[:, start : start + count]
-                    elif got is not None:
-                        target[here] = got[index, here]
+                    else:
+                        target[here] = self._part(raw[turn % 2], n, count, piece, index, row)
                     if factor != 1:
                         target[here] *= factor
                 row += piece.rows
@@ -590,28 +607,35 @@ class _Store:
             if error.errno != errno.ENOSPC:
                 raise
             left = shutil.disk_usage(self.folder).free
-            raise OSError(errno.ENOSPC, self._full(_bytes(u).nbytes + _bytes(w).nbytes, left)) from error
+            raise OSError(errno.ENOSPC, self._full(u.nbytes + w.nbytes, left)) from error
 
     def _read(self, pieces: list[_Piece], width: int, start: int, count: int, into: Tensor) -> None:
         assert self._file is not None
         n = sum(piece.rows for piece in pieces)
-        target = into[: 2 * n * count].view(2, n, count)
         row = 0
         for piece in pieces:
             if piece.u is None:
                 for half in range(2):
+                    target = self._part(into, n, count, piece, half, row)
                     first = half * piece.rows  # in the file: all rows of u, then all rows of w
                     if count == width:
-                        self._fill(target[half, row : row + piece.rows], piece.offset, first * width)
+                        self._fill(target, piece.offset, first * width)
                         continue
                     for i in range(piece.rows):
-                        self._fill(target[half, row + i], piece.offset, (first + i) * width + start)
+                        self._fill(target[i], piece.offset, (first + i) * width + start)
             row += piece.rows
+
+    @staticmethod
+    def _part(raw: Tensor, n: int, count: int, piece: _Piece, half: int, row: int) -> Tensor:
+        """Where in a read buffer the columns of a piece's u (half 0) or w (1) are, in the piece's own type."""
+        start = (half * n + row) * count
+        values = raw[start : start + piece.rows * count].view(piece.dtype)
+        return values[: piece.rows * count].view(piece.rows, count)
 
     def _fill(self, target: Tensor, offset: int, skip: int) -> None:
         assert self._file is not None
         view = _bytes(target)
-        self._file.seek(offset + skip * self.dtype.itemsize)
+        self._file.seek(offset + skip * target.itemsize)
         while len(view):
             got = self._file.readinto(view)  # type: ignore[attr-defined]
             if not got:
@@ -641,6 +665,7 @@ class _Layer:
     first_b: Tensor | None = None
     scale: float = 1.0
     scaled: bool = False  # scale is known, and the feature varies over the images in both models
+    close: bool = False  # model b's features are nearer to model a's than another image's are
     size_a: float = 0.0  # largest absolute value of the first image's feature
     size_b: float = 0.0
     varies_a: bool = False
@@ -700,9 +725,10 @@ class _NotDerivableError(Exception):
 class _Engine:
     """Writes the features of a data set into a store and makes Gram matrices of them."""
 
-    def __init__(self, joint: _JointPass, store: _Store, independent: set[str]) -> None:
+    def __init__(self, joint: _JointPass, store: _Store, storage: str, independent: set[str]) -> None:
         self.joint = joint
         self.store = store
+        self.storage = storage
         self.layers = {name: _Layer() for name in joint.names}
         self.derived: dict[str, list[_Derived]] = {}  # by source
         self.source: dict[str, str] = {}  # of each derived batch norm
@@ -756,17 +782,22 @@ class _Engine:
             )
         if not layer.scaled:
             self._find_scale(layer, a, b)
-        w = torch.sub(a, b, alpha=layer.scale)  # a - b first, which loses nothing when they are close
-        w -= torch.sub(layer.first_a, layer.first_b, alpha=layer.scale)
-        u = a.sub_(layer.first_a)
+        if layer.close:
+            w = a - b  # first, which loses nothing when a and b are close
+            w -= layer.first_a - layer.first_b
+            u = a.sub_(layer.first_a)
+        else:
+            u = a.sub_(layer.first_a)
+            w = b - layer.first_b
+            w.mul_(-layer.scale).add_(u)
         largest_u, largest_w = _largest(u), _largest(w)
         if not (math.isfinite(largest_u) and math.isfinite(largest_w)):
             layer.finite = False
             return
         if self._passes == 1:
             self._raw[name] = (u, w)
-        layer.exponent_u, stored_u, factor_u = self._pack(u, largest_u, layer.exponent_u)
-        layer.exponent_w, stored_w, factor_w = self._pack(w, largest_w, layer.exponent_w)
+        layer.exponent_u, stored_u, factor_u = self._pack(u, largest_u, layer.exponent_u, layer.half)
+        layer.exponent_w, stored_w, factor_w = self._pack(w, largest_w, layer.exponent_w, layer.half)
         self._rows[name] = (stored_u, stored_w, factor_u, factor_w)
 
     @staticmethod
@@ -782,11 +813,16 @@ class _Engine:
             ratio = math.sqrt(_square(u) / _square(v))
             if math.isfinite(ratio) and abs(ratio - 1) > SNAP:
                 layer.scale = ratio
+            else:
+                layer.close = _square(layer.first_a - layer.first_b) * len(a) <= _square(u)
 
-    def _pack(self, values: Tensor, largest: float, exponent: int | None) -> tuple[int | None, Tensor, float]:
+    @staticmethod
+    def _pack(
+        values: Tensor, largest: float, exponent: int | None, half: bool
+    ) -> tuple[int | None, Tensor, float]:
         """(Exponent of the layer, values in the store's type, their factor to the scale of the layer)."""
-        if self.store.dtype == torch.float32:
-            return 0, values.float().cpu(), 1.0
+        if not half:
+            return exponent, values.float().cpu(), 2.0 ** (exponent or 0)
         if largest == 0:
             return exponent, values.half().cpu(), 1.0
         best = 9 - math.frexp(largest)[1]  # puts the largest value into [2**8, 2**9)
@@ -837,7 +873,7 @@ class _Engine:
         )
 
     def _commit(self, count: int) -> None:
-        nbytes = sum(2 * u.numel() * u.element_size() for u, *_ in self._rows.values())
+        nbytes = sum(u.nbytes + w.nbytes for u, w, *_ in self._rows.values())
         if not self._reserved:
             left = count
             if self.expected is not None and self._passes > 1:
@@ -981,7 +1017,7 @@ def layerwise_cka(
         last output (ours).
     """
     _check_choice("estimator", estimator, ESTIMATORS)
-    _check_choice("storage", storage, tuple(STORAGE))
+    _check_choice("storage", storage, STORAGE)
     if memory < 0:
         raise ValueError(f"memory must be >= 0, got {memory}")
     with _JointPass(model_a, model_b, layers) as joint:
@@ -990,9 +1026,9 @@ def layerwise_cka(
             independent.update(joint.names)
         while True:
             joint.restart()
-            store = _Store(memory, scratch, STORAGE[storage])
+            store = _Store(memory, scratch)
             try:
-                return _cka(_Engine(joint, store, independent), batches, estimator)
+                return _cka(_Engine(joint, store, storage, independent), batches, estimator)
             except _NotDerivableError as error:
                 independent.add(error.name)
             finally:

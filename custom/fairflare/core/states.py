@@ -8,7 +8,7 @@ depends neither on the number of threads nor on which of the two input forms of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 import torch
@@ -161,8 +161,7 @@ def add_update(state: State, update: State, site: str = "update") -> dict[str, t
             if not _all_finite(total):
                 raise ValueError(f"{where} is not finite after adding the update")
         else:
-            if not _all_finite(change):
-                raise ValueError(f"{where} is not finite")
+            _check_finite(change, where)
             steps = change.double().round().long() if change.is_floating_point() else change.long()
             total = (base.long() + steps).to(base.dtype)
         result[name] = total
@@ -186,8 +185,7 @@ def check_state(state: State, like: State, site: str) -> None:
         where = f"site {site!r}: tensor {name!r}"
         _check_shape(tensor, expected, where, "the global model")
         _check_kind(tensor, expected, where, "the global model")
-        if not _all_finite(tensor):
-            raise ValueError(f"{where} is not finite")
+        _check_finite(tensor, where)
 
 
 def sq_norm(update: State, names: Iterable[str] | None = None) -> float:
@@ -217,6 +215,10 @@ def sq_norm(update: State, names: Iterable[str] | None = None) -> float:
 # ------------------------------------------------------------------------------------------------------------
 
 
+class _NotFinite(ValueError):
+    """The average is not finite: a tensor is not, or the weights sum to a bit more than 1."""
+
+
 class _Mean:
     """Weighted sum of one tensor over the sites, or their maximum when it holds integers."""
 
@@ -233,8 +235,6 @@ class _Mean:
         where, whose = f"site {site!r}: tensor {self.name!r}", f"site {self.first_site!r}"
         _check_shape(tensor, self.like, where, whose)
         _check_kind(tensor, self.like, where, whose)
-        if not _all_finite(tensor):
-            raise ValueError(f"{where} is not finite")
         self.dtype = torch.promote_types(self.dtype, tensor.dtype)
         tensor = tensor.detach().to(self.like.device)
         if not tensor.is_floating_point():
@@ -243,12 +243,10 @@ class _Mean:
         flat = tensor.reshape(-1)
         if self.total is None:
             self.total = torch.zeros(flat.numel(), dtype=torch.float64, device=flat.device)
-        # Product and sum are two operations: a fused one rounds differently at the end of a block.
+        # Product and sum are two operations: a fused one rounds differently from machine to machine.
         scratch = torch.empty(min(_BLOCK, flat.numel()), dtype=torch.float64, device=flat.device)
-        for start in range(0, flat.numel(), _BLOCK):
-            part = flat[start : start + _BLOCK]
-            product = scratch[: part.numel()].copy_(part).mul_(weight)
-            self.total[start : start + _BLOCK].add_(product)
+        for part, total in zip(flat.split(_BLOCK), self.total.split(_BLOCK), strict=True):
+            total.add_(scratch[: part.numel()].copy_(part).mul_(weight))
 
     def result(self, floor: bool) -> torch.Tensor:
         if self.total is None:
@@ -258,8 +256,8 @@ class _Mean:
         if floor and self.name.rpartition(".")[2] == "running_var":
             self.total.clamp_(min=0.0)
         mean = self.total.to(self.dtype).reshape(self.like.shape)
-        if not _all_finite(mean):  # weights that sum to 1 + 1e-7 times the largest value
-            raise ValueError(f"the average of tensor {self.name!r} does not fit {self.dtype}")
+        if not _all_finite(mean):
+            raise _NotFinite(f"the average of tensor {self.name!r} does not fit {self.dtype}")
         return mean
 
 
@@ -289,8 +287,14 @@ def _average_by_tensor(
             tensor = state[name]
             mean = mean or _Mean(name, site, tensor)
             mean.add(site, tensor, _weight(weights_of, name, site, tensor))
-        if mean is not None:
+        if mean is None:
+            continue
+        try:
             average[name] = mean.result(floor)
+        except _NotFinite:  # seen in the sum, which is cheaper than at every site: now look which site it is
+            for site, state in opened.items():
+                _check_finite(state[name], f"site {site!r}: tensor {name!r}")
+            raise
     return average
 
 
@@ -314,6 +318,7 @@ def _average_by_site(
             first_site = site
         for name in list(means) or list(state):
             tensor = state[name]
+            _check_finite(tensor, f"site {site!r}: tensor {name!r}")
             if name not in means:
                 means[name] = _Mean(name, site, tensor)
             means[name].add(site, tensor, _weight(weights_of, name, site, tensor))
@@ -373,16 +378,22 @@ def _check_kind(tensor: torch.Tensor, like: torch.Tensor, where: str, whose: str
         raise ValueError(f"{where} is {tensor.dtype}, {whose} has {like.dtype}")
 
 
+def _check_finite(tensor: torch.Tensor, where: str) -> None:
+    if not _all_finite(tensor):
+        raise ValueError(f"{where} is not finite")
+
+
 def _all_finite(tensor: torch.Tensor) -> bool:
-    """Whether every value is finite; one cheap sum, and the exact test only where the sum overflows."""
+    """Whether every value is finite; cheap sums, and the exact test only where one of them overflows."""
     if not tensor.is_floating_point():
         return True
-    tensor = tensor.detach()
-    total = tensor.sum(dtype=torch.float32) if tensor.element_size() < 4 else tensor.sum()
-    return math.isfinite(total.item()) or bool(torch.isfinite(tensor).all())
+    return all(
+        math.isfinite(block.sum(dtype=torch.float32 if block.element_size() < 4 else None).item())
+        or bool(torch.isfinite(block).all())
+        for block in _blocks(tensor)
+    )
 
 
-def _blocks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    flat = tensor.detach().reshape(-1)
-    for start in range(0, flat.numel(), _BLOCK):
-        yield flat[start : start + _BLOCK]
+def _blocks(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensor in flat pieces that PyTorch handles in one thread and that fit the cache."""
+    return tensor.detach().reshape(-1).split(_BLOCK)

@@ -1,17 +1,17 @@
 """A site's datalist: which images and masks it has, and how they are read.
 
-A site keeps its data in one folder with a ``datalist.json`` in the form of the Medical Segmentation Decathlon, as
-MONAI uses it::
+A site keeps its data in one folder with a ``datalist.json`` in the form of the Medical Segmentation
+Decathlon, as MONAI uses it::
 
     {"training":   [{"image": "images/p01_07.png", "label": "masks/p01_07.png"}, ...],
      "validation": [...],
      "test":       [...]}
 
-Paths are relative to the folder. An image is a PNG, JPEG, BMP or TIFF file, a ``.npy`` array or a 2D NIfTI file; one
-slice of a NIfTI volume is picked with a third key, ``"slice": 12``.
+Paths are relative to the folder. An image is a PNG, JPEG, BMP or TIFF file, a ``.npy`` array or a 2D NIfTI
+file; one slice of a NIfTI volume is picked with a third key, ``"slice": 12``.
 
-Every problem is a :class:`DataError` that names the site, the file and the key and says what to do. Its ``public``
-text has no file name in it: only that may leave the site.
+Every problem is a :class:`DataError` that names the site, the file and the key and says what to do. Its
+``public`` text has no file name in it: only that may leave the site.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
 ARRAYS = (".npy",)
 VOLUMES = (".nii", ".nii.gz")
 SUFFIXES = (*PICTURES, *ARRAYS, *VOLUMES)
-TOP_PERCENTILE = 99.0  # of an image that is not 8-bit: brighter than this is white
+TOP_PERCENTILE = 99.0  # of an image without a fixed scale: brighter than this is white
 
 
 class DataError(ValueError):
@@ -70,7 +70,9 @@ class Datalist:
     splits: Mapping[str, tuple[Sample, ...]]
 
 
-def load_datalist(data_root: str | os.PathLike[str], datalist: str = "datalist.json", *, site: str) -> Datalist:
+def load_datalist(
+    data_root: str | os.PathLike[str], datalist: str = "datalist.json", *, site: str
+) -> Datalist:
     """Read and check a datalist; the images themselves are not opened.
 
     Args:
@@ -79,14 +81,14 @@ def load_datalist(data_root: str | os.PathLike[str], datalist: str = "datalist.j
         site: name for the messages.
 
     Raises:
-        DataError: the folder or the list is missing or malformed, a split is missing or empty, an entry lacks a key,
-            a file does not exist or lies outside ``data_root``, or an image is in two splits.
+        DataError: the folder or the list is missing or malformed, a split is missing or empty, an entry lacks
+            a key, a file does not exist or lies outside ``data_root``, or an image is in two splits.
     """
-    root = Path(os.path.abspath(Path(data_root).expanduser()))
+    root = Path(os.path.normpath(Path(data_root).expanduser().absolute()))
     if not root.is_dir():
         raise DataError(
-            f"site '{site}': data_root '{root}' is not a folder; set 'data_root' in the site's fairflare.json to the "
-            "folder that holds the datalist",
+            f"site '{site}': data_root '{root}' is not a folder; set 'data_root' in the site's "
+            "fairflare.json to the folder that holds the datalist",
             f"site '{site}': the data folder does not exist",
         )
     file = root / datalist
@@ -111,21 +113,23 @@ def write_datalist(
 def read_image(sample: Sample, *, site: str, split: str) -> npt.NDArray[np.float32]:
     """The image of ``sample`` as (height, width, channels) float32 in [0, 1].
 
-    8-bit images are divided by 255. All others are clipped to [minimum, 99th percentile] of their file (of the whole
-    volume when a slice is picked) and scaled; a constant image is 0.
+    8-bit pictures and arrays are divided by 255. All others, and NIfTI, are clipped to [minimum, 99th
+    percentile] of their file (of the whole volume when a slice is picked) and scaled; a constant image is 0.
     """
     array = _read(sample.image, "image", site, split)
     if array.dtype == np.bool_:
         array = array.astype(np.uint8) * 255
     low, high = 0.0, 255.0
-    if array.dtype != np.uint8:
+    if array.dtype != np.uint8 or _suffix(sample.image) in VOLUMES:
         if array.dtype.kind not in "iuf":
-            raise _unreadable(sample.image, "image", site, split, f"it holds {array.dtype} values, not numbers")
+            raise _unreadable(
+                sample.image, "image", site, split, f"it holds {array.dtype} values, not numbers"
+            )
         array = array.astype(np.float32)
         if not np.isfinite(array).all():
             raise DataError(
-                f"site '{site}': image '{sample.image}' of split '{split}' has values that are NaN or infinite; "
-                "repair the file or take it out of the datalist",
+                f"site '{site}': image '{sample.image}' of split '{split}' has values that are NaN or "
+                "infinite; repair the file or take it out of the datalist",
                 f"site '{site}': an image of split '{split}' has values that are not finite",
             )
         low, high = float(array.min()), float(np.percentile(array, TOP_PERCENTILE))
@@ -146,9 +150,8 @@ def read_mask(sample: Sample, *, site: str, split: str) -> npt.NDArray[np.int64]
     array = _plane(array, sample.label, "mask", sample.slice, site, split)
     if array.ndim == 3:
         if array.shape[2] != 1 and (array[:, :, :3] != array[:, :, :1]).any():
-            raise _unreadable(
-                sample.label, "mask", site, split, "it is a colour image; a mask has one channel of label values"
-            )
+            reason = "it is a colour image; a mask has one channel of label values"
+            raise _unreadable(sample.label, "mask", site, split, reason)
         array = array[:, :, 0]
     values = np.asarray(array, np.float64) if array.dtype.kind in "biuf" else None
     if values is None or not (np.isfinite(values) & (values == np.round(values))).all():
@@ -178,7 +181,7 @@ def suggest(name: str, known: Sequence[str]) -> str:
     return f"{hint} Available: {', '.join(repr(item) for item in known)}"
 
 
-# --- the list ---------------------------------------------------------------------------------------------------
+# --- the list -------------------------------------------------------------------------------------------
 
 
 def _read_json(file: Path, site: str) -> Any:
@@ -200,7 +203,8 @@ def _read_json(file: Path, site: str) -> Any:
 def _check(content: Any, root: Path, file: Path, site: str) -> dict[str, tuple[Sample, ...]]:
     def bad(problem: str, public: str) -> DataError:
         return DataError(
-            f"site '{site}': datalist '{file}': {problem}", f"site '{site}': the datalist is not usable: {public}"
+            f"site '{site}': datalist '{file}': {problem}",
+            f"site '{site}': the datalist is not usable: {public}",
         )
 
     if not isinstance(content, dict):
@@ -214,7 +218,8 @@ def _check(content: Any, root: Path, file: Path, site: str) -> dict[str, tuple[S
         if split not in content:
             found = _names(sorted(content)) or "none"
             raise bad(
-                f"key '{split}' is missing; needed are {_names(SPLITS)}, found {found}", f"key '{split}' is missing"
+                f"key '{split}' is missing; needed are {_names(SPLITS)}, found {found}",
+                f"key '{split}' is missing",
             )
         entries = content[split]
         if not isinstance(entries, list):
@@ -254,7 +259,8 @@ def _check(content: Any, root: Path, file: Path, site: str) -> dict[str, tuple[S
                     )
                 if not path.is_file():
                     raise bad(
-                        f"'{key}' of {where}, '{path}', does not exist; correct the path or take the entry out",
+                        f"'{key}' of {where}, '{path}', does not exist; "
+                        "correct the path or take the entry out",
                         f"'{key}' of {where} does not exist",
                     )
                 if _suffix(path) not in SUFFIXES:
@@ -283,35 +289,39 @@ def _check(content: Any, root: Path, file: Path, site: str) -> dict[str, tuple[S
     return splits
 
 
-# --- the files --------------------------------------------------------------------------------------------------
+# --- the files ------------------------------------------------------------------------------------------
 
 
 def _read(path: Path, what: str, site: str, split: str) -> npt.NDArray[Any]:
-    """The array in a file: (height, width), (height, width, channels) or, from NIfTI, (height, width, slices)."""
+    """The array in a file: (height, width), (height, width, channels) or, of NIfTI, (..., slices)."""
     try:
         status = path.stat()
-        return _decode(path, status.st_mtime_ns, status.st_size)
-    except DataError:
-        raise
+        return _decode(path, what == "mask", status.st_mtime_ns, status.st_size)
     except Exception as error:  # the libraries below raise what they like for a damaged file
         raise _unreadable(path, what, site, split, f"{type(error).__name__}: {error}") from error
 
 
-@lru_cache(maxsize=4)  # slices of one volume come one after the other; the stamp notices a file that was replaced
-def _decode(path: Path, stamp: int, size: int) -> npt.NDArray[Any]:
+@lru_cache(maxsize=4)
+def _decode(path: Path, is_mask: bool, stamp: int, size: int) -> npt.NDArray[Any]:
+    """Kept for a moment, since slices of one volume come one after the other; a replaced file is noticed."""
     suffix = _suffix(path)
     if suffix in ARRAYS:
         return np.load(path, allow_pickle=False)
     if suffix in VOLUMES:
         from monai.data.image_reader import NibabelReader
 
-        reader = NibabelReader(dtype=None)
+        reader = NibabelReader()
         array = np.asarray(reader.get_data(reader.read(path))[0])
-        return array.transpose(1, 0, *range(2, array.ndim)) if array.ndim > 1 else array  # rows first, as pictures
+        return array.swapaxes(0, 1) if array.ndim > 1 else array  # rows first, as in pictures
     from monai.data.image_reader import PILReader
 
-    reader = PILReader(converter=_plain_mode, reverse_indexing=False)
-    return np.asarray(reader.get_data(reader.read(path))[0])
+    picture_reader = PILReader(converter=_label_mode if is_mask else _plain_mode, reverse_indexing=False)
+    return np.asarray(picture_reader.get_data(picture_reader.read(path))[0])
+
+
+def _label_mode(picture: Any) -> Any:
+    """As it is: the indices of a palette are the labels."""
+    return picture.convert("L") if picture.mode == "LA" else picture
 
 
 def _plain_mode(picture: Any) -> Any:
@@ -328,10 +338,11 @@ def _plane(
     if _suffix(path) in VOLUMES and array.ndim == 3:
         slices = array.shape[2]
         if number is None and slices != 1:
-            raise _unreadable(
-                path, what, site, split, f"it is a volume of {slices} slices; pick one with the key 'slice' in the "
-                "datalist, or make slices of it with fairflare.data.prepare"
-            )  # fmt: skip
+            reason = (
+                f"it is a volume of {slices} slices; pick one with the key 'slice' in the datalist, "
+                "or make slices of it with fairflare.data.prepare"
+            )
+            raise _unreadable(path, what, site, split, reason)
         if (number or 0) >= slices:
             raise _unreadable(path, what, site, split, f"'slice' is {number}, but it has {slices} slices")
         return array[:, :, number or 0]
@@ -340,7 +351,9 @@ def _plane(
     if array.ndim == 3 and array.shape[2] > 4 and array.shape[0] <= 4:
         array = np.moveaxis(array, 0, 2)  # channels first
     if array.ndim not in (2, 3) or 0 in array.shape or (array.ndim == 3 and array.shape[2] > 4):
-        raise _unreadable(path, what, site, split, f"it has the shape {array.shape}, which is not one picture")
+        raise _unreadable(
+            path, what, site, split, f"it has the shape {array.shape}, which is not one picture"
+        )
     return array
 
 

@@ -1,12 +1,12 @@
-"""A synthetic multi-site prostate MRI: axial T2-like slices with the gland as mask. Made up, no patient in it.
+"""A synthetic multi-site prostate MRI: axial T2-like slices with the gland as mask. No patient in it.
 
-Every "patient" has an own anatomy (gland with peripheral and transition zone, bladder, rectum, seminal vesicles,
-muscles, pelvic bones, fat) and four slices between base and apex; every site has an own scanner (field of view,
-contrast of the tissues and contrast curve, receive field, endorectal coil, noise, blur) and an own population (gland
-size, share of enlarged transition zones). Patients are never shared between splits.
+Every "patient" has an own anatomy (gland with peripheral and transition zone, bladder, rectum, seminal
+vesicles, muscles, pelvic bones, fat) and four slices between base and apex; every site has an own scanner
+(field of view, contrast of the tissues and contrast curve, receive field, endorectal coil, noise, blur) and
+an own population (gland size, share of enlarged transition zones). Patients are never shared between splits.
 
-The six sites ``site-1`` to ``site-6`` are fixed. Any other name gets a scanner that is a variation of one of these:
-the number at the end of the name chooses which one, the name itself the variation.
+The six sites ``site-1`` to ``site-6`` are fixed. Any other name gets a scanner that is a variation of one of
+these: the number at the end of the name chooses which one, the name itself the variation.
 
 ``python -m fairflare.data.phantom_prostate --out sheet.png`` draws a contact sheet, a row for each site.
 """
@@ -70,14 +70,18 @@ SCANNERS: Mapping[str, Scanner] = {
     # 1.5 T with an endorectal coil: bright spot behind the gland, small field of view
     "site-2": Scanner((18, 3, 6), 115.0, gamma=1.0, bias=0.25, coil=3.0, noise=0.03, blur=1.0, gland=0.95),
     # wide field of view, small glands, an old coil
-    "site-3": Scanner((7, 3, 6), 200.0, gamma=1.15, bias=0.35, noise=0.055, blur=2.0, gland=0.92, enlarged=0.15),
+    "site-3": Scanner(
+        (7, 3, 6), 200.0, gamma=1.15, bias=0.35, noise=0.055, blur=2.0, gland=0.92, enlarged=0.15,
+    ),
     # fat suppression: fat and marrow dark
     "site-4": Scanner(
-        (11, 3, 6), 155.0, {"fat": 0.24, "marrow": 0.17, "muscle": 0.28}, gamma=0.85, bias=0.25, noise=0.055, blur=1.4,
-        gland=1.05, enlarged=0.5,
+        (11, 3, 6), 155.0, {"fat": 0.24, "marrow": 0.17, "muscle": 0.28}, gamma=0.85, bias=0.25, noise=0.055,
+        blur=1.4, gland=1.05, enlarged=0.5,
     ),
     # strong contrast, large glands
-    "site-5": Scanner((16, 3, 6), 145.0, gamma=1.35, bias=0.18, noise=0.02, blur=0.6, gland=1.15, enlarged=0.6),
+    "site-5": Scanner(
+        (16, 3, 6), 145.0, gamma=1.35, bias=0.18, noise=0.02, blur=0.6, gland=1.15, enlarged=0.6,
+    ),
     # another sequence: zones hardly differ, the gland is a grey one on bright fat; noisy, few patients
     "site-6": Scanner(
         (6, 3, 6), 165.0,
@@ -89,7 +93,7 @@ SCANNERS: Mapping[str, Scanner] = {
 
 
 def scanner(site: str) -> Scanner:
-    """The scanner of ``site``; a name that is not one of the six gets a variation of one of them, always the same."""
+    """The scanner of ``site``; any name but the six gets a variation of one of them, always the same."""
     if site in SCANNERS:
         return SCANNERS[site]
     draw = np.random.default_rng(_entropy("scanner", site))
@@ -116,17 +120,17 @@ def phantom_site(
 
     Args:
         site: name of the site; any name works.
-        image_size: height and width, at least 16.
+        image_size: height and width, at least 32. A patient has the same anatomy at every size.
         seed: of the patients; the scanners do not depend on it.
         cases: factor on the number of patients of each split (at least one remains).
 
     Returns:
-        ``{split: (images, masks)}``, both (n, 1, height, width) uint8, images 0 to 255, masks 0 and 1; the slices of
-        a patient lie next to each other. Every mask has some gland.
+        ``{split: (images, masks)}``, both (n, 1, height, width) uint8, images 0 to 255, masks 0 and 1; the
+        slices of a patient lie next to each other. Every mask has some gland.
     """
     height, width = (int(n) for n in image_size)
-    if min(height, width) < 16:
-        raise ValueError(f"image_size must be at least 16 x 16, got {list(image_size)}")
+    if min(height, width) < 32:
+        raise ValueError(f"image_size must be at least 32 x 32, got {list(image_size)}")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ValueError(f"phantom_seed must be a whole number >= 0, got {seed!r}")
     if isinstance(cases, bool) or not isinstance(cases, (int, float)) or not 0 < cases <= 1000:
@@ -162,10 +166,13 @@ def _draw_split(
 
 
 class _Draws:
-    """Random numbers for a block of slices: by patient or by slice, each patient from its own generator."""
+    """Random numbers for a block of slices: by patient or by slice, each patient from its own generators.
+
+    Pixel noise has generators of its own, so that the anatomy does not depend on the image size.
+    """
 
     def __init__(self, generators: Sequence[np.random.Generator]) -> None:
-        self.generators = generators
+        self.generators, self.pixels = zip(*(g.spawn(2) for g in generators), strict=True)
 
     def patient(self, low: float, high: float) -> Array:
         values = np.array([g.uniform(low, high) for g in self.generators], np.float32)
@@ -176,7 +183,7 @@ class _Draws:
         return np.concatenate(values).astype(np.float32)[:, None, None]
 
     def noise(self, height: int, width: int) -> Array:
-        return np.concatenate([g.standard_normal((SLICES, height, width), np.float32) for g in self.generators])
+        return np.concatenate([g.standard_normal((SLICES, height, width), np.float32) for g in self.pixels])
 
 
 def _render(
@@ -199,7 +206,7 @@ def _render(
     # level in the gland: 1 base (under the bladder), -1 apex
     level = np.tile(np.linspace(0.8, -0.7, SLICES, dtype=np.float32), len(generators))[:, None, None]
     level = level + draw.slice(-0.12, 0.12)
-    base, apex = np.clip(level, 0, 1), np.clip(-level, 0, 1)
+    apex = np.clip(-level, 0, 1)
 
     enlarged = draw.patient(0, 1) < machine.enlarged
     size = machine.gland * draw.patient(0.88, 1.14) * _choose(enlarged, 1.16, 0.98)
@@ -238,12 +245,12 @@ def _render(
         paint(ellipse(side * 62, 86, 62, 30, side * 0.45), muscle)  # gluteus maximus
         paint(ellipse(side * 19, -92, 24, 8, side * 0.1), muscle)  # rectus abdominis
         paint(ellipse(side * 72, -72, 30, 16, side * 0.6), muscle)  # iliopsoas, pectineus
-        for cx, cy, a, b, turn in (  # ischium and acetabulum, femoral head, pubic ramus
+        for bone in (  # ischium and acetabulum, femoral head, pubic ramus
             (side * 83, 6, 21, 37, side * -0.12),
             (side * 124, -16, 25, 25, 0.0),
             (side * 20, -60, 21, 10.5, side * 0.5),
         ):
-            outer = ellipse(cx, cy, a, b, turn)
+            outer = ellipse(*bone)
             paint(outer, tissue["cortex"])
             paint(outer + 2.6, tissue["marrow"] * (1 + 0.13 * texture))
         paint(ellipse(side * 55.5, 3, 9.5, 38, side * -0.16), muscle)  # obturator internus
@@ -265,11 +272,15 @@ def _render(
     rectum = draw.patient(19, 23) if coil else draw.patient(10.5, 18)
     depth = half_height * 0.93 + rectum * (0.94 if coil else 1.02) + draw.slice(0.5, 3)
     shift = draw.patient(-5, 5)
-    lumen = ellipse(shift, depth, rectum * draw.patient(0.98, 1.25), rectum, draw.patient(-0.3, 0.3), px=x, py=y)
+    lumen = ellipse(
+        shift, depth, rectum * draw.patient(0.98, 1.25), rectum, draw.patient(-0.3, 0.3), px=x, py=y
+    )
     paint(lumen, tissue["wall"])
-    filling = draw.patient(0, 1) if not coil else 0.0
-    content = np.where(filling > 0.45, tissue["stool"] * (1 + 0.5 * coarse), np.float32(0.02))
-    paint(lumen + (2.0 if coil else 3.6), np.broadcast_to(content, x.shape) if not coil else 0.03)
+    if coil:
+        paint(lumen + 2.0, 0.03)
+    else:
+        gas = draw.patient(0, 1) < 0.45
+        paint(lumen + 3.6, np.where(gas, np.float32(0.02), tissue["stool"] * (1 + 0.5 * coarse)))
 
     # bladder and seminal vesicles, only near the base
     shown = np.clip((level - 0.35) / 0.4, 0, 1)
@@ -319,19 +330,28 @@ def _render(
         there = _choose(enlarged | (draw.patient(0, 1) < 0.35), 0.8, 0.0)
         paint(nodule, tissue["stroma"], there)
         paint(nodule + 0.9, tissue["transition"] * bright * (1 + 0.15 * texture), there)
-    front = np.maximum(ellipse(0, -half_height * 0.95, half_width * 0.5, half_height * 0.34, px=x, py=y), gland + 0.5)
+    front = np.maximum(
+        ellipse(0, -half_height * 0.95, half_width * 0.5, half_height * 0.34, px=x, py=y), gland + 0.5
+    )
     paint(front, tissue["stroma"] * (1 + 0.15 * texture), 0.85)
     paint(ellipse(0, cy * 0.3, 2.2, 2.6, px=x, py=y), tissue["peripheral"], 0.6)
     lesion = ellipse(
         half_width * draw.patient(-0.65, 0.65), half_height * draw.patient(0.3, 0.7), 5.5, 3.4, px=x, py=y
     )
-    paint(np.maximum(lesion, gland + 0.8), tissue["stroma"] * 1.3, _choose(draw.patient(0, 1) < 0.4, 0.75, 0.0))
+    paint(
+        np.maximum(lesion, gland + 0.8), tissue["stroma"] * 1.3, _choose(draw.patient(0, 1) < 0.4, 0.75, 0.0)
+    )
 
     return _acquire(machine, draw, np.clip(image, 0, 1.4), (x0, y0), (shift, depth, rectum), pixel), mask
 
 
 def _acquire(
-    machine: Scanner, draw: _Draws, image: Array, grid: tuple[Array, Array], rectum: tuple[Any, ...], pixel: float
+    machine: Scanner,
+    draw: _Draws,
+    image: Array,
+    grid: tuple[Array, Array],
+    rectum: tuple[Any, ...],
+    pixel: float,
 ) -> npt.NDArray[np.uint8]:
     """Contrast curve, receive field, blur, Rician noise, and the window that a viewer would choose."""
     x, y = grid
@@ -370,7 +390,7 @@ def _warp(x: Array, y: Array, draw: _Draws) -> tuple[Array, Array]:
 
 
 def _smooth(image: Array, sigma: float, unit: bool = True) -> Array:
-    """Gaussian smoothing of each picture, sigma in pixels, periodic; ``unit`` scales noise back to deviation 1."""
+    """Gaussian smoothing of each picture, sigma in pixels; ``unit`` scales noise back to deviation 1."""
     if sigma < 0.2:
         return image
     height, width = image.shape[1:]
@@ -391,7 +411,7 @@ def contact_sheet(
     image_size: Sequence[int] = (128, 128),
     seed: int = 0,
 ) -> Path:
-    """Write a picture with a row of training slices for each site; the gland is outlined in the right half."""
+    """Write a picture: a row of training slices for each site, with the gland outlined in the right half."""
     from PIL import Image
 
     rows = []
@@ -414,10 +434,13 @@ def contact_sheet(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m fairflare.data.phantom_prostate", description="Contact sheet of the synthetic prostate sites."
+        prog="python -m fairflare.data.phantom_prostate",
+        description="Contact sheet of the synthetic prostate sites.",
     )
     parser.add_argument("--out", required=True, help="picture to write, such as sheet.png")
-    parser.add_argument("--sites", nargs="+", default=list(SCANNERS), metavar="SITE", help="default: the six sites")
+    parser.add_argument(
+        "--sites", nargs="+", default=list(SCANNERS), metavar="SITE", help="default: the six sites"
+    )
     parser.add_argument("--columns", type=int, default=12, help="slices of each site (default 12)")
     parser.add_argument("--size", type=int, default=128, help="height and width of a slice (default 128)")
     parser.add_argument("--seed", type=int, default=0)
@@ -426,9 +449,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--columns must be at least 1")
     try:
         path = contact_sheet(
-            options.out, sites=options.sites, columns=options.columns, image_size=(options.size, options.size),
+            options.out,
+            sites=options.sites,
+            columns=options.columns,
+            image_size=(options.size, options.size),
             seed=options.seed,
-        )  # fmt: skip
+        )
     except (OSError, ValueError) as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
     print(f"{path}: synthetic T2-like prostate slices, no patient data; rows: {', '.join(options.sites)}")

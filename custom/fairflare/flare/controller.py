@@ -26,6 +26,7 @@ from nvflare.app_common.workflows.model_controller import ModelController
 
 from fairflare import __version__
 from fairflare.core.fairness import summarize
+from fairflare.core.states import check_state
 from fairflare.flare.checkpoint import Checkpoint, CheckpointFolder, check_same_config
 from fairflare.flare.executor import read_site_file
 from fairflare.flare.site import safe_name
@@ -171,7 +172,7 @@ class RoundsController(ModelController):
             for current_round in range(first, self.num_rounds):
                 next_state = self._round(current_round, state, run_dir, store)
                 if next_state is None:
-                    store.finish("failed", reason="the job was aborted")
+                    self._aborted(store)
                     return
                 state = next_state
             self._finish(state, run_dir, store)
@@ -216,7 +217,9 @@ class RoundsController(ModelController):
             self.aggregator.load_state_dict(found.aggregator)
             self._best = found.extra.get("best")
             self._synthetic = bool(found.extra.get("synthetic"))
-            first, state = found.next_round, found.model
+            check_state(found.model, state, "checkpoint")
+            # The file sorts its names; everything that lists layers keeps the network's order.
+            first, state = found.next_round, {name: found.model[name] for name in state}
             info["resumed_at_round"] = first
             self.info(f"experiment {self.experiment!r}: going on at round {first} of {self.num_rounds}")
         info["synthetic"] = self._synthetic
@@ -327,7 +330,7 @@ class RoundsController(ModelController):
             TASK_VALIDATE, self.num_rounds, state, self._live_sites(), self.validate_timeout, store, _check_validation
         )
         if self.abort_signal.triggered:
-            store.finish("failed", reason="the job was aborted")
+            self._aborted(store)
             return
         metric = self.task.primary_metric
         test = {site: dict(reply.metrics or {}) for site, reply in sorted(phase.good.items())}
@@ -348,6 +351,12 @@ class RoundsController(ModelController):
         )
         self._tracker.test(test, fairness.get(metric), metric, self.num_rounds)
         self.info("fairness on the sites' test splits\n" + fairness_table(read_results(store.folder)))
+
+    def _aborted(self, store: ResultsStore) -> None:
+        reason = "the job was aborted (by an administrator, or because no site is left)"
+        store.finish("failed", reason=reason)
+        if self.fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False):
+            self.panic(reason)  # the simulator would end with exit code 0
 
     # -------------------------------------------------------------------------------------------- one exchange
 

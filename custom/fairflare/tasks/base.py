@@ -51,8 +51,9 @@ class SiteData(ABC):
         Args:
             split: ``"training"``, ``"validation"`` or ``"test"``.
             batch_size: samples in a batch, ``>= 1``.
-            shuffle_seed: None keeps the order of the site's list. A number gives the order (and the augmentation)
-                that belongs to that number, the same every time it is asked for; use another one for each epoch.
+            shuffle_seed: None keeps the order of the site's list. A number gives the order (and the
+                augmentation) that belongs to that number, the same every time it is asked for; use another
+                one for each epoch.
             augment: random flips and the like; needs a ``shuffle_seed``.
 
         Raises:
@@ -63,8 +64,8 @@ class SiteData(ABC):
 class Task(ABC):
     """Model, loss, metric and data source of what the sites learn together.
 
-    Arguments of a subclass's constructor are plain values (numbers, strings, lists, dicts) and are kept under the
-    same attribute names, since the export of a job reads them back.
+    Arguments of a subclass's constructor are plain values (numbers, strings, lists, dicts) and are kept under
+    the same attribute names, since the export of a job reads them back.
     """
 
     primary_metric: ClassVar[str]
@@ -101,7 +102,7 @@ class Task(ABC):
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """No gradients and evaluation mode inside; afterwards every module is in the mode that it was in before."""
+    """No gradients and evaluation mode inside; afterwards every module is in the mode of before."""
     import torch
 
     modes = [(module, module.training) for module in model.modules()]

@@ -1,4 +1,4 @@
-"""Segmentation of 2D images: MONAI's U-Net, Dice loss and Dice metric, on a site's own images or on the phantom."""
+"""Segmentation of 2D images: MONAI's U-Net, Dice loss and Dice metric; own images or the phantom."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ OTHER_KEYS = (  # of the site file, not the task's business
 class SegmentationTask(Task):
     """Segment structures in 2D images with a U-Net.
 
-    The defaults are a small network on 64x64 grey images, quick enough for a laptop. The setting of the Fed-LWR paper
-    is ``image_size=(384, 384), in_channels=3, features=(32, 64, 128, 256, 512, 32), norm_momentum=0.1``.
+    The defaults are a small network on 64x64 grey images, quick enough for a laptop. The setting of the
+    Fed-LWR paper is ``image_size=(384, 384), in_channels=3, features=(32, 64, 128, 256, 512, 32),
+    norm_momentum=0.1``.
 
     Every output channel is one structure with its own sigmoid, so structures may lie inside each other.
 
@@ -35,17 +36,17 @@ class SegmentationTask(Task):
         image_size: height and width that images are resized to; multiples of 16, at least 32.
         in_channels: 1 (colour images become luminance) or 3 (grey images are repeated).
         num_classes: number of structures, that is of output channels.
-        labels: for each structure the labels that belong to it, for example ``[[1, 2], [2]]`` for whole cell and
-            nucleus of masks with 1 cytoplasm and 2 nucleus. Default: ``[[1], [2], ...]``.
+        labels: for each structure the labels that belong to it, for example ``[[1, 2], [2]]`` for whole cell
+            and nucleus of masks with 1 cytoplasm and 2 nucleus. Default: ``[[1], [2], ...]``.
         class_names: names of the structures for the metrics ``dice_<name>``; only with several structures.
             Default: ``class_1``, ``class_2``, ...
-        mask_values: ``{value in the file: label}``, every value that a mask may hold. Default: the labels themselves
-            and 0 for background; masks of 0 and 255 are also understood where 1 is the only label. A site whose masks
-            are coded otherwise sets the same key in its own file.
+        mask_values: ``{value in the file: label}``, every value that a mask may hold. Default: the labels
+            themselves and 0 for background; masks of 0 and 255 are also understood where 1 is the only label.
+            A site whose masks are coded otherwise sets the same key in its own file.
         features: widths of the U-Net, as in :class:`monai.networks.nets.BasicUNet`.
-        norm_momentum: share of a new batch in the running statistics of the batch norms. With PyTorch's 0.1 they still
-            hold a quarter of their initial values after 12 steps, which is all that a small site does in a round, and
-            18 layers of it make the first models blind in evaluation.
+        norm_momentum: share of a new batch in the running statistics of the batch norms. With PyTorch's 0.1
+            they still hold a quarter of their initial values after 12 steps, which is all that a small site
+            does in a round, and 18 layers of it make the first models blind in evaluation.
         augmentation: ``"flip"``, ``"affine"``, ``"intensity"``: which random changes ``augment=True`` makes.
         phantom_seed: seed of the synthetic data, used where a site has none of its own.
         phantom_cases: factor on the number of synthetic cases.
@@ -69,7 +70,9 @@ class SegmentationTask(Task):
     ) -> None:
         self.image_size = _whole_numbers("image_size", image_size, 2)
         if any(n < 32 or n % 16 for n in self.image_size):
-            raise ValueError(f"image_size must be two multiples of 16, each at least 32, got {list(image_size)}")
+            raise ValueError(
+                f"image_size must be two multiples of 16, each at least 32, got {list(image_size)}"
+            )
         if in_channels not in (1, 3):
             raise ValueError(f"in_channels must be 1 or 3, got {in_channels!r}")
         self.in_channels = in_channels
@@ -78,7 +81,9 @@ class SegmentationTask(Task):
         self.num_classes = num_classes
         self.labels = None if labels is None else [_labels(item) for item in labels]
         if self.labels is not None and len(self.labels) != num_classes:
-            raise ValueError(f"labels must have one entry for each of num_classes={num_classes}, got {labels!r}")
+            raise ValueError(
+                f"labels must have one entry for each of num_classes={num_classes}, got {labels!r}"
+            )
         self.class_names = None if class_names is None else [str(name) for name in class_names]
         if self.class_names is not None and len(set(self.class_names)) != num_classes:
             raise ValueError(
@@ -93,8 +98,15 @@ class SegmentationTask(Task):
         if unknown:
             raise ValueError(f"augmentation: unknown '{unknown[0]}'{suggest(unknown[0], AUGMENTATIONS)}")
         self.augmentation = tuple(augmentation)
+        _check_phantom(phantom_seed, phantom_cases)
         self.phantom_seed = phantom_seed
         self.phantom_cases = phantom_cases
+        _check_reachable(self.structures, self.mask_values)
+
+    @property
+    def structures(self) -> list[list[int]]:
+        """The labels of each structure."""
+        return self.labels or [[index + 1] for index in range(self.num_classes)]
 
     def build_model(self) -> torch.nn.Module:
         from monai.networks.nets.basic_unet import BasicUNet
@@ -121,7 +133,7 @@ class SegmentationTask(Task):
         batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
         device: torch.device | str,
     ) -> dict[str, float]:
-        """Dice by image and structure at threshold 0.5 (1 where both are empty), mean over structures, then images.
+        """Dice at threshold 0.5, 1 where both are empty: mean over structures, then over images.
 
         Returns:
             ``dice``, ``loss`` and, with several structures, ``dice_<class name>``.
@@ -146,7 +158,9 @@ class SegmentationTask(Task):
         result = {"dice": float(dice.mean()), "loss": float(np.average(losses, weights=counts))}
         if self.num_classes > 1:
             names = self.class_names or [f"class_{index + 1}" for index in range(self.num_classes)]
-            result.update({f"dice_{name}": float(value) for name, value in zip(names, dice.mean(0), strict=True)})
+            result.update(
+                {f"dice_{name}": float(value) for name, value in zip(names, dice.mean(0), strict=True)}
+            )
         return result
 
     def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:
@@ -164,6 +178,7 @@ class SegmentationTask(Task):
         if settings.get("mask_values") is not None:
             try:
                 mask_values = _mask_values(settings["mask_values"], "mask_values")
+                _check_reachable(self.structures, mask_values)
             except ValueError as error:
                 raise _setting_error(site, "mask_values", str(error)) from error
         return FolderData(self, load_site_list(site, settings), mask_values, _cache_bytes(site, settings))
@@ -248,7 +263,7 @@ class FolderData(ArrayData):
     ) -> None:
         super().__init__(task, datalist.site)
         self.datalist = datalist
-        self.labels = task.labels or [[index + 1] for index in range(task.num_classes)]
+        self.labels = task.structures
         self.mask_values = mask_values
         self.cache_bytes = cache_bytes
         self._cache: dict[tuple[str, int], tuple[torch.Tensor, torch.Tensor]] = {}
@@ -280,19 +295,19 @@ class FolderData(ArrayData):
 
         sample = self.datalist.splits[split][index]
         image, mask = read_pair(sample, site=self.site, split=split)
-        targets = _structures(
-            mask, self.labels, self.mask_values, self.site, split, str(sample.label)
-        )  # checked before the resizing, which could lose a stray value
+        # before the resizing, which could lose a stray value
+        targets = _structures(mask, self.labels, self.mask_values, self.site, split, str(sample.label))
         picture = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))
-        if picture.shape[0] not in (1, 3):
+        channels = picture.shape[0]
+        if channels not in (1, 3):
             raise DataError(
-                f"site '{self.site}': image '{sample.image}' of split '{split}' has {picture.shape[0]} channels; "
-                "1 (grey) or 3 (colour) are understood",
-                f"site '{self.site}': an image of split '{split}' has {picture.shape[0]} channels, not 1 or 3",
+                f"site '{self.site}': image '{sample.image}' of split '{split}' has {channels} channels; "
+                "1 (grey) or 3 (colour) are understood: convert the file",
+                f"site '{self.site}': an image of split '{split}' has {channels} channels",
             )
-        if picture.shape[0] == 3 and self.task.in_channels == 1:
+        if channels == 3 and self.task.in_channels == 1:
             picture = torch.einsum("chw,c->hw", picture, torch.tensor(LUMINANCE))[None]
-        elif picture.shape[0] == 1 and self.task.in_channels == 3:
+        elif channels == 1 and self.task.in_channels == 3:
             picture = picture.expand(3, -1, -1)
         return _resize(picture, torch.from_numpy(targets), self.task.image_size)
 
@@ -324,17 +339,21 @@ class PhantomData(ArrayData):
     def read(self, split: str, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         inputs, targets = self._splits[split]
         chosen = list(indices)
-        return inputs[chosen].expand(-1, self.task.in_channels, -1, -1), targets[chosen]
+        return inputs[chosen].expand(-1, self.task.in_channels, -1, -1).contiguous(), targets[chosen]
 
 
 def _phantom(task: SegmentationTask, site: str, settings: Mapping[str, Any]) -> PhantomData:
     if settings.get("datalist") is not None:
         raise _setting_error(
-            site, "data_root", "'datalist' is set but 'data_root' is not; set 'data_root' to the folder of the list"
+            site,
+            "data_root",
+            "'datalist' is set but 'data_root' is not; set 'data_root' to the folder of the list",
         )
     blocks = settings.get("sites")
     if isinstance(blocks, Mapping) and site not in blocks:
-        with_data = [name for name, block in blocks.items() if isinstance(block, Mapping) and "data_root" in block]
+        with_data = [
+            name for name, block in blocks.items() if isinstance(block, Mapping) and "data_root" in block
+        ]
         if with_data:
             raise DataError(
                 f"site '{site}': the site's fairflare.json gives data to the sites "
@@ -344,16 +363,35 @@ def _phantom(task: SegmentationTask, site: str, settings: Mapping[str, Any]) -> 
             )
     if task.num_classes != 1:
         raise DataError(
-            f"site '{site}': no 'data_root' in the site's fairflare.json, and the synthetic prostate has one structure "
-            f"where the task has num_classes={task.num_classes}; set 'data_root'",
+            f"site '{site}': no 'data_root' in the site's fairflare.json, and the synthetic prostate has one "
+            f"structure where the task has num_classes={task.num_classes}; set 'data_root'",
             f"site '{site}': no data folder is set, and the synthetic data do not fit the task",
         )
     seed = settings.get("phantom_seed", task.phantom_seed)
     cases = settings.get("phantom_cases", task.phantom_cases)
     try:
-        return PhantomData(task, site, seed, cases)
-    except (TypeError, ValueError) as error:
-        raise _setting_error(site, "phantom", str(error)) from error
+        _check_phantom(seed, cases)
+    except ValueError as error:
+        raise _setting_error(site, str(error).split()[0], str(error)) from error
+    return PhantomData(task, site, seed, cases)
+
+
+def _check_phantom(seed: Any, cases: Any) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"phantom_seed must be a whole number >= 0, got {seed!r}")
+    if isinstance(cases, bool) or not isinstance(cases, (int, float)) or not 0 < cases <= 1000:
+        raise ValueError(f"phantom_cases must be a number in (0, 1000], got {cases!r}")
+
+
+def _check_reachable(structures: Sequence[Sequence[int]], mask_values: Mapping[int, int] | None) -> None:
+    """Every structure has a label that masks can have; otherwise it would silently be empty everywhere."""
+    if mask_values is None:
+        return
+    for structure in structures:
+        if not set(structure) & set(mask_values.values()):
+            raise ValueError(
+                f"mask_values gives no value to the structure {structure}, got {dict(mask_values)}"
+            )
 
 
 def _check_settings(site: str, settings: Mapping[str, Any]) -> None:
@@ -406,7 +444,9 @@ def _structures(
         known = sorted(coding)
     strange = [value for value in found if value not in coding]
     if strange:
-        shown = ", ".join(map(str, strange[:5])) + (f" and {len(strange) - 5} more" if len(strange) > 5 else "")
+        shown = ", ".join(map(str, strange[:5])) + (
+            f" and {len(strange) - 5} more" if len(strange) > 5 else ""
+        )
         lossy = "; JPEG changes values, use PNG for masks" if file.lower().endswith((".jpg", ".jpeg")) else ""
         also = " (or 0 and 255)" if mask_values is None and known == [0, 1] else ""
         raise DataError(
@@ -459,13 +499,14 @@ def _augmentation(names: Sequence[str], seed: int) -> Any:
         steps.append(RandAdjustContrastd(keys="image", prob=0.3, gamma=(0.8, 1.25)))
         steps.append(RandScaleIntensityd(keys="image", prob=0.3, factors=0.1))
     transform = Compose(steps)
-    transform.set_random_state(seed=seed)
+    transform.set_random_state(seed=seed % 2**32)
+
+    def plain(items: list[Any], key: str) -> torch.Tensor:
+        return torch.stack([torch.as_tensor(item[key]).as_subclass(torch.Tensor) for item in items])
 
     def change(inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        changed = [transform({"image": a, "label": b.float()}) for a, b in zip(inputs, targets, strict=True)]
-        return tuple(  # type: ignore[return-value]
-            torch.stack([torch.as_tensor(item[key]).as_subclass(torch.Tensor) for item in changed]) for key in both
-        )
+        items = [transform({"image": a, "label": b.float()}) for a, b in zip(inputs, targets, strict=True)]
+        return plain(items, "image").clamp(0.0, 1.0), plain(items, "label")
 
     return change
 

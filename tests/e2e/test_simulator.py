@@ -1,0 +1,221 @@
+"""Jobs through the real FLARE simulator."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from .conftest import ROOT
+
+pytestmark = pytest.mark.e2e
+
+
+def global_model(run) -> dict[str, torch.Tensor]:
+    path = run.workspace / "server" / "simulate_job" / "FL_global_model.pt"
+    return torch.load(path, weights_only=True)["model"]
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open() as f:
+        return list(csv.DictReader(f))
+
+
+def test_same_bits_whatever_the_number_of_workers(job, simulate):
+    """FLARE starts a process per task when workers are fewer than sites: what must survive is on disk."""
+    folder = job("fed_lwr", settings={"local_epochs": 2})
+    runs = {t: simulate(folder, threads=t, name=f"ws{t}") for t in (1, 2, 3)}
+    models = {}
+    for threads, run in runs.items():
+        assert run.code == 0, run.log[-3000:]
+        assert run.results["status"] == "completed"
+        models[threads] = global_model(run)
+    for threads in (2, 3):
+        for name, tensor in models[1].items():
+            assert torch.equal(tensor, models[threads][name]), (threads, name)
+        assert runs[threads].results["test"] == runs[1].results["test"]
+
+
+def test_recorded_weights_and_model_recomputed_from_the_local_models(job, simulate):
+    """An independent few lines: scores -> Eq. 5 -> Eq. 6 -> the recorded weights and the global model."""
+    run = simulate(job("fed_lwr", keep_local_models=True), threads=3)
+    assert run.code == 0, run.log[-3000:]
+    layers = rows(run.folder / "layers.csv")
+    for number in (0, 1):
+        folder = run.folder / "local_models" / f"round_{number:04d}"
+        # Staged file names escape the site name; the file itself says whose it is.
+        local = {}
+        for path in folder.glob("*.safetensors"):
+            from safetensors import safe_open
+
+            with safe_open(path, "pt") as f:
+                local[f.metadata()["site"]] = load_file(path)
+        assert sorted(local) == ["site-1", "site-2", "site-3"]
+        here = [r for r in layers if int(r["round"]) == number]
+        names = {r["layer"] for r in here}
+        assert names == {key.rsplit(".", 1)[0] for key in local["site-1"]}
+        weights = {}
+        for layer in names:
+            score = {r["site"]: float(r["dissimilarity"]) for r in here if r["layer"] == layer}
+            total = sum(score.values())
+            weights[layer] = {site: s / total for site, s in score.items()}
+            for r in here:
+                if r["layer"] == layer:
+                    assert float(r["weight"]) == pytest.approx(weights[layer][r["site"]], abs=1e-6)
+                    assert float(r["cka"]) == pytest.approx(1 - float(r["dissimilarity"]), abs=1e-6)
+        expected = {}
+        for key, first in local["site-1"].items():
+            if first.is_floating_point():
+                rho = weights[key.rsplit(".", 1)[0]]
+                expected[key] = sum(rho[s] * m[key].double() for s, m in local.items())
+            else:
+                expected[key] = max(m[key] for m in local.values())
+    # Not every layer may have equal weights, or the comparison would prove nothing.
+    assert max(max(w.values()) - min(w.values()) for w in weights.values()) > 0.02
+    final = global_model(run)
+    for key, tensor in final.items():
+        torch.testing.assert_close(tensor.double(), expected[key].double(), atol=1e-6, rtol=1e-6)
+
+
+def test_table_results_and_curves(job, simulate):
+    run = simulate(job("fed_avg", num_rounds=2), threads=3)
+    assert run.code == 0, run.log[-3000:]
+    results = run.results
+    dice = {site: values["dice"] for site, values in results["test"].items()}
+    assert sorted(dice) == ["site-1", "site-2", "site-3"]
+    mean = sum(dice.values()) / 3
+    std = math.sqrt(sum((d - mean) ** 2 for d in dice.values()) / 3)
+    summary = results["fairness"]["dice"]
+    assert summary["mean"] == pytest.approx(mean)
+    assert summary["std"] == pytest.approx(std)
+    assert summary["worst"] == min(dice.values())
+    assert "SYNTHETIC" in run.log
+    for word in ("average", "std", "worst"):
+        assert word in run.log
+    assert [r["current_round"] for r in results["rounds"]] == [0, 1]
+    assert set(results["info"]["versions"]) >= {"fairflare", "nvflare", "torch", "monai", "python"}
+
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = list((run.workspace / "server" / "simulate_job" / "tb_events").rglob("events*"))
+    assert len(events) == 1
+    curves = EventAccumulator(str(events[0]), size_guidance={"scalars": 0})
+    curves.Reload()
+    tags = curves.Tags()["scalars"]
+    for site in dice:
+        assert [e.step for e in curves.Scalars(f"train_loss/{site}")] == [0, 1]
+        assert f"validation_dice/{site}" in tags
+        assert curves.Scalars(f"test_dice/{site}")[0].value == pytest.approx(dice[site], abs=1e-6)
+    assert "test_dice/std" in tags
+    assert "validation_dice/worst" in tags
+
+
+def test_weights_and_similarity_by_layer_are_tracked(job, simulate):
+    run = simulate(job("fed_lwr_cosine", num_rounds=1), threads=3)
+    assert run.code == 0, run.log[-3000:]
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (events,) = (run.workspace / "server" / "simulate_job" / "tb_events").rglob("events*")
+    curves = EventAccumulator(str(events), size_guidance={"scalars": 0})
+    curves.Reload()
+    tags = set(curves.Tags()["scalars"])
+    layers = run.results["rounds"][0]["layers"]
+    assert len(layers) == 41
+    for layer in layers:
+        for site in ("site-1", "site-2", "site-3"):
+            assert f"cka/{layer}/{site}" in tags
+            assert f"weight/{layer}/{site}" in tags
+
+
+def test_stopped_and_resubmitted_run_gives_the_same_bits(job, simulate, tmp_path):
+    """Three rounds at once, and one round, then a new job of the same experiment that does the rest."""
+    whole = simulate(job("fed_lwr", num_rounds=3, folder="a", experiment="whole"), threads=3, name="whole",
+                     local={"state_root": str(tmp_path / "s1"), "checkpoint_root": str(tmp_path / "c1")})  # fmt: skip
+    local = {"state_root": str(tmp_path / "s2"), "checkpoint_root": str(tmp_path / "c2")}
+    first = simulate(job("fed_lwr", num_rounds=1, folder="b", experiment="parts"), threads=3, name="p1", local=local)
+    rest = simulate(job("fed_lwr", num_rounds=3, folder="c", experiment="parts"), threads=3, name="p2", local=local)
+    for run in (whole, first, rest):
+        assert run.code == 0, run.log[-3000:]
+    assert "going on at round 1 of 3" in rest.log
+    for name, tensor in global_model(whole).items():
+        assert torch.equal(tensor, global_model(rest)[name]), name
+    assert rest.results["test"] == whole.results["test"]
+    assert [r["current_round"] for r in rest.results["rounds"]] == [0, 1, 2]
+    assert rows(rest.folder / "layers.csv") == rows(whole.folder / "layers.csv")
+
+    other = simulate(job("fed_lwr", num_rounds=3, folder="d", experiment="parts", seed=5), threads=3, name="p3", local=local)
+    assert other.code != 0
+    assert "seed: was 0, is 5" in other.log
+
+
+OWN_TASK = '''
+import torch
+from monai.networks.nets import AttentionUnet
+
+from fairflare.tasks.base import SiteData
+from fairflare.tasks.segmentation import SegmentationTask
+
+
+class Discs(SiteData):
+    synthetic = True
+    description = "bright discs on noise"
+
+    def __init__(self, site):
+        g = torch.Generator().manual_seed(int(site.split("-")[1]))
+        centre = torch.rand(12, 2, 1, 1, generator=g) * 16 + 8
+        y, x = torch.meshgrid(torch.arange(32.0), torch.arange(32.0), indexing="ij")
+        self.masks = (((y - centre[:, :1]) ** 2 + (x - centre[:, 1:]) ** 2) < 36).float()
+        self.images = self.masks + 0.2 * torch.randn(12, 1, 32, 32, generator=g)
+        self.parts = {"training": slice(0, 8), "validation": slice(8, 10), "test": slice(10, 12)}
+
+    def num_samples(self, split):
+        return len(self.images[self.parts[split]])
+
+    def batches(self, split, *, batch_size, shuffle_seed=None, augment=False):
+        images, masks = self.images[self.parts[split]], self.masks[self.parts[split]]
+        if shuffle_seed is not None:
+            order = torch.randperm(len(images), generator=torch.Generator().manual_seed(shuffle_seed))
+            images, masks = images[order], masks[order]
+        return list(zip(images.split(batch_size), masks.split(batch_size)))
+
+
+class Task(SegmentationTask):
+    def build_model(self):
+        return AttentionUnet(spatial_dims=2, in_channels=1, out_channels=1, channels=(4, 8, 16), strides=(2, 2))
+
+    def open_site(self, site, settings):
+        return Discs(site)
+'''
+
+
+def test_own_network_and_data_by_editing_task_py(simulate, tmp_path):
+    """The published job folder with another ``task.py``, nothing else changed but the number of rounds to save time."""
+    folder = tmp_path / "jobs" / "fed_lwr"
+    shutil.copytree(ROOT / "jobs" / "fed_lwr", folder)
+    (folder / "app" / "custom" / "task.py").write_text(OWN_TASK)
+    run = simulate(folder, threads=6)
+    assert run.code == 0, run.log[-3000:]
+    assert len(run.results["test"]) == 6
+    names = list(run.results["rounds"][0]["layers"])
+    assert any("attention" in name for name in names)
+
+
+def test_preinstalled_job_needs_no_custom_code(job, simulate, tmp_path):
+    folder = job("fed_avg", num_rounds=1, packaging="preinstalled")
+    assert not (folder / "app" / "custom").exists()
+    local = tmp_path / "ws" / "local"
+    local.mkdir(parents=True)
+    allowed = {"format_version": 2, "client": {"retry_timeout": 30, "compression": "Gzip"},
+               "class_allow_list": ["nvflare.", "fairflare."], "components": []}  # fmt: skip
+    (local / "resources.json").write_text(json.dumps(allowed))
+    run = simulate(folder, threads=3)
+    assert run.code == 0, run.log[-3000:]
+    refused = simulate(folder, threads=3, name="ws_refused")
+    assert refused.code != 0
+    assert "fairflare.flare" in refused.log

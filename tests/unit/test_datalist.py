@@ -1,0 +1,273 @@
+"""Datalists and the reading of images and masks."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fairflare.data.datalist import (
+    SPLITS,
+    DataError,
+    Sample,
+    load_datalist,
+    read_image,
+    read_mask,
+    read_pair,
+    write_datalist,
+)
+
+
+def png(path: Path, array: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.asarray(array)).save(path)
+    return path
+
+
+def nifti(path: Path, array: Any) -> Path:
+    import nibabel
+
+    nibabel.save(nibabel.Nifti1Image(np.asarray(array), np.eye(4)), path)
+    return path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Three tiny images with masks, one in each split."""
+    splits = {}
+    for index, split in enumerate(SPLITS):
+        png(tmp_path / f"images/{index}.png", np.full((4, 6), 50 * index, np.uint8))
+        png(tmp_path / f"masks/{index}.png", np.eye(4, 6, dtype=np.uint8))
+        splits[split] = [{"image": f"images/{index}.png", "label": f"masks/{index}.png"}]
+    write_datalist(tmp_path / "datalist.json", splits, name="tiny")
+    return tmp_path
+
+
+def change(root: Path, **values: Any) -> None:
+    """Replace top-level keys of the datalist; None removes one."""
+    file = root / "datalist.json"
+    content = {**json.loads(file.read_text()), **values}
+    file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+def refused(root: Path, site: str = "hospital-a") -> DataError:
+    with pytest.raises(DataError) as caught:
+        load_datalist(root, site=site)
+    return check_public(caught.value, root, site)
+
+
+def check_public(error: DataError, root: Path, site: str) -> DataError:
+    assert f"site '{site}'" in str(error)
+    assert f"site '{site}'" in error.public
+    for secret in (str(root), ".png", ".nii", ".npy", "images/", "masks/"):
+        assert secret not in error.public
+    return error
+
+
+def test_write_and_load(root: Path) -> None:
+    loaded = load_datalist(root, site="a")
+    assert {split: len(samples) for split, samples in loaded.splits.items()} == dict.fromkeys(SPLITS, 1)
+    assert loaded.splits["test"][0] == Sample(root / "images/2.png", root / "masks/2.png")
+    assert not list(root.glob("*.part"))
+
+
+def test_the_list_may_have_another_name_and_a_relative_root(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "datalist.json").rename(root / "fold2.json")
+    monkeypatch.chdir(root.parent)
+    loaded = load_datalist(root.name, "fold2.json", site="a")
+    assert loaded.splits["training"][0].image == root / "images/0.png"
+
+
+def test_unknown_split_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="unknown split 'train'"):
+        write_datalist(tmp_path / "datalist.json", {"train": []})
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_folder(tmp_path: Path) -> None:
+    error = refused(tmp_path / "nowhere")
+    assert "'data_root'" in str(error) and "nowhere" in str(error)
+
+
+def test_missing_list(tmp_path: Path) -> None:
+    error = refused(tmp_path)
+    assert "datalist.json' does not exist" in str(error)
+
+
+def test_malformed_json(root: Path) -> None:
+    (root / "datalist.json").write_text('{"training": [')
+    assert "not readable JSON" in str(refused(root))
+    (root / "datalist.json").write_bytes(b"\xff\xfe\x00")
+    assert "not readable JSON" in str(refused(root))
+
+
+ENTRY = {"image": "images/0.png", "label": "masks/0.png"}
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        (None, "key 'training' is missing; needed are 'training', 'validation', 'test', found 'name', 'test'"),
+        ({}, "'training' must be a list, got a dict"),
+        ([], "split 'training' is empty"),
+        (["images/0.png"], "entry 0 of 'training' must be an object"),
+        ([ENTRY, {"image": "images/0.png"}], "entry 1 of 'training' has no key 'label'"),
+        ([{"label": "masks/0.png"}], "entry 0 of 'training' has no key 'image'"),
+        ([{**ENTRY, "label": 3}], "'label' of entry 0 of 'training' must be the path of one file, got a int"),
+        ([{**ENTRY, "label": None}], "got nothing"),
+        ([{**ENTRY, "image": "images/7.png"}], "7.png', does not exist"),
+        ([{**ENTRY, "image": "../images/0.png"}], "'../images/0.png', lies outside data_root"),
+        ([{**ENTRY, "label": "/etc/hostname"}], "lies outside data_root"),
+        ([{**ENTRY, "label": "datalist.json"}], "has an ending that is not known"),
+        ([{**ENTRY, "slice": -1}], "'slice' of entry 0 of 'training' must be a whole number >= 0, got -1"),
+        ([{**ENTRY, "slice": True}], "got True"),
+        ([{**ENTRY, "image": "images/2.png"}], "is in both 'training' and 'test'"),
+    ],
+)
+def test_bad_lists(root: Path, training: Any, message: str) -> None:
+    change(root, training=training)
+    error = refused(root)
+    assert message in str(error)
+    assert "datalist.json" in str(error)
+
+
+def test_top_level_must_be_an_object(root: Path) -> None:
+    (root / "datalist.json").write_text("[]")
+    assert "the top level must be an object" in str(refused(root))
+
+
+def test_one_image_under_two_names_is_seen(root: Path) -> None:
+    (root / "images/copy.png").symlink_to(root / "images/0.png")
+    change(root, test=[{**ENTRY, "image": "images/copy.png"}])
+    assert "is in both 'training' and 'test'" in str(refused(root))
+
+
+def test_data_error_survives_pickling() -> None:
+    error = pickle.loads(pickle.dumps(DataError("site 'a': '/x.png' is broken", "site 'a': an image is broken")))
+    assert (type(error), str(error), error.public) == (
+        DataError, "site 'a': '/x.png' is broken", "site 'a': an image is broken"
+    )  # fmt: skip
+    assert "/x.png" not in DataError("'/x.png'").public
+
+
+# --- files ------------------------------------------------------------------------------------------------
+
+
+def image_of(path: Path, number: int | None = None) -> np.ndarray:
+    return read_image(Sample(path, path, number), site="a", split="test")
+
+
+def mask_of(path: Path, number: int | None = None) -> np.ndarray:
+    return read_mask(Sample(path, path, number), site="a", split="test")
+
+
+def test_eight_bit_pictures_are_divided_by_255(tmp_path: Path) -> None:
+    grey = np.array([[0, 51, 102], [153, 204, 255]], np.uint8)
+    read = image_of(png(tmp_path / "a.png", grey))
+    assert read.dtype == np.float32 and read.shape == (2, 3, 1)
+    np.testing.assert_allclose(read[:, :, 0], grey / 255, rtol=1e-6)
+    colour = np.stack([grey, grey // 2, grey // 3], axis=-1)
+    np.testing.assert_allclose(image_of(png(tmp_path / "b.png", colour)), colour / 255, rtol=1e-6)
+    np.save(tmp_path / "c.npy", colour.transpose(2, 0, 1))
+    small = image_of(tmp_path / "c.npy")
+    assert small.shape == (3, 2, 3)  # too small to tell: channels last
+    np.save(tmp_path / "d.npy", np.tile(colour, (4, 4, 1)).transpose(2, 0, 1))
+    np.testing.assert_allclose(image_of(tmp_path / "d.npy"), np.tile(colour, (4, 4, 1)) / 255, rtol=1e-6)
+
+
+def test_palette_and_alpha(tmp_path: Path) -> None:
+    picture = Image.fromarray(np.array([[0, 1], [2, 1]], np.uint8), "P")
+    picture.putpalette([0, 0, 0, 255, 0, 0, 0, 255, 0])
+    picture.save(tmp_path / "p.png")
+    assert mask_of(tmp_path / "p.png").tolist() == [[0, 1], [2, 1]]
+    assert image_of(tmp_path / "p.png")[0].tolist() == [[0, 0, 0], [1, 0, 0]]
+    assert image_of(png(tmp_path / "rgba.png", np.full((2, 2, 4), 255, np.uint8))).shape == (2, 2, 3)
+
+
+def test_other_numbers_are_clipped_at_the_99th_percentile(tmp_path: Path) -> None:
+    values = np.arange(101, dtype=np.float32).reshape(1, 101) - 20.0  # 99th percentile of -20..80 is 79
+    np.save(tmp_path / "a.npy", values)
+    read = image_of(tmp_path / "a.npy")[0, :, 0]
+    np.testing.assert_allclose(read[[0, 33, 99, 100]], [0, 33 / 99, 1, 1], rtol=1e-6)
+    np.save(tmp_path / "flat.npy", np.full((3, 3), 7.0))
+    assert not image_of(tmp_path / "flat.npy").any()
+    rare = np.zeros((20, 20))
+    rare[0, 0] = 4.0  # the percentile is the minimum here
+    np.save(tmp_path / "rare.npy", rare)
+    assert image_of(tmp_path / "rare.npy").max() == 1.0
+    deep = png(tmp_path / "deep.png", np.array([[0, 1000], [2000, 4000]], np.uint16))
+    assert image_of(deep)[0, 0, 0] == 0 and 0 < image_of(deep)[0, 1, 0] < 1
+
+
+def test_nifti_in_two_and_three_dimensions(tmp_path: Path) -> None:
+    flat = np.arange(12, dtype=np.float32).reshape(4, 3)  # 4 columns (x), 3 rows (y)
+    for name, array in (("a.nii.gz", flat), ("b.nii", flat[:, :, None])):
+        read = image_of(nifti(tmp_path / name, array))
+        assert read.shape == (3, 4, 1)
+        assert read[0, 0, 0] == 0 and read[2, 0, 0] > read[1, 0, 0] > 0
+    volume = np.stack([flat, flat + 12, flat + 24], axis=2)
+    path = nifti(tmp_path / "v.nii.gz", volume)
+    assert image_of(path, 2)[0, 0, 0] == pytest.approx(24 / np.percentile(volume, 99))
+    assert mask_of(path, 1).tolist() == (flat + 12).T.astype(int).tolist()
+    with pytest.raises(DataError, match="volume of 3 slices; pick one with the key 'slice'"):
+        image_of(path)
+    with pytest.raises(DataError, match="'slice' is 3, but it has 3 slices"):
+        image_of(path, 3)
+
+
+def test_a_replaced_file_is_read_again(tmp_path: Path) -> None:
+    assert mask_of(png(tmp_path / "a.png", np.zeros((2, 2), np.uint8))).max() == 0
+    assert mask_of(png(tmp_path / "a.png", np.full((9, 9), 1, np.uint8))).max() == 1
+
+
+class Harmful:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (pytest.fail, ("code in data was run",))
+
+
+def test_unreadable_images(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"not a picture")
+    whole = png(tmp_path / "whole.png", np.random.default_rng(0).integers(0, 255, (64, 64)).astype(np.uint8))
+    (tmp_path / "cut.png").write_bytes(whole.read_bytes()[:800])
+    (tmp_path / "a.nii.gz").write_bytes(b"not a volume")
+    np.save(tmp_path / "object.npy", np.array([[Harmful()]], dtype=object), allow_pickle=True)
+    np.save(tmp_path / "text.npy", np.array([["a", "b"]]))
+    np.save(tmp_path / "line.npy", np.zeros(5, np.uint8))
+    np.save(tmp_path / "empty.npy", np.zeros((0, 5), np.uint8))
+    np.save(tmp_path / "block.npy", np.zeros((9, 9, 9), np.uint8))
+    for name in ("a.png", "cut.png", "a.nii.gz", "object.npy", "text.npy", "line.npy", "empty.npy", "block.npy"):
+        with pytest.raises(DataError, match=name) as caught:
+            image_of(tmp_path / name)
+        assert "Repair the file or take it out" in str(caught.value)
+        assert check_public(caught.value, tmp_path, "a").public == "site 'a': an image of split 'test' cannot be read"
+    np.save(tmp_path / "nan.npy", np.array([[0.0, np.nan]]))
+    with pytest.raises(DataError, match=r"nan.npy.*NaN or infinite"):
+        image_of(tmp_path / "nan.npy")
+    with pytest.raises(DataError, match="'slice' was given"):
+        image_of(whole, 3)
+
+
+def test_unusable_masks(tmp_path: Path) -> None:
+    np.save(tmp_path / "half.npy", np.array([[0.0, 0.5]]))
+    with pytest.raises(DataError, match="not whole numbers"):
+        mask_of(tmp_path / "half.npy")
+    colour = np.zeros((2, 2, 3), np.uint8)
+    assert mask_of(png(tmp_path / "grey.png", colour)).shape == (2, 2)
+    colour[0, 0, 1] = 9
+    with pytest.raises(DataError, match="colour image") as caught:
+        mask_of(png(tmp_path / "colour.png", colour))
+    assert caught.value.public == "site 'a': a mask of split 'test' cannot be read"
+
+
+def test_image_and_mask_must_be_of_one_size(root: Path) -> None:
+    png(root / "masks/0.png", np.zeros((6, 4), np.uint8))
+    sample = load_datalist(root, site="a").splits["training"][0]
+    with pytest.raises(DataError, match=r"is 6x4 \(width x height\) but its mask .* is 4x6") as caught:
+        read_pair(sample, site="a", split="training")
+    public = "site 'a': an image of split 'training' and its mask differ in size"
+    assert check_public(caught.value, root, "a").public == public

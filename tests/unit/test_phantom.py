@@ -1,0 +1,125 @@
+"""The synthetic prostate sites."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fairflare.data.phantom_prostate import SCANNERS, SLICES, SPLITS, main, phantom_site, scanner
+
+SITES = [f"site-{number}" for number in range(1, 7)]
+
+
+def test_shapes_types_and_counts() -> None:
+    assert list(SCANNERS) == SITES
+    training = 0
+    for site in SITES:
+        data = phantom_site(site, cases=1.0, image_size=(32, 48))
+        assert tuple(data) == SPLITS
+        for split, patients in zip(SPLITS, scanner(site).patients, strict=True):
+            images, masks = data[split]
+            assert images.shape == masks.shape == (patients * SLICES, 1, 32, 48)
+            assert images.dtype == masks.dtype == np.uint8
+            assert set(np.unique(masks)) == {0, 1}
+            assert (masks.sum(axis=(1, 2, 3)) >= 4).all()  # some gland on every slice
+        training += len(data["training"][0])
+    assert 240 <= training <= 320
+
+
+def test_the_same_seed_gives_the_same_images_and_another_seed_others() -> None:
+    first, again = phantom_site("site-2", seed=3, cases=0.2), phantom_site("site-2", seed=3, cases=0.2)
+    other = phantom_site("site-2", seed=4, cases=0.2)
+    for split in SPLITS:
+        for a, b in zip(first[split], again[split], strict=True):
+            np.testing.assert_array_equal(a, b)
+        assert (first[split][0] != other[split][0]).any(axis=(1, 2, 3)).all()
+
+
+def test_more_cases_keep_the_first_ones() -> None:
+    few, many = phantom_site("site-1", cases=0.1), phantom_site("site-1", cases=2.0)
+    np.testing.assert_array_equal(few["training"][0], many["training"][0][: len(few["training"][0])])
+    assert len(many["test"][0]) == 2 * scanner("site-1").patients[2] * SLICES
+
+
+def test_no_patient_is_in_two_splits_or_two_sites() -> None:
+    seen: dict[bytes, tuple[str, str]] = {}
+    for site in SITES:
+        for split, (images, _) in phantom_site(site, cases=0.5, image_size=(32, 32)).items():
+            for image in images:
+                assert seen.setdefault(image.tobytes(), (site, split)) == (site, split)
+    # patients differ from each other more than the slices of one: the masks of neighbours overlap
+    _, masks = phantom_site("site-1")["training"]
+    pairs = masks[1::SLICES] & masks[2::SLICES]
+    assert (pairs.sum(axis=(1, 2, 3)) > 0.5 * masks[1::SLICES].sum(axis=(1, 2, 3))).all()
+
+
+def test_a_patient_has_the_same_anatomy_at_every_size() -> None:
+    small = phantom_site("site-5", cases=0.1, image_size=(64, 64))["test"][1].mean(axis=(1, 2, 3))
+    large = phantom_site("site-5", cases=0.1, image_size=(128, 128))["test"][1].mean(axis=(1, 2, 3))
+    np.testing.assert_allclose(small, large, rtol=0.05)
+
+
+def test_sites_differ_as_scanners_do() -> None:
+    data = {site: phantom_site(site, cases=0.5) for site in SITES}
+    images = {site: data[site]["training"][0].astype(float) for site in SITES}
+    masks = {site: data[site]["training"][1] > 0 for site in SITES}
+    counts = [len(images[site]) for site in SITES]
+    assert max(counts) >= 2.5 * min(counts)
+    share = {site: masks[site].mean() for site in SITES}
+    assert max(share.values()) > 2 * min(share.values())  # field of view, gland size
+    contrast = {site: images[site][masks[site]].mean() / images[site][~masks[site]].mean() for site in SITES}
+    assert contrast["site-6"] < 1 < contrast["site-4"]  # grey on bright fat; bright on suppressed fat
+    columns = slice(24, 40)
+    coil = {site: images[site][:, 0, 30:40, columns].mean() / images[site].mean() for site in SITES}
+    assert max(coil, key=lambda site: coil[site]) == "site-2"  # bright spot in front of the coil
+    # noise: second differences along a row
+    rough = {
+        site: np.median(np.abs(np.diff(images[site][:, 0], n=2, axis=2)), axis=(1, 2)).mean() for site in SITES
+    }
+    assert min(rough["site-3"], rough["site-6"]) > 2 * min(rough["site-1"], rough["site-2"])
+
+
+def test_any_other_name_is_a_site_and_always_the_same_one() -> None:
+    names = ["site-7", "site-8", "site-13", "hospital-a", "krankenhaus", "Universitätsklinikum 3", ""]
+    machines = [scanner(name) for name in names]
+    assert machines == [scanner(name) for name in names]
+    assert len({repr(machine) for machine in (*machines, *SCANNERS.values())}) == len(names) + 6
+    assert scanner("site-8").coil > 0 and scanner("site-7").coil == 0  # variations of site-2 and site-1
+    data = phantom_site("hospital-a", cases=0.01, image_size=(32, 32))
+    assert [len(data[split][0]) for split in SPLITS] == [SLICES] * 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"image_size": (16, 64)}, "image_size must be at least 32 x 32"),
+        ({"seed": -1}, "phantom_seed must be a whole number >= 0, got -1"),
+        ({"seed": True}, "phantom_seed"),
+        ({"cases": 0}, r"phantom_cases must be a number in \(0, 1000\], got 0"),
+        ({"cases": float("nan")}, "phantom_cases"),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        phantom_site("site-1", **arguments)  # type: ignore[arg-type]
+
+
+def test_a_site_is_drawn_quickly() -> None:
+    phantom_site("site-2", cases=0.1)
+    start = time.process_time()
+    phantom_site("site-2")
+    assert time.process_time() - start < 5.0  # 0.5 s on an idle core
+
+
+def test_contact_sheet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "sheet.png"
+    assert main(["--out", str(file), "--sites", "site-1", "site-4", "--columns", "3", "--size", "32"]) == 0
+    assert "synthetic" in capsys.readouterr().out
+    assert Image.open(file).size == (3 * 34, 2 * 34)
+    with pytest.raises(SystemExit) as caught:
+        main(["--out", str(tmp_path / "missing" / "sheet.png"), "--sites", "site-1", "--size", "32"])
+    assert caught.value.code == 1

@@ -1,0 +1,413 @@
+"""The results store and its tables: strict JSON, never half-written, resumable."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from fairflare.core.fairness import summarize
+from fairflare.reporting.results import (
+    CSV_COLUMNS,
+    SCHEMA_VERSION,
+    LeftOut,
+    PhaseRecord,
+    ResultsStore,
+    RoundRecord,
+    read_results,
+)
+from fairflare.reporting.table import SYNTHETIC_NOTE, compare, fairness_table, rich_table
+
+NAN = math.nan
+INFO = {
+    "experiment": "exp-1",
+    "method": "fed_lwr",
+    "job_id": "j-1",
+    "versions": {"fairflare": "0.1.0"},
+    "seed": 3,
+    "sites": ["A", "B", "C"],
+    "config": {"rounds": 2, "path": Path("x/y"), "layers": ("a", "b")},
+    "synthetic": True,
+    "primary_metric": "dice",
+}
+
+
+def record(number: int, **changes: Any) -> RoundRecord:
+    complete = RoundRecord(
+        current_round=number,
+        sites=["A", "B", "C"],
+        accepted=["A", "B"],
+        left_out=[LeftOut("C", "train", 'timed out, after "5 s"\nin all')],
+        phases=[PhaseRecord("train", 1.5, 100, 200, 3, 2), PhaseRecord("anchor", 0.25, 10, 20, 2, 2)],
+        validation={"A": {"dice": 0.5 + number, "loss": 0.1}, "B": {"dice": NAN, "loss": 0.2}},
+        train={"A": {"loss": 0.3, "num_samples": 12}},
+        site_weights=None,
+        layers={
+            "conv": {"A": {"cka": 0.9, "dissimilarity": 0.1, "weight": 1.0}, "B": {"cka": NAN, "weight": 0.0}}
+        },
+        reports={"A": {"cka": np.array([0.5, NAN]), "n": torch.tensor(4), "note": "ok"}},
+    )
+    return replace(complete, **changes)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ResultsStore:
+    return ResultsStore(tmp_path / "run" / "results")
+
+
+def strict(path: Path) -> dict[str, Any]:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+
+
+def rows(store: ResultsStore, name: str) -> list[list[str]]:
+    with (store.folder / name).open(encoding="utf-8", newline="") as file:
+        return list(csv.reader(file))
+
+
+def snapshot(store: ResultsStore) -> dict[str, str]:
+    return {name: (store.folder / name).read_text(encoding="utf-8") for name in CSV_COLUMNS}
+
+
+def finished(
+    folder: Path, *, method: str = "fed_lwr", dice: tuple[float, ...] = (0.9, 0.5, 0.7), **info: Any
+) -> Any:
+    store = ResultsStore(folder)
+    store.start(INFO | {"method": method} | info)
+    store.add_round(record(0))
+    test = {site: {"loss": 1 - value, "dice": value} for site, value in zip("ABC", dice, strict=False)}
+    store.finish("completed", test, {"dice": summarize({site: m["dice"] for site, m in test.items()})})
+    return read_results(folder)
+
+
+# the store
+
+
+def test_a_run_from_start_to_finish(store):
+    store.start(INFO)
+    document = strict(store.folder / "results.json")
+    assert document["status"] == "running"
+    assert document["schema_version"] == SCHEMA_VERSION == 1
+    assert document["info"]["config"] == {"rounds": 2, "path": "x/y", "layers": ["a", "b"]}
+    assert document["rounds"] == []
+    assert document["finished"] is None
+
+    store.add_round(record(0))
+    store.add_round(record(1, site_weights={"A": 0.25, "B": np.float32(0.75)}, layers=None))
+    document = strict(store.folder / "results.json")
+    assert document["status"] == "running"
+    first, second = document["rounds"]
+    assert first["validation"]["B"] == {"dice": None, "loss": 0.2}
+    assert first["left_out"] == [{"site": "C", "phase": "train", "reason": 'timed out, after "5 s"\nin all'}]
+    assert first["phases"][1]["name"] == "anchor"
+    assert first["layers"]["conv"]["A"]["dissimilarity"] == 0.1
+    assert first["reports"]["A"] == {"cka": [0.5, None], "n": 4, "note": "ok"}
+    assert second["site_weights"] == {"A": 0.25, "B": 0.75}
+    assert second["layers"] is None
+
+    summary = summarize({"A": 0.9, "B": 0.8})
+    store.finish("completed", {"A": {"dice": 0.9}, "B": {"dice": 0.8}}, {"dice": summary})
+    document = read_results(store.folder)
+    assert document == strict(store.folder / "results.json")
+    assert document["status"] == "completed"
+    assert document["test"]["B"]["dice"] == 0.8
+    assert document["fairness"]["dice"]["worst_site"] == "B"
+    assert document["fairness"]["dice"]["excluded"] == []
+    assert document["started"] <= document["finished"] <= document["updated"]
+
+
+def test_csv_rows(store):
+    store.start(INFO)
+    store.add_round(record(0, site_weights={"A": 0.25}))
+    store.finish("completed", {"A": {"dice": 0.9}}, left_out=[LeftOut("B", "validate", "no data")])
+    assert {name: tuple(rows(store, name)[0]) for name in CSV_COLUMNS} == CSV_COLUMNS
+    assert rows(store, "sites.csv")[1:] == [
+        ["0", "validation", "A", "dice", "0.5"],
+        ["0", "validation", "A", "loss", "0.1"],
+        ["0", "validation", "B", "dice", ""],
+        ["0", "validation", "B", "loss", "0.2"],
+        ["0", "train", "A", "loss", "0.3"],
+        ["0", "train", "A", "num_samples", "12"],
+        ["0", "report", "A", "n", "4"],
+        ["0", "aggregate", "A", "weight", "0.25"],
+        ["1", "test", "A", "dice", "0.9"],
+    ]
+    assert rows(store, "layers.csv")[1:] == [
+        ["0", "conv", "A", "0.9", "0.1", "1.0"],
+        ["0", "conv", "B", "", "", "0.0"],
+    ]
+    assert rows(store, "phases.csv")[1:] == [
+        ["0", "train", "1.5", "100", "200", "3", "2"],
+        ["0", "anchor", "0.25", "10", "20", "2", "2"],
+    ]
+    assert rows(store, "left_out.csv")[1:] == [
+        ["0", "train", "C", 'timed out, after "5 s"\nin all'],
+        ["1", "validate", "B", "no data"],
+    ]
+
+
+def test_numbers_keep_all_digits(store):
+    store.start({})
+    store.add_round(record(0, train={"A": {"loss": 0.1 + 0.2}}, validation={}))
+    assert float(rows(store, "sites.csv")[1][4]) == 0.1 + 0.2
+    assert read_results(store.folder)["rounds"][0]["train"]["A"]["loss"] == 0.1 + 0.2
+
+
+def test_a_failed_run(store):
+    store.start(INFO)
+    store.add_round(record(0))
+    store.finish("failed", reason="1 of min_sites=2")
+    document = read_results(store.folder)
+    assert (document["status"], document["reason"], document["test"]) == ("failed", "1 of min_sites=2", None)
+    assert len(document["rounds"]) == 1
+
+
+def test_a_run_that_fails_before_it_starts(store):
+    store.finish("failed", reason="unknown method")
+    assert read_results(store.folder)["status"] == "failed"
+
+
+def test_completed_can_become_failed_but_not_the_reverse(store):
+    store.start(INFO)
+    store.finish("completed", {"A": {"dice": 0.5}})
+    store.finish("failed", {"A": {"dice": 0.1}}, reason="the model could not be saved")
+    document = read_results(store.folder)
+    assert (document["status"], document["test"]["A"]["dice"]) == ("failed", 0.5)
+    assert len(rows(store, "sites.csv")) == 2
+    with pytest.raises(ValueError, match="the run is already failed"):
+        store.finish("completed")
+    with pytest.raises(ValueError, match="the run is already failed"):
+        store.add_round(record(0))
+
+
+def test_refusals(store):
+    with pytest.raises(ValueError, match="was not started"):
+        store.add_round(record(0))
+    with pytest.raises(ValueError, match="was not started"):
+        store.finish("completed")
+    store.start(INFO)
+    with pytest.raises(ValueError, match="status must be 'completed' or 'failed', got 'done'"):
+        store.finish("done")
+    store.add_round(record(1))
+    for number in (0, 1):
+        with pytest.raises(ValueError, match=f"round {number} comes after round 1"):
+            store.add_round(record(number))
+    with pytest.raises(TypeError, match=r"round\.reports\.A\.x\[1\] is of type object"):
+        store.add_round(record(2, reports={"A": {"x": [1, object()]}}))
+    assert len(read_results(store.folder)["rounds"]) == 1
+    with pytest.raises(TypeError, match=r"info\.f is of type function"):
+        store.start({"f": finished})
+
+
+def test_an_interrupted_write_leaves_the_old_file(store, monkeypatch):
+    store.start(INFO)
+    store.add_round(record(0))
+
+    def killed(descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", killed)
+    with pytest.raises(KeyboardInterrupt):
+        store.finish("completed", {"A": {"dice": 0.5}})
+    document = read_results(store.folder)
+    assert (document["status"], len(document["rounds"])) == ("running", 1)
+
+
+def test_start_forgets_an_earlier_run(store):
+    store.start(INFO)
+    store.add_round(record(0))
+    store.event("x")
+    store.finish("completed", {"A": {"dice": 0.5}})
+    store.start({"method": "fed_avg"})
+    document = read_results(store.folder)
+    assert (document["rounds"], document["test"], document["status"]) == ([], None, "running")
+    assert all(len(rows(store, name)) == 1 for name in CSV_COLUMNS)
+    assert (store.folder / "progress.jsonl").read_text() == ""
+
+
+def test_resume_in_another_folder(store, tmp_path):
+    store.start(INFO)
+    store.add_round(record(0))
+    store.add_round(record(1))
+    saved = json.loads(json.dumps(store.state_dict(), allow_nan=False))
+    store.add_round(record(2))
+
+    other = ResultsStore(tmp_path / "second")
+    other.start(INFO | {"job_id": "j-2"})
+    other.load_state_dict(saved)
+    other.add_round(record(2))
+    assert snapshot(other) == snapshot(store)
+    before, after = read_results(store.folder), read_results(other.folder)
+    assert after["rounds"] == before["rounds"]
+    assert after["started"] == before["started"]
+    assert after["info"]["job_id"] == "j-2"
+    assert [entry["next_round"] for entry in after["resumed"]] == [2]
+    assert len(saved["rounds"]) == 2
+
+
+def test_resume_replaces_rows_that_the_checkpoint_does_not_know(store):
+    store.start(INFO)
+    store.add_round(record(0))
+    saved, files = store.state_dict(), snapshot(store)
+    store.add_round(record(1))
+    again = ResultsStore(store.folder)
+    again.start(INFO)
+    again.load_state_dict(saved)
+    assert snapshot(again) == files
+
+
+def test_resume_refusals(store):
+    with pytest.raises(ValueError, match="was not started"):
+        store.load_state_dict(store.state_dict())
+    store.start(INFO)
+    with pytest.raises(ValueError, match="saved results have schema version 99"):
+        store.load_state_dict(store.state_dict() | {"schema_version": 99})
+
+
+def test_events(store):
+    store.start(INFO)
+    store.event("round", current_round=1, dice=NAN, site="A")
+    lines = (store.folder / "progress.jsonl").read_text(encoding="utf-8").splitlines()
+    event = json.loads(lines[0])
+    assert event.pop("time").endswith("+00:00")
+    assert event == {"kind": "round", "current_round": 1, "dice": None, "site": "A"}
+
+
+def test_events_of_several_threads_stay_whole(store):
+    store.start(INFO)
+    work = [
+        threading.Thread(target=lambda: [store.event("e", text="x" * 500) for _ in range(25)])
+        for _ in range(4)
+    ]
+    for thread in work:
+        thread.start()
+    for thread in work:
+        thread.join()
+    lines = (store.folder / "progress.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 100
+    assert all(json.loads(line)["text"] == "x" * 500 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "not a results file"),
+        ("[]", "not a results file: it has no schema_version"),
+        ('{"schema_version": 2, "status": "running"}', "schema version 2, this FairFlare reads 1"),
+        ('{"schema_version": 1, "status": "odd"}', "unknown status 'odd'"),
+    ],
+)
+def test_unreadable_results(tmp_path, content, message):
+    (tmp_path / "results.json").write_text(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        read_results(tmp_path)
+    assert str(tmp_path / "results.json") in str(caught.value)
+
+
+def test_missing_results(tmp_path):
+    with pytest.raises(ValueError, match="no results there"):
+        read_results(tmp_path)
+
+
+# the tables
+
+
+def test_fairness_table(tmp_path):
+    text = fairness_table(finished(tmp_path))
+    lines = [line.split() for line in text.splitlines()]
+    assert text.startswith("fed_lwr, experiment exp-1, seed 3, 1 round\n")
+    assert ["site", "dice", "loss"] in lines  # the primary metric first
+    assert ["A", "0.9000", "0.1000"] in lines
+    assert ["average", "0.7000", "0.3000"] in lines
+    assert ["std", "0.1633", "0.1633"] in lines  # sqrt(0.08 / 3)
+    assert ["worst", "0.5000", "0.5000"] in lines  # of a loss the highest
+    assert ["worst", "site", "B", "B"] in lines
+    assert ["range", "0.4000", "0.4000"] in lines
+    assert "C in round 0, train: timed out" in text
+    assert text.endswith(SYNTHETIC_NOTE)
+    widths = {len(line) for line in text.splitlines() if line[:4] in ("site", "A   ", "B   ", "std ")}
+    assert len(widths) == 1
+
+
+def test_real_data_carry_no_note(tmp_path):
+    assert SYNTHETIC_NOTE not in fairness_table(finished(tmp_path, synthetic=False))
+
+
+def test_a_site_without_test_result_is_shown_and_not_averaged(tmp_path):
+    text = fairness_table(finished(tmp_path, dice=(0.9, 0.5)))
+    assert ["C", "-", "-"] in [line.split() for line in text.splitlines()]
+    assert ["average", "0.7000", "0.3000"] in [line.split() for line in text.splitlines()]
+
+
+def test_left_out_rounds_are_grouped(store):
+    store.start(INFO | {"synthetic": False})
+    for number in range(6):
+        absent = [LeftOut("C", "anchor", "no answer")] if number in (1, 2, 3, 5) else []
+        store.add_round(record(number, left_out=absent))
+    store.finish("completed", {"A": {"dice": 0.5}}, left_out=[LeftOut("B", "validate", "no data")])
+    text = fairness_table(read_results(store.folder))
+    assert "  C in rounds 1-3, 5, anchor: no answer" in text
+    assert "  B after the last round, validate: no data" in text
+
+
+def test_table_of_a_failed_run(store):
+    store.start(INFO)
+    store.finish("failed", reason="1 of min_sites=2")
+    text = fairness_table(read_results(store.folder))
+    assert "FAILED: 1 of min_sites=2" in text
+    assert "No test results." in text
+    rich_table(read_results(store.folder))
+
+
+def test_rich_table(tmp_path):
+    console = Console(file=io.StringIO(), width=120)
+    console.print(rich_table(finished(tmp_path, sites=["A", "B", "C", "[x]"])))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    for text in ("[x]", "0.1633", "worst site", "SYNTHETIC", "fed_lwr, experiment exp-1"):
+        assert text in shown
+
+
+def test_compare_over_seeds(tmp_path):
+    runs = [
+        finished(tmp_path / "1", dice=(0.9, 0.5, 0.7), seed=1),
+        finished(tmp_path / "2", dice=(0.8, 0.6, 0.7), seed=2),
+        finished(tmp_path / "3", method="fed_avg", dice=(0.9, 0.3, 0.6)),
+    ]
+    text = compare(runs)
+    lines = [line.split() for line in text.splitlines()]
+    assert lines[0] == ["method", "runs", "A", "B", "C", "average", "std", "worst"]
+    # std over sites 0.1633 and 0.0816: mean 0.1225, and 0.0408 over the seeds
+    over_seeds = ("0.8500 ± 0.0500", "0.5500 ± 0.0500", "0.7000 ± 0.0000", "0.7000 ± 0.0000")
+    over_seeds += ("0.1225 ± 0.0408", "0.5500 ± 0.0500")
+    assert " ".join(lines[2]) == " ".join(("fed_lwr 2", *over_seeds))
+    assert " ".join(lines[3]) == "fed_avg 1 0.9000 0.3000 0.6000 0.6000 0.2449 0.3000"
+    assert SYNTHETIC_NOTE in text
+    assert "| fed_lwr | 2 | 0.7000 ± 0.0000 |" in compare(runs, style="markdown", per_site=False)
+    assert "0.1500 ± 0.0500" in compare(runs, metric="loss")
+
+
+def test_compare_leaves_out_incomplete_runs_and_says_so(tmp_path):
+    failed = ResultsStore(tmp_path / "f")
+    failed.start(INFO)
+    runs = [finished(tmp_path / "1", label="Fed-LWR | paper"), read_results(tmp_path / "f")]
+    assert "1 of 2 runs did not complete and are left out." in compare(runs)
+    assert "| Fed-LWR \\| paper | 1 |" in compare(runs, style="markdown")
+    with pytest.raises(ValueError, match="none of the 1 runs is complete"):
+        compare(runs[1:])
+    with pytest.raises(ValueError, match="no test results for metric 'auc'"):
+        compare(runs, metric="auc")
+    with pytest.raises(ValueError, match="unknown style 'html'"):
+        compare(runs, style="html")  # type: ignore[arg-type]

@@ -1,0 +1,751 @@
+"""Layer similarity: the spec's numbers, properties, and the streamed CKA against a plain one in float64."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from monai.networks.nets import BasicUNet
+from torch import Tensor, nn
+
+from fairflare.core import similarity
+from fairflare.core.similarity import (
+    center,
+    gram,
+    hsic,
+    layer_owner,
+    layerwise_cka,
+    layerwise_cosine,
+    linear_cka,
+    parameter_layers,
+)
+
+FULL = ("biased", "unbiased")
+
+
+# --- references, slow and plain ---------------------------------------------------------------------------
+
+
+def reference_hsic(k: np.ndarray, l: np.ndarray, estimator: str) -> float:
+    n = len(k)
+    if estimator == "biased":
+        h = np.eye(n) - np.ones((n, n)) / n
+        return float((h @ k @ h).ravel() @ (h @ l @ h).ravel()) / (n - 1) ** 2
+    k, l = k - np.diag(np.diag(k)), l - np.diag(np.diag(l))
+    one = np.ones(n)
+    trace = np.trace(k @ l)
+    sums = (one @ k @ one) * (one @ l @ one) / ((n - 1) * (n - 2))
+    mixed = 2 / (n - 2) * (one @ k @ l @ one)
+    return float(trace + sums - mixed) / (n * (n - 3))
+
+
+def reference_cka(x: np.ndarray, y: np.ndarray, estimator: str) -> float:
+    k, l = x @ x.T, y @ y.T
+    norms = reference_hsic(k, k, estimator) * reference_hsic(l, l, estimator)
+    return reference_hsic(k, l, estimator) / math.sqrt(norms)
+
+
+def features(model: nn.Module, images: Tensor) -> dict[str, np.ndarray]:
+    """Output of every layer for all images at once, (n, features) in float64."""
+    found: dict[str, np.ndarray] = {}
+
+    def keep(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Tensor) -> None:
+            found[name] = output.detach().flatten(1).double().numpy().copy()
+
+        return hook
+
+    handles = [m.register_forward_hook(keep(name)) for name, m in parameter_layers(model).items()]
+    model.eval()
+    with torch.no_grad():
+        model(images)
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+def reference_dissimilarity(u: np.ndarray, v: np.ndarray, estimator: str) -> float:
+    """1 - CKA as half the squared distance of the normalized centered Gram matrices."""
+    k, l = (center(gram(f - f.mean(0)), estimator) for f in (u, v))
+    return 0.5 * float((k / k.norm() - l / l.norm()).square().sum())
+
+
+# --- models and images ------------------------------------------------------------------------------------
+
+
+def smooth_images(n: int, size: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.randn(n, 1, size // 8, size // 8, generator=generator)
+    noise = torch.randn(n, 1, size, size, generator=generator)
+    return nn.functional.interpolate(coarse, size=size, mode="bilinear") + 0.1 * noise
+
+
+def unet(seed: int, images: Tensor) -> nn.Module:
+    """A small U-Net with random weights and batch-norm statistics of the images."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = BasicUNet(
+            spatial_dims=2,
+            in_channels=1,
+            out_channels=1,
+            features=(8, 8, 16, 16, 16, 8),
+            norm="batch",
+            bias=False,
+        )
+        model.train()
+        with torch.no_grad():
+            for _ in range(20):
+                model(images)
+    return model
+
+
+def perturbed(model: nn.Module, size: float, seed: int = 1) -> nn.Module:
+    generator = torch.Generator().manual_seed(seed)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for tensor in [*other.parameters(), *other.buffers()]:
+            if tensor.is_floating_point():
+                tensor.mul_(1 + size * torch.randn(tensor.shape, generator=generator))
+    return other
+
+
+@pytest.fixture(scope="module")
+def images() -> Tensor:
+    return smooth_images(18, 64)
+
+
+@pytest.fixture(scope="module")
+def pairs(images: Tensor) -> dict[str, tuple[nn.Module, nn.Module]]:
+    model = unet(0, images)
+    return {"near": (model, perturbed(model, 0.02)), "far": (model, unet(1, images))}
+
+
+def mlp(*, seed: int = 0, bias: bool = True) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(5, 7, bias=bias), nn.ReLU(inplace=True), nn.Linear(7, 3, bias=bias))
+
+
+@pytest.fixture
+def vectors() -> Tensor:
+    return torch.randn(12, 5, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture
+def stores(monkeypatch: pytest.MonkeyPatch) -> list[similarity._Store]:
+    """Every store made in the test, with the most bytes it had in memory as `peak`."""
+    made: list[similarity._Store] = []
+
+    class Watched(similarity._Store):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.peak = self.spilled = 0
+            made.append(self)
+
+        def append(self, *args: Any) -> None:
+            super().append(*args)
+            held = [v for ps in self.pieces.values() for p in ps for v in (p.u, p.w) if v is not None]
+            assert sum(v.nbytes for v in held) == self.bytes_in_memory
+            self.peak = max(self.peak, self.bytes_in_memory)
+            self.spilled = max(self.spilled, self.bytes_in_file)
+
+    monkeypatch.setattr(similarity, "_Store", Watched)
+    return made
+
+
+# --- two matrices: the numbers of the spec ----------------------------------------------------------------
+
+
+def test_biased_by_hand() -> None:
+    u = torch.tensor([[1.0, 0], [0, 1], [-1, 0], [0, -1]])
+    v = torch.tensor([[1.0, 0], [0, 2], [-1, 0], [0, -2]])
+    k, l = gram(u), gram(v)
+    assert hsic(k, l) == pytest.approx(20 / 9, rel=1e-12)
+    assert hsic(k, k) == pytest.approx(8 / 9, rel=1e-12)
+    assert hsic(l, l) == pytest.approx(68 / 9, rel=1e-12)
+    assert linear_cka(u, v) == pytest.approx(20 / math.sqrt(544), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "values", "delta"),
+    [("biased", (1.6375, 2.225, 1.69), 0.844448), ("unbiased", (11 / 15, 1.6, 19 / 30), 0.728493)],
+)
+def test_five_samples_by_hand(estimator: str, values: tuple[float, ...], delta: float) -> None:
+    u = np.array([[1, 0], [2, 1], [0, 1], [1, 3], [2, 2]])
+    v = np.array([[0, 1], [1, 1], [1, 0], [3, 1], [1, 2]])
+    k, l = gram(u), gram(v)
+    assert [hsic(k, l, estimator), hsic(k, k, estimator), hsic(l, l, estimator)] == pytest.approx(values)
+    assert linear_cka(u, v, estimator) == pytest.approx(delta, abs=1e-6)
+
+
+class Columns(nn.Module):
+    """Passes on some columns of its input; a layer, because it has a parameter."""
+
+    def __init__(self, first: int, last: int) -> None:
+        super().__init__()
+        self.columns = slice(first, last)
+        self.unused = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, self.columns] + 0.0
+
+
+BATCHES = (
+    torch.tensor([[1.0, 0, 0, 1], [2, 1, 1, 1], [0, 1, 1, 0], [1, 3, 3, 1]]),  # A beside B
+    torch.tensor([[0.0, 0, 0, 0], [1, 0, 2, 0], [0, 2, 0, 1], [2, 2, 1, 1]]),  # C beside D
+)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "delta"), [("minibatch_unbiased", 0.742307), ("minibatch_biased", 0.778202)]
+)
+@pytest.mark.parametrize("storage", ["float16", "float32"])
+def test_sums_over_batches_by_hand(estimator: str, delta: float, storage: str) -> None:
+    models = nn.Sequential(Columns(0, 2)), nn.Sequential(Columns(2, 4))
+    result = layerwise_cka(*models, BATCHES, estimator=estimator, storage=storage)
+    assert result["0"].delta == pytest.approx(delta, abs=1e-6)
+    assert result["0"].dissimilarity == pytest.approx(1 - delta, abs=1e-6)
+
+
+@pytest.mark.parametrize("estimator", FULL)
+def test_full_estimators_on_the_same_numbers(estimator: str) -> None:
+    result = layerwise_cka(Columns(0, 2), Columns(2, 4), BATCHES, estimator=estimator)
+    both = torch.cat(BATCHES).numpy()
+    assert result[""].delta == pytest.approx(reference_cka(both[:, :2], both[:, 2:], estimator), rel=1e-6)
+
+
+def test_cosine_by_hand() -> None:
+    x = torch.tensor([[1.0, 0, 1, 1], [0, 1, 0, 1], [1, 1, 1, -1]])
+    result = layerwise_cosine(Columns(0, 2), Columns(2, 4), [x[:2], x[2:]])
+    assert result[""].delta == pytest.approx((math.sqrt(0.5) + 1 + 0) / 3, abs=1e-12)
+    result = layerwise_cosine(Columns(0, 2), Columns(2, 4), [x[:2], x[2:]], mode="matrix")
+    assert result[""].delta == pytest.approx(2 / math.sqrt(4 * 5), abs=1e-12)  # dots 1 + 1 + 0
+
+
+# --- two matrices: properties -----------------------------------------------------------------------------
+
+
+@st.composite
+def matrices(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.random.Generator]:
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    n, p, q = draw(st.integers(4, 12)), draw(st.integers(2, 9)), draw(st.integers(2, 9))
+    x, y = rng.normal(size=(n, p)), rng.normal(size=(n, q))
+    if draw(st.booleans()):  # alike, as models are
+        y = x @ rng.normal(size=(p, q)) + 0.1 * y
+    return x, y, rng
+
+
+@pytest.mark.parametrize("estimator", FULL)
+@given(case=matrices())
+@settings(max_examples=60, deadline=None)
+def test_equals_the_formula(estimator: str, case: tuple[np.ndarray, np.ndarray, np.random.Generator]) -> None:
+    x, y, _ = case
+    x, y = x - x.mean(0), y - y.mean(0)  # the formula as written loses digits otherwise
+    expected = reference_cka(x, y, estimator)
+    assert linear_cka(x, y, estimator) == pytest.approx(expected, abs=1e-10)
+    k, l = x @ x.T, y @ y.T
+    got = hsic(torch.from_numpy(k), torch.from_numpy(l), estimator)
+    assert got == pytest.approx(reference_hsic(k, l, estimator), rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("estimator", FULL)
+@given(case=matrices(), scale=st.floats(1e-3, 1e3), shift=st.floats(-100, 100))
+@settings(max_examples=60, deadline=None)
+def test_invariances(
+    estimator: str,
+    case: tuple[np.ndarray, np.ndarray, np.random.Generator],
+    scale: float,
+    shift: float,
+) -> None:
+    x, y, rng = case
+    before = x.copy(), y.copy()
+    delta = linear_cka(x, y, estimator)
+    rotation, _ = np.linalg.qr(rng.normal(size=(x.shape[1], x.shape[1])))
+    order = rng.permutation(len(x))
+    assert (0 if estimator == "biased" else -1) <= delta <= 1
+    assert linear_cka(y, x, estimator) == pytest.approx(delta, abs=1e-10)
+    assert linear_cka(x @ rotation, y, estimator) == pytest.approx(delta, abs=1e-10)
+    assert linear_cka(scale * x, -y / scale, estimator) == pytest.approx(delta, abs=1e-10)
+    assert linear_cka(x + shift, y, estimator) == pytest.approx(delta, abs=1e-9)
+    assert linear_cka(x[order], y[order], estimator) == pytest.approx(delta, abs=1e-10)
+    assert linear_cka(x, 3 * x @ rotation + 5, estimator) == pytest.approx(1, abs=1e-10)
+    np.testing.assert_array_equal(x, before[0])
+    np.testing.assert_array_equal(y, before[1])
+
+
+def test_degenerate_matrices() -> None:
+    x = np.arange(10.0).reshape(5, 2)
+    constant = np.full((5, 3), 0.1)
+    assert linear_cka(constant, np.zeros((5, 2))) == 1
+    assert math.isnan(linear_cka(constant, x))
+    assert math.isnan(linear_cka(x[:1], x[:1]))
+    assert math.isnan(linear_cka(x * np.inf, x))
+    assert linear_cka(x[:2], x[:2] * 3) == pytest.approx(1)
+    assert linear_cka(x * 1e200, x) == pytest.approx(1)
+    with pytest.raises(ValueError, match="at least 4 samples, got 3"):
+        linear_cka(x[:3], x[:3], "unbiased")
+    with pytest.raises(ValueError, match="same number of rows, got 5 and 4"):
+        linear_cka(x, x[:4])
+    with pytest.raises(ValueError, match="unknown estimator 'exact'"):
+        linear_cka(x, x, "exact")
+    with pytest.raises(ValueError, match="y must be a matrix"):
+        linear_cka(x, x[0])
+    with pytest.raises(ValueError, match="square and alike"):
+        hsic(gram(x), gram(x[:4]))
+
+
+# --- layers of a model ------------------------------------------------------------------------------------
+
+
+def test_layers_in_state_dict_order() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.late = nn.BatchNorm1d(3)
+            self.pool = nn.Identity()
+            self.early = nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))
+            self.scale = nn.Parameter(torch.ones(3))
+            self.shared = self.late
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.late(self.pool(self.early(x)) * self.scale)
+
+    model = Block()
+    layers, owner = parameter_layers(model), layer_owner(model)
+    assert list(owner) == list(model.state_dict())
+    assert list(layers) == ["", "late", "early", "shared"]
+    assert set(owner.values()) == set(layers)
+    assert owner["scale"] == ""
+    assert owner["late.num_batches_tracked"] == "late"
+    assert owner["early.parametrizations.weight.original0"] == "early"
+    assert layers["shared"] is layers["late"]
+
+
+def test_unet_has_a_layer_for_each_convolution_and_norm(
+    pairs: dict[str, tuple[nn.Module, nn.Module]],
+) -> None:
+    kinds = [type(m) for m in parameter_layers(pairs["near"][0]).values()]
+    assert len(kinds) == 18 + 18 + 4 + 1
+    assert kinds.count(nn.BatchNorm2d) == 18
+    assert kinds.count(nn.ConvTranspose2d) == 4
+
+
+def test_scores_belong_to_their_own_layer(vectors: Tensor) -> None:
+    """Calls in another order than the state dict, with a pooling in between."""
+
+    class Backwards(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.third = nn.Linear(4, 2)
+            self.second = nn.Linear(3, 4)
+            self.pool = nn.AvgPool1d(2)
+            self.first = nn.Linear(5, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.third(self.second(self.pool(self.first(x)[:, None])[:, 0]).relu())
+
+    torch.manual_seed(0)
+    a, b = Backwards(), Backwards()
+    u, v = features(a, vectors), features(b, vectors)
+    result = layerwise_cka(a, b, vectors.split(5))
+    assert list(result) == ["third", "second", "first"]
+    for name, value in result.items():
+        assert value.delta == pytest.approx(reference_cka(u[name], v[name], "biased"), rel=1e-5)
+    assert len({round(value.delta, 3) for value in result.values()}) == 3
+
+
+# --- CKA over a data set, against the reference -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("double", [False, True], ids=["single", "double"])
+@pytest.mark.parametrize("pair", ["near", "far"])
+def test_layerwise_cka_is_exact(
+    pair: str,
+    double: bool,
+    pairs: dict[str, tuple[nn.Module, nn.Module]],
+    images: Tensor,
+    tmp_path: Path,
+    stores: list[Any],
+) -> None:
+    """In single precision the forward pass rounds a little differently in batches of another size."""
+    dtype = torch.float64 if double else torch.float32
+    a, b = (copy.deepcopy(model).to(dtype) for model in pairs[pair])
+    images = images.to(dtype)
+    u, v = features(a, images), features(b, images)
+    for estimator in FULL:
+        expected = {name: reference_dissimilarity(u[name], v[name], estimator) for name in u}
+        median = sorted(expected.values())[len(expected) // 2]
+        assert (5e-6 < median < 1e-3) if pair == "near" else median > 1e-2
+        for size, memory, storage in (
+            (3, 2**30, "float16"),
+            (7, 0, "float16"),
+            (18, 2**20, "float16"),
+            (7, 2**30, "float32"),
+            (18, 2**20, "float32"),
+        ):
+            result = layerwise_cka(
+                a,
+                b,
+                images.split(size),
+                estimator=estimator,
+                memory=memory,
+                storage=storage,
+                scratch=tmp_path,
+            )
+            assert list(result) == list(parameter_layers(a))
+            assert stores[-1].peak <= memory
+            assert (stores[-1].spilled > 0) == (memory < 2**30)
+            limit = 1e-4 if storage == "float16" else 1e-6 if double else 3e-5
+            for name, value in result.items():
+                assert value.dissimilarity == pytest.approx(expected[name], rel=limit), (name, size, storage)
+                assert value.delta == pytest.approx(1 - expected[name], abs=1e-4)
+    assert not list(tmp_path.iterdir())
+
+
+def test_derived_batch_norms_change_nothing(
+    pairs: dict[str, tuple[nn.Module, nn.Module]], images: Tensor, stores: list[Any]
+) -> None:
+    a, b = pairs["near"]
+    derived = layerwise_cka(a, b, images.split(6), storage="float32")
+    stored = layerwise_cka(a, b, iter(images.split(6)), storage="float32")  # read once only: nothing derived
+    assert stores[0].peak < 0.6 * stores[1].peak
+    for name, value in derived.items():
+        assert value.dissimilarity == pytest.approx(stored[name].dissimilarity, rel=1e-4)
+
+
+def test_same_call_same_result(pairs: dict[str, tuple[nn.Module, nn.Module]], images: Tensor) -> None:
+    first, second = (layerwise_cka(*pairs["far"], images.split(7), memory=m) for m in (2**30, 2**30))
+    assert first == second
+
+
+def test_equal_and_scaled_models(pairs: dict[str, tuple[nn.Module, nn.Module]], images: Tensor) -> None:
+    a, _ = pairs["near"]
+    for other in (a, copy.deepcopy(a)):
+        assert set(layerwise_cka(a, other, images.split(7)).values()) == {(1.0, 0.0)}
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(4096, 30))
+    scaled = copy.deepcopy(linear)
+    with torch.no_grad():
+        scaled[1].weight.mul_(1000)
+        scaled[1].bias.add_(7)
+    assert layerwise_cka(linear, scaled, images.split(7))["1"].dissimilarity < 1e-9
+
+
+@pytest.mark.parametrize("factor", [1e-9, 1e9])
+def test_values_beyond_half_precision(
+    factor: float, vectors: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(similarity, "NARROW", 0)
+    a, b = mlp(seed=0), mlp(seed=1)
+    expected = layerwise_cka(a, b, vectors.split(4), storage="float32")
+    with torch.no_grad():
+        b[2].weight.mul_(factor)
+        b[2].bias.mul_(factor)
+    result = layerwise_cka(a, b, vectors.split(4))
+    result["x"] = layerwise_cka(b, a, vectors.split(4))["2"]
+    for name in ("0", "2", "x"):
+        assert result[name].dissimilarity == pytest.approx(
+            expected[name.replace("x", "2")].dissimilarity, rel=2e-2
+        )
+    huge = torch.cat([vectors, 1e5 * vectors])  # rows of very different size
+    u, v = features(a, huge), features(b, huge)
+    for name, value in layerwise_cka(a, b, huge.split(4)).items():
+        assert value.dissimilarity == pytest.approx(
+            reference_dissimilarity(u[name], v[name], "biased"), rel=2e-2
+        )
+
+
+def test_a_batch_norm_that_hides_the_difference_is_stored(images: Tensor) -> None:
+    """Channels rescaled in the convolution and back in the norm: far apart before it, alike after it."""
+    torch.manual_seed(0)
+    a = nn.Sequential(nn.Conv2d(1, 40, 3, padding=1, bias=False), nn.BatchNorm2d(40)).double()
+    with torch.no_grad():
+        for _ in range(100):
+            a.train()(images.double())
+        b = perturbed(a, 1e-3)
+        b[0].weight.mul_(gains := torch.rand(40, 1, 1, 1, dtype=torch.float64) * 2 + 0.2)
+        b[1].running_mean.mul_(gains.flatten())
+        b[1].running_var.add_(b[1].eps).mul_(gains.flatten() ** 2).sub_(b[1].eps)
+    u, v = features(a, images.double()), features(b, images.double())
+    for name, value in layerwise_cka(a, b, images.double().split(5)).items():
+        assert value.dissimilarity == pytest.approx(
+            reference_dissimilarity(u[name], v[name], "biased"), rel=1e-4
+        )
+
+
+class Detour(nn.Module):
+    """From the third batch on the batch norm is fed by something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(5, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.norm.running_mean.copy_(torch.arange(6.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x)
+        return self.norm(y if x.abs().max() < 50 else y.sin())
+
+
+def test_a_batch_norm_with_a_changing_predecessor(vectors: Tensor) -> None:
+    torch.manual_seed(0)
+    a, b = Detour(), Detour()
+    batches = [vectors[:4], vectors[4:8], 100 * vectors[8:]]
+    result = layerwise_cka(a, b, batches, storage="float32")
+    found = [[features(model, batch)["norm"] for batch in batches] for model in (a, b)]
+    u, v = (np.concatenate(rows) for rows in found)
+    assert result["norm"].dissimilarity == pytest.approx(reference_dissimilarity(u, v, "biased"), rel=1e-5)
+
+
+def test_in_place_change_between_convolution_and_norm(vectors: Tensor) -> None:
+    torch.manual_seed(0)
+    make = lambda: nn.Sequential(nn.Linear(5, 6), nn.ReLU(inplace=True), nn.BatchNorm1d(6))  # noqa: E731
+    a, b = make(), make()
+    u, v = features(a, vectors), features(b, vectors)
+    for name, value in layerwise_cka(a, b, vectors.split(4), storage="float32").items():
+        assert value.dissimilarity == pytest.approx(
+            reference_dissimilarity(u[name], v[name], "biased"), rel=1e-5
+        )
+
+
+# --- mini-batches -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("estimator", "sizes"), [("unbiased", [5, 7]), ("biased", [5, 5, 2])])
+def test_small_batches_join_the_one_before(estimator: str, sizes: list[int], vectors: Tensor) -> None:
+    a, b = mlp(seed=0), mlp(seed=1)
+    u, v = features(a, vectors), features(b, vectors)
+    result = layerwise_cka(
+        a, b, vectors.split([5, 5, 2]), estimator=f"minibatch_{estimator}", storage="float32"
+    )
+    for name, value in result.items():
+        sums = np.zeros(3)
+        start = 0
+        for size in sizes:
+            k, l = (f[name][start : start + size] @ f[name][start : start + size].T for f in (u, v))
+            sums += [reference_hsic(*pair, estimator) for pair in ((k, l), (k, k), (l, l))]
+            start += size
+        assert value.delta == pytest.approx(sums[0] / math.sqrt(sums[1] * sums[2]), rel=1e-4)
+
+
+@pytest.mark.parametrize("estimator", similarity.ESTIMATORS)
+def test_few_images(estimator: str, vectors: Tensor) -> None:
+    a, b = mlp(seed=0), mlp(seed=1)
+    for batches in ([], [vectors[:1]], [vectors[:0]]):
+        result = layerwise_cka(a, b, batches, estimator=estimator)
+        assert list(result) == ["0", "2"]
+        assert all(math.isnan(value) for pair in result.values() for value in pair)
+    for n in (2, 3):
+        result = layerwise_cka(a, b, vectors[:n].split(1), estimator=estimator)
+        assert result == layerwise_cka(a, b, [vectors[:n]])
+
+
+# --- layers without a score -------------------------------------------------------------------------------
+
+
+class Odd(nn.Module):
+    def __init__(self, *, dead: bool = False, broken: bool = False) -> None:
+        super().__init__()
+        self.twice = nn.Linear(5, 5)
+        self.unreached = nn.Linear(5, 5)
+        self.dead = nn.Linear(5, 4)
+        self.out = nn.Linear(5, 2)
+        with torch.no_grad():
+            if dead:
+                self.dead.weight.zero_()
+            if broken:
+                self.out.weight.fill_(math.inf)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.twice(self.twice(x).tanh())
+        return self.out(y) + self.dead(y).sum()
+
+
+def odd(seed: int, **kwargs: bool) -> Odd:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Odd(**kwargs)
+
+
+def test_a_layer_called_twice_counts_with_its_last_call(vectors: Tensor) -> None:
+    a, b = odd(0), odd(1)
+    u, v = features(a, vectors), features(b, vectors)
+    result = layerwise_cka(a, b, vectors.split(5), storage="float32")
+    assert result["twice"].dissimilarity == pytest.approx(
+        reference_dissimilarity(u["twice"], v["twice"], "biased"), rel=1e-5
+    )
+
+
+def test_unreached_dead_and_broken_layers(vectors: Tensor) -> None:
+    result = layerwise_cka(odd(0, dead=True), odd(1, dead=True), vectors.split(5))
+    assert math.isnan(result["unreached"].delta)
+    assert result["dead"] == (1.0, 0.0)
+    assert 0 < result["out"].delta < 1
+    for flags in ((True, False), (False, True)):
+        result = layerwise_cka(odd(0, dead=flags[0]), odd(1, dead=flags[1]), vectors.split(5))
+        assert math.isnan(result["dead"].delta)
+        assert math.isnan(result["dead"].dissimilarity)
+    result = layerwise_cka(odd(0), odd(1, broken=True), vectors.split(5))
+    assert math.isnan(result["out"].delta)
+    assert 0 < result["dead"].delta < 1
+
+
+def test_not_finite_images_late_in_the_data(vectors: Tensor) -> None:
+    vectors[9, 0] = math.nan
+    assert all(math.isnan(value.delta) for value in layerwise_cka(odd(0), odd(1), vectors.split(5)).values())
+
+
+# --- nothing is left behind -------------------------------------------------------------------------------
+
+
+def state_of(model: nn.Module) -> list[Any]:
+    modes = [(m.training, len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
+    return [modes, [t.clone() for t in model.state_dict().values()]]
+
+
+def assert_same(before: list[Any], after: list[Any]) -> None:
+    assert before[0] == after[0]
+    assert all(torch.equal(x, y) for x, y in zip(before[1], after[1], strict=True))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_models_and_scratch_folder_as_before(fails: bool, images: Tensor, tmp_path: Path) -> None:
+    a, b = unet(0, images[:2]), unet(1, images[:2])
+    a.train()
+    a.conv_0.eval()
+    b.eval()
+    before = [state_of(m) for m in (a, b)]
+    gradients = torch.is_grad_enabled()
+
+    def batches() -> Iterator[Tensor]:
+        yield from images[:6].split(2)
+        if fails:
+            raise RuntimeError("lost the disk")
+
+    for call in (
+        lambda: layerwise_cka(a, b, batches(), memory=0, scratch=tmp_path),
+        lambda: layerwise_cosine(a, b, batches()),
+    ):
+        if fails:
+            with pytest.raises(RuntimeError, match="lost the disk"):
+                call()
+        else:
+            assert all(0 <= value.delta <= 1 for value in call().values())
+        assert torch.is_grad_enabled() == gradients
+        for model, state in zip((a, b), before, strict=True):
+            assert_same(state, state_of(model))
+    assert not list(tmp_path.iterdir())
+
+
+def test_full_scratch_folder(
+    pairs: dict[str, tuple[nn.Module, nn.Module]],
+    images: Tensor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = [state_of(m) for m in pairs["near"]]
+    monkeypatch.setattr(similarity.shutil, "disk_usage", lambda folder: SimpleNamespace(free=10**6))
+    with pytest.raises(OSError, match=r"bytes needed, 1000000 available") as caught:
+        layerwise_cka(*pairs["near"], images.split(6), memory=2**20, scratch=tmp_path)
+    assert str(tmp_path) in str(caught.value)
+    for model, state in zip(pairs["near"], before, strict=True):
+        assert_same(state, state_of(model))
+    layerwise_cka(*pairs["near"], images.split(6), memory=2**30, scratch=tmp_path)  # needs no scratch
+
+
+def test_precision_setting_is_kept(vectors: Tensor) -> None:
+    torch.set_float32_matmul_precision("medium")
+    try:
+        layerwise_cka(mlp(), mlp(seed=1), [vectors])
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+# --- errors -----------------------------------------------------------------------------------------------
+
+
+class Fold(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).reshape(-1, 1)
+
+
+@pytest.mark.parametrize("function", [layerwise_cka, layerwise_cosine])
+def test_errors_name_the_layer(function: Callable[..., Any], vectors: Tensor) -> None:
+    a = mlp()
+    wide = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 4))
+    with pytest.raises(ValueError, match=r"layer '2': features of model_a have shape \(1, 3\)"):
+        function(a, wide, [vectors])
+    with pytest.raises(ValueError, match="layer '3' is not in model_b"):
+        function(nn.Sequential(*a, nn.Linear(3, 3)), a, [vectors])
+    with pytest.raises(ValueError, match="layer '3' is not in model_a"):
+        function(a, nn.Sequential(*a, nn.Linear(3, 3)), [vectors])
+    with pytest.raises(ValueError, match="layer 'nowhere' is not in model_a"):
+        function(a, a, [vectors], layers=["0", "nowhere"])
+    with pytest.raises(ValueError, match=r"layer '0': the first dimension .* 1 images, got shape \(7, 1\)"):
+        function(nn.Sequential(Fold(5, 7)), nn.Sequential(Fold(5, 7)), [vectors])
+    with pytest.raises(TypeError, match="tensors of images, got tuple"):
+        function(a, a, [(vectors, vectors)])
+
+
+def test_other_errors(vectors: Tensor, images: Tensor) -> None:
+    a = mlp()
+    with pytest.raises(ValueError, match="unknown estimator 'best'"):
+        layerwise_cka(a, a, [vectors], estimator="best")
+    with pytest.raises(ValueError, match="unknown storage 'int8'"):
+        layerwise_cka(a, a, [vectors], storage="int8")
+    with pytest.raises(ValueError, match="memory must be >= 0, got -1"):
+        layerwise_cka(a, a, [vectors], memory=-1)
+    with pytest.raises(ValueError, match="unknown mode 'all'"):
+        layerwise_cosine(a, a, [vectors], mode="all")
+    conv = nn.Sequential(nn.Conv2d(1, 2, 3))
+    with pytest.raises(ValueError, match=r"layer '0': .* all images must have the same size"):
+        layerwise_cka(conv, conv, [images[:3], images[:3, :, :40]])
+
+
+def test_chosen_layers_only(pairs: dict[str, tuple[nn.Module, nn.Module]], images: Tensor) -> None:
+    whole = layerwise_cka(*pairs["far"], images.split(9))
+    names = ["final_conv", "down_1.convs.conv_0.adn.N"]
+    some = layerwise_cka(*pairs["far"], images.split(9), layers=iter(names))
+    assert list(some) == names
+    for name in names:
+        assert some[name].dissimilarity == pytest.approx(whole[name].dissimilarity, rel=1e-4)
+
+
+# --- cosine -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", similarity.COSINE_MODES)
+def test_cosine_equals_the_formula(
+    mode: str, pairs: dict[str, tuple[nn.Module, nn.Module]], images: Tensor
+) -> None:
+    a, b = pairs["near"]
+    u, v = features(a, images), features(b, images)
+    result = layerwise_cosine(a, b, images.split(7), mode=mode)
+    assert list(result) == list(u)
+    for name, value in result.items():
+        x, y = (f[name] if mode == "sample" else f[name].reshape(1, -1) for f in (u, v))
+        cosines = (x * y).sum(1) / np.linalg.norm(x, axis=1) / np.linalg.norm(y, axis=1)
+        assert value.delta == pytest.approx(cosines.mean(), abs=1e-9)
+        units = x / np.linalg.norm(x, axis=1, keepdims=True) - y / np.linalg.norm(y, axis=1, keepdims=True)
+        assert value.dissimilarity == pytest.approx(0.5 * (units**2).sum(1).mean(), rel=1e-3)
+
+
+def test_cosine_of_odd_layers(vectors: Tensor) -> None:
+    a, b = odd(0, dead=True), odd(1, dead=True)
+    for model in (a, b):
+        nn.init.zeros_(model.dead.bias)
+    result = layerwise_cosine(a, b, vectors.split(5))
+    assert result["dead"] == (1.0, 0.0)
+    assert math.isnan(result["unreached"].delta)
+    assert layerwise_cosine(a, odd(1), vectors.split(5))["dead"].delta == pytest.approx(0, abs=1e-6)
+    assert math.isnan(layerwise_cosine(a, odd(1, broken=True), vectors.split(5))["out"].delta)
+    assert all(math.isnan(value.delta) for value in layerwise_cosine(a, b, []).values())

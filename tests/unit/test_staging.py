@@ -1,0 +1,276 @@
+"""Staged models: bit for bit the same, read one tensor at a time, and never half-written."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fairflare.core.states import weighted_average
+from fairflare.flare import staging as module
+from fairflare.flare.staging import Staging
+
+ALL_DTYPES = [
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+]
+
+
+@pytest.fixture
+def staging(tmp_path: Path) -> Staging:
+    return Staging(tmp_path / "new" / "staging")
+
+
+def assert_same(staged: object, state: dict[str, torch.Tensor]) -> None:
+    assert list(staged) == list(state)  # type: ignore[call-overload]
+    for name, tensor in state.items():
+        got = staged[name]  # type: ignore[index]
+        assert got.dtype == tensor.dtype
+        assert got.shape == tensor.shape
+        assert torch.equal(got, tensor.cpu())
+
+
+@pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
+def test_every_dtype_and_shape(staging, dtype):
+    values = torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(0)) * 5
+    state = {
+        "z": values.to(dtype),
+        "scalar": torch.tensor(1).to(dtype),
+        "empty": torch.empty(0, 3, dtype=dtype),
+        "a.b": values[0].to(dtype),
+    }
+    staging.put("A", state)
+    assert_same(staging.open("A"), state)
+
+
+def test_nan_and_infinity_come_back(staging):
+    staging.put("A", {"w": torch.tensor([float("nan"), float("inf"), -0.0])})
+    assert repr(staging.open("A")["w"].tolist()) == "[nan, inf, -0.0]"
+
+
+def test_size_and_format(staging):
+    size = staging.put("A", {"w": torch.arange(1000.0), "n": torch.tensor(3)})
+    (file,) = staging.folder.iterdir()
+    assert size == file.stat().st_size > 4008
+    assert load_file(file)["n"].item() == 3  # any safetensors reader can open it
+
+
+def test_shared_and_strided_tensors(staging):
+    base = torch.arange(12.0).reshape(3, 4)
+    linear = torch.nn.Linear(2, 2)
+    state = {
+        "base": base,
+        "tied": base,
+        "transposed": base.t(),
+        "rows": base[1:],
+        "columns": base[:, 1:3],
+        "broadcast": torch.ones(1, 2).expand(3, 2),
+        "parameter": linear.weight,
+    }
+    before = {name: tensor.detach().clone() for name, tensor in state.items()}
+    staging.put("A", state)
+    assert_same(staging.open("A"), before)
+    assert state["tied"] is base
+
+
+def test_a_part_of_a_large_tensor_is_written_alone(staging):
+    assert staging.put("A", {"part": torch.arange(1e6)[5:8]}) < 1000
+    assert staging.open("A")["part"].tolist() == [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    "site",
+    ["site-1", "Klinik Süd/3", "..", ".hidden", "a b", "100%", "x.safetensors", "c:\\d", "*", "\n", "医院"],
+)
+def test_any_site_name(staging, site):
+    staging.put(site, {"w": torch.ones(1)})
+    assert staging.sites() == [site]
+    assert [path.parent for path in staging.folder.rglob("*")] == [staging.folder]
+    assert staging.open(site)["w"].item() == 1
+    assert Staging(staging.folder).sites() == [site]  # another process finds it
+    staging.discard(site)
+    assert list(staging.folder.iterdir()) == []
+
+
+def test_names_that_look_escaped_stay_apart(staging):
+    for value, site in enumerate(("a.b", "a%2Eb", "a%252Eb")):
+        staging.put(site, {"w": torch.tensor(value)})
+    assert [staging.open(site)["w"].item() for site in ("a.b", "a%2Eb", "a%252Eb")] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("site", ["", "x" * 300, None, 3])
+def test_unusable_site_names(staging, site):
+    with pytest.raises(ValueError, match=r"non-empty string|longer than"):
+        staging.put(site, {"w": torch.ones(1)})
+    assert list(staging.folder.iterdir()) == []
+
+
+def test_sites_are_sorted_and_can_be_removed(staging):
+    for site in ("c", "a", "b"):
+        staging.put(site, {"w": torch.ones(1)})
+    assert staging.sites() == ["a", "b", "c"]
+    staging.discard("b")
+    staging.discard("never staged")
+    assert list(staging.open_all()) == ["a", "c"]
+    (staging.folder / "d.safetensors.partial").write_bytes(b"left by a killed process")
+    assert staging.sites() == ["a", "c"]
+    staging.clear()
+    assert staging.sites() == []
+    assert list(staging.folder.iterdir()) == []
+
+
+def test_opening_what_is_not_there(staging):
+    staging.put("A", {"w": torch.ones(1)})
+    with pytest.raises(ValueError, match=r"site 'B' is not staged; staged are \['A'\]"):
+        staging.open("B")
+    with pytest.raises(KeyError, match="x"):
+        staging.open("A")["x"]
+
+
+def test_a_second_put_replaces_the_first(staging):
+    staging.put("A", {"w": torch.zeros(3)})
+    old = staging.open("A")
+    staging.put("A", {"v": torch.ones(4)})
+    assert_same(staging.open("A"), {"v": torch.ones(4)})
+    with pytest.raises(ValueError, match="site 'A' was replaced while it was being read"):
+        old["w"]
+
+
+def test_a_failed_put_leaves_the_old_state_and_no_rest(staging, monkeypatch):
+    staging.put("A", {"w": torch.zeros(3)})
+
+    def half_written(tensors: object, file: Path, metadata: object) -> None:
+        Path(file).write_bytes(b"half")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(module, "save_file", half_written)
+    with pytest.raises(OSError, match="No space left"):
+        staging.put("A", {"w": torch.ones(3)})
+    assert [path.name for path in staging.folder.iterdir()] == ["A.safetensors"]
+    assert staging.open("A")["w"].tolist() == [0, 0, 0]
+
+
+def test_the_library_reports_a_missing_folder_as_os_error(staging):
+    staging.folder.rmdir()
+    with pytest.raises(OSError, match="staging"):
+        staging.put("A", {"w": torch.ones(3)})
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "message"),
+    [
+        ({"w": [1.0]}, TypeError, "site 'A': 'w' must be a tensor, got list"),
+        (
+            {"w": torch.ones(2).to_sparse()},
+            TypeError,
+            "site 'A': tensor 'w' must be dense, got torch.sparse_coo",
+        ),
+        ({"w": torch.ones(2) + 0j}, ValueError, r"site 'A': tensor 'w' has dtype torch\.complex64"),
+    ],
+)
+def test_what_cannot_be_staged(staging, state, error, message):
+    with pytest.raises(error, match=message):
+        staging.put("A", state)
+    assert staging.sites() == []
+
+
+@pytest.mark.parametrize("damage", ["cut", "header", "swapped", "foreign"])
+def test_a_damaged_file_is_named(staging, damage):
+    staging.put("A", {"w": torch.ones(100)})
+    file = staging.folder / "A.safetensors"
+    content = file.read_bytes()
+    if damage == "cut":
+        file.write_bytes(content[:-4])
+    elif damage == "header":
+        file.write_bytes(b"\xff" * 20 + content[20:])
+    elif damage == "swapped":
+        staging.put("B", {"w": torch.ones(100)})
+        os.replace(staging.folder / "B.safetensors", file)  # noqa: PTH105
+    else:
+        module.save_file({"w": torch.ones(1)}, file)
+    with pytest.raises(ValueError, match=r"staged model of site 'A' .*is damaged"):
+        staging.open("A")
+
+
+def test_a_tensor_is_read_only_when_it_is_asked_for(staging, monkeypatch):
+    staging.put("A", {f"t{index}": torch.full((1000,), float(index)) for index in range(5)})
+    staged = staging.open("A")
+    made: list[int] = []
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda size, **kw: made.append(size) or empty(size, **kw))
+    assert "t1" in staged
+    assert "x" not in staged
+    assert len(staged) == 5
+    assert staged.keys() == dict.fromkeys(f"t{index}" for index in range(5)).keys()
+    assert made == []
+    first = staged["t3"]
+    assert made == [4000]
+    first.zero_()  # a copy: the staged model does not change
+    assert staged["t3"][0].item() == 3
+
+
+def test_no_file_stays_open(staging):
+    for index in range(8):
+        staging.put(f"s{index}", {"w": torch.ones(1000)})
+    folder = Path("/proc/self/fd")
+    if not folder.is_dir():
+        pytest.skip("no /proc here")
+    before = len(list(folder.iterdir()))
+    states = staging.open_all()
+    tensors = [state["w"] for state in states.values()]
+    assert len(list(folder.iterdir())) == before
+    assert len(tensors) == 8
+
+
+def test_averaging_staged_states(staging):
+    states = {
+        f"s{k}": {"w": torch.randn(50, 7, generator=torch.Generator().manual_seed(k)), "n": torch.tensor(k)}
+        for k in range(4)
+    }
+    weights = {"s0": 0.1, "s1": 0.2, "s2": 0.3, "s3": 0.4}
+    for site in reversed(states):
+        staging.put(site, states[site])
+    average = weighted_average(staging.open_all(), weights)
+    expected = weighted_average(states, weights)
+    assert list(average) == list(expected)
+    assert all(torch.equal(average[name], expected[name]) for name in expected)
+
+
+MEMORY_SCRIPT = """
+import resource, sys, tempfile, torch
+from fairflare.core.states import weighted_average
+from fairflare.flare.staging import Staging
+count = int(sys.argv[1])
+with tempfile.TemporaryDirectory() as folder:
+    staging = Staging(folder)
+    for k in range(count):
+        staging.put(f"s{k:02d}", {f"w{i}": torch.full((500_000,), float(k)) for i in range(4)})  # 8 MB
+    start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    average = weighted_average(staging.open_all(), {f"s{k:02d}": 1 / count for k in range(count)})
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux only")
+def test_memory_does_not_grow_with_the_number_of_sites():
+    def growth(count: int) -> float:
+        command = [sys.executable, "-c", MEMORY_SCRIPT, str(count)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return int(done.stdout) / 1024
+
+    assert (
+        growth(20) < 30
+    )  # MB: the result of 8, a sum of 4, a tensor of 2, and the allocator; the models have 160

@@ -1,0 +1,491 @@
+"""Averages and updates of model states against plain loops, and every refusal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairflare.core.states import (
+    add_update,
+    check_state,
+    difference,
+    layerwise_average,
+    sq_norm,
+    weighted_average,
+)
+from fairflare.core.weighting import layer_weights
+
+State = dict[str, torch.Tensor]
+SHAPES = {"conv.weight": (3, 2, 2), "conv.bias": (3,), "bn.running_mean": (3,), "scale": (), "empty": (0, 2)}
+
+
+def make_state(seed: int, dtype: torch.dtype = torch.float32) -> State:
+    generator = torch.Generator().manual_seed(seed)
+    state = {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in SHAPES.items()}
+    state["bn.running_var"] = torch.rand(3, generator=generator).to(dtype)
+    state["bn.num_batches_tracked"] = torch.tensor(7 * seed % 5)
+    state["mask"] = torch.tensor([seed % 2 == 0, False])
+    return state
+
+
+def make_states(count: int) -> dict[str, State]:
+    return {f"site-{index}": make_state(index) for index in range(count)}
+
+
+def random_weights(sites: Mapping[str, object], seed: int = 0) -> dict[str, float]:
+    share = np.random.default_rng(seed).dirichlet([1.0] * len(sites))
+    return dict(zip(sites, share.tolist(), strict=True))
+
+
+def copies(states: Mapping[str, State]) -> dict[str, State]:
+    return {site: {name: t.clone() for name, t in state.items()} for site, state in states.items()}
+
+
+def same_bits(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
+    return list(a) == list(b) and all(a[k].dtype == b[k].dtype and torch.equal(a[k], b[k]) for k in a)
+
+
+def naive_average(states: Mapping[str, State], weights: Mapping[str, float]) -> State:
+    """One number after the other, in float64."""
+    result = {}
+    for name, like in next(iter(states.values())).items():
+        out = torch.empty(like.numel(), dtype=torch.float64)
+        for index in range(like.numel()):
+            numbers = {site: float(state[name].reshape(-1)[index]) for site, state in sorted(states.items())}
+            if like.is_floating_point():
+                out[index] = sum(weights[site] * number for site, number in numbers.items())
+            else:
+                out[index] = max(numbers.values())
+        result[name] = out.to(like.dtype).reshape(like.shape)
+    return result
+
+
+class Lazy(Mapping[str, torch.Tensor]):
+    """A state that makes a new tensor at every access and counts them, like one on disk."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.reads = 0
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        self.reads += 1
+        return self.state[name].clone()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.state)
+
+    def __len__(self) -> int:
+        return len(self.state)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.state
+
+
+# weighted_average
+
+
+def test_worked_by_hand():
+    states = {"B": {"w": torch.tensor([10.0, 0.0])}, "A": {"w": torch.tensor([2.0, 4.0])}}
+    assert weighted_average(states, {"A": 0.75, "B": 0.25})["w"].tolist() == [4.0, 3.0]
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_equals_a_naive_loop(count):
+    states = make_states(count)
+    weights = random_weights(states)
+    assert same_bits(weighted_average(states, weights), naive_average(states, weights))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.permutations(range(5)), st.integers(0, 99))
+def test_mapping_and_iterable_give_equal_bits_in_any_order(order, seed):
+    states = make_states(5)
+    before = copies(states)
+    weights = random_weights(states, seed)
+    shuffled = {f"site-{index}": states[f"site-{index}"] for index in order}
+    expected = weighted_average(states, weights)
+    assert same_bits(weighted_average(shuffled, weights), expected)
+    assert same_bits(weighted_average(iter(states.items()), weights), expected)
+    assert all(same_bits(states[site], before[site]) for site in states)
+
+
+def test_tensors_of_many_blocks():
+    """Blocks with an odd rest, and other strides: equal to NumPy, whatever the number of threads."""
+    generator = torch.Generator().manual_seed(0)
+    wide = {f"s{k}": torch.randn(257, 401, generator=generator) for k in range(3)}
+    states = {site: {"w": t.t(), "v": t[::2]} for site, t in wide.items()}
+    weights = {"s0": 0.1, "s1": 0.3, "s2": 0.6}
+    average = weighted_average(states, weights)
+    for name in ("w", "v"):
+        expected = sum(weights[s] * states[s][name].double().numpy() for s in sorted(states))
+        np.testing.assert_array_equal(average[name].numpy(), np.asarray(expected).astype(np.float32))
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            assert same_bits(weighted_average(states, weights), average)
+            assert same_bits(weighted_average(states.items(), weights), average)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_the_sum_is_float64():
+    # In float32 1e8 + 1 is 1e8, and the two large ones would leave 0.
+    states = {s: {"w": torch.tensor([x])} for s, x in zip("ABC", (1e8, 1.0, -1e8), strict=True)}
+    assert weighted_average(states, dict.fromkeys("ABC", 1 / 3))["w"].item() == pytest.approx(1 / 3, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_dtypes_are_kept(dtype):
+    states = {f"s{k}": make_state(k, dtype) for k in range(3)}
+    average = weighted_average(states, random_weights(states))
+    assert {name: t.dtype for name, t in average.items()} == {
+        name: t.dtype for name, t in states["s0"].items()
+    }
+    assert same_bits(average, naive_average(states, random_weights(states)))
+
+
+@pytest.mark.parametrize("order", ["AB", "BA"])
+def test_mixed_precision_is_promoted_whatever_the_order(order):
+    states = {"A": {"w": torch.tensor([1.0]).half()}, "B": {"w": torch.tensor([1.0 + 2**-20])}}
+    weights = {"A": 0.5, "B": 0.5}
+    for average in (
+        weighted_average(states, weights),
+        weighted_average([(site, states[site]) for site in order], weights),
+    ):
+        assert average["w"].dtype == torch.float32
+        assert average["w"].item() == 1.0 + 2**-21
+
+
+def test_integers_are_the_maximum():
+    states = {
+        s: {"n": torch.tensor(n), "m": torch.tensor([n > 3, False])}
+        for s, n in zip("ABC", (3, 9, 4), strict=True)
+    }
+    average = weighted_average(states, {"A": 1.0, "B": 0.0, "C": 0.0})
+    assert average["n"].item() == 9
+    assert average["n"].dtype == torch.int64
+    assert average["m"].tolist() == [True, False]
+
+
+def test_running_var_is_floored_unless_it_is_an_update():
+    states = {s: {"bn.running_var": torch.tensor([-0.5, 1.0]), "w": torch.tensor([-0.5])} for s in "AB"}
+    weights = {"A": 0.5, "B": 0.5}
+    for given_as in (states, states.items()):
+        average = weighted_average(given_as, weights)
+        assert average["bn.running_var"].tolist() == [0.0, 1.0]
+        assert average["w"].tolist() == [-0.5]
+        assert weighted_average(given_as, weights, updates=True)["bn.running_var"].tolist() == [-0.5, 1.0]
+
+
+def test_equal_models_average_to_themselves():
+    state = make_state(3)
+    for count in (1, 3, 7):
+        states = {f"s{k}": {n: t.clone() for n, t in state.items()} for k in range(count)}
+        assert same_bits(weighted_average(states, dict.fromkeys(states, 1 / count)), state)
+
+
+def test_one_site_is_copied():
+    state = make_state(1)
+    average = weighted_average({"A": state}, {"A": 1.0})
+    assert same_bits(average, state)
+    for tensor in average.values():
+        tensor.fill_(1)
+    assert same_bits(state, make_state(1))
+
+
+def test_parameters_need_no_detaching():
+    module = torch.nn.Linear(2, 1)
+    average = weighted_average({"A": dict(module.named_parameters())}, {"A": 1.0})
+    assert not average["weight"].requires_grad
+
+
+def test_every_tensor_is_read_once():
+    states = {site: Lazy(state) for site, state in make_states(3).items()}
+    weighted_average(states, random_weights(states))
+    assert [state.reads for state in states.values()] == [len(make_state(0))] * 3
+
+
+def test_the_iterable_is_passed_once_and_lazily():
+    alive: list[str] = []
+
+    def arriving() -> Iterator[tuple[str, State]]:
+        for site, state in make_states(3).items():
+            alive.append(site)
+            yield site, state
+
+    states = make_states(3)
+    assert same_bits(
+        weighted_average(arriving(), random_weights(states)), weighted_average(states, random_weights(states))
+    )
+    assert alive == list(states)
+
+
+# layerwise_average
+
+
+def test_fed_lwr_worked_example():
+    """Section 8, test 6: two layers whose scores rank the sites in opposite order."""
+    sites = ("S1", "S2", "S3")
+    states = {
+        site: {
+            "a.weight": torch.tensor([a], dtype=torch.float64),
+            "b.weight": torch.tensor([b], dtype=torch.float64),
+        }
+        for site, a, b in zip(sites, (1, 2, 4), (10, 20, 40), strict=True)
+    }
+    cka = {site: {"a": a, "b": b} for site, a, b in zip(sites, (0.9, 0.8, 0.5), (0.2, 0.5, 0.8), strict=True)}
+    rho = layer_weights(cka)
+    average = layerwise_average(states, rho, {"a.weight": "a", "b.weight": "b"})
+    assert average["a.weight"].item() == pytest.approx(3.125, abs=1e-9)
+    assert average["b.weight"].item() == pytest.approx(17.333333, abs=1e-6)
+    assert weighted_average(states, rho["a"])["b.weight"].item() == pytest.approx(
+        31.25
+    )  # one weight cannot do both
+    assert weighted_average(states, rho["b"])["a.weight"].item() == pytest.approx(1.733333, abs=1e-6)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_layerwise_takes_every_tensor_from_the_average_of_its_layer(streaming):
+    states = make_states(4)
+    owner = {
+        name: name.split(".")[0] for name in states["site-0"] if name != "mask"
+    }  # integers need no owner
+    rho = {
+        layer: random_weights(states, seed)
+        for seed, layer in enumerate(set(owner.values()) | {"not a layer"})
+    }
+    average = layerwise_average(states.items() if streaming else states, rho, owner)
+    assert list(average) == list(states["site-0"])
+    for name, layer in owner.items():
+        assert torch.equal(average[name], weighted_average(states, rho[layer])[name])
+
+
+def test_equal_layer_weights_are_the_plain_average():
+    states = make_states(3)
+    weights = random_weights(states)
+    owner = dict.fromkeys(states["site-0"], "all")
+    assert same_bits(layerwise_average(states, {"all": weights}, owner), weighted_average(states, weights))
+
+
+def test_layerwise_errors():
+    states = {"A": {"w": torch.ones(1)}, "B": {"w": torch.ones(1)}}
+    half = {"A": 0.5, "B": 0.5}
+    with pytest.raises(ValueError, match="layer_weights is empty"):
+        layerwise_average(states, {}, {"w": "x"})
+    with pytest.raises(ValueError, match="tensor 'w' has no owner layer"):
+        layerwise_average(states, {"x": half}, {"v": "x"})
+    with pytest.raises(ValueError, match="tensor 'w' belongs to layer 'y', which has no weights"):
+        layerwise_average(states, {"x": half}, {"w": "y"})
+    with pytest.raises(ValueError, match="weights of layer 'x' must sum to 1"):
+        layerwise_average(states, {"x": {"A": 0.5, "B": 0.4}}, {"w": "x"})
+    with pytest.raises(ValueError, match="weight of layer 'x' of site 'B' must be finite and >= 0, got nan"):
+        layerwise_average(states, {"x": {"A": 0.5, "B": math.nan}}, {"w": "x"})
+    with pytest.raises(
+        ValueError, match=r"weights of layer 'y' are for sites \['A'\], of layer 'x' for \['A', 'B'\]"
+    ):
+        layerwise_average(states, {"x": half, "y": {"A": 1.0}}, {"w": "x"})
+
+
+# refusals of both averages
+
+BASE = {"w": torch.ones(2), "n": torch.tensor(1)}
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["mapping", "iterable"])
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"w": torch.ones(2)}, "site 'B': tensor 'n' is missing, site 'A' has it"),
+        (BASE | {"x": torch.ones(1)}, "site 'B': tensor 'x' is unexpected, site 'A' does not have it"),
+        (BASE | {"w": torch.ones(2, 1)}, r"site 'B': tensor 'w' has shape \(2, 1\), site 'A' has \(2,\)"),
+        (
+            BASE | {"w": torch.ones(2).int()},
+            r"site 'B': tensor 'w' is torch.int32, site 'A' has torch.float32",
+        ),
+        (BASE | {"n": torch.tensor(1.0)}, r"site 'B': tensor 'n' is torch.float32, site 'A' has torch.int64"),
+        (BASE | {"w": torch.ones(2) + 0j}, "site 'B': tensor 'w' is torch.complex64"),
+        (BASE | {"w": torch.tensor([1.0, math.nan])}, "site 'B': tensor 'w' is not finite"),
+        (BASE | {"w": torch.tensor([1.0, -math.inf])}, "site 'B': tensor 'w' is not finite"),
+    ],
+)
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+def test_a_bad_state_is_refused_by_site_and_tensor(streaming, bad, message, weight):
+    states = {"A": BASE, "B": bad, "C": BASE}
+    with pytest.raises(ValueError, match=message):
+        weighted_average(states.items() if streaming else states, {"A": 0.5, "B": weight, "C": 0.5 - weight})
+
+
+def test_a_bad_first_site_is_the_one_that_is_named():
+    states = {"A": {"w": torch.tensor([math.nan])}, "B": {"w": torch.ones(1)}}
+    for given_as in (states, states.items()):
+        with pytest.raises(ValueError, match="site 'A': tensor 'w' is not finite"):
+            weighted_average(given_as, {"A": 0.5, "B": 0.5})
+    with pytest.raises(ValueError, match=r"site 'A': tensor 'w' is torch.complex64, not a real number"):
+        weighted_average({"A": {"w": torch.ones(1) + 0j}}, {"A": 1.0})
+
+
+def test_large_finite_values_are_accepted():
+    """A sum that overflows is not a value that is infinite."""
+    big = torch.full((4,), 3e38)
+    for given_as in ({"A": {"w": big}}, [("A", {"w": big})]):
+        assert torch.equal(weighted_average(given_as, {"A": 1.0})["w"], big)
+    check_state({"w": big}, {"w": big}, "A")
+    with pytest.raises(ValueError, match=r"the average of tensor 'w' does not fit torch.float32"):
+        weighted_average({"A": {"w": torch.tensor([3.4028234e38])}}, {"A": 1 + 9e-7})
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["mapping", "iterable"])
+def test_weights_and_states_must_be_of_the_same_sites(streaming):
+    def average(sites: str, weights: Mapping[str, float]) -> None:
+        pairs = [(site, BASE) for site in sites]
+        weighted_average(pairs if streaming else dict(pairs), weights)
+
+    with pytest.raises(ValueError, match=r"without a state \['B'\]"):
+        average("A", {"A": 0.5, "B": 0.5})
+    with pytest.raises(ValueError, match=r"site 'B' has no weight|without a weight \['B'\]"):
+        average("AB", {"A": 1.0})
+    with pytest.raises(ValueError, match="no site to average"):
+        average("", {"A": 1.0})
+    with pytest.raises(ValueError, match="weights are empty"):
+        average("A", {})
+    with pytest.raises(ValueError, match=r"weights must sum to 1, got 1.1"):
+        average("AB", {"A": 0.5, "B": 0.6})
+    with pytest.raises(ValueError, match=r"weight of site 'B' must be finite and >= 0, got -0.5"):
+        average("AB", {"A": 1.5, "B": -0.5})
+
+
+def test_a_site_that_comes_twice():
+    with pytest.raises(ValueError, match="site 'A' comes twice"):
+        weighted_average([("A", BASE), ("A", BASE)], {"A": 0.5, "B": 0.5})
+
+
+def test_weights_within_the_tolerance():
+    weighted_average({"A": BASE}, {"A": 1 + 9e-7})
+    with pytest.raises(ValueError, match="must sum to 1"):
+        weighted_average({"A": BASE}, {"A": 1 + 2e-6})
+
+
+# updates
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_difference_and_add_update_are_inverse(dtype):
+    received, local = make_state(1, dtype), make_state(2, dtype)
+    local["bn.num_batches_tracked"] = received["bn.num_batches_tracked"] - 3
+    update = difference(local, received, "A")
+    back = add_update(received, update, "A")
+    for name, tensor in local.items():
+        assert back[name].dtype == tensor.dtype
+        if tensor.is_floating_point():
+            slack = 4 * torch.finfo(dtype).eps
+            torch.testing.assert_close(back[name], tensor, rtol=slack, atol=slack)
+        else:
+            assert torch.equal(back[name], tensor)
+    assert same_bits(received, make_state(1, dtype))
+
+
+def test_difference_worked_by_hand():
+    local = {
+        "w": torch.tensor([3.0]),
+        "n": torch.tensor([2], dtype=torch.uint8),
+        "m": torch.tensor([False, True]),
+    }
+    received = {
+        "w": torch.tensor([1.0]),
+        "n": torch.tensor([5], dtype=torch.uint8),
+        "m": torch.tensor([True, True]),
+    }
+    update = difference(local, received)
+    assert {name: t.tolist() for name, t in update.items()} == {"w": [2.0], "n": [-3], "m": [-1, 0]}
+    assert same_bits(add_update(received, update), local)
+
+
+def test_add_update_rounds_integers_that_a_filter_made_floats():
+    state = {"n": torch.tensor(10), "w": torch.tensor([1.0], dtype=torch.float16)}
+    update = {"n": torch.tensor(3.7), "w": torch.tensor([0.5], dtype=torch.float64)}
+    local = add_update(state, update)
+    assert local["n"].item() == 14
+    assert local["n"].dtype == torch.int64
+    assert local["w"].dtype == torch.float16
+    assert local["w"].item() == 1.5
+
+
+@pytest.mark.parametrize(
+    ("update", "message"),
+    [
+        ({"w": torch.ones(2)}, "site 'A': tensor 'n' is missing, the global model has it"),
+        (BASE | {"x": torch.ones(1)}, "site 'A': tensor 'x' is unexpected"),
+        (BASE | {"w": torch.ones(1)}, r"site 'A': tensor 'w' has shape \(1,\), the global model has \(2,\)"),
+        (
+            BASE | {"w": torch.ones(2).long()},
+            "site 'A': tensor 'w' is torch.int64, the global model has torch.float32",
+        ),
+        (
+            BASE | {"w": torch.tensor([math.inf, 0])},
+            "site 'A': tensor 'w' is not finite after adding the update",
+        ),
+        (BASE | {"n": torch.tensor(math.nan)}, "site 'A': tensor 'n' is not finite"),
+    ],
+)
+def test_add_update_errors(update, message):
+    with pytest.raises(ValueError, match=message):
+        add_update(BASE, update, "A")
+
+
+def test_check_state():
+    check_state(make_state(1), make_state(2), "A")
+    with pytest.raises(ValueError, match="site 'A': tensor 'n' is missing, the global model has it"):
+        check_state({"w": torch.ones(2)}, BASE, "A")
+    with pytest.raises(
+        ValueError, match=r"site 'A': tensor 'w' has shape \(3,\), the global model has \(2,\)"
+    ):
+        check_state(BASE | {"w": torch.ones(3)}, BASE, "A")
+    with pytest.raises(
+        ValueError, match=r"site 'A': tensor 'n' is torch.float32, the global model has torch.int64"
+    ):
+        check_state(BASE | {"n": torch.tensor(1.0)}, BASE, "A")
+    with pytest.raises(ValueError, match="site 'A': tensor 'w' is not finite"):
+        check_state(BASE | {"w": torch.tensor([math.nan, 1])}, BASE, "A")
+    with pytest.raises(ValueError, match="site 'A': tensor 'w' is not finite"):
+        difference(BASE | {"w": torch.tensor([math.nan, 1])}, BASE, "A")
+
+
+def test_a_late_value_in_a_large_tensor_is_seen():
+    large = torch.zeros(100_001)
+    large[-1] = math.nan
+    with pytest.raises(ValueError, match="site 'A': tensor 'w' is not finite"):
+        check_state({"w": large}, {"w": torch.zeros(100_001)}, "A")
+
+
+# sq_norm
+
+
+def test_sq_norm_worked_by_hand():
+    update = {"w": torch.tensor([[3.0, 4.0]]), "v": torch.tensor(2.0).half(), "n": torch.tensor(100)}
+    assert sq_norm(update) == 29.0
+    assert sq_norm(update, ["w"]) == 25.0
+    assert sq_norm(update, []) == 0.0
+    assert sq_norm({"e": torch.empty(0)}) == 0.0
+
+
+def test_sq_norm_is_accurate():
+    x = torch.randn(300_000, generator=torch.Generator().manual_seed(0)) + 100
+    expected = math.fsum(float(v) ** 2 for v in x)
+    assert sq_norm({"w": x}) == pytest.approx(expected, rel=1e-13)
+    assert sq_norm({"h": torch.full((4,), 6e4).half()}) == pytest.approx(
+        4 * 6e4**2, rel=1e-3
+    )  # beyond float16
+
+
+def test_sq_norm_errors():
+    with pytest.raises(ValueError, match="tensor 'x' is not in the update"):
+        sq_norm(BASE, ["x"])
+    with pytest.raises(ValueError, match="squared norm of tensor 'w' is not finite"):
+        sq_norm({"w": torch.tensor([math.nan])})

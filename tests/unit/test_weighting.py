@@ -1,0 +1,389 @@
+"""Weight rules: the worked examples of the specifications, their degenerate cases, and what always holds."""
+
+from __future__ import annotations
+
+import copy
+import doctest
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairflare.core import weighting
+from fairflare.core.weighting import (
+    dissimilarity_weights,
+    fedga_weights,
+    layer_weights,
+    moving_average,
+    normalise,
+    power_weights,
+    rescue_weights,
+    uniform_weights,
+)
+
+NAN, INF = math.nan, math.inf
+by_site = st.dictionaries(
+    st.text("ABCDEFG", min_size=1, max_size=3), st.floats(1e-6, 1e3), min_size=1, max_size=7
+)
+
+
+def named(*values: float) -> dict[str, float]:
+    return dict(zip("ABCDEFG", values, strict=False))
+
+
+def one_layer(*deltas: float, **limits: float) -> dict[str, float]:
+    return layer_weights({site: {"conv": delta} for site, delta in named(*deltas).items()}, **limits)["conv"]
+
+
+def close(*values: float) -> object:
+    return pytest.approx(named(*values), abs=1e-6)
+
+
+# normalise
+
+
+def test_normalise_divides_by_the_sum_and_sorts():
+    assert list(normalise({"B": 3.0, "A": 1.0}).items()) == [("A", 0.25), ("B", 0.75)]
+
+
+def test_negative_values_count_as_zero():
+    assert normalise(named(-5.0, 1.0, 3.0)) == close(0.0, 0.25, 0.75)
+
+
+def test_a_vanishing_sum_is_uniform_or_the_fallback():
+    assert normalise(named(0.0, -1.0, 1e-13)) == close(1 / 3, 1 / 3, 1 / 3)
+    assert normalise(named(0.0, 0.0), named(1.0, 4.0)) == close(0.2, 0.8)
+    assert normalise(named(3e-12, 1e-12)) == close(0.75, 0.25)
+
+
+def test_non_finite_values():
+    assert normalise(named(1.0, NAN, 3.0, 8.0), non_finite="mean") == close(1 / 16, 4 / 16, 3 / 16, 8 / 16)
+    assert normalise(named(1.0, INF, 3.0, 8.0), non_finite="median") == close(1 / 15, 3 / 15, 3 / 15, 8 / 15)
+    assert normalise(named(NAN, NAN), non_finite="mean") == close(0.5, 0.5)
+    with pytest.raises(ValueError, match="value of site 'B' must be finite, got nan"):
+        normalise(named(1.0, NAN))
+
+
+def test_normalise_does_not_overflow():
+    assert normalise(named(1e308, 1e308, 2e307)) == close(10 / 22, 10 / 22, 2 / 22)
+
+
+def test_normalise_errors():
+    with pytest.raises(ValueError, match="no site to weight"):
+        normalise({})
+    with pytest.raises(ValueError, match=r"fallback is for sites \['A'\], values for \['A', 'B'\]"):
+        normalise(named(0.0, 0.0), named(1.0))
+    with pytest.raises(ValueError, match="unknown non_finite 'zero'"):
+        normalise(named(1.0), non_finite="zero")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no site to weight"):
+        uniform_weights([])
+
+
+# Fed-LWR, section 8, test 5
+
+
+@pytest.mark.parametrize(
+    ("deltas", "limits", "expected"),
+    [
+        ((0.9, 0.8, 0.5), {}, (0.125, 0.25, 0.625)),
+        ((0.999, 0.98, 0.95), {"clip_min": 1e-4, "clip_max": 0.99}, (0.125, 0.25, 0.625)),
+        ((0.999, 0.98, 0.95), {}, (0.014085, 0.281690, 0.704225)),
+        ((1.0, 1.0, 1.0), {}, (1 / 3, 1 / 3, 1 / 3)),
+        ((-0.2, 0.5, 0.9), {"clip_min": 1e-4}, (0.624977, 0.312520, 0.062504)),
+        ((-0.2, 0.5, 0.9), {}, (1.0 / 1.6, 0.5 / 1.6, 0.1 / 1.6)),
+        ((1.3, 0.5, 0.7), {}, (0.0, 0.625, 0.375)),  # 1.3 counts as 1
+        ((0.2,), {}, (1.0,)),
+    ],
+)
+def test_layer_weights_worked_examples(deltas, limits, expected):
+    assert one_layer(*deltas, **limits) == close(*expected)
+
+
+def test_layers_are_independent_and_keep_the_order_of_the_model():
+    cka = {
+        "B": {"up": 0.8, "down": 0.5, "out": 1.0},
+        "A": {"up": 0.9, "down": 0.2, "out": 1.0},
+        "C": {"up": 0.5, "down": 0.8, "out": 1.0},
+    }
+    weights = layer_weights(cka)
+    assert list(weights) == ["up", "down", "out"]
+    assert [list(rho) for rho in weights.values()] == [["A", "B", "C"]] * 3
+    assert weights["up"] == close(0.125, 0.25, 0.625)
+    assert weights["down"] == close(0.533333, 0.333333, 0.133333)
+    assert weights["out"] == close(1 / 3, 1 / 3, 1 / 3)
+
+
+def test_a_bad_score_becomes_the_mean_of_the_site():
+    # A: mean of 0.9 and 0.5 is 0.7, so 1 - delta = 0.3 beside 0.6 and 0.1.
+    cka = {
+        "A": {"a": NAN, "b": 0.9, "c": 0.5},
+        "B": {"a": 0.4, "b": 0.9, "c": 0.5},
+        "C": {"a": 0.9, "b": 0.9, "c": 0.5},
+    }
+    assert layer_weights(cka)["a"] == close(0.3, 0.6, 0.1)
+    assert layer_weights(cka)["b"] == close(1 / 3, 1 / 3, 1 / 3)
+
+
+def test_a_site_without_scores_gets_the_mean_of_the_layer():
+    # C: mean of 0.2 and 0.6 at layer a, of 0.4 and 0.2 at layer b.
+    cka = {"A": {"a": 0.8, "b": 0.6}, "B": {"a": 0.4, "b": 0.8}, "C": {"a": INF, "b": NAN}}
+    assert layer_weights(cka)["a"] == close(0.2 / 1.2, 0.6 / 1.2, 0.4 / 1.2)
+    assert layer_weights(cka)["b"] == close(0.4 / 0.9, 0.2 / 0.9, 0.3 / 0.9)
+
+
+def test_a_layer_without_scores_gets_the_means_of_the_sites():
+    # a is never reached: A counts 0.3 and B 0.1 there; C, without any score, their mean 0.2.
+    cka = {"A": {"a": NAN, "b": 0.7}, "B": {"a": NAN, "b": 0.9}, "C": {"a": NAN, "b": NAN}}
+    assert layer_weights(cka)["a"] == close(0.5, 1 / 6, 1 / 3)
+
+
+def test_no_score_at_all_is_uniform():
+    assert one_layer(NAN, NAN, INF, NAN) == close(0.25, 0.25, 0.25, 0.25)
+    assert one_layer(NAN, NAN, clip_max=0.99) == close(0.5, 0.5)
+
+
+def test_small_dissimilarities_keep_their_digits():
+    # 1 - delta of 1e-9 and 3e-9 in float32 would both be 0; in float64 they lose half of their digits.
+    tiny = {"A": {"conv": 1e-9}, "B": {"conv": 3e-9}}
+    cka = {site: {"conv": float(np.float32(1 - d["conv"]))} for site, d in tiny.items()}
+    assert dissimilarity_weights(tiny)["conv"]["B"] == pytest.approx(0.75, rel=1e-12)
+    assert layer_weights(cka, dissimilarity=tiny)["conv"]["B"] == pytest.approx(0.75, rel=1e-12)
+    assert layer_weights(cka)["conv"]["B"] == 0.5
+
+
+def test_a_missing_dissimilarity_is_taken_from_the_score():
+    cka = {"A": {"conv": 0.9}, "B": {"conv": 0.7}}
+    assert layer_weights(cka, dissimilarity={"A": {"conv": NAN}, "B": {"conv": 0.3}})["conv"] == close(
+        0.25, 0.75
+    )
+
+
+def test_layer_weights_errors():
+    with pytest.raises(ValueError, match="site 'B' has layer 'x', site 'A' does not"):
+        layer_weights({"A": {"conv": 0.5}, "B": {"conv": 0.5, "x": 0.5}})
+    with pytest.raises(ValueError, match="site 'A' has layer 'x', site 'B' does not"):
+        layer_weights({"A": {"conv": 0.5, "x": 0.5}, "B": {"conv": 0.5}})
+    with pytest.raises(ValueError, match="no site to weight"):
+        layer_weights({})
+    with pytest.raises(ValueError, match="site 'A' has no layer"):
+        layer_weights({"A": {}})
+    with pytest.raises(ValueError, match=r"dissimilarity is of sites \['B'\], cka of \['A'\]"):
+        layer_weights({"A": {"conv": 0.5}}, dissimilarity={"B": {"conv": 0.5}})
+    with pytest.raises(ValueError, match=r"dissimilarity is of layers \['x'\], cka of \['conv'\]"):
+        layer_weights({"A": {"conv": 0.5}}, dissimilarity={"A": {"x": 0.5}})
+    for limits in ((-0.1, 1.0), (0.0, 1.1), (0.5, 0.5), (0.0, NAN)):
+        with pytest.raises(ValueError, match="0 <= clip_min < clip_max <= 1"):
+            one_layer(0.5, clip_min=limits[0], clip_max=limits[1])
+
+
+@given(
+    st.lists(st.lists(st.floats(-0.5, 1.5) | st.just(NAN), min_size=3, max_size=3), min_size=1, max_size=6)
+)
+def test_layer_weights_against_loops(scores):
+    sites = list("ABCDEF"[: len(scores)])
+    cka = {
+        site: dict(zip(("a", "b", "c"), row, strict=True)) for site, row in zip(sites, scores, strict=True)
+    }
+    before = copy.deepcopy(cka)
+    weights = layer_weights(cka)
+    for layer in ("a", "b", "c"):
+        one_minus = {}
+        for site in sites:  # section 5 of the specification, line by line
+            own = [d for d in cka[site].values() if not math.isnan(d)]
+            others = [cka[s][layer] for s in sites if not math.isnan(cka[s][layer])]
+            means = [
+                np.mean(f) for f in ([d for d in cka[s].values() if not math.isnan(d)] for s in sites) if f
+            ]
+            delta = cka[site][layer]
+            if math.isnan(delta):
+                delta = np.mean(own or others or means or [1.0])
+            one_minus[site] = 1 - min(max(delta, 0.0), 1.0)
+        total = sum(one_minus.values())
+        expected = {s: d / total if total > 1e-9 else 1 / len(sites) for s, d in one_minus.items()}
+        if total > 1e-9 or total <= 1e-13:  # in between, rounding decides
+            assert weights[layer] == pytest.approx(expected, abs=1e-6)
+        assert math.fsum(weights[layer].values()) == pytest.approx(1, abs=1e-12)
+    assert layer_weights(dict(reversed(cka.items()))) == weights
+    assert repr(cka) == repr(before)
+
+
+@given(st.floats(0, 0.999), st.floats(0, 0.999))
+def test_the_less_similar_site_weighs_more(a, b):
+    rho = one_layer(a, b)
+    assert (rho["A"] - rho["B"]) * (b - a) >= 0
+
+
+# FedISM+, section 9, tests 4 to 7
+
+
+@pytest.mark.parametrize(
+    ("values", "q", "expected"),
+    [
+        ((0.02, 0.04, 0.08), 0, (1 / 3, 1 / 3, 1 / 3)),
+        ((0.02, 0.04, 0.08), 1, (0.142857, 0.285714, 0.571429)),
+        ((0.02, 0.04, 0.08), 2, (0.047619, 0.190476, 0.761905)),
+        ((0.5, 0.6, 1.0), 2, (0.155280, 0.223602, 0.621118)),
+        ((-0.01, 0.02, 0.02), 2, (0.0, 0.5, 0.5)),
+        ((-0.01, -3.0, 0.0), 2, (1 / 3, 1 / 3, 1 / 3)),
+        ((NAN, 0.02, 0.04, 0.08), 1, (4 / 18, 2 / 18, 4 / 18, 8 / 18)),  # NaN: the median, 0.04
+        ((NAN, INF), 2, (0.5, 0.5)),
+        ((7.0,), 2, (1.0,)),
+        ((1e200, 2e200), 2, (0.2, 0.8)),  # the square does not fit a float
+    ],
+)
+def test_power_weights_worked_examples(values, q, expected):
+    assert power_weights(named(*values), q) == close(*expected)
+
+
+def test_power_weights_errors():
+    with pytest.raises(ValueError, match="q must be finite and >= 0, got -1"):
+        power_weights(named(1.0), -1)
+    with pytest.raises(ValueError, match="no site to weight"):
+        power_weights({}, 1)
+
+
+@given(by_site, st.floats(0, 10), st.floats(0.01, 100))
+def test_power_weights_properties(values, q, scale):
+    weights = power_weights(values, q)
+    assert math.fsum(weights.values()) == pytest.approx(1, abs=1e-12)
+    ranked = [weights[site] for site in sorted(values, key=values.__getitem__)]
+    assert all(low <= high * (1 + 1e-9) for low, high in pairwise(ranked))
+    assert power_weights({s: scale * v for s, v in values.items()}, q) == pytest.approx(weights, abs=1e-9)
+    assert power_weights(dict(reversed(values.items())), q) == weights
+
+
+def test_moving_average_of_the_specification():
+    first = moving_average(power_weights(named(0.02, 0.04, 0.08), 2), None, 0.5)
+    assert first == close(0.047619, 0.190476, 0.761905)
+    assert moving_average(power_weights(named(0.04, 0.04, 0.04), 2), first, 0.5) == close(
+        0.190476, 0.261905, 0.547619
+    )
+
+
+def test_moving_average_keeps_absent_sites_and_starts_new_ones():
+    memory = moving_average(named(0.4, 0.6), named(0.2, 0.3, 0.5), 0.5)
+    assert memory == close(0.3, 0.45, 0.5)
+    assert normalise({site: memory[site] for site in "AB"}) == close(0.4, 0.6)
+    assert moving_average({"B": 0.4, "D": 0.6}, named(0.2, 0.8), 0.25) == pytest.approx(
+        {"A": 0.2, "B": 0.7, "D": 0.6}
+    )
+
+
+def test_moving_average_limits_and_errors():
+    assert moving_average(named(0.1, 0.9), named(0.5, 0.5), 1.0) == named(0.1, 0.9)
+    assert moving_average(named(0.1, 0.9), named(0.5, 0.5), 0.0) == named(0.5, 0.5)
+    with pytest.raises(ValueError, match=r"beta must be in \[0, 1\], got 1.5"):
+        moving_average(named(1.0), None, 1.5)
+    with pytest.raises(ValueError, match="weight of site 'B' must be finite and >= 0, got nan"):
+        moving_average(named(0.5, NAN), None, 0.5)
+    with pytest.raises(ValueError, match="previous weight of site 'A' must be finite and >= 0, got -1"):
+        moving_average(named(0.5), named(-1.0), 0.5)
+
+
+# Fed-MAS, sections 4 and 8
+
+
+@pytest.mark.parametrize(
+    ("rf", "expected"),
+    [
+        ((1.0, 3.0, 4.0), (0.125, 0.375, 0.5)),
+        ((0.0, 0.0), (0.5, 0.5)),
+        ((1.0, NAN, 3.0), (1 / 6, 2 / 6, 3 / 6)),  # NaN: the mean of the others, 2
+        ((5.0,), (1.0,)),
+    ],
+)
+def test_rescue_weights(rf, expected):
+    assert rescue_weights(named(*rf)) == close(*expected)
+
+
+def test_rescue_weights_errors():
+    with pytest.raises(ValueError, match="rescue factor of site 'B' must be >= 0, got -2"):
+        rescue_weights(named(1.0, -2.0))
+
+
+# FedGA, baselines section 14
+
+THIRD = named(1 / 3, 1 / 3, 1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("gaps", "step", "centre", "expected"),
+    [
+        ((0.1, 0.3, 0.5), 0.05 / 3 * 299 / 300, True, (0.316722, 0.333333, 0.349944)),
+        ((0.1, 0.3, 0.8), 0.1, True, (0.258333, 0.308333, 0.433333)),
+        ((0.1, 0.3, 0.8), 0.2 / 3, False, (0.310606, 0.325758, 0.363636)),
+        ((0.3, 0.3, 0.3), 0.1, True, (1 / 3, 1 / 3, 1 / 3)),
+        ((0.1, 0.1 + 1e-17, 0.1), 0.3, True, (1 / 3, 1 / 3, 1 / 3)),
+        ((0.0, 0.0, 0.0), 0.3, False, (1 / 3, 1 / 3, 1 / 3)),
+        ((0.1, NAN, 0.5), 0.1, True, (1 / 3 - 0.1, 1 / 3, 1 / 3 + 0.1)),
+        ((NAN, NAN, NAN), 0.1, True, (1 / 3, 1 / 3, 1 / 3)),
+        ((-1.0, 0.0, 1.0), 0.5, True, (0.0, 2 / 7, 5 / 7)),  # raw -1/6, 1/3, 5/6; clipped to sum 7/6
+    ],
+)
+def test_fedga_worked_examples(gaps, step, centre, expected):
+    assert fedga_weights(THIRD, named(*gaps), step, centre=centre) == close(*expected)
+
+
+def test_fedga_absent_and_new_sites():
+    # C is absent and keeps 0.5; A and B share the other half: 0.2 - 0.1 and 0.3 + 0.1.
+    assert fedga_weights(named(0.2, 0.3, 0.5), named(0.0, 1.0), 0.1) == close(0.1, 0.4, 0.5)
+    # C is new: 1/3 beside 0.5 and 0.5 makes 0.375, 0.375, 0.25; equal gaps then move nothing.
+    assert fedga_weights(named(0.5, 0.5), named(1.0, 1.0, 1.0), 0.1) == close(0.375, 0.375, 0.25)
+    assert fedga_weights({}, named(0.0, 2.0), 0.1) == close(0.4, 0.6)
+    assert fedga_weights(named(1.0), named(3.0), 0.1) == named(1.0)
+
+
+def test_fedga_errors():
+    with pytest.raises(ValueError, match="no site reported a gap"):
+        fedga_weights(THIRD, {}, 0.1)
+    with pytest.raises(ValueError, match=r"step must be finite and >= 0, got -0\.1"):
+        fedga_weights(THIRD, named(1.0), -0.1)
+    with pytest.raises(ValueError, match=r"weights must sum to 1, got 0\.5"):
+        fedga_weights(named(0.5), named(1.0), 0.1)
+    with pytest.raises(ValueError, match="weight of site 'A' must be finite and >= 0, got -1"):
+        fedga_weights(named(-1.0, 2.0), named(1.0), 0.1)
+
+
+@given(by_site, st.dictionaries(st.sampled_from("ABCDEFG"), st.floats(-5, 5), min_size=1), st.floats(0, 2))
+def test_fedga_sums_to_one_and_order_does_not_matter(values, gaps, step):
+    weights = normalise(values)
+    moved = fedga_weights(weights, gaps, step)
+    assert math.fsum(moved.values()) == pytest.approx(1, abs=1e-9)
+    assert min(moved.values()) >= 0
+    assert set(moved) == set(weights) | set(gaps)
+    assert fedga_weights(dict(reversed(weights.items())), dict(reversed(gaps.items())), step) == moved
+
+
+# all rules
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        normalise,
+        rescue_weights,
+        uniform_weights,
+        lambda values: power_weights(values, 2.0),
+        lambda values: moving_average(normalise(values), normalise(values), 0.3),
+    ],
+    ids=["normalise", "rescue", "uniform", "power", "moving average"],
+)
+@given(values=by_site)
+def test_weights_sum_to_one_in_any_order_and_leave_the_input(rule, values):
+    before = dict(values)
+    weights = rule(values)
+    assert list(weights) == sorted(values)
+    assert math.fsum(weights.values()) == pytest.approx(1, abs=1e-12)
+    assert min(weights.values()) >= 0
+    assert rule(dict(reversed(values.items()))) == weights
+    assert values == before
+    renamed = rule({f"x{site}": value for site, value in values.items()})
+    assert renamed == {f"x{site}": weight for site, weight in weights.items()}
+
+
+def test_examples_in_the_documentation():
+    assert doctest.testmod(weighting).failed == 0
+    assert doctest.testmod(weighting).attempted > 0

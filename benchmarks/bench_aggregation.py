@@ -3,15 +3,16 @@
 A round of K sites with a ResNet-18-sized model (11.7 million parameters, batch-norm buffers included). Each
 case runs in a process of its own, in which the local models arrive one after the other, as at a server:
 
-- *FLARE helper, as they arrive*: each model is added to FLARE's ``WeightedAggregationHelper`` when it arrives.
-  Possible only where the weights are known beforehand; the sum is float32, in the order of arrival.
+- *FLARE helper, as they arrive*: FLARE's ``WeightedAggregationHelper`` adds each model when it arrives.
+  Possible only where the weights are known beforehand; a float32 sum in the order of arrival.
 - *FLARE helper, all held*: where the weights depend on all reports, every model waits in memory first.
 - *ours, streaming*: ``weighted_average`` of an iterable; weights known beforehand, float64 sum.
 - *ours, staged*: every model is written to disk when it arrives, then ``weighted_average``, or
   ``layerwise_average`` with one weight for each layer and site (Fed-LWR).
 
-Time is that of the aggregation. ``stage`` is the time to write all models, spent while a server waits for the
-next site anyway. Memory is the peak growth of the resident size from before the first model.
+Time is that of the aggregation, by the clock and of the processor: a busy machine stretches the first,
+waiting threads spend the second. ``stage`` is the time to write all models, spent while a server waits for
+the next site anyway. Memory is the peak growth of the resident size from before the first model.
 
     python benchmarks/bench_aggregation.py [--sites 4 32] [--repeat 3]
 """
@@ -67,6 +68,20 @@ class PeakMemory:
         return (self._peak - self._start) / 2**20
 
 
+class Elapsed:
+    """Wall and processor seconds inside ``with`` blocks, added up."""
+
+    def __init__(self) -> None:
+        self.wall = self.cpu = 0.0
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter(), time.process_time()
+
+    def __exit__(self, *_: object) -> None:
+        self.wall += time.perf_counter() - self._start[0]
+        self.cpu += time.process_time() - self._start[1]
+
+
 def model_shapes() -> dict[str, tuple[tuple[int, ...], str]]:
     """Names, shapes and dtypes of MONAI's ResNet-18 for 2D colour images and 1000 classes."""
     from monai.networks.nets import resnet18
@@ -93,49 +108,51 @@ def run_case(case: str, num_sites: int, shapes_file: str) -> dict[str, float]:
             for name, (shape, dtype) in shapes.items()
         }
 
-    making = staging_time = 0.0
+    making = Elapsed()
 
     def in_turn() -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
         """The models as they arrive; the time to make them is kept apart."""
-        nonlocal making
         for index, site in enumerate(sites):
-            start = time.perf_counter()
-            state = arrives(index)
-            making += time.perf_counter() - start
+            with making:
+                state = arrives(index)
             yield site, state
+            del state  # one model at a time
 
     arrives(0)  # warm up
     with tempfile.TemporaryDirectory() as folder, PeakMemory() as memory:
-        helper = WeightedAggregationHelper()
+        helper, staged, total = WeightedAggregationHelper(), Elapsed(), Elapsed()
         staging = Staging(folder)
         held: dict[str, dict[str, torch.Tensor]] = {}
         if case == "flare-held":
             held = dict(in_turn())
         elif case in ("staged", "layerwise"):
             for site, state in in_turn():
-                start = time.perf_counter()
-                staging.put(site, state)
-                staging_time += time.perf_counter() - start
-                del state  # one model at a time
-        owner = {name: name.rpartition(".")[0] for name in shapes}
-        making = 0.0
-
-        start = time.perf_counter()
-        if case == "streaming":
-            result = weighted_average(in_turn(), weights)
-        elif case == "staged":
-            result = weighted_average(staging.open_all(), weights)
-        elif case == "layerwise":
-            result = layerwise_average(staging.open_all(), dict.fromkeys(owner.values(), weights), owner)
-        else:
-            for site, state in held.items() if held else in_turn():
-                helper.add(state, weights[site], site, 0)
+                with staged:
+                    staging.put(site, state)
                 del state
-            result = helper.get_result()
-        seconds = time.perf_counter() - start - making
+        owner = {name: name.rpartition(".")[0] for name in shapes}
+        making = Elapsed()
+
+        with total:
+            if case == "streaming":
+                result = weighted_average(in_turn(), weights)
+            elif case == "staged":
+                result = weighted_average(staging.open_all(), weights)
+            elif case == "layerwise":
+                result = layerwise_average(staging.open_all(), dict.fromkeys(owner.values(), weights), owner)
+            else:
+                for site, state in held.items() if held else in_turn():
+                    helper.add(state, weights[site], site, 0)
+                    del state
+                result = helper.get_result()
     if len(result) != len(shapes):
         raise RuntimeError(f"{case}: {len(result)} tensors of {len(shapes)}")
-    return {"seconds": seconds, "stage": staging_time, "megabytes": memory.megabytes}
+    return {
+        "stage": staged.wall,
+        "seconds": total.wall - making.wall,
+        "cpu": total.cpu - making.cpu,
+        "megabytes": memory.megabytes,
+    }
 
 
 def measure(case: str, num_sites: int, shapes_file: str) -> dict[str, float]:
@@ -150,7 +167,7 @@ def measure(case: str, num_sites: int, shapes_file: str) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="aggregation: time and peak memory beside FLARE's helper")
     parser.add_argument("--sites", type=int, nargs="+", default=[4, 32])
-    parser.add_argument("--repeat", type=int, default=3, help="runs of each case; the median time counts")
+    parser.add_argument("--repeat", type=int, default=3, help="runs of each case; the best counts")
     parser.add_argument("--case", choices=sorted(CASES), help=argparse.SUPPRESS)
     parser.add_argument("--shapes", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -163,29 +180,25 @@ def main() -> None:
         file = Path(folder) / "shapes.json"
         file.write_text(json.dumps(shapes), encoding="utf-8")
         numbers = sum(math.prod(shape) for shape, dtype in shapes.values() if "float" in dtype)
-        print(
-            f"model: ResNet-18, {len(shapes)} tensors, {numbers / 1e6:.1f} M numbers, {numbers * 4e-6:.1f} MB"
-        )
-        print(f"median of {args.repeat} runs; ratios to FLARE's helper with all models held\n")
-        print(
-            f"{'sites':>5}  {'case':<28}  {'stage s':>8}  {'time s':>7}  {'ratio':>5}  {'peak MB':>8}  {'ratio':>5}"
-        )
+        print(f"ResNet-18: {len(shapes)} tensors, {numbers / 1e6:.1f} M numbers, {numbers * 4e-6:.1f} MB")
+        print(f"best of {args.repeat} runs each; ratios to FLARE's helper with all models held\n")
+        head = f"{'sites':>5}  {'case':<28}  {'stage s':>7}  {'time s':>6}  {'ratio':>5}"
+        print(f"{head}  {'cpu s':>6}  {'ratio':>5}  {'peak MB':>7}  {'ratio':>5}")
         for num_sites in args.sites:
             runs: dict[str, list[dict[str, float]]] = {case: [] for case in CASES}
             for _ in range(args.repeat):  # in turn, so that a busy moment does not hit one case only
                 for case in CASES:
                     runs[case].append(measure(case, num_sites, str(file)))
-            rows = {
-                case: {key: min(run[key] for run in done) for key in done[0]} for case, done in runs.items()
-            }
+            rows = {case: {key: min(run[key] for run in done) for key in done[0]} for case, done in runs.items()}
             base = rows["flare-held"]
             for case, title in CASES.items():
                 row = rows[case]
                 stage = f"{row['stage']:.2f}" if row["stage"] else "-"
                 print(
-                    f"{num_sites:>5}  {title:<28}  {stage:>8}  {row['seconds']:>7.3f}"
-                    f"  {row['seconds'] / base['seconds']:>5.2f}  {row['megabytes']:>8.0f}"
-                    f"  {row['megabytes'] / base['megabytes']:>5.2f}"
+                    f"{num_sites:>5}  {title:<28}  {stage:>7}"
+                    f"  {row['seconds']:>6.3f}  {row['seconds'] / base['seconds']:>5.2f}"
+                    f"  {row['cpu']:>6.3f}  {row['cpu'] / base['cpu']:>5.2f}"
+                    f"  {row['megabytes']:>7.0f}  {row['megabytes'] / base['megabytes']:>5.2f}"
                 )
 
 

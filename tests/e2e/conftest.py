@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -59,13 +60,11 @@ def run_group(command: Sequence[str], *, timeout: float, cwd: Path, env: dict[st
         output, _ = process.communicate()
         return -9, output + f"\n[ended by the test after {timeout} s]"
     finally:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
 
-@pytest.fixture()
+@pytest.fixture
 def simulate(tmp_path):
     """``simulate(job_folder, threads=..., local=...)`` -> :class:`SimulatorRun`, by the published command."""
 
@@ -99,7 +98,7 @@ def simulate(tmp_path):
     return run
 
 
-@pytest.fixture()
+@pytest.fixture
 def job(tmp_path):
     """``job(method, **recipe_arguments)`` -> path of an exported tiny job folder."""
     from fairflare.recipes import FairRecipe

@@ -214,18 +214,9 @@ class PocSystem:
     def wait(self, job: str, timeout: float) -> str:
         return self.nvflare("job", "wait", job, "--timeout", str(int(timeout)), timeout=timeout + 30, check=False)
 
-    def meta(self, job: str) -> str:
-        return self.nvflare("job", "meta", job)
-
     def run_dir(self, job: str) -> Path:
         """Of the job at the server, while it runs."""
         return self.kit(SERVER) / job
-
-    def events(self, job: str) -> Iterator[dict[str, Any]]:
-        path = self.run_dir(job) / "fairflare" / "progress.jsonl"
-        if path.exists():
-            for line in path.read_text().splitlines():
-                yield json.loads(line)
 
     def download(self, job: str) -> Path:
         """The server's run directory, as FLARE hands it out after the job."""

@@ -149,12 +149,14 @@ def test_stopped_and_resubmitted_run_gives_the_same_bits(job, simulate, tmp_path
     assert [r["current_round"] for r in rest.results["rounds"]] == [0, 1, 2]
     assert rows(rest.folder / "layers.csv") == rows(whole.folder / "layers.csv")
 
-    other = simulate(job("fed_lwr", num_rounds=3, folder="d", experiment="parts", seed=5), threads=3, name="p3", local=local)
+    other = simulate(
+        job("fed_lwr", num_rounds=3, folder="d", experiment="parts", seed=5), threads=3, name="p3", local=local
+    )
     assert other.code != 0
     assert "seed: was 0, is 5" in other.log
 
 
-OWN_TASK = '''
+OWN_TASK = """
 import torch
 from monai.networks.nets import AttentionUnet
 
@@ -191,7 +193,7 @@ class Task(SegmentationTask):
 
     def open_site(self, site, settings):
         return Discs(site)
-'''
+"""
 
 
 def test_own_network_and_data_by_editing_task_py(simulate, tmp_path):

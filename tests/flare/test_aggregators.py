@@ -65,9 +65,7 @@ def feed(aggregator, received, samples=(1, 1, 2), order=SITES, current_round=0):
     states = {site: net_state(i) for i, site in enumerate(SITES)}
     for site in order:
         n = samples[SITES.index(site)]
-        aggregator.accept_model(
-            train_reply(site, states[site], received, samples=n, current_round=current_round)
-        )
+        aggregator.accept_model(train_reply(site, states[site], received, samples=n, current_round=current_round))
     assert aggregator.rejected == {}
     return states
 

@@ -91,7 +91,8 @@ def test_unknown_split_is_not_written(tmp_path: Path) -> None:
 
 def test_missing_folder(tmp_path: Path) -> None:
     error = refused(tmp_path / "nowhere")
-    assert "'data_root'" in str(error) and "nowhere" in str(error)
+    assert "'data_root'" in str(error)
+    assert "nowhere" in str(error)
 
 
 def test_missing_list(tmp_path: Path) -> None:
@@ -112,7 +113,10 @@ ENTRY = {"image": "images/0.png", "label": "masks/0.png"}
 @pytest.mark.parametrize(
     ("training", "message"),
     [
-        (None, "key 'training' is missing; needed are 'training', 'validation', 'test', found 'name', 'test'"),
+        (
+            None,
+            "key 'training' is missing; needed are 'training', 'validation', 'test', found 'name', 'test'",
+        ),
         ({}, "'training' must be a list, got a dict"),
         ([], "split 'training' is empty"),
         (["images/0.png"], "entry 0 of 'training' must be an object"),
@@ -169,7 +173,8 @@ def mask_of(path: Path, number: int | None = None) -> np.ndarray:
 def test_eight_bit_pictures_are_divided_by_255(tmp_path: Path) -> None:
     grey = np.array([[0, 51, 102], [153, 204, 255]], np.uint8)
     read = image_of(png(tmp_path / "a.png", grey))
-    assert read.dtype == np.float32 and read.shape == (2, 3, 1)
+    assert read.dtype == np.float32
+    assert read.shape == (2, 3, 1)
     np.testing.assert_allclose(read[:, :, 0], grey / 255, rtol=1e-6)
     colour = np.stack([grey, grey // 2, grey // 3], axis=-1)
     np.testing.assert_allclose(image_of(png(tmp_path / "b.png", colour)), colour / 255, rtol=1e-6)
@@ -201,7 +206,8 @@ def test_other_numbers_are_clipped_at_the_99th_percentile(tmp_path: Path) -> Non
     np.save(tmp_path / "rare.npy", rare)
     assert image_of(tmp_path / "rare.npy").max() == 1.0
     deep = png(tmp_path / "deep.png", np.array([[0, 1000], [2000, 4000]], np.uint16))
-    assert image_of(deep)[0, 0, 0] == 0 and 0 < image_of(deep)[0, 1, 0] < 1
+    assert image_of(deep)[0, 0, 0] == 0
+    assert 0 < image_of(deep)[0, 1, 0] < 1
 
 
 def test_nifti_in_two_and_three_dimensions(tmp_path: Path) -> None:
@@ -209,7 +215,8 @@ def test_nifti_in_two_and_three_dimensions(tmp_path: Path) -> None:
     for name, array in (("a.nii.gz", flat), ("b.nii", flat[:, :, None])):
         read = image_of(nifti(tmp_path / name, array))
         assert read.shape == (3, 4, 1)
-        assert read[0, 0, 0] == 0 and read[2, 0, 0] > read[1, 0, 0] > 0
+        assert read[0, 0, 0] == 0
+        assert read[2, 0, 0] > read[1, 0, 0] > 0
     volume = np.stack([flat, flat + 12, flat + 24], axis=2)
     path = nifti(tmp_path / "v.nii.gz", volume)
     assert image_of(path, 2)[0, 0, 0] == pytest.approx(24 / np.percentile(volume, 99))
@@ -240,7 +247,16 @@ def test_unreadable_images(tmp_path: Path) -> None:
     np.save(tmp_path / "line.npy", np.zeros(5, np.uint8))
     np.save(tmp_path / "empty.npy", np.zeros((0, 5), np.uint8))
     np.save(tmp_path / "block.npy", np.zeros((9, 9, 9), np.uint8))
-    for name in ("a.png", "cut.png", "a.nii.gz", "object.npy", "text.npy", "line.npy", "empty.npy", "block.npy"):
+    for name in (
+        "a.png",
+        "cut.png",
+        "a.nii.gz",
+        "object.npy",
+        "text.npy",
+        "line.npy",
+        "empty.npy",
+        "block.npy",
+    ):
         with pytest.raises(DataError, match=name) as caught:
             image_of(tmp_path / name)
         assert "Repair the file or take it out" in str(caught.value)

@@ -23,9 +23,7 @@ PUBLISHED = {
     "Fed-LWR, fundus": ((85.89, 79.43, 92.42, 90.96), 87.17, 5.08),
     "Solo, fundus": ((82.01, 74.57, 91.26, 92.56), 85.10, 7.31),
 }
-by_site = st.dictionaries(
-    st.text("ABCDEFG", min_size=1, max_size=4), st.floats(0.01, 1), min_size=1, max_size=25
-)
+by_site = st.dictionaries(st.text("ABCDEFG", min_size=1, max_size=4), st.floats(0.01, 1), min_size=1, max_size=25)
 
 
 def named(*values: float) -> dict[str, float]:

@@ -68,7 +68,7 @@ def test_sites_differ_as_scanners_do() -> None:
     images = {site: data[site]["training"][0].astype(float) for site in SITES}
     masks = {site: data[site]["training"][1] > 0 for site in SITES}
     counts = [len(images[site]) for site in SITES]
-    assert max(counts) >= 2.5 * min(counts)
+    assert max(counts) > 2 * min(counts)
     share = {site: masks[site].mean() for site in SITES}
     assert max(share.values()) > 2 * min(share.values())  # field of view, gland size
     contrast = {site: images[site][masks[site]].mean() / images[site][~masks[site]].mean() for site in SITES}
@@ -77,9 +77,7 @@ def test_sites_differ_as_scanners_do() -> None:
     coil = {site: images[site][:, 0, 30:40, columns].mean() / images[site].mean() for site in SITES}
     assert max(coil, key=lambda site: coil[site]) == "site-2"  # bright spot in front of the coil
     # noise: second differences along a row
-    rough = {
-        site: np.median(np.abs(np.diff(images[site][:, 0], n=2, axis=2)), axis=(1, 2)).mean() for site in SITES
-    }
+    rough = {site: np.median(np.abs(np.diff(images[site][:, 0], n=2, axis=2)), axis=(1, 2)).mean() for site in SITES}
     assert min(rough["site-3"], rough["site-6"]) > 2 * min(rough["site-1"], rough["site-2"])
 
 
@@ -88,7 +86,8 @@ def test_any_other_name_is_a_site_and_always_the_same_one() -> None:
     machines = [scanner(name) for name in names]
     assert machines == [scanner(name) for name in names]
     assert len({repr(machine) for machine in (*machines, *SCANNERS.values())}) == len(names) + 6
-    assert scanner("site-8").coil > 0 and scanner("site-7").coil == 0  # variations of site-2 and site-1
+    assert scanner("site-8").coil > 0
+    assert scanner("site-7").coil == 0
     data = phantom_site("hospital-a", cases=0.01, image_size=(32, 32))
     assert [len(data[split][0]) for split in SPLITS] == [SLICES] * 3
 

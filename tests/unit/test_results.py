@@ -53,9 +53,7 @@ def record(number: int, **changes: Any) -> RoundRecord:
         validation={"A": {"dice": 0.5 + number, "loss": 0.1}, "B": {"dice": NAN, "loss": 0.2}},
         train={"A": {"loss": 0.3, "num_samples": 12}},
         site_weights=None,
-        layers={
-            "conv": {"A": {"cka": 0.9, "dissimilarity": 0.1, "weight": 1.0}, "B": {"cka": NAN, "weight": 0.0}}
-        },
+        layers={"conv": {"A": {"cka": 0.9, "dissimilarity": 0.1, "weight": 1.0}, "B": {"cka": NAN, "weight": 0.0}}},
         reports={"A": {"cka": np.array([0.5, NAN]), "n": torch.tensor(4), "note": "ok"}},
     )
     return replace(complete, **changes)
@@ -82,9 +80,7 @@ def snapshot(store: ResultsStore) -> dict[str, str]:
     return {name: (store.folder / name).read_text(encoding="utf-8") for name in CSV_COLUMNS}
 
 
-def finished(
-    folder: Path, *, method: str = "fed_lwr", dice: tuple[float, ...] = (0.9, 0.5, 0.7), **info: Any
-) -> Any:
+def finished(folder: Path, *, method: str = "fed_lwr", dice: tuple[float, ...] = (0.9, 0.5, 0.7), **info: Any) -> Any:
     store = ResultsStore(folder)
     store.start(INFO | {"method": method} | info)
     store.add_round(record(0))
@@ -288,10 +284,7 @@ def test_events(store):
 
 def test_events_of_several_threads_stay_whole(store):
     store.start(INFO)
-    work = [
-        threading.Thread(target=lambda: [store.event("e", text="x" * 500) for _ in range(25)])
-        for _ in range(4)
-    ]
+    work = [threading.Thread(target=lambda: [store.event("e", text="x" * 500) for _ in range(25)]) for _ in range(4)]
     for thread in work:
         thread.start()
     for thread in work:

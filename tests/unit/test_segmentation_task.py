@@ -63,12 +63,16 @@ def all_of(data: SiteData, split: str, **options: Any) -> tuple[torch.Tensor, to
 
 
 def refused(task: SegmentationTask, settings: dict[str, Any], site: str = "hospital-a") -> DataError:
-    with pytest.raises(DataError) as caught:
+    def read_all() -> None:
         data = task.open_site(site, settings)
         for split in SPLITS:
             list(data.batches(split, batch_size=2))
+
+    with pytest.raises(DataError) as caught:
+        read_all()
     error = caught.value
-    assert f"site '{site}'" in str(error) and f"site '{site}'" in error.public
+    assert f"site '{site}'" in str(error)
+    assert f"site '{site}'" in error.public
     for secret in (str(settings.get("data_root", "no root")), ".png", "/"):
         assert secret not in error.public
     return error
@@ -112,7 +116,7 @@ def test_model_of_the_paper() -> None:
     convolutions = [m for m in owners if isinstance(m, torch.nn.Conv2d)]
     assert sum(m.bias is None for m in convolutions) == 18
     assert 7.7e6 < sum(parameter.numel() for parameter in model.parameters()) < 7.8e6
-    loss = task.loss(model(torch.rand(1, 3, 384, 384)), torch.ones(1, 1, 384, 384))
+    loss = task.loss(model(torch.rand(1, 3, 192, 192)), torch.ones(1, 1, 192, 192))
     loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 
@@ -123,7 +127,8 @@ def test_build_model_follows_torchs_seed() -> None:
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
         states.append(task.build_model().state_dict()["final_conv.weight"])
-    assert torch.equal(states[0], states[1]) and not torch.equal(states[0], states[2])
+    assert torch.equal(states[0], states[1])
+    assert not torch.equal(states[0], states[2])
 
 
 def test_loss_is_the_mean_over_images() -> None:
@@ -201,14 +206,17 @@ def test_evaluation_leaves_everything_as_it_was() -> None:
     model.train()
     model.norm.eval()  # a frozen layer stays frozen, the others go on training
     before = {key: value.clone() for key, value in model.state_dict().items()}
+    batches = [(torch.rand(2, 1, 1, 5), torch.ones(2, 1, 1, 5))] * 2
     random_state = torch.get_rng_state()
-    task.evaluate(model, [(torch.rand(2, 1, 1, 5), torch.ones(2, 1, 1, 5))] * 2, "cpu")
-    assert model.training and not model.norm.training
+    task.evaluate(model, batches, "cpu")
+    assert model.training
+    assert not model.norm.training
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
     assert torch.equal(random_state, torch.get_rng_state())
     with pytest.raises(RuntimeError), evaluating(model):
         raise RuntimeError
-    assert model.training and not model.norm.training
+    assert model.training
+    assert not model.norm.training
     with pytest.raises(ValueError, match="at least one batch"):
         task.evaluate(model, [], "cpu")
 
@@ -222,7 +230,8 @@ def test_batches(kind: str, tmp_path: Path) -> None:
     settings = {} if kind == "phantom" else {"data_root": str(folder(tmp_path / "a", (7, 2, 2)))}
     data = task.open_site("site-1", settings)
     assert data.synthetic is (kind == "phantom")
-    assert ("SYNTHETIC" in data.description) is (kind == "phantom") and str(tmp_path) not in data.description
+    assert ("SYNTHETIC" in data.description) is (kind == "phantom")
+    assert str(tmp_path) not in data.description
     count = data.num_samples("training")
     plain = data.batches("training", batch_size=3)
     assert len(plain) == len(list(plain)) == -(-count // 3)
@@ -230,15 +239,20 @@ def test_batches(kind: str, tmp_path: Path) -> None:
     inputs, targets = all_of(data, "training")
     again, _ = all_of(data, "training")
     assert torch.equal(inputs, again)
-    assert inputs.shape == (count, 1, 32, 32) and targets.shape == (count, 1, 32, 32)
+    assert inputs.shape == (count, 1, 32, 32)
+    assert targets.shape == (count, 1, 32, 32)
     assert inputs.dtype == targets.dtype == torch.float32
-    assert inputs.min() >= 0 and inputs.max() <= 1 and set(targets.unique().tolist()) == {0.0, 1.0}
+    assert inputs.min() >= 0
+    assert inputs.max() <= 1
+    assert set(targets.unique().tolist()) == {0.0, 1.0}
     shuffled, moved = all_of(data, "training", shuffle_seed=5)
     same, _ = all_of(data, "training", shuffle_seed=5)
     other, _ = all_of(data, "training", shuffle_seed=6)
-    assert torch.equal(shuffled, same) and not torch.equal(shuffled, other)
+    assert torch.equal(shuffled, same)
+    assert not torch.equal(shuffled, other)
     order = [next(i for i in range(count) if torch.equal(inputs[i], image)) for image in shuffled]
-    assert sorted(order) == list(range(count)) and order != sorted(order)
+    assert sorted(order) == list(range(count))
+    assert order != sorted(order)
     assert torch.equal(targets[order], moved)
 
 
@@ -247,19 +261,23 @@ def test_augmentation_is_seeded_and_moves_the_mask_with_the_image() -> None:
     first = all_of(data, "training", shuffle_seed=2**40, augment=True)
     again = all_of(data, "training", shuffle_seed=2**40, augment=True)
     plain = all_of(data, "training", shuffle_seed=2**40)
-    assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
+    assert torch.equal(first[0], again[0])
+    assert torch.equal(first[1], again[1])
     flipped = 0
     for changed, mask, image, truth in zip(*first, *plain, strict=True):
         if torch.equal(changed, image):
             assert torch.equal(mask, truth)
         else:
             flipped += 1
-            assert torch.equal(changed, image.flip(-1)) and torch.equal(mask, truth.flip(-1))
+            assert torch.equal(changed, image.flip(-1))
+            assert torch.equal(mask, truth.flip(-1))
     assert 0.25 < flipped / len(plain[0]) < 0.75
     full = SegmentationTask(**SMALL).open_site("site-5", {})
     inputs, targets = all_of(full, "validation", shuffle_seed=1, augment=True)
-    assert type(inputs) is torch.Tensor and set(targets.unique().tolist()) == {0.0, 1.0}
-    assert inputs.min() >= 0 and inputs.max() <= 1
+    assert type(inputs) is torch.Tensor
+    assert set(targets.unique().tolist()) == {0.0, 1.0}
+    assert inputs.min() >= 0
+    assert inputs.max() <= 1
 
 
 def test_bad_requests() -> None:
@@ -292,7 +310,8 @@ def test_images_are_converted_and_resized(tmp_path: Path) -> None:
     original = np.asarray(Image.open(root / "i/0.png")) / 255
     colour = SegmentationTask(image_size=(48, 32), in_channels=3)
     inputs, targets = all_of(colour.open_site("a", {"data_root": str(root)}), "training")
-    assert inputs.shape == (3, 3, 48, 32) and targets.shape == (3, 1, 48, 32)
+    assert inputs.shape == (3, 3, 48, 32)
+    assert targets.shape == (3, 1, 48, 32)
     assert float(targets.mean()) == pytest.approx(20 * 24 / (40 * 48), rel=0.05)
     np.testing.assert_allclose(inputs[0].mean((1, 2)), original.mean((0, 1)), atol=0.01)
     grey = SegmentationTask(image_size=(48, 32))
@@ -300,7 +319,8 @@ def test_images_are_converted_and_resized(tmp_path: Path) -> None:
     assert float(inputs[0].mean()) == pytest.approx(float((original @ [0.299, 0.587, 0.114]).mean()), abs=0.01)
     Image.fromarray(np.full((40, 48), 128, np.uint8)).save(root / "i/0.png")
     inputs, _ = all_of(colour.open_site("a", {"data_root": str(root)}), "training")
-    assert torch.equal(inputs[0, 0], inputs[0, 1]) and float(inputs[0, 2, 5, 5]) == pytest.approx(128 / 255)
+    assert torch.equal(inputs[0, 0], inputs[0, 1])
+    assert float(inputs[0, 2, 5, 5]) == pytest.approx(128 / 255)
 
 
 def test_decoded_images_are_kept_while_they_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,14 +341,18 @@ def test_decoded_images_are_kept_while_they_fit(tmp_path: Path, monkeypatch: pyt
 def test_mask_values(tmp_path: Path) -> None:
     binary, cells = SegmentationTask(**SMALL), SegmentationTask(**SMALL, num_classes=2, labels=[[1, 2], [2]])
     for value in (1, 255):
-        _, targets = all_of(binary.open_site("a", {"data_root": str(folder(tmp_path / str(value), value=value))}), "test")
+        _, targets = all_of(
+            binary.open_site("a", {"data_root": str(folder(tmp_path / str(value), value=value))}), "test"
+        )
         assert 0.2 < float(targets.mean()) < 0.3
     root = str(folder(tmp_path / "c", value=128))
     settings = {"data_root": root, "mask_values": {"0": 0, "128": 2, "255": 1}}
     _, targets = all_of(cells.open_site("a", settings), "test")
-    assert torch.equal(targets[:, 0], targets[:, 1]) and targets.any()
+    assert torch.equal(targets[:, 0], targets[:, 1])
+    assert targets.any()
     _, targets = all_of(cells.open_site("a", {**settings, "mask_values": {"0": 0, "128": 1, "255": 2}}), "test")
-    assert targets[:, 0].any() and not targets[:, 1].any()
+    assert targets[:, 0].any()
+    assert not targets[:, 1].any()
     in_task = SegmentationTask(**SMALL, mask_values={"0": 0, "128": 1})
     assert all_of(in_task.open_site("a", {"data_root": root}), "test")[1].any()
 
@@ -340,7 +364,9 @@ def test_mask_values(tmp_path: Path) -> None:
 def test_a_mask_with_other_values(tmp_path: Path, value: int, message: str) -> None:
     root = folder(tmp_path / "a", value=value)
     error = refused(SegmentationTask(**SMALL), {"data_root": str(root)})
-    assert message in str(error) and "m/0.png" in str(error) and "'mask_values'" in str(error)
+    assert message in str(error)
+    assert "m/0.png" in str(error)
+    assert "'mask_values'" in str(error)
     assert error.public == "site 'hospital-a': a mask of split 'training' has values that are not expected"
 
 
@@ -361,12 +387,14 @@ def test_unreadable_image_and_two_sizes(tmp_path: Path) -> None:
     root = folder(tmp_path / "a")
     (root / "i/1.png").write_bytes(b"\x89PNG broken")
     error = refused(SegmentationTask(**SMALL), {"data_root": str(root)})
-    assert "i/1.png" in str(error) and "split 'training'" in str(error)
+    assert "i/1.png" in str(error)
+    assert "split 'training'" in str(error)
     assert error.public == "site 'hospital-a': an image of split 'training' cannot be read"
     root = folder(tmp_path / "b")
     Image.fromarray(np.zeros((9, 9), np.uint8)).save(root / "m/6.png")
     error = refused(SegmentationTask(**SMALL), {"data_root": str(root)})
-    assert "9x9" in str(error) and "m/6.png" in str(error)
+    assert "9x9" in str(error)
+    assert "m/6.png" in str(error)
     np.save(root / "i/0.npy", np.zeros((40, 48, 2), np.uint8))
     write_datalist(root / "datalist.json", {split: [{"image": "i/0.npy", "label": "m/0.png"}] for split in SPLITS})
     list_error = refused(SegmentationTask(**SMALL), {"data_root": str(root)})
@@ -427,13 +455,15 @@ def test_the_site_decides_about_its_phantom() -> None:
 
 def test_the_phantom_has_one_structure() -> None:
     error = refused(SegmentationTask(**SMALL, num_classes=2), {})
-    assert "num_classes=2" in str(error) and "'data_root'" in str(error)
+    assert "num_classes=2" in str(error)
+    assert "'data_root'" in str(error)
 
 
 def test_grey_phantom_for_a_colour_task() -> None:
     data = SegmentationTask(**SMALL, in_channels=3).open_site("site-1", {"phantom_cases": 0.01})
     inputs, _ = next(iter(data.batches("training", batch_size=2)))
-    assert inputs.shape == (2, 3, 32, 32) and torch.equal(inputs[:, 0], inputs[:, 2])
+    assert inputs.shape == (2, 3, 32, 32)
+    assert torch.equal(inputs[:, 0], inputs[:, 2])
 
 
 # --- the constructor --------------------------------------------------------------------------------------
@@ -485,8 +515,10 @@ def test_arguments_can_be_read_back_for_the_export_of_a_job() -> None:
 
 def test_the_import_is_light() -> None:
     code = (
-        "import sys; import fairflare.tasks.segmentation, fairflare.data.prepare, fairflare.data.phantom_prostate;"
-        "print([m for m in ('monai', 'torch', 'nibabel', 'matplotlib', 'PIL', 'nvflare') if m in sys.modules])"
+        "import sys\n"
+        "import fairflare.tasks.segmentation, fairflare.data.prepare, fairflare.data.phantom_prostate\n"
+        "heavy = ('monai', 'torch', 'nibabel', 'matplotlib', 'PIL', 'nvflare')\n"
+        "print([name for name in heavy if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -79,6 +79,15 @@ def reference_dissimilarity(u: np.ndarray, v: np.ndarray, estimator: str) -> flo
     return 0.5 * float((k / k.norm() - l / l.norm()).square().sum())
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """The models are too small for more, and waiting threads are slow on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 # --- models and images ------------------------------------------------------------------------------------
 
 
@@ -205,9 +214,7 @@ BATCHES = (
 )
 
 
-@pytest.mark.parametrize(
-    ("estimator", "delta"), [("minibatch_unbiased", 0.742307), ("minibatch_biased", 0.778202)]
-)
+@pytest.mark.parametrize(("estimator", "delta"), [("minibatch_unbiased", 0.742307), ("minibatch_biased", 0.778202)])
 @pytest.mark.parametrize("storage", ["float16", "float32"])
 def test_sums_over_batches_by_hand(estimator: str, delta: float, storage: str) -> None:
     models = nn.Sequential(Columns(0, 2)), nn.Sequential(Columns(2, 4))
@@ -220,7 +227,7 @@ def test_sums_over_batches_by_hand(estimator: str, delta: float, storage: str) -
 def test_full_estimators_on_the_same_numbers(estimator: str) -> None:
     result = layerwise_cka(Columns(0, 2), Columns(2, 4), BATCHES, estimator=estimator)
     both = torch.cat(BATCHES).numpy()
-    assert result[""].delta == pytest.approx(reference_cka(both[:, :2], both[:, 2:], estimator), rel=1e-6)
+    assert result[""].delta == pytest.approx(reference_cka(both[:, :2], both[:, 2:], estimator), abs=1e-6)
 
 
 def test_cosine_by_hand() -> None:
@@ -440,10 +447,9 @@ def test_equal_and_scaled_models(pairs: dict[str, tuple[nn.Module, nn.Module]], 
 
 
 @pytest.mark.parametrize("factor", [1e-9, 1e9])
-def test_values_beyond_half_precision(
-    factor: float, vectors: Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(similarity, "NARROW", 0)
+def test_values_beyond_half_precision(factor: float, vectors: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(similarity, "HALF_ERROR", 1.0)
+    monkeypatch.setattr(similarity, "TRIAL_IMAGES", 2)
     a, b = mlp(seed=0), mlp(seed=1)
     expected = layerwise_cka(a, b, vectors.split(4), storage="float32")
     with torch.no_grad():
@@ -452,15 +458,11 @@ def test_values_beyond_half_precision(
     result = layerwise_cka(a, b, vectors.split(4))
     result["x"] = layerwise_cka(b, a, vectors.split(4))["2"]
     for name in ("0", "2", "x"):
-        assert result[name].dissimilarity == pytest.approx(
-            expected[name.replace("x", "2")].dissimilarity, rel=2e-2
-        )
+        assert result[name].dissimilarity == pytest.approx(expected[name.replace("x", "2")].dissimilarity, rel=2e-2)
     huge = torch.cat([vectors, 1e5 * vectors])  # rows of very different size
     u, v = features(a, huge), features(b, huge)
     for name, value in layerwise_cka(a, b, huge.split(4)).items():
-        assert value.dissimilarity == pytest.approx(
-            reference_dissimilarity(u[name], v[name], "biased"), rel=2e-2
-        )
+        assert value.dissimilarity == pytest.approx(reference_dissimilarity(u[name], v[name], "biased"), rel=2e-2)
 
 
 def test_a_batch_norm_that_hides_the_difference_is_stored(images: Tensor) -> None:
@@ -476,9 +478,7 @@ def test_a_batch_norm_that_hides_the_difference_is_stored(images: Tensor) -> Non
         b[1].running_var.add_(b[1].eps).mul_(gains.flatten() ** 2).sub_(b[1].eps)
     u, v = features(a, images.double()), features(b, images.double())
     for name, value in layerwise_cka(a, b, images.double().split(5)).items():
-        assert value.dissimilarity == pytest.approx(
-            reference_dissimilarity(u[name], v[name], "biased"), rel=1e-4
-        )
+        assert value.dissimilarity == pytest.approx(reference_dissimilarity(u[name], v[name], "biased"), rel=1e-4)
 
 
 class Detour(nn.Module):
@@ -511,9 +511,7 @@ def test_in_place_change_between_convolution_and_norm(vectors: Tensor) -> None:
     a, b = make(), make()
     u, v = features(a, vectors), features(b, vectors)
     for name, value in layerwise_cka(a, b, vectors.split(4), storage="float32").items():
-        assert value.dissimilarity == pytest.approx(
-            reference_dissimilarity(u[name], v[name], "biased"), rel=1e-5
-        )
+        assert value.dissimilarity == pytest.approx(reference_dissimilarity(u[name], v[name], "biased"), rel=1e-5)
 
 
 # --- mini-batches -----------------------------------------------------------------------------------------
@@ -523,9 +521,7 @@ def test_in_place_change_between_convolution_and_norm(vectors: Tensor) -> None:
 def test_small_batches_join_the_one_before(estimator: str, sizes: list[int], vectors: Tensor) -> None:
     a, b = mlp(seed=0), mlp(seed=1)
     u, v = features(a, vectors), features(b, vectors)
-    result = layerwise_cka(
-        a, b, vectors.split([5, 5, 2]), estimator=f"minibatch_{estimator}", storage="float32"
-    )
+    result = layerwise_cka(a, b, vectors.split([5, 5, 2]), estimator=f"minibatch_{estimator}", storage="float32")
     for name, value in result.items():
         sums = np.zeros(3)
         start = 0
@@ -545,7 +541,9 @@ def test_few_images(estimator: str, vectors: Tensor) -> None:
         assert all(math.isnan(value) for pair in result.values() for value in pair)
     for n in (2, 3):
         result = layerwise_cka(a, b, vectors[:n].split(1), estimator=estimator)
-        assert result == layerwise_cka(a, b, [vectors[:n]])
+        whole = layerwise_cka(a, b, [vectors[:n]])
+        for name, value in result.items():
+            assert value.delta == pytest.approx(whole[name].delta, rel=1e-6)
 
 
 # --- layers without a score -------------------------------------------------------------------------------
@@ -638,7 +636,7 @@ def test_models_and_scratch_folder_as_before(fails: bool, images: Tensor, tmp_pa
             with pytest.raises(RuntimeError, match="lost the disk"):
                 call()
         else:
-            assert all(0 <= value.delta <= 1 for value in call().values())
+            assert all(-1 <= value.delta <= 1 for value in call().values())
         assert torch.is_grad_enabled() == gradients
         for model, state in zip((a, b), before, strict=True):
             assert_same(state, state_of(model))
@@ -724,9 +722,7 @@ def test_chosen_layers_only(pairs: dict[str, tuple[nn.Module, nn.Module]], image
 
 
 @pytest.mark.parametrize("mode", similarity.COSINE_MODES)
-def test_cosine_equals_the_formula(
-    mode: str, pairs: dict[str, tuple[nn.Module, nn.Module]], images: Tensor
-) -> None:
+def test_cosine_equals_the_formula(mode: str, pairs: dict[str, tuple[nn.Module, nn.Module]], images: Tensor) -> None:
     a, b = pairs["near"]
     u, v = features(a, images), features(b, images)
     result = layerwise_cosine(a, b, images.split(7), mode=mode)

@@ -271,6 +271,4 @@ def test_memory_does_not_grow_with_the_number_of_sites():
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         return int(done.stdout) / 1024
 
-    assert (
-        growth(20) < 30
-    )  # MB: the result of 8, a sum of 4, a tensor of 2, and the allocator; the models have 160
+    assert growth(20) < 30  # MB: the result of 8, a sum of 4, a tensor of 2, and the allocator; the models have 160

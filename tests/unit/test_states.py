@@ -34,8 +34,8 @@ def make_state(seed: int, dtype: torch.dtype = torch.float32) -> State:
     return state
 
 
-def make_states(count: int) -> dict[str, State]:
-    return {f"site-{index}": make_state(index) for index in range(count)}
+def make_states(count: int, dtype: torch.dtype = torch.float32) -> dict[str, State]:
+    return {f"site-{index}": make_state(index, dtype) for index in range(count)}
 
 
 def random_weights(sites: Mapping[str, object], seed: int = 0) -> dict[str, float]:
@@ -105,7 +105,7 @@ def test_equals_a_naive_loop(count):
 @settings(max_examples=25, deadline=None)
 @given(st.permutations(range(5)), st.integers(0, 99))
 def test_mapping_and_iterable_give_equal_bits_in_any_order(order, seed):
-    states = make_states(5)
+    states = make_states(5, torch.float64)  # the cast to float32 would hide the order of the sum
     before = copies(states)
     weights = random_weights(states, seed)
     shuffled = {f"site-{index}": states[f"site-{index}"] for index in order}
@@ -145,9 +145,7 @@ def test_the_sum_is_float64():
 def test_dtypes_are_kept(dtype):
     states = {f"s{k}": make_state(k, dtype) for k in range(3)}
     average = weighted_average(states, random_weights(states))
-    assert {name: t.dtype for name, t in average.items()} == {
-        name: t.dtype for name, t in states["s0"].items()
-    }
+    assert {name: t.dtype for name, t in average.items()} == {name: t.dtype for name, t in states["s0"].items()}
     assert same_bits(average, naive_average(states, random_weights(states)))
 
 
@@ -165,8 +163,7 @@ def test_mixed_precision_is_promoted_whatever_the_order(order):
 
 def test_integers_are_the_maximum():
     states = {
-        s: {"n": torch.tensor(n), "m": torch.tensor([n > 3, False])}
-        for s, n in zip("ABC", (3, 9, 4), strict=True)
+        s: {"n": torch.tensor(n), "m": torch.tensor([n > 3, False])} for s, n in zip("ABC", (3, 9, 4), strict=True)
     }
     average = weighted_average(states, {"A": 1.0, "B": 0.0, "C": 0.0})
     assert average["n"].item() == 9
@@ -245,22 +242,15 @@ def test_fed_lwr_worked_example():
     average = layerwise_average(states, rho, {"a.weight": "a", "b.weight": "b"})
     assert average["a.weight"].item() == pytest.approx(3.125, abs=1e-9)
     assert average["b.weight"].item() == pytest.approx(17.333333, abs=1e-6)
-    assert weighted_average(states, rho["a"])["b.weight"].item() == pytest.approx(
-        31.25
-    )  # one weight cannot do both
+    assert weighted_average(states, rho["a"])["b.weight"].item() == pytest.approx(31.25)  # one weight cannot do both
     assert weighted_average(states, rho["b"])["a.weight"].item() == pytest.approx(1.733333, abs=1e-6)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_layerwise_takes_every_tensor_from_the_average_of_its_layer(streaming):
     states = make_states(4)
-    owner = {
-        name: name.split(".")[0] for name in states["site-0"] if name != "mask"
-    }  # integers need no owner
-    rho = {
-        layer: random_weights(states, seed)
-        for seed, layer in enumerate(set(owner.values()) | {"not a layer"})
-    }
+    owner = {name: name.split(".")[0] for name in states["site-0"] if name != "mask"}  # integers need no owner
+    rho = {layer: random_weights(states, seed) for seed, layer in enumerate(set(owner.values()) | {"not a layer"})}
     average = layerwise_average(states.items() if streaming else states, rho, owner)
     assert list(average) == list(states["site-0"])
     for name, layer in owner.items():
@@ -287,9 +277,7 @@ def test_layerwise_errors():
         layerwise_average(states, {"x": {"A": 0.5, "B": 0.4}}, {"w": "x"})
     with pytest.raises(ValueError, match="weight of layer 'x' of site 'B' must be finite and >= 0, got nan"):
         layerwise_average(states, {"x": {"A": 0.5, "B": math.nan}}, {"w": "x"})
-    with pytest.raises(
-        ValueError, match=r"weights of layer 'y' are for sites \['A'\], of layer 'x' for \['A', 'B'\]"
-    ):
+    with pytest.raises(ValueError, match=r"weights of layer 'y' are for sites \['A'\], of layer 'x' for \['A', 'B'\]"):
         layerwise_average(states, {"x": half, "y": {"A": 1.0}}, {"w": "x"})
 
 
@@ -443,13 +431,9 @@ def test_check_state():
     check_state(make_state(1), make_state(2), "A")
     with pytest.raises(ValueError, match="site 'A': tensor 'n' is missing, the global model has it"):
         check_state({"w": torch.ones(2)}, BASE, "A")
-    with pytest.raises(
-        ValueError, match=r"site 'A': tensor 'w' has shape \(3,\), the global model has \(2,\)"
-    ):
+    with pytest.raises(ValueError, match=r"site 'A': tensor 'w' has shape \(3,\), the global model has \(2,\)"):
         check_state(BASE | {"w": torch.ones(3)}, BASE, "A")
-    with pytest.raises(
-        ValueError, match=r"site 'A': tensor 'n' is torch.float32, the global model has torch.int64"
-    ):
+    with pytest.raises(ValueError, match=r"site 'A': tensor 'n' is torch.float32, the global model has torch.int64"):
         check_state(BASE | {"n": torch.tensor(1.0)}, BASE, "A")
     with pytest.raises(ValueError, match="site 'A': tensor 'w' is not finite"):
         check_state(BASE | {"w": torch.tensor([math.nan, 1])}, BASE, "A")
@@ -479,9 +463,7 @@ def test_sq_norm_is_accurate():
     x = torch.randn(300_000, generator=torch.Generator().manual_seed(0)) + 100
     expected = math.fsum(float(v) ** 2 for v in x)
     assert sq_norm({"w": x}) == pytest.approx(expected, rel=1e-13)
-    assert sq_norm({"h": torch.full((4,), 6e4).half()}) == pytest.approx(
-        4 * 6e4**2, rel=1e-3
-    )  # beyond float16
+    assert sq_norm({"h": torch.full((4,), 6e4).half()}) == pytest.approx(4 * 6e4**2, rel=1e-3)  # beyond float16
 
 
 def test_sq_norm_errors():

@@ -25,9 +25,7 @@ from fairflare.core.weighting import (
 )
 
 NAN, INF = math.nan, math.inf
-by_site = st.dictionaries(
-    st.text("ABCDEFG", min_size=1, max_size=3), st.floats(1e-6, 1e3), min_size=1, max_size=7
-)
+by_site = st.dictionaries(st.text("ABCDEFG", min_size=1, max_size=3), st.floats(1e-6, 1e3), min_size=1, max_size=7)
 
 
 def named(*values: float) -> dict[str, float]:
@@ -156,9 +154,7 @@ def test_small_dissimilarities_keep_their_digits():
 
 def test_a_missing_dissimilarity_is_taken_from_the_score():
     cka = {"A": {"conv": 0.9}, "B": {"conv": 0.7}}
-    assert layer_weights(cka, dissimilarity={"A": {"conv": NAN}, "B": {"conv": 0.3}})["conv"] == close(
-        0.25, 0.75
-    )
+    assert layer_weights(cka, dissimilarity={"A": {"conv": NAN}, "B": {"conv": 0.3}})["conv"] == close(0.25, 0.75)
 
 
 def test_layer_weights_errors():
@@ -179,14 +175,10 @@ def test_layer_weights_errors():
             one_layer(0.5, clip_min=limits[0], clip_max=limits[1])
 
 
-@given(
-    st.lists(st.lists(st.floats(-0.5, 1.5) | st.just(NAN), min_size=3, max_size=3), min_size=1, max_size=6)
-)
+@given(st.lists(st.lists(st.floats(-0.5, 1.5) | st.just(NAN), min_size=3, max_size=3), min_size=1, max_size=6))
 def test_layer_weights_against_loops(scores):
     sites = list("ABCDEF"[: len(scores)])
-    cka = {
-        site: dict(zip(("a", "b", "c"), row, strict=True)) for site, row in zip(sites, scores, strict=True)
-    }
+    cka = {site: dict(zip(("a", "b", "c"), row, strict=True)) for site, row in zip(sites, scores, strict=True)}
     before = copy.deepcopy(cka)
     weights = layer_weights(cka)
     for layer in ("a", "b", "c"):
@@ -194,9 +186,7 @@ def test_layer_weights_against_loops(scores):
         for site in sites:  # section 5 of the specification, line by line
             own = [d for d in cka[site].values() if not math.isnan(d)]
             others = [cka[s][layer] for s in sites if not math.isnan(cka[s][layer])]
-            means = [
-                np.mean(f) for f in ([d for d in cka[s].values() if not math.isnan(d)] for s in sites) if f
-            ]
+            means = [np.mean(f) for f in ([d for d in cka[s].values() if not math.isnan(d)] for s in sites) if f]
             delta = cka[site][layer]
             if math.isnan(delta):
                 delta = np.mean(own or others or means or [1.0])
@@ -258,18 +248,14 @@ def test_power_weights_properties(values, q, scale):
 def test_moving_average_of_the_specification():
     first = moving_average(power_weights(named(0.02, 0.04, 0.08), 2), None, 0.5)
     assert first == close(0.047619, 0.190476, 0.761905)
-    assert moving_average(power_weights(named(0.04, 0.04, 0.04), 2), first, 0.5) == close(
-        0.190476, 0.261905, 0.547619
-    )
+    assert moving_average(power_weights(named(0.04, 0.04, 0.04), 2), first, 0.5) == close(0.190476, 0.261905, 0.547619)
 
 
 def test_moving_average_keeps_absent_sites_and_starts_new_ones():
     memory = moving_average(named(0.4, 0.6), named(0.2, 0.3, 0.5), 0.5)
     assert memory == close(0.3, 0.45, 0.5)
     assert normalise({site: memory[site] for site in "AB"}) == close(0.4, 0.6)
-    assert moving_average({"B": 0.4, "D": 0.6}, named(0.2, 0.8), 0.25) == pytest.approx(
-        {"A": 0.2, "B": 0.7, "D": 0.6}
-    )
+    assert moving_average({"B": 0.4, "D": 0.6}, named(0.2, 0.8), 0.25) == pytest.approx({"A": 0.2, "B": 0.7, "D": 0.6})
 
 
 def test_moving_average_limits_and_errors():

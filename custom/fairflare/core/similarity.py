@@ -151,9 +151,7 @@ def hsic(k: Tensor, l: Tensor, estimator: str = "biased") -> float:
     n, least = k.shape[0], _least_samples(estimator)
     if n < least:
         raise ValueError(f"{estimator} HSIC needs at least {least} samples, got {n}")
-    return float((center(k.double(), estimator) * center(l.double(), estimator)).sum()) / _norm_factor(
-        n, estimator
-    )
+    return float((center(k.double(), estimator) * center(l.double(), estimator)).sum()) / _norm_factor(n, estimator)
 
 
 def linear_cka(x: Matrix, y: Matrix, estimator: str = "biased") -> float:
@@ -310,6 +308,7 @@ class _JointPass:
         self.modules = ({n: found_a[n] for n in names}, {n: found_b[n] for n in names})
         self.skipped: set[str] = set()  # layers whose features nobody asks for
         self.held_bytes = 0  # of the last forward pass, for each image
+        self.most: int | None = None  # images at once, if there is another limit
         self._held: dict[str, Tensor] = {}  # features of model a that wait for model b
         self._late: dict[str, Tensor] = {}  # of model b, from layers that model a called more often
         self._traces = (_Trace(), _Trace())
@@ -339,9 +338,7 @@ class _JointPass:
                 self._undo.append(module.register_forward_hook(self._hook(turn, name)).remove)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._held.clear()
         self._late.clear()
         while self._undo:
@@ -362,7 +359,7 @@ class _JointPass:
             elif not self.held_bytes:
                 size = 1
             else:
-                most = max(1, HELD_BYTES // self.held_bytes)
+                most = min(max(1, HELD_BYTES // self.held_bytes), self.most or left)
                 size = math.ceil(left / math.ceil(left / most))
             yield images[start : start + size]
             start += size
@@ -410,9 +407,7 @@ class _JointPass:
             if not calls_a:
                 return
             if calls_b > calls_a:
-                raise ValueError(
-                    f"layer {name!r} is called {calls_a} times in model_a and more often in model_b"
-                )
+                raise ValueError(f"layer {name!r} is called {calls_a} times in model_a and more often in model_b")
             if calls_b < calls_a:  # perhaps not the last one
                 self._late[name] = feature.clone()
                 return
@@ -425,8 +420,7 @@ class _JointPass:
         held = self._held.pop(name)
         if held.shape != feature.shape:
             raise ValueError(
-                f"layer {name!r}: features of model_a have shape {tuple(held.shape)}, "
-                f"of model_b {tuple(feature.shape)}"
+                f"layer {name!r}: features of model_a have shape {tuple(held.shape)}, of model_b {tuple(feature.shape)}"
             )
         if self._visit is not None:
             self._visit(name, held, feature.to(held.device))
@@ -567,9 +561,7 @@ class _Store:
                 later = start + step
                 if later < width:
                     into = raw[(turn + 1) % 2]
-                    ahead = self._worker().submit(
-                        self._read, pieces, width, later, min(step, width - later), into
-                    )
+                    ahead = self._worker().submit(self._read, pieces, width, later, min(step, width - later), into)
             row = 0
             for piece in pieces:
                 here = slice(row, row + piece.rows)
@@ -665,6 +657,7 @@ class _Layer:
     first_b: Tensor | None = None
     scale: float = 1.0
     scaled: bool = False  # scale is known, and the feature varies over the images in both models
+    half: bool = False  # stored in float16 from here on
     close: bool = False  # model b's features are nearer to model a's than another image's are
     size_a: float = 0.0  # largest absolute value of the first image's feature
     size_b: float = 0.0
@@ -737,6 +730,10 @@ class _Engine:
         self.n = 0  # images since the last reset
         self.expected: int | None = None  # of them in all, if known
         self._passes = 0
+        self._seen = 0  # images, resets or not
+        self._decided = storage == "float32"  # which layers are stored in half precision
+        self._trial: dict[str, list[tuple[Tensor, Tensor]]] = {}  # some columns of (u, w)
+        joint.most = None if self._decided else TRIAL_IMAGES - 1
         self._reserved = False
         self._rows: dict[str, tuple[Tensor, Tensor, float, float]] = {}  # of this pass, for the store
         self._raw: dict[str, tuple[Tensor, Tensor]] = {}  # (u, w) of the pass that decides what is derived
@@ -753,7 +750,12 @@ class _Engine:
                 self._raw.clear()
             self._commit(len(part))
             self._passes += 1
+            self._seen += len(part)
             self.n += len(part)
+            if not self._decided and self._passes > 1 and self._seen >= TRIAL_IMAGES:
+                self._choose_storage()
+                self._decided = True
+                self.joint.most = None
 
     def reset(self) -> None:
         self.store.clear()
@@ -777,7 +779,7 @@ class _Engine:
             layer.size_a, layer.size_b = _largest(layer.first_a), _largest(layer.first_b)
         if layer.first_a.shape[1] != a.shape[1]:
             raise ValueError(
-                f"layer {name!r}: {a.shape[1]} features for an image, but {layer.first_a.shape[1]} for the first; "
+                f"layer {name!r}: {a.shape[1]} features for an image, {layer.first_a.shape[1]} for the first; "
                 "all images must have the same size"
             )
         if not layer.scaled:
@@ -796,6 +798,8 @@ class _Engine:
             return
         if self._passes == 1:
             self._raw[name] = (u, w)
+        if not self._decided:
+            self._sample(name, u, w)
         layer.exponent_u, stored_u, factor_u = self._pack(u, largest_u, layer.exponent_u, layer.half)
         layer.exponent_w, stored_w, factor_w = self._pack(w, largest_w, layer.exponent_w, layer.half)
         self._rows[name] = (stored_u, stored_w, factor_u, factor_w)
@@ -817,21 +821,39 @@ class _Engine:
                 layer.close = _square(layer.first_a - layer.first_b) * len(a) <= _square(u)
 
     @staticmethod
-    def _pack(
-        values: Tensor, largest: float, exponent: int | None, half: bool
-    ) -> tuple[int | None, Tensor, float]:
+    def _pack(values: Tensor, largest: float, exponent: int | None, half: bool) -> tuple[int | None, Tensor, float]:
         """(Exponent of the layer, values in the store's type, their factor to the scale of the layer)."""
-        if not half:
-            return exponent, values.float().cpu(), 2.0 ** (exponent or 0)
         if largest == 0:
-            return exponent, values.half().cpu(), 1.0
+            return exponent, (values.half() if half else values.float()).cpu(), 1.0
         best = 9 - math.frexp(largest)[1]  # puts the largest value into [2**8, 2**9)
         if exponent is None:
             exponent = 0 if 2**-3 <= largest <= 2**13 else best
+        if not half:
+            return exponent, values.float().cpu(), 2.0**exponent
         used = exponent if -3 <= math.frexp(largest)[1] + exponent <= 15 else best
         if used:
             values = values * 2.0**used
         return exponent, values.half().cpu(), 2.0 ** (exponent - used)
+
+    def _sample(self, name: str, u: Tensor, w: Tensor) -> None:
+        columns = torch.linspace(0, u.shape[1] - 1, min(u.shape[1], TRIAL_FEATURES), device=u.device).long()
+        self._trial.setdefault(name, []).append((u[:, columns].double().cpu(), w[:, columns].double().cpu()))
+
+    def _choose_storage(self) -> None:
+        """Half precision for the layers where its rounding will not show in 1 - delta."""
+        for name, rows in self._trial.items():
+            if name in self.source or not self.layers[name].scaled:
+                continue
+            u, w = (torch.cat(parts) for parts in zip(*rows, strict=True))
+            width = self.store.widths[name]
+            columns = torch.linspace(0, width - 1, u.shape[1]).long()
+            worst = _half_error(u, torch.zeros_like(u), w, width)
+            for norm in self.derived.get(name, []):
+                channels = columns // (width // len(norm.gain))
+                gain, kappa = norm.gain[channels], norm.kappa[channels]
+                worst = max(worst, _half_error(gain * u, (gain - kappa) * u, kappa * w, width))
+            self.layers[name].half = worst <= HALF_ERROR
+        self._trial.clear()
 
     def _derive(self, fed_by: dict[str, str]) -> None:
         """Decide which batch norms need no features of their own."""
@@ -856,9 +878,7 @@ class _Engine:
             self.store.drop(name)
 
     @staticmethod
-    def _trustworthy(
-        gain: Tensor, kappa: Tensor, u: Tensor, w: Tensor, norm_u: Tensor, norm_w: Tensor
-    ) -> bool:
+    def _trustworthy(gain: Tensor, kappa: Tensor, u: Tensor, w: Tensor, norm_u: Tensor, norm_w: Tensor) -> bool:
         """Does (gain, kappa) give the real output, without amplifying the rounding of u and w?"""
         if u.shape != norm_u.shape or u.shape[1] % len(gain):
             return False
@@ -876,7 +896,7 @@ class _Engine:
         nbytes = sum(u.nbytes + w.nbytes for u, w, *_ in self._rows.values())
         if not self._reserved:
             left = count
-            if self.expected is not None and self._passes > 1:
+            if self.expected is not None and self._passes > 1 and self._decided:
                 left = max(count, self.expected - self.n)
                 self._reserved = True
             self.store.reserve(nbytes // count * left)
@@ -901,6 +921,9 @@ class _Engine:
         """K = sum u u^T and, with M = sum w (u - w/2)^T, K - L = M + M^T: exact to the precision of w."""
         assert layer.first_a is not None
         device = layer.first_a.device
+        dtype = torch.float64 if self.storage == "float32" else torch.float32
+        if device.type == "mps":  # has no doubles
+            device = torch.device("cpu")
         derived = self.derived.get(name, [])
         unit_u, unit_w = layer.exponent_u or 0, layer.exponent_w or 0
         ratio = 2.0 ** (unit_u - unit_w)  # from stored w to the scale of stored u
@@ -908,7 +931,7 @@ class _Engine:
         m = torch.zeros_like(k)
         each = self.store.widths[name] // len(derived[0].gain) if derived else 1
         for start, u, w in self.store.columns(name):
-            u, w = u.to(device), w.to(device)
+            u, w = (values.to(device, dtype) for values in (u, w))
             _accumulate(k[0], m[0], u, w, ratio)
             channels = torch.arange(start, start + u.shape[1]) // each if derived else None
             for i, norm in enumerate(derived, 1):
@@ -937,6 +960,26 @@ def _accumulate(k: Tensor, m: Tensor, u: Tensor, w: Tensor, ratio: float) -> Non
     with torch.autocast(u.device.type, enabled=False):
         k += (u @ u.T).cpu()
         m += (w @ torch.add(u, w, alpha=-ratio / 2).T).cpu()
+
+
+def _half_error(u: Tensor, from_u: Tensor, from_w: Tensor, width: int) -> float:
+    """Expected relative error of 1 - delta if u and the two parts of w = from_u + from_w are rounded to float16.
+
+    Each row's rounding, projected on another row, is about its norm / sqrt(width) times the relative
+    rounding. Taken at its worst (all rows alike), it is set against the part of K - L that 1 - delta is
+    made of.
+    """
+    w = from_u + from_w
+    rounded = (from_u.square().sum(1) + from_w.square().sum(1)).sqrt()
+    if not bool(rounded.any()):
+        return 0.0
+    noise = float((rounded * (u.norm(dim=1) + (u - w).norm(dim=1))).sum()) * HALF_ROUNDING / math.sqrt(width)
+    m = w @ (u - w / 2).T
+    moments = _Moments()
+    moments.add(u @ u.T, m + m.T, "biased")
+    value = moments.similarity(0.0).dissimilarity * 2 * math.sqrt(moments.kk * moments.ll)
+    signal = math.sqrt(value) * (len(u) - 1)
+    return 2 * noise / signal if signal > 0 else math.inf
 
 
 def _largest(values: Tensor) -> float:

@@ -23,9 +23,7 @@ SUM_TOLERANCE = 1e-6
 _BLOCK = 32768
 
 
-def weighted_average(
-    states: States, weights: Mapping[str, float], *, updates: bool = False
-) -> dict[str, torch.Tensor]:
+def weighted_average(states: States, weights: Mapping[str, float], *, updates: bool = False) -> dict[str, torch.Tensor]:
     r"""Average of the sites' states with one weight for each site.
 
     .. math:: \hat w = \sum_k a_k w_k, \quad \sum_k a_k = 1
@@ -90,8 +88,7 @@ def layerwise_average(
     for layer, rho in checked.items():
         if set(rho) != sites:
             raise ValueError(
-                f"weights of layer {layer!r} are for sites {sorted(rho)}, "
-                f"of layer {first_layer!r} for {sorted(sites)}"
+                f"weights of layer {layer!r} are for sites {sorted(rho)}, of layer {first_layer!r} for {sorted(sites)}"
             )
 
     def weights_of(name: str) -> dict[str, float]:
@@ -154,10 +151,8 @@ def add_update(state: State, update: State, site: str = "update") -> dict[str, t
             raise ValueError(f"{where} is {change.dtype}, the global model has {base.dtype}")
         base, change = base.detach(), change.detach().to(base.device)
         if base.is_floating_point():
-            if change.dtype == base.dtype:
-                total = base + change
-            else:
-                total = (base.double() + change.double()).to(base.dtype)
+            wide = base.dtype if change.dtype == base.dtype else torch.float64
+            total = (base.to(wide) + change.to(wide)).to(base.dtype)
             if not _all_finite(total):
                 raise ValueError(f"{where} is not finite after adding the update")
         else:
@@ -323,13 +318,12 @@ def _average_by_site(
                 means[name] = _Mean(name, site, tensor)
             means[name].add(site, tensor, _weight(weights_of, name, site, tensor))
         seen.add(site)
+        del state  # before the next one is made
     _check_sites(seen, sites)
     return {name: means.pop(name).result(floor) for name in list(means)}
 
 
-def _weight(
-    weights_of: Callable[[str], Mapping[str, float]], name: str, site: str, tensor: torch.Tensor
-) -> float:
+def _weight(weights_of: Callable[[str], Mapping[str, float]], name: str, site: str, tensor: torch.Tensor) -> float:
     """The weight of a floating tensor; integer tensors are not averaged and need none."""
     return weights_of(name)[site] if tensor.is_floating_point() else 0.0
 

@@ -117,9 +117,7 @@ def layer_weights(
             raise ValueError(f"dissimilarity is of sites {sorted(dissimilarity)}, cka of {sorted(cka)}")
         first = min(cka)
         if set(dissimilarity[first]) != set(cka[first]):
-            raise ValueError(
-                f"dissimilarity is of layers {sorted(dissimilarity[first])}, cka of {sorted(cka[first])}"
-            )
+            raise ValueError(f"dissimilarity is of layers {sorted(dissimilarity[first])}, cka of {sorted(cka[first])}")
 
     def one_minus(site: str, layer: str) -> float:
         value = float(measured[site][layer]) if measured else math.nan
@@ -145,15 +143,10 @@ def dissimilarity_weights(
         ``{layer: {site: rho}}``; degenerate cases and errors as in :func:`layer_weights`.
     """
     if not 0.0 <= clip_min < clip_max <= 1.0:
-        raise ValueError(
-            f"clip_min and clip_max must hold 0 <= clip_min < clip_max <= 1, got {clip_min}, {clip_max}"
-        )
+        raise ValueError(f"clip_min and clip_max must hold 0 <= clip_min < clip_max <= 1, got {clip_min}, {clip_max}")
     layers = _check_same_layers(dissimilarity)
     sites = sorted(dissimilarity)
-    finite = {
-        site: {layer: float(d) for layer, d in dissimilarity[site].items() if math.isfinite(d)}
-        for site in sites
-    }
+    finite = {site: {layer: float(d) for layer, d in dissimilarity[site].items() if math.isfinite(d)} for site in sites}
     site_mean = {site: statistics.fmean(scores.values()) for site, scores in finite.items() if scores}
 
     weights = {}
@@ -196,9 +189,7 @@ def power_weights(values: Mapping[str, float], q: float) -> dict[str, float]:
     return normalise({site: math.exp(log - highest) for site, log in logs.items()})
 
 
-def moving_average(
-    weights: Mapping[str, float], previous: Mapping[str, float] | None, beta: float
-) -> dict[str, float]:
+def moving_average(weights: Mapping[str, float], previous: Mapping[str, float] | None, beta: float) -> dict[str, float]:
     r"""Exponential moving average of weights, by site name.
 
     .. math:: w_k \leftarrow \beta \tilde w_k + (1 - \beta) w_k
@@ -293,9 +284,7 @@ def fedga_weights(
     if largest <= 1e-12 * max((abs(gap) for gap in finite.values()), default=0.0):
         return dict(sorted(memory.items()))
     held = math.fsum(memory[site] for site in pulls)
-    moved = normalise(
-        {site: min(max(memory[site] + step * pull / largest, 0.0), 1.0) for site, pull in pulls.items()}
-    )
+    moved = normalise({site: min(max(memory[site] + step * pull / largest, 0.0), 1.0) for site, pull in pulls.items()})
     return dict(sorted((memory | {site: held * share for site, share in moved.items()}).items()))
 
 

@@ -70,9 +70,7 @@ class Datalist:
     splits: Mapping[str, tuple[Sample, ...]]
 
 
-def load_datalist(
-    data_root: str | os.PathLike[str], datalist: str = "datalist.json", *, site: str
-) -> Datalist:
+def load_datalist(data_root: str | os.PathLike[str], datalist: str = "datalist.json", *, site: str) -> Datalist:
     """Read and check a datalist; the images themselves are not opened.
 
     Args:
@@ -122,9 +120,7 @@ def read_image(sample: Sample, *, site: str, split: str) -> npt.NDArray[np.float
     low, high = 0.0, 255.0
     if array.dtype != np.uint8 or _suffix(sample.image) in VOLUMES:
         if array.dtype.kind not in "iuf":
-            raise _unreadable(
-                sample.image, "image", site, split, f"it holds {array.dtype} values, not numbers"
-            )
+            raise _unreadable(sample.image, "image", site, split, f"it holds {array.dtype} values, not numbers")
         array = array.astype(np.float32)
         if not np.isfinite(array).all():
             raise DataError(
@@ -159,9 +155,7 @@ def read_mask(sample: Sample, *, site: str, split: str) -> npt.NDArray[np.int64]
     return values.astype(np.int64)
 
 
-def read_pair(
-    sample: Sample, *, site: str, split: str
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+def read_pair(sample: Sample, *, site: str, split: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
     """Image and mask of ``sample``, checked to be of one size."""
     image = read_image(sample, site=site, split=split)
     mask = read_mask(sample, site=site, split=split)
@@ -259,8 +253,7 @@ def _check(content: Any, root: Path, file: Path, site: str) -> dict[str, tuple[S
                     )
                 if not path.is_file():
                     raise bad(
-                        f"'{key}' of {where}, '{path}', does not exist; "
-                        "correct the path or take the entry out",
+                        f"'{key}' of {where}, '{path}', does not exist; correct the path or take the entry out",
                         f"'{key}' of {where} does not exist",
                     )
                 if _suffix(path) not in SUFFIXES:
@@ -351,9 +344,7 @@ def _plane(
     if array.ndim == 3 and array.shape[2] > 4 and array.shape[0] <= 4:
         array = np.moveaxis(array, 0, 2)  # channels first
     if array.ndim not in (2, 3) or 0 in array.shape or (array.ndim == 3 and array.shape[2] > 4):
-        raise _unreadable(
-            path, what, site, split, f"it has the shape {array.shape}, which is not one picture"
-        )
+        raise _unreadable(path, what, site, split, f"it has the shape {array.shape}, which is not one picture")
     return array
 
 

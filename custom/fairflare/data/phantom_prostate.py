@@ -71,7 +71,7 @@ SCANNERS: Mapping[str, Scanner] = {
     "site-2": Scanner((18, 3, 6), 115.0, gamma=1.0, bias=0.25, coil=3.0, noise=0.03, blur=1.0, gland=0.95),
     # wide field of view, small glands, an old coil
     "site-3": Scanner(
-        (7, 3, 6), 200.0, gamma=1.15, bias=0.35, noise=0.055, blur=2.0, gland=0.92, enlarged=0.15,
+        (7, 3, 6), 190.0, gamma=1.15, bias=0.35, noise=0.05, blur=2.0, gland=0.92, enlarged=0.15,
     ),
     # fat suppression: fat and marrow dark
     "site-4": Scanner(
@@ -84,10 +84,10 @@ SCANNERS: Mapping[str, Scanner] = {
     ),
     # another sequence: zones hardly differ, the gland is a grey one on bright fat; noisy, few patients
     "site-6": Scanner(
-        (6, 3, 6), 165.0,
+        (7, 3, 6), 165.0,
         {"fat": 0.85, "peripheral": 0.50, "transition": 0.44, "stroma": 0.33, "capsule": 0.22, "muscle": 0.30,
          "vesicle": 0.6, "vein": 0.6},
-        gamma=0.8, bias=0.4, noise=0.06, blur=1.8, gland=0.95, enlarged=0.4,
+        gamma=0.8, bias=0.4, noise=0.05, blur=1.6, gland=0.95, enlarged=0.4,
     ),
 }  # fmt: skip
 
@@ -272,9 +272,7 @@ def _render(
     rectum = draw.patient(19, 23) if coil else draw.patient(10.5, 18)
     depth = half_height * 0.93 + rectum * (0.94 if coil else 1.02) + draw.slice(0.5, 3)
     shift = draw.patient(-5, 5)
-    lumen = ellipse(
-        shift, depth, rectum * draw.patient(0.98, 1.25), rectum, draw.patient(-0.3, 0.3), px=x, py=y
-    )
+    lumen = ellipse(shift, depth, rectum * draw.patient(0.98, 1.25), rectum, draw.patient(-0.3, 0.3), px=x, py=y)
     paint(lumen, tissue["wall"])
     if coil:
         paint(lumen + 2.0, 0.03)
@@ -330,17 +328,11 @@ def _render(
         there = _choose(enlarged | (draw.patient(0, 1) < 0.35), 0.8, 0.0)
         paint(nodule, tissue["stroma"], there)
         paint(nodule + 0.9, tissue["transition"] * bright * (1 + 0.15 * texture), there)
-    front = np.maximum(
-        ellipse(0, -half_height * 0.95, half_width * 0.5, half_height * 0.34, px=x, py=y), gland + 0.5
-    )
+    front = np.maximum(ellipse(0, -half_height * 0.95, half_width * 0.5, half_height * 0.34, px=x, py=y), gland + 0.5)
     paint(front, tissue["stroma"] * (1 + 0.15 * texture), 0.85)
     paint(ellipse(0, cy * 0.3, 2.2, 2.6, px=x, py=y), tissue["peripheral"], 0.6)
-    lesion = ellipse(
-        half_width * draw.patient(-0.65, 0.65), half_height * draw.patient(0.3, 0.7), 5.5, 3.4, px=x, py=y
-    )
-    paint(
-        np.maximum(lesion, gland + 0.8), tissue["stroma"] * 1.3, _choose(draw.patient(0, 1) < 0.4, 0.75, 0.0)
-    )
+    lesion = ellipse(half_width * draw.patient(-0.65, 0.65), half_height * draw.patient(0.3, 0.7), 5.5, 3.4, px=x, py=y)
+    paint(np.maximum(lesion, gland + 0.8), tissue["stroma"] * 1.3, _choose(draw.patient(0, 1) < 0.4, 0.75, 0.0))
 
     return _acquire(machine, draw, np.clip(image, 0, 1.4), (x0, y0), (shift, depth, rectum), pixel), mask
 
@@ -438,9 +430,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Contact sheet of the synthetic prostate sites.",
     )
     parser.add_argument("--out", required=True, help="picture to write, such as sheet.png")
-    parser.add_argument(
-        "--sites", nargs="+", default=list(SCANNERS), metavar="SITE", help="default: the six sites"
-    )
+    parser.add_argument("--sites", nargs="+", default=list(SCANNERS), metavar="SITE", help="default: the six sites")
     parser.add_argument("--columns", type=int, default=12, help="slices of each site (default 12)")
     parser.add_argument("--size", type=int, default=128, help="height and width of a slice (default 128)")
     parser.add_argument("--seed", type=int, default=0)

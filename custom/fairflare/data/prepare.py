@@ -195,9 +195,7 @@ def prepare_prostate_mri(
         if name not in PROSTATE_SITES:
             raise ValueError(f"unknown site '{name}'{suggest(name, tuple(PROSTATE_SITES))}")
     folders = {path.name.lower(): path for path in sorted(source.iterdir()) if path.is_dir()}
-    found = {
-        name: folders[alias] for name in wanted for alias in PROSTATE_SITES[name][::-1] if alias in folders
-    }
+    found = {name: folders[alias] for name in wanted for alias in PROSTATE_SITES[name][::-1] if alias in folders}
     missing = [name for name in wanted if name not in found]
     if missing:
         raise DataError(
@@ -237,9 +235,7 @@ def prepare_folders(
     """
     if group is not None and re.compile(group).groups < 1:
         raise ValueError(f"group must have a part in brackets that is the patient, got {group!r}")
-    items = {
-        name: _folder_items(name, Path(images), Path(masks), group) for name, (images, masks) in sites.items()
-    }
+    items = {name: _folder_items(name, Path(images), Path(masks), group) for name, (images, masks) in sites.items()}
     return _write(items, Path(out_dir), seed=seed, number=number, overwrite=overwrite)
 
 
@@ -293,9 +289,7 @@ def _prostate_items(site: str, folder: Path, split_unit: str, neighbours: bool) 
     import nibabel
 
     files = {path.name[: -len(ending)].lower(): path for path, ending in _nifti(folder)}
-    masks = {
-        stem[: -len("_segmentation")]: path for stem, path in files.items() if stem.endswith("_segmentation")
-    }
+    masks = {stem[: -len("_segmentation")]: path for stem, path in files.items() if stem.endswith("_segmentation")}
     cases = {stem: path for stem, path in files.items() if not stem.endswith("_segmentation")}
     if not cases or set(cases) != set(masks):
         alone = [cases[stem].name for stem in sorted(set(cases) - set(masks))]
@@ -314,8 +308,7 @@ def _prostate_items(site: str, folder: Path, split_unit: str, neighbours: bool) 
             inside = np.asarray(nibabel.load(masks[stem]).dataobj) > 0
         except Exception as error:  # nibabel raises what it likes for a damaged file
             raise DataError(
-                f"site '{site}': '{cases[stem]}' or its segmentation cannot be read: {error}; fetch the "
-                "file again"
+                f"site '{site}': '{cases[stem]}' or its segmentation cannot be read: {error}; fetch the file again"
             ) from error
         if volume.ndim != 3 or volume.shape != inside.shape:
             raise DataError(
@@ -323,14 +316,10 @@ def _prostate_items(site: str, folder: Path, split_unit: str, neighbours: bool) 
                 f"{inside.shape}; both must be the same three-dimensional volume"
             )
         if not np.isfinite(volume).all():
-            raise DataError(
-                f"site '{site}': '{cases[stem]}' has values that are NaN or infinite; repair the file"
-            )
+            raise DataError(f"site '{site}': '{cases[stem]}' has values that are NaN or infinite; repair the file")
         slices = np.flatnonzero(inside.any(axis=(0, 1))).tolist()
         if not slices:
-            raise DataError(
-                f"site '{site}': '{masks[stem]}' has no prostate in it; repair or remove the case"
-            )
+            raise DataError(f"site '{site}': '{masks[stem]}' has no prostate in it; repair or remove the case")
         low, high = float(volume.min()), float(np.percentile(volume, TOP_PERCENTILE))
         scale = 255.0 / (high - low) if high > low else 0.0
         pictures = np.round(np.clip((volume - low) * scale, 0, 255)).astype(np.uint8).transpose(2, 1, 0)
@@ -339,9 +328,7 @@ def _prostate_items(site: str, folder: Path, split_unit: str, neighbours: bool) 
             around = (max(index - 1, 0), index, min(index + 1, last))
             image = np.stack([pictures[k] for k in around], axis=-1) if neighbours else pictures[index]
             name = f"{_file_name(stem)}_{index:03d}"
-            yield Item(
-                name, stem if split_unit == "patient" else name, image, inside[:, :, index].T.astype(np.uint8)
-            )
+            yield Item(name, stem if split_unit == "patient" else name, image, inside[:, :, index].T.astype(np.uint8))
 
 
 def _nifti(folder: Path) -> Iterator[tuple[Path, str]]:
@@ -356,9 +343,7 @@ def _folder_items(site: str, images: Path, masks: Path, group: str | None) -> It
     def stems(folder: Path, is_mask: bool) -> dict[str, Path]:
         found: dict[str, Path] = {}
         for path in sorted(_existing(folder).iterdir()):
-            ending = next(
-                (e for e in sorted(SUFFIXES, key=len, reverse=True) if path.name.lower().endswith(e)), None
-            )
+            ending = next((e for e in sorted(SUFFIXES, key=len, reverse=True) if path.name.lower().endswith(e)), None)
             if ending is None or not path.is_file():
                 continue
             stem = path.name[: -len(ending)]
@@ -387,9 +372,7 @@ def _folder_items(site: str, images: Path, masks: Path, group: str | None) -> It
     for stem, path in pictures.items():
         match = re.search(group, stem) if group is not None else None
         if group is not None and match is None:
-            raise DataError(
-                f"site '{site}': '{path}' does not match group '{group}', so its patient is not known"
-            )
+            raise DataError(f"site '{site}': '{path}' does not match group '{group}', so its patient is not known")
         yield Item(_file_name(stem), match.group(1) if match else stem, path, partners[stem])
 
 
@@ -419,14 +402,10 @@ def _write(
     targets = {site: out / name for site, name in names.items()}
     existing = [path for path in (*targets.values(), out / "fairflare.json") if path.exists()]
     if existing and not overwrite:
-        raise DataError(
-            f"'{existing[0]}' is there already; choose another folder, or overwrite it (--overwrite)"
-        )
+        raise DataError(f"'{existing[0]}' is there already; choose another folder, or overwrite it (--overwrite)")
     foreign = [path for path in targets.values() if path.exists() and not (path / "datalist.json").is_file()]
     if foreign:
-        raise DataError(
-            f"'{foreign[0]}' is not a folder with a datalist.json, so it is not overwritten; move it away"
-        )
+        raise DataError(f"'{foreign[0]}' is not a folder with a datalist.json, so it is not overwritten; move it away")
     out.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=".prepare-", dir=out))
     try:
@@ -503,9 +482,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cells.add_argument("--target", choices=list(WHITE_CELL_TARGETS), default="cell", help="default: cell")
     prostate = command("prostate-mri", "T2 prostate MRI, six sites")
     prostate.add_argument("--sites", nargs="+", metavar="SITE", help=f"default: {' '.join(PROSTATE_SITES)}")
-    prostate.add_argument(
-        "--split-unit", choices=["patient", "slice"], default="patient", help="default: patient"
-    )
+    prostate.add_argument("--split-unit", choices=["patient", "slice"], default="patient", help="default: patient")
     prostate.add_argument("--neighbours", action="store_true", help="three neighbouring slices as channels")
     folders = command("folders", "any folders of images and masks", source=False)
     folders.add_argument(

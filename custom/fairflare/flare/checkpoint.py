@@ -83,9 +83,7 @@ class CheckpointFolder:
             return Checkpoint(
                 next_round=int(state["next_round"]),
                 model=load_file(self.folder / state["model"]),
-                aggregator=torch.load(
-                    self.folder / state["aggregator"], map_location="cpu", weights_only=True
-                ),
+                aggregator=torch.load(self.folder / state["aggregator"], map_location="cpu", weights_only=True),
                 results=dict(state["results"]),
                 config=dict(state["config"]),
                 extra=dict(state["extra"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import platform
 import shutil
@@ -23,6 +22,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.workflows.model_controller import ModelController
+from nvflare.fuel.utils.class_utils import get_component_init_parameters
 
 from fairflare import __version__
 from fairflare.core.fairness import summarize
@@ -163,7 +163,6 @@ class RoundsController(ModelController):
 
     def run(self) -> None:
         """The workflow; see the class."""
-        self._results = []
         self.fl_ctx.set_prop(AppConstants.NUM_ROUNDS, self.num_rounds, private=True, sticky=False)
         run_dir = Path(self.get_run_dir())
         store = ResultsStore(run_dir / RESULTS_FOLDER)
@@ -235,9 +234,7 @@ class RoundsController(ModelController):
             )
         return first, state
 
-    def _round(
-        self, current_round: int, state: State, run_dir: Path, store: ResultsStore
-    ) -> State | None:
+    def _round(self, current_round: int, state: State, run_dir: Path, store: ResultsStore) -> State | None:
         """One round; ``None`` after an abort."""
         self.fl_ctx.set_prop(AppConstants.CURRENT_ROUND, current_round, private=True, sticky=False)
         self.event(AppEventType.ROUND_STARTED)
@@ -292,12 +289,8 @@ class RoundsController(ModelController):
         else:
             result = aggregator.aggregate_model()
             next_state = clean_state(result.params)
-        record.phases.append(
-            PhaseRecord("aggregate", round(time.monotonic() - started, 4), 0, 0, 0, 0)
-        )
-        self.fire_event_with_data(
-            AppEventType.AFTER_AGGREGATION, self.fl_ctx, AppConstants.AGGREGATION_RESULT, result
-        )
+        record.phases.append(PhaseRecord("aggregate", round(time.monotonic() - started, 4), 0, 0, 0, 0))
+        self.fire_event_with_data(AppEventType.AFTER_AGGREGATION, self.fl_ctx, AppConstants.AGGREGATION_RESULT, result)
         weighing = aggregator.last_weighing
         if weighing is not None:
             record.site_weights = weighing.sites
@@ -346,9 +339,7 @@ class RoundsController(ModelController):
             if values:
                 fairness[name] = summarize(values)
         self._save_model(state, run_dir / MODEL_FILE, self.num_rounds)
-        store.finish(
-            "completed", test=test, fairness=fairness, phases=[phase.record()], left_out=left_out
-        )
+        store.finish("completed", test=test, fairness=fairness, phases=[phase.record()], left_out=left_out)
         self._tracker.test(test, fairness.get(metric), metric, self.num_rounds)
         self.info("fairness on the sites' test splits\n" + fairness_table(read_results(store.folder)))
 
@@ -390,9 +381,7 @@ class RoundsController(ModelController):
         }
         message = task_model(state, meta, current_round=current_round, num_rounds=self.num_rounds)
         phase.bytes_out = num_bytes(state) * len(phase.asked)
-        store.event(
-            "phase", phase=name, current_round=current_round, num_rounds=self.num_rounds, sites=phase.asked
-        )
+        store.event("phase", phase=name, current_round=current_round, num_rounds=self.num_rounds, sites=phase.asked)
 
         def received(reply: FLModel) -> bool:
             site = str((reply.meta or {}).get("client_name"))
@@ -433,9 +422,7 @@ class RoundsController(ModelController):
             now = time.monotonic()
             if enough_since is None and len(phase.good) >= self.min_sites:
                 enough_since = now
-            graced = (
-                self.straggler_grace > 0 and enough_since is not None and now > enough_since + self.straggler_grace
-            )
+            graced = self.straggler_grace > 0 and enough_since is not None and now > enough_since + self.straggler_grace
             if graced or now > started + timeout:
                 self.cancel_all_tasks()
                 break
@@ -522,7 +509,7 @@ class RoundsController(ModelController):
             **record.validation,
             site: {k: float(v) for k, v in (reply.metrics or {}).items()},
         }
-        train = {
+        train: dict[str, Any] = {
             "loss": stats.get("train_loss"),
             "num_samples": meta.get("num_samples"),
             "num_steps": (reply.meta or {}).get("NUM_STEPS_CURRENT_ROUND"),
@@ -550,7 +537,10 @@ class RoundsController(ModelController):
     def _save_model(self, state: State, path: Path, current_round: int) -> None:
         """FLARE's own file layout, so that its tools and examples read it."""
         temporary = path.with_suffix(".tmp")
-        torch.save({"model": state, "train_conf": {"round": current_round, "method": type(self.aggregator).__name__}}, temporary)
+        torch.save(
+            {"model": state, "train_conf": {"round": current_round, "method": type(self.aggregator).__name__}},
+            temporary,
+        )
         temporary.replace(path)
 
     def _config(self) -> dict[str, Any]:
@@ -565,8 +555,8 @@ class RoundsController(ModelController):
 def describe(component: Any) -> dict[str, Any]:
     """Class path and constructor arguments, as plain values."""
     arguments: dict[str, Any] = {}
-    for name in inspect.signature(type(component).__init__).parameters:
-        if name != "self" and hasattr(component, name):
+    for name in get_component_init_parameters(component):
+        if name not in ("self", "args", "kwargs") and hasattr(component, name):
             value = getattr(component, name)
             arguments[name] = list(value) if isinstance(value, tuple) else value
     return {"path": f"{type(component).__module__}.{type(component).__name__}", "args": arguments}

@@ -57,9 +57,7 @@ def read_site_file(workspace: Any, identity: str) -> dict[str, Any]:
         ) from e
     blocks = settings.get("sites", {}) if isinstance(settings, Mapping) else None
     if not isinstance(settings, Mapping) or not isinstance(blocks, Mapping):
-        raise SiteError(
-            f"site {identity!r}: local/{SITE_FILE} must hold a JSON object (and 'sites' in it another)"
-        )
+        raise SiteError(f"site {identity!r}: local/{SITE_FILE} must hold a JSON object (and 'sites' in it another)")
     own = blocks.get(identity, {})
     if not isinstance(own, Mapping):
         raise SiteError(f"site {identity!r}: 'sites.{identity}' in local/{SITE_FILE} must be a JSON object")
@@ -94,9 +92,7 @@ class SiteExecutor(Executor):
                         f"SiteExecutor: {name} must be a {kind.__name__}, got {type(value).__name__}", fl_ctx
                     )
 
-    def execute(
-        self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
-    ) -> Shareable:
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         if task_name not in TASKS:
             return make_reply(ReturnCode.TASK_UNKNOWN)
         site = fl_ctx.get_identity_name()
@@ -134,9 +130,7 @@ class SiteExecutor(Executor):
         )
         return FLModelUtils.to_shareable(answer)
 
-    def _answer(
-        self, task_name: str, model: Any, site: str, fl_ctx: FLContext, abort_signal: Signal
-    ) -> SiteReply:
+    def _answer(self, task_name: str, model: Any, site: str, fl_ctx: FLContext, abort_signal: Signal) -> SiteReply:
         meta = meta_of(model)
         server_version = str(meta.get("version"))
         if server_version.split(".")[:2] != __version__.split(".")[:2]:

@@ -270,9 +270,7 @@ class SiteWorker:
         batches = run.data.batches(split, batch_size=self.training.batch_size)
         return self.task.evaluate(model, batches, self.device)
 
-    def _open(
-        self, request: SiteTask, should_stop: Callable[[], bool]
-    ) -> tuple[SiteRun, torch.nn.Module]:
+    def _open(self, request: SiteTask, should_stop: Callable[[], bool]) -> tuple[SiteRun, torch.nn.Module]:
         if self._data is None:
             own = {k: v for k, v in self.settings.items() if k not in SHELL_SETTINGS}
             self._data = self.task.open_site(self.site, own)

@@ -112,7 +112,7 @@ class Staging:
     def _path(self, site: str) -> Path:
         if not isinstance(site, str) or not site:
             raise ValueError(f"a site name must be a non-empty string, got {site!r}")
-        name = quote(site, safe=" ").replace(".", "%2E") + _SUFFIX
+        name = quote(site, safe=" ") + _SUFFIX
         if len(name) > _MAX_FILE_NAME:
             raise ValueError(f"site name {site[:40]!r}... gives a file name longer than {_MAX_FILE_NAME}")
         return self.folder / name
@@ -189,9 +189,7 @@ def _writable(site: str, state: Mapping[str, torch.Tensor]) -> dict[str, torch.T
         if tensor.layout != torch.strided or tensor.is_quantized:
             raise TypeError(f"site {site!r}: tensor {name!r} must be dense, got {tensor.layout}")
         if tensor.dtype not in _DTYPES.values():
-            raise ValueError(
-                f"site {site!r}: tensor {name!r} has dtype {tensor.dtype}, which cannot be staged"
-            )
+            raise ValueError(f"site {site!r}: tensor {name!r} has dtype {tensor.dtype}, which cannot be staged")
         tensors[name] = tensor.detach().cpu().contiguous()
     owners = Counter(tensor.untyped_storage().data_ptr() for tensor in tensors.values())
     for name, tensor in tensors.items():

@@ -29,9 +29,7 @@ class Tracker:
         """One scalar; anything that is no finite number is left out."""
         if not isinstance(value, (int, float)) or not math.isfinite(value):
             return
-        dxo = create_analytic_dxo(
-            tag=tag, value=float(value), data_type=AnalyticsDataType.SCALAR, global_step=step
-        )
+        dxo = create_analytic_dxo(tag=tag, value=float(value), data_type=AnalyticsDataType.SCALAR, global_step=step)
         send_analytic_dxo(self.controller, dxo, self.controller.fl_ctx, EVENT, fire_fed_event=False)
 
     def round(self, record: RoundRecord, metric: str) -> None:
@@ -51,9 +49,7 @@ class Tracker:
                 self.scalar(f"cka/{layer}/{site}", values.get("cka"), step)
                 self.scalar(f"weight/{layer}/{site}", values.get("weight"), step)
 
-    def test(
-        self, test: Mapping[str, Mapping[str, float]], summary: Any, metric: str, step: int
-    ) -> None:
+    def test(self, test: Mapping[str, Mapping[str, float]], summary: Any, metric: str, step: int) -> None:
         """The final table."""
         scores = {site: values[metric] for site, values in test.items() if metric in values}
         for site, value in scores.items():

@@ -76,9 +76,7 @@ def clean_meta(value: Any, where: str = "meta") -> Any:
     raise TypeError(f"{where}: a {type(value).__name__} cannot travel; send numbers, strings, lists or dicts")
 
 
-def task_model(
-    state: Mapping[str, Any], meta: Mapping[str, Any], *, current_round: int, num_rounds: int
-) -> FLModel:
+def task_model(state: Mapping[str, Any], meta: Mapping[str, Any], *, current_round: int, num_rounds: int) -> FLModel:
     """The server's message: a full model and the directives."""
     return FLModel(
         params=clean_state(state),

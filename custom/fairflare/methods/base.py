@@ -88,9 +88,7 @@ class Field:
         if self.kind == "number":
             return self._number(value, site, self.name)
         if not isinstance(value, (list, tuple)):
-            raise ReportError(
-                f"site {site!r}: field {self.name!r} must be a list, got {type(value).__name__}"
-            )
+            raise ReportError(f"site {site!r}: field {self.name!r} must be a list, got {type(value).__name__}")
         if self.kind == "names":
             for entry in value:
                 if not isinstance(entry, str):
@@ -269,9 +267,7 @@ class FairAggregator(ModelAggregator):
         if not model.params:
             raise ReportError(f"site {site!r} sent no model")
         if model.current_round is not None and self._like is not None and model.current_round != self._round:
-            raise ReportError(
-                f"site {site!r} answered for round {model.current_round}, asked for round {self._round}"
-            )
+            raise ReportError(f"site {site!r} answered for round {model.current_round}, asked for round {self._round}")
         report = read_report(meta.get("report"), self.report_fields, site)
         samples = Field("num_samples", low=1, high=MAX_SAMPLES, required=False).read(meta, site)
         self._as_numpy = not any(isinstance(v, torch.Tensor) for v in model.params.values())
@@ -495,9 +491,7 @@ class LocalTraining:
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         """Called with the received model before training."""
 
-    def loss(
-        self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor
-    ) -> torch.Tensor:
+    def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Objective of one batch; the task's loss unless a method adds terms."""
         return run.task.loss(model(inputs), targets)
 
@@ -519,9 +513,7 @@ class LocalTraining:
         """What the server half needs, after training: the fields it declares."""
         return {}
 
-    def report_anchor(
-        self, run: SiteRun, local: torch.nn.Module, anchor: torch.nn.Module
-    ) -> dict[str, Any]:
+    def report_anchor(self, run: SiteRun, local: torch.nn.Module, anchor: torch.nn.Module) -> dict[str, Any]:
         """What a two-phase server half needs to know about the anchor."""
         raise SiteError(
             f"site {run.site!r}: the server asks about an anchor, but {type(self).__name__} has no anchor report; "

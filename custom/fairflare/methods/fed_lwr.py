@@ -81,11 +81,12 @@ class LayerSimilarityReport(LocalTraining):
         cosine_mode: ``"sample"`` (mean over images) or ``"matrix"`` (one cosine of all features).
         cka_memory: bytes that features may take in memory; what is beyond waits in a scratch file.
         cka_storage: ``"float16"`` (relative error of 1 - delta <= 1e-4) or ``"float32"`` (<= 1e-6).
-        training: see :class:`LocalTraining`.
+        args, kwargs: see :class:`LocalTraining`.
     """
 
     def __init__(
         self,
+        *args: Any,
         preset: str = "paper",
         similarity: str = "cka",
         cka_estimator: str | None = None,
@@ -96,9 +97,10 @@ class LayerSimilarityReport(LocalTraining):
         cosine_mode: str = "sample",
         cka_memory: int = 2**30,
         cka_storage: str = "float16",
-        **training: Any,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(**training)
+        # FLARE's job export looks for the base's arguments only behind these two names.
+        super().__init__(*args, **kwargs)
         _check_preset(preset)
         if similarity not in ("cka", "cosine"):
             raise ValueError(f"similarity must be 'cka' or 'cosine', got {similarity!r}")
@@ -132,9 +134,7 @@ class LayerSimilarityReport(LocalTraining):
         value = getattr(self, name)
         return PRESETS[self.preset][name] if value is None else value
 
-    def report_anchor(
-        self, run: SiteRun, local: torch.nn.Module, anchor: torch.nn.Module
-    ) -> dict[str, Any]:
+    def report_anchor(self, run: SiteRun, local: torch.nn.Module, anchor: torch.nn.Module) -> dict[str, Any]:
         """delta_k (Eq. 3) of every layer: ``layers``, ``cka`` and ``dissimilarity`` (1 - delta, precise when small)."""
         images = _Images(self, run)
         scores: Mapping[str, LayerSimilarity]
@@ -173,9 +173,7 @@ class _Images:
             if self.rule.cka_max_samples is not None:
                 yield from self._subset(self.rule.cka_max_samples)
                 continue
-            for inputs, _ in self.run.data.batches(
-                self.split, batch_size=self.rule.cka_batch_size, shuffle_seed=seed
-            ):
+            for inputs, _ in self.run.data.batches(self.split, batch_size=self.rule.cka_batch_size, shuffle_seed=seed):
                 yield inputs.to(self.run.device)
 
     def _subset(self, count: int) -> Iterator[torch.Tensor]:
@@ -302,15 +300,11 @@ class FedLWR(FairAggregator):
                 known[site] = {layer: self._last_scores[site].get(layer, math.nan) for layer in layers}
         if not known:
             reasons = "; ".join(f"{s}: {why}" for s, why in sorted(self.rejected.items())) or "no answer"
-            raise RuntimeError(
-                f"Fed-LWR, round {inputs.current_round}: no site reported about the anchor ({reasons})"
-            )
+            raise RuntimeError(f"Fed-LWR, round {inputs.current_round}: no site reported about the anchor ({reasons})")
         mean = {layer: _mean(scores[layer] for scores in known.values()) for layer in layers}
         return {site: dict(known.get(site, mean)) for site in inputs.sites}
 
-    def _share(
-        self, scores: dict[str, dict[str, float]], layers: list[str]
-    ) -> dict[str, dict[str, float]]:
+    def _share(self, scores: dict[str, dict[str, float]], layers: list[str]) -> dict[str, dict[str, float]]:
         """Scores after the chosen granularity: layers of one group carry the same value."""
         if self.only_layer is not None:
             source = self._resolve(self.only_layer, layers)
@@ -331,9 +325,7 @@ class FedLWR(FairAggregator):
         inside = [layer for layer in layers if layer == name or layer.startswith(name + ".")]
         if not inside:
             blocks = sorted({layer.partition(".")[0] for layer in layers})
-            raise RuntimeError(
-                f"only_layer={name!r} names no layer or block of the model; its blocks are {blocks}"
-            )
+            raise RuntimeError(f"only_layer={name!r} names no layer or block of the model; its blocks are {blocks}")
         return inside[-1]
 
     def state_dict(self) -> dict[str, Any]:

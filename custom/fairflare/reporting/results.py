@@ -11,7 +11,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import date, datetime, timezone
 from pathlib import Path
@@ -342,9 +342,7 @@ def _exchange_rows(number: int, record: Mapping[str, Any]) -> dict[str, list[lis
             [number, phase["name"], *(phase[column] for column in CSV_COLUMNS["phases.csv"][2:])]
             for phase in record["phases"]
         ],
-        "left_out.csv": [
-            [number, left["phase"], left["site"], left["reason"]] for left in record["left_out"]
-        ],
+        "left_out.csv": [[number, left["phase"], left["site"], left["reason"]] for left in record["left_out"]],
     }
 
 

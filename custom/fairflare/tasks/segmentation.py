@@ -70,9 +70,7 @@ class SegmentationTask(Task):
     ) -> None:
         self.image_size = _whole_numbers("image_size", image_size, 2)
         if any(n < 32 or n % 16 for n in self.image_size):
-            raise ValueError(
-                f"image_size must be two multiples of 16, each at least 32, got {list(image_size)}"
-            )
+            raise ValueError(f"image_size must be two multiples of 16, each at least 32, got {list(image_size)}")
         if in_channels not in (1, 3):
             raise ValueError(f"in_channels must be 1 or 3, got {in_channels!r}")
         self.in_channels = in_channels
@@ -81,14 +79,10 @@ class SegmentationTask(Task):
         self.num_classes = num_classes
         self.labels = None if labels is None else [_labels(item) for item in labels]
         if self.labels is not None and len(self.labels) != num_classes:
-            raise ValueError(
-                f"labels must have one entry for each of num_classes={num_classes}, got {labels!r}"
-            )
+            raise ValueError(f"labels must have one entry for each of num_classes={num_classes}, got {labels!r}")
         self.class_names = None if class_names is None else [str(name) for name in class_names]
         if self.class_names is not None and len(set(self.class_names)) != num_classes:
-            raise ValueError(
-                f"class_names must be {num_classes} different names (num_classes), got {class_names!r}"
-            )
+            raise ValueError(f"class_names must be {num_classes} different names (num_classes), got {class_names!r}")
         self.mask_values = None if mask_values is None else _mask_values(mask_values, "mask_values")
         self.features = _whole_numbers("features", features, 6)
         if isinstance(norm_momentum, bool) or not 0 < norm_momentum <= 1:
@@ -158,9 +152,7 @@ class SegmentationTask(Task):
         result = {"dice": float(dice.mean()), "loss": float(np.average(losses, weights=counts))}
         if self.num_classes > 1:
             names = self.class_names or [f"class_{index + 1}" for index in range(self.num_classes)]
-            result.update(
-                {f"dice_{name}": float(value) for name, value in zip(names, dice.mean(0), strict=True)}
-            )
+            result.update({f"dice_{name}": float(value) for name, value in zip(names, dice.mean(0), strict=True)})
         return result
 
     def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:
@@ -222,9 +214,7 @@ class ArrayData(SiteData):
 
 
 class _ArrayBatches:
-    def __init__(
-        self, data: ArrayData, split: str, batch_size: int, shuffle_seed: int | None, augment: bool
-    ) -> None:
+    def __init__(self, data: ArrayData, split: str, batch_size: int, shuffle_seed: int | None, augment: bool) -> None:
         self.data = data
         self.split = split
         self.batch_size = batch_size
@@ -325,9 +315,7 @@ class PhantomData(ArrayData):
         super().__init__(task, site)
         height, width = task.image_size
         self._splits: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-        for split, (images, masks) in phantom_site(
-            site, image_size=(height, width), seed=seed, cases=cases
-        ).items():
+        for split, (images, masks) in phantom_site(site, image_size=(height, width), seed=seed, cases=cases).items():
             inputs = torch.from_numpy(images).float().div_(255)
             self._splits[split] = (inputs, torch.from_numpy(masks))
         sizes = ", ".join(f"{self.num_samples(split)} {split}" for split in SPLITS)
@@ -351,9 +339,7 @@ def _phantom(task: SegmentationTask, site: str, settings: Mapping[str, Any]) -> 
         )
     blocks = settings.get("sites")
     if isinstance(blocks, Mapping) and site not in blocks:
-        with_data = [
-            name for name, block in blocks.items() if isinstance(block, Mapping) and "data_root" in block
-        ]
+        with_data = [name for name, block in blocks.items() if isinstance(block, Mapping) and "data_root" in block]
         if with_data:
             raise DataError(
                 f"site '{site}': the site's fairflare.json gives data to the sites "
@@ -389,9 +375,7 @@ def _check_reachable(structures: Sequence[Sequence[int]], mask_values: Mapping[i
         return
     for structure in structures:
         if not set(structure) & set(mask_values.values()):
-            raise ValueError(
-                f"mask_values gives no value to the structure {structure}, got {dict(mask_values)}"
-            )
+            raise ValueError(f"mask_values gives no value to the structure {structure}, got {dict(mask_values)}")
 
 
 def _check_settings(site: str, settings: Mapping[str, Any]) -> None:
@@ -444,9 +428,7 @@ def _structures(
         known = sorted(coding)
     strange = [value for value in found if value not in coding]
     if strange:
-        shown = ", ".join(map(str, strange[:5])) + (
-            f" and {len(strange) - 5} more" if len(strange) > 5 else ""
-        )
+        shown = ", ".join(map(str, strange[:5])) + (f" and {len(strange) - 5} more" if len(strange) > 5 else "")
         lossy = "; JPEG changes values, use PNG for masks" if file.lower().endswith((".jpg", ".jpeg")) else ""
         also = " (or 0 and 255)" if mask_values is None and known == [0, 1] else ""
         raise DataError(
@@ -461,9 +443,7 @@ def _structures(
     return np.stack([np.isin(meaning, list(item)) for item in labels]).astype(np.uint8)
 
 
-def _resize(
-    picture: torch.Tensor, targets: torch.Tensor, size: tuple[int, ...]
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _resize(picture: torch.Tensor, targets: torch.Tensor, size: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     """Bilinear with a low-pass filter where it shrinks for the picture, nearest for the structures."""
     from torch.nn.functional import interpolate
 

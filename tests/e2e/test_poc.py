@@ -1,0 +1,149 @@
+"""Jobs in FLARE's POC mode: one server, three sites, each in processes of their own; and what happens when one dies."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .poc_tools import SERVER, PocSystem, poc_system, processes, wait_for
+
+pytestmark = pytest.mark.e2e
+
+SITES = ["site-1", "site-2", "site-3"]
+HELD_TASK = Path(__file__).with_name("held_task.py")
+
+
+@pytest.fixture(scope="module")
+def poc(tmp_path_factory):
+    with poc_system(tmp_path_factory.mktemp("poc"), SITES) as system:
+        # How long FLARE waits, after our run has ended, for word from a site that is gone (default: 15 minutes).
+        system.env["NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT"] = "3"
+        for name in (SERVER, *SITES):
+            system.allow(name, "fairflare.")
+        system.start()
+        yield system
+        left = processes(system.mark)
+        assert left, "the POC system went down by itself"
+        said = system.stop()
+        # The shell wrappers look every five seconds whether they are still needed.
+        wait_for(f"end of all processes after `nvflare poc stop`: {said}", lambda: not processes(system.mark), 40)
+
+
+def results_of(workspace: Path) -> dict[str, Any]:
+    return json.loads((workspace / "fairflare" / "results.json").read_text())
+
+
+def run_with_a_lost_site(poc: PocSystem, folder: Path, hold: Path, timeout: float) -> tuple[dict[str, Any], str, str]:
+    """Submits, pulls the plug of site-3 when it is where its setting holds it; (results, log, what FLARE says)."""
+    job = poc.submit(folder)
+    wait_for("site-3 in the middle of its task", (hold / "reached").exists, 120)
+    killed = poc.end_site("site-3")
+    started = time.monotonic()
+    # The wrapper that would restart it, the client's parent process, the job's process.
+    for part in ("sub_start.sh", "client_train", "worker_process"):
+        assert any(part in command for command in killed), killed
+
+    def ended() -> bool:
+        path = poc.run_dir(job) / "fairflare" / "results.json"
+        return not path.exists() or json.loads(path.read_text())["status"] != "running"
+
+    wait_for("end of the run without site-3", ended, timeout)
+    seconds = time.monotonic() - started
+    assert seconds < timeout
+    said = poc.wait(job, 60)
+    workspace = poc.download(job)
+    return results_of(workspace), (workspace / "log.txt").read_text(), said
+
+
+def test_published_job_runs_to_the_end(poc, job):
+    """Prepare, start, submit, wait, download (stop: the fixture), with the package installed and no custom code."""
+    job_id = poc.submit(job("fed_lwr", packaging="preinstalled", min_sites=3))
+    said = poc.wait(job_id, 180)
+    assert "FINISHED:COMPLETED" in said
+    workspace = poc.download(job_id)
+    results = results_of(workspace)
+    assert results["status"] == "completed"
+    assert sorted(results["test"]) == SITES
+    assert all(0 <= values["dice"] <= 1 for values in results["test"].values())
+    assert results["left_out"] == []
+    assert [(r["current_round"], r["accepted"], r["left_out"]) for r in results["rounds"]] == [
+        (0, SITES, []),
+        (1, SITES, []),
+    ]
+    assert list((workspace / "tb_events").rglob("events*"))
+    assert (workspace / "FL_global_model.pt").exists()
+    assert "worst site" in (workspace / "log.txt").read_text()
+
+
+def test_site_killed_in_the_middle_of_train(poc, job, tmp_path):
+    """Round 0 with three sites; site-3 dies in train of round 1; the phase's timeout ends the wait, two go on."""
+    hold = tmp_path / "hold"
+    hold.mkdir()
+    poc.edit_local(
+        "site-3", "fairflare.json", lambda c: c.update(hold={"folder": str(hold), "phase": "train", "times": 2})
+    )
+    timeout = 20
+    folder = job("fed_lwr", num_rounds=3, min_sites=2, phase_timeout=timeout, max_missed=1, task_file=HELD_TASK)
+    # One phase waits for site-3; its six working phases take seconds.
+    results, log, said = run_with_a_lost_site(poc, folder, hold, timeout + 30)
+    assert results["status"] == "completed"
+    assert sorted(results["test"]) == ["site-1", "site-2"]
+    asked = [(r["sites"], r["accepted"]) for r in results["rounds"]]
+    two = ["site-1", "site-2"]
+    assert asked == [(SITES, SITES), (SITES, two), (two, two)]
+    left_out = [(r["current_round"], x["site"], x["phase"]) for r in results["rounds"] for x in r["left_out"]]
+    assert left_out == [(1, "site-3", "train")]
+    (lost,) = results["rounds"][1]["left_out"]
+    assert "no answer within 20" in lost["reason"]
+    (train,) = (p for p in results["rounds"][1]["phases"] if p["name"] == "train")
+    assert timeout <= train["seconds"] < timeout + 2
+    assert (train["asked"], train["answered"]) == (3, 2)
+    assert "round 1, train: site 'site-3' left out: no answer within 20" in log
+    assert "site 'site-3' was silent in 1 phase" in log
+    assert "FINISHED:COMPLETED" in said
+
+
+def test_site_killed_in_the_middle_of_anchor(poc, job, tmp_path):
+    """Site-3, back after the last test, dies in anchor of round 0; the grace ends the waits, two go on."""
+    hold = tmp_path / "hold"
+    hold.mkdir()
+    poc.edit_local(
+        "site-3", "fairflare.json", lambda c: c.update(hold={"folder": str(hold), "phase": "anchor", "times": 1})
+    )
+    poc.start_site("site-3")
+    grace = 8
+    folder = job("fed_lwr", num_rounds=2, min_sites=2, phase_timeout=120, straggler_grace=grace, task_file=HELD_TASK)
+    # Two phases wait for site-3, then it is not asked any more.
+    results, log, said = run_with_a_lost_site(poc, folder, hold, 2 * grace + 30)
+    assert results["status"] == "completed"
+    assert sorted(results["test"]) == ["site-1", "site-2"]
+    # Its model had arrived and counts; only its word on the anchor is missing.
+    assert [(r["sites"], r["accepted"]) for r in results["rounds"]] == [(SITES, SITES), (SITES, ["site-1", "site-2"])]
+    left_out = [(r["current_round"], x["site"], x["phase"]) for r in results["rounds"] for x in r["left_out"]]
+    assert left_out == [(0, "site-3", "anchor"), (1, "site-3", "train")]
+    assert results["left_out"] == []
+    assert "round 0, anchor: site 'site-3' left out: no answer within" in log
+    assert "site 'site-3' was silent in 2 phases running" in log
+    weights = results["rounds"][0]["layers"]
+    assert all(by_site["site-3"]["weight"] >= 0 for by_site in weights.values())
+    assert "FINISHED:COMPLETED" in said
+
+
+def test_site_that_does_not_allow_the_package(poc, job):
+    """The allow list of one site lacks ``fairflare.``: the job fails, and the site's log says which class."""
+    poc.start_site("site-3")
+    poc.edit_local("site-3", "fairflare.json", lambda c: c.clear())
+    poc.allow("site-3", "fairflare.", yes=False)
+    job_id = poc.submit(job("fed_lwr", packaging="preinstalled", min_sites=3))
+    said = poc.wait(job_id, 120)
+    assert "FINISHED:ABNORMAL" in said
+    assert "terminal state FAILED" in said
+    results = poc.download(job_id) / "fairflare" / "results.json"
+    assert not results.exists() or json.loads(results.read_text())["status"] != "completed"
+    console = (poc.kit("site-3") / "poc_console.log").read_text()
+    assert "Component 'fairflare.flare.executor.SiteExecutor'" in console
+    assert "is not in allow_list" in console

@@ -1,0 +1,378 @@
+"""Preparers of public data sets; the tests on real images skip where these are not at hand."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fairflare.data.datalist import SPLITS, DataError, load_datalist
+from fairflare.data.prepare import (
+    NUCLEI,
+    PROSTATE_SITES,
+    WHITE_CELLS,
+    main,
+    prepare_folders,
+    prepare_nuclei,
+    prepare_prostate_mri,
+    prepare_white_cells,
+    split_groups,
+)
+from fairflare.tasks.segmentation import SegmentationTask
+
+REAL = Path(os.environ.get("FAIRFLARE_REAL_DATA", Path(__file__).parents[2] / "../shared/data"))
+needs_real_data = pytest.mark.skipif(
+    not (REAL / "nuclei_fluo360.npz").is_file(),
+    reason="real images not found: put them into ../shared/data, or set FAIRFLARE_REAL_DATA to their folder",
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def groups_by_split(folder: Path, pattern: str) -> dict[str, set[str]]:
+    loaded = load_datalist(folder, site=folder.name)
+    return {
+        split: {sample.image.name.split(pattern)[0] for sample in samples} for split, samples in loaded.splits.items()
+    }
+
+
+def assert_disjoint(groups: dict[str, set[str]]) -> None:
+    assert sum(map(len, groups.values())) == len(set().union(*groups.values()))
+
+
+# --- splitting --------------------------------------------------------------------------------------------
+
+
+def test_split_groups() -> None:
+    names = [f"p{number}" for number in range(20)]
+    chosen = split_groups(names, site="a")
+    assert [list(chosen.values()).count(split) for split in SPLITS] == [12, 4, 4]
+    assert chosen == split_groups(reversed(names * 2), site="a")
+    assert chosen != split_groups(names, site="b")
+    assert chosen != split_groups(names, site="a", seed=1)
+    for count in range(3, 12):
+        sizes = list(split_groups(names[:count], site="a").values())
+        assert all(sizes.count(split) >= 1 for split in SPLITS)
+        assert sizes.count("training") >= sizes.count("validation") == sizes.count("test")
+
+
+def test_a_site_with_too_few_cases() -> None:
+    with pytest.raises(DataError, match=r"site 'tiny': 2 patient\(s\).*need one each; add cases"):
+        split_groups(["p1", "p2", "p1"], site="tiny")
+    with pytest.raises(ValueError, match="fractions must be three numbers > 0"):
+        split_groups(["a", "b", "c"], site="x", fractions=(0.8, 0.2, 0))
+
+
+# --- nuclei and white cells -------------------------------------------------------------------------------
+
+
+def npz(folder: Path, prefix: str, names: tuple[str, ...], top: int, **change: Any) -> Path:
+    """Stand-ins with the arrays of the real files: 12 images, two tiles of each of six sources."""
+    folder.mkdir(exist_ok=True)
+    rng = np.random.default_rng(0)
+    for name in names:
+        arrays: dict[str, Any] = {
+            "images": rng.integers(0, 256, (12, 8, 8, 3)).astype(np.uint8),
+            "masks": rng.integers(0, top + 1, (12, 8, 8)).astype(np.uint8),
+            "ids": np.array([f"source{number // 2}_t{number % 2}" for number in range(12)]),
+            "site": np.array(name),
+        }
+        np.savez(folder / f"{prefix}{name.lower()}.npz", **{**arrays, **change})
+    return folder
+
+
+def test_prepared_nuclei_can_be_read(tmp_path: Path) -> None:
+    source = npz(tmp_path / "source", "nuclei_", NUCLEI, 1)
+    written = prepare_nuclei(source, tmp_path / "out")
+    assert list(written) == list(NUCLEI)
+    settings = json.loads((tmp_path / "out/fairflare.json").read_text())["sites"]
+    for site, folder in written.items():
+        assert settings[site] == {"data_root": str(folder)}
+        assert_disjoint(groups_by_split(folder, "_t"))
+        data = SegmentationTask(image_size=(32, 32)).open_site(site, {**settings[site], "sites": settings})
+        assert not data.synthetic
+        assert sum(data.num_samples(split) for split in SPLITS) == 12
+        assert len(list(data.batches("training", batch_size=4))) == -(-data.num_samples("training") // 4)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted([*NUCLEI, "fairflare.json"])
+
+
+def test_preparing_again(tmp_path: Path) -> None:
+    source = npz(tmp_path / "source", "nuclei_", NUCLEI, 1)
+    first = {
+        site: (folder / "datalist.json").read_text() for site, folder in prepare_nuclei(source, tmp_path / "a").items()
+    }
+    again = {
+        site: (folder / "datalist.json").read_text() for site, folder in prepare_nuclei(source, tmp_path / "b").items()
+    }
+    assert first == again
+    with pytest.raises(DataError, match="is there already"):
+        prepare_nuclei(source, tmp_path / "a")
+    other = prepare_nuclei(source, tmp_path / "a", seed=1, overwrite=True)
+    assert first["fluo256"] != (other["fluo256"] / "datalist.json").read_text()
+    (tmp_path / "a/fluo520/datalist.json").unlink()
+    with pytest.raises(DataError, match=r"not a folder with a datalist\.json, so it is not overwritten"):
+        prepare_nuclei(source, tmp_path / "a", overwrite=True)
+
+
+def test_numbered_sites(tmp_path: Path) -> None:
+    written = prepare_white_cells(npz(tmp_path / "s", "wbc_", WHITE_CELLS, 2), tmp_path / "out", number=True)
+    assert list(written) == ["site-1", "site-2", "site-3"]
+    assert json.loads((written["site-2"] / "datalist.json").read_text())["name"] == "CellaVision"
+
+
+@pytest.mark.parametrize(("target", "structures"), [("cell", [1, 2]), ("nucleus", [2])])
+def test_white_cell_targets(tmp_path: Path, target: str, structures: list[int]) -> None:
+    prepare_white_cells(npz(tmp_path / "s", "wbc_", WHITE_CELLS, 2), tmp_path / "out", target=target)
+    settings = json.loads((tmp_path / "out/fairflare.json").read_text())["sites"]
+    task, both = SegmentationTask(image_size=(32, 32)), SegmentationTask(image_size=(32, 32), num_classes=2)
+    _, targets = next(iter(task.open_site("BCCD", settings["BCCD"]).batches("training", batch_size=50)))
+    plain = {"data_root": settings["BCCD"]["data_root"]}
+    _, labels = next(iter(both.open_site("BCCD", plain).batches("training", batch_size=50)))
+    expected = labels[:, [label - 1 for label in structures]].amax(1, keepdim=True)
+    assert torch.equal(targets, expected)
+
+
+def test_white_cells_with_both_structures(tmp_path: Path) -> None:
+    source = npz(tmp_path / "s", "wbc_", WHITE_CELLS, 2)
+    prepare_white_cells(source, tmp_path / "out", target="both")
+    assert "mask_values" not in (tmp_path / "out/fairflare.json").read_text()
+    with pytest.raises(ValueError, match="unknown target 'cells'; did you mean 'cell'"):
+        prepare_white_cells(source, tmp_path / "x", target="cells")
+
+
+def test_bad_npz(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is not a folder"):
+        prepare_nuclei(tmp_path / "none", tmp_path / "out")
+    source = npz(tmp_path / "a", "nuclei_", NUCLEI[:2], 1)
+    (source / "nuclei_fluo360.npz").unlink()
+    with pytest.raises(DataError, match=r"expected nuclei_fluo256.npz.*missing: nuclei_fluo360.npz") as caught:
+        prepare_nuclei(source, tmp_path / "out")
+    assert "found nuclei_fluo256.npz" in str(caught.value)
+    for change, message in (
+        ({"masks": np.full((12, 8, 8), 3, np.uint8)}, r"masks have the values \[3\]; expected \[0, 1\]"),
+        ({"masks": np.zeros((12, 8, 9), np.uint8)}, "expected images"),
+        ({"ids": np.array([["x", object()]], dtype=object)}, "cannot be read"),
+        ({"ids": np.array(["same"] * 12)}, "two images are called 'same'"),
+    ):
+        with pytest.raises(DataError, match=message):
+            prepare_nuclei(npz(tmp_path / "b", "nuclei_", NUCLEI, 1, **change), tmp_path / "out")
+    (tmp_path / "b/nuclei_fluo256.npz").write_bytes(b"not an archive")
+    with pytest.raises(DataError, match=r"site 'fluo256'.*cannot be read"):
+        prepare_nuclei(tmp_path / "b", tmp_path / "out")
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())  # nothing half-written
+
+
+# --- prostate MRI -----------------------------------------------------------------------------------------
+
+
+def volumes(root: Path, sites: dict[str, int], ending: str = "_segmentation", depth: int = 5) -> Path:
+    """Volumes of 24 columns and 20 rows; the prostate is on the three slices in the middle."""
+    import nibabel
+
+    rng = np.random.default_rng(0)
+    for site, cases in sites.items():
+        (root / site).mkdir(parents=True)
+        for case in range(cases):
+            image = rng.normal(100, 20, (24, 20, depth)).astype(np.float32)
+            mask = np.zeros((24, 20, depth), np.uint8)
+            mask[8:16, 5:12, 1 : depth - 1] = 1 + case % 2  # some sites have labels 1 and 2
+            for name, array in ((f"Case{case:02d}", image), (f"Case{case:02d}{ending}", mask)):
+                nibabel.save(nibabel.Nifti1Image(array, np.eye(4)), root / site / f"{name}.nii.gz")
+    return root
+
+
+def test_prostate_volumes_become_slices(tmp_path: Path) -> None:
+    source = volumes(tmp_path / "s", {"HK": 5, "ISBI_1.5": 4}, ending="_Segmentation")
+    written = prepare_prostate_mri(source, tmp_path / "out", sites=["BMC", "HK"])
+    assert list(written) == ["BMC", "HK"]
+    groups = groups_by_split(written["HK"], "_")
+    assert_disjoint(groups)
+    assert {split: len(cases) for split, cases in groups.items()} == {
+        "training": 3,
+        "validation": 1,
+        "test": 1,
+    }
+    assert len(list((written["HK"] / "images").iterdir())) == 15
+    mask = np.asarray(Image.open(written["HK"] / "masks/case01_002.png"))
+    assert mask.shape == (20, 24)
+    assert mask[5:12, 8:16].all()
+    assert mask.sum() == 56
+    assert mask.max() == 1
+    image = np.asarray(Image.open(written["HK"] / "images/case01_002.png"))
+    assert image.shape == (20, 24)
+    assert image.dtype == np.uint8
+    assert image.max() == 255
+
+
+def test_prostate_options(tmp_path: Path) -> None:
+    source = volumes(tmp_path / "s", {"SiteA": 4})
+    written = prepare_prostate_mri(source, tmp_path / "a", sites=["RUNMC"], neighbours=True)
+    image = np.asarray(Image.open(written["RUNMC"] / "images/case00_002.png"))
+    before = np.asarray(Image.open(written["RUNMC"] / "images/case00_001.png"))
+    assert image.shape == (20, 24, 3)
+    np.testing.assert_array_equal(image[:, :, 0], before[:, :, 1])
+    by_slice = prepare_prostate_mri(source, tmp_path / "b", sites=["RUNMC"], split_unit="slice")
+    groups = groups_by_split(by_slice["RUNMC"], "_")
+    assert sum(map(len, groups.values())) > len(set().union(*groups.values()))  # patients are shared, as said
+    with pytest.raises(ValueError, match="unknown split_unit 'slices'; did you mean 'slice'"):
+        prepare_prostate_mri(source, tmp_path / "c", split_unit="slices")
+    with pytest.raises(ValueError, match="unknown site 'RUNMK'; did you mean 'RUNMC'"):
+        prepare_prostate_mri(source, tmp_path / "c", sites=["RUNMK"])
+
+
+def test_prostate_errors_say_what_was_expected_and_found(tmp_path: Path) -> None:
+    import nibabel
+
+    source = volumes(tmp_path / "s", {"UCL": 3, "notes": 0})
+    with pytest.raises(DataError, match="found UCL, notes; missing: BIDMC, BMC, HK, I2CVB, RUNMC"):
+        prepare_prostate_mri(source, tmp_path / "out")
+    assert set(PROSTATE_SITES) == {"BIDMC", "BMC", "HK", "I2CVB", "RUNMC", "UCL"}
+
+    def error(message: str) -> None:
+        with pytest.raises(DataError, match=message):
+            prepare_prostate_mri(source, tmp_path / "out", sites=["UCL"])
+        assert not list((tmp_path / "out").iterdir())
+
+    file = source / "UCL/Case01_segmentation.nii.gz"
+    nibabel.save(nibabel.Nifti1Image(np.zeros((24, 20, 5), np.uint8), np.eye(4)), file)
+    error(r"Case01_segmentation.nii.gz' has no prostate in it")
+    nibabel.save(nibabel.Nifti1Image(np.ones((24, 20, 4), np.uint8), np.eye(4)), file)
+    error(r"has the shape \(24, 20, 5\) and its segmentation \(24, 20, 4\)")
+    file.write_bytes(b"broken")
+    error("Case01.nii.gz' or its segmentation cannot be read")
+    file.unlink()
+    error("site 'UCL'.*without partner: Case01.nii.gz")
+    for path in (source / "UCL").iterdir():
+        path.unlink()
+    error("found nothing")
+
+
+# --- any folders ------------------------------------------------------------------------------------------
+
+
+def pictures(folder: Path, names: list[str]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, name in enumerate(names):
+        Image.fromarray(np.full((4, 4), number % 2, np.uint8)).save(folder / name)
+    return folder
+
+
+def test_folders(tmp_path: Path) -> None:
+    names = [f"p{patient}_{view}.png" for patient in range(4) for view in "ab"]
+    images = pictures(tmp_path / "images", names)
+    masks = pictures(tmp_path / "masks", [name.replace(".png", "_mask.png") for name in names])
+    together = pictures(tmp_path / "both", [*names, *(name.replace(".png", "-seg.png") for name in names)])
+    (together / "readme.txt").write_text("ignored")
+    written = prepare_folders({"a": (images, masks), "b": (together, together)}, tmp_path / "out", group=r"^(p\d+)_")
+    for folder in written.values():
+        groups = groups_by_split(folder, "_")
+        assert_disjoint(groups)
+        assert [len(groups[split]) for split in SPLITS] == [2, 1, 1]
+        assert sum(map(len, load_datalist(folder, site="a").splits.values())) == 8
+
+
+def test_folder_errors(tmp_path: Path) -> None:
+    images, masks = (
+        pictures(tmp_path / "i", ["a.png", "b.png", "c.png"]),
+        pictures(tmp_path / "m", ["a.png", "b.png"]),
+    )
+    out = tmp_path / "out"
+    with pytest.raises(DataError, match=r"without partner: c\.png"):
+        prepare_folders({"x": (images, masks)}, out)
+    pictures(masks, ["c_mask.png"])
+    with pytest.raises(DataError, match="does not match group"):
+        prepare_folders({"x": (images, masks)}, out, group=r"(\d+)")
+    with pytest.raises(ValueError, match="must have a part in brackets"):
+        prepare_folders({"x": (images, masks)}, out, group=r"\d+")
+    pictures(images, ["a.bmp"])
+    with pytest.raises(DataError, match="have the same name apart from the ending"):
+        prepare_folders({"x": (images, masks)}, out)
+    with pytest.raises(ValueError, match="at least one site"):
+        prepare_folders({}, out)
+    with pytest.raises(ValueError, match="two sites would have the same folder"):
+        prepare_folders({"x y": (images, masks), "x/y": (images, masks)}, out)
+
+
+# --- command line and real images -------------------------------------------------------------------------
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = npz(tmp_path / "source", "nuclei_", NUCLEI, 1)
+    arguments = ["nuclei", "--source", str(source), "--out", str(tmp_path / "out"), "--number"]
+    assert main(arguments) == 0
+    assert "site-1 (fluo256): 8 training, 2 validation, 2 test" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 1
+    assert "is there already" in capsys.readouterr().err
+    folder = pictures(tmp_path / "i", ["1.png", "2.png", "3.png"])
+    mask_folder = pictures(tmp_path / "m", ["1.png", "2.png", "3.png"])
+    assert main(["folders", "--site", "x", str(folder), str(mask_folder), "--out", str(tmp_path / "o")]) == 0
+    assert (
+        main(
+            [
+                "white-cells",
+                "--source",
+                str(npz(tmp_path / "w", "wbc_", WHITE_CELLS, 2)),
+                "--out",
+                str(tmp_path / "p"),
+            ]
+        )
+        == 0
+    )
+    mri = volumes(tmp_path / "mri", {"UCL": 3})
+    assert main(["prostate-mri", "--source", str(mri), "--out", str(tmp_path / "q"), "--sites", "UCL"]) == 0
+
+
+@needs_real_data
+def test_real_nuclei(tmp_path: Path) -> None:
+    written = prepare_nuclei(REAL, tmp_path / "out")
+    counts = {}
+    for site, folder in written.items():
+        loaded = load_datalist(folder, site=site)
+        counts[site] = sum(map(len, loaded.splits.values()))
+        assert_disjoint(groups_by_split(folder, "_t" if "_t" in next((folder / "images").iterdir()).name else "."))
+    assert counts == {
+        "fluo256": 334, "fluo360": 90, "fluo520": 175, "histology256x320": 107, "brightfield1024": 64
+    }  # fmt: skip
+    task = SegmentationTask(image_size=(32, 32), features=(4, 4, 4, 8, 8, 4), in_channels=3)
+    data = task.open_site("brightfield1024", {"data_root": str(written["brightfield1024"])})
+    model = task.build_model()
+    for inputs, targets in data.batches("training", batch_size=8, shuffle_seed=0):
+        task.loss(model(inputs), targets).backward()
+    assert 0 <= task.evaluate(model, data.batches("test", batch_size=8), "cpu")["dice"] <= 1
+
+
+@needs_real_data
+def test_real_white_cells(tmp_path: Path) -> None:
+    written = prepare_white_cells(REAL, tmp_path / "out", target="both")
+    task = SegmentationTask(
+        image_size=(96, 96),
+        in_channels=3,
+        num_classes=2,
+        labels=[[1, 2], [2]],
+        class_names=["cell", "nucleus"],
+    )
+    counts, share = {}, {}
+    for site, folder in written.items():
+        data = task.open_site(site, {"data_root": str(folder)})
+        counts[site] = [data.num_samples(split) for split in SPLITS]
+        targets = torch.cat([batch for _, batch in data.batches("training", batch_size=32)])
+        share[site] = targets.mean((0, 2, 3)).tolist()
+    assert counts == {"JTSC": [179, 60, 60], "CellaVision": [60, 20, 20], "BCCD": [221, 73, 73]}
+    # foreground of all images, from the description of the data: 31.7, 22.8 and 35.5 % cell
+    assert [share[site][0] for site in WHITE_CELLS] == pytest.approx([0.317, 0.228, 0.355], abs=0.02)
+    assert all(cell > nucleus > 0.05 for cell, nucleus in share.values())

@@ -1,0 +1,109 @@
+"""Kits that ``nvflare provision`` makes with our builder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from nvflare.lighter.prov_utils import prepare_builders, prepare_packager
+from nvflare.lighter.provision import prepare_project
+from nvflare.lighter.provisioner import Provisioner
+
+from fairflare.provision import AUTHORIZATION, SitePolicyBuilder
+
+ROOT = Path(__file__).parents[2]
+
+
+def provision(tmp_path: Path, **changes: Any) -> Path:
+    """The project of the walk-through with other arguments of the builder; its kits."""
+    project = yaml.safe_load((ROOT / "poc" / "project.yml").read_text())
+    (builder,) = (b for b in project["builders"] if b["path"] == "fairflare.provision.SitePolicyBuilder")
+    builder["args"].update(changes)
+    provisioner = Provisioner(str(tmp_path), prepare_builders(project), prepare_packager(project))
+    ctx = provisioner.provision(prepare_project(project))
+    assert not ctx.get_errors()
+    return tmp_path / "fairflare_demo" / "prod_00"
+
+
+def local(kits: Path, name: str, file: str) -> dict[str, Any]:
+    return json.loads((kits / name / "local" / file).read_text())
+
+
+def test_kits_of_the_walk_through(tmp_path):
+    kits = provision(
+        tmp_path,
+        site_settings={
+            "*": {"isolate": True, "device": "cpu"},
+            "hospital-a": {"device": "cuda:1", "data_root": "/own/cases"},
+            "localhost": {"checkpoint_root": "/checkpoints"},
+        },
+    )
+    for name in ("localhost", "hospital-a", "hospital-b", "hospital-c"):
+        resources = local(kits, name, "resources.json")
+        assert resources["class_allow_list"][-1] == "fairflare."
+        # FLARE's own list stays as it is, or its stock components would be refused.
+        default = local(kits, name, "resources.json.default")["class_allow_list"]
+        assert resources["class_allow_list"][:-1] == default
+        policy = local(kits, name, "authorization.json")
+        assert policy == AUTHORIZATION
+        assert {role.get("byoc", "none") for role in policy["permissions"].values()} == {"none"}
+        if name != "localhost":
+            assert resources["allow_log_streaming"] is False
+            assert local(kits, name, "privacy.json")["default_scope"] == "research"
+    assert local(kits, "hospital-a", "fairflare.json") == {
+        "isolate": True,
+        "device": "cuda:1",
+        "data_root": "/own/cases",
+    }
+    assert local(kits, "hospital-b", "fairflare.json") == {"isolate": True, "device": "cpu"}
+    assert local(kits, "localhost", "fairflare.json") == {"checkpoint_root": "/checkpoints"}
+    server = local(kits, "localhost", "resources.json")
+    assert [entry["heart_beat_timeout"] for entry in server["servers"]] == [60]
+    assert "/tmp/nvflare" not in json.dumps(server)
+    # No path of one hospital is in another hospital's kit or in the server's.
+    for name in ("localhost", "hospital-b", "hospital-c"):
+        assert not any("/own/cases" in f.read_text() for f in (kits / name / "local").iterdir())
+
+
+def test_what_is_not_asked_for_is_not_written(tmp_path):
+    kits = provision(
+        tmp_path, privacy=None, site_settings=None, heart_beat_timeout=None, storage_root=None, log_streaming=True
+    )
+    assert not (kits / "hospital-a" / "local" / "privacy.json").exists()
+    assert not (kits / "hospital-a" / "local" / "fairflare.json").exists()
+    assert local(kits, "hospital-a", "resources.json")["allow_log_streaming"] is True
+    server, default = (local(kits, "localhost", f) for f in ("resources.json", "resources.json.default"))
+    assert server["servers"] == default["servers"]
+    assert server["components"] == default["components"]
+
+
+def test_settings_for_an_unknown_site(tmp_path):
+    with pytest.raises(ValueError, match="'hospital-x', which the project does not have; it has hospital-a,"):
+        provision(tmp_path, site_settings={"hospital-x": {}})
+
+
+def test_too_early_in_the_project_file(tmp_path):
+    project = yaml.safe_load((ROOT / "poc" / "project.yml").read_text())
+    builders = [project["builders"][0], *(b for b in project["builders"] if "fairflare" in b["path"])]
+    provisioner = Provisioner(str(tmp_path), prepare_builders({**project, "builders": builders}), None)
+    with pytest.raises(RuntimeError, match="list this builder after StaticFileBuilder"):
+        provisioner.provision(prepare_project(project))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"allow_prefixes": "fairflare."}, "allow_prefixes"),
+        ({"allow_prefixes": ["fairflare"]}, "allow_prefixes"),
+        ({"authorization": {"byoc": "none"}}, "authorization"),
+        ({"privacy": {"default_scope": "x"}}, "privacy"),
+        ({"site_settings": {"hospital-a": "/data"}}, "'hospital-a'"),
+        ({"heart_beat_timeout": 0}, "heart_beat_timeout"),
+    ],
+)
+def test_wrong_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        SitePolicyBuilder(**arguments)

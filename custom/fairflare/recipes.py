@@ -37,8 +37,7 @@ class FairRecipe(Recipe):
     Args:
         method: a name of ``fairflare list``.
         name: of the job; default: the method's.
-        num_rounds: communication rounds. With ``settings={"local_epochs": 1}``, 200 and the task's ``384x384`` images it
-            is the setting of the Fed-LWR paper; the defaults are small.
+        num_rounds: communication rounds; the default is small.
         sites: number of sites (named ``site-1`` ...), their names, or ``None`` for every connected site (``@ALL``),
             which is what a provisioned network wants.
         min_sites: usable results a round needs; also FLARE's ``min_clients``.
@@ -108,6 +107,7 @@ class FairRecipe(Recipe):
             straggler_grace=straggler_grace,
             max_missed=max_missed,
             keep_local_models=keep_local_models,
+            label=name or chosen.name,
         )
         job.to_server(controller, id="rounds")
         job.to_server(TensorBoard(), id="tensorboard")

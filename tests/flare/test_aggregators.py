@@ -187,7 +187,7 @@ def test_fedlwr_without_any_report_says_why(tmp_path):
     feed(aggregator, begun(aggregator, tmp_path))
     bad = anchor_reply("a", SCORES["a"], reason="no data", status="failed")
     aggregator.accept_anchor(bad)
-    with pytest.raises(RuntimeError, match="no site reported about the anchor.*no data"):
+    with pytest.raises(RuntimeError, match=r"no site reported about the anchor.*no data"):
         aggregator.aggregate_model()
 
 

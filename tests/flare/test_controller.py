@@ -347,7 +347,7 @@ def test_checkpoint_goes_on_and_refuses_other_settings(tmp_path):
     for name, tensor in models[0].items():
         assert torch.equal(tensor, models[1][name])
     other = Network(tmp_path / "b", good, num_rounds=3, experiment="e1", seed=1, settings=settings)
-    with pytest.raises(ValueError, match="'e1' has a checkpoint of other settings.*seed: was 0, is 1"):
+    with pytest.raises(ValueError, match=r"'e1' has a checkpoint of other settings.*seed: was 0, is 1"):
         other.run()
 
 

@@ -107,8 +107,8 @@ def check_same_config(old: Mapping[str, Any], new: Mapping[str, Any], experiment
             differing.append(f"{key}: was {old.get(key)!r}, is {new.get(key)!r}")
     if differing:
         raise ValueError(
-            f"experiment {experiment!r} has a checkpoint of other settings ({'; '.join(differing)}); give the run another "
-            "experiment id, or remove the checkpoint folder"
+            f"experiment {experiment!r} has a checkpoint of other settings ({'; '.join(differing)}); give the run "
+            "another experiment id, or remove the checkpoint folder"
         )
 
 
@@ -117,4 +117,4 @@ def _replace(path: Path, write: Any) -> None:
     write(temporary)
     with temporary.open("rb") as f:
         os.fsync(f.fileno())
-    os.replace(temporary, path)
+    temporary.replace(path)

@@ -87,7 +87,7 @@ class _Phase:
 
 
 class RoundsController(ModelController):
-    """Rounds for every method: ``train``, for two-phase methods ``anchor``, aggregate, checkpoint; ``validate`` at the end.
+    """Rounds for every method: ``train``, if need be ``anchor``, aggregate, checkpoint; ``validate`` at the end.
 
     Every phase asks an explicit list of sites and has a timeout. A site that fails, is silent, or reports nonsense is
     left out of that phase, by name, in log and results. Fewer than ``min_sites`` usable results end the job as failed.
@@ -103,6 +103,7 @@ class RoundsController(ModelController):
         straggler_grace: seconds that late sites get once ``min_sites`` answered well; 0: the phase's whole timeout.
         max_missed: a site silent in so many phases running is not asked again until it shows up, >= 1.
         keep_local_models: leave each round's local models in the run directory (for audits; large).
+        label: what tables call this run; default: the class of the aggregator.
         task_check_period: seconds between FLARE's looks at a task.
     """
 
@@ -120,6 +121,7 @@ class RoundsController(ModelController):
         straggler_grace: float = 0.0,
         max_missed: int = 2,
         keep_local_models: bool = False,
+        label: str = "",
         task_check_period: float = 0.05,
     ) -> None:
         super().__init__(persistor_id="", ignore_result_error=True, task_check_period=task_check_period)
@@ -152,6 +154,7 @@ class RoundsController(ModelController):
         self.straggler_grace = straggler_grace
         self.max_missed = max_missed
         self.keep_local_models = keep_local_models
+        self.label = label
         self.task_check_period = task_check_period
         self._missed: dict[str, int] = {}
         self._dropped: set[str] = set()
@@ -201,6 +204,7 @@ class RoundsController(ModelController):
             "experiment": self.experiment,
             "job_id": self.fl_ctx.get_job_id(),
             "method": type(self.aggregator).__name__,
+            "label": self.label or type(self.aggregator).__name__,
             "primary_metric": self.task.primary_metric,
             "num_rounds": self.num_rounds,
             "min_sites": self.min_sites,

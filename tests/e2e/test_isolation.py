@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import uuid
 from pathlib import Path
 
 import pytest
 
-from .poc_tools import MARK, processes, wait_for
+from .conftest import ROOT, TINY
+from .poc_tools import MARK, end_processes, processes, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -58,3 +62,42 @@ def test_killed_child_is_one_failed_task_and_the_site_is_back_next_round(job, si
     # Not the whole phase timeout of an hour: the death is seen at once.
     train = next(p for p in first["phases"] if p["name"] == "train")
     assert train["seconds"] < 120
+
+
+PARENT = """
+import json, pathlib, sys
+from fairflare.flare.isolation import perform_isolated
+from fairflare.flare.site import SiteTask
+from fairflare.methods.base import LocalTraining
+from tests.e2e.held_task import Task
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    task = Task(**given["task"])
+    worker = {"site": "site-1", "task": task, "training": LocalTraining(), "settings": {"hold": given["hold"]},
+              "state_folder": pathlib.Path(given["hold"]["folder"]) / "state"}
+    perform_isolated(worker, SiteTask("train", task.build_model().state_dict(), 0, 1, 0), lambda: False)
+"""
+
+
+def test_child_does_not_outlive_its_parent(tmp_path):
+    """A killed client must not leave a process behind that trains on, for nobody, with the site's memory."""
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    mark = uuid.uuid4().hex
+    given = {"task": TINY, "hold": {"folder": str(tmp_path), "phase": "train", "times": 1}}
+    parent = subprocess.Popen(
+        [sys.executable, str(script), json.dumps(given)],
+        cwd=tmp_path, env={**os.environ, MARK: mark, "PYTHONPATH": str(ROOT)}, start_new_session=True,
+    )  # fmt: skip
+    try:
+        wait_for("child in the middle of train", (tmp_path / "reached").exists, 90)
+        child = int((tmp_path / "reached").read_text())
+        assert {parent.pid, child} <= set(processes(mark))
+        parent.kill()
+        parent.wait()
+        wait_for("end of the child", lambda: child not in processes(mark), 10)
+    finally:
+        parent.kill()
+        parent.wait()
+        end_processes(mark)

@@ -436,7 +436,18 @@ class RoundsController(ModelController):
             self._phase = None
             waited = f"{phase.seconds:.1f} s"
             for site in phase.silent:
-                phase.left_out[site] = f"no answer within {waited}"
+                reason = f"no answer within {waited}"
+                phase.left_out[site] = reason
+                store.event(
+                    "site",
+                    phase=name,
+                    current_round=current_round,
+                    site=site,
+                    ok=False,
+                    reason=reason,
+                    metrics={},
+                    seconds=round(phase.seconds, 2),
+                )
                 self._missed[site] = self._missed.get(site, 0) + 1
                 if self._missed[site] >= self.max_missed and site not in self._dropped:
                     self._dropped.add(site)

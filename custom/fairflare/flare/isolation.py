@@ -7,7 +7,9 @@ out-of-memory killer sets ``"isolate": true``. Costs the start of a Python proce
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -61,11 +63,20 @@ def perform_isolated(
 
 
 def _child(pipe: Connection, worker: dict[str, Any], packed: tuple[SiteTask, bytes]) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     request, state = packed
     reply = SiteWorker(**worker).perform(replace(request, state=load_bytes(state)))
     update = None if reply.update is None else save_bytes(clean_state(reply.update))
     pipe.send((replace(reply, update=None), update))
     pipe.close()
+
+
+def _end_with_parent() -> None:
+    """Nobody waits for the work of a child whose parent was killed, and it may hold a GPU."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _obituary(site: str, task: str, child: Any) -> str:

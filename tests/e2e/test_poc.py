@@ -14,7 +14,12 @@ from .poc_tools import SERVER, PocSystem, poc_system, processes, wait_for
 pytestmark = pytest.mark.e2e
 
 SITES = ["site-1", "site-2", "site-3"]
-HELD_TASK = Path(__file__).with_name("held_task.py")
+# The held task counts trainings by their epochs, so a round has one.
+HELD: dict[str, Any] = {
+    "min_sites": 2,
+    "settings": {"local_epochs": 1},
+    "task_file": Path(__file__).with_name("held_task.py"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +92,7 @@ def test_site_killed_in_the_middle_of_train(poc, job, tmp_path):
         "site-3", "fairflare.json", lambda c: c.update(hold={"folder": str(hold), "phase": "train", "times": 2})
     )
     timeout = 20
-    folder = job("fed_lwr", num_rounds=3, min_sites=2, phase_timeout=timeout, max_missed=1, task_file=HELD_TASK)
+    folder = job("fed_lwr", num_rounds=3, phase_timeout=timeout, max_missed=1, **HELD)
     # One phase waits for site-3; its six working phases take seconds.
     results, log, said = run_with_a_lost_site(poc, folder, hold, timeout + 30)
     assert results["status"] == "completed"
@@ -116,7 +121,7 @@ def test_site_killed_in_the_middle_of_anchor(poc, job, tmp_path):
     )
     poc.start_site("site-3")
     grace = 8
-    folder = job("fed_lwr", num_rounds=2, min_sites=2, phase_timeout=120, straggler_grace=grace, task_file=HELD_TASK)
+    folder = job("fed_lwr", num_rounds=2, phase_timeout=120, straggler_grace=grace, **HELD)
     # Two phases wait for site-3, then it is not asked any more.
     results, log, said = run_with_a_lost_site(poc, folder, hold, 2 * grace + 30)
     assert results["status"] == "completed"

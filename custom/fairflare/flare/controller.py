@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from nvflare.apis.client import Client
 from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode, SimulatorConstants
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel
@@ -350,7 +350,7 @@ class RoundsController(ModelController):
     def _aborted(self, store: ResultsStore) -> None:
         reason = "the job was aborted (by an administrator, or because no site is left)"
         store.finish("failed", reason=reason)
-        if self.fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False):
+        if self.fl_ctx.get_job_id() == SimulatorConstants.JOB_NAME:
             self.panic(reason)  # the simulator would end with exit code 0
 
     # -------------------------------------------------------------------------------------------- one exchange

@@ -1,0 +1,99 @@
+"""What goes wrong in real jobs: one clear message, a failed job, no result that looks complete."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytestmark = pytest.mark.e2e
+
+
+def site_folder(root, name, cases=6, size=32):
+    """A folder of PNG discs with a datalist."""
+    folder = root / name
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(len(name))
+    y, x = np.mgrid[:size, :size]
+    entries = []
+    for i in range(cases):
+        mask = ((y - rng.integers(10, 22)) ** 2 + (x - rng.integers(10, 22)) ** 2 < 40).astype(np.uint8)
+        image = (mask * 120 + rng.integers(0, 80, mask.shape)).astype(np.uint8)
+        Image.fromarray(image).save(folder / f"image{i}.png")
+        Image.fromarray(mask).save(folder / f"mask{i}.png")
+        entries.append({"image": f"image{i}.png", "label": f"mask{i}.png"})
+    split = {"training": entries[:-2] or entries[:1], "validation": entries[-2:-1], "test": entries[-1:]}
+    (folder / "datalist.json").write_text(json.dumps(split))
+    return folder
+
+
+def test_bad_sites_are_left_out_by_name_and_the_rest_goes_on(job, simulate, tmp_path):
+    good, unreadable, unequal = (site_folder(tmp_path / "data", n) for n in ("good", "unreadable", "unequal"))
+    one_case = site_folder(tmp_path / "data", "one", cases=3)
+    (unreadable / "image0.png").write_bytes(b"not a picture")
+    Image.fromarray(np.zeros((16, 16), np.uint8)).save(unequal / "mask1.png")
+    sites = {
+        "site-1": {"data_root": str(good)},
+        "site-2": {"data_root": str(tmp_path / "data" / "nowhere")},
+        "site-3": {"data_root": str(unreadable)},
+        "site-4": {"data_root": str(unequal)},
+        "site-5": {"data_root": str(one_case)},
+        "site-6": {"data_rot": str(good)},
+    }
+    run = simulate(
+        job("fed_lwr", sites=6, num_rounds=1, min_sites=2, max_missed=1), threads=6, local={"sites": sites}
+    )
+    assert run.code == 0, run.log[-3000:]
+    results = run.results
+    assert results["status"] == "completed"
+    assert results["rounds"][0]["accepted"] == ["site-1", "site-5"]  # one training case is enough
+    reasons = {x["site"]: x["reason"] for x in results["rounds"][0]["left_out"] if x["phase"] == "train"}
+    assert sorted(reasons) == ["site-2", "site-3", "site-4", "site-6"]
+    for site, reason in reasons.items():
+        assert site in reason
+        assert str(tmp_path) not in reason  # no path, no file name leaves a site
+        assert "image0.png" not in reason
+        assert "mask1.png" not in reason
+    local_log = (run.workspace / "site-3" / "log.txt").read_text()
+    assert "image0.png" in local_log  # the hospital's own log says which file
+    # The broken files of sites 3 and 4 are training images: their test images measure the final model all the same.
+    assert sorted(results["test"]) == ["site-1", "site-3", "site-4", "site-5"]
+
+
+def test_nan_loss_everywhere_fails_the_job(job, simulate):
+    run = simulate(job("fed_avg", settings={"learning_rate": 1e30}, min_sites=2), threads=3)
+    assert run.code != 0
+    assert run.results["status"] == "failed"
+    assert run.results["test"] is None
+    assert "site-1" in run.results["reason"]
+    assert "lower learning_rate" in run.results["reason"]
+    assert not (run.workspace / "server" / "simulate_job" / "FL_global_model.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("edit", "expected"),
+    [
+        (("server", ("workflows", 0, "args", "num_ronds"), 3), ["num_ronds"]),
+        (("server", ("workflows", 0, "args", "aggregator", "path"), "fairflare.methods.fed_lwr.FedLWRR"), ["FedLWRR"]),
+        (("client", ("executors", 0, "executor", "args", "training", "args", "optimizr"), "sgd"), ["optimizr"]),
+        (("client", ("executors", 0, "executor", "args", "training", "args", "optimizer"), "lion"), ["optimizer", "lion"]),
+    ],
+)
+def test_mistakes_in_the_job_folder_fail_it(job, simulate, edit, expected):
+    folder = job("fed_lwr", num_rounds=1)
+    side, keys, value = edit
+    path = folder / "app" / "config" / f"config_fed_{side}.json"
+    config = json.loads(path.read_text())
+    place = config
+    for key in keys[:-1]:
+        place = place[key]
+    place[keys[-1]] = value
+    path.write_text(json.dumps(config))
+    run = simulate(folder, threads=3, timeout=120)
+    assert run.code != 0
+    for word in expected:
+        assert word in run.log
+    result = run.folder / "results.json"
+    assert not result.exists() or run.results["status"] == "failed"

@@ -1,0 +1,47 @@
+"""Fed-LWR and FedAvg on real multi-site images, through the simulator."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import ROOT
+
+SOURCE = Path(os.environ.get("FAIRFLARE_REAL_DATA", ROOT.parent / "shared" / "data"))
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(not SOURCE.is_dir(), reason=f"real images are not here ({SOURCE}); set FAIRFLARE_REAL_DATA"),
+]
+GROUPS = {
+    "nuclei": ["brightfield1024", "fluo256", "fluo360", "fluo520", "histology256x320"],
+    "white-cells": ["BCCD", "CellaVision", "JTSC"],
+}
+
+
+@pytest.mark.parametrize(("dataset", "method"), [("nuclei", "fed_lwr"), ("white-cells", "fed_avg")])
+def test_per_site_folders_train_end_to_end(job, simulate, tmp_path, dataset, method):
+    out = tmp_path / dataset
+    subprocess.run(
+        [sys.executable, "-m", "fairflare.data.prepare", dataset, "--source", str(SOURCE), "--out", str(out)],
+        check=True,
+        capture_output=True,
+    )
+    local = json.loads((out / "fairflare.json").read_text())
+    assert sorted(local["sites"]) == GROUPS[dataset]
+    folder = job(method, sites=GROUPS[dataset], num_rounds=1, settings={"in_channels": 3, "local_epochs": 1})
+    run = simulate(folder, threads=len(GROUPS[dataset]), local=local)
+    assert run.code == 0, run.log[-3000:]
+    results = run.results
+    assert sorted(results["test"]) == GROUPS[dataset]
+    assert results["info"]["synthetic"] is False
+    assert "SYNTHETIC" not in run.log
+    assert results["rounds"][0]["accepted"] == GROUPS[dataset]
+    samples = {s: v["num_samples"] for s, v in results["rounds"][0]["train"].items()}
+    for name in GROUPS[dataset]:
+        (site_list,) = (out / name).glob("datalist.json")
+        assert samples[name] == len(json.loads(site_list.read_text())["training"])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from nvflare.apis.client import Client
 from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_constant import FLContextKey, ReturnCode, SimulatorConstants
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel
@@ -23,6 +23,7 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.workflows.model_controller import ModelController
 from nvflare.fuel.utils.class_utils import get_component_init_parameters
+from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from fairflare import __version__
 from fairflare.core.fairness import summarize

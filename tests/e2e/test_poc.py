@@ -91,7 +91,8 @@ def test_site_killed_in_the_middle_of_train(poc, job, tmp_path):
     poc.edit_local(
         "site-3", "fairflare.json", lambda c: c.update(hold={"folder": str(hold), "phase": "train", "times": 2})
     )
-    timeout = 20
+    # The first round has to start three processes in this time.
+    timeout = 30
     folder = job("fed_lwr", num_rounds=3, phase_timeout=timeout, max_missed=1, **HELD)
     # One phase waits for site-3; its six working phases take seconds.
     results, log, said = run_with_a_lost_site(poc, folder, hold, timeout + 30)
@@ -103,36 +104,39 @@ def test_site_killed_in_the_middle_of_train(poc, job, tmp_path):
     left_out = [(r["current_round"], x["site"], x["phase"]) for r in results["rounds"] for x in r["left_out"]]
     assert left_out == [(1, "site-3", "train")]
     (lost,) = results["rounds"][1]["left_out"]
-    assert "no answer within 20" in lost["reason"]
+    assert "no answer within 30" in lost["reason"]
     (train,) = (p for p in results["rounds"][1]["phases"] if p["name"] == "train")
     assert timeout <= train["seconds"] < timeout + 2
     assert (train["asked"], train["answered"]) == (3, 2)
-    assert "round 1, train: site 'site-3' left out: no answer within 20" in log
+    assert "round 1, train: site 'site-3' left out: no answer within 30" in log
     assert "site 'site-3' was silent in 1 phase" in log
     assert "FINISHED:COMPLETED" in said
 
 
 def test_site_killed_in_the_middle_of_anchor(poc, job, tmp_path):
-    """Site-3, back after the last test, dies in anchor of round 0; the grace ends the waits, two go on."""
+    """Site-3, back after the last test, dies in anchor of round 0; the grace ends the wait, two go on."""
     hold = tmp_path / "hold"
     hold.mkdir()
     poc.edit_local(
         "site-3", "fairflare.json", lambda c: c.update(hold={"folder": str(hold), "phase": "anchor", "times": 1})
     )
     poc.start_site("site-3")
-    grace = 8
-    folder = job("fed_lwr", num_rounds=2, phase_timeout=120, straggler_grace=grace, **HELD)
-    # Two phases wait for site-3, then it is not asked any more.
-    results, log, said = run_with_a_lost_site(poc, folder, hold, 2 * grace + 30)
+    grace = 15
+    folder = job("fed_lwr", num_rounds=2, phase_timeout=120, straggler_grace=grace, max_missed=1, **HELD)
+    results, log, said = run_with_a_lost_site(poc, folder, hold, grace + 30)
     assert results["status"] == "completed"
     assert sorted(results["test"]) == ["site-1", "site-2"]
     # Its model had arrived and counts; only its word on the anchor is missing.
-    assert [(r["sites"], r["accepted"]) for r in results["rounds"]] == [(SITES, SITES), (SITES, ["site-1", "site-2"])]
+    two = ["site-1", "site-2"]
+    assert [(r["sites"], r["accepted"]) for r in results["rounds"]] == [(SITES, SITES), (two, two)]
     left_out = [(r["current_round"], x["site"], x["phase"]) for r in results["rounds"] for x in r["left_out"]]
-    assert left_out == [(0, "site-3", "anchor"), (1, "site-3", "train")]
+    assert left_out == [(0, "site-3", "anchor")]
     assert results["left_out"] == []
+    phase = next(p for p in results["rounds"][0]["phases"] if p["name"] == "anchor")
+    assert grace <= phase["seconds"] < grace + 30
+    assert (phase["asked"], phase["answered"]) == (3, 2)
     assert "round 0, anchor: site 'site-3' left out: no answer within" in log
-    assert "site 'site-3' was silent in 2 phases running" in log
+    assert "site 'site-3' was silent in 1 phase" in log
     weights = results["rounds"][0]["layers"]
     assert all(by_site["site-3"]["weight"] >= 0 for by_site in weights.values())
     assert "FINISHED:COMPLETED" in said

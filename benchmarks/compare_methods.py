@@ -72,9 +72,7 @@ def main() -> None:
         print(compare(found, style="markdown"), flush=True)
 
 
-def run(
-    dataset: str, label: str, seed: int, rounds: int, sites: str, site_file: Path | None, folder: Path
-) -> None:
+def run(dataset: str, label: str, seed: int, rounds: int, sites: str, site_file: Path | None, folder: Path) -> None:
     """One run of the simulator."""
     method, settings = VARIANTS[label]
     command = [sys.executable, "-m", "fairflare.cli", "run", method, "--sites", sites, "--rounds", str(rounds)]

@@ -42,9 +42,7 @@ def test_bad_sites_are_left_out_by_name_and_the_rest_goes_on(job, simulate, tmp_
         "site-5": {"data_root": str(one_case)},
         "site-6": {"data_rot": str(good)},
     }
-    run = simulate(
-        job("fed_lwr", sites=6, num_rounds=1, min_sites=2, max_missed=1), threads=6, local={"sites": sites}
-    )
+    run = simulate(job("fed_lwr", sites=6, num_rounds=1, min_sites=2, max_missed=1), threads=6, local={"sites": sites})
     assert run.code == 0, run.log[-3000:]
     results = run.results
     assert results["status"] == "completed"
@@ -78,7 +76,10 @@ def test_nan_loss_everywhere_fails_the_job(job, simulate):
         (("server", ("workflows", 0, "args", "num_ronds"), 3), ["num_ronds"]),
         (("server", ("workflows", 0, "args", "aggregator", "path"), "fairflare.methods.fed_lwr.FedLWRR"), ["FedLWRR"]),
         (("client", ("executors", 0, "executor", "args", "training", "args", "optimizr"), "sgd"), ["optimizr"]),
-        (("client", ("executors", 0, "executor", "args", "training", "args", "optimizer"), "lion"), ["optimizer", "lion"]),
+        (
+            ("client", ("executors", 0, "executor", "args", "training", "args", "optimizer"), "lion"),
+            ["optimizer", "lion"],
+        ),
     ],
 )
 def test_mistakes_in_the_job_folder_fail_it(job, simulate, edit, expected):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from .conftest import ROOT
+from .conftest import ROOT, TINY, run_group
 
 pytestmark = pytest.mark.e2e
 
@@ -221,3 +223,34 @@ def test_preinstalled_job_needs_no_custom_code(job, simulate, tmp_path):
     refused = simulate(folder, threads=3, name="ws_refused")
     assert refused.code != 0
     assert "fairflare.flare" in refused.log
+
+
+def test_recipe_runs_in_flares_own_environment(tmp_path, monkeypatch):
+    """``recipe.execute(SimEnv(...))``, as FLARE's own recipes are run."""
+    from nvflare.recipe.sim_env import SimEnv
+
+    from fairflare.recipes import FedLWRRecipe
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("sys.argv", ["job.py"])
+    recipe = FedLWRRecipe(num_rounds=1, sites=2, settings={**TINY, "local_epochs": 1})
+    recipe.run(SimEnv(num_clients=2, workspace_root=str(tmp_path / "sim")))
+    results = tmp_path / "sim" / "fed_lwr" / "server" / "simulate_job" / "fairflare" / "results.json"
+    assert json.loads(results.read_text())["status"] == "completed"
+
+
+def test_command_line_shows_progress_table_and_failure(tmp_path):
+    arguments = ["--sites", "2", "--rounds", "1"]
+    for key, value in TINY.items():
+        arguments += ["--set", f"{key}={json.dumps(value)}"]
+    command = [sys.executable, "-m", "fairflare.cli", "run", "fed_avg", *arguments]
+    code, output = run_group(command, timeout=300, cwd=tmp_path, env=dict(os.environ))
+    assert code == 0, output
+    for word in ("site-1", "site-2", "average", "worst", "SYNTHETIC"):
+        assert word in output
+    code, output = run_group(
+        [*command, "--set", "learning_rate=1e30", "-w", "bad"], timeout=300, cwd=tmp_path, env=dict(os.environ)
+    )
+    assert code == 1
+    assert "lower learning_rate" in output
+    assert "average" not in output

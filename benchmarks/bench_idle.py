@@ -1,0 +1,82 @@
+"""How long a two-phase round takes when there is nothing to do: six sites, FLARE's simulator, a worker each.
+
+python benchmarks/bench_idle.py --rounds 10
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from datetime import datetime
+from pathlib import Path
+
+TASK = """
+import torch
+
+from fairflare.tasks.base import SiteData
+from fairflare.tasks.base import Task as Base
+
+
+class Nothing(SiteData):
+    synthetic = True
+    description = "two numbers"
+
+    def num_samples(self, split):
+        return 2
+
+    def batches(self, split, *, batch_size, shuffle_seed=None, augment=False):
+        return [(torch.tensor([[1.0], [2.0]]), torch.tensor([[0.0], [1.0]]))]
+
+
+class Task(Base):
+    primary_metric = "dice"
+
+    def build_model(self):
+        return torch.nn.Sequential(torch.nn.Linear(1, 1))
+
+    def loss(self, outputs, targets):
+        return torch.nn.functional.mse_loss(outputs, targets)
+
+    def evaluate(self, model, batches, device):
+        return {"dice": 0.5, "loss": 0.0}
+
+    def open_site(self, site, settings):
+        return Nothing()
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--sites", type=int, default=6)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        task = Path(folder) / "nothing.py"
+        task.write_text(TASK)
+        command = [sys.executable, "-m", "fairflare.cli", "run", "fed_lwr", "--task-file", str(task)]
+        command += ["--rounds", str(arguments.rounds), "--sites", str(arguments.sites)]
+        command += ["--set", "local_epochs=1", "--workspace", f"{folder}/ws"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        run = Path(folder) / "ws" / "server" / "simulate_job" / "fairflare"
+        events = [json.loads(line) for line in (run / "progress.jsonl").read_text().splitlines()]
+        ends = [datetime.fromisoformat(e["time"]).timestamp() for e in events if e["kind"] == "round_done"]
+        rounds = [b - a for a, b in zip(ends, ends[1:], strict=False)]  # the first holds the workers' imports
+        with (run / "phases.csv").open() as f:
+            phases = [row for row in csv.DictReader(f) if int(row["round"]) > 0]
+    print(f"{arguments.sites} sites, {len(rounds)} rounds after the first; seconds: median (min to max)")
+    print(f"round      {spread(rounds)}")
+    for name in ("train", "anchor", "aggregate"):
+        print(f"  {name:<9}{spread([float(p['seconds']) for p in phases if p['phase'] == name])}")
+
+
+def spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+
+
+if __name__ == "__main__":
+    main()

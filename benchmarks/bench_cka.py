@@ -2,10 +2,11 @@
 
     python benchmarks/bench_cka.py [--case a16] [--packages cka-pytorch torch-cka ckatorch]
 
-Every method runs in a process of its own, on the same models and images. Time is given relative to the floor, the
-two models' forward passes alone (wall clock, and processor time for busy machines), and memory as the peak of the resident set above the floor's. The error is that
-of 1 - delta, relative to the exact biased value in float64: this is what site weights are made of. Packages that
-are not installed, or that fail, are skipped with a line that says so.
+Every method runs in a process of its own, on the same models and images. Time is given relative to the floor,
+the two models' forward passes alone (wall clock, and processor time for busy machines), and memory as the peak
+of the resident set above the floor's. The error is that of 1 - delta, relative to the exact biased value in
+float64: this is what site weights are made of. Packages that are not installed, or that fail, are skipped with a
+line that says so.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import json
 import statistics
 import subprocess
@@ -65,7 +66,7 @@ def main() -> None:
         run = Path(folder) / "ws" / "server" / "simulate_job" / "fairflare"
         events = [json.loads(line) for line in (run / "progress.jsonl").read_text().splitlines()]
         ends = [datetime.fromisoformat(e["time"]).timestamp() for e in events if e["kind"] == "round_done"]
-        rounds = [b - a for a, b in zip(ends, ends[1:], strict=False)]  # the first holds the workers' imports
+        rounds = [b - a for a, b in itertools.pairwise(ends)]  # the first holds the workers' imports
         with (run / "phases.csv").open() as f:
             phases = [row for row in csv.DictReader(f) if int(row["round"]) > 0]
     print(f"{arguments.sites} sites, {len(rounds)} rounds after the first; seconds: median (min to max)")

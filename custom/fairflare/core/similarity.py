@@ -797,7 +797,7 @@ class _Engine:
             layer.finite = False
             return
         if self._passes == 1:
-            self._raw[name] = (u, w)
+            self._raw[name] = (u[-1:].clone(), w[-1:].clone())  # one image will do
         if not self._decided:
             self._sample(name, u, w)
         layer.exponent_u, stored_u, factor_u = self._pack(u, largest_u, layer.exponent_u, layer.half)
@@ -991,7 +991,7 @@ def _largest(values: Tensor) -> float:
 
 
 def _square(values: Tensor) -> float:
-    return float(values.double().square().sum())
+    return float(values.norm()) ** 2
 
 
 def _gain(norm: nn.Module) -> Tensor:

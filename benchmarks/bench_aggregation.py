@@ -95,7 +95,7 @@ def run_case(case: str, num_sites: int, shapes_file: str) -> dict[str, float]:
     from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedAggregationHelper
 
     from fairflare.core.states import layerwise_average, weighted_average
-    from fairflare.flare.staging import Staging
+    from fairflare.exchange.staging import Staging
 
     shapes = json.loads(Path(shapes_file).read_text(encoding="utf-8"))
     sites = [f"site-{index:02d}" for index in range(num_sites)]

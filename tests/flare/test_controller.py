@@ -19,8 +19,8 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel
 
 from fairflare import __version__
+from fairflare.exchange.wire import reply_model
 from fairflare.flare.controller import RoundFailed, RoundsController
-from fairflare.flare.wire import reply_model
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_lwr import FedLWR
 from fairflare.tasks.base import Task

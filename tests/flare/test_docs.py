@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
+from fairflare.exchange.wire import reply_model
 from fairflare.flare.site import SiteTask, SiteWorker
-from fairflare.flare.wire import reply_model
 from fairflare.tasks.segmentation import SegmentationTask
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from fairflare.exchange.wire import clean_meta, clean_state
 from fairflare.flare.site import SiteStore, SiteTask, SiteWorker, round_seed, safe_name
-from fairflare.flare.wire import clean_meta, clean_state
 from fairflare.methods.base import LocalTraining, SiteError
 from fairflare.methods.fed_lwr import LayerSimilarityReport
 from fairflare.tasks.segmentation import SegmentationTask

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from fairflare.core.states import weighted_average
+from fairflare.exchange.staging import Staging
 from fairflare.flare import staging as module
-from fairflare.flare.staging import Staging
 
 ALL_DTYPES = [
     torch.float16,
@@ -252,7 +252,7 @@ def test_averaging_staged_states(staging):
 MEMORY_SCRIPT = """
 import resource, sys, tempfile, torch
 from fairflare.core.states import weighted_average
-from fairflare.flare.staging import Staging
+from fairflare.exchange.staging import Staging
 count = int(sys.argv[1])
 with tempfile.TemporaryDirectory() as folder:
     staging = Staging(folder)

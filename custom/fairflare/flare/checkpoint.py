@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from fairflare.flare.wire import clean_state
+from fairflare.exchange.wire import clean_state
 
 STATE_FILE = "state.json"
 

@@ -28,11 +28,7 @@ from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 from fairflare import __version__
 from fairflare.core.fairness import summarize
 from fairflare.core.states import check_state
-from fairflare.flare.checkpoint import Checkpoint, CheckpointFolder, check_same_config
-from fairflare.flare.executor import read_site_file
-from fairflare.flare.site import safe_name
-from fairflare.flare.tracking import Tracker
-from fairflare.flare.wire import (
+from fairflare.exchange.wire import (
     STATUS_OK,
     TASK_ANCHOR,
     TASK_TRAIN,
@@ -42,6 +38,10 @@ from fairflare.flare.wire import (
     num_bytes,
     task_model,
 )
+from fairflare.flare.checkpoint import Checkpoint, CheckpointFolder, check_same_config
+from fairflare.flare.executor import read_site_file
+from fairflare.flare.site import safe_name
+from fairflare.flare.tracking import Tracker
 from fairflare.methods.base import FairAggregator, Weighing
 from fairflare.reporting.results import LeftOut, PhaseRecord, ResultsStore, RoundRecord, read_results
 from fairflare.reporting.table import fairness_table
@@ -349,7 +349,7 @@ class RoundsController(ModelController):
         self.info("fairness on the sites' test splits\n" + fairness_table(read_results(store.folder)))
 
     def _aborted(self, store: ResultsStore) -> None:
-        reason = "the job was aborted (by an administrator, or because no site is left)"
+        reason = "the job was aborted (by an administrator, or because a site's process died or no site is left)"
         store.finish("failed", reason=reason)
         if self.fl_ctx.get_job_id() == SimulatorConstants.JOB_NAME:
             self.panic(reason)  # the simulator would end with exit code 0

@@ -16,9 +16,7 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fairflare import __version__
-from fairflare.flare.isolation import perform_isolated
-from fairflare.flare.site import SiteReply, SiteTask, SiteWorker, safe_name
-from fairflare.flare.wire import (
+from fairflare.exchange.wire import (
     STATUS_FAILED,
     STATUS_OK,
     TASK_ANCHOR,
@@ -28,6 +26,8 @@ from fairflare.flare.wire import (
     meta_of,
     reply_model,
 )
+from fairflare.flare.isolation import perform_isolated
+from fairflare.flare.site import SiteReply, SiteTask, SiteWorker, safe_name
 from fairflare.methods.base import LocalTraining, SiteError
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fairflare.core.states import difference
-from fairflare.flare.wire import (
+from fairflare.exchange.wire import (
     STATUS_FAILED,
     STATUS_OK,
     STATUS_SKIPPED,

@@ -19,8 +19,8 @@ from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 
 from fairflare.core.states import add_update, check_state, layerwise_average, weighted_average
 from fairflare.core.weighting import normalise
-from fairflare.flare.staging import Staging
-from fairflare.flare.wire import META_KEY, STATUS_OK, clean_state, meta_of
+from fairflare.exchange.staging import Staging
+from fairflare.exchange.wire import META_KEY, STATUS_OK, clean_state, meta_of
 
 if TYPE_CHECKING:
     from fairflare.tasks.base import SiteData, Task

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from fairflare.core.states import weighted_average
+from fairflare.exchange import staging as module
 from fairflare.exchange.staging import Staging
-from fairflare.flare import staging as module
 
 ALL_DTYPES = [
     torch.float16,

@@ -275,7 +275,8 @@ def main() -> None:
     exact = run_child("reference", options.case, options.images, options.timeout)
     base_line = None
     print(
-        f"{'method':<24}{'time/floor':>11}{'cpu/floor':>11}{'seconds':>9}{'extra GB':>10}   error of 1 - delta, median / max"
+        f"{'method':<24}{'time/floor':>11}{'cpu/floor':>11}{'seconds':>9}{'extra GB':>10}"
+        "   error of 1 - delta, median / max"
     )
     for method in ("floor", "ours, in memory", "ours, spilled", *options.packages):
         version = installed(method) if method in PACKAGES else ""

@@ -20,6 +20,7 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/bench_cka.py
 	$(BIN)/python benchmarks/bench_aggregation.py
+	$(BIN)/python benchmarks/bench_idle.py
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

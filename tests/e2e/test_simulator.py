@@ -101,6 +101,7 @@ def test_table_results_and_curves(job, simulate):
     for word in ("average", "std", "worst"):
         assert word in run.log
     assert [r["current_round"] for r in results["rounds"]] == [0, 1]
+    assert results["info"]["config"]["training"]["args"]["learning_rate"] == 1e-3
     assert set(results["info"]["versions"]) >= {"fairflare", "nvflare", "torch", "monai", "python"}
 
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -92,6 +92,9 @@ class Network(RoundsController):
         path.mkdir(exist_ok=True)
         return str(path)
 
+    def get_app_dir(self):
+        return str(self.folder / "app")
+
     def event(self, event_type):
         pass
 

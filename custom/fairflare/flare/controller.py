@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import platform
 import shutil
@@ -534,7 +535,9 @@ class RoundsController(ModelController):
         record.train = {**record.train, site: train}
 
     def _too_few(self, current_round: int, phase: _Phase) -> str:
-        reasons = "; ".join(f"{site}: {reason}" for site, reason in sorted(phase.left_out.items()))
+        reasons = "; ".join(
+            reason if site in reason else f"{site}: {reason}" for site, reason in sorted(phase.left_out.items())
+        )
         return (
             f"round {current_round}, {phase.name}: {len(phase.good)} usable result(s) of {len(phase.asked)} asked, "
             f"min_sites={self.min_sites}. Left out: {reasons or 'none'}"
@@ -565,7 +568,17 @@ class RoundsController(ModelController):
             "seed": self.seed,
             "aggregator": describe(self.aggregator),
             "task": describe(self.task),
+            "training": self._site_half(),
         }
+
+    def _site_half(self) -> Any:
+        """The site half's settings as this job's client configuration has them; ``None`` when it is not here."""
+        path = Path(self.get_app_dir()) / "config" / "config_fed_client.json"
+        try:
+            executors = json.loads(path.read_text(encoding="utf-8"))["executors"]
+            return executors[0]["executor"]["args"]["training"]
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
 
 
 def describe(component: Any) -> dict[str, Any]:

@@ -86,11 +86,9 @@ class SiteExecutor(Executor):
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.START_RUN:
-            for name, value, kind in (("training", self.training, LocalTraining),):
-                if not isinstance(value, kind):
-                    self.system_panic(
-                        f"SiteExecutor: {name} must be a {kind.__name__}, got {type(value).__name__}", fl_ctx
-                    )
+            if not isinstance(self.training, LocalTraining):
+                kind = type(self.training).__name__
+                self.system_panic(f"SiteExecutor: training must be a LocalTraining, got {kind}", fl_ctx)
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         if task_name not in TASKS:

@@ -85,10 +85,9 @@ class SiteExecutor(Executor):
         self._workers: dict[str, SiteWorker] = {}
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        if event_type == EventType.START_RUN:
-            if not isinstance(self.training, LocalTraining):
-                kind = type(self.training).__name__
-                self.system_panic(f"SiteExecutor: training must be a LocalTraining, got {kind}", fl_ctx)
+        if event_type == EventType.START_RUN and not isinstance(self.training, LocalTraining):
+            kind = type(self.training).__name__
+            self.system_panic(f"SiteExecutor: training must be a LocalTraining, got {kind}", fl_ctx)
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         if task_name not in TASKS:

@@ -59,7 +59,7 @@ def list_methods() -> None:
 @app.command()
 def run(
     method: Method,
-    rounds: Rounds = 4,
+    rounds: Rounds = 3,
     sites: Sites = "6",
     min_sites: MinSites = 2,
     seed: Seed = 0,
@@ -107,7 +107,7 @@ def run(
 def export(
     method: Method,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder that the job folder is put into.")],
-    rounds: Rounds = 4,
+    rounds: Rounds = 3,
     sites: Annotated[str, typer.Option("--sites", "-s", help="Number, names, or 'all' connected sites.")] = "all",
     min_sites: MinSites = 2,
     seed: Seed = 0,

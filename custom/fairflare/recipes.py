@@ -24,9 +24,9 @@ from fairflare.tasks.base import Task
 TASK_TEMPLATE = Path(__file__).with_name("templates") / "task.py"
 PACKAGINGS = ("task_file", "preinstalled", "bundle")
 DEFAULT_SITES = 6
-DEFAULT_ROUNDS = 4
+DEFAULT_ROUNDS = 3
 # A job's small defaults, so that the embedded phantom is learned in minutes; the papers train one epoch in 200 rounds.
-SMALL = {"local_epochs": 4}
+SMALL = {"local_epochs": 5}
 # A site asks for its next task this often; FLARE's default of 2 s would dominate short phases.
 SERVER_CONFIG = {"server": {"task_request_interval": 0.05}}
 

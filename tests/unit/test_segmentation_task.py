@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,7 @@ from fairflare.tasks.segmentation import FolderData, SegmentationTask
 SMALL: dict[str, Any] = {"image_size": (32, 32), "features": (4, 4, 4, 8, 8, 4)}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def folder(root: Path, counts: Sequence[int] = (3, 2, 2), size: tuple[int, int] = (40, 48), **masks: Any) -> Path:

@@ -346,7 +346,7 @@ class RoundsController(ModelController):
                 fairness[name] = summarize(values)
         self._save_model(state, run_dir / MODEL_FILE, self.num_rounds)
         store.finish("completed", test=test, fairness=fairness, phases=[phase.record()], left_out=left_out)
-        self._tracker.test(test, fairness.get(metric), metric, self.num_rounds)
+        self._tracker.test(test, metric, self.num_rounds)
         self.info("fairness on the sites' test splits\n" + fairness_table(read_results(store.folder)))
 
     def _aborted(self, store: ResultsStore) -> None:

@@ -10,6 +10,7 @@ from nvflare.apis.analytix import AnalyticsDataType
 from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
 from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver
 
+from fairflare.core.fairness import summarize
 from fairflare.reporting.results import RoundRecord
 
 EVENT = "analytix_log_stats"
@@ -49,7 +50,7 @@ class Tracker:
                 self.scalar(f"cka/{layer}/{site}", values.get("cka"), step)
                 self.scalar(f"weight/{layer}/{site}", values.get("weight"), step)
 
-    def test(self, test: Mapping[str, Mapping[str, float]], summary: Any, metric: str, step: int) -> None:
+    def test(self, test: Mapping[str, Mapping[str, float]], metric: str, step: int) -> None:
         """The final table."""
         scores = {site: values[metric] for site, values in test.items() if metric in values}
         for site, value in scores.items():
@@ -58,8 +59,7 @@ class Tracker:
             self._spread(f"test_{metric}", scores, step)
 
     def _spread(self, tag: str, scores: Mapping[str, float], step: int) -> None:
-        values = list(scores.values())
-        mean = sum(values) / len(values)
-        self.scalar(f"{tag}/average", mean, step)
-        self.scalar(f"{tag}/std", math.sqrt(sum((v - mean) ** 2 for v in values) / len(values)), step)
-        self.scalar(f"{tag}/worst", min(values), step)
+        summary = summarize(scores)
+        self.scalar(f"{tag}/average", summary.mean, step)
+        self.scalar(f"{tag}/std", summary.std, step)
+        self.scalar(f"{tag}/worst", summary.worst, step)

@@ -171,11 +171,34 @@ class PocSystem:
         """By FLARE's own command; what it printed."""
         return self.nvflare("poc", "stop", timeout=90, check=False)
 
-    def start_site(self, site: str) -> None:
-        """Starts one site again, as its administrator would."""
+    def start_site(self, site: str, timeout: float = 120) -> None:
+        """Starts one site again, as its administrator would, and waits until the server has taken it in.
+
+        ``nvflare poc start`` waits for a site that the server lists, and after a kill it still lists the dead one, so
+        the new process's own word counts.
+        """
+        self.end_site(site)  # whatever a failed test left: two of one name would fight for the tasks
         for name in ("daemon_pid.fl", "pid.fl", "shutdown.fl"):
             (self.kit(site) / name).unlink(missing_ok=True)
-        self.nvflare("poc", "start", "-p", site, "--timeout", "120", timeout=180)
+        log = self.kit(site) / "log.txt"
+        before = log.stat().st_size if log.exists() else 0
+        self.nvflare("poc", "start", "-p", site, "--timeout", str(int(timeout)), timeout=timeout + 60)
+
+        def registered() -> bool:
+            if not log.exists():
+                return False
+            size = log.stat().st_size
+            with log.open("rb") as file:
+                file.seek(before if size >= before else 0)
+                return f"Successfully registered client:{site}".encode() in file.read()
+
+        wait_for(f"registration of {site}", registered, timeout)
+
+    def abort_jobs(self) -> None:
+        """Ends what a failed test left running, so that the next test's job is scheduled."""
+        for folder in self.kit(SERVER).iterdir():
+            if re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", folder.name):
+                self.nvflare("job", "abort", folder.name, "--force", check=False)
 
     def end_site(self, site: str) -> list[str]:
         """Pulls the plug of one site: the wrapper that restarts it, its parent process, and all its job processes."""

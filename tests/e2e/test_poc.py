@@ -38,6 +38,12 @@ def poc(tmp_path_factory):
         wait_for(f"end of all processes after `nvflare poc stop`: {said}", lambda: not processes(system.mark), 40)
 
 
+@pytest.fixture(autouse=True)
+def no_job_left(poc):
+    """A failed test must not take the next one with it."""
+    poc.abort_jobs()
+
+
 def results_of(workspace: Path) -> dict[str, Any]:
     return json.loads((workspace / "fairflare" / "results.json").read_text())
 
@@ -45,7 +51,7 @@ def results_of(workspace: Path) -> dict[str, Any]:
 def run_with_a_lost_site(poc: PocSystem, folder: Path, hold: Path, timeout: float) -> tuple[dict[str, Any], str, str]:
     """Submits, pulls the plug of site-3 when it is where its setting holds it; (results, log, what FLARE says)."""
     job = poc.submit(folder)
-    wait_for("site-3 in the middle of its task", (hold / "reached").exists, 120)
+    wait_for("site-3 in the middle of its task", (hold / "reached").exists, 240)
     killed = poc.end_site("site-3")
     started = time.monotonic()
     # The wrapper that would restart it, the client's parent process, the job's process.
@@ -59,7 +65,7 @@ def run_with_a_lost_site(poc: PocSystem, folder: Path, hold: Path, timeout: floa
     wait_for("end of the run without site-3", ended, timeout)
     seconds = time.monotonic() - started
     assert seconds < timeout
-    said = poc.wait(job, 60)
+    said = poc.wait(job, 120)
     workspace = poc.download(job)
     return results_of(workspace), (workspace / "log.txt").read_text(), said
 
@@ -67,7 +73,7 @@ def run_with_a_lost_site(poc: PocSystem, folder: Path, hold: Path, timeout: floa
 def test_published_job_runs_to_the_end(poc, job):
     """Prepare, start, submit, wait, download (stop: the fixture), with the package installed and no custom code."""
     job_id = poc.submit(job("fed_lwr", packaging="preinstalled", min_sites=3))
-    said = poc.wait(job_id, 180)
+    said = poc.wait(job_id, 300)
     assert "FINISHED:COMPLETED" in said
     workspace = poc.download(job_id)
     results = results_of(workspace)
@@ -148,7 +154,7 @@ def test_site_that_does_not_allow_the_package(poc, job):
     poc.edit_local("site-3", "fairflare.json", lambda c: c.clear())
     poc.allow("site-3", "fairflare.", yes=False)
     job_id = poc.submit(job("fed_lwr", packaging="preinstalled", min_sites=3))
-    said = poc.wait(job_id, 120)
+    said = poc.wait(job_id, 240)
     assert "FINISHED:ABNORMAL" in said
     assert "terminal state FAILED" in said
     results = poc.download(job_id) / "fairflare" / "results.json"

@@ -1,4 +1,4 @@
-"""What several unit tests share."""
+"""What several tests share."""
 
 from __future__ import annotations
 

@@ -1,0 +1,448 @@
+r"""Local losses of the baselines and lead methods: losses for imbalanced classes, and terms added to a loss.
+
+The losses for imbalanced classes take logits (n, C) or (n, C, d1, ...), targets (n,) or (n, d1, ...) of class
+indices, and ``counts``: the site's own number of training samples (pixels) of each class. They change the logits
+in training only; a model trained with them is evaluated on its raw logits (LDAM: cosines). Counts are small and
+looked at in every call: keep them on the CPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+__all__ = [
+    "balanced_softmax",
+    "class_log_prior",
+    "drw_weights",
+    "fairness_term",
+    "fedlc_loss",
+    "ldam_loss",
+    "ldam_margins",
+    "logit_adjusted_cross_entropy",
+    "model_contrastive_loss",
+    "proximal_term",
+]
+
+PRIOR_FLOOR = 1e-12  # log: -27.63; the authors' log(0) turns into NaN as soon as it is multiplied by 0
+COUNT_FLOOR = 1e-8  # of FedLC, as in the code used by Fed-MAS: an absent class has the margin 100 tau
+REDUCTIONS = ("mean", "sum", "none")
+
+Counts = Tensor | Sequence[float]
+Params = nn.Module | Mapping[str, Tensor] | Iterable[Tensor]
+
+
+# --- imbalanced classes -------------------------------------------------------------------------------------
+
+
+def class_log_prior(counts: Counts, floor: float = PRIOR_FLOOR) -> Tensor:
+    r"""Logarithm of the share of every class.
+
+    .. math:: \log \max(\pi_c, \text{floor}), \quad \pi_c = n_c / \sum_j n_j
+
+    Args:
+        counts: (C,), samples of each class; finite, ``>= 0``, not all 0.
+        floor: in (0, 1]; what an absent class has for its share.
+
+    Returns:
+        (C,) in float64 on the CPU, ``<= 0``.
+
+    Raises:
+        ValueError: counts or floor out of range.
+
+    Source:
+        Menon et al., ICLR 2021; FedISM's code has no floor, so that an absent class has minus infinity.
+
+    Example:
+        >>> class_log_prior([9, 1, 0]).tolist()
+        [-0.10536051565782628, -2.3025850929940455, -27.631021115928547]
+    """
+    if not 0 < floor <= 1:
+        raise ValueError(f"floor must be in (0, 1], got {floor}")
+    numbers = _class_counts(counts)
+    return (numbers / numbers.sum()).clamp_min(floor).log()
+
+
+def logit_adjusted_cross_entropy(
+    logits: Tensor, targets: Tensor, counts: Counts, tau: float = 1.0, reduction: str = "mean"
+) -> Tensor:
+    r"""Cross-entropy of logits shifted by the class prior (LA).
+
+    .. math:: \ell(z, y) = CE(z + \tau \log \pi, y)
+
+    Args:
+        logits: (n, C, ...), floating point.
+        targets: (n, ...), class indices.
+        counts: (C,), as in :func:`class_log_prior`; an absent class has the floor 1e-12 for its share.
+        tau: finite and ``>= 0``; 0 is plain cross-entropy, 1 FedISM's default.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+
+    Returns:
+        A scalar; (n, ...) for ``"none"``.
+
+    Raises:
+        ValueError: a shape, type or value out of range.
+
+    Source:
+        Menon et al., ICLR 2021, Eq. (10); FedISM's code.
+    """
+    _check_batch(logits, targets, reduction)
+    tau = _non_negative("tau", tau)
+    return functional.cross_entropy(
+        logits + _per_class(tau * class_log_prior(counts), logits), targets, reduction=reduction
+    )
+
+
+def balanced_softmax(logits: Tensor, targets: Tensor, counts: Counts, reduction: str = "mean") -> Tensor:
+    r"""Balanced softmax (BSM): :func:`logit_adjusted_cross_entropy` with tau 1.
+
+    .. math:: \ell(z, y) = -\log \frac{n_y e^{z_y}}{\sum_c n_c e^{z_c}}
+
+    Args, returns and errors: as there. The loss of a sample of an absent class is large and finite.
+
+    Source:
+        Ren et al., NeurIPS 2020, Eq. (4). Fed-MAS adds 1e-12 to the shares where we floor them there.
+    """
+    return logit_adjusted_cross_entropy(logits, targets, counts, 1.0, reduction)
+
+
+def ldam_margins(counts: Counts, max_margin: float = 0.5) -> Tensor:
+    r"""Margins of LDAM, larger for rarer classes.
+
+    .. math:: m_c = m_{max}\, n_c^{-1/4} / \max_j n_j^{-1/4}
+
+    the maximum being over the classes that are present; an absent class has 0.
+
+    Args:
+        counts: (C,), as in :func:`class_log_prior`.
+        max_margin: margin of the rarest class, finite and ``>= 0``.
+
+    Returns:
+        (C,) in float64 on the CPU.
+
+    Raises:
+        ValueError: an argument out of range.
+
+    Source:
+        Cao et al., NeurIPS 2019, Eq. (13) and code.
+    """
+    numbers = _class_counts(counts)
+    margins = torch.where(numbers > 0, numbers.clamp_min(torch.finfo(torch.float64).tiny) ** -0.25, 0.0)
+    return _non_negative("max_margin", max_margin) * margins / margins.max()
+
+
+def drw_weights(
+    counts: Counts, current_round: int, num_rounds: int, *, beta: float = 0.9999, start: float = 0.8
+) -> Tensor:
+    r"""Deferred re-weighting: class weights of LDAM-DRW, 1 at first, later larger for rarer classes.
+
+    .. math:: v_c \propto (1 - \beta) / (1 - \beta^{n_c}), \quad \sum_c v_c = \text{number of present classes}
+
+    Args:
+        counts: (C,), as in :func:`class_log_prior`.
+        current_round: ``0 <= current_round < num_rounds``.
+        num_rounds: ``>= 1``.
+        beta: in [0, 1).
+        start: share of the rounds with weights 1, in [0, 1]; at least the first round has them unless it is 0.
+
+    Returns:
+        (C,) in float64 on the CPU. From then on an absent class has 0.
+
+    Raises:
+        ValueError: an argument out of range.
+
+    Source:
+        Cao et al., NeurIPS 2019, section 3.3 and code; Cui et al., CVPR 2019 for the weights.
+    """
+    numbers = _class_counts(counts)
+    if num_rounds < 1:
+        raise ValueError(f"num_rounds must be >= 1, got {num_rounds}")
+    if not 0 <= current_round < num_rounds:
+        raise ValueError(f"current_round must be in [0, {num_rounds}), got {current_round}")
+    if not 0 <= beta < 1:
+        raise ValueError(f"beta must be in [0, 1), got {beta}")
+    if not 0 <= start <= 1:
+        raise ValueError(f"start must be in [0, 1], got {start}")
+    # 0.29 * 100 is 28.999999999999996
+    first = max(math.floor(start * num_rounds + 1e-9), 1 if start > 0 else 0)
+    if current_round < first:
+        return torch.ones_like(numbers)
+    present = numbers > 0
+    # 1 - beta^n without cancellation when beta is close to 1
+    effective = -torch.expm1(numbers * math.log(beta)) if beta > 0 else present.double()
+    weights = torch.where(present, 1.0 / torch.where(present, effective, 1.0), 0.0)
+    return weights / weights.sum() * present.sum()
+
+
+def ldam_loss(
+    cosines: Tensor,
+    targets: Tensor,
+    counts: Counts,
+    *,
+    max_margin: float = 0.5,
+    scale: float = 30.0,
+    weights: Counts | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    r"""Label-distribution-aware margin loss (LDAM).
+
+    .. math:: \ell(z, y) = v_y\, CE(s\,(z - m_y e_y), y)
+
+    Args:
+        cosines: (n, C, ...), output of a cosine classifier (normalised features and class vectors, no bias).
+        targets: (n, ...), class indices.
+        counts: (C,), as in :func:`class_log_prior`.
+        max_margin: of :func:`ldam_margins`.
+        scale: s, finite and ``> 0``.
+        weights: v, (C,), finite and ``>= 0``, for instance :func:`drw_weights`; None: 1.
+        reduction: ``"mean"`` (over the samples, divided by the sum of their weights, as in PyTorch; 0 when that is
+            0), ``"sum"`` or ``"none"``.
+
+    Returns:
+        A scalar; (n, ...) for ``"none"``.
+
+    Raises:
+        ValueError: a shape, type or value out of range.
+
+    Source:
+        Cao et al., NeurIPS 2019, Eqs. (12)-(13) and code.
+    """
+    _check_batch(cosines, targets, reduction)
+    if not (math.isfinite(scale) and scale > 0):
+        raise ValueError(f"scale must be finite and > 0, got {scale}")
+    margins = _per_class(ldam_margins(counts, max_margin), cosines)
+    lowered = cosines.scatter_add(1, targets.unsqueeze(1), -margins.flatten()[targets].unsqueeze(1))
+    losses = functional.cross_entropy(scale * lowered, targets, reduction="none")
+    if weights is None:
+        return _reduced(losses, reduction)
+    v = _per_class(_class_counts(weights, "weights"), cosines, "weights").flatten()[targets]
+    if reduction == "mean":
+        return (v * losses).sum() / v.sum().clamp_min(torch.finfo(v.dtype).tiny)
+    return _reduced(v * losses, reduction)
+
+
+def fedlc_loss(
+    logits: Tensor,
+    targets: Tensor,
+    counts: Counts,
+    tau: float = 0.5,
+    reduction: str = "mean",
+    *,
+    exclude_target: bool = False,
+) -> Tensor:
+    r"""Cross-entropy of logits calibrated by class counts (FedLC).
+
+    .. math:: z'_c = z_c - \tau\, n_c^{-1/4}, \quad \ell = -\log \left( e^{z'_y} / \sum_c e^{z'_c} \right)
+
+    Args:
+        logits: (n, C, ...), floating point.
+        targets: (n, ...), class indices.
+        counts: (C,), as in :func:`class_log_prior`; floored at 1e-8.
+        tau: finite and ``>= 0``; 0 is plain cross-entropy, 0.5 Fed-MAS's setting.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        exclude_target: sum over the classes other than y, the pairwise form; the loss may then be negative. Needs
+            two classes.
+
+    Returns:
+        A scalar; (n, ...) for ``"none"``.
+
+    Raises:
+        ValueError: a shape, type or value out of range.
+
+    Source:
+        Zhang et al., ICML 2022. Published re-implementations, and Fed-MAS, sum over all classes, our default.
+    """
+    _check_batch(logits, targets, reduction)
+    margins = _non_negative("tau", tau) * _class_counts(counts).clamp_min(COUNT_FLOOR) ** -0.25
+    calibrated = logits - _per_class(margins, logits)
+    if not exclude_target:
+        return functional.cross_entropy(calibrated, targets, reduction=reduction)
+    if logits.shape[1] < 2:
+        raise ValueError(f"exclude_target needs at least 2 classes, got {logits.shape[1]}")
+    index = targets.unsqueeze(1)
+    others = calibrated.scatter(1, index, -math.inf)
+    return _reduced(others.logsumexp(1) - calibrated.gather(1, index).squeeze(1), reduction)
+
+
+# --- terms added to a loss ----------------------------------------------------------------------------------
+
+
+def proximal_term(params: Params, reference: Params, mu: float) -> Tensor:
+    r"""FedProx's pull towards the received model.
+
+    .. math:: \frac\mu2 \sum_i \lVert w_i - w^r_i \rVert^2
+
+    Args:
+        params: the model in training (its parameters that require gradients count, buffers never do), a mapping of
+            names to tensors, or tensors.
+        reference: w^r: a model, or a mapping (a state dict, for instance) that has at least the names of
+            ``params``, or as many tensors in the same order. Constant: no gradient.
+        mu: finite and ``>= 0``; 0 is FedAvg and costs nothing.
+
+    Returns:
+        A scalar on the device of the first parameter; 0 without parameters.
+
+    Raises:
+        ValueError: mu out of range, a name or tensor that is missing, or other shapes (names them).
+
+    Source:
+        Li et al., MLSys 2020, Eq. (2).
+
+    Example:
+        >>> float(proximal_term([torch.tensor([2.0, 1.0])], [torch.tensor([1.0, 1.0])], mu=0.1))
+        0.05000000074505806
+    """
+    mu = _non_negative("mu", mu)
+    own = _named(params, trainable=True)
+    first = next(iter(own.values()), torch.zeros(()))
+    total = torch.zeros((), dtype=first.dtype, device=first.device)
+    if mu == 0:
+        return total
+    received = _named(reference, trainable=False)
+    if not isinstance(reference, nn.Module | Mapping):
+        if len(received) != len(own):
+            raise ValueError(f"reference has {len(received)} tensors, params {len(own)}")
+        received = dict(zip(own, received.values(), strict=True))
+    for name, w in own.items():
+        if name not in received:
+            raise ValueError(f"reference has no parameter {name!r}")
+        w_r = received[name].detach()
+        if w.shape != w_r.shape:
+            raise ValueError(
+                f"parameter {name!r} has shape {tuple(w.shape)}, in the reference it has {tuple(w_r.shape)}"
+            )
+        total = total + (w - w_r.to(w)).square().sum().to(total)
+    return 0.5 * mu * total
+
+
+def fairness_term(loss: Tensor, global_loss: float | Tensor) -> Tensor:
+    r"""FedMRL's pull of a site's loss towards the mean of all sites.
+
+    .. math:: (F_h - \bar F)^2
+
+    Its gradient is :math:`2 (F_h - \bar F) \nabla F_h`: a site that is better than the mean is pushed to be worse.
+
+    Args:
+        loss: F_h, a scalar, with gradient.
+        global_loss: the mean loss of the sites, of the round before. Constant: no gradient.
+
+    Returns:
+        A scalar ``>= 0``.
+
+    Raises:
+        ValueError: not scalars.
+
+    Source:
+        Sahoo et al. (FedMRL), Eq. (3); spec MRL-1.
+    """
+    mean = torch.as_tensor(global_loss, dtype=loss.dtype, device=loss.device).detach()
+    for name, value in (("loss", loss), ("global_loss", mean)):
+        if value.ndim:
+            raise ValueError(f"{name} must be a scalar, got shape {tuple(value.shape)}")
+    return (loss - mean).square()
+
+
+def model_contrastive_loss(
+    z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float = 0.5, reduction: str = "mean"
+) -> Tensor:
+    r"""MOON's contrast of the local model's features: near the global model's, far from its own previous ones.
+
+    .. math:: -\log \frac{e^{\cos(z, z_g) / T}}{e^{\cos(z, z_g) / T} + e^{\cos(z, z_p) / T}}
+
+    Args:
+        z: (n, d), projections (or pooled features) of a batch by the model in training.
+        z_global: (n, d), by the received global model, in evaluation mode. Constant: no gradient.
+        z_previous: (n, d), by the site's local model of its last round, in evaluation mode; in the first round the
+            global model, and the loss is log 2. Constant.
+        temperature: T, finite and ``> 0``.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+
+    Returns:
+        A scalar; (n,) for ``"none"``.
+
+    Raises:
+        ValueError: shapes that differ or are not (n, d), temperature or reduction out of range.
+
+    Source:
+        Li et al., CVPR 2021, Eq. (3).
+    """
+    if z.ndim != 2 or z.shape[0] == 0:
+        raise ValueError(f"z must have shape (n, d) with n >= 1, got {tuple(z.shape)}")
+    for name, other in (("z_global", z_global), ("z_previous", z_previous)):
+        if other.shape != z.shape:
+            raise ValueError(f"{name} has shape {tuple(other.shape)}, z has {tuple(z.shape)}")
+    if not (math.isfinite(temperature) and temperature > 0):
+        raise ValueError(f"temperature must be finite and > 0, got {temperature}")
+    _check_reduction(reduction)
+    near = functional.cosine_similarity(z, z_global.detach(), dim=1)
+    far = functional.cosine_similarity(z, z_previous.detach(), dim=1)
+    return _reduced(-functional.logsigmoid((near - far) / temperature), reduction)
+
+
+# ------------------------------------------------------------------------------------------------------------
+
+
+def _class_counts(counts: Counts, name: str = "counts") -> Tensor:
+    numbers = torch.as_tensor(counts, dtype=torch.float64, device="cpu").detach()
+    if numbers.ndim != 1 or len(numbers) == 0:
+        raise ValueError(f"{name} must have shape (C,) with C >= 1, got {tuple(numbers.shape)}")
+    good = numbers.isfinite() & (numbers >= 0)
+    if not bool(good.all()):
+        index = int((~good).nonzero()[0])
+        raise ValueError(f"{name} of class {index} must be finite and >= 0, got {float(numbers[index])}")
+    if not bool((numbers > 0).any()):
+        raise ValueError(f"{name} must not all be 0, got {numbers.tolist()}")
+    return numbers
+
+
+def _per_class(values: Tensor, logits: Tensor, name: str = "counts") -> Tensor:
+    """(C,) as (C, 1, ...), to be added to (n, C, ...)."""
+    if len(values) != logits.shape[1]:
+        raise ValueError(f"{name} are of {len(values)} classes, logits of {logits.shape[1]}")
+    return values.to(logits).reshape(-1, *[1] * (logits.ndim - 2))
+
+
+def _check_batch(logits: Tensor, targets: Tensor, reduction: str) -> None:
+    _check_reduction(reduction)
+    if logits.ndim < 2 or not logits.is_floating_point():
+        raise ValueError(f"logits must be floating point (n, C, ...), got {logits.dtype} {tuple(logits.shape)}")
+    if targets.dtype != torch.int64:
+        raise ValueError(f"targets must be class indices (int64), got {targets.dtype}")
+    expected = (logits.shape[0], *logits.shape[2:])
+    if targets.shape != expected or targets.numel() == 0:
+        raise ValueError(
+            f"targets must have shape {expected} with at least 1 sample for logits of shape {tuple(logits.shape)}, "
+            f"got {tuple(targets.shape)}"
+        )
+    if targets.device.type == "cpu":  # elsewhere the look would wait for the device, which checks by itself
+        low, high = int(targets.min()), int(targets.max())
+        if low < 0 or high >= logits.shape[1]:
+            raise ValueError(f"targets must be in [0, {logits.shape[1]}), got {low if low < 0 else high}")
+
+
+def _check_reduction(reduction: str) -> None:
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"unknown reduction {reduction!r}. Available: {', '.join(map(repr, REDUCTIONS))}")
+
+
+def _reduced(losses: Tensor, reduction: str) -> Tensor:
+    return losses.mean() if reduction == "mean" else losses.sum() if reduction == "sum" else losses
+
+
+def _named(params: Params, trainable: bool) -> dict[str, Tensor]:
+    if isinstance(params, nn.Module):
+        return {name: p for name, p in params.named_parameters() if p.requires_grad or not trainable}
+    if isinstance(params, Mapping):
+        return dict(params)
+    return {str(index): p for index, p in enumerate(params)}
+
+
+def _non_negative(name: str, value: float) -> float:
+    number = float(value)
+    if not (math.isfinite(number) and number >= 0):
+        raise ValueError(f"{name} must be finite and >= 0, got {value}")
+    return number

@@ -55,9 +55,9 @@ def change(root: Path, **values: Any) -> None:
     file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
 
 
-def refused(root: Path, site: str = "hospital-a") -> DataError:
+def refused(root: Path, site: str = "hospital-a", class_labels: bool = False) -> DataError:
     with pytest.raises(DataError) as caught:
-        load_datalist(root, site=site)
+        load_datalist(root, site=site, class_labels=class_labels)
     return check_public(caught.value, root, site)
 
 
@@ -149,6 +149,86 @@ def test_one_image_under_two_names_is_seen(root: Path) -> None:
     (root / "images/copy.png").symlink_to(root / "images/0.png")
     change(root, test=[{**ENTRY, "image": "images/copy.png"}])
     assert "is in both 'training' and 'test'" in str(refused(root))
+
+
+# --- classes and further test lists -----------------------------------------------------------------------
+
+
+def with_classes(root: Path, **splits: Any) -> None:
+    """The images of ``root`` with the classes 0, 1, 2, and further lists."""
+    entries = {split: [{"image": f"images/{n}.png", "label": n}] for n, split in enumerate(SPLITS)}
+    write_datalist(root / "datalist.json", {**entries, **splits})
+
+
+def test_class_labels(root: Path) -> None:
+    with_classes(root)
+    loaded = load_datalist(root, site="a", class_labels=True)
+    assert loaded.splits["test"] == (Sample(root / "images/2.png", 2),)
+    assert [samples[0].label for samples in loaded.splits.values()] == [0, 1, 2]
+    error = refused(root)  # a list for classification given to a segmentation task
+    assert "'label' of entry 0 of 'training' must be the path of one file, got a int" in str(error)
+    with pytest.raises(ValueError, match="is labelled with a class, it has no mask"):
+        read_mask(loaded.splits["test"][0], site="a", split="test")
+
+
+@pytest.mark.parametrize("label", [-1, True, 1.0, "1", "masks/0.png", None, [1]])
+def test_a_label_that_is_no_class_number(root: Path, label: Any) -> None:
+    with_classes(root)
+    change(root, validation=[{"image": "images/1.png", "label": label}])
+    error = refused(root, class_labels=True)
+    wanted = f"must be the number of a class (a whole number >= 0), got {label!r}"
+    assert f"'label' of entry 0 of 'validation' {wanted}" in str(error)
+    assert error.public.endswith("'label' of entry 0 of 'validation' is not the number of a class")
+
+
+def test_a_class_label_is_needed(root: Path) -> None:
+    with_classes(root)
+    change(root, training=[{"image": "images/0.png"}])
+    assert "entry 0 of 'training' has no key 'label'" in str(refused(root, class_labels=True))
+
+
+@pytest.mark.parametrize("class_labels", [True, False])
+def test_further_test_lists(root: Path, class_labels: bool) -> None:
+    """In the order of their names; their images may be in other test lists."""
+    label: Any = 1 if class_labels else "masks/0.png"
+    png(root / "images/dark.png", np.zeros((4, 6), np.uint8))
+    dark = [{"image": "images/dark.png", "label": label}, {"image": "images/2.png", "label": label}]
+    lists = {split: [{"image": f"images/{n}.png", "label": label}] for n, split in enumerate(SPLITS)}
+    write_datalist(root / "datalist.json", {"test_dark": dark, "test_b-2": dark[1:], **lists}, name="tiny")
+    assert list(json.loads((root / "datalist.json").read_text())) == ["name", *SPLITS, "test_b-2", "test_dark"]
+    loaded = load_datalist(root, site="a", class_labels=class_labels)
+    assert list(loaded.splits) == [*SPLITS, "test_b-2", "test_dark"]
+    assert [sample.image.name for sample in loaded.splits["test_dark"]] == ["dark.png", "2.png"]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_image_of_training_or_validation_is_in_no_further_test_list(root: Path, number: int) -> None:
+    with_classes(root, test_dark=[{"image": f"images/{number}.png", "label": 0}])
+    error = refused(root, class_labels=True)
+    assert f"is in both '{SPLITS[number]}' and 'test_dark'" in str(error)
+    assert error.public.endswith(f"an image is in both '{SPLITS[number]}' and 'test_dark'")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("test_dark", [], "split 'test_dark' is empty"),
+        ("test_dark", "images/2.png", "'test_dark' must be a list, got a str"),
+        ("test_dark", [{"image": "images/7.png", "label": 0}], "7.png', does not exist"),
+        ("test_", [], "'test_' must be 'test_' and a name of letters, digits, '-' and '_'"),
+        ("test_a/b", [], "'test_a/b' must be 'test_' and a name"),
+    ],
+)
+def test_bad_further_test_lists(root: Path, key: str, value: Any, message: str) -> None:
+    with_classes(root)
+    change(root, **{key: value})
+    assert message in str(refused(root, class_labels=True))
+
+
+@pytest.mark.parametrize("name", ["test_", "test_a/b", "tests"])
+def test_a_further_test_list_of_another_name_is_not_written(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=f"unknown split '{name}'"):
+        write_datalist(tmp_path / "datalist.json", {name: []})
 
 
 def test_data_error_survives_pickling() -> None:

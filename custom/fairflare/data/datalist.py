@@ -7,6 +7,10 @@ Decathlon, as MONAI uses it::
      "validation": [...],
      "test":       [...]}
 
+For classification ``label`` is the number of the class, from 0. Further lists named ``test_<name>`` (a
+corrupted copy of the test images, one skin tone of them, ...) are optional; their images may be in ``test`` too.
+The results show ``<name>``, so it is made of letters, digits, ``-`` and ``_``.
+
 Paths are relative to the folder. An image is a PNG, JPEG, BMP or TIFF file, a ``.npy`` array or a 2D NIfTI
 file; one slice of a NIfTI volume is picked with a third key, ``"slice": 12``.
 
@@ -19,6 +23,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,6 +34,8 @@ import numpy as np
 import numpy.typing as npt
 
 SPLITS = ("training", "validation", "test")
+EXTRA_TEST = "test_"  # how the names of further test lists begin
+EXTRA_NAME = re.compile(EXTRA_TEST + "[A-Za-z0-9_-]+")
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
 ARRAYS = (".npy",)
 VOLUMES = (".nii", ".nii.gz")
@@ -54,10 +61,10 @@ class DataError(ValueError):
 
 @dataclass(frozen=True)
 class Sample:
-    """An image with its mask; ``slice`` picks one slice when they are volumes."""
+    """An image with its mask (a file) or its class; ``slice`` picks one slice when they are volumes."""
 
     image: Path
-    label: Path
+    label: Path | int
     slice: int | None = None
 
 
@@ -70,13 +77,16 @@ class Datalist:
     splits: Mapping[str, tuple[Sample, ...]]
 
 
-def load_datalist(data_root: str | os.PathLike[str], datalist: str = "datalist.json", *, site: str) -> Datalist:
+def load_datalist(
+    data_root: str | os.PathLike[str], datalist: str = "datalist.json", *, site: str, class_labels: bool = False
+) -> Datalist:
     """Read and check a datalist; the images themselves are not opened.
 
     Args:
         data_root: folder of the site's data.
         datalist: name of the list inside ``data_root``, or an absolute path.
         site: name for the messages.
+        class_labels: ``label`` is the number of a class; otherwise the path of a mask.
 
     Raises:
         DataError: the folder or the list is missing or malformed, a split is missing or empty, an entry lacks
@@ -91,17 +101,18 @@ def load_datalist(data_root: str | os.PathLike[str], datalist: str = "datalist.j
         )
     file = root / datalist
     content = _read_json(file, site)
-    return Datalist(site, file, _check(content, root, file, site))
+    return Datalist(site, file, _check(content, root, file, site, class_labels))
 
 
 def write_datalist(
     path: str | os.PathLike[str], splits: Mapping[str, Sequence[Mapping[str, Any]]], **extra: Any
 ) -> None:
     """Write a datalist, whole or not at all; ``extra`` keys (such as ``name``) go in front of the splits."""
-    unknown = sorted(set(splits) - set(SPLITS))
+    more = sorted(split for split in splits if EXTRA_NAME.fullmatch(split))
+    unknown = sorted(set(splits) - set(SPLITS) - set(more))
     if unknown:
         raise ValueError(f"unknown split {unknown[0]!r}; the splits are {', '.join(map(repr, SPLITS))}")
-    content = {**extra, **{split: [dict(entry) for entry in splits.get(split, ())] for split in SPLITS}}
+    content = {**extra, **{split: [dict(entry) for entry in splits.get(split, ())] for split in (*SPLITS, *more)}}
     path = Path(path)
     draft = path.with_name(path.name + ".part")
     draft.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -142,16 +153,19 @@ def read_image(sample: Sample, *, site: str, split: str) -> npt.NDArray[np.float
 
 def read_mask(sample: Sample, *, site: str, split: str) -> npt.NDArray[np.int64]:
     """The mask of ``sample`` as a (height, width) array of the values in the file."""
-    array = _read(sample.label, "mask", site, split)
-    array = _plane(array, sample.label, "mask", sample.slice, site, split)
+    file = sample.label
+    if isinstance(file, int):
+        raise ValueError(f"site '{site}': '{sample.image}' is labelled with a class, it has no mask")
+    array = _read(file, "mask", site, split)
+    array = _plane(array, file, "mask", sample.slice, site, split)
     if array.ndim == 3:
         if array.shape[2] != 1 and (array[:, :, :3] != array[:, :, :1]).any():
             reason = "it is a colour image; a mask has one channel of label values"
-            raise _unreadable(sample.label, "mask", site, split, reason)
+            raise _unreadable(file, "mask", site, split, reason)
         array = array[:, :, 0]
     values = np.asarray(array, np.float64) if array.dtype.kind in "biuf" else None
     if values is None or not (np.isfinite(values) & (values == np.round(values))).all():
-        raise _unreadable(sample.label, "mask", site, split, "its values are not whole numbers")
+        raise _unreadable(file, "mask", site, split, "its values are not whole numbers")
     return values.astype(np.int64)
 
 
@@ -194,7 +208,7 @@ def _read_json(file: Path, site: str) -> Any:
         ) from error
 
 
-def _check(content: Any, root: Path, file: Path, site: str) -> dict[str, tuple[Sample, ...]]:
+def _check(content: Any, root: Path, file: Path, site: str, class_labels: bool) -> dict[str, tuple[Sample, ...]]:
     def bad(problem: str, public: str) -> DataError:
         return DataError(
             f"site '{site}': datalist '{file}': {problem}",
@@ -208,7 +222,13 @@ def _check(content: Any, root: Path, file: Path, site: str) -> dict[str, tuple[S
         )
     splits: dict[str, tuple[Sample, ...]] = {}
     seen: dict[Path, str] = {}
-    for split in SPLITS:
+    needed = ("image",) if class_labels else ("image", "label")
+    for split in (*SPLITS, *sorted(key for key in content if key.startswith(EXTRA_TEST))):
+        if split not in SPLITS and not EXTRA_NAME.fullmatch(split):
+            raise bad(
+                f"'{split}' must be 'test_' and a name of letters, digits, '-' and '_'",
+                "the name of a further test list is not usable",
+            )
         if split not in content:
             found = _names(sorted(content)) or "none"
             raise bad(
@@ -220,7 +240,7 @@ def _check(content: Any, root: Path, file: Path, site: str) -> dict[str, tuple[S
             raise bad(f"'{split}' must be a list, got {_kind(entries)}", f"'{split}' is not a list")
         if not entries:
             raise bad(
-                f"split '{split}' is empty; every split needs at least one image with its mask",
+                f"split '{split}' is empty; every split needs at least one image with its label",
                 f"split '{split}' is empty",
             )
         samples = []
@@ -239,6 +259,13 @@ def _check(content: Any, root: Path, file: Path, site: str) -> dict[str, tuple[S
                         f"{where} has no key '{key}'",
                     )
                 value = entry[key]
+                if key not in needed:
+                    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                        raise bad(
+                            f"'label' of {where} must be the number of a class (a whole number >= 0), got {value!r}",
+                            f"'label' of {where} is not the number of a class",
+                        )
+                    continue
                 if not isinstance(value, str) or not value:
                     raise bad(
                         f"'{key}' of {where} must be the path of one file, got {_kind(value)}",
@@ -271,13 +298,13 @@ def _check(content: Any, root: Path, file: Path, site: str) -> dict[str, tuple[S
                 )
             identity = paths["image"].resolve()
             first = seen.setdefault(identity, split)
-            if first != split:
+            if first != split and not (first.startswith("test") and split.startswith("test")):
                 raise bad(
                     f"image '{paths['image']}' is in both '{first}' and '{split}'; "
                     "keep each image, and each patient, in one split",
                     f"an image is in both '{first}' and '{split}'",
                 )
-            samples.append(Sample(paths["image"], paths["label"], number))
+            samples.append(Sample(paths["image"], entry["label"] if class_labels else paths["label"], number))
         splits[split] = tuple(samples)
     return splits
 

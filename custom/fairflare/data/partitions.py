@@ -1,0 +1,344 @@
+"""How the samples of one data set are dealt to sites, and split within a site. NumPy only.
+
+Every function takes the class index of each sample and returns index arrays, sorted, one for each site (or
+part). Unless its docstring says otherwise the arrays are disjoint and hold every index once. The result
+depends on the arguments alone: the same seed gives the same partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Indices = npt.NDArray[np.int64]
+
+SHARD_MODES = ("literal", "complement", "authors")
+IMAGES_PER_SHARD = 5  # mode "authors"
+TRIES = 100  # draws before a Dirichlet partition gives up
+TIE_DIGITS = 9  # remainders that agree to so many digits are equal: 0.1 + 0.2 and 0.3 are a tie
+
+
+def iid_partition(labels: npt.ArrayLike, num_sites: int, *, seed: int = 0) -> list[Indices]:
+    """Deal each class to the sites in turn, so that all sites have nearly the same label distribution.
+
+    Each class is shuffled and dealt round-robin; the next class starts with the site after the last one served.
+    Sizes of sites, and counts of each class, then differ by at most 1.
+
+    Args:
+        labels: (n,) class index of each sample.
+        num_sites: K, at least 1. With fewer samples than sites some sites stay empty.
+        seed: of the shuffling.
+
+    Source:
+        Spec README 4.2.
+    """
+    y = _labels(labels)
+    sites = _count("num_sites", num_sites)
+    rng = _generator(seed)
+    owner = np.empty(len(y), np.int64)
+    start = 0
+    for members in _classes(y):
+        owner[rng.permutation(members)] = (start + np.arange(len(members))) % sites
+        start = (start + len(members)) % sites
+    return _by_owner(owner, sites)
+
+
+def dirichlet_partition(
+    labels: npt.ArrayLike, num_sites: int, alpha: float, *, seed: int = 0, min_size: int = 10, balanced: bool = False
+) -> list[Indices]:
+    r"""Give each site a random share of each class: :math:`p_c \sim Dir(\alpha \cdot 1_K)` for each class c.
+
+    The shuffled class is cut at the cumulative shares, rounded by largest remainder. A draw that leaves a site
+    too small is thrown away as a whole; after 100 of them the function gives up.
+
+    Args:
+        labels: (n,) class index of each sample.
+        num_sites: K, at least 1.
+        alpha: concentration, above 0. Large: nearly IID. Small: most of a class at one site.
+        seed: of shares and shuffling.
+        min_size: samples that every site must have.
+        balanced: while dealing, a site that already holds n / K samples gets no share of further classes (the
+            other shares are renormalised), and every site must have half of n / K as well as ``min_size``.
+
+    Raises:
+        ValueError: a bad argument, or no draw that is large enough at every site.
+
+    Source:
+        Spec README 4.3; balanced: FedML and CReFF.
+    """
+    y = _labels(labels)
+    sites = _count("num_sites", num_sites)
+    alpha = _positive("alpha", alpha)
+    least: float = _count("min_size", min_size, least=0)
+    if least * sites > len(y):
+        raise ValueError(f"{len(y)} samples are too few for {sites} sites with min_size={min_size}")
+    if balanced:
+        least = max(least, 0.5 * len(y) / sites)
+    smallest = 0
+    for attempt in range(TRIES):
+        rng = _generator(seed, attempt)
+        owner = np.empty(len(y), np.int64)
+        sizes = np.zeros(sites, np.int64)
+        for members in _classes(y):
+            shares = rng.dirichlet(np.full(sites, alpha))
+            if balanced:
+                free = sizes < len(y) / sites
+                shares = np.where(free, shares, 0.0)
+                if shares.sum() <= 0:  # a small alpha gave everything to the full sites
+                    shares = free.astype(float)
+            counts = apportion(shares, len(members))
+            owner[rng.permutation(members)] = np.repeat(np.arange(sites), counts)
+            sizes += counts
+        if sizes.min() >= least:
+            return _by_owner(owner, sites)
+        smallest = max(smallest, int(sizes.min()))
+    raise ValueError(
+        f"no Dirichlet draw with alpha={alpha:g} gave each of {sites} sites {least:g} of {len(y)} samples in "
+        f"{TRIES} tries (best: {smallest}); use a larger alpha, fewer sites or a smaller min_size"
+    )
+
+
+def two_pool_partition(
+    labels: npt.ArrayLike,
+    num_sites: int,
+    num_corrupted: int,
+    alpha: float,
+    *,
+    seed: int = 0,
+    min_size: int = 1,
+    file_order: bool = False,
+) -> list[Indices]:
+    """FedISM's partition: a pool for the clean sites, one for the corrupted (the last) sites, a Dirichlet in each.
+
+    The first round((K - K_c) / K * n_c) samples of each class are the clean pool, the others the corrupted
+    one. In each pool, each class draws its own shares from Dir(alpha), and each sample its site from them.
+
+    Args:
+        labels: (n,) class index of each sample.
+        num_sites: K, at least 1.
+        num_corrupted: K_c, 0 to K; sites K - K_c to K - 1.
+        alpha: concentration, above 0 (authors: 1).
+        seed: of everything random.
+        min_size: samples that every site must have, else all is drawn again, at most 100 times. The authors
+            draw once (``min_size=0``).
+        file_order: cut each class in the order given, as the authors do. Default: shuffled before the cut, so
+            that an order in the files (by hospital, by year) does not become a difference between the pools.
+
+    Source:
+        FedISM, spec README 4.3.
+    """
+    y = _labels(labels)
+    sites = _count("num_sites", num_sites)
+    corrupted = _count("num_corrupted", num_corrupted, least=0)
+    if corrupted > sites:
+        raise ValueError(f"num_corrupted must be at most num_sites={sites}, got {corrupted}")
+    alpha = _positive("alpha", alpha)
+    least = _count("min_size", min_size, least=0)
+    clean = sites - corrupted
+    smallest = 0
+    for attempt in range(TRIES):
+        rng = _generator(seed, attempt)
+        owner = np.empty(len(y), np.int64)
+        for members in _classes(y):
+            if not file_order:
+                members = rng.permutation(members)
+            cut = round(clean / sites * len(members))
+            for pool, first, count in ((members[:cut], 0, clean), (members[cut:], clean, corrupted)):
+                if count and len(pool):
+                    shares = rng.dirichlet(np.full(count, alpha))
+                    owner[pool] = first + rng.choice(count, len(pool), p=shares)
+        size = int(np.bincount(owner, minlength=sites).min())
+        if size >= least:
+            return _by_owner(owner, sites)
+        smallest = max(smallest, size)
+    raise ValueError(
+        f"no two-pool draw with alpha={alpha:g} gave each of {sites} sites {least} of {len(y)} samples in "
+        f"{TRIES} tries (best: {smallest}); use a larger alpha, fewer sites or a smaller min_size"
+    )
+
+
+def shard_partition(
+    labels: npt.ArrayLike, num_sites: int, eta: float, *, seed: int = 0, num_shards: int = 200, mode: str = "literal"
+) -> list[Indices]:
+    r"""FedMRL's partition: each site has a dominant class, of which it gets more shards the larger eta.
+
+    Site h has the dominant class :math:`j_h` = class number h mod C of a random order of the classes, and the
+    weight :math:`a_{hc} = \eta` for :math:`c = j_h`, else :math:`g_{hc} = clip(N(0.5, 1), 0, 1)`. Class c is
+    shuffled and cut into min(S, n_c) shards of nearly equal size, which go to the sites in proportion to
+    :math:`a_{hc}` (:func:`apportion`). A class of total weight 0 goes to the site with the fewest samples so far.
+
+    Order of classes, g and shuffling do not depend on eta: with the same seed, the dominant class of a site
+    keeps or gains shards when eta grows.
+
+    Args:
+        labels: (n,) class index of each sample.
+        num_sites: K, at least 1.
+        eta: 0 to 1 (paper: 1).
+        seed: of the order of the classes, g and the shuffling.
+        num_shards: S (paper: 200).
+        mode: ``"literal"``: as above. Even eta = 1 leaves a site many samples of other classes.
+            ``"complement"``: the other weights are multiplied by 1 - eta, so that eta = 1 gives each site its
+            dominant class only; a class of total weight 0 is dealt to all sites equally.
+            ``"authors"``: what the released script does: each site draws, for each class and shard, with
+            probability eta 5 samples of the class (with replacement). The sites overlap, some samples are at
+            no site, and all sites are nearly alike; for comparison only.
+
+    Source:
+        FedMRL Eq. (11) prints only the two weights; the rest is spec README 4.4. State the mode in reports.
+    """
+    y = _labels(labels)
+    sites = _count("num_sites", num_sites)
+    shards = _count("num_shards", num_shards)
+    if isinstance(eta, bool) or not isinstance(eta, (int, float)) or not 0 <= eta <= 1:
+        raise ValueError(f"eta must be a number in [0, 1], got {eta!r}")
+    if mode not in SHARD_MODES:
+        raise ValueError(f"unknown shard mode {mode!r}. Available: {', '.join(SHARD_MODES)}")
+    rng = _generator(seed)
+    classes = _classes(y)
+    if mode == "authors":
+        drawn: list[list[Indices]] = [[] for _ in range(sites)]
+        for own in drawn:
+            for members in classes:
+                chosen = int((rng.random(shards) < eta).sum())
+                own.append(rng.choice(members, chosen * IMAGES_PER_SHARD))
+        return [np.unique(np.concatenate(own)) for own in drawn]
+    order = rng.permutation(len(classes))
+    dominant = np.zeros((sites, len(classes)), bool)
+    dominant[np.arange(sites), order[np.arange(sites) % len(classes)]] = True
+    others = np.clip(rng.normal(0.5, 1.0, (sites, len(classes))), 0, 1)
+    if mode == "complement":
+        others = others * (1 - eta)
+    weights = np.where(dominant, eta, others)
+    owner = np.empty(len(y), np.int64)
+    sizes = np.zeros(sites, np.int64)
+    for c, members in enumerate(classes):
+        number = min(shards, len(members))
+        # cuts at k n / S: shards that are one larger are spread over the sites, not all at the first
+        pieces = np.split(rng.permutation(members), np.arange(1, number) * len(members) // number)
+        shares = weights[:, c]
+        if shares.sum() <= 0:
+            shares = np.ones(sites) if mode == "complement" else (np.arange(sites) == np.argmin(sizes)).astype(float)
+        for site, piece in zip(np.repeat(np.arange(sites), apportion(shares, len(pieces))), pieces, strict=True):
+            owner[piece] = site
+            sizes[site] += len(piece)
+    return _by_owner(owner, sites)
+
+
+def apportion(weights: npt.ArrayLike, total: int) -> Indices:
+    """Split ``total`` things in proportion to ``weights`` by largest remainder; ties to the lower index.
+
+    >>> apportion([1, 0.5, 0.25, 0], 200).tolist()
+    [114, 57, 29, 0]
+    """
+    w = np.asarray(weights, np.float64)
+    if w.ndim != 1 or not len(w) or not np.isfinite(w).all() or (w < 0).any() or w.sum() <= 0:
+        raise ValueError(f"weights must be finite, >= 0 and not all 0, got {w.tolist()}")
+    quotas = np.round(w / w.sum() * total, TIE_DIGITS)
+    counts = np.floor(quotas).astype(np.int64)
+    rank = np.argsort(-np.round(quotas - counts, TIE_DIGITS), kind="stable")
+    counts[rank[: total - counts.sum()]] += 1
+    return counts
+
+
+def stratified_split(labels: npt.ArrayLike, fractions: Sequence[float], *, seed: int = 0) -> list[Indices]:
+    """Split into parts, such as training, validation and test, each class in the same proportions.
+
+    Args:
+        labels: (n,) class index of each sample.
+        fractions: of each part; above or equal to 0, sum 1. The counts of a class are rounded by largest remainder.
+        seed: of the shuffling.
+
+    Returns:
+        The parts. Every sample is in one; a class always has a sample in the first part (of fraction above 0),
+        so a class with a single sample is trained on rather than only tested.
+
+    Source:
+        Spec README 4.6.
+    """
+    y = _labels(labels)
+    parts = np.asarray(fractions, np.float64)
+    if parts.ndim != 1 or not len(parts) or not (parts >= 0).all() or abs(parts.sum() - 1) > 1e-6:
+        raise ValueError(f"fractions must be >= 0 and sum to 1, got {list(fractions)}")
+    first = int(np.argmax(parts > 0))
+    rng = _generator(seed)
+    owner = np.empty(len(y), np.int64)
+    for members in _classes(y):
+        counts = apportion(parts, len(members))
+        if counts[first] == 0:
+            counts[np.argmax(counts)] -= 1
+            counts[first] = 1
+        owner[rng.permutation(members)] = np.repeat(np.arange(len(parts)), counts)
+    return _by_owner(owner, len(parts))
+
+
+def stratified_folds(labels: npt.ArrayLike, num_folds: int, *, seed: int = 0) -> list[Indices]:
+    """The test parts of a stratified k-fold cross-validation (scikit-learn's ``StratifiedKFold``, shuffled).
+
+    A class with fewer samples than folds is missing from some of them, and scikit-learn warns.
+
+    >>> [fold.size for fold in stratified_folds([0, 0, 0, 0, 1, 1], 2)]
+    [3, 3]
+    """
+    from sklearn.model_selection import StratifiedKFold
+
+    y = _labels(labels)
+    folds = StratifiedKFold(_count("num_folds", num_folds, least=2), shuffle=True, random_state=_seed(seed) % 2**32)
+    return [np.sort(test).astype(np.int64) for _, test in folds.split(y, y)]
+
+
+def label_distance(labels: npt.ArrayLike, parts: Sequence[npt.ArrayLike]) -> float:
+    """How far the label distributions of the parts are from the overall one: mean total variation, 0 to 1."""
+    y = _labels(labels)
+    num_classes = int(y.max()) + 1
+    overall = np.bincount(y, minlength=num_classes) / len(y)
+    distances = [
+        0.5 * np.abs(np.bincount(y[part], minlength=num_classes) / len(part) - overall).sum()
+        for part in (np.asarray(p, np.int64) for p in parts)
+        if len(part)
+    ]
+    return float(np.mean(distances))
+
+
+def _labels(labels: npt.ArrayLike) -> Indices:
+    y = np.asarray(labels)
+    if y.ndim != 1 or not len(y):
+        raise ValueError(f"labels must be a list of class indices, at least one, got shape {y.shape}")
+    if not np.issubdtype(y.dtype, np.integer):
+        raise ValueError(f"labels must be whole numbers, got {y.dtype}")
+    if y.min() < 0:
+        raise ValueError(f"labels must be >= 0, got {int(y.min())} at position {int(y.argmin())}")
+    return y.astype(np.int64)
+
+
+def _classes(y: Indices) -> list[Indices]:
+    """The indices of each class that occurs, in the order of the classes, each in file order."""
+    return [np.flatnonzero(y == c) for c in np.unique(y)]
+
+
+def _by_owner(owner: Indices, parts: int) -> list[Indices]:
+    return [np.flatnonzero(owner == part) for part in range(parts)]
+
+
+def _seed(seed: Any) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise ValueError(f"seed must be a whole number >= 0, got {seed!r}")
+    return int(seed)
+
+
+def _generator(seed: Any, *more: int) -> np.random.Generator:
+    return np.random.default_rng([_seed(seed), *more])
+
+
+def _count(name: str, value: Any, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
+    return int(value)
+
+
+def _positive(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
+    return float(value)

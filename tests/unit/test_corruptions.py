@@ -1,0 +1,140 @@
+"""Gaussian noise and motion blur."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from fairflare.data.corruptions import (
+    CORRUPTIONS,
+    NOISE_SIGMA,
+    SEVERITIES,
+    blur_kernel,
+    corrupt,
+    gaussian_noise,
+    image_seed,
+    motion_blur,
+)
+
+RNG = np.random.default_rng(0)
+PICTURE = RNG.integers(0, 256, (40, 56, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("severity", "width", "first"),
+    [(1, 21, 0.234745), (2, 31, 0.147785), (3, 31, 0.095011), (4, 31, 0.065044), (5, 41, 0.052166)],
+)
+def test_kernel_worked_in_the_spec(severity: int, width: int, first: float) -> None:
+    kernel = blur_kernel(severity)
+    assert len(kernel) == width
+    assert kernel[0] == pytest.approx(first, abs=5e-7)
+    assert kernel.sum() == pytest.approx(1, abs=1e-12)
+    assert (np.diff(kernel) < 0).all()
+
+
+def test_kernel_scales_with_the_image() -> None:
+    assert len(blur_kernel(3, size=448)) == 61
+    assert len(blur_kernel(3, size=48)) == 7  # radius 15 * 48 / 224 = 3.2
+    assert len(blur_kernel(1, size=32)) == 3  # 10 * 32 / 224 = 1.4
+    assert len(blur_kernel(3, size=48, reference_size=None)) == 31
+    # the blur covers the same share of the image: mean shift in units of the image size
+    for severity in SEVERITIES:
+        share = [np.arange(len(k)) @ k / n for n in (224, 896) for k in [blur_kernel(severity, size=n)]]
+        assert share[0] == pytest.approx(share[1], rel=0.12)  # a start at whole pixels is what differs
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_noise_has_the_sigma_of_the_severity(severity: int) -> None:
+    sigma = NOISE_SIGMA[severity - 1]
+    grey = np.full((224, 224, 3), 128, np.uint8)
+    noisy = gaussian_noise(grey, severity, np.random.default_rng(1)).astype(float) / 255
+    middle = 128 / 255
+    z = middle / sigma  # the mean of |y - m| of a normal clipped at m +- z sigma
+    expected = sigma * math.sqrt(2 / math.pi) * (1 - math.exp(-z * z / 2)) + middle * math.erfc(z / math.sqrt(2))
+    assert np.abs(noisy - middle).mean() == pytest.approx(expected, rel=0.02)
+    assert noisy.mean() == pytest.approx(middle - 0.5 / 255, abs=0.004)  # truncated, not rounded
+    if severity <= 2:
+        assert noisy.std() == pytest.approx(sigma, rel=0.02)
+    flat = noisy.reshape(-1, 3)
+    assert np.abs(np.corrcoef(flat.T) - np.eye(3)).max() < 0.02  # channels are independent
+
+
+def test_noise_is_truncated() -> None:
+    class One:
+        def standard_normal(self, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+            return np.ones(shape, dtype)
+
+    image = np.array([[0, 100, 250]], np.uint8)
+    noisy = gaussian_noise(image, 1, One())  # type: ignore[arg-type]
+    assert noisy.tolist() == [[20, 120, 255]]  # + 255 * 0.08 = 20.4
+
+
+def test_motion_blur_by_the_definition() -> None:
+    image = PICTURE[:, :, 0]
+    for severity in (1, 3):
+        kernel = blur_kernel(severity, size=40)
+        theta = math.radians(np.random.default_rng(5).uniform(-45, 45))
+        expected = np.zeros(image.shape)
+        for y in range(40):
+            for x in range(56):
+                for i, k in enumerate(kernel):
+                    dx = math.ceil(i * math.cos(theta) - 0.5)
+                    dy = math.ceil(i * math.sin(theta) - 0.5)
+                    expected[y, x] += k * image[min(max(y + dy, 0), 39), min(max(x + dx, 0), 55)]
+        blurred = motion_blur(image, severity, np.random.default_rng(5))
+        assert np.abs(blurred - expected).max() <= 0.5 + 1e-3
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_a_constant_image_is_not_changed_by_blur(severity: int) -> None:
+    for value in (0, 1, 127, 200, 255):
+        image = np.full((48, 64, 3), value, np.uint8)
+        for reference in (224, None):
+            blurred = motion_blur(image, severity, np.random.default_rng(severity), reference_size=reference)
+            np.testing.assert_array_equal(blurred, image)
+
+
+def test_colour_channels_are_blurred_alike_and_shapes_kept() -> None:
+    grey = PICTURE[:, :, 0]
+    colour = np.repeat(grey[:, :, None], 3, axis=2)
+    for shape in (grey, colour, grey[:, :, None]):
+        for kind in CORRUPTIONS:
+            result = corrupt(shape, kind, 3, 9)
+            assert (result.shape, result.dtype) == (shape.shape, np.uint8)
+    np.testing.assert_array_equal(corrupt(colour, "motion_blur", 3, 9)[:, :, 2], corrupt(grey, "motion_blur", 3, 9))
+
+
+@pytest.mark.parametrize("kind", list(CORRUPTIONS))
+def test_the_seed_decides_and_severity_grows(kind: str) -> None:
+    before = PICTURE.copy()
+    first = corrupt(PICTURE, kind, 3, 7)
+    np.testing.assert_array_equal(first, corrupt(PICTURE, kind, 3, 7))
+    assert (first != corrupt(PICTURE, kind, 3, 8)).any()
+    np.testing.assert_array_equal(PICTURE, before)
+    smooth = np.add.outer(np.sin(np.arange(224) / 9), np.cos(np.arange(224) / 7))
+    image = (127 + 60 * smooth).astype(np.uint8)
+    errors = [np.abs(corrupt(image, kind, s, 7).astype(float) - image).mean() for s in SEVERITIES]
+    assert errors == sorted(errors)
+
+
+def test_image_seeds() -> None:
+    assert image_seed("ISIC_0000000") == image_seed("ISIC_0000000")
+    seeds = {image_seed(f"ISIC_{n:07d}", seed) for n in range(200) for seed in range(3)}
+    assert len(seeds) == 600
+    assert image_seed("a", 0) == 9900254242217337299  # the same on every machine and in every version
+
+
+def test_errors_say_what_is_wrong() -> None:
+    for call, message in (
+        (lambda: corrupt(PICTURE, "fog", 3, 0), "unknown corruption 'fog'. Available: gaussian_noise, motion_blur"),
+        (lambda: corrupt(PICTURE, "motion_blur", 6, 0), "severity must be a whole number from 1 to 5, got 6"),
+        (lambda: corrupt(PICTURE, "gaussian_noise", 0, 0), "got 0"),
+        (lambda: corrupt(PICTURE, "gaussian_noise", True, 0), "got True"),
+        (lambda: corrupt(PICTURE / 255, "gaussian_noise", 1, 0), "uint8 array, got float64"),
+        (lambda: corrupt(PICTURE[0, 0], "motion_blur", 1, 0), "shape"),
+        (lambda: corrupt(PICTURE, "motion_blur", 1, 0, reference_size=0), "reference_size"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()

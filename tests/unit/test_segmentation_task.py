@@ -326,8 +326,8 @@ def test_decoded_images_are_kept_while_they_fit(tmp_path: Path, monkeypatch: pyt
         data = task.open_site("a", {"data_root": root, "cache_bytes": budget})
         assert isinstance(data, FolderData)
         calls: list[int] = []
-        real = data._prepare
-        monkeypatch.setattr(data, "_prepare", lambda s, i, real=real, calls=calls: (calls.append(i), real(s, i))[1])
+        real = data.prepare
+        monkeypatch.setattr(data, "prepare", lambda s, i, real=real, calls=calls: (calls.append(i), real(s, i))[1])
         first, second = all_of(data, "training"), all_of(data, "training")
         assert torch.equal(first[0], second[0])
         assert len(calls) == reads

@@ -33,14 +33,25 @@ class SiteData(ABC):
     Attributes:
         synthetic: True when the data are made up; the log and the results say so.
         description: one line about the data for the site's own log; no file names.
+        test_splits: ``"test"``, and further test lists ``"test_<name>"`` (for instance a corrupted copy, or one
+            skin tone); their metrics are reported as ``<name>/<metric>``.
     """
 
     synthetic: bool = False
     description: str = ""
+    test_splits: tuple[str, ...] = ("test",)
 
     @abstractmethod
     def num_samples(self, split: str) -> int:
-        """Number of samples of ``"training"``, ``"validation"`` or ``"test"``."""
+        """Number of samples of ``"training"``, ``"validation"`` or one of ``test_splits``."""
+
+    def class_counts(self, split: str) -> torch.Tensor | None:
+        """Number of samples of each class, (classes,) int64; ``None`` where samples have no class."""
+        return None
+
+    def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
+        """Which sample of the list each one of :meth:`batches` is, for this seed; ``None``: not known."""
+        return None
 
     @abstractmethod
     def batches(
@@ -49,7 +60,7 @@ class SiteData(ABC):
         """Batches of a split, every sample exactly once, the last batch smaller if need be.
 
         Args:
-            split: ``"training"``, ``"validation"`` or ``"test"``.
+            split: ``"training"``, ``"validation"`` or one of ``test_splits``.
             batch_size: samples in a batch, ``>= 1``.
             shuffle_seed: None keeps the order of the site's list. A number gives the order (and the
                 augmentation) that belongs to that number, the same every time it is asked for; use another
@@ -74,9 +85,29 @@ class Task(ABC):
     def build_model(self) -> torch.nn.Module:
         """A new model, initialised from torch's current random state."""
 
+    def initialise(self, model: torch.nn.Module, checkpoint: str | None = None) -> str:
+        """Loads what the federation starts from into a new model, at the server; one line about it for the log.
+
+        Args:
+            model: of :meth:`build_model`.
+            checkpoint: ``initial_weights`` of the server's private file, where it has one.
+
+        Raises:
+            ValueError: the checkpoint cannot be used.
+        """
+        if checkpoint is not None:
+            raise ValueError(f"{type(self).__name__} does not load initial_weights ({checkpoint!r}); take the key out")
+        return "random initial weights"
+
     @abstractmethod
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Scalar training loss, the mean over the samples of the batch."""
+
+    def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Loss of each sample, (n,). The mean is :meth:`loss`; subclasses may compute all at once."""
+        import torch
+
+        return torch.stack([self.loss(o[None], t[None]) for o, t in zip(outputs, targets, strict=True)])
 
     @abstractmethod
     def evaluate(

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.data.datalist import SPLITS, DataError, Datalist, load_datalist, read_pair, suggest
-from fairflare.tasks.base import Batches, SiteData, Task, evaluating
+from fairflare.data.datalist import SPLITS, DataError, Datalist, Sample, read_pair
+from fairflare.tasks.base import SiteData, Task, evaluating
+from fairflare.tasks.images import (
+    CACHE_BYTES,
+    FolderImages,
+    ImageData,
+    cache_bytes,
+    channels_first,
+    check_augmentation,
+    check_settings,
+    refuse_half_settings,
+    resize,
+    setting_error,
+    site_datalist,
+    whole_numbers,
+)
 
 if TYPE_CHECKING:
     import torch
 
 THRESHOLD = 0.5
-CACHE_BYTES = 2**30  # decoded images of a site that are kept in memory, all splits together
-LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601, as Pillow's conversion to grey
-SITE_KEYS = ("data_root", "datalist", "mask_values", "cache_bytes", "phantom_seed", "phantom_cases")
-OTHER_KEYS = (  # of the site file, not the task's business
-    "state_root", "checkpoint_root", "num_threads", "device", "isolate", "sites", "preprocess_cache",
-)  # fmt: skip
+SITE_KEYS = ("mask_values", "phantom_seed", "phantom_cases")  # of the site file
 
 
 class SegmentationTask(Task):
@@ -68,7 +77,7 @@ class SegmentationTask(Task):
         phantom_seed: int = 0,
         phantom_cases: float = 1.0,
     ) -> None:
-        self.image_size = _whole_numbers("image_size", image_size, 2)
+        self.image_size = whole_numbers("image_size", image_size, 2)
         if any(n < 32 or n % 16 for n in self.image_size):
             raise ValueError(f"image_size must be two multiples of 16, each at least 32, got {list(image_size)}")
         if in_channels not in (1, 3):
@@ -84,14 +93,11 @@ class SegmentationTask(Task):
         if self.class_names is not None and len(set(self.class_names)) != num_classes:
             raise ValueError(f"class_names must be {num_classes} different names (num_classes), got {class_names!r}")
         self.mask_values = None if mask_values is None else _mask_values(mask_values, "mask_values")
-        self.features = _whole_numbers("features", features, 6)
+        self.features = whole_numbers("features", features, 6)
         if isinstance(norm_momentum, bool) or not 0 < norm_momentum <= 1:
             raise ValueError(f"norm_momentum must be in (0, 1], got {norm_momentum!r}")
         self.norm_momentum = norm_momentum
-        unknown = sorted(set(augmentation) - {"flip", "affine", "intensity"})
-        if unknown:
-            raise ValueError(f"augmentation: unknown '{unknown[0]}'{suggest(unknown[0], AUGMENTATIONS)}")
-        self.augmentation = tuple(augmentation)
+        self.augmentation = check_augmentation(augmentation)
         _check_phantom(phantom_seed, phantom_cases)
         self.phantom_seed = phantom_seed
         self.phantom_cases = phantom_cases
@@ -120,6 +126,12 @@ class SegmentationTask(Task):
         from monai.losses.dice import DiceLoss
 
         return DiceLoss(sigmoid=True)(outputs, targets)
+
+    def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Dice loss of each image, the mean over its structures."""
+        from monai.losses.dice import DiceLoss
+
+        return DiceLoss(sigmoid=True, reduction="none")(outputs, targets).flatten(1).mean(1)
 
     def evaluate(
         self,
@@ -163,7 +175,7 @@ class SegmentationTask(Task):
             settings: the site's private file: ``data_root``, ``datalist`` (default ``datalist.json``),
                 ``mask_values``, ``cache_bytes``, ``phantom_seed``, ``phantom_cases``.
         """
-        _check_settings(site, settings)
+        check_settings(site, settings, SITE_KEYS)
         if settings.get("data_root") is None:
             return _phantom(self, site, settings)
         mask_values = self.mask_values
@@ -172,77 +184,14 @@ class SegmentationTask(Task):
                 mask_values = _mask_values(settings["mask_values"], "mask_values")
                 _check_reachable(self.structures, mask_values)
             except ValueError as error:
-                raise _setting_error(site, "mask_values", str(error)) from error
-        return FolderData(self, load_site_list(site, settings), mask_values, _cache_bytes(site, settings))
+                raise setting_error(site, "mask_values", str(error)) from error
+        return FolderData(self, site_datalist(site, settings), mask_values, cache_bytes(site, settings))
 
 
-AUGMENTATIONS = ("flip", "affine", "intensity")
+class FolderData(FolderImages):
+    """Images and masks of a site's folder."""
 
-
-def load_site_list(site: str, settings: Mapping[str, Any]) -> Datalist:
-    """The datalist that a site's settings name."""
-    for key in ("data_root", "datalist"):
-        value = settings.get(key, "datalist.json")
-        if not isinstance(value, str) or not value:
-            raise _setting_error(site, key, f"{key} must be a path, got {value!r}")
-    return load_datalist(settings["data_root"], settings.get("datalist", "datalist.json"), site=site)
-
-
-class ArrayData(SiteData):
-    """Images and masks that can be had by number; what both kinds of segmentation data share."""
-
-    def __init__(self, task: SegmentationTask, site: str) -> None:
-        self.task = task
-        self.site = site
-
-    def num_samples(self, split: str) -> int:
-        raise NotImplementedError
-
-    def read(self, split: str, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs (n, channels, height, width) float32 and targets (n, structures, height, width) uint8."""
-        raise NotImplementedError
-
-    def batches(
-        self, split: str, *, batch_size: int, shuffle_seed: int | None = None, augment: bool = False
-    ) -> Batches:
-        _check_split(split)
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be >= 1, got {batch_size}")
-        if augment and shuffle_seed is None:
-            raise ValueError("augment=True needs a shuffle_seed")
-        return _ArrayBatches(self, split, batch_size, shuffle_seed, augment)
-
-
-class _ArrayBatches:
-    def __init__(self, data: ArrayData, split: str, batch_size: int, shuffle_seed: int | None, augment: bool) -> None:
-        self.data = data
-        self.split = split
-        self.batch_size = batch_size
-        self.shuffle_seed = shuffle_seed
-        self.augment = augment
-
-    def __len__(self) -> int:
-        return -(-self.data.num_samples(self.split) // self.batch_size)
-
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        import torch
-
-        count = self.data.num_samples(self.split)
-        if self.shuffle_seed is None:
-            order = list(range(count))
-        else:
-            generator = torch.Generator().manual_seed(self.shuffle_seed)
-            order = torch.randperm(count, generator=generator).tolist()
-        change = _augmentation(self.data.task.augmentation, self.shuffle_seed or 0) if self.augment else None
-        for start in range(0, count, self.batch_size):
-            inputs, targets = self.data.read(self.split, order[start : start + self.batch_size])
-            if change is not None:
-                inputs, targets = change(inputs, targets)
-            yield inputs, targets.float()
-
-
-class FolderData(ArrayData):
-    """Images of a site's folder; decoded ones stay in memory while they fit into ``cache_bytes``."""
+    moves_targets = True
 
     def __init__(
         self,
@@ -251,61 +200,29 @@ class FolderData(ArrayData):
         mask_values: Mapping[int, int] | None,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        super().__init__(task, datalist.site)
-        self.datalist = datalist
+        super().__init__(task, datalist, cache_bytes)
         self.labels = task.structures
         self.mask_values = mask_values
-        self.cache_bytes = cache_bytes
-        self._cache: dict[tuple[str, int], tuple[torch.Tensor, torch.Tensor]] = {}
-        self._cached = 0
-        sizes = ", ".join(f"{len(datalist.splits[split])} {split}" for split in SPLITS)
-        self.description = f"images of the site's own folder: {sizes}"
-
-    def num_samples(self, split: str) -> int:
-        return len(self.datalist.splits[_check_split(split)])
 
     def read(self, split: str, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, masks = super().read(split, indices)
+        return inputs, masks.float()
+
+    def prepare(self, sample: Sample, split: str) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
 
-        pairs = [self._sample(split, index) for index in indices]
-        return torch.stack([image for image, _ in pairs]), torch.stack([mask for _, mask in pairs])
-
-    def _sample(self, split: str, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        pair = self._cache.get((split, index))
-        if pair is None:
-            pair = self._prepare(split, index)
-            size = sum(tensor.numel() * tensor.element_size() for tensor in pair)
-            if self._cached + size <= self.cache_bytes:
-                self._cached += size
-                self._cache[split, index] = pair
-        return pair
-
-    def _prepare(self, split: str, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        import torch
-
-        sample = self.datalist.splits[split][index]
         image, mask = read_pair(sample, site=self.site, split=split)
         # before the resizing, which could lose a stray value
         targets = _structures(mask, self.labels, self.mask_values, self.site, split, str(sample.label))
-        picture = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))
-        channels = picture.shape[0]
-        if channels not in (1, 3):
-            raise DataError(
-                f"site '{self.site}': image '{sample.image}' of split '{split}' has {channels} channels; "
-                "1 (grey) or 3 (colour) are understood: convert the file",
-                f"site '{self.site}': an image of split '{split}' has {channels} channels",
-            )
-        if channels == 3 and self.task.in_channels == 1:
-            picture = torch.einsum("chw,c->hw", picture, torch.tensor(LUMINANCE))[None]
-        elif channels == 1 and self.task.in_channels == 3:
-            picture = picture.expand(3, -1, -1)
-        return _resize(picture, torch.from_numpy(targets), self.task.image_size)
+        picture = channels_first(image, self.task.in_channels, sample, self.site, split)
+        return resize(picture, self.task.image_size), _resize_masks(torch.from_numpy(targets), self.task.image_size)
 
 
-class PhantomData(ArrayData):
+class PhantomData(ImageData):
     """The synthetic prostate images of one site."""
 
     synthetic = True
+    moves_targets = True
 
     def __init__(self, task: SegmentationTask, site: str, seed: int, cases: float) -> None:
         import torch
@@ -322,31 +239,16 @@ class PhantomData(ArrayData):
         self.description = f"SYNTHETIC prostate phantom, not patient data: {sizes}"
 
     def num_samples(self, split: str) -> int:
-        return len(self._splits[_check_split(split)][0])
+        return len(self._splits[self.check_split(split)][0])
 
     def read(self, split: str, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         inputs, targets = self._splits[split]
         chosen = list(indices)
-        return inputs[chosen].expand(-1, self.task.in_channels, -1, -1).contiguous(), targets[chosen]
+        return inputs[chosen].expand(-1, self.task.in_channels, -1, -1).contiguous(), targets[chosen].float()
 
 
 def _phantom(task: SegmentationTask, site: str, settings: Mapping[str, Any]) -> PhantomData:
-    if settings.get("datalist") is not None:
-        raise _setting_error(
-            site,
-            "data_root",
-            "'datalist' is set but 'data_root' is not; set 'data_root' to the folder of the list",
-        )
-    blocks = settings.get("sites")
-    if isinstance(blocks, Mapping) and site not in blocks:
-        with_data = [name for name, block in blocks.items() if isinstance(block, Mapping) and "data_root" in block]
-        if with_data:
-            raise DataError(
-                f"site '{site}': the site's fairflare.json gives data to the sites "
-                f"{', '.join(repr(name) for name in sorted(with_data))}, but has no block for '{site}'; "
-                "add one under 'sites', or run the job with these site names",
-                f"site '{site}': the site file names data for other sites, but not for this one",
-            )
+    refuse_half_settings(site, settings)
     if task.num_classes != 1:
         raise DataError(
             f"site '{site}': no 'data_root' in the site's fairflare.json, and the synthetic prostate has one "
@@ -358,7 +260,7 @@ def _phantom(task: SegmentationTask, site: str, settings: Mapping[str, Any]) -> 
     try:
         _check_phantom(seed, cases)
     except ValueError as error:
-        raise _setting_error(site, str(error).split()[0], str(error)) from error
+        raise setting_error(site, str(error).split()[0], str(error)) from error
     return PhantomData(task, site, seed, cases)
 
 
@@ -376,36 +278,6 @@ def _check_reachable(structures: Sequence[Sequence[int]], mask_values: Mapping[i
     for structure in structures:
         if not set(structure) & set(mask_values.values()):
             raise ValueError(f"mask_values gives no value to the structure {structure}, got {dict(mask_values)}")
-
-
-def _check_settings(site: str, settings: Mapping[str, Any]) -> None:
-    for key in settings:
-        if key not in SITE_KEYS and key not in OTHER_KEYS:
-            raise DataError(
-                f"site '{site}': unknown key '{key}' in the site's fairflare.json"
-                f"{suggest(key, (*SITE_KEYS, *OTHER_KEYS))}",
-                f"site '{site}': unknown key in the site file",
-            )
-
-
-def _cache_bytes(site: str, settings: Mapping[str, Any]) -> int:
-    value = settings.get("cache_bytes", CACHE_BYTES)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise _setting_error(site, "cache_bytes", f"cache_bytes must be a whole number >= 0, got {value!r}")
-    return value
-
-
-def _setting_error(site: str, key: str, problem: str) -> DataError:
-    return DataError(
-        f"site '{site}': {problem}; correct it in the site's fairflare.json",
-        f"site '{site}': key '{key}' in the site file is not usable",
-    )
-
-
-def _check_split(split: str) -> str:
-    if split not in SPLITS:
-        raise ValueError(f"unknown split '{split}'{suggest(split, SPLITS)}")
-    return split
 
 
 def _structures(
@@ -443,60 +315,11 @@ def _structures(
     return np.stack([np.isin(meaning, list(item)) for item in labels]).astype(np.uint8)
 
 
-def _resize(picture: torch.Tensor, targets: torch.Tensor, size: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bilinear with a low-pass filter where it shrinks for the picture, nearest for the structures."""
+def _resize_masks(targets: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
+    """Nearest, so that a structure stays a structure."""
     from torch.nn.functional import interpolate
 
-    if tuple(picture.shape[1:]) == size:
-        return picture.contiguous(), targets
-    picture = interpolate(picture[None], size, mode="bilinear", antialias=True, align_corners=False)[0]
-    return picture.clamp(0.0, 1.0), interpolate(targets[None], size, mode="nearest-exact")[0]
-
-
-def _augmentation(names: Sequence[str], seed: int) -> Any:
-    """Random changes of a batch, the same for the same seed; the masks follow the images."""
-    import torch
-    from monai.transforms import (
-        Compose,
-        RandAdjustContrastd,
-        RandAffined,
-        RandFlipd,
-        RandScaleIntensityd,
-    )
-
-    both = ("image", "label")
-    steps: list[Any] = []
-    if "flip" in names:
-        steps.append(RandFlipd(keys=both, prob=0.5, spatial_axis=1))
-    if "affine" in names:
-        steps.append(
-            RandAffined(
-                keys=both, prob=0.5, rotate_range=0.17, scale_range=(0.1, 0.1), mode=("bilinear", "nearest"),
-                padding_mode="border", cache_grid=False,
-            )
-        )  # fmt: skip
-    if "intensity" in names:
-        steps.append(RandAdjustContrastd(keys="image", prob=0.3, gamma=(0.8, 1.25)))
-        steps.append(RandScaleIntensityd(keys="image", prob=0.3, factors=0.1))
-    transform = Compose(steps)
-    transform.set_random_state(seed=seed % 2**32)
-
-    def plain(items: list[Any], key: str) -> torch.Tensor:
-        return torch.stack([torch.as_tensor(item[key]).as_subclass(torch.Tensor) for item in items])
-
-    def change(inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        items = [transform({"image": a, "label": b.float()}) for a, b in zip(inputs, targets, strict=True)]
-        return plain(items, "image").clamp(0.0, 1.0), plain(items, "label")
-
-    return change
-
-
-def _whole_numbers(name: str, values: Sequence[int], length: int) -> tuple[int, ...]:
-    if isinstance(values, str) or not isinstance(values, Sequence) or len(values) != length:
-        raise ValueError(f"{name} must be {length} whole numbers, got {values!r}")
-    if any(isinstance(value, bool) or not isinstance(value, int) or value < 1 for value in values):
-        raise ValueError(f"{name} must be {length} whole numbers >= 1, got {values!r}")
-    return tuple(values)
+    return targets if tuple(targets.shape[1:]) == size else interpolate(targets[None], size, mode="nearest-exact")[0]
 
 
 def _labels(item: Sequence[int]) -> list[int]:

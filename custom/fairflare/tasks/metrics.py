@@ -1,0 +1,103 @@
+"""Classification metrics by name, as the papers use them; scikit-learn computes them."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+NAMES = (
+    "accuracy", "balanced_accuracy", "precision", "recall", "f1", "precision_macro", "f1_macro", "f1_harmonic",
+    "auc_ovo", "auc_ovr",
+)  # fmt: skip
+
+
+def classification_metrics(
+    targets: npt.NDArray[np.integer],
+    probabilities: npt.NDArray[np.floating],
+    *,
+    class_names: Sequence[str],
+    groups: Mapping[str, Sequence[int]] | None = None,
+) -> dict[str, float]:
+    """Metrics of a test set, each under the name that says which variant it is.
+
+    Args:
+        targets: (n,) class numbers.
+        probabilities: (n, classes), rows sum to 1.
+        class_names: for ``recall_<name>``.
+        groups: ``{"head": [classes], ...}``: ``<group>`` is the mean recall of its classes that occur, ``all`` the
+            mean of the groups (Fed-MAS, Tables 1 and 2).
+
+    Returns:
+        ``accuracy``; ``balanced_accuracy`` (mean recall of the classes that occur); ``precision``, ``recall``,
+        ``f1`` (weighted by class size, 0 where undefined); ``precision_macro``, ``f1_macro`` (over the classes that
+        occur; the macro recall is ``balanced_accuracy``); ``f1_harmonic`` = 2PR/(P+R) of the weighted two (FedMRL's
+        table); ``auc_ovo`` (one-versus-one, macro: FedISM's AUC); ``auc_ovr`` (one-versus-rest, weighted:
+        FedMRL's); ``recall_<class>``. Classes that do not occur are left out, with probabilities renormalised over the
+        rest; AUC is absent when one class only occurs.
+
+    Raises:
+        ValueError: shapes that do not fit, no sample, a class number out of range.
+    """
+    from sklearn.metrics import accuracy_score, precision_recall_fscore_support
+
+    if targets.ndim != 1 or probabilities.shape != (len(targets), len(class_names)):
+        raise ValueError(
+            f"targets (n,) and probabilities (n, {len(class_names)}) are needed, got {targets.shape} and "
+            f"{probabilities.shape}"
+        )
+    if not len(targets):
+        raise ValueError("metrics of no sample")
+    if targets.min() < 0 or targets.max() >= len(class_names):
+        raise ValueError(f"class numbers must lie in [0, {len(class_names) - 1}], got {targets.min()}..{targets.max()}")
+    found = probabilities.argmax(1)
+    present = np.unique(targets)
+    # Over the classes that occur: one that is only predicted has no recall to balance.
+    precisions, recalls, f1s, _ = precision_recall_fscore_support(targets, found, labels=present, zero_division=0)
+    precision, recall, f1, _ = precision_recall_fscore_support(targets, found, average="weighted", zero_division=0)
+    metrics = {
+        "accuracy": float(accuracy_score(targets, found)),
+        "balanced_accuracy": float(np.mean(recalls)),
+        "precision": float(precision),
+        "recall": float(recall),
+        "f1": float(f1),
+        "precision_macro": float(np.mean(precisions)),
+        "f1_macro": float(np.mean(f1s)),
+        "f1_harmonic": float(2 * precision * recall / (precision + recall)) if precision + recall > 0 else 0.0,
+    }
+    if len(present) > 1:
+        metrics.update(_areas(targets, probabilities, present))
+    by_class = dict(zip(present.tolist(), recalls.tolist(), strict=True))
+    metrics.update({f"recall_{class_names[c]}": by_class[c] for c in by_class})
+    if groups:
+        means = {}
+        for group, members in groups.items():
+            values = [by_class[c] for c in members if c in by_class]
+            if values:
+                means[group] = math.fsum(values) / len(values)
+        metrics.update(means)
+        if means:
+            metrics["all"] = math.fsum(means.values()) / len(means)
+    return metrics
+
+
+def _areas(
+    targets: npt.NDArray[np.integer], probabilities: npt.NDArray[np.floating], present: npt.NDArray[np.integer]
+) -> dict[str, float]:
+    from sklearn.metrics import roc_auc_score
+
+    shares = probabilities[:, present].astype(np.float64)
+    total = shares.sum(1, keepdims=True)
+    shares = np.where(total > 0, shares / np.where(total > 0, total, 1), 1 / len(present))
+    if len(present) == 2:
+        area = float(roc_auc_score(targets == present[1], shares[:, 1]))
+        return {"auc_ovo": area, "auc_ovr": area}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return {
+            "auc_ovo": float(roc_auc_score(targets, shares, multi_class="ovo", average="macro", labels=present)),
+            "auc_ovr": float(roc_auc_score(targets, shares, multi_class="ovr", average="weighted", labels=present)),
+        }

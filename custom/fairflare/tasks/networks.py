@@ -1,0 +1,211 @@
+"""Classification networks: a MONAI encoder, a classifier head, and where a method needs it a projection head."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+# What training scripts put in front of the encoder's own names.
+PREFIXES = ("module.", "model.", "encoder.", "backbone.", "net.")
+HEADS = ("fc.", "head.", "classifier.", "class_layers.", "projector.")
+
+
+class Classifier(nn.Module):
+    """Encoder and head; inputs in [0, 1] are normalised with ImageNet's mean and deviation first.
+
+    Args:
+        encoder: (n, channels, height, width) -> (n, width).
+        width: of the encoder's output.
+        classes: number of logits.
+        in_channels: 3, or 1 (normalised with the mean of the three).
+        projector_dim: output of the projection head, a two-layer perceptron (Fed-MAS); ``None``: no such head.
+    """
+
+    def __init__(
+        self, encoder: nn.Module, width: int, classes: int, *, in_channels: int = 3, projector_dim: int | None = None
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = nn.Linear(width, classes)
+        self.projector: nn.Module | None = None
+        if projector_dim is not None:
+            self.projector = nn.Sequential(
+                nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(inplace=True), nn.Linear(width, projector_dim)
+            )
+        self._statistics: tuple[Any, Any] = (IMAGENET_MEAN, IMAGENET_STD)
+        if in_channels == 1:
+            self._statistics = (sum(IMAGENET_MEAN) / 3, sum(IMAGENET_STD) / 3)
+
+    def embed(self, inputs: torch.Tensor) -> torch.Tensor:
+        """(n, width) features in front of the head."""
+        mean, std = (inputs.new_tensor(values).view(-1, 1, 1) for values in self._statistics)
+        return self.encoder((inputs - mean) / std)
+
+    def project(self, features: torch.Tensor) -> torch.Tensor:
+        """(n, projector_dim) of :meth:`embed`'s features.
+
+        Raises:
+            RuntimeError: the network was built without a projection head.
+        """
+        if self.projector is None:
+            raise RuntimeError("this network has no projection head; set projector_dim of the task")
+        norms = [m for m in self.projector.modules() if m.training and isinstance(m, nn.BatchNorm1d)]
+        lone = norms if len(features) == 1 else []  # one sample has no variance: the running statistics stand in
+        for norm in lone:
+            norm.eval()
+        projected = self.projector(features)
+        for norm in lone:
+            norm.train()
+        return projected
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embed(inputs))
+
+
+def build_classifier(
+    network: str,
+    *,
+    in_channels: int,
+    classes: int,
+    features: Sequence[int],
+    norm_momentum: float,
+    max_pool: bool = True,
+    projector_dim: int | None = None,
+) -> Classifier:
+    """A classifier, initialised from torch's current random state.
+
+    Args:
+        network: ``"resnet18"`` or ``"densenet121"``.
+        in_channels, classes: 1 or 3; >= 2.
+        features: widths of the ResNet's four stages.
+        norm_momentum: of all batch norms.
+        max_pool: the ResNet's pooling behind its first convolution; small images do without.
+        projector_dim: see :class:`Classifier`.
+    """
+    encoder: nn.Module
+    if network == "resnet18":
+        from monai.networks.nets.resnet import ResNet
+
+        encoder = ResNet(
+            "basic",
+            [2, 2, 2, 2],
+            list(features),
+            spatial_dims=2,
+            n_input_channels=in_channels,
+            conv1_t_size=7,
+            conv1_t_stride=2,
+            no_max_pool=not max_pool,
+            bias_downsample=False,
+            feed_forward=False,
+        )
+        width = features[-1]
+    elif network == "densenet121":
+        from monai.networks.nets.densenet import DenseNet121
+
+        encoder = DenseNet121(spatial_dims=2, in_channels=in_channels, out_channels=classes)
+        layers: Any = encoder.class_layers
+        width = layers.out.in_features
+        layers.out = nn.Identity()
+    else:
+        raise ValueError(f"network must be 'resnet18' or 'densenet121', got {network!r}")
+    model = Classifier(encoder, width, classes, in_channels=in_channels, projector_dim=projector_dim)
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.momentum = norm_momentum
+    return model
+
+
+def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a checkpoint file; nothing in it is executed.
+
+    Args:
+        path: ``.safetensors``, or a file of ``torch.save`` with a state dict, alone or under ``state_dict``/``model``.
+
+    Raises:
+        ValueError: missing, truncated, not a plain state dict, or not finite (says which).
+    """
+    if not path.is_file():
+        raise ValueError(f"checkpoint {path} does not exist; nothing is downloaded: put the file there, or correct it")
+    content: Any
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            content = load_file(path)
+        else:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # pickle, zip and safetensors raise what they like for a damaged file
+        raise ValueError(
+            f"checkpoint {path} cannot be read as plain tensors ({type(error).__name__}): it is damaged, or holds "
+            "pickled objects, which are refused; save its state dict alone, with torch.save or as .safetensors"
+        ) from error
+    for key in ("state_dict", "model"):
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+            break
+    if not isinstance(content, Mapping) or not content:
+        raise ValueError(f"checkpoint {path} holds no state dict")
+    tensors = {str(name): value for name, value in content.items() if isinstance(value, torch.Tensor)}
+    if not tensors:
+        raise ValueError(f"checkpoint {path} holds no tensors, only {', '.join(map(str, list(content)[:5]))}")
+    for name, value in tensors.items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise ValueError(f"checkpoint {path}: tensor '{name}' has values that are NaN or infinite")
+    return tensors
+
+
+def match_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Names without a training script's prefixes, and torchvision's DenseNet names as MONAI's."""
+    named = {}
+    for name, tensor in tensors.items():
+        while name.startswith(PREFIXES):
+            name = name.partition(".")[2]
+        name = re.sub(r"(denselayer\d+)\.(norm|conv)\.?([12])\.", r"\1.layers.\2\3.", name)
+        named[name] = tensor
+    return named
+
+
+def load_encoder(model: Classifier, path: Path) -> str:
+    """Loads a checkpoint into the encoder, and into the head where it fits; one line about what was loaded.
+
+    Raises:
+        ValueError: the file cannot be read, or does not fit the encoder (names what differs).
+    """
+    found = match_names(read_checkpoint(path))
+    own = model.encoder.state_dict()
+    problems = mismatch(own, {name: t for name, t in found.items() if not name.startswith(HEADS)})
+    if problems:
+        raise ValueError(f"checkpoint {path} does not fit the network: {problems}")
+    model.encoder.load_state_dict({name: found.get(name, tensor) for name, tensor in own.items()})
+    for head in ("head", "fc", "classifier", "class_layers.out"):
+        weight, bias = found.get(f"{head}.weight"), found.get(f"{head}.bias")
+        if weight is None or bias is None:
+            continue
+        if weight.shape == model.head.weight.shape and bias.shape == model.head.bias.shape:
+            model.head.load_state_dict({"weight": weight, "bias": bias})
+            return f"initial weights of encoder and head from {path.name}"
+    return f"initial weights of the encoder from {path.name}; the head is random"
+
+
+def mismatch(own: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> str:
+    """What a checkpoint lacks, has in another shape, or has too much; empty when it fits."""
+    optional = ("num_batches_tracked",)
+    missing = [n for n in own if n not in found and not n.endswith(optional)]
+    shapes = [n for n, t in own.items() if n in found and found[n].shape != t.shape]
+    extra = [n for n in found if n not in own]
+    parts = []
+    for what, names in (("missing", missing), ("unexpected", extra)):
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            parts.append(f"{what} {', '.join(names[:3])}{more}")
+    parts += [f"{n} has the shape {tuple(found[n].shape)}, needed is {tuple(own[n].shape)}" for n in shapes[:3]]
+    if len(shapes) > 3:
+        parts.append(f"{len(shapes) - 3} more shapes differ")
+    return "; ".join(parts)

@@ -1,0 +1,625 @@
+"""The classification task: settings, a site's images or its phantom, batches, metrics, initial weights."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fairflare.data.datalist import SPLITS, DataError, write_datalist
+from fairflare.data.phantom_classes import PHANTOMS, PhantomPlan, phantom_site
+from fairflare.tasks.base import SiteData
+from fairflare.tasks.classification import ClassificationTask, FolderClasses, phantom_index
+from fairflare.tasks.metrics import classification_metrics
+from fairflare.tasks.networks import Classifier
+
+# Five classes; about 60 images to draw for a site.
+SMALL: dict[str, Any] = {
+    "image_size": (32, 32), "features": (4, 4, 8, 8), "phantom": "fundus", "phantom_sites": 5,
+    "phantom_samples": 90, "phantom_test": 40, "partition": "iid",
+}  # fmt: skip
+OWN: dict[str, Any] = {"image_size": (32, 32), "features": (4, 4, 8, 8), "num_classes": 3, "augmentation": ["flip"]}
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def folder(root: Path, splits: Mapping[str, Sequence[int]] | None = None, size: tuple[int, int] = (40, 48)) -> Path:
+    """A site with random images; ``splits`` are their labels."""
+    labels = {"training": (0, 1, 2, 0, 0, 1, 2), "validation": (0, 1), "test": (2, 2, 0)} if splits is None else splits
+    rng = np.random.default_rng(0)
+    (root / "images").mkdir(parents=True)
+    entries: dict[str, list[dict[str, Any]]] = {}
+    for split, numbers in labels.items():
+        entries[split] = []
+        for index, number in enumerate(numbers):
+            name = f"images/{split}_{index}.png"
+            Image.fromarray(rng.integers(0, 256, (*size, 3)).astype(np.uint8)).save(root / name)
+            entries[split].append({"image": name, "label": number})
+    write_datalist(root / "datalist.json", entries)
+    return root
+
+
+def all_of(data: SiteData, split: str, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    batches = list(data.batches(split, batch_size=3, **options))
+    return torch.cat([inputs for inputs, _ in batches]), torch.cat([targets for _, targets in batches])
+
+
+def refused(task: ClassificationTask, settings: dict[str, Any], site: str = "hospital-a") -> DataError:
+    with pytest.raises(DataError) as caught:
+        task.open_site(site, settings)
+    error = caught.value
+    assert f"site '{site}'" in str(error)
+    assert f"site '{site}'" in error.public
+    for secret in (str(settings.get("data_root", "no root")), ".png", "images/"):
+        assert secret not in error.public
+    return error
+
+
+class Fixed(torch.nn.Module):
+    """Gives the logits that the inputs hold."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs
+
+
+# --- a site's own folder ------------------------------------------------------------------------------------
+
+
+def test_images_and_labels_of_a_folder(tmp_path: Path) -> None:
+    root = folder(tmp_path / "a")
+    data = ClassificationTask(**OWN).open_site("a", {"data_root": str(root)})
+    assert not data.synthetic
+    assert data.description == "images of the site's own folder: 7 training, 2 validation, 3 test"
+    inputs, targets = all_of(data, "training")
+    assert inputs.shape == (7, 3, 32, 32)
+    assert inputs.dtype == torch.float32
+    assert targets.dtype == torch.int64
+    assert targets.tolist() == [0, 1, 2, 0, 0, 1, 2]
+    assert inputs.min() >= 0
+    assert inputs.max() <= 1
+    original = np.asarray(Image.open(root / "images/training_0.png")) / 255
+    np.testing.assert_allclose(inputs[0].mean((1, 2)), original.mean((0, 1)), atol=0.01)
+    exact = ClassificationTask(**{**OWN, "image_size": (40, 48)}).open_site("a", {"data_root": str(root)})
+    np.testing.assert_allclose(all_of(exact, "training")[0][0].permute(1, 2, 0), original, atol=1e-6)
+
+
+def test_grey_tasks_and_grey_images(tmp_path: Path) -> None:
+    root = folder(tmp_path / "a")
+    original = np.asarray(Image.open(root / "images/training_0.png")) / 255
+    grey = ClassificationTask(**OWN, in_channels=1).open_site("a", {"data_root": str(root)})
+    inputs, _ = all_of(grey, "training")
+    assert inputs.shape == (7, 1, 32, 32)
+    assert float(inputs[0].mean()) == pytest.approx(float((original @ [0.299, 0.587, 0.114]).mean()), abs=0.01)
+    Image.fromarray(np.full((40, 48), 51, np.uint8)).save(root / "images/training_0.png")
+    colour = ClassificationTask(**OWN).open_site("a", {"data_root": str(root)})
+    inputs, _ = all_of(colour, "training")
+    torch.testing.assert_close(inputs[0], torch.full((3, 32, 32), 0.2))
+
+
+def test_class_counts(tmp_path: Path) -> None:
+    task = ClassificationTask(**OWN)
+    data = task.open_site("a", {"data_root": str(folder(tmp_path / "a"))})
+    for split, counts in {"training": [3, 2, 2], "validation": [1, 1, 0], "test": [1, 0, 2]}.items():
+        found = data.class_counts(split)
+        assert found is not None
+        assert found.dtype == torch.int64
+        assert found.tolist() == counts
+    with pytest.raises(ValueError, match="unknown split 'tests'; did you mean 'test'"):
+        data.class_counts("tests")
+
+
+def test_a_site_numbers_its_classes_differently(tmp_path: Path) -> None:
+    root = str(folder(tmp_path / "a", {"training": (10, 20, 30, 40), "validation": (20,), "test": (40,)}))
+    numbers = {"10": 2, "20": 0, "30": 1, "40": 1}
+    data = ClassificationTask(**OWN).open_site("a", {"data_root": root, "class_numbers": numbers})
+    assert all_of(data, "training")[1].tolist() == [2, 0, 1, 1]
+    counts = data.class_counts("training")
+    assert counts is not None
+    assert counts.tolist() == [1, 2, 1]
+
+
+def test_a_label_that_is_no_class(tmp_path: Path) -> None:
+    """Refused when the site is opened, before any image is read."""
+    root = str(folder(tmp_path / "a", {"training": (0, 1), "validation": (0, 3), "test": (1,)}))
+    error = refused(ClassificationTask(**OWN), {"data_root": root})
+    assert str(error) == (
+        f"site 'hospital-a': image '{root}/images/validation_1.png' of split 'validation' has the label 3; the task "
+        "has the classes 0 to 2. Correct the datalist, num_classes of the task, or 'class_numbers' of the site"
+    )
+    assert error.public == "site 'hospital-a': a label of split 'validation' is no class of the task"
+    error = refused(ClassificationTask(**OWN), {"data_root": root, "class_numbers": {"3": 1, "0": 0}})
+    assert "training_1.png' of split 'training' has the label 1; 'class_numbers' in the site's" in str(error)
+    assert "fairflare.json knows [0, 3]" in str(error)
+    assert error.public == "site 'hospital-a': a label of split 'training' is no class of the task"
+
+
+def test_a_list_of_masks_is_refused(tmp_path: Path) -> None:
+    root = folder(tmp_path / "a")
+    content = json.loads((root / "datalist.json").read_text())
+    content["training"][2]["label"] = "images/training_1.png"
+    (root / "datalist.json").write_text(json.dumps(content))
+    error = refused(ClassificationTask(**OWN), {"data_root": str(root)})
+    assert "'label' of entry 2 of 'training' must be the number of a class (a whole number >= 0)" in str(error)
+
+
+def test_further_test_lists(tmp_path: Path) -> None:
+    labels = {"training": (0, 1), "validation": (0,), "test": (1, 2), "test_dark": (2,), "test_blurred": (1, 2, 0)}
+    data = ClassificationTask(**OWN).open_site("a", {"data_root": str(folder(tmp_path / "a", labels))})
+    assert data.test_splits == ("test", "test_blurred", "test_dark")
+    for split in data.test_splits:
+        assert all_of(data, split)[1].tolist() == list(labels[split])
+        assert data.num_samples(split) == len(labels[split])
+    with pytest.raises(ValueError, match="unknown split 'test_drak'; did you mean 'test_dark'"):
+        data.num_samples("test_drak")
+
+
+def test_labels_of_further_test_lists_are_checked_too(tmp_path: Path) -> None:
+    labels = {**dict.fromkeys(SPLITS, (0,)), "test_dark": (7,)}
+    error = refused(ClassificationTask(**OWN), {"data_root": str(folder(tmp_path / "a", labels))})
+    assert error.public == "site 'hospital-a': a label of split 'test_dark' is no class of the task"
+
+
+def test_decoded_images_are_kept_while_they_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = str(folder(tmp_path / "a"))
+    size = 3 * 32 * 32 * 4 + 8  # image float32, label int64
+    for budget, reads in ((2**30, 7), (0, 14), (size * 5, 9)):
+        data = ClassificationTask(**OWN).open_site("a", {"data_root": root, "cache_bytes": budget})
+        assert isinstance(data, FolderClasses)
+        calls: list[int] = []
+        real = data.prepare
+        monkeypatch.setattr(data, "prepare", lambda s, i, real=real, calls=calls: (calls.append(i), real(s, i))[1])
+        first, second = all_of(data, "training"), all_of(data, "training")
+        assert torch.equal(first[0], second[0])
+        assert torch.equal(first[1], second[1])
+        assert len(calls) == reads
+
+
+def test_augmentation_does_not_reach_the_cache(tmp_path: Path) -> None:
+    task = ClassificationTask(**{**OWN, "augmentation": ["flip", "affine", "intensity"]})
+    data = task.open_site("a", {"data_root": str(folder(tmp_path / "a"))})
+    before, _ = all_of(data, "training")
+    before = before.clone()
+    changed, _ = all_of(data, "training", shuffle_seed=0, augment=True)
+    assert torch.equal(all_of(data, "training")[0], before)
+    assert changed.min() >= 0
+    assert changed.max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"class_numbers": [0, 1]}, 'class_numbers must be like {"1": 0, "2": 1}, got [0, 1]'),
+        ({"class_numbers": {"nevus": 0}}, "class_numbers must be like"),
+        ({"class_numbers": {"1": 3}}, "class_numbers must name classes 0 to 2, got {'1': 3}"),
+        ({"class_numbers": {"1": 0.5}}, "class_numbers must name classes 0 to 2, got {'1': 0.5}"),
+        ({"class_numbers": {"1": "0"}}, "class_numbers must name classes 0 to 2"),
+        ({"cache_bytes": -1}, "cache_bytes must be a whole number >= 0, got -1"),
+        ({"datalist": "fold3.json"}, "fold3.json' does not exist"),
+        ({"data_rot": "x"}, "unknown key 'data_rot' in the site's fairflare.json; did you mean 'data_root'?"),
+    ],
+)
+def test_bad_settings_of_a_folder(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    error = refused(ClassificationTask(**OWN), {"data_root": str(folder(tmp_path / "a")), **settings})
+    assert message in str(error)
+
+
+# --- the phantom --------------------------------------------------------------------------------------------
+
+
+def test_phantom_of_a_site() -> None:
+    task = ClassificationTask(**SMALL)
+    data = task.open_site("site-5", {})
+    plan = PhantomPlan(
+        phantom="fundus", image_size=32, num_sites=5, num_samples=90, num_test=40, partition="iid"
+    )  # fmt: skip
+    drawn = phantom_site(plan, 4)
+    assert data.synthetic
+    assert data.test_splits == ("test", "test_clean", "test_corrupted")
+    assert data.description.startswith("SYNTHETIC fundus-like images")
+    assert "not patient data" in data.description
+    for split in drawn.labels:
+        inputs, targets = all_of(data, split)
+        assert inputs.shape == (len(drawn.labels[split]), 3, 32, 32)
+        np.testing.assert_array_equal((inputs.permute(0, 2, 3, 1) * 255).round().byte(), drawn.images[split])
+        assert targets.tolist() == drawn.labels[split].tolist()
+        assert targets.dtype == torch.int64
+        counts = data.class_counts(split)
+        assert counts is not None
+        assert counts.tolist() == np.bincount(drawn.labels[split], minlength=5).tolist()
+        assert f"{len(targets)} {split}" in data.description
+    assert torch.equal(all_of(data, "test")[0], all_of(data, "test_corrupted")[0])  # the last site is corrupted
+    assert not torch.equal(all_of(data, "test")[0], all_of(data, "test_clean")[0])
+    clean = task.open_site("site-1", {})
+    assert torch.equal(all_of(clean, "test")[0], all_of(data, "test_clean")[0])
+
+
+def test_the_phantom_in_grey_and_not_square() -> None:
+    data = ClassificationTask(**SMALL).open_site("site-2", {})
+    colour, _ = all_of(data, "validation")
+    grey, _ = all_of(ClassificationTask(**SMALL, in_channels=1).open_site("site-2", {}), "validation")
+    luminance = (colour * torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)).sum(1, keepdim=True)
+    torch.testing.assert_close(grey, luminance, atol=0.5 / 255 + 1e-6, rtol=0)
+    wide = ClassificationTask(**{**SMALL, "image_size": (32, 48)}).open_site("site-2", {})
+    inputs, targets = all_of(wide, "validation")
+    assert inputs.shape == (len(targets), 3, 32, 48)
+    assert 0 <= inputs.min() < inputs.max() <= 1
+
+
+def test_the_site_decides_about_its_phantom() -> None:
+    task = ClassificationTask(**SMALL, phantom_seed=1)
+    chosen = task.open_site("north", {"phantom_seed": 2, "phantom_site": 3})
+    same = ClassificationTask(**SMALL, phantom_seed=2).open_site("site-3", {})
+    assert torch.equal(all_of(chosen, "validation")[0], all_of(same, "validation")[0])
+    other = task.open_site("site-3", {})
+    assert not torch.equal(all_of(chosen, "validation")[0], all_of(other, "validation")[0])
+
+
+def test_phantom_index() -> None:
+    assert [phantom_index(name, None, 12) for name in ("site-1", "site-12", "hospital7", "3", "a-2b-05")] == [
+        0, 11, 6, 2, 4
+    ]  # fmt: skip
+    assert phantom_index("site-9", 2, 5) == 1
+
+
+@pytest.mark.parametrize(
+    ("site", "settings", "got"),
+    [
+        ("site-9", {}, 9),
+        ("site-0", {}, 0),
+        ("hospital-a", {}, None),
+        ("site-1", {"phantom_site": 6}, 6),
+        ("site-1", {"phantom_site": "2"}, "2"),
+        ("site-1", {"phantom_site": True}, True),
+    ],
+)
+def test_a_site_that_the_phantom_does_not_have(site: str, settings: dict[str, Any], got: Any) -> None:
+    error = refused(ClassificationTask(**SMALL), settings, site)
+    assert f"phantom_site must be one of the phantom's 5 sites (phantom_sites), from 1; got {got!r}" in str(error)
+    assert "name the site site-1 to site-5" in str(error)
+    assert "'data_root'" in str(error)
+    assert error.public == f"site '{site}': key 'phantom_site' in the site file is not usable"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"phantom_seed": -1}, "phantom_seed must be a whole number >= 0, got -1"),
+        ({"datalist": "x.json"}, "'datalist' is set but 'data_root' is not"),
+        ({"sites": {"b": {"data_root": "x"}}}, "gives data to the sites 'b', but has no block for 'site-1'"),
+        ({"phantom_cases": 2}, "unknown key 'phantom_cases'"),
+    ],
+)
+def test_bad_settings_of_a_phantom(settings: dict[str, Any], message: str) -> None:
+    assert message in str(refused(ClassificationTask(**SMALL), settings, "site-1"))
+
+
+def test_a_phantom_of_other_classes_does_not_stand_in() -> None:
+    error = refused(ClassificationTask(**{**SMALL, "num_classes": 3}), {}, "site-1")
+    assert "the synthetic fundus has 5 classes where the task has num_classes=3; set 'data_root'" in str(error)
+    assert error.public == "site 'site-1': no data folder is set, and the synthetic data do not fit the task"
+    assert ClassificationTask(**{**SMALL, "num_classes": 5}).open_site("site-1", {}).synthetic
+
+
+def test_a_partition_that_cannot_be_says_so_to_the_server_too() -> None:
+    task = ClassificationTask(**{**SMALL, "partition": "shards", "shard_mode": "complement"})
+    error = refused(task, {}, "site-1")
+    assert "fewer than min_site=10" in str(error)
+    assert "the phantom cannot be made" in error.public
+
+
+def test_the_executors_keys_are_not_the_tasks_business() -> None:
+    settings = {
+        "state_root": "s", "checkpoint_root": "c", "num_threads": 1, "device": "cpu", "isolate": True,
+        "initial_weights": "w", "prior": "p", "sites": {"server": {"checkpoint_root": "c"}},
+    }  # fmt: skip
+    assert ClassificationTask(**SMALL).open_site("site-1", settings).synthetic
+
+
+# --- batches ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["phantom", "folder"])
+def test_batches(kind: str, tmp_path: Path) -> None:
+    task = ClassificationTask(**(SMALL if kind == "phantom" else OWN))
+    data = task.open_site("site-1", {} if kind == "phantom" else {"data_root": str(folder(tmp_path / "a"))})
+    count = data.num_samples("training")
+    plain = data.batches("training", batch_size=3)
+    assert len(plain) == len(list(plain)) == -(-count // 3)
+    assert [len(inputs) for inputs, _ in plain][-1] == (count % 3 or 3)
+    inputs, targets = all_of(data, "training")
+    assert torch.equal(inputs, all_of(data, "training")[0])
+    shuffled, moved = all_of(data, "training", shuffle_seed=5)
+    again, _ = all_of(data, "training", shuffle_seed=5)
+    other, _ = all_of(data, "training", shuffle_seed=6)
+    assert torch.equal(shuffled, again)
+    assert not torch.equal(shuffled, other)
+    order = [next(i for i in range(count) if torch.equal(inputs[i], image)) for image in shuffled]
+    assert sorted(order) == list(range(count))
+    assert order != sorted(order)
+    assert torch.equal(targets[order], moved)
+
+
+@pytest.mark.parametrize("kind", ["phantom", "folder"])
+def test_augmentation_is_seeded_and_keeps_the_labels(kind: str, tmp_path: Path) -> None:
+    settings = {} if kind == "phantom" else {"data_root": str(folder(tmp_path / "a"))}
+    flips = {**(SMALL if kind == "phantom" else OWN), "augmentation": ["flip"]}
+    data = ClassificationTask(**flips).open_site("site-1", settings)
+    torch.manual_seed(3)
+    first = all_of(data, "training", shuffle_seed=2**40 + 1, augment=True)
+    torch.rand(5)  # somebody else's random numbers
+    np.random.rand(5)  # noqa: NPY002
+    again = all_of(data, "training", shuffle_seed=2**40 + 1, augment=True)
+    plain = all_of(data, "training", shuffle_seed=2**40 + 1)
+    assert torch.equal(first[0], again[0])
+    assert torch.equal(first[1], plain[1])
+    flipped = [not torch.equal(a, b) for a, b in zip(first[0], plain[0], strict=True)]
+    assert all(
+        torch.equal(a, b.flip(-1) if turned else b) for a, b, turned in zip(first[0], plain[0], flipped, strict=True)
+    )
+    assert 0.1 < np.mean(flipped) < 0.9
+    full = {**flips, "augmentation": ["flip", "affine", "intensity"]}
+    strong = ClassificationTask(**full).open_site("site-1", settings)
+    inputs, targets = all_of(strong, "training", shuffle_seed=1, augment=True)
+    assert type(inputs) is type(targets) is torch.Tensor
+    assert targets.dtype == torch.int64
+    assert not torch.equal(inputs, all_of(strong, "training", shuffle_seed=2, augment=True)[0])
+    none = ClassificationTask(**{**flips, "augmentation": []}).open_site("site-1", settings)
+    assert torch.equal(
+        all_of(none, "training", shuffle_seed=1, augment=True)[0], all_of(none, "training", shuffle_seed=1)[0]
+    )
+
+
+def test_bad_requests() -> None:
+    data = ClassificationTask(**SMALL).open_site("site-1", {})
+    with pytest.raises(ValueError, match="unknown split 'train'; did you mean 'training'"):
+        data.batches("train", batch_size=2)
+    with pytest.raises(ValueError, match="batch_size must be >= 1, got 0"):
+        data.batches("test", batch_size=0)
+    with pytest.raises(ValueError, match="needs a shuffle_seed"):
+        data.batches("test", batch_size=2, augment=True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"image_size": (32, 32)},
+        {"image_size": (33, 33), "max_pool": True},
+        {"image_size": (64, 64), "network": "densenet121"},
+    ],
+)
+def test_the_smallest_images_train_in_a_batch_of_one(arguments: dict[str, Any]) -> None:
+    """The last batch of an epoch may be one image; its last feature map needs more than one value."""
+    task = ClassificationTask(**{**OWN, **arguments})
+    model = task.build_model().train()
+    loss = task.loss(model(torch.rand(1, 3, *task.image_size)), torch.tensor([2]))
+    loss.backward()
+    assert math.isfinite(loss.item())
+
+
+# --- loss and metrics ---------------------------------------------------------------------------------------
+
+
+def test_losses() -> None:
+    task = ClassificationTask(**OWN)
+    outputs = torch.tensor([[0.0, math.log(3.0), 0.0], [0.0, 0.0, math.log(2.0)]])  # shares 1/5 3/5 1/5; 1/4 1/4 1/2
+    targets = torch.tensor([1, 0])
+    assert task.sample_losses(outputs, targets).tolist() == pytest.approx([math.log(5 / 3), math.log(4)])
+    assert float(task.loss(outputs, targets)) == pytest.approx((math.log(5 / 3) + math.log(4)) / 2)
+
+
+def test_evaluate_on_fixed_outputs() -> None:
+    """Targets 0 0 1 2, found 0 1 1 2."""
+    task = ClassificationTask(**OWN, class_names=["a", "b", "c"], class_groups={"often": [0], "rare": [1, 2]})
+    shares = torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.7, 0.1], [0.15, 0.6, 0.25], [0.1, 0.1, 0.8]])
+    targets = torch.tensor([0, 0, 1, 2])
+    batches = [(shares[:3].log(), targets[:3]), (shares[3:].log(), targets[3:])]
+    found = task.evaluate(Fixed(), batches, "cpu")
+    assert found["accuracy"] == 0.75
+    assert found["balanced_accuracy"] == pytest.approx(2.5 / 3)
+    assert (found["recall_a"], found["recall_b"], found["recall_c"]) == (0.5, 1.0, 1.0)
+    assert (found["often"], found["rare"], found["all"]) == (0.5, 1.0, 0.75)
+    assert found["loss"] == pytest.approx(-float(torch.tensor([0.6, 0.2, 0.6, 0.8]).log().mean()), rel=1e-6)
+    # Pair (0, 1): both of 0.6, 0.2 above 0.15; 0.6 above one of 0.3, 0.7: 0.75. (0, 2) and (1, 2) are in order.
+    assert found["auc_ovo"] == pytest.approx((0.75 + 1 + 1) / 3)
+    expected = classification_metrics(
+        targets.numpy(), shares.numpy(), class_names=["a", "b", "c"], groups={"often": [0], "rare": [1, 2]}
+    )
+    assert {name: value for name, value in found.items() if name != "loss"} == pytest.approx(expected)
+    assert task.primary_metric in found
+    assert all(type(value) is float for value in found.values())
+
+
+def test_evaluation_does_not_depend_on_the_batches_and_leaves_the_model() -> None:
+    task = ClassificationTask(**SMALL)
+    data = task.open_site("site-5", {})
+    torch.manual_seed(0)
+    model = task.build_model().train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    results = [task.evaluate(model, data.batches("test", batch_size=size), "cpu") for size in (1, 7, 40)]
+    for result in results[1:]:
+        assert result == pytest.approx(results[0], rel=1e-5)
+    assert model.training
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert {f"recall_{name}" for name in PHANTOMS["fundus"].class_names} <= set(results[0])
+
+
+def test_a_test_set_of_one_class(tmp_path: Path) -> None:
+    labels = {"training": (0, 1), "validation": (0,), "test": (2, 2, 2)}
+    task = ClassificationTask(**OWN)
+    data = task.open_site("a", {"data_root": str(folder(tmp_path / "a", labels))})
+    found = task.evaluate(task.build_model(), data.batches("test", batch_size=2), "cpu")
+    assert not {"auc_ovo", "auc_ovr", "recall_class_0"} & set(found)
+    assert found["accuracy"] == found["balanced_accuracy"] == found["recall_class_2"]
+    assert all(math.isfinite(value) for value in found.values())
+
+
+def test_evaluate_refuses() -> None:
+    task = ClassificationTask(**OWN)
+    with pytest.raises(ValueError, match="at least one batch"):
+        task.evaluate(Fixed(), [], "cpu")
+    with pytest.raises(ValueError, match="outputs are not finite; lower learning_rate"):
+        task.evaluate(Fixed(), [(torch.tensor([[0.0, math.nan, 1.0]]), torch.tensor([0]))], "cpu")
+
+
+def test_names_and_groups_of_classes() -> None:
+    endoscopy = ClassificationTask(phantom="endoscopy")
+    assert endoscopy.classes == 23
+    assert {group: len(members) for group, members in endoscopy.groups().items()} == {"head": 7, "medium": 9, "tail": 7}
+    assert endoscopy.names()[0] == PHANTOMS["endoscopy"].class_names[0]
+    own = ClassificationTask(phantom="endoscopy", num_classes=3)
+    assert own.names() == ["class_0", "class_1", "class_2"]
+    assert own.groups() == {}
+    named = ClassificationTask(num_classes=2, class_names=["no", "yes"], class_groups={"rare": [1]})
+    assert named.names() == ["no", "yes"]
+    assert named.groups() == {"rare": [1]}
+
+
+# --- initial weights ----------------------------------------------------------------------------------------
+
+
+def test_initial_weights_of_the_task_and_of_the_server(tmp_path: Path) -> None:
+    task = ClassificationTask(**OWN)
+    states = []
+    for seed, name in ((1, "task.pt"), (2, "server.pt")):
+        torch.manual_seed(seed)
+        states.append(task.build_model().state_dict())
+        torch.save(states[-1], tmp_path / name)
+    fresh = task.build_model()
+    kept = {name: tensor.clone() for name, tensor in fresh.state_dict().items()}
+    assert task.initialise(fresh) == "random initial weights"
+    assert all(torch.equal(kept[name], tensor) for name, tensor in fresh.state_dict().items())
+    task = ClassificationTask(**OWN, initial_weights=str(tmp_path / "task.pt"))
+    for checkpoint, expected in ((None, states[0]), (str(tmp_path / "server.pt"), states[1])):
+        model = task.build_model()
+        assert "encoder and head" in task.initialise(model, checkpoint)
+        assert all(torch.equal(expected[name], tensor) for name, tensor in model.state_dict().items())
+    with pytest.raises(ValueError, match=r"gone.pt does not exist"):
+        task.initialise(task.build_model(), str(tmp_path / "gone.pt"))
+    with pytest.raises(ValueError, match="needs a Classifier, build_model gave Linear"):
+        task.initialise(torch.nn.Linear(2, 2))
+
+
+def test_build_model() -> None:
+    states = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        model = ClassificationTask(**OWN, projector_dim=5, in_channels=1).build_model()
+        states.append(model.state_dict()["encoder.conv1.weight"])
+    assert torch.equal(states[0], states[1])
+    assert not torch.equal(states[0], states[2])
+    assert isinstance(model, Classifier)
+    embedded = model.embed(torch.rand(2, 1, 32, 32))
+    assert embedded.shape == (2, 8)
+    assert model.project(embedded).shape == (2, 5)
+    assert model(torch.rand(2, 1, 32, 32)).shape == (2, 3)
+
+
+# --- the constructor ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"network": "resnet50"}, "network must be one of ('resnet18', 'densenet121'), got 'resnet50'"),
+        ({"features": (8, 8)}, "features must be 4 whole numbers, got (8, 8)"),
+        ({"features": (8, 8, 8, 0)}, "features must be 4 whole numbers >= 1"),
+        ({"image_size": 48}, "image_size must be 2 whole numbers, got 48"),
+        ({"image_size": (48, 31)}, "image_size must be at least 32 x 32 for resnet18, got (48, 31)"),
+        ({"image_size": (32, 32), "max_pool": True}, "at least 33 x 33 for resnet18 with max_pool"),
+        ({"network": "densenet121"}, "image_size must be at least 64 x 64 for densenet121, got (48, 48)"),
+        ({"in_channels": 2}, "in_channels must be 1 or 3, got 2"),
+        ({"phantom": "fundoscopy"}, "phantom: unknown 'fundoscopy'; did you mean"),
+        ({"num_classes": 1}, "num_classes must be a whole number >= 2, got 1"),
+        ({"num_classes": True}, "num_classes must be a whole number >= 2, got True"),
+        ({"num_classes": 2, "class_names": ["a", "a"]}, "class_names must be 2 different names"),
+        ({"num_classes": 2, "class_names": ["a", "b", "a"]}, "class_names must be 2 different names"),
+        ({"class_names": ["a", "b"]}, "class_names must be 8 different names"),
+        ({"class_groups": {"head": [0, 8]}}, "class_groups: 'head' must list classes in [0, 7], got [0, 8]"),
+        ({"class_groups": {"head": []}}, "class_groups: 'head' must list classes in [0, 7], got []"),
+        ({"class_groups": {"accuracy": [0]}}, "class_groups: 'accuracy' is the name of a metric"),
+        ({"class_groups": {"all": [0]}}, "class_groups: 'all' is the name of a metric"),
+        ({"norm_momentum": 0}, "norm_momentum must be in (0, 1], got 0"),
+        ({"projector_dim": 0}, "projector_dim must be a whole number >= 1, got 0"),
+        ({"augmentation": ["flips"]}, "augmentation: unknown 'flips'; did you mean 'flip'?"),
+        ({"phantom_seed": 1.5}, "phantom_seed must be a whole number >= 0, got 1.5"),
+        ({"phantom_sites": 0}, "phantom_sites must be a whole number >= 1, got 0"),
+        ({"phantom_samples": 40}, "phantom_samples must be at least 50 for 8 classes and 5 sites"),
+        ({"phantom_test": 63}, "phantom_test must be at least 64 for 8 classes"),
+        ({"corrupted_sites": 6}, "corrupted_sites must be at most phantom_sites=5, got 6"),
+        ({"partition": "random"}, "unknown partition 'random'. Available: iid, dirichlet, two_pool, shards"),
+        ({"severity": 6}, "severity must be a whole number from 1 to 5, got 6"),
+        ({"phantom": "fundus", "attributes": True}, "phantom 'fundus' has no attributes"),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        ClassificationTask(**arguments)
+    assert message in str(caught.value)
+
+
+def test_arguments_can_be_read_back_for_the_export_of_a_job() -> None:
+    given: dict[str, Any] = {
+        "network": "densenet121", "features": [8] * 4, "max_pool": True, "image_size": [64, 96], "in_channels": 1,
+        "num_classes": 7, "class_names": list("abcdefg"), "class_groups": {"rare": [5, 6]}, "norm_momentum": 0.2,
+        "initial_weights": "w.pth", "projector_dim": 16, "augmentation": ["intensity"], "phantom": "dermoscopy7",
+        "phantom_seed": 3, "phantom_sites": 4, "phantom_samples": 300, "phantom_test": 100,
+        "partition": "dirichlet", "alpha": 0.5, "eta": 0.25, "shard_mode": "complement", "corrupted_sites": 2,
+        "corruption": "motion_blur", "severity": 1, "attributes": True,
+    }  # fmt: skip
+    defaults = inspect.signature(ClassificationTask).parameters
+    assert set(given) == set(defaults)
+    assert all(value != defaults[name].default for name, value in given.items())
+    task = ClassificationTask(**json.loads(json.dumps(given)))
+    back = ClassificationTask(**{name: getattr(task, name) for name in given})
+    for name, value in given.items():
+        kept = getattr(task, name)
+        assert type(kept) in (int, float, bool, str, list, tuple, dict)
+        assert kept == getattr(back, name)
+        assert (list(kept) if isinstance(kept, tuple) else kept) == value
+        assert getattr(ClassificationTask(), name) == defaults[name].default
+
+
+def test_every_setting_of_the_phantom_reaches_it() -> None:
+    task = ClassificationTask(
+        phantom="dermoscopy7", image_size=(40, 36), phantom_sites=4, phantom_samples=300, phantom_test=100, alpha=0.5,
+        partition="dirichlet", eta=0.25, shard_mode="complement", corrupted_sites=2, corruption="motion_blur",
+        severity=1, attributes=True,
+    )  # fmt: skip
+    assert task.plan(9) == PhantomPlan(
+        phantom="dermoscopy7", seed=9, image_size=40, num_sites=4, num_samples=300, num_test=100, alpha=0.5,
+        partition="dirichlet", eta=0.25, shard_mode="complement", corrupted_sites=2, corruption="motion_blur",
+        severity=1, attributes=True,
+    )  # fmt: skip
+
+
+def test_skin_tones_are_test_lists() -> None:
+    task = ClassificationTask(
+        phantom="dermoscopy7", image_size=(32, 32), phantom_sites=2, phantom_samples=60, phantom_test=56,
+        partition="iid", corrupted_sites=0, attributes=True,
+    )  # fmt: skip
+    data = task.open_site("site-1", {})
+    tones = [f"test_{tone}" for tone in PHANTOMS["dermoscopy7"].attributes]
+    assert data.test_splits == ("test", *sorted(tones))
+    assert sum(data.num_samples(split) for split in tones) == data.num_samples("test")
+
+
+def test_the_import_is_light() -> None:
+    code = (
+        "import sys\n"
+        "import fairflare.tasks.classification\n"
+        "fairflare.tasks.classification.ClassificationTask()\n"
+        "heavy = ('monai', 'torch', 'sklearn', 'nibabel', 'matplotlib', 'PIL', 'nvflare')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,24 +1,52 @@
-"""Methods side by side over several seeds, in FLARE's simulator; prints a fairness table for each data set.
+"""Methods side by side over several seeds; prints a table for each experiment.
 
-    python benchmarks/compare_methods.py phantom --seeds 3 --rounds 8
-    python benchmarks/compare_methods.py nuclei white-cells --source ../shared/data --methods fed_avg fed_lwr
+    python benchmarks/compare_methods.py phantom --rounds 6
+    python benchmarks/compare_methods.py nuclei white-cells --source ../shared/data --variants fed_avg fed_lwr
+    python benchmarks/compare_methods.py noise blur --jobs 2
 
-A finished run is not repeated: its folder under ``--out`` is reused, so an interrupted comparison goes on.
+Runs go through FLARE's simulator, or, with ``--in-process``, through the same controller and site halves without its
+processes (the same bits, sooner on a small machine). A finished run is not repeated: its folder under ``--out`` is
+reused, so an interrupted comparison goes on.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
 
 from fairflare.reporting.results import read_results
 from fairflare.reporting.table import compare
 
-# Label -> (method, settings).
-VARIANTS = {
+Variants = Mapping[str, tuple[str, Mapping[str, Any]]]  # label -> (method, settings)
+# (title, metric, statistic over the sites)
+Columns = Sequence[tuple[str, str, str]]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is compared, on what, and what is shown; without ``columns`` the fairness table of the primary metric."""
+
+    variants: Variants
+    settings: Mapping[str, Any]
+    task: str = "segmentation"
+    sites: int | None = None  # None: those of the data set
+    rounds: int = 8
+    columns: Columns = ()
+    synthetic: bool = True
+    averages: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # title -> mean of two columns
+
+
+LWR: Variants = {
     "fed_avg": ("fed_avg", {"weighting": "uniform"}),
     "fed_lwr": ("fed_lwr", {}),
     "fed_lwr_authors": ("fed_lwr", {"preset": "authors"}),
@@ -26,65 +54,140 @@ VARIANTS = {
     "fed_lwr_cosine": ("fed_lwr_cosine", {}),
     "fed_lwr_last_layer": ("fed_lwr_last_layer", {}),
 }
-TASKS: dict[str, dict[str, object]] = {
-    "phantom": {"local_epochs": 2},
-    "nuclei": {"local_epochs": 1, "in_channels": 3},
-    "white-cells": {"local_epochs": 1, "in_channels": 3},
+# The same local training everywhere, so that the rows differ in what they are about.
+ADAM: dict[str, Any] = {
+    "optimizer": "adam", "learning_rate": 1e-3, "betas": [0.9, 0.999], "weight_decay": 5e-4, "batch_size": 32,
+    "keep_optimizer_state": False, "augment": True, "augmentation": ["flip"], "max_pool": True,
+}  # fmt: skip
+ISM: Variants = {
+    "FedAvg": ("fed_avg", {"criterion": "logit_adjusted"}),
+    "SALT only": ("fed_ism_plus_s", {"saga": False}),
+    "SAGA (S) only": ("fed_ism_plus_s", {"salt": False}),
+    "SAGA (L) only": ("fed_ism_plus_l", {"salt": False}),
+    "FedISM": ("fed_ism", {}),
+    "FedISM+ (S)": ("fed_ism_plus_s", {}),
+    "FedISM+ (L)": ("fed_ism_plus_l", {}),
+}
+QUALITY: dict[str, Any] = {
+    **ADAM, "phantom": "dermoscopy", "phantom_sites": 5, "phantom_samples": 1200, "phantom_test": 300,
+    "partition": "two_pool", "alpha": 1.0, "corrupted_sites": 1, "local_epochs": 2,
+}  # fmt: skip
+QUALITY_COLUMNS: Columns = (
+    ("clean bACC", "clean/balanced_accuracy", "mean"),
+    ("clean AUC", "clean/auc_ovo", "mean"),
+    ("corrupted bACC", "corrupted/balanced_accuracy", "mean"),
+    ("corrupted AUC", "corrupted/auc_ovo", "mean"),
+    ("std of AUC", "auc_ovo", "std"),
+)
+QUALITY_AVERAGES = {
+    "average bACC": ("clean bACC", "corrupted bACC"),
+    "average AUC": ("clean AUC", "corrupted AUC"),
 }
 
 
-def prepare(dataset: str, source: Path, out: Path) -> tuple[Path | None, str]:
-    """The site file and the sites of a data set; the phantom needs no file."""
-    if dataset == "phantom":
-        return None, "6"
-    folder = out / "data" / dataset
+def _quality(corruption: str, severity: int) -> Experiment:
+    settings = {**QUALITY, "corruption": corruption, "severity": severity}
+    return Experiment(
+        variants=ISM, settings=settings, task="classification", sites=5, rounds=6,
+        columns=QUALITY_COLUMNS, averages=QUALITY_AVERAGES,
+    )  # fmt: skip
+
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "phantom": Experiment(LWR, {"local_epochs": 2}, sites=6),
+    "nuclei": Experiment(LWR, {"local_epochs": 1, "in_channels": 3}, synthetic=False),
+    "white-cells": Experiment(LWR, {"local_epochs": 1, "in_channels": 3}, synthetic=False),
+    "noise": _quality("gaussian_noise", 3),
+    "blur": _quality("motion_blur", 5),  # severity 3 hardly hurts at 48x48
+}
+
+
+def prepare(name: str, experiment: Experiment, source: Path, out: Path) -> tuple[Path | None, str]:
+    """The site file and the sites of a data set; a phantom needs no file."""
+    if experiment.sites is not None:
+        return None, str(experiment.sites)
+    folder = out / "data" / name
     if not (folder / "fairflare.json").exists():
-        command = [sys.executable, "-m", "fairflare.data.prepare", dataset]
+        command = [sys.executable, "-m", "fairflare.data.prepare", name]
         subprocess.run([*command, "--source", str(source), "--out", str(folder)], check=True)
     sites = json.loads((folder / "fairflare.json").read_text())["sites"]
     return folder / "fairflare.json", ",".join(sorted(sites))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("datasets", nargs="+", choices=list(TASKS))
-    parser.add_argument("--methods", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--source", type=Path, default=Path("../shared/data"))
-    parser.add_argument("--out", type=Path, default=Path("runs/compare"))
-    arguments = parser.parse_args()
-    out = arguments.out.absolute()
-    for dataset in arguments.datasets:
-        site_file, sites = prepare(dataset, arguments.source, out)
-        found = []
-        for seed in range(arguments.seeds):
-            for label in arguments.methods:
-                folder = out / dataset / f"{label}-{seed}"
-                results = folder / "server" / "simulate_job" / "fairflare" / "results.json"
-                if not results.exists() or read_results(results)["status"] != "completed":
-                    run(dataset, label, seed, arguments.rounds, sites, site_file, folder)
-                record = read_results(results)
-                record["info"]["label"] = label
-                found.append(record)
-        found.sort(key=lambda r: arguments.methods.index(r["info"]["label"]))
-        print(f"\n## {dataset}, {arguments.rounds} rounds, {arguments.seeds} seeds\n")
-        print(compare(found, style="markdown"), flush=True)
+def results_file(folder: Path) -> Path:
+    return folder / "server" / "simulate_job" / "fairflare" / "results.json"
 
 
-def run(dataset: str, label: str, seed: int, rounds: int, sites: str, site_file: Path | None, folder: Path) -> None:
-    """One run of the simulator."""
-    method, settings = VARIANTS[label]
+def run(
+    name: str, label: str, seed: int, rounds: int, sites: str, site_file: Path | None, folder: Path, in_process: bool
+) -> None:
+    """One run, unless it is there already."""
+    results = results_file(folder)
+    if results.exists() and read_results(results)["status"] == "completed":
+        return
+    experiment = EXPERIMENTS[name]
+    method, settings = experiment.variants[label]
     command = [sys.executable, "-m", "fairflare.cli", "run", method, "--sites", sites, "--rounds", str(rounds)]
-    command += ["--seed", str(seed), "--workspace", str(folder)]
+    command += ["--seed", str(seed), "--workspace", str(folder), "--task", experiment.task]
+    command += ["--in-process"] if in_process else []
     if site_file is not None:
         command += ["--data", str(site_file)]
-    # The phantom is drawn anew for each seed, as another sample of patients.
-    extra = {"phantom_seed": seed} if dataset == "phantom" else {}
-    for key, value in {**TASKS[dataset], **extra, **settings}.items():
+    # A phantom is drawn anew for each seed, as another sample of patients.
+    extra = {"phantom_seed": seed} if experiment.synthetic else {}
+    for key, value in {**experiment.settings, **extra, **settings}.items():
         command += ["--set", f"{key}={json.dumps(value)}"]
-    print(f"{dataset}: {label}, seed {seed}", flush=True)
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    print(f"{name}: {label}, seed {seed}", flush=True)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def table(experiment: Experiment, found: Mapping[str, list[dict[str, Any]]]) -> str:
+    """Mean and population std over the seeds of every column."""
+    titles = [title for title, _, _ in experiment.columns] + list(experiment.averages)
+    lines = ["| method | " + " | ".join(titles) + " |", "| --- |" + " --- |" * len(titles)]
+    for label, records in found.items():
+        values = {t: [r["fairness"][metric][stat] for r in records] for t, metric, stat in experiment.columns}
+        for title, (a, b) in experiment.averages.items():
+            values[title] = [(x + y) / 2 for x, y in zip(values[a], values[b], strict=True)]
+        cells = [f"{fmean(values[t]):.3f} ± {pstdev(values[t]):.3f}" for t in titles]
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("experiments", nargs="+", choices=list(EXPERIMENTS))
+    parser.add_argument("--variants", nargs="+", help="labels; default: all of the experiment")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, help="default: the experiment's")
+    parser.add_argument("--source", type=Path, default=Path("../shared/data"), help="of the real images")
+    parser.add_argument("--out", type=Path, default=Path("runs/compare"))
+    parser.add_argument("--in-process", action="store_true")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    arguments = parser.parse_args()
+    out = arguments.out.absolute()
+    for name in arguments.experiments:
+        experiment = EXPERIMENTS[name]
+        labels = [label for label in experiment.variants if label in (arguments.variants or experiment.variants)]
+        rounds = arguments.rounds or experiment.rounds
+        site_file, sites = prepare(name, experiment, arguments.source, out)
+        folders = {(label, s): out / name / f"{label}-{s}" for s in range(arguments.seeds) for label in labels}
+        with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
+            runs = [
+                pool.submit(run, name, label, seed, rounds, sites, site_file, folder, arguments.in_process)
+                for (label, seed), folder in folders.items()
+            ]
+            for future in runs:
+                future.result()
+        found: dict[str, list[dict[str, Any]]] = {label: [] for label in labels}
+        for (label, _), folder in folders.items():
+            record = read_results(results_file(folder))
+            record["info"]["label"] = label
+            found[label].append(record)
+        print(f"\n## {name}, {rounds} rounds, {arguments.seeds} seeds\n")
+        if experiment.columns:
+            print(table(experiment, found), flush=True)
+        else:
+            print(compare([r for records in found.values() for r in records], style="markdown"), flush=True)
 
 
 if __name__ == "__main__":

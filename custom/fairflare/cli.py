@@ -31,8 +31,16 @@ console = Console()
 errors = Console(stderr=True)
 
 Method = Annotated[str, typer.Argument(help="A name that `fairflare list` prints.")]
-Rounds = Annotated[int, typer.Option("--rounds", "-r", min=1, help="Communication rounds.")]
-Sites = Annotated[str, typer.Option("--sites", "-s", help="Number of sites, or names separated by commas.")]
+Rounds = Annotated[
+    int | None, typer.Option("--rounds", "-r", min=1, help="Communication rounds; default: the method's quick job.")
+]
+Sites = Annotated[
+    str, typer.Option("--sites", "-s", help="Number of sites, or names separated by commas; 0: the method's quick job.")
+]
+Kind = Annotated[
+    str | None, typer.Option("--task", help="segmentation or classification; default: what the paper learns.")
+]
+Paper = Annotated[bool, typer.Option("--paper", help="The paper's settings, not those of a quick job.")]
 MinSites = Annotated[int, typer.Option(min=1, help="Usable results that a round needs.")]
 Seed = Annotated[int, typer.Option(help="Of the initial model and of all training.")]
 Experiment = Annotated[str, typer.Option(help="Id under which a stopped run can be continued.")]
@@ -59,8 +67,10 @@ def list_methods() -> None:
 @app.command()
 def run(
     method: Method,
-    rounds: Rounds = 3,
-    sites: Sites = "6",
+    rounds: Rounds = None,
+    sites: Sites = "0",
+    task: Kind = None,
+    paper: Paper = False,
     min_sites: MinSites = 2,
     seed: Seed = 0,
     experiment: Experiment = "",
@@ -78,6 +88,9 @@ def run(
         int | None, typer.Option("--threads", "-t", min=1, help="Simulator workers; default: one per site.")
     ] = None,
     keep_local_models: Annotated[bool, typer.Option(help="Keep every round's local models.")] = False,
+    in_process: Annotated[
+        bool, typer.Option("--in-process", help="One process instead of FLARE's simulator: the same results, sooner.")
+    ] = False,
 ) -> None:
     """Runs a method in FLARE's simulator and prints the fairness table. Exit code 1 when the run failed."""
     from fairflare.recipes import FairRecipe
@@ -86,6 +99,8 @@ def run(
     with _user_errors():
         recipe = FairRecipe(
             method,
+            task=task,
+            small=not paper,
             num_rounds=rounds,
             sites=parse_sites(sites),
             min_sites=min_sites,
@@ -98,6 +113,8 @@ def run(
             task_file=task_file,
         )
         local = _site_settings(site_file, experiment, workspace)
+    if in_process:
+        raise typer.Exit(_run_here(recipe, workspace, local))
     names = recipe.site_names or []
     code = simulate(recipe, workspace, names, threads or len(names), local)
     raise typer.Exit(_report(workspace, code))
@@ -107,8 +124,10 @@ def run(
 def export(
     method: Method,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder that the job folder is put into.")],
-    rounds: Rounds = 3,
+    rounds: Rounds = None,
     sites: Annotated[str, typer.Option("--sites", "-s", help="Number, names, or 'all' connected sites.")] = "all",
+    task: Kind = None,
+    paper: Paper = False,
     min_sites: MinSites = 2,
     seed: Seed = 0,
     experiment: Experiment = "",
@@ -129,6 +148,8 @@ def export(
             raise ValueError("--preinstalled and --bundle exclude each other")
         recipe = FairRecipe(
             method,
+            task=task,
+            small=not paper,
             num_rounds=rounds,
             sites=None if sites == "all" else parse_sites(sites),
             min_sites=min_sites,
@@ -187,6 +208,28 @@ def parse_settings(items: list[str]) -> dict[str, Any]:
         except json.JSONDecodeError:
             found[key] = text
     return found
+
+
+def _run_here(recipe: Any, workspace: Path, local: dict[str, Any]) -> int:
+    """Runs a recipe in this process; FLARE's and our log go into the file where the simulator's would be."""
+    import logging
+
+    from fairflare.flare.in_process import run_in_process
+
+    workspace.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(workspace.with_name(workspace.name + ".log"), mode="w", encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s - %(name)s - %(levelname)s - %(message)s"))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        run_in_process(recipe, workspace, local)
+        return _report(workspace, 0)
+    except RuntimeError:
+        return _report(workspace, 1)
+    finally:
+        root.removeHandler(handler)
+        handler.close()
 
 
 def simulate(recipe: Any, workspace: Path, names: list[str], threads: int, local: dict[str, Any]) -> int:

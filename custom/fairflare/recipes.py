@@ -21,12 +21,11 @@ from fairflare.flare.tracking import TensorBoard
 from fairflare.methods import get_method
 from fairflare.tasks.base import Task
 
-TASK_TEMPLATE = Path(__file__).with_name("templates") / "task.py"
+# Kinds of task: the file a job carries for each, with a class Task that the user may edit.
+TASKS_BY_KIND = {
+    kind: Path(__file__).with_name("templates") / f"{kind}_task.py" for kind in ("segmentation", "classification")
+}
 PACKAGINGS = ("task_file", "preinstalled", "bundle")
-DEFAULT_SITES = 6
-DEFAULT_ROUNDS = 3
-# A job's small defaults, so that the embedded phantom is learned in minutes; the papers train one epoch in 200 rounds.
-SMALL = {"local_epochs": 5}
 # A site asks for its next task this often; FLARE's default of 2 s would dominate short phases.
 SERVER_CONFIG = {"server": {"task_request_interval": 0.05}}
 
@@ -37,21 +36,24 @@ class FairRecipe(Recipe):
     Args:
         method: a name of ``fairflare list``.
         name: of the job; default: the method's.
-        num_rounds: communication rounds; the default is small.
+        task: ``"segmentation"`` or ``"classification"``; default: what the method's paper learns.
+        num_rounds: communication rounds; default: the method's small job.
         sites: number of sites (named ``site-1`` ...), their names, or ``None`` for every connected site (``@ALL``),
-            which is what a provisioned network wants.
+            which is what a provisioned network wants; 0: as many as the method's small job has.
         min_sites: usable results a round needs; also FLARE's ``min_clients``.
         seed, experiment, straggler_grace, max_missed, keep_local_models: see :class:`RoundsController`.
         phase_timeout: seconds for each of train, anchor and validate.
         isolate: each task in a child process at the site.
-        settings: arguments of the method's halves and of the task, by name, wherever they belong.
-        task_file: a Python file with a class ``Task``; default: the packaged one (segmentation).
+        settings: arguments of the method's halves and of the task, by name, wherever they belong; on top of those
+            of the method's small job (:attr:`Method.small`) unless ``small`` is False.
+        small: False: the papers' settings, also for what is not named in ``settings``.
+        task_file: a Python file with a class ``Task``; default: the packaged one of the kind of task.
         packaging: ``"task_file"``: the job carries ``app/custom/task.py`` and sites must permit custom code;
             ``"preinstalled"``: no custom code, sites need the package and ``fairflare.`` in their class allow list;
             ``"bundle"``: the job carries the whole package.
 
     Raises:
-        ValueError: unknown method, packaging or setting (suggests the nearest).
+        ValueError: unknown method, task, packaging or setting (suggests the nearest).
     """
 
     def __init__(
@@ -59,8 +61,9 @@ class FairRecipe(Recipe):
         method: str,
         *,
         name: str | None = None,
-        num_rounds: int = DEFAULT_ROUNDS,
-        sites: int | Sequence[str] | None = DEFAULT_SITES,
+        task: str | None = None,
+        num_rounds: int | None = None,
+        sites: int | Sequence[str] | None = 0,
         min_sites: int = 2,
         seed: int = 0,
         experiment: str = "",
@@ -70,49 +73,59 @@ class FairRecipe(Recipe):
         keep_local_models: bool = False,
         isolate: bool = False,
         settings: Mapping[str, Any] | None = None,
+        small: bool = True,
         task_file: str | Path | None = None,
         packaging: str = "task_file",
     ) -> None:
         chosen = get_method(method)
+        kind = chosen.task if task is None else task
+        if kind not in TASKS_BY_KIND:
+            raise ValueError(f"task must be one of {tuple(TASKS_BY_KIND)}, got {kind!r}")
         if packaging not in PACKAGINGS:
             raise ValueError(f"packaging must be one of {PACKAGINGS}, got {packaging!r}")
         if packaging == "preinstalled" and task_file is not None:
             raise ValueError("a task file is custom code; packaging 'preinstalled' carries none")
-        task_class = load_task_class(Path(task_file) if task_file else TASK_TEMPLATE)
-        server, site, task = route_settings(
-            {**SMALL, **(settings or {})}, chosen.aggregator, chosen.training, task_class, method=chosen.name
+        file = Path(task_file) if task_file else TASKS_BY_KIND[kind]
+        task_class = load_task_class(file)
+        # Another kind of task than the paper's has none of its small settings, but its length.
+        quick = (chosen.small if kind == chosen.task else {}) if small else {}
+        server, site, learns = route_settings(
+            {**quick, **(settings or {})}, chosen.aggregator, chosen.training, task_class, method=chosen.name
         )
-        self.site_names = site_list(sites)
+        if kind == chosen.task:
+            learns = {**chosen.learns, **learns}
+        self.site_names = site_list(chosen.num_sites if sites == 0 else sites)
         if self.site_names is not None and min_sites > len(self.site_names):
             raise ValueError(f"min_sites={min_sites}, but the job has {len(self.site_names)} site(s)")
-        built_task = task_class(**task)
+        self.task = task_class(**learns)
+        self.training = chosen.training(**{**chosen.site, **site})
+        self.aggregator = chosen.aggregator(**{**chosen.server, **server})
+        self.rounds: dict[str, Any] = {
+            "num_rounds": chosen.num_rounds if num_rounds is None else num_rounds,
+            "min_sites": min_sites,
+            "seed": seed,
+            "experiment": experiment,
+            "train_timeout": phase_timeout,
+            "anchor_timeout": phase_timeout,
+            "validate_timeout": phase_timeout,
+            "straggler_grace": straggler_grace,
+            "max_missed": max_missed,
+            "keep_local_models": keep_local_models,
+            "label": name or chosen.name,
+        }
         job = _FairJob(
             name or chosen.name,
             min_sites,
             sites=self.site_names,
-            task=built_task,
-            task_file=Path(task_file) if task_file else TASK_TEMPLATE,
+            task=self.task,
+            task_file=file,
             packaging=packaging,
         )
-        controller = RoundsController(
-            task=built_task,
-            aggregator=chosen.aggregator(**{**chosen.server, **server}),
-            num_rounds=num_rounds,
-            min_sites=min_sites,
-            seed=seed,
-            experiment=experiment,
-            train_timeout=phase_timeout,
-            anchor_timeout=phase_timeout,
-            validate_timeout=phase_timeout,
-            straggler_grace=straggler_grace,
-            max_missed=max_missed,
-            keep_local_models=keep_local_models,
-            label=name or chosen.name,
-        )
+        controller = RoundsController(task=self.task, aggregator=self.aggregator, **self.rounds)
         job.to_server(controller, id="rounds")
         job.to_server(TensorBoard(), id="tensorboard")
         job.to_server(dict(SERVER_CONFIG))
-        executor = SiteExecutor(built_task, chosen.training(**{**chosen.site, **site}), isolate=isolate)
+        executor = SiteExecutor(self.task, self.training, isolate=isolate)
         job.to_clients(executor, tasks=list(TASKS))
         super().__init__(job)
 

@@ -10,10 +10,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from fairflare.recipes import FairRecipe
 
 ROOT = Path(__file__).parents[2]
 TINY = {  # a network and data that one core trains in a blink
@@ -64,47 +67,48 @@ def run_group(command: Sequence[str], *, timeout: float, cwd: Path, env: dict[st
             os.killpg(process.pid, signal.SIGKILL)
 
 
+def run_simulator(
+    root: Path,
+    job: Path,
+    *,
+    threads: int | None = None,
+    local: dict[str, Any] | None = None,
+    name: str = "ws",
+    timeout: float = 300,
+    env: dict[str, str] | None = None,
+) -> SimulatorRun:
+    """The published command in a folder of its own."""
+    workspace = root / name
+    (workspace / "local").mkdir(parents=True, exist_ok=True)
+    if local is not None:
+        (workspace / "local" / "fairflare.json").write_text(json.dumps(local))
+    home = root / "home"
+    home.mkdir(exist_ok=True)
+    command = [str(Path(sys.executable).with_name("nvflare")), "simulator", str(job), "-w", str(workspace)]
+    if threads is not None:
+        command += ["-t", str(threads)]
+    code, log = run_group(command, timeout=timeout, cwd=root, env={**os.environ, "HOME": str(home), **(env or {})})
+    (root / f"{name}.log").write_text(log)
+    return SimulatorRun(code, log, workspace)
+
+
+def tiny_recipe(method: str, *, settings: dict[str, Any] | None = None, **arguments: Any) -> FairRecipe:
+    """Three sites, two rounds, in seconds."""
+    return FairRecipe(method, settings={**TINY, **(settings or {})}, **{"sites": 3, "num_rounds": 2, **arguments})
+
+
 @pytest.fixture
 def simulate(tmp_path):
     """``simulate(job_folder, threads=..., local=...)`` -> :class:`SimulatorRun`, by the published command."""
-
-    def run(
-        job: Path,
-        *,
-        threads: int | None = None,
-        local: dict[str, Any] | None = None,
-        name: str = "ws",
-        timeout: float = 300,
-        env: dict[str, str] | None = None,
-    ) -> SimulatorRun:
-        workspace = tmp_path / name
-        (workspace / "local").mkdir(parents=True, exist_ok=True)
-        if local is not None:
-            (workspace / "local" / "fairflare.json").write_text(json.dumps(local))
-        home = tmp_path / "home"
-        home.mkdir(exist_ok=True)
-        command = [str(Path(sys.executable).with_name("nvflare")), "simulator", str(job), "-w", str(workspace)]
-        if threads is not None:
-            command += ["-t", str(threads)]
-        code, log = run_group(
-            command,
-            timeout=timeout,
-            cwd=tmp_path,
-            env={**os.environ, "HOME": str(home), **(env or {})},
-        )
-        (tmp_path / f"{name}.log").write_text(log)
-        return SimulatorRun(code, log, workspace)
-
-    return run
+    return partial(run_simulator, tmp_path)
 
 
 @pytest.fixture
 def job(tmp_path):
     """``job(method, **recipe_arguments)`` -> path of an exported tiny job folder."""
-    from fairflare.recipes import FairRecipe
 
-    def make(method: str, *, folder: str = "jobs", settings: dict[str, Any] | None = None, **arguments: Any) -> Path:
-        recipe = FairRecipe(method, settings={**TINY, **(settings or {})}, **{"sites": 3, "num_rounds": 2, **arguments})
+    def make(method: str, *, folder: str = "jobs", **arguments: Any) -> Path:
+        recipe = tiny_recipe(method, **arguments)
         recipe.export(str(tmp_path / folder))
         return tmp_path / folder / recipe.name
 

@@ -14,7 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from .conftest import ROOT, TINY, run_group
+from fairflare.flare.in_process import run_in_process
+
+from .conftest import ROOT, TINY, run_group, run_simulator, tiny_recipe
 
 pytestmark = pytest.mark.e2e
 
@@ -29,25 +31,33 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(f))
 
 
-def test_same_bits_whatever_the_number_of_workers(job, simulate):
-    """FLARE starts a process per task when workers are fewer than sites: what must survive is on disk."""
-    folder = job("fed_lwr", settings={"local_epochs": 2})
-    runs = {t: simulate(folder, threads=t, name=f"ws{t}") for t in (1, 2, 3)}
-    models = {}
-    for threads, run in runs.items():
-        assert run.code == 0, run.log[-3000:]
-        assert run.results["status"] == "completed"
-        models[threads] = global_model(run)
-    for threads in (2, 3):
-        for name, tensor in models[1].items():
-            assert torch.equal(tensor, models[threads][name]), (threads, name)
-        assert runs[threads].results["test"] == runs[1].results["test"]
-
-
-def test_recorded_weights_and_model_recomputed_from_the_local_models(job, simulate):
-    """An independent few lines: scores -> Eq. 5 -> Eq. 6 -> the recorded weights and the global model."""
-    run = simulate(job("fed_lwr", keep_local_models=True), threads=3)
+@pytest.fixture(scope="module")
+def lwr(tmp_path_factory):
+    """One run of two rounds with a worker for each site, which several tests look at."""
+    root = tmp_path_factory.mktemp("lwr")
+    tiny_recipe("fed_lwr", settings={"local_epochs": 2}, keep_local_models=True).export(str(root))
+    run = run_simulator(root, root / "fed_lwr", threads=3)
     assert run.code == 0, run.log[-3000:]
+    return run
+
+
+def test_same_bits_whatever_the_number_of_workers(lwr, job, simulate, tmp_path):
+    """FLARE starts a process per task when workers are fewer than sites: what must survive is on disk."""
+    settings = {"local_epochs": 2}
+    one = simulate(job("fed_lwr", settings=settings, keep_local_models=True), threads=1)
+    assert one.code == 0, one.log[-3000:]
+    here = run_in_process(tiny_recipe("fed_lwr", settings=settings), tmp_path / "here")
+    single = torch.load(here.parent / "FL_global_model.pt", weights_only=True)["model"]
+    for name, tensor in global_model(lwr).items():
+        assert torch.equal(tensor, global_model(one)[name]), name
+        assert torch.equal(tensor, single[name]), name
+    assert lwr.results["test"] == one.results["test"]
+    assert lwr.results["test"] == json.loads((here / "results.json").read_text())["test"]
+
+
+def test_recorded_weights_and_model_recomputed_from_the_local_models(lwr):
+    """An independent few lines: scores -> Eq. 5 -> Eq. 6 -> the recorded weights and the global model."""
+    run = lwr
     layers = rows(run.folder / "layers.csv")
     for number in (0, 1):
         folder = run.folder / "local_models" / f"round_{number:04d}"
@@ -85,9 +95,8 @@ def test_recorded_weights_and_model_recomputed_from_the_local_models(job, simula
         torch.testing.assert_close(tensor.double(), expected[key].double(), atol=1e-6, rtol=1e-6)
 
 
-def test_table_results_and_curves(job, simulate):
-    run = simulate(job("fed_avg", num_rounds=2), threads=3)
-    assert run.code == 0, run.log[-3000:]
+def test_table_results_and_curves(lwr):
+    run = lwr
     results = run.results
     dice = {site: values["dice"] for site, values in results["test"].items()}
     assert sorted(dice) == ["site-1", "site-2", "site-3"]
@@ -119,9 +128,8 @@ def test_table_results_and_curves(job, simulate):
     assert "validation_dice/worst" in tags
 
 
-def test_weights_and_similarity_by_layer_are_tracked(job, simulate):
-    run = simulate(job("fed_lwr_cosine", num_rounds=1), threads=3)
-    assert run.code == 0, run.log[-3000:]
+def test_weights_and_similarity_by_layer_are_tracked(lwr):
+    run = lwr
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     (events,) = (run.workspace / "server" / "simulate_job" / "tb_events").rglob("events*")

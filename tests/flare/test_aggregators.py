@@ -28,6 +28,12 @@ def net_state(seed: int) -> dict[str, torch.Tensor]:
     }
 
 
+def report_for(aggregator: FairAggregator, site: str) -> dict[str, float]:
+    """A legal report with every declared number."""
+    low, high = 0.05, 0.1 * (1 + SITES.index(site))
+    return {f.name: min(max(high, f.low, low), f.high) for f in aggregator.report_fields if f.kind == "number"}
+
+
 def train_reply(site, state, received=None, *, samples=10, report=None, current_round=0, **meta):
     """A site's message; an update when ``received`` is given."""
     params = state if received is None else {k: state[k] - received[k] for k in state}
@@ -65,7 +71,9 @@ def feed(aggregator, received, samples=(1, 1, 2), order=SITES, current_round=0):
     states = {site: net_state(i) for i, site in enumerate(SITES)}
     for site in order:
         n = samples[SITES.index(site)]
-        aggregator.accept_model(train_reply(site, states[site], received, samples=n, current_round=current_round))
+        report = report_for(aggregator, site)
+        reply = train_reply(site, states[site], received, samples=n, report=report, current_round=current_round)
+        aggregator.accept_model(reply)
     assert aggregator.rejected == {}
     return states
 
@@ -300,7 +308,7 @@ class TestEveryMethod:
             update = {k: state[k] - received[k] for k in state}
             if site == "c":
                 update.update(change)
-            reply = train_reply(site, update)
+            reply = train_reply(site, update, report=report_for(aggregator, site))
             reply.params_type = ParamsType.DIFF
             aggregator.accept_model(reply)
         assert aggregator.accepted == ["a", "b"]
@@ -313,7 +321,7 @@ class TestEveryMethod:
         aggregator = self.make(name)
         aggregator.min_sites = 2
         received = begun(aggregator, tmp_path)
-        aggregator.accept_model(train_reply("a", net_state(0), received))
+        aggregator.accept_model(train_reply("a", net_state(0), received, report=report_for(aggregator, "a")))
         failed = train_reply("b", net_state(1), received)
         failed.meta["fairflare"].update(status="failed", reason="site 'b': out of memory")
         aggregator.accept_model(failed)
@@ -323,11 +331,12 @@ class TestEveryMethod:
     def test_wrong_round_and_second_answer_are_refused(self, name, tmp_path):
         aggregator = self.make(name)
         received = begun(aggregator, tmp_path)
-        aggregator.accept_model(train_reply("a", net_state(0), received, current_round=7))
+        report = report_for(aggregator, "a")
+        aggregator.accept_model(train_reply("a", net_state(0), received, report=report, current_round=7))
         assert "answered for round 7" in aggregator.rejected["a"]
-        aggregator.accept_model(train_reply("a", net_state(0), received))
+        aggregator.accept_model(train_reply("a", net_state(0), received, report=report))
         assert aggregator.accepted == ["a"]
-        aggregator.accept_model(train_reply("a", net_state(1), received))
+        aggregator.accept_model(train_reply("a", net_state(1), received, report=report))
         assert "twice" in aggregator.rejected["a"]
 
     def test_state_survives_a_restart(self, name, tmp_path):

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from fairflare.methods import all_methods
-from fairflare.recipes import FairRecipe, FedAvgRecipe, FedLWRRecipe, site_list
+from fairflare.recipes import (
+    TASKS_BY_KIND,
+    FairRecipe,
+    FedAvgRecipe,
+    FedLWRRecipe,
+    init_parameters,
+    load_task_class,
+    site_list,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,7 +30,7 @@ def files(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("name", list(all_methods()))
 def test_committed_jobs_are_the_recipes_export(name, tmp_path):
-    """Mend with ``fairflare export NAME --sites 6 --out jobs``."""
+    """Mend with ``fairflare export NAME --sites 0 --out jobs``."""
     FairRecipe(name).export(str(tmp_path))
     committed, fresh = ROOT / "jobs" / name, tmp_path / name
     assert files(committed) == files(fresh)
@@ -37,7 +45,16 @@ def test_every_job_starts_from_the_root_meta(name):
     meta = json.loads((ROOT / "jobs" / name / "meta.json").read_text())
     assert {k: meta[k] for k in root} == root
     assert meta["name"] == name
-    assert meta["deploy_map"] == {"app": ["server", *site_list(6)]}
+    assert meta["deploy_map"] == {"app": ["server", *site_list(all_methods()[name].num_sites)]}
+
+
+@pytest.mark.parametrize("method", all_methods().values(), ids=lambda m: m.name)
+def test_a_setting_means_one_thing(method):
+    """A name that task and halves share would be set in both; those that are meant to be are listed."""
+    task = load_task_class(TASKS_BY_KIND[method.task])
+    owners = [set(init_parameters(c)) for c in (method.aggregator, method.training, task)]
+    shared = (owners[0] & owners[1]) | (owners[0] & owners[2]) | (owners[1] & owners[2])
+    assert shared <= {"preset", "rho", "tau"}, shared
 
 
 def configs(folder: Path) -> tuple[dict, dict]:

@@ -198,7 +198,9 @@ class RoundsController(ModelController):
             self._checkpoints = CheckpointFolder(run_dir / RESULTS_FOLDER / "checkpoint")
         config = self._config()
         torch.manual_seed(self.seed)
-        state = clean_state(self.task.build_model().state_dict())
+        model = self.task.build_model()
+        self.info(self.task.initialise(model, settings.get("initial_weights")))
+        state = clean_state(model.state_dict())
         first = 0
         found = self._checkpoints.load() if self.experiment else None
         sites = sorted(client.name for client in self.engine.get_clients())
@@ -301,6 +303,8 @@ class RoundsController(ModelController):
         if weighing is not None:
             record.site_weights = weighing.sites
             record.layers = weighing.record or None
+            record.reports = weighing.reports
+            record.values = weighing.values
         if self.keep_local_models:
             shutil.copytree(
                 staging, run_dir / RESULTS_FOLDER / "local_models" / f"round_{current_round:04d}", dirs_exist_ok=True
@@ -601,7 +605,7 @@ def _bad_metric(metrics: Mapping[str, Any] | None) -> str:
     for name, value in (metrics or {}).items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             return f"metric {name!r} must be a finite number, got {value!r}"
-        if name != "loss" and not 0.0 <= value <= 1.0:
+        if name.rpartition("/")[2] != "loss" and not 0.0 <= value <= 1.0:
             return f"metric {name!r} must lie in [0, 1], got {value!r}"
     return ""
 

@@ -13,6 +13,7 @@ from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
+from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fairflare import __version__
@@ -64,6 +65,47 @@ def read_site_file(workspace: Any, identity: str) -> dict[str, Any]:
     return {**{k: v for k, v in settings.items() if k != "sites"}, **own}
 
 
+def decode_task(task_name: str, model: FLModel, site: str) -> tuple[SiteTask, str]:
+    """The server's request and the experiment's id.
+
+    Raises:
+        SiteError: the server runs another version.
+    """
+    meta = meta_of(model)
+    server_version = str(meta.get("version"))
+    if server_version.split(".")[:2] != __version__.split(".")[:2]:
+        raise SiteError(
+            f"site {site!r} has fairflare {__version__}, the server {server_version}; install the same version"
+        )
+    request = SiteTask(
+        name=task_name,
+        state=clean_state(model.params or {}),
+        current_round=int(meta["current_round"]),
+        num_rounds=int(meta["num_rounds"]),
+        seed=int(meta["seed"]),
+        directives=dict(meta.get("directives") or {}),
+    )
+    return request, str(meta.get("experiment") or "")
+
+
+def encode_reply(reply: SiteReply, current_round: int | None) -> FLModel:
+    """A site's answer as a message."""
+    return reply_model(
+        update=reply.update,
+        metrics=reply.metrics,
+        meta={
+            "version": __version__,
+            "status": reply.status,
+            "reason": reply.reason,
+            "report": reply.report,
+            "stats": reply.stats,
+            "num_samples": reply.num_samples,
+        },
+        current_round=current_round,
+        num_steps=reply.num_steps,
+    )
+
+
 class SiteExecutor(Executor):
     """Answers the server's tasks with the method's site half on the task's data.
 
@@ -111,40 +153,14 @@ class SiteExecutor(Executor):
             self.log_info(fl_ctx, f"{task_name}, round {current_round}: {_brief(reply)}")
         else:
             self.log_warning(fl_ctx, f"{task_name}, round {current_round}: {reply.status}: {reply.reason}")
-        answer = reply_model(
-            update=reply.update,
-            metrics=reply.metrics,
-            meta={
-                "version": __version__,
-                "status": reply.status,
-                "reason": reply.reason,
-                "report": reply.report,
-                "stats": reply.stats,
-                "num_samples": reply.num_samples,
-            },
-            current_round=current_round,
-            num_steps=reply.num_steps,
-        )
+        answer = encode_reply(reply, current_round)
         return FLModelUtils.to_shareable(answer)
 
-    def _answer(self, task_name: str, model: Any, site: str, fl_ctx: FLContext, abort_signal: Signal) -> SiteReply:
-        meta = meta_of(model)
-        server_version = str(meta.get("version"))
-        if server_version.split(".")[:2] != __version__.split(".")[:2]:
-            raise SiteError(
-                f"site {site!r} has fairflare {__version__}, the server {server_version}; install the same version"
-            )
-        request = SiteTask(
-            name=task_name,
-            state=clean_state(model.params or {}),
-            current_round=int(meta["current_round"]),
-            num_rounds=int(meta["num_rounds"]),
-            seed=int(meta["seed"]),
-            directives=dict(meta.get("directives") or {}),
-        )
+    def _answer(self, task_name: str, model: FLModel, site: str, fl_ctx: FLContext, abort_signal: Signal) -> SiteReply:
+        request, experiment = decode_task(task_name, model, site)
         if self._settings is None:
             self._settings = read_site_file(fl_ctx.get_engine().get_workspace(), site)
-        arguments = self._worker_arguments(site, str(meta.get("experiment") or ""), self._settings, fl_ctx)
+        arguments = self._worker_arguments(site, experiment, self._settings, fl_ctx)
         if bool(self._settings.get("isolate", self.isolate)):
             return perform_isolated(arguments, request, lambda: bool(abort_signal.triggered))
         key = str(arguments["state_folder"])

@@ -262,6 +262,10 @@ class SiteWorker:
     def _validate(self, request: SiteTask, should_stop: Callable[[], bool]) -> SiteReply:
         run, model = self._open(request, should_stop)
         metrics = self._evaluate(model, run, "test")
+        for split in run.data.test_splits:
+            if split != "test":
+                further = self._evaluate(model, run, split)
+                metrics.update({f"{split.removeprefix('test_')}/{name}": value for name, value in further.items()})
         return SiteReply(STATUS_OK, metrics=metrics, num_samples=run.data.num_samples("test"))
 
     # -- pieces
@@ -301,6 +305,7 @@ class SiteWorker:
             store=self.store,
             scratch=scratch,
             should_stop=should_stop,
+            settings=self.settings,
         )
         return run, self._model
 

@@ -45,6 +45,11 @@ class Tracker:
             self._spread(f"validation_{metric}", scores, step)
         for site, weight in (record.site_weights or {}).items():
             self.scalar(f"weight/{site}", weight, step)
+        for site, report in record.reports.items():
+            for name, value in report.items():
+                self.scalar(f"{name}/{site}", value, step)
+        for name, value in record.values.items():
+            self.scalar(name, value, step)
         for layer, by_site in (record.layers or {}).items():
             for site, values in by_site.items():
                 self.scalar(f"cka/{layer}/{site}", values.get("cka"), step)

@@ -6,6 +6,7 @@ subclasses :class:`FairAggregator`, :class:`LocalTraining`, or both, and lists w
 
 from __future__ import annotations
 
+import logging
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ import torch
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 
+from fairflare.core import losses
 from fairflare.core.states import add_update, check_state, layerwise_average, weighted_average
 from fairflare.core.weighting import normalise
 from fairflare.exchange.staging import Staging
@@ -25,10 +27,12 @@ from fairflare.exchange.wire import META_KEY, STATUS_OK, clean_state, meta_of
 if TYPE_CHECKING:
     from fairflare.tasks.base import SiteData, Task
 
+log = logging.getLogger(__name__)
 State = Mapping[str, torch.Tensor]
 SiteWeights = dict[str, float]
 LayerWeights = dict[str, dict[str, float]]  # layer -> site -> weight
 MAX_SAMPLES = 10**9  # a site that claims more is not believed
+MAX_TEXT = 200
 
 
 class ReportError(ValueError):
@@ -59,18 +63,21 @@ class Field:
 
     Args:
         name: key in the report.
-        kind: ``"number"``, ``"vector"`` (list of numbers) or ``"names"`` (list of strings).
+        kind: ``"number"``, ``"text"`` (at most 200 characters), ``"vector"`` (list of numbers) or ``"names"`` (list of
+            strings).
         low, high: closed range of each number.
         nan_ok: NaN is a legal value with a meaning that the method defines ("undefined here").
+        infinite_ok: so are the infinities; they are read as NaN.
         same_length_as: a vector or list of names with as many entries as this other field.
         required: a report without it is refused.
     """
 
     name: str
-    kind: Literal["number", "vector", "names"] = "number"
+    kind: Literal["number", "text", "vector", "names"] = "number"
     low: float = -math.inf
     high: float = math.inf
     nan_ok: bool = False
+    infinite_ok: bool = False
     same_length_as: str | None = None
     required: bool = True
 
@@ -87,6 +94,10 @@ class Field:
         value = report[self.name]
         if self.kind == "number":
             return self._number(value, site, self.name)
+        if self.kind == "text":
+            if not isinstance(value, str) or len(value) > MAX_TEXT:
+                raise ReportError(f"site {site!r}: field {self.name!r} must be a text, got {value!r:.80}")
+            return value
         if not isinstance(value, (list, tuple)):
             raise ReportError(f"site {site!r}: field {self.name!r} must be a list, got {type(value).__name__}")
         if self.kind == "names":
@@ -111,6 +122,8 @@ class Field:
         number = float(value)
         if math.isnan(number) and self.nan_ok:
             return number
+        if math.isinf(number) and self.infinite_ok:
+            return math.nan
         if not math.isfinite(number):
             raise ReportError(f"site {site!r}: field {where!r} must be finite, got {number}")
         if not self.low <= number <= self.high:
@@ -157,11 +170,21 @@ class RoundInputs:
 
 @dataclass
 class Weighing:
-    """A method's decision: a weight for each site, or for each layer and site; and what to record of it."""
+    """A method's decision: a weight for each site, or for each layer and site; and what to record of it.
+
+    Args:
+        sites: weight by site, or
+        layers: weight by layer and site.
+        record: values by layer and site.
+        reports: values by site; default: the numbers of the sites' reports.
+        values: of the round as a whole.
+    """
 
     sites: SiteWeights | None = None
     layers: LayerWeights | None = None
-    record: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # layer -> site -> values
+    record: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+    reports: dict[str, dict[str, float]] = field(default_factory=dict)
+    values: dict[str, float] = field(default_factory=dict)
 
 
 class FairAggregator(ModelAggregator):
@@ -255,6 +278,8 @@ class FairAggregator(ModelAggregator):
         except Exception as e:
             # Anything wrong with one site's message must cost that site its round, not the job.
             self.rejected[site or "?"] = str(e)
+            if self._like is None:  # our controller says so itself, with the phase
+                log.warning("left out: %s", e)
             return
         self.rejected.pop(site, None)
 
@@ -268,7 +293,7 @@ class FairAggregator(ModelAggregator):
             raise ReportError(f"site {site!r} sent no model")
         if model.current_round is not None and self._like is not None and model.current_round != self._round:
             raise ReportError(f"site {site!r} answered for round {model.current_round}, asked for round {self._round}")
-        report = read_report(meta.get("report"), self.report_fields, site)
+        report = self.check_report(read_report(meta.get("report"), self.report_fields, site), site)
         samples = Field("num_samples", low=1, high=MAX_SAMPLES, required=False).read(meta, site)
         self._as_numpy = not any(isinstance(v, torch.Tensor) for v in model.params.values())
         state = clean_state(model.params)
@@ -281,6 +306,8 @@ class FairAggregator(ModelAggregator):
             if self._params_type not in (None, kind) and self.accepted:
                 raise ReportError(f"site {site!r} sent params of type {kind}, others {self._params_type}")
             self._params_type = kind
+            if model.current_round is not None:
+                self._round = int(model.current_round)
             if self.accepted:
                 check_state(state, self._stage().open(self.accepted[0]), site)
             else:
@@ -307,6 +334,10 @@ class FairAggregator(ModelAggregator):
             self.rejected[site or "?"] = str(e)
             return
         self.rejected.pop(site, None)
+
+    def check_report(self, report: dict[str, Any], site: str) -> dict[str, Any]:
+        """Checks that no single field can do."""
+        return report
 
     def check_anchor_report(self, report: dict[str, Any], site: str) -> dict[str, Any]:
         """Checks that no single field can do (for instance: the layers are the model's)."""
@@ -352,7 +383,13 @@ class FairAggregator(ModelAggregator):
             owner=tensor_owners(names),
         )
         weighing = self.weigh(inputs)
+        if not weighing.reports:
+            numbers = {site: _numbers(report) for site, report in inputs.reports.items()}
+            weighing.reports = {site: found for site, found in numbers.items() if found}
         self.last_weighing = weighing
+        if weighing.sites is not None:
+            shown = ", ".join(f"{site} {weight:.4f}" for site, weight in sorted(weighing.sites.items()))
+            log.info("round %d, weights: %s", self._round, shown)
         is_update = self._like is None and self._params_type == ParamsType.DIFF.value
         if weighing.layers is not None:
             state = layerwise_average(states, weighing.layers, inputs.owner, updates=is_update)
@@ -381,6 +418,10 @@ class FairAggregator(ModelAggregator):
 def tensor_owners(names: Iterable[str]) -> dict[str, str]:
     """``{tensor name: layer name}``: the layer is the name without its last component (Fed-LWR spec, 2.1)."""
     return {name: name.rpartition(".")[0] for name in names}
+
+
+def _numbers(report: Mapping[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in report.items() if isinstance(value, float)}
 
 
 def sample_weights(inputs: RoundInputs) -> SiteWeights:
@@ -414,6 +455,10 @@ class SiteRun:
     store: StateStore
     scratch: Path
     should_stop: Callable[[], bool] = lambda: False
+    settings: Mapping[str, Any] = field(default_factory=dict)  # the site's private file
+    # While training: epoch from 0, and which training samples the batch holds (None: the data do not say).
+    epoch: int = 0
+    batch: list[int] | None = None
 
 
 @dataclass
@@ -427,6 +472,8 @@ class Trained:
 
 
 _OPTIMIZERS = ("adam", "adamw", "sgd")
+CRITERIA = ("task", "logit_adjusted", "balanced_softmax", "fedlc")
+SCHEDULES = ("constant", "cosine")
 
 
 class LocalTraining:
@@ -442,6 +489,10 @@ class LocalTraining:
         keep_optimizer_state: moments stay at the site between rounds (Fed-LWR's code); else a new optimizer a round.
         max_grad_norm: gradients are clipped to this global norm; ``None``: not.
         augment: use the task's training augmentation.
+        criterion: ``"task"`` (the task's own loss), or for classification with the site's class counts
+            ``"logit_adjusted"``, ``"balanced_softmax"`` or ``"fedlc"``.
+        prior_strength: tau of logit adjustment and FedLC; ``None``: the papers' 1 and 0.5.
+        schedule: of the learning rate over the rounds: ``"constant"``, or ``"cosine"`` down to 0 after the last one.
 
     Source:
         Defaults: Yan et al., MICCAI 2024, section 3.1 and the authors' code (betas, moments kept).
@@ -459,6 +510,9 @@ class LocalTraining:
         keep_optimizer_state: bool = True,
         max_grad_norm: float | None = None,
         augment: bool = False,
+        criterion: str = "task",
+        prior_strength: float | None = None,
+        schedule: str = "constant",
     ) -> None:
         if optimizer not in _OPTIMIZERS:
             raise ValueError(f"optimizer must be one of {_OPTIMIZERS}, got {optimizer!r}")
@@ -475,6 +529,12 @@ class LocalTraining:
                 raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ValueError(f"max_grad_norm must be > 0, got {max_grad_norm!r}")
+        if criterion not in CRITERIA:
+            raise ValueError(f"criterion must be one of {CRITERIA}, got {criterion!r}")
+        if prior_strength is not None and not (math.isfinite(prior_strength) and prior_strength >= 0):
+            raise ValueError(f"prior_strength must be finite and >= 0, got {prior_strength!r}")
+        if schedule not in SCHEDULES:
+            raise ValueError(f"schedule must be one of {SCHEDULES}, got {schedule!r}")
         self.optimizer = optimizer
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
@@ -485,6 +545,9 @@ class LocalTraining:
         self.keep_optimizer_state = keep_optimizer_state
         self.max_grad_norm = max_grad_norm
         self.augment = augment
+        self.criterion = criterion
+        self.prior_strength = prior_strength
+        self.schedule = schedule
 
     # -- hooks
 
@@ -492,8 +555,34 @@ class LocalTraining:
         """Called with the received model before training."""
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Objective of one batch; the task's loss unless a method adds terms."""
-        return run.task.loss(model(inputs), targets)
+        """Objective of one batch: the criterion, unless a method adds terms."""
+        return self.criterion_loss(run, model(inputs), targets)
+
+    def criterion_loss(self, run: SiteRun, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The task's loss, or the chosen loss for imbalanced classes; the mean over the batch."""
+        if self.criterion == "task":
+            return run.task.loss(outputs, targets)
+        return self.criterion_losses(run, outputs, targets).mean()
+
+    def criterion_losses(self, run: SiteRun, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The same for each sample, (n,).
+
+        Raises:
+            SiteError: the site's data have no classes to count.
+        """
+        if self.criterion == "task":
+            return run.task.sample_losses(outputs, targets)
+        counts = run.data.class_counts("training")
+        if counts is None:
+            raise SiteError(
+                f"site {run.site!r}: criterion {self.criterion!r} needs classes, which the task's data do not have; "
+                "set criterion to 'task' or choose a classification task"
+            )
+        if self.criterion == "balanced_softmax":
+            return losses.balanced_softmax(outputs, targets, counts, reduction="none")
+        strength = {} if self.prior_strength is None else {"tau": self.prior_strength}
+        rule = losses.logit_adjusted_cross_entropy if self.criterion == "logit_adjusted" else losses.fedlc_loss
+        return rule(outputs, targets, counts, reduction="none", **strength)
 
     def step(
         self,
@@ -521,6 +610,12 @@ class LocalTraining:
         )
 
     # -- the frame
+
+    def rate(self, current_round: int, num_rounds: int) -> float:
+        """Learning rate of a round."""
+        if self.schedule == "constant":
+            return self.learning_rate
+        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * current_round / max(num_rounds, 1)))
 
     def make_optimizer(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         """A new optimizer with this rule's settings."""
@@ -551,6 +646,9 @@ class LocalTraining:
             kept = run.store.load_before("optimizer", run.current_round)
             if kept is not None:
                 optimizer.load_state_dict(kept)
+        rate = self.rate(run.current_round, run.num_rounds)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
         num_steps, epoch_losses = 0, []
         num_samples = run.data.num_samples("training")
         for epoch in range(self.local_epochs):
@@ -561,9 +659,12 @@ class LocalTraining:
                 shuffle_seed=run.seed + epoch,
                 augment=self.augment,
             )
+            order = run.data.order("training", run.seed + epoch)
+            run.epoch = epoch
             for inputs, targets in batches:
                 if run.should_stop():
                     raise SiteError(f"site {run.site!r}: the job was stopped", skipped=True)
+                run.batch = None if order is None else order[seen : seen + len(inputs)]
                 loss = self._one_step(run, model, optimizer, inputs, targets)
                 if not math.isfinite(loss):
                     raise SiteError(
@@ -614,6 +715,10 @@ class Method:
         aggregator, training: the halves.
         server, site: settings of the halves that differ from their defaults.
         source: paper.
+        task: the kind of task its job learns unless told otherwise; see ``fairflare.recipes.TASKS``.
+        learns: settings of the task that differ from its defaults.
+        small: settings of a job that is quick to try; the defaults above are the paper's.
+        num_sites, num_rounds: of that job.
     """
 
     name: str
@@ -624,3 +729,8 @@ class Method:
     server: Mapping[str, Any] = field(default_factory=dict)
     site: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
+    task: str = "segmentation"
+    learns: Mapping[str, Any] = field(default_factory=dict)
+    small: Mapping[str, Any] = field(default_factory=lambda: {"local_epochs": 5})
+    num_sites: int = 6
+    num_rounds: int = 3

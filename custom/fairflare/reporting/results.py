@@ -68,6 +68,7 @@ class RoundRecord:
         layers: ``{layer: {site: {"cka": ..., "dissimilarity": ..., "weight": ...}}}`` where it has one per
             layer.
         reports: ``{site: {field: value}}``, the method's own reports.
+        values: what the method says of the round as a whole.
     """
 
     current_round: int
@@ -80,6 +81,7 @@ class RoundRecord:
     site_weights: Mapping[str, float] | None = None
     layers: Mapping[str, Mapping[str, Mapping[str, float]]] | None = None
     reports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    values: Mapping[str, float] = field(default_factory=dict)
 
 
 class ResultsStore:

@@ -1,0 +1,282 @@
+r"""FedISM and FedISM+: equally flat losses at every site, against a shift of image quality.
+
+Wu et al., "Fair Federated Medical Image Classification Against Quality Shift via Inter-Client Progressive State
+Matching" (FedISM+), and its predecessor FedISM (IJCAI 2024). Two halves that also work alone:
+
+- SALT, at the sites: sharpness-aware local training (GSAM) with logit adjustment;
+- SAGA, at the server: sites whose loss is sharper (variant S), or higher at a distance (variant L), weigh more.
+
+FedISM searches at a fixed distance rho; FedISM+ lets it grow over the rounds (Eq. 12).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from fairflare.core.sharpness import GSAM, search_distance, sharpness
+from fairflare.core.weighting import moving_average, normalise, power_weights
+from fairflare.methods.base import (
+    FairAggregator,
+    Field,
+    LocalTraining,
+    Method,
+    RoundInputs,
+    SiteError,
+    SiteRun,
+    Weighing,
+    sample_weights,
+)
+
+VARIANTS = {"S": "sharpness", "L": "perturbed_loss"}
+PROBES = ("ce", "la")
+
+
+def distance(current_round: int, num_rounds: int, rho: float, tau: float | None) -> float:
+    """Search distance of a round: fixed (FedISM), or growing with exponent ``tau`` (FedISM+, Eq. 12)."""
+    if tau is None:
+        return rho
+    return search_distance(min(current_round, num_rounds - 1), num_rounds, rho, tau)
+
+
+def _check_distance(rho: float, tau: float | None) -> None:
+    if isinstance(rho, bool) or not (math.isfinite(rho) and rho >= 0):
+        raise ValueError(f"rho must be finite and >= 0, got {rho!r}")
+    if tau is not None and not (math.isfinite(tau) and tau > 0):
+        raise ValueError(f"tau must be finite and > 0, or absent for a fixed distance, got {tau!r}")
+
+
+class SharpnessAwareTraining(LocalTraining):
+    r"""SALT, site half: GSAM steps with logit adjustment, and a report of how sharp the received model is here.
+
+    .. math:: \epsilon = \rho_r\, g / \lVert g \rVert, \quad L_0 = \bar\ell(\theta), \quad
+              L_p = \bar\ell(\theta + \epsilon), \quad S = L_p - L_0
+
+    with g the gradient over the site's whole training set (Eqs. 9-11), in evaluation mode, without augmentation. Two
+    floats leave the site: S and L_p.
+
+    Args:
+        salt: sharpness-aware steps; False: plain ones (ablation: SAGA only).
+        rho: distance, or the last round's where ``tau`` is set; finite, ``>= 0``. 0: plain steps, S = 0. The server
+            half's value comes with each round and goes before this one.
+        tau: exponent of the growth, ``> 0``; ``None``: fixed.
+        gsam_alpha: weight of GSAM's gap, ``>= 0``; 0 is SAM. The authors' code has 0.1, the paper is silent.
+        probe_loss: of the report: ``"ce"`` (the task's loss, as the authors' code), or ``"la"`` (the criterion).
+        args, kwargs: of :class:`LocalTraining`; see ``SETTINGS`` for the defaults of the paper.
+
+    Source:
+        Wu et al., section III-B, and the authors' code.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        salt: bool = True,
+        rho: float = 0.05,
+        tau: float | None = None,
+        gsam_alpha: float = 0.1,
+        probe_loss: str = "ce",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        _check_distance(rho, tau)
+        if isinstance(gsam_alpha, bool) or not (math.isfinite(gsam_alpha) and gsam_alpha >= 0):
+            raise ValueError(f"gsam_alpha must be finite and >= 0, got {gsam_alpha!r}")
+        if probe_loss not in PROBES:
+            raise ValueError(f"probe_loss must be one of {PROBES}, got {probe_loss!r}")
+        self.salt = bool(salt)
+        self.rho = rho
+        self.tau = tau
+        self.gsam_alpha = gsam_alpha
+        self.probe_loss = probe_loss
+        self._distance = 0.0
+        self._stepper: GSAM | None = None
+        self._report: dict[str, Any] = {}
+
+    def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
+        told = run.directives.get("search_distance")
+        self._distance = (
+            distance(run.current_round, run.num_rounds, self.rho, self.tau) if told is None else float(told)
+        )
+        self._stepper = None
+        self._report = {}
+        if told is not None:  # somebody weighs by it
+            self._report = self._probe(run, model)
+
+    def _probe(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        def losses(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            own = run.task.sample_losses if self.probe_loss == "ce" else partial(self.criterion_losses, run)
+            return own(outputs, targets.to(outputs.device))
+
+        batches = run.data.batches("training", batch_size=self.batch_size)
+        found = sharpness(model, losses, batches, self._distance)
+        return {"sharpness": found.sharpness, "perturbed_loss": found.perturbed_loss}
+
+    def step(
+        self,
+        run: SiteRun,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        closure: Callable[[], torch.Tensor],
+    ) -> torch.Tensor:
+        if not self.salt:
+            return super().step(run, model, optimizer, closure)
+        if self._stepper is None or self._stepper.base_optimizer is not optimizer:
+            self._stepper = GSAM(optimizer, rho=self._distance, alpha=self.gsam_alpha, model=model)
+
+        def clipped() -> torch.Tensor:
+            loss = closure()
+            if self.max_grad_norm is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), self.max_grad_norm)
+            return loss
+
+        loss = self._stepper.step(clipped)
+        if self._stepper.skipped_steps and bool(torch.isfinite(loss)):
+            raise SiteError(
+                f"site {run.site!r}: the loss or its gradient is not finite at the search distance "
+                f"{self._distance:g} in round {run.current_round}; lower rho or learning_rate, or set max_grad_norm"
+            )
+        return loss
+
+    def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        self._stepper = None
+        return self._report
+
+
+class FedISM(FairAggregator):
+    r"""SAGA, server half: weights in proportion to a power of sharpness, averaged over the rounds.
+
+    .. math:: \tilde w_k = \frac{x_k^q}{\sum_j x_j^q}, \qquad w_k \leftarrow \beta \tilde w_k + (1 - \beta) w_k
+
+    with x = S (variant S) or L_p (variant L), at least 1e-10. A value that is not a number counts as the median of the
+    others'; a site's average starts with its first weight and stays while it is absent; the weights in use are
+    normalised over the sites of the round. All values at the floor: equal weights.
+
+    Args:
+        variant: ``"S"`` or ``"L"``.
+        q: exponent, ``>= 0``.
+        beta: share of this round in the moving average, in (0, 1].
+        rho, tau: search distance that the sites are told, as in :class:`SharpnessAwareTraining`.
+        saga: False: weights by number of samples (ablation: SALT only); the reports are then not asked for.
+        min_sites: see :class:`FairAggregator`.
+
+    Source:
+        Wu et al., section III-C, Eq. (12) for the distance.
+    """
+
+    report_fields = (
+        Field("sharpness", nan_ok=True, infinite_ok=True, required=False),
+        Field("perturbed_loss", low=0, nan_ok=True, infinite_ok=True, required=False),
+    )
+
+    def __init__(
+        self,
+        variant: str = "S",
+        q: float = 2.0,
+        beta: float = 0.5,
+        rho: float = 0.05,
+        tau: float | None = None,
+        saga: bool = True,
+        min_sites: int = 1,
+    ) -> None:
+        super().__init__(min_sites)
+        if variant not in VARIANTS:
+            raise ValueError(f"variant must be one of {tuple(VARIANTS)}, got {variant!r}")
+        if isinstance(q, bool) or not (math.isfinite(q) and q >= 0):
+            raise ValueError(f"q must be finite and >= 0, got {q!r}")
+        if isinstance(beta, bool) or not 0 < beta <= 1:
+            raise ValueError(f"beta must lie in (0, 1], got {beta!r}")
+        _check_distance(rho, tau)
+        self.variant = variant
+        self.q = q
+        self.beta = beta
+        self.rho = rho
+        self.tau = tau
+        self.saga = bool(saga)
+        self._average: dict[str, float] = {}  # by site name, also of sites that are absent now
+
+    def directives(self, current_round: int, num_rounds: int) -> dict[str, Any]:
+        if not self.saga:
+            return {}
+        return {"search_distance": distance(current_round, num_rounds, self.rho, self.tau)}
+
+    def check_report(self, report: dict[str, Any], site: str) -> dict[str, Any]:
+        wanted = VARIANTS[self.variant]
+        if self.saga and report[wanted] is None:
+            Field(wanted).read(report, site)  # says what is missing
+        return report
+
+    def weigh(self, inputs: RoundInputs) -> Weighing:
+        if not self.saga:
+            return Weighing(sites=sample_weights(inputs))
+        name = VARIANTS[self.variant]
+        fresh = power_weights({site: inputs.reports[site][name] for site in inputs.sites}, self.q)
+        self._average = moving_average(fresh, self._average, self.beta)
+        return Weighing(
+            sites=normalise({site: self._average[site] for site in inputs.sites}),
+            values={"search_distance": distance(inputs.current_round, inputs.num_rounds, self.rho, self.tau)},
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"average": dict(self._average)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._average = {site: float(weight) for site, weight in state["average"].items()}
+
+
+# Of the paper and its code: Adam is made anew in every round.
+SETTINGS: dict[str, Any] = {
+    "optimizer": "adam",
+    "learning_rate": 3e-4,
+    "betas": (0.9, 0.999),
+    "weight_decay": 5e-4,
+    "batch_size": 32,
+    "local_epochs": 1,
+    "keep_optimizer_state": False,
+    "criterion": "logit_adjusted",
+    "augment": True,
+}
+FIXED = {"rho": 0.05}
+GROWING = {"rho": 0.1, "tau": 0.5}
+_COMMON: dict[str, Any] = {
+    "aggregator": FedISM,
+    "training": SharpnessAwareTraining,
+    "task": "classification",
+    # A narrow network on few small images: quicker steps, and some epochs of them.
+    "small": {"learning_rate": 1e-3, "local_epochs": 2, "augmentation": ["flip"], "max_pool": True},
+    "num_sites": 5,
+    "num_rounds": 5,
+}
+METHODS = [
+    Method(
+        name="fed_ism",
+        title="FedISM",
+        summary="sharpness-aware training; sites with sharper losses weigh more (saga=false, salt=false: ablations)",
+        server={**FIXED, "variant": "S"},
+        site={**SETTINGS, **FIXED},
+        source="Wu et al., IJCAI 2024",
+        **_COMMON,
+    ),
+    Method(
+        name="fed_ism_plus_s",
+        title="FedISM+ (S)",
+        summary="FedISM with a search distance that grows over the rounds",
+        server={**GROWING, "variant": "S"},
+        site={**SETTINGS, **GROWING},
+        source="Wu et al., FedISM+",
+        **_COMMON,
+    ),
+    Method(
+        name="fed_ism_plus_l",
+        title="FedISM+ (L)",
+        summary="FedISM+ that weighs by the loss at the search distance instead of the sharpness",
+        server={**GROWING, "variant": "L"},
+        site={**SETTINGS, **GROWING},
+        source="Wu et al., FedISM+",
+        **_COMMON,
+    ),
+]

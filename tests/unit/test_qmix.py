@@ -1,0 +1,748 @@
+"""QMIX: the specification's numbers, games with a known solution, a federation with a known best mu, and restarts."""
+
+from __future__ import annotations
+
+import copy
+import doctest
+import io
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairflare.core import qmix
+from fairflare.core.qmix import (
+    FINE_GRID,
+    MU_GRID,
+    QMix,
+    Step,
+    Update,
+    epsilon_at,
+    global_accuracy,
+    label_entropy,
+    mix,
+    mu_grid,
+    observation,
+    reward,
+    td_target,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+NAN = math.nan
+SMALL: dict[str, Any] = {"hidden": 8, "embed": 4, "warmup": 3, "batch_size": 4, "updates": 2, "capacity": 20}
+SITES = ("A", "B", "C")
+
+
+def seen(round_: int, sites: tuple[str, ...] = SITES) -> dict[str, tuple[float, ...]]:
+    """Some observations; different in every round and at every site."""
+    return {
+        site: observation(-0.3 * k, 1 / 3, 0.1 + 0.02 * round_ + 0.1 * k, 2.0 / (1 + round_ + k), num_classes=7)
+        for k, site in enumerate(sites)
+    }
+
+
+def tensor(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+# the specification's numbers
+
+
+@pytest.mark.parametrize(
+    ("counts", "entropy"),
+    [((50, 50), -0.693147), ((90, 10), -0.325083), ((60, 30, 10), -0.897946), ((100, 0), 0.0), ((7,) * 4, -1.386294)],
+)
+def test_label_entropy(counts, entropy):
+    assert label_entropy(counts) == pytest.approx(entropy, abs=1e-6)
+
+
+def test_label_entropy_of_one_class_is_plus_zero():
+    assert math.copysign(1.0, label_entropy([100, 0])) == 1.0
+
+
+@pytest.mark.parametrize(("accuracy", "value"), [(0.8, -0.139292), (0.95, 0.0), (0.5, -0.362372), (1.0, 0.051271)])
+def test_reward(accuracy, value):
+    assert reward(accuracy, 0.95) == pytest.approx(value, abs=1e-6)
+    assert reward(accuracy) == reward(accuracy, 0.95)
+
+
+@pytest.mark.parametrize(("q", "q_tot"), [((0.3, -0.1), 0.5), ((0.4, -0.1), 0.55), ((-1.0, -0.5), -0.188435)])
+def test_mixer(q, q_tot):
+    value = mix(tensor(*q), tensor(-1.0, 2.0)[:, None], tensor(0.5), tensor(-0.5), torch.tensor(0.2))
+    assert float(value) == pytest.approx(q_tot, abs=1e-6)
+
+
+def test_td_target():
+    y = td_target(tensor(-0.139292, -0.139292), tensor(0.5, 0.5), tensor(0.0, 1.0), 0.99)
+    assert y.tolist() == pytest.approx([0.355708, -0.139292], abs=1e-6)
+    assert (0.5 - float(y[0])) ** 2 == pytest.approx(0.020820, abs=1e-6)
+
+
+@pytest.mark.parametrize(("step", "epsilon"), [(0, 1.0), (15, 0.7625), (30, 0.525), (60, 0.05), (90, 0.05)])
+def test_epsilon(step, epsilon):
+    assert epsilon_at(step, start=1.0, end=0.05, steps=60) == pytest.approx(epsilon, rel=1e-12)
+    agents = QMix("A", **SMALL)
+    for _ in range(step):
+        agents.act({"A": (0.0,) * 4})
+    assert agents.epsilon == pytest.approx(epsilon, rel=1e-12)
+
+
+def test_mu_grid():
+    assert mu_grid(6) == (0.0, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+    assert mu_grid(3, low=1e-3, high=0.1, zero=False) == (1e-3, 1e-2, 0.1)
+    assert len(MU_GRID) == 10
+    assert FINE_GRID[:3] == (1e-5, 0.0, 0.05)
+    assert FINE_GRID[-1] == 1.0
+    for options in ({"num": 1}, {"low": 0.0}, {"high": 2.0}, {"low": 0.5, "high": 0.1}):
+        with pytest.raises(ValueError, match="must"):
+            mu_grid(**options)
+
+
+def test_observation():
+    e = label_entropy([60, 30, 10])
+    o = observation(e, 0.25, 0.8, 2.5, num_classes=3)
+    assert o == pytest.approx((e / math.log(3), 0.25, 0.8, 0.25))
+    assert observation(-math.log(4), 0.0, 1.0, 99.0, num_classes=4) == (-1.0, 0.0, 1.0, 1.0)
+    assert observation(None, 0.5, 0.9, NAN, num_classes=4) == (-0.5, 0.5, 0.0, 1.0)  # withheld entropy; broken loss
+    assert observation(0.0, 0.5, 0.9, 1.0, num_classes=1)[0] == 0.0
+
+
+def test_global_accuracy():
+    assert global_accuracy({"A": 0.5, "B": 1.0}, {"A": 100, "B": 300}) == 0.875
+    assert global_accuracy({"A": 0.5, "B": 1.0}) == 0.75
+    assert global_accuracy({"A": 0.5, "B": None, "C": NAN}, {"A": 10}) == 0.5
+    assert global_accuracy({"A": None}) is None
+    assert global_accuracy({}) is None
+
+
+def test_doctests():
+    assert doctest.testmod(qmix).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: label_entropy([0, 0]), "at least one image"),
+        (lambda: label_entropy([1, -1]), "count of class 1 must be finite and >= 0, got -1"),
+        (lambda: reward(80.0, 0.95), r"accuracy must be in \[0, 1\], got 80.0"),
+        (lambda: reward(0.8, 95.0), r"zeta must be in \[0, 1\], got 95.0"),
+        (lambda: reward(NAN), "accuracy must be"),
+        (lambda: global_accuracy({"A": 80.0}), r"accuracy of site 'A' must be in \[0, 1\], got 80.0"),
+        (lambda: global_accuracy({"A": 0.5}, {}), "site 'A' has an accuracy and no number"),
+        (lambda: global_accuracy({"A": 0.5}, {"A": -1}), "number of validation images of site 'A'"),
+        (lambda: observation(0.3, 0.5, 0.5, 1.0, num_classes=2), r"entropy must be in \[-log 2, 0\], got 0.3"),
+        (lambda: observation(-0.9, 0.5, 0.5, 1.0, num_classes=2), "entropy must be"),
+        (lambda: observation(0.0, 50, 0.5, 1.0, num_classes=2), "share must be"),
+        (lambda: observation(0.0, 0.5, 50, 1.0, num_classes=2), "accuracy must be"),
+        (lambda: observation(0.0, 0.5, 0.5, -1.0, num_classes=2), "loss must be >= 0, got -1.0"),
+        (lambda: observation(0.0, 0.5, 0.5, 1.0, num_classes=0), "num_classes must be"),
+    ],
+)
+def test_bad_values(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+# the mixer is monotonic
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 5),
+    st.sampled_from([0, 6]),
+    st.sampled_from(["qmix", "vdn"]),
+    st.floats(0, 50),
+    st.data(),
+)
+def test_raising_an_agent_never_lowers_the_joint_value(seed, num_agents, hyper_hidden, mixer, gain, data):
+    agents = QMix([f"s{k}" for k in range(num_agents)], mixer=mixer, hyper_hidden=hyper_hidden, seed=seed, **SMALL)
+    generator = torch.Generator().manual_seed(seed)
+    state = 5 * torch.randn(agents.state_size, generator=generator)
+    q = 5 * torch.randn(num_agents, generator=generator)
+    raised = q.clone()
+    raised[data.draw(st.integers(0, num_agents - 1))] += gain
+    before, after = (agents.q_tot(values, state).item() for values in (q, raised))
+    assert after >= before - 1e-5 * (abs(before) + abs(after))
+    q.requires_grad_()
+    agents.q_tot(q, state).backward()
+    assert q.grad is not None
+    assert bool((q.grad >= 0).all())
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_best_joint_action_is_that_of_each_agent(seed):
+    agents = QMix("AB", actions=(0.0, 0.1, 1.0), seed=seed, **SMALL)
+    step = agents.act({"A": (0.1, 0.2, 0.3, 0.4), "B": (0.5, 0.1, 0.9, 0.2)}, greedy=True)
+    joint = {
+        pair: agents.joint_value(step._replace(action=torch.tensor(pair)))
+        for pair in itertools.product(range(3), repeat=2)
+    }
+    assert max(joint.values()) == pytest.approx(joint[tuple(step.action.tolist())], abs=1e-6)
+
+
+# what one update computes
+
+
+def reference_loss(agents: QMix) -> float:
+    """(MRL-11) to (MRL-14) in loops over the transitions and agents, from the state. Slow on purpose."""
+    state = agents.state_dict()
+    online, target, replay = (
+        {k: v.double() for k, v in state[part].items()} for part in ("online", "target", "replay")
+    )
+
+    def utility(nets, h, o):
+        x = o
+        for layer in range(3):
+            x = x @ nets[f"agent.{layer}.weight"][h] + nets[f"agent.{layer}.bias"][h, 0]
+            x = torch.clamp(x, min=0) if layer < 2 else x
+        return x
+
+    def joint(nets, q, s):
+        linear = {
+            name: s @ nets[f"{name}.weight"] + nets[f"{name}.bias"][0]
+            for name in ("hyper_w1.1", "hyper_w2.1", "hyper_b1", "value.0")
+        }
+        v = torch.clamp(linear["value.0"], min=0) @ nets["value.1.weight"] + nets["value.1.bias"][0]
+        total = float(v)
+        for e in range(agents.embed):
+            x = float(linear["hyper_b1"][e])
+            for h in range(len(agents.agents)):
+                x += q[h] * abs(float(linear["hyper_w1.1"][h * agents.embed + e]))
+            total += (x if x > 0 else math.exp(x) - 1) * abs(float(linear["hyper_w2.1"][e]))
+        return total
+
+    losses = []
+    for t in range(agents.filled):
+        row = {name: values[t] for name, values in replay.items()}
+        hs = range(len(agents.agents))
+        q = [float(utility(online, h, row["observation"][h])[int(row["action"][h])]) for h in hs]
+        best = []
+        for h in hs:
+            after = utility(target, h, row["next_observation"][h])
+            ranking = utility(online, h, row["next_observation"][h]) if agents.double_q else after
+            allowed = [a for a in range(len(agents.actions)) if row["next_available"][h, a]]
+            best.append(float(after[max(allowed, key=lambda a: float(ranking[a]))]))
+        y = float(row["reward"]) + agents.gamma * (1 - float(row["done"])) * joint(target, best, row["next_state"])
+        losses.append((joint(online, q, row["state"]) - y) ** 2)
+    return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("double_q", [False, True])
+def test_an_update_is_the_loop(double_q):
+    agents = QMix(SITES, double_q=double_q, target_every=100, lr=0.01, **SMALL | {"batch_size": 50, "updates": 1})
+    step = agents.act(seen(0))
+    for r in range(1, 8):
+        following = agents.act(seen(r), present=SITES[: 1 + r % 3])
+        agents.observe(step, 0.1 * r, following, done=r == 4)
+        step = following
+    expected = reference_loss(agents)
+    assert agents.update().loss == pytest.approx(expected, rel=1e-4)
+    assert agents.update().loss < expected
+
+
+def test_a_critic_sees_the_observation_and_the_value_of_the_action():
+    agents = QMix("AB", action_mode="critic", actions=(0.0, 0.3, 1.0), **SMALL)
+    observations = {"A": (0.1, 0.2, 0.3, 0.4), "B": (0.5, 0.1, 0.9, 0.2)}
+    values = agents.values(agents.act(observations, greedy=True))
+    nets = agents.state_dict()["online"]
+    for h, agent in enumerate("AB"):
+        for k, action in enumerate(agents.actions):
+            x = torch.tensor([*observations[agent], action])
+            for layer in range(3):
+                x = x @ nets[f"agent.{layer}.weight"][h] + nets[f"agent.{layer}.bias"][h, 0]
+                x = torch.clamp(x, min=0) if layer < 2 else x
+            assert values[agent][k] == pytest.approx(float(x), abs=1e-6)
+
+
+def test_the_target_networks_are_copied_every_so_often():
+    agents = QMix(SITES, target_every=4, **SMALL)
+
+    def copied() -> bool:
+        state = agents.state_dict()
+        return all(torch.equal(state["online"][name], state["target"][name]) for name in state["online"])
+
+    step, equal = agents.act(seen(0)), []
+    for r in range(1, 9):
+        following = agents.act(seen(r))
+        agents.observe(step, 0.1, following)
+        step = following
+        equal.append(copied())
+    assert equal == [True, True, False, True, False, False, False, True]  # the first two are the warm-up
+
+
+def test_the_target_networks_may_follow_slowly():
+    agents = QMix(SITES, target_tau=0.25, **SMALL | {"updates": 1, "warmup": 1})
+    before = agents.state_dict()["target"]["agent.0.weight"]
+    step = agents.act(seen(0))
+    agents.observe(step, 0.1, agents.act(seen(1)))
+    state = agents.state_dict()
+    expected = 0.75 * before + 0.25 * state["online"]["agent.0.weight"]
+    torch.testing.assert_close(state["target"]["agent.0.weight"], expected)
+
+
+def test_the_memory_forgets_the_oldest():
+    agents = QMix("A", **SMALL | {"capacity": 4, "warmup": 4})
+    step = agents.act({"A": (0.0,) * 4})
+    for r in range(6):
+        agents.observe(step, float(r), step)
+    assert sorted(agents.state_dict()["replay"]["reward"].tolist()) == [2.0, 3.0, 4.0, 5.0]
+    assert agents.filled == 4
+
+
+# games
+
+
+STATES = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
+
+
+def two_step(state: int, actions: list[int]) -> tuple[float, int | None]:
+    """The game of the QMIX paper, section 5: the first agent leads to 7 for sure, or to 8 if both then agree."""
+    if state == 0:
+        return 0.0, 1 + actions[0]
+    if state == 1:
+        return 7.0, None
+    return [[0.0, 1.0], [1.0, 8.0]][actions[0]][actions[1]], None
+
+
+def all_or_little(state: int, actions: list[int]) -> tuple[float, int | None]:
+    """Three agents: the first leads to 5 for sure, or to 8 if all three then work and a third each otherwise."""
+    if state == 0:
+        return 0.0, 1 + actions[0]
+    if state == 1:
+        return 5.0, None
+    return 8.0 if all(actions) else sum(actions) / 3, None
+
+
+def total(game, policy) -> float:
+    """Return of the greedy joint policy."""
+    state, rewards = 0, 0.0
+    while state is not None:
+        gain, state = game(state, policy(state))
+        rewards += gain
+    return rewards
+
+
+def play_qmix(game, names: str, seed: int, episodes: int) -> float:
+    agents = QMix(
+        names,
+        observation_size=3,
+        state_size=3,
+        actions=(0.0, 1.0),
+        hidden=32,
+        embed=8,
+        lr=5e-3,
+        warmup=32,
+        updates=1,
+        target_every=50,
+        eps_end=1.0,  # as in the paper's game: explore fully, judge the greedy policy
+        seed=seed,
+    )
+
+    def act(state: int, greedy: bool = False) -> Step:
+        return agents.act(dict.fromkeys(names, STATES[state]), state=STATES[state], greedy=greedy)
+
+    for _ in range(episodes):
+        state = 0
+        step = act(state)
+        while True:
+            gain, state = game(state, step.action.tolist())
+            if state is None:
+                agents.observe(step, gain, None, done=True)
+                break
+            following = act(state)
+            agents.observe(step, gain, following)
+            step = following
+    return total(game, lambda state: act(state, greedy=True).action.tolist())
+
+
+def play_independent(game, num_agents: int, seed: int, episodes: int = 2000) -> float:
+    """Each agent learns a table of its own from the common reward."""
+    rng = np.random.default_rng(seed)
+    q = np.zeros((num_agents, 3, 2))
+    for _ in range(episodes):
+        state = 0
+        while state is not None:
+            actions = rng.integers(0, 2, num_agents)
+            gain, following = game(state, actions.tolist())
+            for h in range(num_agents):
+                y = gain + (0.0 if following is None else 0.99 * q[h, following].max())
+                q[h, state, actions[h]] += 0.02 * (y - q[h, state, actions[h]])
+            state = following
+    return total(game, lambda state: q[:, state].argmax(axis=1).tolist())
+
+
+@pytest.mark.parametrize(
+    ("game", "names", "safe", "episodes"), [(two_step, "AB", 7.0, 200), (all_or_little, "ABC", 5.0, 250)]
+)
+def test_qmix_solves_what_independent_learners_do_not(game, names, safe, episodes):
+    returns = [play_qmix(game, names, seed, episodes) for seed in range(10)]
+    assert returns.count(8.0) >= 9, returns
+    assert [play_independent(game, len(names), seed) for seed in range(10)] == [safe] * 10
+
+
+# a federation in which the best mu differs between sites
+
+
+BEST = {"A": 1e-5, "B": 0.05, "C": 0.2, "D": 1.0}
+SHARE = {"A": 0.1, "B": 0.2, "C": 0.3, "D": 0.4}
+
+
+class Simulated:
+    """The global accuracy approaches a ceiling, which falls with the square of every site's distance to its best mu.
+
+    Distances are counted in steps of the grid. Measured accuracies are noisy. With the best mu everywhere the ceiling
+    is 0.9; with the best single mu for all it is 0.847; with random ones 0.81 on average.
+    """
+
+    def __init__(self, seed: int, noise: float = 0.005) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.noise = noise
+        self.accuracy = 0.3
+
+    def loss_of(self, site: str, mu: float) -> float:
+        return ((MU_GRID.index(mu) - MU_GRID.index(BEST[site])) / 9) ** 2
+
+    def ceiling(self, mu: dict[str, float]) -> float:
+        return 0.9 - 0.1 * sum(self.loss_of(site, mu[site]) for site in BEST)
+
+    def measured(self, value: float) -> float:
+        return float(np.clip(value + self.noise * self.rng.normal(), 0, 1))
+
+    def train(self, mu: dict[str, float]) -> dict[str, tuple[float, ...]]:
+        self.accuracy += 0.5 * (self.ceiling(mu) - self.accuracy)
+        return {
+            site: observation(
+                -1.0 - 0.2 * k,
+                SHARE[site],
+                self.measured(self.accuracy + 0.05 - 0.1 * self.loss_of(site, mu[site])),
+                1.5 * (1 - self.accuracy),
+                num_classes=7,
+            )
+            for k, site in enumerate(BEST)
+        }
+
+
+def federate(seed: int, rounds: int, **options: Any) -> tuple[float, float]:
+    """Ceiling of the final greedy choice, and mean ceiling of the last quarter of the choices, exploration included."""
+    simulated = Simulated(seed)
+    agents = QMix(BEST, seed=seed, eps_steps=round(0.3 * rounds), **options)
+    mu, ceilings = dict.fromkeys(BEST, 1e-5), []
+    for _ in range(rounds):
+        gain = reward(simulated.measured(simulated.accuracy))  # of the received model, before training
+        observations = simulated.train(mu)
+        step, _ = agents.end_round(observations, gain)
+        mu = agents.chosen(step)
+        ceilings.append(simulated.ceiling(mu))
+    greedy = agents.chosen(agents.act(observations, greedy=True))
+    return simulated.ceiling(greedy), float(np.mean(ceilings[-rounds // 4 :]))
+
+
+def test_learned_mu_beats_the_best_single_mu_within_100_rounds():
+    """All hyper-parameters at their defaults."""
+    single = max(Simulated(0).ceiling(dict.fromkeys(BEST, mu)) for mu in MU_GRID)
+    assert single == pytest.approx(0.8469, abs=1e-4)
+    results = [federate(seed, 100) for seed in range(5)]
+    assert all(final > single for final, _ in results), results
+    assert np.mean([final for final, _ in results]) > single + 0.5 * (0.9 - single), results
+    assert np.mean([late for _, late in results]) > single, results
+
+
+# timing: one transition a round
+
+
+def scripted(agents: QMix, accuracies: list[float]) -> list[Update | None]:
+    return [agents.end_round(seen(r), reward(acc))[1] for r, acc in enumerate(accuracies)]
+
+
+def test_a_choice_gets_the_reward_of_two_rounds_later():
+    agents = QMix(SITES, **SMALL)
+    scripted(agents, [0.1, 0.2, 0.3, 0.4])
+    replay = agents.state_dict()["replay"]
+    assert replay["reward"].tolist() == pytest.approx([reward(0.3), reward(0.4)], rel=1e-6)
+    for transition in range(2):  # (s^0, A^0, R^0, s^1) and (s^1, A^1, R^1, s^2)
+        here = torch.tensor([seen(transition)[site] for site in SITES])
+        there = torch.tensor([seen(transition + 1)[site] for site in SITES])
+        torch.testing.assert_close(replay["observation"][transition], here)
+        torch.testing.assert_close(replay["next_observation"][transition], there)
+        torch.testing.assert_close(replay["next_state"][transition], there.reshape(-1))
+    assert replay["done"].tolist() == [0.0, 0.0]
+
+
+def test_a_server_with_validation_images_is_a_round_faster():
+    agents = QMix(SITES, reward_delay=1, **SMALL)
+    scripted(agents, [0.1, 0.2, 0.3])
+    assert agents.state_dict()["replay"]["reward"].tolist() == pytest.approx([reward(0.2), reward(0.3)], rel=1e-6)
+
+
+def test_a_round_without_a_measured_accuracy_teaches_nothing():
+    agents = QMix(SITES, **SMALL)
+    rewards = [0.1, 0.2, 0.3, None, 0.5, 0.6]
+    for r, value in enumerate(rewards):
+        agents.end_round(seen(r), value, done=r == 5)
+    replay = agents.state_dict()["replay"]
+    assert replay["reward"].tolist() == pytest.approx([0.3, 0.5, 0.6])
+    torch.testing.assert_close(replay["observation"][1], torch.tensor([seen(2)[site] for site in SITES]))
+    assert replay["done"].tolist() == [0.0, 0.0, 1.0]
+
+
+def test_updates_begin_after_the_warm_up():
+    agents = QMix(SITES, **SMALL)
+    learnt = scripted(agents, [0.1 * r for r in range(8)])
+    assert [update is None for update in learnt] == [True] * 4 + [False] * 4
+    assert learnt[-1] is not None
+    assert learnt[-1].updates == 2
+    assert all(math.isfinite(x) for x in (learnt[-1].loss, learnt[-1].q_tot, learnt[-1].target))
+
+
+# acting
+
+
+def test_before_a_choice_mu_is_the_initial_one():
+    agents = QMix(SITES, **SMALL)
+    step = agents.act({}, present=())
+    assert agents.chosen(step) == dict.fromkeys(SITES, 1e-5)
+    assert QMix(SITES, actions=mu_grid(), **SMALL).initial == 1  # 1e-5 and not 0
+    assert agents.chosen(QMix(SITES, initial=3, **SMALL).act({})) == dict.fromkeys(SITES, MU_GRID[3])
+
+
+def test_the_same_seed_gives_the_same_choices():
+    def choices(seed: int) -> list[list[int]]:
+        agents = QMix(SITES, seed=seed, **SMALL)
+        return [agents.end_round(seen(r), 0.1 * r)[0].action.tolist() for r in range(12)]
+
+    assert choices(1) == choices(1)
+    assert choices(1) != choices(2)
+
+
+def test_a_greedy_choice_leaves_no_trace_in_the_randomness():
+    agents, other = QMix(SITES, **SMALL), QMix(SITES, **SMALL)
+    greedy = [agents.act(seen(3), greedy=True).action.tolist() for _ in range(3)]
+    assert greedy[0] == greedy[1] == greedy[2]
+    best = [max(range(10), key=row.__getitem__) for row in agents.values(agents.act(seen(3), greedy=True)).values()]
+    assert greedy[0] == best
+    assert agents.decisions == 0
+    assert torch.equal(agents.state_dict()["generator"], other.state_dict()["generator"])
+
+
+def test_the_order_of_sites_does_not_matter():
+    one, other = QMix(SITES, seed=1, **SMALL), QMix(tuple(reversed(SITES)), seed=1, **SMALL)
+    for r in range(8):
+        backwards = dict(reversed(seen(r).items()))
+        assert one.chosen(one.end_round(seen(r), 0.1)[0]) == other.chosen(other.end_round(backwards, 0.1)[0])
+
+
+def test_the_global_generator_is_not_touched():
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    agents = QMix(SITES, **SMALL)
+    scripted(agents, [0.1] * 8)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_an_absent_site_keeps_its_observation_and_action():
+    agents = QMix(SITES, seed=4, **SMALL)
+    first, _ = agents.end_round(seen(0), None)
+    second, _ = agents.end_round({site: seen(1)[site] for site in "AC"}, None)
+    assert second.action[1] == first.action[1]
+    torch.testing.assert_close(second.observation[1], torch.tensor(seen(0)["B"]))
+    torch.testing.assert_close(second.observation[2], torch.tensor(seen(1)["C"]))
+    assert second.available[1].tolist() == [a == int(first.action[1]) for a in range(10)]
+    assert bool(second.available[[0, 2]].all())
+    agents.end_round(seen(2), 0.1)  # (s^0, A^0, s^1): in s^1 only one action was open to B
+    assert agents.state_dict()["replay"]["next_available"][0].sum(dim=1).tolist() == [10, 1, 10]
+
+
+def test_who_is_absent_does_not_change_the_randomness_of_the_others():
+    one, other = QMix(SITES, seed=5, **SMALL), QMix(SITES, seed=5, **SMALL)
+    for r in range(3):
+        whole = one.act(seen(r), present=SITES)
+        part = other.act(seen(r), present=("A", "C"))
+        assert whole.action[[0, 2]].tolist() == part.action[[0, 2]].tolist()
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_only_available_actions_are_chosen(greedy):
+    agents = QMix(SITES, **SMALL)
+    open_ = [a in (2, 7) for a in range(10)]
+    for r in range(30):
+        step = agents.act(seen(r), available={"B": open_}, greedy=greedy)
+        assert int(step.action[1]) in (2, 7)
+
+
+def test_careful_exploration_during_the_warm_up():
+    agents = QMix(SITES, eps_prior="small", eps_end=1.0, **SMALL | {"warmup": 1})
+    for r in range(30):
+        step = agents.act(seen(r))
+        assert max(agents.chosen(step).values()) <= 0.1
+    agents.observe(step, 0.1, step)
+    assert max(max(agents.chosen(agents.act(seen(r))).values()) for r in range(30)) > 0.1
+
+
+def test_exploration_is_uniform_and_of_the_stated_share():
+    agents = QMix("AB", eps_start=0.5, eps_end=0.5, **SMALL)
+    best = agents.act(seen(0, ("A", "B")), greedy=True).action
+    counts = np.zeros((2, 10))
+    for _ in range(2000):
+        for h, action in enumerate(agents.act(seen(0, ("A", "B"))).action.tolist()):
+            counts[h, action] += 1
+    for h in range(2):
+        others = np.delete(counts[h], int(best[h]))
+        assert counts[h, int(best[h])] / 2000 == pytest.approx(0.55, abs=0.04)
+        assert others == pytest.approx(np.full(9, 100), abs=40)
+
+
+# restart
+
+
+OPTIONS = [
+    {},
+    {"double_q": True, "hyper_hidden": 5},
+    {"mixer": "vdn", "target_tau": 0.1},
+    {"action_mode": "critic", "actions": FINE_GRID, "obs_extras": True},
+    {"share_agents": True, "reward_delay": 1, "eps_prior": "small"},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_resume_is_bit_identical(options):
+    def make(seed: int) -> QMix:
+        return QMix(SITES, seed=seed, eps_steps=6, **SMALL | {"capacity": 7} | options)
+
+    def play(agents: QMix, rounds: range) -> list[Any]:
+        out = []
+        for r in rounds:
+            here = {site: o for site, o in seen(r).items() if not (site == "B" and r % 4 == 2)}
+            step, learnt = agents.end_round(here, None if r == 9 else reward(0.04 * r))
+            out.append((step.action.tolist(), learnt))
+        return out
+
+    expected = play(make(1), range(18))
+    for stop in (1, 4, 13):
+        first, second = make(1), make(99)
+        head = play(first, range(stop))
+        file = io.BytesIO()
+        torch.save(first.state_dict(), file)
+        file.seek(0)
+        second.load_state_dict(torch.load(file, weights_only=True))
+        assert head + play(second, range(stop, 18)) == expected
+
+
+def test_a_state_holds_only_plain_things_and_its_own():
+    agents = QMix(SITES, **SMALL)
+    scripted(agents, [0.1] * 6)
+
+    def check(value: Any) -> None:
+        if isinstance(value, dict):
+            assert all(isinstance(key, str) for key in value)
+            for item in value.values():
+                check(item)
+        elif isinstance(value, list):
+            for item in value:
+                check(item)
+        else:
+            assert value is None or isinstance(value, int | float | str | torch.Tensor)
+            assert not (isinstance(value, torch.Tensor) and value.requires_grad)
+
+    state = agents.state_dict()
+    check(state)
+    before = copy.deepcopy(state)
+    other = QMix(SITES, **SMALL)
+    other.load_state_dict(state)
+    scripted(agents, [0.2] * 6)
+    scripted(other, [0.2] * 6)
+
+    def same(a: Any, b: Any) -> bool:
+        if isinstance(a, dict):
+            return all(same(a[key], b[key]) for key in a)
+        if isinstance(a, list):
+            return all(itertools.starmap(same, zip(a, b, strict=True)))
+        return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+    assert same(state, before)  # neither training changed what was handed out
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"agents": "AB"}, "agents"),
+        ({"agents": SITES, "actions": (0.0, 1.0)}, "actions"),
+        ({"agents": SITES, "hidden": 9}, "hidden"),
+        ({"agents": SITES, "mixer": "vdn"}, "mixer"),
+    ],
+)
+def test_a_state_of_others_is_refused(options, name):
+    with pytest.raises(ValueError, match=f"state has {name}"):
+        QMix(**SMALL | options).load_state_dict(QMix(SITES, **SMALL).state_dict())
+
+
+# bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"agents": ()}, "agents must be one or more different names"),
+        ({"agents": ["A", "A"]}, "agents must be"),
+        ({"actions": ()}, r"actions must be one or more finite numbers, got \[\]"),
+        ({"actions": (0.1, NAN)}, "actions must be"),
+        ({"gamma": 1.5}, r"gamma must be in \[0, 1\], got 1.5"),
+        ({"lr": 0.0}, "lr must be finite and > 0"),
+        ({"batch_size": 0}, "batch_size must be a whole number >= 1"),
+        ({"target_tau": 0.0}, "target_tau must be in"),
+        ({"mixer": "mean"}, "unknown mixer 'mean'; Available: 'qmix', 'vdn'"),
+        ({"action_mode": "continuous"}, "unknown action_mode"),
+        ({"eps_start": NAN}, "eps_start must be"),
+        ({"initial": 10}, "initial must be the index of one of 10 actions, got 10"),
+    ],
+)
+def test_bad_settings(options, message):
+    with pytest.raises(ValueError, match=message):
+        QMix(**{"agents": SITES} | options)
+
+
+def test_bad_rounds():
+    agents = QMix(SITES, **SMALL)
+    before = agents.state_dict()
+    for arguments, message in [
+        (({"D": (0.0,) * 4},), "unknown agent 'D'; the agents are fixed at the start"),
+        (({"A": (0.0,) * 3},), "observation of agent 'A' must be 4 numbers"),
+        (({"A": (0.0, 0.0, 0.0, NAN)},), "observation of agent 'A' must be finite"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            agents.act(*arguments)
+    with pytest.raises(ValueError, match="unknown agent 'D'"):
+        agents.act({}, present=("D",))
+    with pytest.raises(ValueError, match="agent 'A' has no available action"):
+        agents.act(seen(0), available={"A": [False] * 10})
+    with pytest.raises(ValueError, match="agent 'A' has 2 flags for 10 actions"):
+        agents.act(seen(0), available={"A": [True] * 2})
+    with pytest.raises(ValueError, match="state must be given exactly if state_size was"):
+        agents.act(seen(0), state=(1.0,))
+    with pytest.raises(ValueError, match="reward must be finite or None, got nan"):
+        agents.end_round(seen(0), NAN)
+    with pytest.raises(ValueError, match="no transition to learn from"):
+        agents.update()
+    assert torch.equal(before["last_observation"], agents.state_dict()["last_observation"])
+    assert torch.equal(before["generator"], agents.state_dict()["generator"])
+    step = agents.act(seen(0))
+    with pytest.raises(ValueError, match="reward must be finite, got inf"):
+        agents.observe(step, math.inf, step)
+    with pytest.raises(ValueError, match="following may be None only where the episode is done"):
+        agents.observe(step, 0.0, None)
+
+
+def test_one_agent_is_a_deep_q_learner():
+    """Two actions, reward 1 for the second: found within 60 rounds."""
+    agents = QMix("A", actions=(0.0, 1.0), eps_steps=30, reward_delay=1, gamma=0.0, lr=1e-2, **SMALL | {"capacity": 60})
+    value: float | None = None
+    for _ in range(60):
+        step, _ = agents.end_round({"A": (0.1, 0.2, 0.3, 0.4)}, value)
+        value = float(step.action[0])
+    assert agents.act({"A": (0.1, 0.2, 0.3, 0.4)}, greedy=True).action.tolist() == [1]

@@ -93,12 +93,75 @@ def _quality(corruption: str, severity: int) -> Experiment:
     )  # fmt: skip
 
 
+MAS: Variants = {
+    "FedAvg": ("bsm_fl", {"criterion": "task"}),
+    "BSM-FL": ("bsm_fl", {}),
+    "BSM + KD": ("bsm_kd", {}),
+    "Fed-MAS": ("fed_mas", {}),
+    "Fed-MAS, lambda 0": ("fed_mas", {"lambda_f": 0.0}),
+}
+LONG_TAILED: dict[str, Any] = {
+    **ADAM, "phantom": "endoscopy", "phantom_sites": 4, "phantom_samples": 1500, "phantom_test": 300,
+    "corrupted_sites": 0, "local_epochs": 2, "weight_decay": 0.0,
+}  # fmt: skip
+MAS_COLUMNS: Columns = (
+    ("head", "head", "mean"),
+    ("medium", "medium", "mean"),
+    ("tail", "tail", "mean"),
+    ("All", "all", "mean"),
+    ("bACC", "balanced_accuracy", "mean"),
+)
+
+
+def _long_tailed(**partition: Any) -> Experiment:
+    return Experiment(
+        variants=MAS, settings={**LONG_TAILED, **partition}, task="classification", sites=4, rounds=6,
+        columns=MAS_COLUMNS,
+    )  # fmt: skip
+
+
+MRL: Variants = {
+    "FedAvg": ("fed_avg", {}),
+    "FedProx 0.001": ("fed_prox", {"mu": 0.001}),
+    "FedProx 0.1": ("fed_prox", {"mu": 0.1}),
+    "FedProx 0.4": ("fed_prox", {"mu": 0.4}),
+    "FedMRL": ("fed_mrl", {}),
+    "FedMRL, no fairness loss": ("fed_mrl", {"use_fair": False}),
+    "FedMRL, no map": ("fed_mrl", {"use_som": False}),
+    "FedMRL, fixed mu": ("fed_mrl", {"mu_policy": "fixed"}),
+    "FedMRL, random mu": ("fed_mrl", {"mu_policy": "random"}),
+}
+SHARDS: dict[str, Any] = {
+    **ADAM, "phantom": "dermoscopy7", "phantom_sites": 4, "phantom_samples": 1200, "phantom_test": 300,
+    "partition": "shards", "eta": 1.0, "corrupted_sites": 0, "local_epochs": 1, "weight_decay": 0.0, "augment": False,
+}  # fmt: skip
+# All sites are tested on the same images, so the spread is that of the received model on their own validation images.
+MRL_COLUMNS: Columns = (
+    ("ACC", "accuracy", "mean"),
+    ("AUC (OvR)", "auc_ovr", "mean"),
+    ("precision", "precision", "mean"),
+    ("recall", "recall", "mean"),
+    ("F1", "f1", "mean"),
+    ("bACC", "balanced_accuracy", "mean"),
+    ("std of sites' ACC", "accuracy", "validation_std"),
+)
+
 EXPERIMENTS: dict[str, Experiment] = {
     "phantom": Experiment(LWR, {"local_epochs": 2}, sites=6),
     "nuclei": Experiment(LWR, {"local_epochs": 1, "in_channels": 3}, synthetic=False),
     "white-cells": Experiment(LWR, {"local_epochs": 1, "in_channels": 3}, synthetic=False),
     "noise": _quality("gaussian_noise", 3),
     "blur": _quality("motion_blur", 5),  # severity 3 hardly hurts at 48x48
+    "mas-iid": _long_tailed(partition="iid"),
+    "mas-dirichlet": _long_tailed(partition="dirichlet", alpha=0.5),
+    "mrl": Experiment(
+        variants=MRL,
+        settings=SHARDS,
+        task="classification",
+        sites=4,
+        rounds=12,
+        columns=MRL_COLUMNS,
+    ),
 }
 
 
@@ -140,12 +203,19 @@ def run(
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
+def value(record: dict[str, Any], metric: str, statistic: str) -> float:
+    """One number of one run: over the sites' tests, or the spread of the last round's validation."""
+    if statistic == "validation_std":
+        return pstdev(by[metric] for by in record["rounds"][-1]["validation"].values())
+    return record["fairness"][metric][statistic]
+
+
 def table(experiment: Experiment, found: Mapping[str, list[dict[str, Any]]]) -> str:
     """Mean and population std over the seeds of every column."""
     titles = [title for title, _, _ in experiment.columns] + list(experiment.averages)
     lines = ["| method | " + " | ".join(titles) + " |", "| --- |" + " --- |" * len(titles)]
     for label, records in found.items():
-        values = {t: [r["fairness"][metric][stat] for r in records] for t, metric, stat in experiment.columns}
+        values = {t: [value(r, metric, stat) for r in records] for t, metric, stat in experiment.columns}
         for title, (a, b) in experiment.averages.items():
             values[title] = [(x + y) / 2 for x, y in zip(values[a], values[b], strict=True)]
         cells = [f"{fmean(values[t]):.3f} ± {pstdev(values[t]):.3f}" for t in titles]

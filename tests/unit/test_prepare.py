@@ -18,12 +18,15 @@ from fairflare.data.prepare import (
     PROSTATE_SITES,
     WHITE_CELLS,
     main,
+    prepare_cell_types,
     prepare_folders,
     prepare_nuclei,
     prepare_prostate_mri,
+    prepare_red_cells,
     prepare_white_cells,
     split_groups,
 )
+from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
 
 REAL = Path(os.environ.get("FAIRFLARE_REAL_DATA", Path(__file__).parents[2] / "../shared/data"))
@@ -370,3 +373,63 @@ def test_real_white_cells(tmp_path: Path) -> None:
     # foreground of all images, from the description of the data: 31.7, 22.8 and 35.5 % cell
     assert [share[site][0] for site in WHITE_CELLS] == pytest.approx([0.317, 0.228, 0.355], abs=0.02)
     assert all(cell > nucleus > 0.05 for cell, nucleus in share.values())
+
+
+def test_red_cells_are_split_by_smear(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    rng = np.random.default_rng(0)
+    np.savez(
+        source / "rbc12_chula.npz",
+        images=rng.integers(0, 256, (40, 28, 28, 3)).astype(np.uint8),
+        labels=np.arange(40) % 12,
+        image_no=np.arange(40) // 4,
+        site=np.arange(40) // 20,
+    )
+    written = prepare_red_cells(source, tmp_path / "out")
+    assert sorted(written) == ["block-0", "block-1"]
+    for site, folder in written.items():
+        loaded = load_datalist(folder, site=site, class_labels=True)
+        samples = {split: {s.image.name for s in found} for split, found in loaded.splits.items()}
+        assert sum(map(len, samples.values())) == 20
+        smears = [{name.split("_")[0] for name in names} for names in samples.values()]
+        assert len(set.union(*smears)) == sum(map(len, smears))
+        for found in loaded.splits.values():
+            for sample in found:
+                assert sample.label == int(sample.image.stem.split("_")[1]) % 12
+        assert not (folder / "masks").exists()
+
+
+def test_cells_of_unknown_type_are_left_out(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for site in WHITE_CELLS:
+        labels = np.array([0, 1, -1, 4, 2, 3])
+        images = np.zeros((6, 8, 8, 3), np.uint8)
+        np.savez(source / f"wbc_{site.lower()}.npz", images=images, labels=labels, ids=[f"c{i}" for i in range(6)])
+    for site, folder in prepare_cell_types(source, tmp_path / "out").items():
+        loaded = load_datalist(folder, site=site, class_labels=True)
+        assert sorted(s.label for found in loaded.splits.values() for s in found) == [0, 1, 2, 3, 4]
+    (source / "wbc_jtsc.npz").unlink()
+    np.savez(source / "wbc_jtsc.npz", images=np.zeros((2, 8, 8, 3), np.uint8), labels=np.zeros(3), ids=["a", "b"])
+    with pytest.raises(DataError, match=r"site 'JTSC'.*as many of each array"):
+        prepare_cell_types(source, tmp_path / "again")
+
+
+@needs_real_data
+def test_real_cells_with_classes(tmp_path: Path) -> None:
+    red = prepare_red_cells(REAL, tmp_path / "red")
+    counts = [0] * 12
+    for site, folder in red.items():
+        for found in load_datalist(folder, site=site, class_labels=True).splits.values():
+            for sample in found:
+                counts[int(sample.label)] += 1
+    # from the description of the data
+    assert counts == [1119, 147, 83, 594, 492, 360, 407, 62, 150, 174, 219, 193]
+    task = ClassificationTask(num_classes=5, image_size=(32, 32), features=(4, 4, 8, 8))
+    total = sum(
+        task.open_site(site, {"data_root": str(folder)}).class_counts(split)
+        for site, folder in prepare_cell_types(REAL, tmp_path / "white").items()
+        for split in SPLITS
+    )
+    assert total.tolist() == [416, 122, 83, 122, 7]

@@ -1,8 +1,10 @@
-"""Bring public multi-site data sets into the form that a site reads: images, masks and a datalist.
+"""Bring public multi-site data sets into the form that a site reads: images, masks or classes, and a datalist.
 
 ================  ===================================================================================
 ``nuclei``        five acquisition groups of the 2018 Data Science Bowl, from ``nuclei_*.npz``
 ``white-cells``   three laboratories' white blood cells, from ``wbc_*.npz``
+``cell-types``    the same cells by type (five classes)
+``red-cells``     twelve types of red blood cells, long-tailed, from ``rbc12_chula.npz``
 ``prostate-mri``  the six-site T2 prostate set (BIDMC, BMC, HK, I2CVB, RUNMC, UCL), NIfTI volumes
 ``folders``       any pairs of image and mask folders
 ================  ===================================================================================
@@ -11,10 +13,11 @@ For example::
 
     python -m fairflare.data.prepare nuclei --source DOWNLOADS --out DATA
 
-writes ``DATA/<site>/images/*.png``, ``DATA/<site>/masks/*.png`` and ``DATA/<site>/datalist.json`` for every
-site, and ``DATA/fairflare.json``, which says where each site's data are: copied into the ``local`` folder of
-a simulator workspace, it makes the job run on them. Images are split 6:2:2 into training, validation and test
-by patient (or by source image, where an image was cut into tiles). Either everything is written or nothing.
+writes ``DATA/<site>/images/*.png``, ``DATA/<site>/masks/*.png`` (not where a class is the label) and
+``DATA/<site>/datalist.json`` for every site, and ``DATA/fairflare.json``, which says where each site's data are:
+copied into the ``local`` folder of a simulator workspace, it makes the job run on them. Images are split 6:2:2 into
+training, validation and test by patient (or by source image, where an image was cut into tiles). Either everything is
+written or nothing.
 """
 
 from __future__ import annotations
@@ -43,6 +46,8 @@ WHITE_CELL_TARGETS: Mapping[str, Mapping[str, int] | None] = {  # 0 background, 
     "nucleus": {"0": 0, "1": 0, "2": 1},
     "both": None,
 }
+CELL_TYPES = ("neutrophil", "lymphocyte", "monocyte", "eosinophil", "basophil")
+UNKNOWN_TYPE = -1
 PROSTATE_SITES: Mapping[str, tuple[str, ...]] = {  # names of the folders that are in use
     "BIDMC": ("bidmc", "sitee"),
     "BMC": ("bmc", "isbi_1.5", "siteb"),
@@ -61,7 +66,7 @@ class Item:
     name: str
     group: str
     image: npt.NDArray[np.uint8] | Path
-    mask: npt.NDArray[np.uint8] | Path
+    mask: npt.NDArray[np.uint8] | Path | int  # int: the class
 
 
 def split_groups(
@@ -154,6 +159,41 @@ def prepare_white_cells(
     sites = {name: _npz_items(name, file, (0, 1, 2)) for name, file in files.items()}
     settings = {} if values is None else {"mask_values": dict(values)}
     return _write(sites, Path(out_dir), seed=seed, number=number, overwrite=overwrite, settings=settings)
+
+
+def prepare_cell_types(
+    source_dir: str | Path, out_dir: str | Path, seed: int = 0, *, number: bool = False, overwrite: bool = False
+) -> dict[str, Path]:
+    """The white blood cells of three laboratories by type, from ``wbc_<site>.npz``; unknown types are left out.
+
+    Args and returns: as :func:`prepare_nuclei`. Classes: ``CELL_TYPES``.
+    """
+    files = _npz_files(Path(source_dir), "wbc_", WHITE_CELLS)
+    sites = {name: list(_type_items(name, file)) for name, file in files.items()}
+    return _write(sites, Path(out_dir), seed=seed, number=number, overwrite=overwrite)
+
+
+def prepare_red_cells(
+    source_dir: str | Path, out_dir: str | Path, seed: int = 0, *, number: bool = False, overwrite: bool = False
+) -> dict[str, Path]:
+    """Twelve types of red blood cells, long-tailed, from ``rbc12_chula.npz``.
+
+    The file's six sites are blocks of consecutive smear images of one hospital, not six hospitals; they are called
+    ``block-0`` and so on. Split by smear image, since neighbouring crops overlap.
+
+    Args and returns: as :func:`prepare_nuclei`.
+    """
+    (file,) = _npz_files(Path(source_dir), "rbc12_", ("chula",)).values()
+    arrays = _arrays("red cells", file, ("images", "labels", "image_no", "site"))
+    images, labels, smears, blocks = arrays["images"], arrays["labels"], arrays["image_no"], arrays["site"]
+    sites = {
+        f"block-{block}": [
+            Item(f"s{smears[i]:04d}_{i:05d}", f"s{smears[i]:04d}", images[i], int(labels[i]))
+            for i in np.flatnonzero(blocks == block).tolist()
+        ]
+        for block in np.unique(blocks).tolist()
+    }
+    return _write(sites, Path(out_dir), seed=seed, number=number, overwrite=overwrite)
 
 
 def prepare_prostate_mri(
@@ -265,12 +305,27 @@ def _npz_files(source: Path, prefix: str, names: Sequence[str]) -> dict[str, Pat
     return files
 
 
-def _npz_items(site: str, file: Path, values: Sequence[int]) -> Iterator[Item]:
+def _arrays(site: str, file: Path, keys: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
     try:
         with np.load(file, allow_pickle=False) as content:
-            arrays = {key: content[key] for key in ("images", "masks", "ids")}
+            arrays = {key: content[key] for key in keys}
     except (OSError, KeyError, ValueError) as error:
         raise DataError(f"site '{site}': '{file}' cannot be read: {error}; fetch the file again") from error
+    lengths = {key: len(array) for key, array in arrays.items()}
+    if len(set(lengths.values())) != 1 or arrays["images"].dtype != np.uint8:
+        raise DataError(f"site '{site}': '{file}': expected uint8 images and as many of each array, got {lengths}")
+    return arrays
+
+
+def _type_items(site: str, file: Path) -> Iterator[Item]:
+    arrays = _arrays(site, file, ("images", "labels", "ids"))
+    for image, label, name in zip(arrays["images"], arrays["labels"].tolist(), arrays["ids"], strict=True):
+        if label != UNKNOWN_TYPE:
+            yield Item(_file_name(str(name)), str(name), image, int(label))
+
+
+def _npz_items(site: str, file: Path, values: Sequence[int]) -> Iterator[Item]:
+    arrays = _arrays(site, file, ("images", "masks", "ids"))
     images, masks, ids = arrays["images"], arrays["masks"], [str(name) for name in arrays["ids"]]
     if images.shape[:3] != masks.shape or len(ids) != len(images) or images.dtype != np.uint8:
         raise DataError(
@@ -427,26 +482,24 @@ def _write(
 
 def _write_site(folder: Path, site: str, items: Iterable[Item], seed: int) -> None:
     (folder / "images").mkdir(parents=True)
-    (folder / "masks").mkdir()
-    entries: list[tuple[str, dict[str, str]]] = []
+    entries: list[tuple[str, dict[str, Any]]] = []
     used: set[str] = set()
     for item in items:
         if item.name.lower() in used:
             raise DataError(f"site '{site}': two images are called '{item.name}'; give them different names")
         used.add(item.name.lower())
-        entry = {
-            "image": _put(folder, "images", item.name, item.image),
-            "label": _put(folder, "masks", item.name, item.mask),
-        }
+        label = item.mask if isinstance(item.mask, int) else _put(folder, "masks", item.name, item.mask)
+        entry = {"image": _put(folder, "images", item.name, item.image), "label": label}
         entries.append((item.group, entry))
     chosen = split_groups((group for group, _ in entries), site=site, seed=seed)
-    splits: dict[str, list[dict[str, str]]] = {split: [] for split in SPLITS}
+    splits: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
     for group, entry in entries:
         splits[chosen[group]].append(entry)
     write_datalist(folder / "datalist.json", splits, name=site)
 
 
 def _put(folder: Path, kind: str, name: str, content: npt.NDArray[np.uint8] | Path) -> str:
+    (folder / kind).mkdir(exist_ok=True)
     if isinstance(content, Path):
         ending = ".nii.gz" if content.name.lower().endswith(".nii.gz") else content.suffix.lower()
         shutil.copyfile(content, folder / kind / (name + ending))
@@ -480,6 +533,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command("nuclei", "nucleus segmentation, five acquisition groups")
     cells = command("white-cells", "white blood cells, three laboratories")
     cells.add_argument("--target", choices=list(WHITE_CELL_TARGETS), default="cell", help="default: cell")
+    command("cell-types", "white blood cells by type, three laboratories")
+    command("red-cells", "red blood cells by type, long-tailed, six blocks of one hospital's smears")
     prostate = command("prostate-mri", "T2 prostate MRI, six sites")
     prostate.add_argument("--sites", nargs="+", metavar="SITE", help=f"default: {' '.join(PROSTATE_SITES)}")
     prostate.add_argument("--split-unit", choices=["patient", "slice"], default="patient", help="default: patient")
@@ -502,6 +557,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "white-cells": lambda: prepare_white_cells(
             options.source, options.out, target=options.target, **common
         ),
+        "cell-types": lambda: prepare_cell_types(options.source, options.out, **common),
+        "red-cells": lambda: prepare_red_cells(options.source, options.out, **common),
         "prostate-mri": lambda: prepare_prostate_mri(
             options.source, options.out, sites=options.sites, split_unit=options.split_unit,
             neighbours=options.neighbours, **common,

@@ -10,7 +10,7 @@ run: $(STAMP)
 	$(BIN)/fairflare run fed_lwr
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -44,6 +44,7 @@ from fairflare.flare.executor import read_site_file
 from fairflare.flare.site import safe_name
 from fairflare.flare.tracking import Tracker
 from fairflare.methods.base import FairAggregator, Weighing
+from fairflare.reporting.pictures import draw_pictures
 from fairflare.reporting.results import LeftOut, PhaseRecord, ResultsStore, RoundRecord, read_results
 from fairflare.reporting.table import fairness_table
 
@@ -196,6 +197,7 @@ class RoundsController(ModelController):
             self._checkpoints = CheckpointFolder(base / self.experiment)
         else:
             self._checkpoints = CheckpointFolder(run_dir / RESULTS_FOLDER / "checkpoint")
+        self.aggregator.memory_folder = self._checkpoints.folder / "memory"
         config = self._config()
         torch.manual_seed(self.seed)
         model = self.task.build_model()
@@ -210,6 +212,7 @@ class RoundsController(ModelController):
             "method": type(self.aggregator).__name__,
             "label": self.label or type(self.aggregator).__name__,
             "primary_metric": self.task.primary_metric,
+            "shown_metrics": list(self.task.shown_metrics),
             "num_rounds": self.num_rounds,
             "min_sites": self.min_sites,
             "seed": self.seed,
@@ -249,8 +252,8 @@ class RoundsController(ModelController):
         self.info(f"round {current_round + 1} of {self.num_rounds}")
         aggregator = self.aggregator
         staging = run_dir / RESULTS_FOLDER / "staging"
-        aggregator.begin_round(current_round, self.num_rounds, global_state=state, folder=staging)
         record = RoundRecord(current_round=current_round, sites=self._live_sites())
+        aggregator.begin_round(current_round, self.num_rounds, global_state=state, folder=staging, sites=record.sites)
 
         train = self._exchange(
             TASK_TRAIN, current_round, state, record.sites, self.train_timeout, store, aggregator.accept_model
@@ -305,6 +308,7 @@ class RoundsController(ModelController):
             record.layers = weighing.record or None
             record.reports = weighing.reports
             record.values = weighing.values
+            record.details = weighing.details
         if self.keep_local_models:
             shutil.copytree(
                 staging, run_dir / RESULTS_FOLDER / "local_models" / f"round_{current_round:04d}", dirs_exist_ok=True
@@ -351,7 +355,13 @@ class RoundsController(ModelController):
         self._save_model(state, run_dir / MODEL_FILE, self.num_rounds)
         store.finish("completed", test=test, fairness=fairness, phases=[phase.record()], left_out=left_out)
         self._tracker.test(test, metric, self.num_rounds)
-        self.info("fairness on the sites' test splits\n" + fairness_table(read_results(store.folder)))
+        if not self.experiment and self.aggregator.memory_folder is not None:
+            # Nobody can go on with this run, and the method's memory may be many models large.
+            shutil.rmtree(self.aggregator.memory_folder, ignore_errors=True)
+        results = read_results(store.folder)
+        for line in draw_pictures(results, store.folder):
+            self.info(line)
+        self.info("fairness on the sites' test splits\n" + fairness_table(results))
 
     def _aborted(self, store: ResultsStore) -> None:
         reason = "the job was aborted (by an administrator, or because a site's process died or no site is left)"

@@ -223,6 +223,7 @@ class SiteWorker:
         run, model = self._open(request, should_stop)
         received = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
         metrics = self._evaluate(model, run, "validation")
+        run.metrics = metrics
         trained = self.training.train(run, model)
         local = clean_state(model.state_dict())
         for name, tensor in local.items():

@@ -69,6 +69,7 @@ class RoundRecord:
             layer.
         reports: ``{site: {field: value}}``, the method's own reports.
         values: what the method says of the round as a whole.
+        details: more of it, JSON-like.
     """
 
     current_round: int
@@ -82,6 +83,7 @@ class RoundRecord:
     layers: Mapping[str, Mapping[str, Mapping[str, float]]] | None = None
     reports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     values: Mapping[str, float] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ResultsStore:

@@ -198,14 +198,17 @@ def _summaries(results: Mapping[str, Any]) -> dict[str, FairnessSummary]:
 
 
 def _metrics(results: Mapping[str, Any]) -> list[str]:
-    """Metrics of the test results, the primary one first."""
+    """Metrics of the test results that the task wants in tables (default: all), the primary one first."""
     metrics: list[str] = []
     for by_metric in (results.get("test") or {}).values():
         metrics += [metric for metric in by_metric if metric not in metrics]
     if not metrics:
         raise ValueError(f"{_label(results)!r} has no test results")
-    primary = (results["info"] or {}).get("primary_metric")
-    return sorted(metrics, key=lambda metric: metric != primary)
+    info = results["info"] or {}
+    shown = info.get("shown_metrics")
+    if shown:
+        metrics = [metric for metric in metrics if metric in shown] or metrics
+    return sorted(metrics, key=lambda metric: metric != info.get("primary_metric"))
 
 
 def _by_site(results: Mapping[str, Any], metric: str) -> dict[str, float]:

@@ -80,6 +80,8 @@ class Task(ABC):
     """
 
     primary_metric: ClassVar[str]
+    #: Metrics in the fairness table; empty: all. The results file has all of them.
+    shown_metrics: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def build_model(self) -> torch.nn.Module:

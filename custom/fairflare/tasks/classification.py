@@ -77,6 +77,10 @@ class ClassificationTask(Task):
     """
 
     primary_metric: ClassVar[str] = "balanced_accuracy"
+    shown_metrics: ClassVar[tuple[str, ...]] = (
+        "balanced_accuracy", "accuracy", "auc_ovo", "f1_macro", "head", "medium", "tail", "all",
+        "clean/balanced_accuracy", "corrupted/balanced_accuracy", "light/balanced_accuracy", "dark/balanced_accuracy",
+    )  # fmt: skip
 
     def __init__(
         self,

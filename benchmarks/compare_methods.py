@@ -43,6 +43,7 @@ class Experiment:
     rounds: int = 8
     columns: Columns = ()
     synthetic: bool = True
+    first_seed: int = 0  # of the phantom
     averages: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # title -> mean of two columns
 
 
@@ -116,7 +117,7 @@ MAS_COLUMNS: Columns = (
 def _long_tailed(**partition: Any) -> Experiment:
     return Experiment(
         variants=MAS, settings={**LONG_TAILED, **partition}, task="classification", sites=4, rounds=6,
-        columns=MAS_COLUMNS,
+        columns=MAS_COLUMNS, first_seed=10,  # 0 was looked at when the packaged prior was chosen
     )  # fmt: skip
 
 
@@ -196,7 +197,7 @@ def run(
     if site_file is not None:
         command += ["--data", str(site_file)]
     # A phantom is drawn anew for each seed, as another sample of patients.
-    extra = {"phantom_seed": seed} if experiment.synthetic else {}
+    extra = {"phantom_seed": experiment.first_seed + seed} if experiment.synthetic else {}
     for key, value in {**experiment.settings, **extra, **settings}.items():
         command += ["--set", f"{key}={json.dumps(value)}"]
     print(f"{name}: {label}, seed {seed}", flush=True)

@@ -1,0 +1,217 @@
+r"""Fed-MAS's measurements: how far a model's features are from a frozen prior network's, by class.
+
+The distance of a sample (Eq. 1), its mean by class (Eq. 2), the same while training, and the rescue factor (Eq. 3)
+that a site makes of both. Weights by site: :func:`fairflare.core.weighting.rescue_weights`.
+
+Here c is a class and k a site; the paper uses k for classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["RF_MODES", "RunningClassMean", "class_means", "prior_distance", "rescue_factor"]
+
+NORM_FLOOR = 1e-12  # a feature vector of zeros has the distance 2, to anything
+MIN_SUM = 1e-12  # divergences that sum to this or less have no shares
+RF_MODES = ("paper", "code", "class_mean")
+
+
+def prior_distance(projected: Tensor, target: Tensor) -> Tensor:
+    r"""Distance of each sample's features to the prior's, Fed-MAS Eq. (1).
+
+    .. math:: \ell_f = 2 - 2 \langle y / \lVert y \rVert_2,\; y' / \lVert y' \rVert_2 \rangle
+
+    Args:
+        projected: y, (n, d), floating point, with gradient: the projector's output.
+        target: y', (n, d), the frozen network's features; their length does not matter. Constant: no gradient.
+
+    Returns:
+        (n,), in [0, 4]. A vector of norm 0 (floor 1e-12) has the distance 2.
+
+    Raises:
+        ValueError: shapes that differ or are not (n, d).
+
+    Source:
+        Elbatel et al., DeCaF @ MICCAI 2023, Eq. (1); spec MAS-1.
+
+    Example:
+        >>> prior_distance(torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 0.0]]))
+        tensor([0.8000])
+    """
+    if projected.ndim != 2 or projected.shape[0] == 0:
+        raise ValueError(f"projected must have shape (n, d) with n >= 1, got {tuple(projected.shape)}")
+    if target.shape != projected.shape:
+        raise ValueError(f"target has shape {tuple(target.shape)}, projected has {tuple(projected.shape)}")
+    y = torch.nn.functional.normalize(projected, dim=1, eps=NORM_FLOOR)
+    y_prior = torch.nn.functional.normalize(target.detach().to(y), dim=1, eps=NORM_FLOOR)
+    return (2 - 2 * (y * y_prior).sum(1)).clamp(0, 4)  # rounding reaches -2e-7; NaN stays NaN
+
+
+class RunningClassMean:
+    r"""Mean of the samples' values by class, gathered batch by batch, and its sum over epochs.
+
+    .. math:: \hat w_c = \sum_{e=1}^{E} \frac{1}{M_{c,e}} \sum_{i: \text{label } c} \ell_i
+
+    Sums and counts are kept in float64, so neither the size nor the order of the batches matters.
+
+    Args:
+        num_classes: C, ``>= 1``.
+
+    Source:
+        Elbatel et al., section 2.2; spec MAS-3. With one epoch it is Eq. (2).
+
+    Example:
+        >>> running = RunningClassMean(2)
+        >>> running.add(torch.tensor([0.2, 0.4]), torch.tensor([0, 0]))
+        >>> running.add(torch.tensor([0.6]), torch.tensor([0]))
+        >>> round(running.means()[0].item(), 6), running.counts.tolist()
+        (0.4, [3, 0])
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 1:
+            raise ValueError(f"num_classes must be a whole number >= 1, got {num_classes!r}")
+        self.num_classes = num_classes
+        self.counts = torch.zeros(num_classes, dtype=torch.int64)
+        self._sums = torch.zeros(num_classes, dtype=torch.float64)
+        self._epochs: list[tuple[Tensor, Tensor]] = []  # closed ones: means, and which classes were seen
+
+    def add(self, values: Tensor, targets: Tensor) -> None:
+        """Takes a batch: values (n,), and their classes (n,) in [0, C)."""
+        if values.ndim != 1 or targets.shape != values.shape:
+            raise ValueError(
+                f"values and targets must have the same shape (n,), got {tuple(values.shape)} and "
+                f"{tuple(targets.shape)}"
+            )
+        labels = targets.detach().to("cpu", torch.int64)
+        if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= self.num_classes):
+            raise ValueError(
+                f"targets must be in [0, {self.num_classes}), got {int(labels.min())} to {int(labels.max())}"
+            )
+        self._sums.index_add_(0, labels, values.detach().to("cpu", torch.float64))
+        self.counts += torch.bincount(labels, minlength=self.num_classes)
+
+    def means(self) -> Tensor:
+        """(C,) float64, of the open epoch; NaN where a class was not seen."""
+        return self._sums / torch.where(self.counts > 0, self.counts.double(), math.nan)
+
+    def end_epoch(self) -> None:
+        """Closes the epoch: its means count once, whatever number of samples they are of."""
+        self._epochs.append((self.means(), self.counts > 0))
+        self.counts = torch.zeros_like(self.counts)
+        self._sums = torch.zeros_like(self._sums)
+
+    def total(self, before: Tensor | None = None) -> Tensor:
+        """(C,) float64: the sum of the closed epochs' means; NaN for a class that is not known at all.
+
+        Args:
+            before: (C,), what a class has that was not seen in the first epoch: its mean of the received model.
+                Later epochs have the epoch's before. No epoch closed: ``before`` itself.
+
+        Raises:
+            ValueError: ``before`` of another shape, or absent where no epoch was closed.
+        """
+        if before is not None and before.shape != (self.num_classes,):
+            raise ValueError(f"before must have shape ({self.num_classes},), got {tuple(before.shape)}")
+        if before is None and not self._epochs:
+            raise ValueError("no epoch was closed; call end_epoch() after each, or give before")
+        last = torch.full((self.num_classes,), math.nan, dtype=torch.float64)
+        if before is not None:
+            last = before.detach().to("cpu", torch.float64)
+        if not self._epochs:
+            return last.clone()
+        total = torch.zeros(self.num_classes, dtype=torch.float64)
+        for means, seen in self._epochs:
+            last = torch.where(seen, means, last)
+            total += last
+        return total
+
+
+def class_means(values: Tensor, targets: Tensor, num_classes: int) -> Tensor:
+    r"""Mean of the samples' values by class, Fed-MAS Eq. (2).
+
+    .. math:: w_c = \frac{1}{M_c} \sum_{i: \text{label } c} \ell_i
+
+    Args:
+        values: (n,), one for each sample.
+        targets: (n,), their classes in [0, C).
+        num_classes: C.
+
+    Returns:
+        (C,) float64 on the CPU; NaN for a class without samples.
+
+    Raises:
+        ValueError: shapes or classes out of range.
+
+    Source:
+        Elbatel et al., Eq. (2); spec MAS-2. The authors divide by the class's count also where their loader dropped
+        samples; we divide by the number of samples seen.
+    """
+    running = RunningClassMean(num_classes)
+    running.add(values, targets)
+    return running.means()
+
+
+def rescue_factor(
+    before: Tensor | Sequence[float],
+    during: Tensor | Sequence[float],
+    counts: Tensor | Sequence[int],
+    mode: str = "paper",
+) -> float:
+    r"""Rescue factor of a site, Fed-MAS Eq. (3): how much it has that the global model has not captured.
+
+    .. math:: RF_k = \sum_{c: M_{k,c} > 0} w_{k,c}\, \hat w_{k,c}
+
+    Args:
+        before: w, (C,), class-aware divergence of the *received* model, before training.
+        during: :math:`\hat w`, (C,), the same while training, summed over the epochs.
+        counts: M, (C,), the site's training samples by class. Classes with 0 are left out, whatever their divergence.
+        mode: ``"paper"``: as above. ``"code"``: w and :math:`\hat w` are divided by their own sums first, as in the
+            authors' code. ``"class_mean"``: the paper's divided by the number of the site's classes.
+
+    Returns:
+        A number ``>= 0``; NaN where a class that is present has a divergence that is not finite (the server then
+        takes the mean of the other sites'). ``"code"`` with divergences that are all 0: 0.
+
+    Raises:
+        ValueError: shapes that differ, no class present, a negative divergence (names the class), unknown mode.
+
+    Source:
+        Elbatel et al., Eq. (3); spec MAS-4 and section 4. The paper's factor grows with the number of classes at a
+        site, the code's shrinks: they can rank sites in opposite order.
+
+    Example:
+        >>> round(rescue_factor([0.5, 1.0, 1.5], [0.4, 0.8, 1.2], [3, 2, 1]), 6)
+        2.8
+    """
+    if mode not in RF_MODES:
+        raise ValueError(f"unknown mode {mode!r}. Available: {', '.join(map(repr, RF_MODES))}")
+    w, w_hat = (torch.as_tensor(x, dtype=torch.float64, device="cpu").detach() for x in (before, during))
+    present = torch.as_tensor(counts, device="cpu") > 0
+    if not w.shape == w_hat.shape == present.shape or w.ndim != 1:
+        raise ValueError(
+            f"before, during and counts must have the same shape (C,), got {tuple(w.shape)}, {tuple(w_hat.shape)} "
+            f"and {tuple(present.shape)}"
+        )
+    if not bool(present.any()):
+        raise ValueError("counts must not all be 0")
+    for name, values in (("before", w), ("during", w_hat)):
+        negative = (present & (values < 0)).nonzero()
+        if len(negative):
+            index = int(negative[0])
+            raise ValueError(f"{name} of class {index} must be >= 0, got {float(values[index])}")
+    w, w_hat = w[present], w_hat[present]
+    if not bool(torch.isfinite(w).all() and torch.isfinite(w_hat).all()):
+        return math.nan
+    if mode == "code":
+        sums = w.sum(), w_hat.sum()
+        if min(sums) <= MIN_SUM:
+            return 0.0
+        w, w_hat = w / sums[0], w_hat / sums[1]
+    factor = float((w * w_hat).sum())
+    return factor / int(present.sum()) if mode == "class_mean" else factor

@@ -1,0 +1,191 @@
+"""Frozen prior networks of Fed-MAS: built, loaded, told apart. Never trained, never sent."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fairflare.tasks.networks import (
+    HEADS,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    build_classifier,
+    match_names,
+    mismatch,
+    read_checkpoint,
+)
+
+# Trained by benchmarks/train_prior.py on synthetic images; part of the package, so nothing is downloaded.
+EMBEDDED_FILE = Path(__file__).parents[1] / "data" / "weights" / "prior_small.safetensors"
+EMBEDDED_WIDTHS = (16, 32, 48, 96)
+PRIOR_NETWORKS = ("embedded", "resnet18", "resnet50", "densenet121", "timm:<name>")
+MOCO_PREFIX = "encoder_q."
+FINGERPRINT_LENGTH = 16  # hexadecimal digits: 64 bits
+
+
+class PriorNetwork(nn.Module):
+    """A frozen encoder: evaluation mode for good, no gradients.
+
+    Args:
+        encoder: (n, 3, height, width), normalised as ImageNet -> (n, width).
+        name: of the architecture.
+        width: of the encoder's output, Fed-MAS's prior dimension.
+        image_size: images are resized to this height and width first; ``None``: taken as they are.
+    """
+
+    def __init__(self, encoder: nn.Module, name: str, width: int, image_size: int | None = None) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.name = name
+        self.width = width
+        self.image_size = image_size
+        self.requires_grad_(False)
+        self.eval()
+        self.fingerprint = fingerprint(encoder.state_dict(), f"{name}/{image_size}")
+
+    def train(self, mode: bool = True) -> PriorNetwork:
+        """Stays in evaluation mode."""
+        return super().train(False)
+
+    @torch.no_grad()
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """(n, width) features of images (n, 1 or 3, height, width) in [0, 1]."""
+        if inputs.shape[1] == 1:
+            inputs = inputs.expand(-1, 3, -1, -1)
+        if self.image_size is not None and tuple(inputs.shape[2:]) != (self.image_size,) * 2:
+            inputs = nn.functional.interpolate(
+                inputs, (self.image_size,) * 2, mode="bilinear", antialias=True, align_corners=False
+            )
+        mean, std = (inputs.new_tensor(values).view(-1, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
+        return self.encoder((inputs - mean) / std)
+
+
+def fingerprint(state: Mapping[str, torch.Tensor], extra: str = "") -> str:
+    """A short hash of names, shapes and values (as float32) of a network; the same for the same file anywhere."""
+    digest = hashlib.sha256(extra.encode())
+    for name in sorted(state):
+        tensor = state[name].detach().to("cpu", torch.float32).contiguous()
+        if not name.endswith("num_batches_tracked"):
+            digest.update(f"{name}{tuple(tensor.shape)}".encode())
+            digest.update(tensor.numpy().astype("<f4").tobytes())
+    return digest.hexdigest()[:FINGERPRINT_LENGTH]
+
+
+def check_prior_network(network: str) -> str:
+    """``network``, or ``ValueError`` when it is none of :data:`PRIOR_NETWORKS`."""
+    if not isinstance(network, str) or (network not in PRIOR_NETWORKS and not network.startswith("timm:")):
+        raise ValueError(f"prior_network must be one of {PRIOR_NETWORKS}, got {network!r}")
+    return network
+
+
+def check_image_size(size: int | None) -> int | None:
+    """``size``, or ``ValueError``."""
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 32):
+        raise ValueError(f"prior_image_size must be a whole number >= 32, got {size!r}")
+    return size
+
+
+def load_prior(
+    network: str = "embedded", checkpoint: str | Path | None = None, image_size: int | None = None
+) -> PriorNetwork:
+    """A prior network with the weights of a checkpoint; nothing is downloaded, nothing in the file is executed.
+
+    Args:
+        network: ``"embedded"`` (a small ResNet with 96 features), ``"resnet50"`` (2048; the MoCo v2
+            checkpoint fits), ``"resnet18"`` (512), ``"densenet121"`` (1024), or ``"timm:<name>"``, any image encoder
+            of the package timm, which must then be installed at every site.
+        checkpoint: a plain state dict, alone or under ``state_dict``, with torchvision's, MONAI's or timm's names;
+            MoCo's layout ``module.encoder_q.*`` is understood, its key encoder, queue and head are left out.
+            ``None``: the packaged weights, for ``"embedded"`` only.
+        image_size: see :class:`PriorNetwork`; a ResNet-50 of 224x224 images sees little in 48x48.
+
+    Raises:
+        ValueError: no checkpoint for a network that needs one; missing, damaged, pickled or of another
+            architecture (names the keys that differ); values that are not finite.
+    """
+    check_prior_network(network)
+    check_image_size(image_size)
+    path = EMBEDDED_FILE if checkpoint is None and network == "embedded" else checkpoint
+    if path is None:
+        raise ValueError(
+            f"prior_network {network!r} needs a checkpoint: name the file with 'prior' in the site's fairflare.json, "
+            "or with the setting prior. For 'resnet50' the published MoCo v2 file with keys 'module.encoder_q.*' fits; "
+            "prior_network 'embedded' needs none"
+        )
+    path = Path(path).expanduser()
+    tensors = read_checkpoint(path)
+    state = torch.random.get_rng_state()  # building a network draws initial weights
+    try:
+        encoder, width = build_encoder(network)
+    finally:
+        torch.random.set_rng_state(state)
+    own = encoder.state_dict()
+    found = encoder_tensors(tensors, own)
+    problems = mismatch(own, found)
+    if problems:
+        raise ValueError(
+            f"checkpoint {path} does not fit the prior network {network!r}: {problems}. Choose the prior_network that "
+            f"the file is of; for MoCo's layout the keys start with 'module.{MOCO_PREFIX}'"
+        )
+    encoder.load_state_dict({name: found.get(name, tensor).to(tensor.dtype) for name, tensor in own.items()})
+    return PriorNetwork(encoder, network, width, image_size)
+
+
+def encoder_tensors(tensors: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A checkpoint's tensors under an encoder's names, without heads; of a MoCo checkpoint the query encoder's."""
+    queries = {name.partition(MOCO_PREFIX)[2]: t for name, t in tensors.items() if MOCO_PREFIX in name}
+    named = match_names(queries or tensors)
+    return {name: t for name, t in named.items() if name in own or not name.startswith(HEADS)}
+
+
+def build_encoder(network: str) -> tuple[nn.Module, int]:
+    """(n, 3, height, width) -> (n, width), with random weights; and that width."""
+    if network.startswith("timm:"):
+        return _timm_encoder(network.removeprefix("timm:"))
+    if network in ("resnet18", "densenet121"):
+        model = build_classifier(
+            network, in_channels=3, classes=2, features=(64, 128, 256, 512), norm_momentum=0.1, max_pool=True
+        )
+        return model.encoder, model.head.in_features
+    from monai.networks.nets.resnet import ResNet
+
+    small = network == "embedded"
+    encoder = ResNet(
+        "basic" if small else "bottleneck",
+        [1, 1, 1, 1] if small else [3, 4, 6, 3],
+        list(EMBEDDED_WIDTHS) if small else [64, 128, 256, 512],
+        spatial_dims=2,
+        n_input_channels=3,
+        conv1_t_size=5 if small else 7,
+        conv1_t_stride=2,
+        no_max_pool=small,
+        bias_downsample=False,
+        feed_forward=False,
+    )
+    if not small:
+        return encoder, 2048
+    # Pooled features of a ReLU are positive, and those of a small network all alike: without their common mean the
+    # cosines tell images apart.
+    norm = nn.BatchNorm1d(EMBEDDED_WIDTHS[-1], affine=False)
+    return nn.Sequential(OrderedDict(body=encoder, norm=norm)), EMBEDDED_WIDTHS[-1]
+
+
+def _timm_encoder(name: str) -> tuple[nn.Module, int]:
+    try:
+        timm: Any = importlib.import_module("timm")
+    except ImportError as error:
+        raise ValueError(
+            f"prior_network 'timm:{name}' needs the package timm at every site: pip install timm"
+        ) from error
+    try:
+        encoder = timm.create_model(name, pretrained=False, num_classes=0)
+    except Exception as error:  # timm raises its own RuntimeError for an unknown name
+        raise ValueError(f"prior_network 'timm:{name}': timm cannot build it: {error}") from error
+    return encoder, int(encoder.num_features)

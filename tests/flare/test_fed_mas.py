@@ -1,0 +1,439 @@
+"""Fed-MAS: the site half on tiny phantoms, the server half with reports in hand, and both in one process."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import pytest
+import torch
+
+from fairflare.core.priors import prior_distance
+from fairflare.exchange.wire import reply_model
+from fairflare.flare.in_process import run_in_process
+from fairflare.flare.site import SiteTask, SiteWorker
+from fairflare.methods import get_method
+from fairflare.methods.base import LocalTraining
+from fairflare.methods.fed_mas import SETTINGS, FedMAS, RescueTraining
+from fairflare.recipes import FairRecipe
+from fairflare.tasks.base import evaluating
+from fairflare.tasks.classification import ClassificationTask
+from fairflare.tasks.networks import Classifier
+from fairflare.tasks.priors import build_encoder, fingerprint, load_prior
+
+TINY = {
+    "phantom": "fundus", "image_size": [32, 32], "features": [4, 8, 8, 16], "phantom_sites": 2, "phantom_samples": 90,
+    "phantom_test": 40, "partition": "dirichlet", "alpha": 0.5, "corrupted_sites": 0,
+}  # fmt: skip
+TASK = {**TINY, "projector_dim": 96}
+QUICK = {"optimizer": "adam", "learning_rate": 1e-3, "batch_size": 16, "criterion": "balanced_softmax"}
+TOLD = {"rescue_factor": True}
+
+
+@pytest.fixture
+def worker(tmp_path):
+    def make(training=None, settings=None, *, site="site-1", folder="state", **task):
+        return SiteWorker(
+            site, ClassificationTask(**{**TASK, **task}), training or RescueTraining(**QUICK), settings or {},
+            tmp_path / folder / site, num_threads=1,
+        )  # fmt: skip
+
+    return make
+
+
+def initial(**task) -> dict[str, torch.Tensor]:
+    torch.manual_seed(3)
+    return ClassificationTask(**{**TASK, **task}).build_model().state_dict()
+
+
+def train(worker, state=None, current_round=0, directives=TOLD):
+    request = SiteTask("train", dict(state or initial()), current_round, 4, 0, dict(directives))
+    return worker.perform(request)
+
+
+def divergence(worker, current_round=0):
+    return worker.store.load_at("divergence", current_round)
+
+
+# ------------------------------------------------------------------------------------------------ site half
+
+
+def naive_divergence(site_worker, model, batch_size=7):
+    """Eqs. 1-2 in loops, with the model as it is."""
+    network = load_prior()
+    data = site_worker._data
+    distances: dict[int, list[float]] = {}
+    with evaluating(model):
+        for inputs, targets in data.batches("training", batch_size=batch_size):
+            y, y_prior = model.project(model.embed(inputs)), network(inputs)
+            for row in range(len(inputs)):
+                cosine = torch.dot(y[row], y_prior[row]) / (y[row].norm() * y_prior[row].norm())
+                distances.setdefault(int(targets[row]), []).append(2 - 2 * float(cosine))
+    return {c: sum(found) / len(found) for c, found in distances.items()}
+
+
+def test_divergence_of_the_received_model(worker):
+    site = worker()
+    state = initial()
+    reply = train(site, state)
+    assert reply.status == "ok", reply.reason
+    model = ClassificationTask(**TASK).build_model()
+    model.load_state_dict(state)
+    expected = naive_divergence(site, model)
+    kept = divergence(site)
+    assert set(expected) == set(kept["counts"].nonzero().flatten().tolist())
+    for c, value in expected.items():
+        assert kept["before"][c].item() == pytest.approx(value, abs=1e-6)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, state[name])  # the pass of the reference left no trace either
+
+
+def test_before_is_measured_without_a_trace(worker):
+    """The update with and without the measurement is the same: no batch-norm statistics, no random numbers."""
+    with_rf = train(worker(folder="a"))
+    without = train(worker(folder="b"), directives={})
+    for name, tensor in without.update.items():
+        assert torch.equal(tensor, with_rf.update[name]), name
+    assert "rescue_factor" not in without.report
+    assert without.report["prior"] == with_rf.report["prior"] == load_prior().fingerprint
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_rescue_factor_is_what_was_gathered(worker, epochs, monkeypatch):
+    """w^ by hand: mean by class and epoch of the distances in front of each step, summed over the epochs."""
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    original = RescueTraining._prior_features
+
+    def spy(self, run, inputs):
+        found = original(self, run, inputs)
+        if run.batch is not None and self._before is not None:  # training, not the pass in front of it
+            seen.append((torch.tensor(run.batch), found.clone()))
+        return found
+
+    monkeypatch.setattr(RescueTraining, "_prior_features", spy)
+    gathered: list[torch.Tensor] = []
+
+    def distance(projected, target):
+        found = prior_distance(projected, target)
+        if projected.requires_grad:
+            gathered.append(found.detach())
+        return found
+
+    monkeypatch.setattr("fairflare.methods.fed_mas.prior_distance", distance)
+    site = worker(RescueTraining(**QUICK, local_epochs=epochs, augment=True))
+    reply = train(site)
+    kept = divergence(site)
+    labels = torch.cat([t for _, t in site._data.batches("training", batch_size=64)])
+    everything = torch.cat([n for n, _ in seen])
+    assert len(everything) == epochs * len(labels)
+    means = torch.zeros(epochs, 5, dtype=torch.float64)
+    values = torch.cat(gathered)
+    for epoch in range(epochs):
+        part = slice(epoch * len(labels), (epoch + 1) * len(labels))
+        assert sorted(everything[part].tolist()) == list(range(len(labels)))
+        for c in range(5):
+            mine = labels[everything[part]] == c
+            means[epoch, c] = values[part][mine].double().mean()
+    present = kept["counts"] > 0
+    assert torch.allclose(kept["during"][present], means.sum(0)[present], atol=1e-6)
+    expected = float((kept["before"] * means.sum(0))[present].sum())
+    assert reply.report["rescue_factor"] == pytest.approx(expected, abs=1e-6)
+    # The targets of a batch are those of its own images, also when shuffled and changed.
+    plain = torch.cat([x for x, _ in site._data.batches("training", batch_size=64)])
+    wanted = torch.nn.functional.normalize(load_prior()(plain), dim=1)
+    for numbers, found in seen:
+        assert torch.allclose(found, wanted[numbers], atol=1e-6)
+
+
+def test_batch_size_does_not_change_the_divergence(worker):
+    found = []
+    for number, batch_size in enumerate((5, 16, 1000)):
+        site = worker(RescueTraining(**{**QUICK, "batch_size": batch_size}), folder=str(number))
+        assert train(site).status == "ok"
+        found.append(divergence(site)["before"])
+    for other in found[1:]:
+        assert torch.allclose(found[0], other, atol=1e-6, equal_nan=True)
+
+
+def test_prior_is_computed_once(worker):
+    site = worker()
+    train(site)
+    cache = site.training._caches["site-1"]
+    assert cache.computed == site._data.num_samples("training")
+    train(site, current_round=1)
+    assert site.training._caches["site-1"] is cache
+    assert cache.computed == site._data.num_samples("training")
+    # Another process: from the state folder.
+    other = worker()
+    train(other, current_round=2)
+    assert other.training._caches["site-1"].computed == 0
+    assert torch.equal(other.training._caches["site-1"].features, cache.features)
+    # Other images: computed again, but only those.
+    changed = worker(phantom_seed=1, folder="state")
+    reply = train(changed, current_round=3)
+    assert reply.status == "ok", reply.reason
+    assert changed.training._caches["site-1"].computed == changed._data.num_samples("training")
+
+
+def test_with_and_without_cache_agree_without_augmentation(worker):
+    kept = train(worker(folder="a"))
+    fresh = train(worker(RescueTraining(**QUICK, cache_features=False), folder="b"))
+    assert kept.report["rescue_factor"] == pytest.approx(fresh.report["rescue_factor"], abs=1e-4)
+    for name, tensor in kept.update.items():
+        assert torch.allclose(tensor, fresh.update[name], atol=1e-4), name
+
+
+def test_prior_is_neither_trained_nor_sent(worker):
+    site = worker()
+    reply = train(site)
+    (network,) = site.training._networks.values()
+    assert all(p.grad is None for p in network.parameters())
+    assert network.fingerprint == load_prior().fingerprint
+    assert fingerprint(network.encoder.state_dict(), "embedded/None") == network.fingerprint
+    assert set(reply.update) == set(initial())
+    assert set(reply.report) == {"rescue_factor", "prior"}  # nothing by class
+
+
+def test_training_pulls_the_features_to_the_prior(worker):
+    site = worker(RescueTraining(**{**QUICK, "learning_rate": 3e-3}, local_epochs=8))
+    state = initial()
+    first = train(site, state)
+    local = {name: tensor + first.update[name] for name, tensor in state.items()}
+    train(site, local, current_round=1)
+    present = divergence(site)["counts"] > 0
+    assert divergence(site, 1)["before"][present].mean() < 0.5 * divergence(site)["before"][present].mean()
+
+
+def test_without_both_it_is_balanced_softmax(worker):
+    """Spec test 7: lambda_f = 0 and no MAS is BSM-FL, and needs no prior."""
+    kd = worker(RescueTraining(**QUICK, lambda_f=0.0, prior_network="resnet50"), folder="a")
+    ours = train(kd, directives={})
+    bsm = train(worker(LocalTraining(**QUICK), folder="b"), directives={})
+    assert ours.status == "ok", ours.reason
+    assert ours.report == {}
+    for name, tensor in bsm.update.items():
+        assert torch.equal(tensor, ours.update[name]), name
+
+
+@pytest.mark.parametrize("source", ["prior", "supervised"])
+def test_without_the_loss_but_with_mas(worker, source):
+    site = worker(RescueTraining(**QUICK, lambda_f=0.0, rf_source=source))
+    reply = train(site)
+    assert reply.status == "ok", reply.reason
+    assert reply.report["rescue_factor"] > 0
+    assert ("prior" in reply.report) == (source == "prior")
+    weights = {n: t for n, t in reply.update.items() if n.startswith("projector") and "running" not in n}
+    moved = {n for n, t in weights.items() if bool((t != 0).any())}
+    assert moved <= {"projector.1.num_batches_tracked"}
+
+
+@pytest.mark.parametrize("last_only", [True, False])
+def test_a_batch_of_one(worker, last_only):
+    """Batch norm of the projector cannot train on it; every image still counts once."""
+    size = ClassificationTask(**TASK).open_site("site-1", {}).num_samples("training") - 1 if last_only else 1
+    site = worker(RescueTraining(**{**QUICK, "batch_size": size}))
+    reply = train(site)
+    assert reply.status == "ok", reply.reason
+    assert math.isfinite(reply.report["rescue_factor"])
+    if not last_only:
+        assert bool((reply.update["projector.1.running_mean"] == 0).all())
+
+
+def test_class_absent_and_class_of_one(worker):
+    """Sites of a long-tailed Dirichlet federation have both."""
+    kinds = set()
+    learns = {"phantom": "endoscopy", "phantom_sites": 4, "phantom_samples": 160, "phantom_test": 184}
+    for number in (1, 2, 3, 4):
+        site = worker(site=f"site-{number}", **learns)
+        reply = train(site, initial(**learns))
+        assert reply.status == "ok", reply.reason
+        kept = divergence(site)
+        kinds |= set(kept["counts"].clamp(0, 2).tolist())
+        assert torch.equal(kept["before"].isnan(), kept["counts"] == 0)
+        assert math.isfinite(reply.report["rescue_factor"])
+    assert kinds == {0, 1, 2}
+
+
+def test_site_file_names_the_checkpoint(worker, tmp_path):
+    """The published layout through the real path: site file, loader, training, report."""
+    torch.manual_seed(0)
+    encoder, width = build_encoder("resnet50")
+    path = tmp_path / "moco_v2_800ep_pretrain.pth.tar"
+    torch.save({"state_dict": {f"module.encoder_q.{n}": t for n, t in encoder.state_dict().items()}}, path)
+    training = RescueTraining(**QUICK, prior_network="resnet50", prior="/nowhere/of/the/job.pt")
+    site = worker(training, {"prior": str(path)}, projector_dim=width, phantom_samples=60)
+    reply = train(site, initial(projector_dim=width))
+    assert reply.status == "ok", reply.reason
+    assert reply.report["prior"] == load_prior("resnet50", path).fingerprint
+    assert site.training._caches["site-1"].features.shape[1] == 2048
+
+
+@pytest.mark.parametrize(
+    ("training", "settings", "task", "message"),
+    [
+        ({"prior_network": "resnet50"}, {}, {}, "its checkpoint of the prior network 'resnet50' cannot be used"),
+        ({"prior": "/secret/name.pt"}, {}, {}, "its checkpoint of the prior network 'embedded' cannot be used"),
+        ({}, {"prior": 3}, {}, "key 'prior' in the site file is not usable"),
+        ({}, {}, {"projector_dim": 64}, r"'embedded' has 96 features, the projection head 64; set projector_dim=96"),
+        ({}, {}, {"projector_dim": None}, r"needs a projection head.*set projector_dim=96"),
+    ],
+)
+def test_bad_settings_are_replies(worker, training, settings, task, message, caplog):
+    reply = train(worker(RescueTraining(**QUICK, **training), settings, **task), initial(**task))
+    assert reply.status == "failed"
+    assert "site 'site-1'" in reply.reason
+    assert re.search(message, reply.reason)
+    assert "/secret" not in reply.reason  # but in the site's own log
+    if "prior" in training:
+        assert "/secret/name.pt does not exist" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lambda_f": -1}, "lambda_f must be finite and >= 0, got -1"),
+        ({"rf_mode": "papr"}, "rf_mode must be one of"),
+        ({"rf_source": "sup"}, "rf_source must be one of"),
+        ({"prior": ""}, "prior must be a path"),
+        ({"prior_network": "vgg"}, "prior_network must be one of"),
+        ({"prior_image_size": 1.5}, "prior_image_size must be a whole number"),
+    ],
+)
+def test_bad_arguments(settings, message):
+    with pytest.raises(ValueError, match=message):
+        RescueTraining(**settings)
+
+
+# ------------------------------------------------------------------------------------------------ server half
+
+STATE = {"w": torch.zeros(2)}
+
+
+def feed(aggregator, reports, samples=None):
+    aggregator.begin_round(3, 5, global_state=STATE, folder=None)
+    for number, (site, report) in enumerate(reports.items()):
+        model = reply_model(
+            update={"w": torch.full((2,), float(number))},
+            meta={"status": "ok", "report": report, "num_samples": (samples or {}).get(site, 1)},
+            current_round=3,
+        )
+        model.meta["client_name"] = site
+        aggregator.accept_model(model)
+
+
+def rf(value, prior="abc"):
+    return {"rescue_factor": value, "prior": prior}
+
+
+@pytest.mark.parametrize(
+    ("factors", "expected"),
+    [
+        ((2.8, 1.2), (0.7, 0.3)),
+        ((0.0, 0.0), (0.5, 0.5)),
+        ((math.nan, 2.0, 4.0), (1 / 3, 2 / 9, 4 / 9)),
+        ((math.inf, 2.0, 4.0), (1 / 3, 2 / 9, 4 / 9)),
+        ((math.nan, math.nan), (0.5, 0.5)),
+        ((0.25,), (1.0,)),
+    ],
+)
+def test_weights(factors, expected):
+    aggregator = FedMAS()
+    sites = "abc"[: len(factors)]
+    feed(aggregator, {site: rf(value) for site, value in zip(sites, factors, strict=True)})
+    assert aggregator.rejected == {}
+    result = aggregator.aggregate_model()
+    assert aggregator.last_weighing.sites == pytest.approx(dict(zip(sites, expected, strict=True)))
+    assert result.params["w"][0].item() == pytest.approx(sum(i * a for i, a in enumerate(expected)))
+    assert set(aggregator.last_weighing.reports) == set(sites)  # recorded
+
+
+def test_without_mas_samples_count():
+    aggregator = FedMAS(mas=False)
+    assert aggregator.directives(0, 1) == {}
+    feed(aggregator, {"a": {"prior": "abc"}, "b": {"prior": "abc"}}, {"a": 3, "b": 1})
+    aggregator.aggregate_model()
+    assert aggregator.last_weighing.sites == {"a": 0.75, "b": 0.25}
+
+
+@pytest.mark.parametrize("mas", [True, False])
+@pytest.mark.parametrize(("odd", "named"), [("xyz", "xyz: b"), (None, "none: b")])
+def test_different_priors_stop_the_round_and_name_the_sites(mas, odd, named):
+    aggregator = FedMAS(mas)
+    feed(aggregator, {"a": rf(1.0), "b": rf(1.0, odd), "c": rf(2.0)})
+    with pytest.raises(
+        RuntimeError, match=rf"round 3: the sites do not hold the same prior network.*abc: a, c.*{named}"
+    ):
+        aggregator.aggregate_model()
+
+
+@pytest.mark.parametrize(
+    ("report", "message"),
+    [
+        ({"prior": "abc"}, "lacks the field 'rescue_factor'"),
+        (rf(-0.5), r"'rescue_factor' must lie in \[0"),
+        (rf(1e12), r"'rescue_factor' must lie in \[0"),
+        (rf("2"), "'rescue_factor' must be a number"),
+        (rf(1.0, 17), "'prior' must be a text"),
+        (rf(1.0, "x" * 1000), "'prior' must be a text"),
+    ],
+)
+def test_bad_reports_are_left_out(report, message):
+    aggregator = FedMAS()
+    feed(aggregator, {"a": rf(1.0), "b": report})
+    assert aggregator.accepted == ["a"]
+    assert re.search(message, aggregator.rejected["b"])
+
+
+# ------------------------------------------------------------------------------------------------ both halves
+
+
+def run(tmp_path, method, local=None, **settings):
+    recipe = FairRecipe(
+        method,
+        num_rounds=2,
+        sites=2,
+        settings={**TINY, "local_epochs": 1, **settings},
+    )
+    folder = run_in_process(recipe, tmp_path, local)
+    return json.loads((folder / "results.json").read_text())
+
+
+def test_federation(tmp_path):
+    results = run(tmp_path, "fed_mas")
+    assert results["status"] == "completed"
+    for record in results["rounds"]:
+        factors = {site: report["rescue_factor"] for site, report in record["reports"].items()}
+        total = sum(factors.values())
+        assert record["site_weights"] == pytest.approx({s: f / total for s, f in factors.items()})
+    again = run(tmp_path / "again", "fed_mas")
+    assert [r["reports"] for r in again["rounds"]] == [r["reports"] for r in results["rounds"]]
+
+
+def test_federation_of_the_ablations(tmp_path):
+    """BSM + KD without KD is BSM-FL."""
+    kd = run(tmp_path / "kd", "bsm_kd", lambda_f=0.0)
+    bsm = run(tmp_path / "bsm", "bsm_fl")
+    for a, b in zip(kd["rounds"], bsm["rounds"], strict=True):
+        assert a["site_weights"] == b["site_weights"]
+        for site in ("site-1", "site-2"):
+            assert a["validation"][site]["loss"] == pytest.approx(b["validation"][site]["loss"], abs=1e-5)
+
+
+def test_federation_with_two_priors_fails_and_names_the_sites(tmp_path):
+    torch.manual_seed(5)
+    torch.save(build_encoder("embedded")[0].state_dict(), tmp_path / "other.pt")
+    with pytest.raises(RuntimeError, match=r"do not hold the same prior network.*site-1.*site-2"):
+        run(tmp_path, "fed_mas", {"sites": {"site-1": {"prior": str(tmp_path / "other.pt")}, "site-2": {}}})
+
+
+def test_paper_settings_and_the_projector_of_the_paper():
+    recipe = FairRecipe("fed_mas", small=False, settings={"projector_dim": 2048, "prior_network": "resnet50"})
+    training = recipe.training
+    assert (training.lambda_f, training.local_epochs, training.learning_rate) == (3.0, 10, 0.1)
+    assert (training.optimizer, training.schedule, training.criterion) == ("sgd", "cosine", "balanced_softmax")
+    assert recipe.task.projector_dim == 2048
+    assert recipe.task.phantom == "endoscopy"
+    assert get_method("bsm_fl").site is SETTINGS
+    model = Classifier(torch.nn.Identity(), 512, 23, projector_dim=2048)
+    assert sum(p.numel() for p in model.projector.parameters()) == 1_314_304

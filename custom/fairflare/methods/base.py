@@ -166,6 +166,8 @@ class RoundInputs:
     anchor_reports: dict[str, dict[str, Any]]
     states: Mapping[str, State]
     owner: dict[str, str]  # tensor name -> layer name
+    asked: list[str] = field(default_factory=list)  # also those that did not answer
+    received: State | None = None  # what the sites started from; unknown under stock controllers
 
 
 @dataclass
@@ -178,6 +180,7 @@ class Weighing:
         record: values by layer and site.
         reports: values by site; default: the numbers of the sites' reports.
         values: of the round as a whole.
+        details: more of it for the results file, JSON-like (for instance what a picture needs).
     """
 
     sites: SiteWeights | None = None
@@ -185,6 +188,7 @@ class Weighing:
     record: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     reports: dict[str, dict[str, float]] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
 
 
 class FairAggregator(ModelAggregator):
@@ -207,8 +211,10 @@ class FairAggregator(ModelAggregator):
         if not isinstance(min_sites, int) or isinstance(min_sites, bool) or min_sites < 1:
             raise ValueError(f"min_sites must be an integer >= 1, got {min_sites!r}")
         self.min_sites = min_sites
+        self.memory_folder: Path | None = None  # for what is too large for state_dict; the controller's to set
         self._round = 0
         self._num_rounds = 1
+        self._asked: list[str] = []
         self._like: State | None = None
         self._staging: Staging | None = None
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
@@ -238,7 +244,13 @@ class FairAggregator(ModelAggregator):
     # -- what the controller calls
 
     def begin_round(
-        self, current_round: int, num_rounds: int, *, global_state: State | None, folder: Path | None
+        self,
+        current_round: int,
+        num_rounds: int,
+        *,
+        global_state: State | None,
+        folder: Path | None,
+        sites: Sequence[str] = (),
     ) -> None:
         """Starts a round.
 
@@ -246,8 +258,10 @@ class FairAggregator(ModelAggregator):
             current_round, num_rounds: from 0; total.
             global_state: the model the sites received; updates are added to it. ``None``: unknown (stock controllers).
             folder: where local models wait; ``None``: a temporary folder.
+            sites: that are asked.
         """
         self.reset_stats()
+        self._asked = sorted(sites)
         self._round, self._num_rounds = current_round, num_rounds
         self._like = global_state
         if folder is not None:
@@ -381,6 +395,8 @@ class FairAggregator(ModelAggregator):
             anchor_reports=self._anchor_reports,
             states=states,
             owner=tensor_owners(names),
+            asked=self._asked or list(self.accepted),
+            received=self._like,
         )
         weighing = self.weigh(inputs)
         if not weighing.reports:
@@ -456,6 +472,7 @@ class SiteRun:
     scratch: Path
     should_stop: Callable[[], bool] = lambda: False
     settings: Mapping[str, Any] = field(default_factory=dict)  # the site's private file
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of the received model, on the validation split
     # While training: epoch from 0, and which training samples the batch holds (None: the data do not say).
     epoch: int = 0
     batch: list[int] | None = None

@@ -126,9 +126,10 @@ MRL: Variants = {
     "FedProx 0.001": ("fed_prox", {"mu": 0.001}),
     "FedProx 0.1": ("fed_prox", {"mu": 0.1}),
     "FedProx 0.4": ("fed_prox", {"mu": 0.4}),
-    "FedMRL": ("fed_mrl", {}),
-    "FedMRL, no fairness loss": ("fed_mrl", {"use_fair": False}),
-    "FedMRL, no map": ("fed_mrl", {"use_som": False}),
+    # Twelve rounds give ten transitions: the agents learn from the third on, not after ten as by default.
+    "FedMRL": ("fed_mrl", {"warmup": 3}),
+    "FedMRL, no fairness loss": ("fed_mrl", {"warmup": 3, "use_fair": False}),
+    "FedMRL, no map": ("fed_mrl", {"warmup": 3, "use_som": False}),
     "FedMRL, fixed mu": ("fed_mrl", {"mu_policy": "fixed"}),
     "FedMRL, random mu": ("fed_mrl", {"mu_policy": "random"}),
 }
@@ -198,6 +199,8 @@ def run(
         command += ["--data", str(site_file)]
     # A phantom is drawn anew for each seed, as another sample of patients.
     extra = {"phantom_seed": experiment.first_seed + seed} if experiment.synthetic else {}
+    if method == "fed_mrl":
+        extra["agent_seed"] = seed
     for key, value in {**experiment.settings, **extra, **settings}.items():
         command += ["--set", f"{key}={json.dumps(value)}"]
     print(f"{name}: {label}, seed {seed}", flush=True)

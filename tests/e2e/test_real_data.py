@@ -1,4 +1,4 @@
-"""Fed-LWR and FedAvg on real multi-site images, through the simulator."""
+"""Real multi-site images: segmentation through the simulator, classification in one process."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from fairflare.flare.in_process import run_in_process
+from fairflare.recipes import FairRecipe
 
 from .conftest import ROOT
 
@@ -45,3 +48,21 @@ def test_per_site_folders_train_end_to_end(job, simulate, tmp_path, dataset, met
     for name in GROUPS[dataset]:
         (site_list,) = (out / name).glob("datalist.json")
         assert samples[name] == len(json.loads(site_list.read_text())["training"])
+
+
+@pytest.mark.parametrize(("dataset", "classes"), [("red-cells", 12), ("cell-types", 5)])
+def test_long_tailed_cells_with_fed_mas(tmp_path, dataset, classes):
+    """Classes instead of masks; some of them lack at most sites. In one process, which gives the simulator's bits."""
+    out = tmp_path / dataset
+    command = [sys.executable, "-m", "fairflare.data.prepare", dataset, "--source", str(SOURCE), "--out", str(out)]
+    subprocess.run(command, check=True, capture_output=True)
+    local = json.loads((out / "fairflare.json").read_text())
+    settings = {"num_classes": classes, "image_size": [32, 32], "features": [4, 4, 8, 8], "local_epochs": 1}
+    recipe = FairRecipe("fed_mas", sites=sorted(local["sites"]), num_rounds=1, settings=settings)
+    results = json.loads((run_in_process(recipe, tmp_path / "run", local) / "results.json").read_text())
+    assert results["status"] == "completed"
+    assert sorted(results["test"]) == sorted(local["sites"])
+    assert results["info"]["synthetic"] is False
+    factors = {site: report["rescue_factor"] for site, report in results["rounds"][0]["reports"].items()}
+    total = sum(factors.values())
+    assert results["rounds"][0]["site_weights"] == pytest.approx({s: f / total for s, f in factors.items()}, abs=1e-6)

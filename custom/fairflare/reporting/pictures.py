@@ -50,7 +50,9 @@ def draw_pictures(results: Mapping[str, Any], folder: str | os.PathLike[str]) ->
     lines: list[str] = []
     try:
         if som:
-            lines.append(_save(draw_map(som[1], title=f"{title}, round {som[0]}".lstrip(", ")), Path(folder) / MAP_FILE))
+            lines.append(
+                _save(draw_map(som[1], title=f"{title}, round {som[0]}".lstrip(", ")), Path(folder) / MAP_FILE)
+            )
         if mu:
             lines.append(_save(draw_mu(mu, title=title), Path(folder) / MU_FILE))
     except Exception as error:
@@ -118,8 +120,7 @@ def draw_mu(mu: Mapping[str, Sequence[float | None]], *, title: str = "") -> Fig
     width = min(max(5.5, 0.45 * num_rounds + 2.8), 14.0)
     figure = Figure(figsize=(width, min(max(2.6, 0.42 * len(sites) + 1.5), 12.0)), layout="constrained")
     axes = figure.add_subplot()
-    colours = colormaps["viridis"].resampled(max(len(levels), 2))
-    colours.set_bad("white")
+    colours = colormaps["viridis"].resampled(max(len(levels), 2)).with_extremes(bad="white")
     norm = BoundaryNorm([rank - 0.5 for rank in range(len(levels) + 1)], colours.N) if len(levels) > 1 else None
     image = axes.imshow(picture, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
     if num_rounds * len(sites) <= 80 and num_rounds <= 16:
@@ -177,7 +178,7 @@ def _short(site: str, most: int) -> str:
 
 def _in_order(sites: Iterable[str]) -> list[str]:
     """site-2 before site-10."""
-    return sorted(sites, key=lambda site: [(not p.isdigit(), p.zfill(20), p) for p in re.split(r"(\d+)", site)])
+    return sorted(sites, key=lambda site: re.sub(r"\d+", lambda number: number[0].zfill(20), site))
 
 
 def _save(figure: Figure, path: Path) -> str:

@@ -35,7 +35,7 @@ def poc(tmp_path_factory):
         assert left, "the POC system went down by itself"
         said = system.stop()
         # The shell wrappers look every five seconds whether they are still needed.
-        wait_for(f"end of all processes after `nvflare poc stop`: {said}", lambda: not processes(system.mark), 40)
+        wait_for(f"end of all processes after `nvflare poc stop`: {said}", lambda: not processes(system.mark), 120)
 
 
 @pytest.fixture(autouse=True)

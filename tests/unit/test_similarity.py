@@ -505,6 +505,75 @@ def test_a_batch_norm_with_a_changing_predecessor(vectors: Tensor) -> None:
     assert result["norm"].dissimilarity == pytest.approx(reference_dissimilarity(u, v, "biased"), rel=1e-5)
 
 
+class PicturesDetour(nn.Module):
+    """The same, with a batch norm of channels large enough for its Gram matrices to be derived."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 3, 3)
+        self.norm = nn.BatchNorm2d(3)
+        self.norm.running_mean.copy_(torch.arange(3.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        return self.norm(y if x.abs().max() < 50 else y.sin())
+
+
+def test_a_derived_batch_norm_with_a_changing_predecessor(images: Tensor, stores: list[Any]) -> None:
+    torch.manual_seed(0)
+    a, b = PicturesDetour(), PicturesDetour()
+    batches = [images[:6], images[6:12], 100 * images[12:]]
+    result = layerwise_cka(a, b, batches, storage="float32")
+    assert len(stores) == 2  # it was derived, and all was done again without that
+    found = [[features(model, batch)["norm"] for batch in batches] for model in (a, b)]
+    u, v = (np.concatenate(rows) for rows in found)
+    assert result["norm"].dissimilarity == pytest.approx(reference_dissimilarity(u, v, "biased"), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("width", "each", "sizes"),
+    [
+        (12, 1, [5, 5, 2]),
+        (12, 2, [4, 4, 4]),
+        (10, 5, [5, 5]),
+        (0, 1, []),
+        (12, 6, [3] * 4),
+        (14, 14, [5, 5, 4]),
+        (3, 3, [3]),
+    ],
+)
+def test_blocks_hold_whole_channels_or_part_of_one(
+    width: int, each: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(similarity, "BLOCK_COLUMNS", 5)
+    blocks = similarity._blocks(width, each)
+    assert [stop - start for start, stop in blocks] == sizes
+    assert [start for start, _ in blocks] == [0, *(stop for _, stop in blocks)][:-1]
+
+
+@pytest.mark.parametrize("memory", [0, 2**20, 2**30])
+def test_block_size_changes_nothing(
+    memory: int,
+    pairs: dict[str, tuple[nn.Module, nn.Module]],
+    images: Tensor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def scores() -> dict[str, similarity.LayerSimilarity]:
+        return layerwise_cka(*pairs["near"], images.split(7), storage="float32", memory=memory, scratch=tmp_path)
+
+    before = scores()
+    monkeypatch.setattr(similarity, "BLOCK_COLUMNS", 300)  # less than a channel, in the first layers
+    monkeypatch.setattr(similarity, "READ_BYTES", 2**17)
+    monkeypatch.setattr(similarity, "PRODUCTS", 3 * 18**2)
+    for name, value in scores().items():
+        assert value.dissimilarity == pytest.approx(before[name].dissimilarity, rel=1e-9)
+
+
+def test_a_layer_without_features(vectors: Tensor) -> None:
+    assert layerwise_cka(Columns(0, 0), Columns(0, 0), [vectors])[""] == (1.0, 0.0)
+
+
 def test_in_place_change_between_convolution_and_norm(vectors: Tensor) -> None:
     torch.manual_seed(0)
     make = lambda: nn.Sequential(nn.Linear(5, 6), nn.ReLU(inplace=True), nn.BatchNorm1d(6))  # noqa: E731

@@ -13,7 +13,7 @@ What makes that possible:
   to make the stored numbers small: the first image is subtracted, and the second model is scaled towards the
   first.
 - A batch norm in evaluation mode is one gain and one offset per channel of the layer before it. Where the
-  forward pass shows that to be so (and where it costs no accuracy), nothing is stored for it: its Gram
+  forward pass shows that to be so (and where it costs no accuracy, and a channel has 32 features or more), nothing is stored for it: its Gram
   matrices are made from its predecessor's features. That halves the work in the usual U-Net or ResNet.
 """
 
@@ -57,13 +57,17 @@ COSINE_EPS = 1e-8  # least norm in a cosine
 HELD_BYTES = 96 * 2**20  # features of model a that wait for model b: sets how many images go through at once
 PENDING_BYTES = 64 * 2**20  # features handed to the writer thread and not yet written
 TRIAL_IMAGES = 8  # that are stored in float32 while it is found out for which layers float16 will do
-TRIAL_FEATURES = 2**14  # of a layer, on which that is found out
+TRIAL_FEATURES = 2**12  # of a layer, on which that is found out
 HALF_ROUNDING = 2e-4  # of a float16, root mean square, relative
 HALF_ERROR = 3e-5  # largest expected relative error of 1 - delta with which a layer is stored in float16
-CHUNK_BYTES = 4 * 2**20  # one float32 column chunk of the store, read back
+BLOCK_COLUMNS = 8192  # most features that are stored, and multiplied, side by side
+READ_BYTES = 8 * 2**20  # read from the scratch file at once
+PADDING = 16  # of a row of features, in numbers: matrix products are slow where rows are 2**k bytes apart
+PRODUCTS = 2**18  # numbers in the Gram matrices, channel by channel, made at once
 CONSTANT = 1e-6  # a feature that changes less than this (relative to its size) over the images is constant
 SNAP = 2.0**-6  # a scale of model b this close to 1 is 1: subtracting first is then free of rounding
 CANCELLATION = 8.0  # most that a derived batch norm may amplify the rounding of its stored predecessor
+DERIVED_FEATURES = 32  # fewest of a channel: below, storing them costs less than a Gram matrix for each channel
 DERIVED_ERROR = 1e-3  # a derived batch norm must reproduce its real output this well, relative
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -310,6 +314,7 @@ class _JointPass:
         self.held_bytes = 0  # of the last forward pass, for each image
         self.most: int | None = None  # images at once, if there is another limit
         self._held: dict[str, Tensor] = {}  # features of model a that wait for model b
+        self._copies: dict[str, Tensor] = {}  # where they are kept, pass after pass: new memory is slow
         self._late: dict[str, Tensor] = {}  # of model b, from layers that model a called more often
         self._traces = (_Trace(), _Trace())
         self._turn: int | None = None
@@ -340,6 +345,7 @@ class _JointPass:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._held.clear()
+        self._copies.clear()
         self._late.clear()
         while self._undo:
             self._undo.pop()()
@@ -395,13 +401,14 @@ class _JointPass:
             raw = self._feature(name, output)
             self._traces[turn].record(name, module, args, raw)
             if name in self.skipped:
+                self._copies.pop(name, None)
                 return
             feature = raw if raw.dtype in (torch.float32, torch.float64) else raw.float()
             if turn == 0:
                 if name not in self._held:
                     self.held_bytes += feature.numel() * feature.element_size() // self._size
                 # a copy: a later layer may work in place
-                self._held[name] = feature.clone() if feature is raw else feature
+                self._held[name] = self._copy(name, feature) if feature is raw else feature
                 return
             calls_a, calls_b = (trace.calls.get(name, 0) for trace in self._traces)
             if not calls_a:
@@ -415,6 +422,12 @@ class _JointPass:
             self._compare(name, feature)
 
         return hook
+
+    def _copy(self, name: str, feature: Tensor) -> Tensor:
+        copy = self._copies.get(name)
+        if copy is None or (copy.shape, copy.dtype, copy.device) != (feature.shape, feature.dtype, feature.device):
+            copy = self._copies[name] = torch.empty(feature.shape, dtype=feature.dtype, device=feature.device)
+        return copy.copy_(feature)
 
     def _compare(self, name: str, feature: Tensor) -> None:
         held = self._held.pop(name)
@@ -458,11 +471,31 @@ def _images(batches: Iterable[Tensor]) -> Iterator[Tensor]:
 # --- the store ----------------------------------------------------------------------------------------------
 
 
+Blocks = list[tuple[int, int]]  # first and last + 1 column of each
+
+
+def _blocks(width: int, each: int) -> Blocks:
+    """The columns of a layer in blocks: whole channels of ``each`` features or, of large ones, part of one."""
+    if each <= BLOCK_COLUMNS:
+        size = BLOCK_COLUMNS // each * each
+        return [(start, min(start + size, width)) for start in range(0, width, size)]
+    size = math.ceil(each / math.ceil(each / BLOCK_COLUMNS))
+    return [
+        (start, min(start + size, channel + each))
+        for channel in range(0, width, each)
+        for start in range(channel, channel + each, size)
+    ]
+
+
 @dataclass
 class _Piece:
-    """Features u and differences w of some rows of one layer, in memory or in the scratch file."""
+    """Features u and differences w of some rows of one layer, in memory or in the scratch file.
+
+    Flat, block after block, each block row by row: then a block of columns is in one place.
+    """
 
     rows: int
+    size: int  # numbers in u
     factor_u: float  # stored values times these are in the layer's common scale
     factor_w: float
     dtype: torch.dtype
@@ -483,7 +516,7 @@ class _Store:
         self.memory = memory
         self.folder = Path(tempfile.gettempdir() if folder is None else folder)
         self.pieces: dict[str, list[_Piece]] = {}
-        self.widths: dict[str, int] = {}
+        self.blocks: dict[str, Blocks] = {}
         self.bytes_in_memory = 0
         self.bytes_in_file = 0
         self._file: IO[bytes] | None = None
@@ -503,7 +536,7 @@ class _Store:
         """Forget all rows (the scratch file is used again from its start)."""
         self._drain(0)
         self.pieces.clear()
-        self.widths.clear()
+        self.blocks.clear()
         self.bytes_in_memory = self.bytes_in_file = 0
 
     def reserve(self, nbytes: int) -> None:
@@ -514,12 +547,14 @@ class _Store:
             if needed > available:
                 raise OSError(errno.ENOSPC, self._full(needed, available))
 
-    def append(self, name: str, u: Tensor, w: Tensor, factor_u: float, factor_w: float) -> None:
-        """Add rows u, w: (rows, width), contiguous, of one type, on the CPU; kept as they are."""
-        rows, width = u.shape
+    def append(
+        self, name: str, blocks: Blocks, rows: int, u: Tensor, w: Tensor, factor_u: float, factor_w: float
+    ) -> None:
+        """Add rows u, w: flat, in blocks (the same for all rows of a layer), of one type, on the CPU; kept as
+        they are."""
         nbytes = u.nbytes + w.nbytes
-        self.widths[name] = width
-        piece = _Piece(rows, factor_u, factor_w, u.dtype)
+        self.blocks[name] = blocks
+        piece = _Piece(rows, len(u), factor_u, factor_w, u.dtype)
         if self.bytes_in_memory + nbytes <= self.memory:
             piece.u, piece.w = u, w
             self.bytes_in_memory += nbytes
@@ -540,43 +575,44 @@ class _Store:
     def rows(self, name: str) -> int:
         return sum(piece.rows for piece in self.pieces.get(name, []))
 
-    def columns(self, name: str) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """All rows of a layer, some columns at a time: (first column, u, w) as float32.
+    def columns(self, name: str, dtype: torch.dtype) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """All rows of a layer, one block of columns at a time: (first column, u, w).
 
         The matrices are overwritten by the next step of the iteration.
         """
+        n = self.rows(name)
+        buffers = torch.empty(2, n, BLOCK_COLUMNS + PADDING, dtype=dtype)
+        for blocks, loaded in self._loaded(name):
+            first = blocks[0][0]
+            for start, stop in blocks:
+                u, w = buffers[:, :, : stop - start]
+                row = 0
+                for piece, halves in loaded:
+                    place = slice(piece.rows * (start - first), piece.rows * (stop - first))
+                    for matrix, values, factor in zip((u, w), halves, (piece.factor_u, piece.factor_w), strict=True):
+                        target = matrix[row : row + piece.rows]
+                        target.copy_(values[place].view(target.shape))
+                        if factor != 1:
+                            target *= factor
+                    row += piece.rows
+                yield start, u, w
+
+    def _loaded(self, name: str) -> Iterator[tuple[Blocks, list[tuple[_Piece, tuple[Tensor, Tensor]]]]]:
+        """Some blocks at a time and their u and w of each piece; from the file, the next ones are read ahead."""
         self._drain(0)
-        pieces, width, n = self.pieces[name], self.widths[name], self.rows(name)
-        step = min(width, max(64, CHUNK_BYTES // (4 * n)))
-        spilled = any(piece.u is None for piece in pieces)
-        starts = range(0, width, step)
-        buffers = torch.empty(2, n * step, dtype=torch.float32)
-        raw = torch.empty((2, 2 * n * step) if spilled else (2, 0), dtype=torch.float32)
-        ahead = self._worker().submit(self._read, pieces, width, 0, step, raw[0]) if spilled else None
-        for turn, start in enumerate(starts):
-            count = min(step, width - start)
-            u, w = (buffer[: n * count].view(n, count) for buffer in buffers)
-            if ahead is not None:
-                ahead.result()
-                later = start + step
-                if later < width:
-                    into = raw[(turn + 1) % 2]
-                    ahead = self._worker().submit(self._read, pieces, width, later, min(step, width - later), into)
-            row = 0
-            for piece in pieces:
-                here = slice(row, row + piece.rows)
-                for target, values, index, factor in (
-                    (u, piece.u, 0, piece.factor_u),
-                    (w, piece.w, 1, piece.factor_w),
-                ):
-                    if values is not None:
-                        target[here] = values[:, start : start + count]
-                    else:
-                        target[here] = self._part(raw[turn % 2], n, count, piece, index, row)
-                    if factor != 1:
-                        target[here] *= factor
-                row += piece.rows
-            yield start, u, w
+        pieces, blocks = self.pieces[name], self.blocks[name]
+        spilled = [piece for piece in pieces if piece.u is None]
+        if not spilled:
+            yield blocks, self._load(pieces, blocks)
+            return
+        number = max(1, READ_BYTES // (2 * sum(piece.rows * piece.dtype.itemsize for piece in spilled) * BLOCK_COLUMNS))
+        groups = [blocks[i : i + number] for i in range(0, len(blocks), number)]
+        ahead = self._worker().submit(self._load, pieces, groups[0])
+        for group, later in zip(groups, [*groups[1:], None], strict=True):
+            loaded = ahead.result()
+            if later is not None:
+                ahead = self._worker().submit(self._load, pieces, later)
+            yield group, loaded
 
     def _worker(self) -> ThreadPoolExecutor:
         if self._thread is None:
@@ -601,33 +637,24 @@ class _Store:
             left = shutil.disk_usage(self.folder).free
             raise OSError(errno.ENOSPC, self._full(u.nbytes + w.nbytes, left)) from error
 
-    def _read(self, pieces: list[_Piece], width: int, start: int, count: int, into: Tensor) -> None:
-        assert self._file is not None
-        n = sum(piece.rows for piece in pieces)
-        row = 0
+    def _load(self, pieces: list[_Piece], blocks: Blocks) -> list[tuple[_Piece, tuple[Tensor, Tensor]]]:
+        """u and w of some blocks next to each other, of each piece."""
+        loaded = []
         for piece in pieces:
-            if piece.u is None:
-                for half in range(2):
-                    target = self._part(into, n, count, piece, half, row)
-                    first = half * piece.rows  # in the file: all rows of u, then all rows of w
-                    if count == width:
-                        self._fill(target, piece.offset, first * width)
-                        continue
-                    for i in range(piece.rows):
-                        self._fill(target[i], piece.offset, (first + i) * width + start)
-            row += piece.rows
+            start, stop = (piece.rows * column for column in (blocks[0][0], blocks[-1][1]))
+            if piece.u is not None and piece.w is not None:
+                loaded.append((piece, (piece.u[start:stop], piece.w[start:stop])))
+                continue
+            halves = torch.empty(2, stop - start, dtype=piece.dtype)
+            for values, skip in zip(halves, (start, piece.size + start), strict=True):
+                self._fill(values, piece.offset + skip * values.itemsize)
+            loaded.append((piece, (halves[0], halves[1])))
+        return loaded
 
-    @staticmethod
-    def _part(raw: Tensor, n: int, count: int, piece: _Piece, half: int, row: int) -> Tensor:
-        """Where in a read buffer the columns of a piece's u (half 0) or w (1) are, in the piece's own type."""
-        start = (half * n + row) * count
-        values = raw[start : start + piece.rows * count].view(piece.dtype)
-        return values[: piece.rows * count].view(piece.rows, count)
-
-    def _fill(self, target: Tensor, offset: int, skip: int) -> None:
+    def _fill(self, target: Tensor, offset: int) -> None:
         assert self._file is not None
         view = _bytes(target)
-        self._file.seek(offset + skip * target.itemsize)
+        self._file.seek(offset)
         while len(view):
             got = self._file.readinto(view)  # type: ignore[attr-defined]
             if not got:
@@ -655,6 +682,7 @@ class _Layer:
 
     first_a: Tensor | None = None  # feature of the first image
     first_b: Tensor | None = None
+    blocks: Blocks = field(default_factory=list)  # of columns, in which it is stored
     scale: float = 1.0
     scaled: bool = False  # scale is known, and the feature varies over the images in both models
     half: bool = False  # stored in float16 from here on
@@ -735,7 +763,8 @@ class _Engine:
         self._trial: dict[str, list[tuple[Tensor, Tensor]]] = {}  # some columns of (u, w)
         joint.most = None if self._decided else TRIAL_IMAGES - 1
         self._reserved = False
-        self._rows: dict[str, tuple[Tensor, Tensor, float, float]] = {}  # of this pass, for the store
+        self._rows: dict[str, tuple[int, Tensor, Tensor, float, float]] = {}  # of this pass, for the store
+        self._work = torch.empty(0)  # memory for one matrix, used again and again
         self._raw: dict[str, tuple[Tensor, Tensor]] = {}  # (u, w) of the pass that decides what is derived
 
     def add(self, images: Tensor) -> None:
@@ -773,25 +802,28 @@ class _Engine:
         layer = self.layers[name]
         if not layer.finite:
             return
+        each = a[0, 0].numel() if a.ndim > 1 and a.numel() else 1
         a, b = a.flatten(1), b.flatten(1)
         if layer.first_a is None or layer.first_b is None:
             layer.first_a, layer.first_b = a[:1].clone(), b[:1].clone()
             layer.size_a, layer.size_b = _largest(layer.first_a), _largest(layer.first_b)
+            layer.blocks = _blocks(a.shape[1], each)
         if layer.first_a.shape[1] != a.shape[1]:
             raise ValueError(
                 f"layer {name!r}: {a.shape[1]} features for an image, {layer.first_a.shape[1]} for the first; "
                 "all images must have the same size"
             )
+        w = self._matrix(a, b)
         if not layer.scaled:
-            self._find_scale(layer, a, b)
+            self._find_scale(layer, a, b, w)
         if layer.close:
-            w = a - b  # first, which loses nothing when a and b are close
+            torch.sub(a, b, out=w)  # first, which loses nothing when a and b are close
             w -= layer.first_a - layer.first_b
             u = a.sub_(layer.first_a)
         else:
             u = a.sub_(layer.first_a)
-            w = b - layer.first_b
-            w.mul_(-layer.scale).add_(u)
+            torch.sub(b, layer.first_b, out=w)
+            torch.add(u, w, alpha=-layer.scale, out=w)
         largest_u, largest_w = _largest(u), _largest(w)
         if not (math.isfinite(largest_u) and math.isfinite(largest_w)):
             layer.finite = False
@@ -800,40 +832,54 @@ class _Engine:
             self._raw[name] = (u[-1:].clone(), w[-1:].clone())  # one image will do
         if not self._decided:
             self._sample(name, u, w)
-        layer.exponent_u, stored_u, factor_u = self._pack(u, largest_u, layer.exponent_u, layer.half)
-        layer.exponent_w, stored_w, factor_w = self._pack(w, largest_w, layer.exponent_w, layer.half)
-        self._rows[name] = (stored_u, stored_w, factor_u, factor_w)
+        layer.exponent_u, stored_u, factor_u = self._pack(u, largest_u, layer.exponent_u, layer)
+        layer.exponent_w, stored_w, factor_w = self._pack(w, largest_w, layer.exponent_w, layer)
+        self._rows[name] = (len(u), stored_u, stored_w, factor_u, factor_w)
+
+    def _matrix(self, a: Tensor, b: Tensor) -> Tensor:
+        """Room for a - b."""
+        dtype = torch.result_type(a, b)
+        if (self._work.dtype, self._work.device) != (dtype, a.device) or self._work.numel() < a.numel():
+            self._work = torch.empty(a.numel(), dtype=dtype, device=a.device)
+        return self._work[: a.numel()].view(a.shape)
 
     @staticmethod
-    def _find_scale(layer: _Layer, a: Tensor, b: Tensor) -> None:
+    def _find_scale(layer: _Layer, a: Tensor, b: Tensor, work: Tensor) -> None:
         """Scale that makes model b's features as large as model a's, from the first images that differ."""
         assert layer.first_a is not None
         assert layer.first_b is not None
-        u, v = a - layer.first_a, b - layer.first_b
+        u = torch.sub(a, layer.first_a, out=work)
         layer.varies_a = layer.varies_a or _largest(u) > CONSTANT * layer.size_a
+        square_u = _square(u)
+        v = torch.sub(b, layer.first_b, out=work)
         layer.varies_b = layer.varies_b or _largest(v) > CONSTANT * layer.size_b
         if layer.varies_a and layer.varies_b:
             layer.scaled = True
-            ratio = math.sqrt(_square(u) / _square(v))
+            ratio = math.sqrt(square_u / _square(v))
             if math.isfinite(ratio) and abs(ratio - 1) > SNAP:
                 layer.scale = ratio
             else:
-                layer.close = _square(layer.first_a - layer.first_b) * len(a) <= _square(u)
+                layer.close = _square(layer.first_a - layer.first_b) * len(a) <= square_u
 
     @staticmethod
-    def _pack(values: Tensor, largest: float, exponent: int | None, half: bool) -> tuple[int | None, Tensor, float]:
-        """(Exponent of the layer, values in the store's type, their factor to the scale of the layer)."""
-        if largest == 0:
-            return exponent, (values.half() if half else values.float()).cpu(), 1.0
-        best = 9 - math.frexp(largest)[1]  # puts the largest value into [2**8, 2**9)
-        if exponent is None:
-            exponent = 0 if 2**-3 <= largest <= 2**13 else best
-        if not half:
-            return exponent, values.float().cpu(), 2.0**exponent
-        used = exponent if -3 <= math.frexp(largest)[1] + exponent <= 15 else best
-        if used:
-            values = values * 2.0**used
-        return exponent, values.half().cpu(), 2.0 ** (exponent - used)
+    def _pack(values: Tensor, largest: float, exponent: int | None, layer: _Layer) -> tuple[int | None, Tensor, float]:
+        """(Exponent of the layer, values as they are stored, their factor to the scale of the layer)."""
+        factor = 1.0
+        if largest > 0:
+            best = 9 - math.frexp(largest)[1]  # puts the largest value into [2**8, 2**9)
+            if exponent is None:
+                exponent = 0 if 2**-3 <= largest <= 2**13 else best
+            used = 0
+            if layer.half:
+                used = exponent if -3 <= math.frexp(largest)[1] + exponent <= 15 else best
+                if used:
+                    values.mul_(2.0**used)
+            factor = 2.0 ** (exponent - used)
+        rows = len(values)
+        stored = torch.empty(values.numel(), dtype=torch.float16 if layer.half else torch.float32, device=values.device)
+        for start, stop in layer.blocks:
+            stored[rows * start : rows * stop].view(rows, -1).copy_(values[:, start:stop])
+        return exponent, stored.cpu(), factor
 
     def _sample(self, name: str, u: Tensor, w: Tensor) -> None:
         columns = torch.linspace(0, u.shape[1] - 1, min(u.shape[1], TRIAL_FEATURES), device=u.device).long()
@@ -845,7 +891,7 @@ class _Engine:
             if name in self.source or not self.layers[name].scaled:
                 continue
             u, w = (torch.cat(parts) for parts in zip(*rows, strict=True))
-            width = self.store.widths[name]
+            width = self.layers[name].blocks[-1][1]
             columns = torch.linspace(0, width - 1, u.shape[1]).long()
             worst = _half_error(u, torch.zeros_like(u), w, width)
             for norm in self.derived.get(name, []):
@@ -880,9 +926,9 @@ class _Engine:
     @staticmethod
     def _trustworthy(gain: Tensor, kappa: Tensor, u: Tensor, w: Tensor, norm_u: Tensor, norm_w: Tensor) -> bool:
         """Does (gain, kappa) give the real output, without amplifying the rounding of u and w?"""
-        if u.shape != norm_u.shape or u.shape[1] % len(gain):
-            return False
         each = u.shape[1] // len(gain)
+        if u.shape != norm_u.shape or u.shape[1] % len(gain) or each < DERIVED_FEATURES:
+            return False
         gain, kappa = gain.to(u.device).repeat_interleave(each), kappa.to(u.device).repeat_interleave(each)
         from_u, from_w = (gain - kappa) * u, kappa * w
         size_u, size_w = float(norm_u.norm()), float(norm_w.norm())
@@ -893,7 +939,7 @@ class _Engine:
         )
 
     def _commit(self, count: int) -> None:
-        nbytes = sum(u.nbytes + w.nbytes for u, w, *_ in self._rows.values())
+        nbytes = sum(u.nbytes + w.nbytes for _, u, w, *_ in self._rows.values())
         if not self._reserved:
             left = count
             if self.expected is not None and self._passes > 1 and self._decided:
@@ -902,7 +948,7 @@ class _Engine:
             self.store.reserve(nbytes // count * left)
         for name in self.joint.names:
             if name in self._rows:
-                self.store.append(name, *self._rows[name])
+                self.store.append(name, self.layers[name].blocks, *self._rows[name])
         self._rows.clear()
 
     def grams(self) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -918,7 +964,11 @@ class _Engine:
                 yield from self._layer_grams(name, layer)
 
     def _layer_grams(self, name: str, layer: _Layer) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """K = sum u u^T and, with M = sum w (u - w/2)^T, K - L = M + M^T: exact to the precision of w."""
+        """K = sum u u^T and, with M = sum w (u - w/2)^T, K - L = M + M^T: exact to the precision of w.
+
+        Those of a derived batch norm are sums over channels: gain^2 K and gain^2 K - kappa^2 L, which is
+        (gain^2 - kappa^2) K + kappa^2 (K - L), of the channel.
+        """
         assert layer.first_a is not None
         device = layer.first_a.device
         dtype = torch.float64 if self.storage == "float32" else torch.float32
@@ -927,22 +977,29 @@ class _Engine:
         derived = self.derived.get(name, [])
         unit_u, unit_w = layer.exponent_u or 0, layer.exponent_w or 0
         ratio = 2.0 ** (unit_u - unit_w)  # from stored w to the scale of stored u
-        k = torch.zeros(1 + len(derived), self.n, self.n, dtype=torch.float64)
+        channels = len(derived[0].gain) if derived else 1
+        each = layer.blocks[-1][1] // channels
+        of_k, of_l = torch.ones(2, 1 + len(derived), channels, dtype=torch.float64)
+        for i, norm in enumerate(derived, 1):
+            of_k[i], of_l[i] = norm.gain.square(), norm.kappa.square()
+        k = torch.zeros(1 + len(derived), self.n * self.n, dtype=torch.float64)
         m = torch.zeros_like(k)
-        each = self.store.widths[name] // len(derived[0].gain) if derived else 1
-        for start, u, w in self.store.columns(name):
-            u, w = (values.to(device, dtype) for values in (u, w))
-            _accumulate(k[0], m[0], u, w, ratio)
-            channels = torch.arange(start, start + u.shape[1]) // each if derived else None
-            for i, norm in enumerate(derived, 1):
-                gain, kappa = norm.gain[channels], norm.kappa[channels]
-                norm_w = w * (kappa * ratio).to(device, w.dtype)
-                norm_w.addcmul_(u, (gain - kappa).to(device, u.dtype))
-                _accumulate(k[i], m[i], u * gain.to(device, u.dtype), norm_w, 1.0)
+        most = max(1, PRODUCTS // self.n**2) * each
+        middle = torch.empty(self.n, BLOCK_COLUMNS + PADDING, dtype=dtype, device=device)
+        for start, u, w in self.store.columns(name, dtype):
+            u, w = u.to(device), w.to(device)
+            s = torch.add(u, w, alpha=-ratio / 2, out=middle[:, : u.shape[1]])
+            for first in range(0, u.shape[1], most):
+                parts = [values[:, first : first + most] for values in (u, w, s)]
+                here = slice((start + first) // each, (start + first + parts[0].shape[1] - 1) // each + 1)
+                u_part, w_part, s_part = (_by_channel(part, here.stop - here.start) for part in parts)
+                products = _products(u_part, u_part)
+                k.addmm_(of_k[:, here], products)
+                m.addmm_((of_k - of_l)[:, here] / 2, products)
+                m.addmm_(ratio * of_l[:, here], _products(w_part, s_part))
         for i, owner in enumerate([name, *(norm.name for norm in derived)]):
-            e = m[i] + m[i].T
-            e *= (ratio if i == 0 else 1.0) * 4.0**-unit_u
-            yield owner, k[i] * 4.0**-unit_u, e
+            own_k, own_m = (sums[i].view(self.n, self.n).mul_(4.0**-unit_u) for sums in (k, m))
+            yield owner, own_k, own_m + own_m.T
 
     def defined(self, name: str) -> LayerSimilarity | None:
         """The similarity of a layer where its features leave nothing to compute; else None."""
@@ -956,10 +1013,15 @@ class _Engine:
         return None
 
 
-def _accumulate(k: Tensor, m: Tensor, u: Tensor, w: Tensor, ratio: float) -> None:
-    with torch.autocast(u.device.type, enabled=False):
-        k += (u @ u.T).cpu()
-        m += (w @ torch.add(u, w, alpha=-ratio / 2).T).cpu()
+def _by_channel(values: Tensor, channels: int) -> Tensor:
+    """(n, features) as (channels, n, features of a channel)."""
+    return values.unflatten(1, (channels, -1)).transpose(0, 1)
+
+
+def _products(x: Tensor, y: Tensor) -> Tensor:
+    """x y^T of each channel, (channels, n n), in float64 on the CPU."""
+    with torch.autocast(x.device.type, enabled=False):
+        return torch.bmm(x, y.mT).flatten(1).cpu().double()
 
 
 def _half_error(u: Tensor, from_u: Tensor, from_w: Tensor, width: int) -> float:
@@ -1033,7 +1095,7 @@ def layerwise_cka(
             these a batch with fewer than 2 or 4 images is joined to the one before it.
         memory: bytes of main memory for stored features; what exceeds them goes to a scratch file. Beyond it:
             the features of as many images as fit into 96 MiB (at least one), 64 MiB waiting to be written,
-            and about six n x n matrices of doubles.
+            100 to 200 KiB for each image (by storage), 16 MiB read ahead, and about six n x n matrices of doubles.
         scratch: existing folder for that file (default: the system's temporary folder). It takes
             ``4 n (sum of stored feature sizes) - memory`` bytes and is always removed.
         storage: ``"float16"``: relative error of 1 - delta well below 1e-4. ``"float32"``: below 1e-6, twice

@@ -13,8 +13,9 @@ What makes that possible:
   to make the stored numbers small: the first image is subtracted, and the second model is scaled towards the
   first.
 - A batch norm in evaluation mode is one gain and one offset per channel of the layer before it. Where the
-  forward pass shows that to be so (and where it costs no accuracy, and a channel has 32 features or more), nothing is stored for it: its Gram
-  matrices are made from its predecessor's features. That halves the work in the usual U-Net or ResNet.
+  forward pass shows that to be so (and where it costs no accuracy, and a channel has 32 features or more),
+  nothing is stored for it: its Gram matrices are made from those of its predecessor's channels. That halves the
+  work in the usual U-Net or ResNet.
 """
 
 from __future__ import annotations

@@ -16,44 +16,17 @@ clock; memory is the peak growth of the resident size, and what the kept feature
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
+from bench_aggregation import PeakMemory
+
 CASES = {"bsm": "BSM", "kept": "features kept", "every": "prior in every batch"}
 WIDTHS = {"embedded": 96, "resnet18": 512, "resnet50": 2048, "densenet121": 1024}
-
-
-class PeakMemory:
-    """Peak resident size above the start, sampled every 2 ms, in MB."""
-
-    def __enter__(self) -> PeakMemory:
-        import psutil  # comes with nvflare
-
-        gc.collect()
-        self._process = psutil.Process()
-        self._start = self._peak = self._process.memory_info().rss
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-        return self
-
-    def _watch(self) -> None:
-        while not self._stop.wait(0.002):
-            self._peak = max(self._peak, self._process.memory_info().rss)
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    @property
-    def megabytes(self) -> float:
-        return (self._peak - self._start) / 2**20
 
 
 def run_case(args: argparse.Namespace) -> dict[str, float]:

@@ -21,8 +21,10 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from fairflare import __version__
 from fairflare.exchange.wire import reply_model
 from fairflare.flare.controller import RoundFailed, RoundsController
+from fairflare.flare.tracking import Tracker
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_lwr import FedLWR
+from fairflare.reporting.results import RoundRecord
 from fairflare.tasks.base import Task
 
 SITES = ["site-1", "site-2", "site-3"]
@@ -375,3 +377,19 @@ def test_damaged_checkpoint_is_named(tmp_path):
 def test_bad_settings_fail_at_once(kwargs, message):
     with pytest.raises(ValueError, match=message):
         RoundsController(task=Line(), aggregator=FedAvg(), **kwargs)
+
+
+def test_a_report_called_like_a_curve_of_ours_has_a_curve_of_its_own():
+    """FedMRL reports ``train_loss``: two values of one tag and step would hide each other."""
+    record = RoundRecord(
+        current_round=0, sites=["a"], accepted=["a"], validation={"a": {"dice": 0.5}}, train={"a": {"loss": 1.0}},
+        site_weights={"a": 1.0}, reports={"a": {"train_loss": 2.0, "weight": 3.0}},
+    )  # fmt: skip
+    drawn: list[tuple[str, float]] = []
+    tracker = Tracker(None)
+    tracker.scalar = lambda tag, value, step: drawn.append((tag, value))
+    tracker.round(record, "dice")
+    tags = [tag for tag, _ in drawn]
+    assert len(set(tags)) == len(tags)
+    assert dict(drawn)["train_loss/a"] == 1.0
+    assert dict(drawn)["report_train_loss/a"] == 2.0

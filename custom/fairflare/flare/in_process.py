@@ -110,8 +110,6 @@ class InProcessController(RoundsController):
         assert callback is not None
         for site in targets:
             request, experiment = decode_task(task_name, data, site)
-            # A site's own copy: training writes into its model, not into the message of the next site.
-            request.state = {name: tensor.clone() for name, tensor in request.state.items()}
             answer = encode_reply(self._worker(site, experiment).perform(request), data.current_round)
             answer.meta = {**(answer.meta or {}), "client_name": site}
             callback(answer)

@@ -47,7 +47,7 @@ class Tracker:
             self.scalar(f"weight/{site}", weight, step)
         for site, report in record.reports.items():
             for name, value in report.items():
-                self.scalar(f"{name}/{site}", value, step)
+                self.scalar(f"report_{name}/{site}", value, step)
         for name, value in record.values.items():
             self.scalar(name, value, step)
         for layer, by_site in (record.layers or {}).items():

@@ -608,10 +608,8 @@ class LocalTraining:
         optimizer: torch.optim.Optimizer,
         closure: Callable[[], torch.Tensor],
     ) -> torch.Tensor:
-        """One optimizer step. ``closure`` zeroes the gradients, computes the loss, backpropagates and returns it."""
+        """One optimizer step. ``closure`` zeroes the gradients, backpropagates the loss, clips, returns the loss."""
         loss = closure()
-        if self.max_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), self.max_grad_norm)
         optimizer.step()
         return loss
 
@@ -713,6 +711,8 @@ class LocalTraining:
             # Backpropagating a NaN would only spread it; the caller stops with a message.
             if torch.isfinite(loss):
                 loss.backward()
+            if self.max_grad_norm is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), self.max_grad_norm)
             return loss.detach()
 
         return float(self.step(run, model, optimizer, closure))

@@ -127,14 +127,7 @@ class SharpnessAwareTraining(LocalTraining):
             return super().step(run, model, optimizer, closure)
         if self._stepper is None or self._stepper.base_optimizer is not optimizer:
             self._stepper = GSAM(optimizer, rho=self._distance, alpha=self.gsam_alpha, model=model)
-
-        def clipped() -> torch.Tensor:
-            loss = closure()
-            if self.max_grad_norm is not None:
-                torch.nn.utils.clip_grad_norm_(model.parameters(), self.max_grad_norm)
-            return loss
-
-        loss = self._stepper.step(clipped)
+        loss = self._stepper.step(closure)
         if self._stepper.skipped_steps and bool(torch.isfinite(loss)):
             raise SiteError(
                 f"site {run.site!r}: the loss or its gradient is not finite at the search distance "

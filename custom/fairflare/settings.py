@@ -299,7 +299,7 @@ def choices(base: type) -> dict[str, type]:
 
 def _subclasses(base: type) -> Iterator[type]:
     yield base
-    for cls in base.__subclasses__():
+    for cls in type.__subclasses__(base):
         yield from _subclasses(cls)
 
 

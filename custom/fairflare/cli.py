@@ -1,28 +1,21 @@
-"""``fairflare``: list the methods, run one in FLARE's simulator, export one as a job folder, show results."""
+"""``fairflare``: list and describe the methods, run one, export one as a job folder, show results."""
 
 from __future__ import annotations
 
+import inspect
 import json
-import os
-import signal
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Fair federated learning for medical images on NVIDIA FLARE.",
@@ -31,32 +24,97 @@ console = Console()
 errors = Console(stderr=True)
 
 Method = Annotated[str, typer.Argument(help="A name that `fairflare list` prints.")]
-Rounds = Annotated[
-    int | None, typer.Option("--rounds", "-r", min=1, help="Communication rounds; default: the method's quick job.")
-]
-Sites = Annotated[
-    str, typer.Option("--sites", "-s", help="Number of sites, or names separated by commas; 0: the method's quick job.")
-]
-Kind = Annotated[
-    str | None, typer.Option("--task", help="segmentation or classification; default: what the paper learns.")
-]
-Paper = Annotated[bool, typer.Option("--paper", help="The paper's settings, not those of a quick job.")]
-MinSites = Annotated[int, typer.Option(min=1, help="Usable results that a round needs.")]
-Seed = Annotated[int, typer.Option(help="Of the initial model and of all training.")]
-Experiment = Annotated[str, typer.Option(help="Id under which a stopped run can be continued.")]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="KEY=VALUE (JSON or text) of the method or the task; may be repeated."),
-]
-TaskFile = Annotated[Path | None, typer.Option(help="Python file with a class Task: your own network and data.")]
-Timeout = Annotated[float, typer.Option(help="Seconds a phase may take.")]
-Grace = Annotated[float, typer.Option(help="Seconds for late sites once enough answered; 0: the whole timeout.")]
+
+
+def plan_options(
+    method: Method,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", "-r", min=1, help="Communication rounds; default: the method's quick job.")
+    ] = None,
+    sites: Annotated[
+        str | None,
+        typer.Option(
+            "--sites",
+            "-s",
+            help="Number of sites, or names separated by commas. Default of run: the method's quick job; of export: "
+            "'all', every connected site.",
+        ),
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option("--task", help="segmentation or classification; default: what the paper learns.")
+    ] = None,
+    paper: Annotated[bool, typer.Option("--paper", help="The paper's settings, not those of a quick job.")] = False,
+    min_sites: Annotated[int, typer.Option(min=1, help="Usable results that a round needs.")] = 2,
+    seed: Annotated[int, typer.Option(help="Of the initial model and of all training.")] = 0,
+    experiment: Annotated[str, typer.Option(help="Id under which a stopped run can be continued.")] = "",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="KEY=VALUE (JSON or text), see `fairflare describe`; may be repeated."),
+    ] = None,
+    task_file: Annotated[
+        Path | None, typer.Option(help="Python file with a class Task: your own network and data.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds a phase may take.")] = 3600.0,
+    grace: Annotated[
+        float, typer.Option(help="Seconds for late sites once enough answered; 0: the whole timeout.")
+    ] = 0.0,
+) -> dict[str, Any]:
+    """The options that say what is run: arguments of :class:`fairflare.recipes.FairRecipe`."""
+    return {
+        "method": method,
+        "task": task,
+        "small": not paper,
+        "num_rounds": rounds,
+        "sites": None if sites is None else parse_sites(sites),
+        "min_sites": min_sites,
+        "seed": seed,
+        "experiment": experiment,
+        "phase_timeout": timeout,
+        "straggler_grace": grace,
+        "settings": parse_settings(settings or []),
+        "task_file": task_file,
+    }
+
+
+def takes_plan(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options of :func:`plan_options` in front of its own, and their result as ``plan``."""
+    shared = inspect.signature(plan_options).parameters
+    own = {k: p for k, p in inspect.signature(command).parameters.items() if k != "plan"}
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        with user_errors():
+            plan = plan_options(**{key: given.pop(key) for key in shared})
+        command(plan=plan, **given)
+
+    hints = get_type_hints(command, include_extras=True) | get_type_hints(plan_options, include_extras=True)
+    run.__annotations__ = {key: hints[key] for key in (*shared, *own)} | {"return": None}
+    keyword = [
+        p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[p.name])
+        for p in (*shared.values(), *own.values())
+    ]
+    run.__signature__ = inspect.Signature(keyword)  # type: ignore[attr-defined]
+    return run
+
+
+@app.callback(invoke_without_command=True)
+def top(
+    version: Annotated[
+        bool, typer.Option("--version", help="The versions of FairFlare, FLARE, MONAI and PyTorch.")
+    ] = False,
+) -> None:
+    """Fair federated learning for medical images on NVIDIA FLARE."""
+    if version:
+        from fairflare.federation.rounds import versions
+
+        console.print(", ".join(f"{name} {number}" for name, number in versions().items()), highlight=False)
+        raise typer.Exit()
 
 
 @app.command("list")
 def list_methods() -> None:
     """The methods, with what they do and where they come from."""
-    from fairflare.methods import all_methods
+    from fairflare.methods.catalog import all_methods
 
     table = Table("job", "method", "what it does", "source", box=None, pad_edge=False)
     for method in all_methods().values():
@@ -65,19 +123,32 @@ def list_methods() -> None:
 
 
 @app.command()
-def run(
+def describe(
     method: Method,
-    rounds: Rounds = None,
-    sites: Sites = "0",
-    task: Kind = None,
-    paper: Paper = False,
-    min_sites: MinSites = 2,
-    seed: Seed = 0,
-    experiment: Experiment = "",
-    settings: Settings = None,
-    task_file: TaskFile = None,
-    timeout: Timeout = 3600.0,
-    grace: Grace = 0.0,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Tables in Markdown.")] = False,
+) -> None:
+    """Every setting of a method, for --set: type and range, default, meaning."""
+    from fairflare.methods.describe import sections
+    from fairflare.settings import markdown as as_markdown
+
+    with user_errors():
+        found = sections(method)
+    for title, settings in found.items():
+        if markdown:
+            typer.echo(f"## {title}\n\n{as_markdown(settings)}\n")
+            continue
+        table = Table("setting", "wanted", "default", "meaning", title=title, title_justify="left", box=None)
+        for setting in settings:
+            shown = "required" if setting.required else "" if setting.default is None else str(setting.default)
+            table.add_row(setting.name, setting.wanted, shown, setting.meaning)
+        console.print(table, markup=False)
+        console.print()
+
+
+@app.command()
+@takes_plan
+def run(
+    plan: dict[str, Any],
     workspace: Annotated[
         Path | None, typer.Option("--workspace", "-w", help="Where the run is kept; default: runs/<method>.")
     ] = None,
@@ -94,47 +165,29 @@ def run(
 ) -> None:
     """Runs a method in FLARE's simulator and prints the fairness table. Exit code 1 when the run failed."""
     from fairflare.recipes import FairRecipe
+    from fairflare.simulate import simulate
 
-    workspace = (workspace or Path("runs") / method).absolute()
-    with _user_errors():
-        recipe = FairRecipe(
-            method,
-            task=task,
-            small=not paper,
-            num_rounds=rounds,
-            sites=parse_sites(sites),
-            min_sites=min_sites,
-            seed=seed,
-            experiment=experiment,
-            phase_timeout=timeout,
-            straggler_grace=grace,
-            keep_local_models=keep_local_models,
-            settings=parse_settings(settings or []),
-            task_file=task_file,
-        )
-        local = _site_settings(site_file, experiment, workspace)
+    workspace = (workspace or Path("runs") / plan["method"]).absolute()
+    with user_errors():
+        if in_process and threads is not None:
+            raise ValueError("--threads is of the simulator; --in-process works on the sites one after the other")
+        sites = 0 if plan["sites"] is None else plan["sites"]
+        recipe = FairRecipe(**{**plan, "sites": sites, "keep_local_models": keep_local_models})
+        local = site_settings(site_file, plan["experiment"], workspace)
+    workspace.parent.mkdir(parents=True, exist_ok=True)
+    log = workspace.with_name(workspace.name + ".log")
     if in_process:
-        raise typer.Exit(_run_here(recipe, workspace, local))
-    names = recipe.site_names or []
-    code = simulate(recipe, workspace, names, threads or len(names), local)
-    raise typer.Exit(_report(workspace, code))
+        code = run_here(recipe, workspace, local, log)
+    else:
+        code = simulate(recipe, workspace, threads or len(recipe.plan.sites or []), local, log)
+    raise typer.Exit(report(workspace, code, log))
 
 
 @app.command()
+@takes_plan
 def export(
-    method: Method,
+    plan: dict[str, Any],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder that the job folder is put into.")],
-    rounds: Rounds = None,
-    sites: Annotated[str, typer.Option("--sites", "-s", help="Number, names, or 'all' connected sites.")] = "all",
-    task: Kind = None,
-    paper: Paper = False,
-    min_sites: MinSites = 2,
-    seed: Seed = 0,
-    experiment: Experiment = "",
-    settings: Settings = None,
-    task_file: TaskFile = None,
-    timeout: Timeout = 3600.0,
-    grace: Grace = 0.0,
     preinstalled: Annotated[
         bool, typer.Option("--preinstalled", help="No custom code: sites have the package and allow 'fairflare.'.")
     ] = False,
@@ -143,26 +196,12 @@ def export(
     """Writes a method as a FLARE job folder."""
     from fairflare.recipes import FairRecipe
 
-    with _user_errors():
+    with user_errors():
         if preinstalled and bundle:
             raise ValueError("--preinstalled and --bundle exclude each other")
-        recipe = FairRecipe(
-            method,
-            task=task,
-            small=not paper,
-            num_rounds=rounds,
-            sites=None if sites == "all" else parse_sites(sites),
-            min_sites=min_sites,
-            seed=seed,
-            experiment=experiment,
-            phase_timeout=timeout,
-            straggler_grace=grace,
-            settings=parse_settings(settings or []),
-            task_file=task_file,
-            packaging="preinstalled" if preinstalled else "bundle" if bundle else "task_file",
-        )
-        recipe.export(str(out))
-    console.print(f"job folder: {out / method}", soft_wrap=True)
+        packaging = "preinstalled" if preinstalled else "bundle" if bundle else "task_file"
+        FairRecipe(**plan, packaging=packaging).export(str(out))
+    console.print(f"job folder: {out / plan['method']}", soft_wrap=True)
 
 
 @app.command()
@@ -173,8 +212,8 @@ def show(
     from fairflare.reporting.results import read_results
     from fairflare.reporting.table import compare, rich_table
 
-    with _user_errors():
-        found = [read_results(_results_path(path)) for path in runs]
+    with user_errors():
+        found = [read_results(results_path(path)) for path in runs]
     if len(found) == 1:
         console.print(rich_table(found[0]))
     else:
@@ -184,8 +223,10 @@ def show(
 # ------------------------------------------------------------------------------------------------ pieces
 
 
-def parse_sites(text: str) -> int | list[str]:
-    """``"4"`` -> 4; ``"a,b"`` -> ``["a", "b"]``."""
+def parse_sites(text: str) -> int | list[str] | None:
+    """``"4"`` -> 4; ``"a,b"`` -> ``["a", "b"]``; ``"all"`` -> ``None``."""
+    if text == "all":
+        return None
     return int(text) if text.isdigit() else [name.strip() for name in text.split(",") if name.strip()]
 
 
@@ -210,143 +251,49 @@ def parse_settings(items: list[str]) -> dict[str, Any]:
     return found
 
 
-def _run_here(recipe: Any, workspace: Path, local: dict[str, Any]) -> int:
-    """Runs a recipe in this process; FLARE's and our log go into the file where the simulator's would be."""
-    import logging
+def run_here(recipe: Any, workspace: Path, local: dict[str, Any], log_path: Path) -> int:
+    """Runs a recipe's plan in this process; the log goes into the file where the simulator's would be."""
+    from fairflare.federation.local import run_local
+    from fairflare.run_view import RunView
 
-    from fairflare.flare.in_process import run_in_process
-
-    workspace.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(workspace.with_name(workspace.name + ".log"), mode="w", encoding="utf-8")
+    handler = logging.FileHandler(log_path, mode="w", encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s - %(name)s - %(levelname)s - %(message)s"))
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(logging.INFO)
     try:
-        run_in_process(recipe, workspace, local)
-        return _report(workspace, 0)
+        with RunView(recipe.plan.sites or [], recipe.name, console) as view, user_errors():
+            run_local(recipe.plan, workspace, local, listeners=[view])
+        return 0
     except RuntimeError:
-        return _report(workspace, 1)
+        root.error("the run failed", exc_info=True)
+        return 1
     finally:
         root.removeHandler(handler)
         handler.close()
 
 
-def simulate(recipe: Any, workspace: Path, names: list[str], threads: int, local: dict[str, Any]) -> int:
-    """Runs a recipe in FLARE's simulator, in a process group of its own, and shows its progress.
-
-    Returns:
-        The simulator's exit code.
-    """
-    folder = workspace / "local"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "fairflare.json").write_text(json.dumps(local, indent=2) + "\n", encoding="utf-8")
-    with tempfile.TemporaryDirectory(prefix="fairflare-job-") as job_root:
-        recipe.export(job_root)
-        command = [sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator"]
-        command += [str(Path(job_root) / recipe.name), "-w", str(workspace)]
-        command += ["-c", ",".join(names), "-n", str(len(names)), "-t", str(threads)]
-        log_path = workspace.with_name(workspace.name + ".log")
-        with log_path.open("wb") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-            try:
-                _follow(process, workspace, names, recipe.name)
-            except BaseException:
-                _stop(process)
-                raise
-        return process.returncode
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    for kind in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is None:
-            os.killpg(process.pid, kind)
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                continue
-    try:
-        os.killpg(process.pid, signal.SIGKILL)  # workers that outlived the simulator
-    except ProcessLookupError:
-        return
-
-
-def _follow(process: subprocess.Popen[bytes], workspace: Path, names: list[str], name: str) -> None:
-    """A progress bar per site, from the events that the controller writes, until the process ends."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    events = workspace / "server" / "simulate_job" / "fairflare" / "progress.jsonl"
-    started = time.time()
-    columns = (
-        TextColumn("{task.description:<12}"),
-        BarColumn(24),
-        TextColumn("{task.completed:>3.0f}/{task.total:.0f}"),
-        TextColumn("{task.fields[note]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=False) as progress:
-        bars = {site: progress.add_task(site, total=1, note="") for site in names}
-        whole = progress.add_task(name, total=1, note="starting")
-        position = 0
-        while True:
-            ended = process.poll() is not None
-            if events.exists() and events.stat().st_mtime >= started - 1:
-                with events.open(encoding="utf-8") as f:
-                    f.seek(position)
-                    for line in f:
-                        if not line.endswith("\n"):
-                            break
-                        position += len(line.encode())
-                        _show(json.loads(line), progress, bars, whole)
-            if ended:
-                return
-            time.sleep(0.2)
-
-
-def _show(event: dict[str, Any], progress: Progress, bars: dict[str, Any], whole: Any) -> None:
-    if event.get("kind") == "phase":
-        for site in event["sites"]:
-            if site in bars:
-                progress.update(
-                    bars[site],
-                    total=event["num_rounds"] + 1,
-                    completed=event["current_round"],
-                    note=f"{event['phase']} ...",
-                )
-        progress.update(whole, total=event["num_rounds"], completed=event["current_round"], note=event["phase"])
-    elif event.get("kind") == "site" and event["site"] in bars:
-        if event["ok"]:
-            values = event.get("metrics") or {}
-            score = next((f"{k} {v:.3f}" for k, v in values.items() if k not in ("loss", "answered")), "")
-            note = f"{event['phase']} {score} ({event['seconds']:.1f} s)"
-        else:
-            note = f"[red]left out:[/red] {event['reason'][:70]}"
-        step = {"validate": 1}.get(event["phase"], 0)
-        progress.update(bars[event["site"]], note=note, completed=event["current_round"] + step)
-    elif event.get("kind") == "round_done":
-        progress.update(whole, completed=event["current_round"] + 1)
-
-
-def _report(workspace: Path, code: int) -> int:
+def report(workspace: Path, code: int, log: Path) -> int:
     """Prints the table, or why there is none; the exit code."""
     from fairflare.reporting.results import read_results
     from fairflare.reporting.table import rich_table
 
-    log = workspace.with_name(workspace.name + ".log")
     try:
-        results = read_results(_results_path(workspace))
+        results = read_results(results_path(workspace))
     except (OSError, ValueError):
-        errors.print(f"[red]failed[/red]: FLARE ended with code {code} before the first round")
+        errors.print(f"[red]failed[/red]: the run ended with code {code} before the first round")
         for line in _last_errors(log):
             errors.print(line, markup=False, highlight=False, soft_wrap=True)
         errors.print(f"log: {log}", soft_wrap=True)
         return 1
     if results["status"] != "completed" or code != 0:
-        errors.print(f"[red]failed[/red]: {results.get('reason') or f'FLARE ended with code {code}'}", soft_wrap=True)
+        errors.print("[red]failed[/red]: ", end="")
+        reason = results.get("reason") or f"FLARE ended with code {code}"
+        errors.print(reason, markup=False, highlight=False, soft_wrap=True)
         errors.print(f"log: {log}", soft_wrap=True)
         return 1
     console.print(rich_table(results))
-    console.print(f"results: {_results_path(workspace)}", soft_wrap=True)
+    console.print(f"results: {results_path(workspace)}", soft_wrap=True)
     return 0
 
 
@@ -358,7 +305,8 @@ def _last_errors(log: Path, count: int = 5) -> list[str]:
     return (marked or lines)[-count:]
 
 
-def _results_path(path: Path) -> Path:
+def results_path(path: Path) -> Path:
+    """``results.json`` of a run folder, a workspace or a FLARE download."""
     if path.is_file():
         return path
     candidates = [path / "results.json", path / "fairflare" / "results.json"]
@@ -370,8 +318,8 @@ def _results_path(path: Path) -> Path:
     raise ValueError(f"no results.json in {path}")
 
 
-def _site_settings(site_file: Path | None, experiment: str, workspace: Path) -> dict[str, Any]:
-    """The simulator's local/fairflare.json: the user's, plus folders that outlive the run's workspace."""
+def site_settings(site_file: Path | None, experiment: str, workspace: Path) -> dict[str, Any]:
+    """The run's local/fairflare.json: the user's, plus folders that outlive the run's workspace."""
     local: dict[str, Any] = {}
     if site_file is not None:
         try:
@@ -388,12 +336,13 @@ def _site_settings(site_file: Path | None, experiment: str, workspace: Path) -> 
 
 
 @contextmanager
-def _user_errors() -> Iterator[None]:
-    """A mistake of the user is one red line, not a traceback."""
+def user_errors() -> Iterator[None]:
+    """A mistake of the user is one red line; anything else is a bug and keeps its traceback."""
     try:
         yield
-    except (ValueError, TypeError) as e:
-        errors.print(f"[red]error[/red]: {e}", soft_wrap=True, highlight=False)
+    except ValueError as e:
+        errors.print("[red]error[/red]: ", end="")
+        errors.print(str(e), markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(2) from e
 
 

@@ -38,8 +38,9 @@ from typing_extensions import dataclass_transform
 from fairflare.core import checks
 
 __all__ = [
-    "Flag", "Fraction", "NonNegative", "NonNegativeInt", "Number", "Part", "Positive", "PositiveInt", "Setting",
-    "Whole", "build", "choices", "described", "field_names", "markdown", "parts_of", "settings", "values_of",
+    "BelowOne", "Flag", "Fraction", "NonNegative", "NonNegativeInt", "Number", "Part", "Positive", "PositiveInt",
+    "Setting", "Share", "Whole", "build", "choices", "described", "field_names", "markdown", "parts_of", "settings",
+    "values_of",
 ]  # fmt: skip
 
 # Numbers as JSON has them: a text is no number, nor is true.
@@ -50,6 +51,8 @@ Fraction = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1)]
 Whole = Annotated[int, Field(strict=True)]
 NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
 PositiveInt = Annotated[int, Field(strict=True, ge=1)]
+BelowOne = Annotated[float, Field(strict=True, ge=0, lt=1)]
+Share = Annotated[float, Field(strict=True, gt=0, le=1)]
 Flag = Annotated[bool, Field(strict=True)]
 
 C = TypeVar("C", bound=type)
@@ -253,6 +256,9 @@ def _in_one_line(cls: type, error: ValidationError) -> str:
         text = str(problem["ctx"]["error"])
         return text if not place or str(place[0]) in text else f"{place[0]}: {text}"
     if kind == "unexpected_keyword_argument":
+        retired = getattr(cls, "retired", {})
+        if place[0] in retired:
+            return f"{cls.__name__} has no setting {place[0]!r} any more: {retired[place[0]]}"
         known = [field.name for field in dataclasses.fields(cls)]
         near = checks.nearest(place[0], known)
         return f"{cls.__name__} has no setting {place[0]!r}{near or ';'} Available: {', '.join(sorted(known))}"
@@ -271,8 +277,18 @@ def _in_one_line(cls: type, error: ValidationError) -> str:
 
 
 def field_names(cls: type) -> list[str]:
-    """Names of the settings of a class."""
-    return [field.name for field in dataclasses.fields(cls)]
+    """Names of the settings of a class; those of its bases too where its own ``__init__`` passes ``**`` on."""
+    found: dict[str, None] = {}
+    for base in cls.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        parameters = inspect.signature(vars(base)["__init__"]).parameters
+        kinds = {parameter.kind for parameter in parameters.values()}
+        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        found.update({name: None for name, p in parameters.items() if name != "self" and p.kind in named})
+        if inspect.Parameter.VAR_KEYWORD not in kinds:
+            break
+    return list(found)
 
 
 def values_of(component: Any) -> dict[str, Any]:
@@ -299,7 +315,8 @@ def choices(base: type) -> dict[str, type]:
 
 def _subclasses(base: type) -> Iterator[type]:
     yield base
-    for cls in type.__subclasses__(base):
+    below: list[type] = type.__subclasses__(base)
+    for cls in below:
         yield from _subclasses(cls)
 
 

@@ -7,147 +7,46 @@ costs one task instead of the whole job.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
-import os
-import re
 import shutil
 import time
+import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from fairflare.core.states import difference
-from fairflare.exchange.wire import (
+from fairflare.exchange.messages import (
     STATUS_FAILED,
     STATUS_OK,
     STATUS_SKIPPED,
     TASK_ANCHOR,
     TASK_TRAIN,
     TASK_VALIDATE,
+    SiteReply,
+    SiteTask,
     clean_state,
 )
-from fairflare.methods.base import LocalTraining, SiteError, SiteRun
+from fairflare.federation.site_store import SiteStore
+from fairflare.methods.training import LocalTraining, SiteError, SiteRun
 
 if TYPE_CHECKING:
     from fairflare.tasks.base import SiteData, Task
 
 log = logging.getLogger(__name__)
 
+SITE_FILE = "fairflare.json"  # in the folder local/ of a FLARE workspace
 # Settings of local/fairflare.json that the shell reads; all others belong to the task.
 SHELL_SETTINGS = ("sites", "state_root", "checkpoint_root", "num_threads", "device", "isolate")
-
-
-@dataclass
-class SiteTask:
-    """One request of the server, decoded."""
-
-    name: str  # train, anchor, validate
-    state: dict[str, torch.Tensor]
-    current_round: int
-    num_rounds: int
-    seed: int
-    directives: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class SiteReply:
-    """What goes back; ``status`` other than ``"ok"`` carries a reason that names no file."""
-
-    status: str
-    reason: str = ""
-    update: dict[str, torch.Tensor] | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    report: dict[str, Any] = field(default_factory=dict)
-    stats: dict[str, Any] = field(default_factory=dict)
-    num_samples: int | None = None
-    num_steps: int | None = None
-
-
-class SiteStore:
-    """What a site keeps between tasks, each value with the round that wrote it.
-
-    The value of the round before is kept too: a server that continues from its last checkpoint asks for a round again,
-    and that round must start from what it started from the first time.
-
-    Args:
-        folder: owned by the site, one per experiment and site.
-    """
-
-    KEPT = 2
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def save(self, name: str, current_round: int, value: Mapping[str, Any]) -> None:
-        """Writes atomically; forgets what is older than the last two rounds written, or of a later round."""
-        path = self._path(name, current_round)
-        temporary = path.with_suffix(f".tmp{os.getpid()}")
-        torch.save(dict(value), temporary)
-        temporary.replace(path)
-        rounds = self._rounds(name)
-        stale = [r for r in rounds if r > current_round]
-        old = [r for r in rounds if r <= current_round][: -self.KEPT]
-        for number in stale + old:
-            self._path(name, number).unlink(missing_ok=True)
-
-    def load_before(self, name: str, current_round: int) -> dict[str, Any] | None:
-        """The newest value written in an earlier round; ``None`` when there is none."""
-        earlier = [r for r in self._rounds(name) if r < current_round]
-        return self._load(name, earlier[-1]) if earlier else None
-
-    def load_at(self, name: str, current_round: int) -> dict[str, Any] | None:
-        """The value written in exactly this round."""
-        return self._load(name, current_round) if current_round in self._rounds(name) else None
-
-    def save_model(self, current_round: int, state: Mapping[str, torch.Tensor]) -> None:
-        """The local model of a round, for the anchor phase; only the last one is kept."""
-        path = self.folder / "local.safetensors"
-        temporary = path.with_suffix(f".tmp{os.getpid()}")
-        plain = {name: tensor.clone() for name, tensor in clean_state(state).items()}
-        save_file(plain, temporary, metadata={"round": str(current_round)})
-        temporary.replace(path)
-        (self.folder / "local.round").write_text(str(current_round))
-
-    def load_model(self, current_round: int) -> dict[str, torch.Tensor] | None:
-        """The local model, ``None`` unless it is of this very round."""
-        mark = self.folder / "local.round"
-        if not mark.exists() or mark.read_text().strip() != str(current_round):
-            return None
-        return load_file(self.folder / "local.safetensors")
-
-    def _path(self, name: str, current_round: int) -> Path:
-        return self.folder / f"{name}.{current_round:06d}.pt"
-
-    def _rounds(self, name: str) -> list[int]:
-        found = (re.fullmatch(re.escape(name) + r"\.(\d+)\.pt", p.name) for p in self.folder.iterdir())
-        return sorted(int(m.group(1)) for m in found if m)
-
-    def _load(self, name: str, current_round: int) -> dict[str, Any]:
-        return dict(torch.load(self._path(name, current_round), map_location="cpu", weights_only=True))
 
 
 def round_seed(seed: int, site: str, current_round: int) -> int:
     """A seed for one experiment, site and round; independent of order and process."""
     digest = hashlib.sha256(f"{seed}/{site}/{current_round}".encode()).digest()
     return int.from_bytes(digest[:7], "big") % 2**31
-
-
-def safe_name(name: str) -> str:
-    """A folder name for an experiment or site; refuses what could leave the folder.
-
-    Raises:
-        ValueError: empty, or not made of letters, digits, ``.``, ``_``, ``-``, ``@``.
-    """
-    if not re.fullmatch(r"[A-Za-z0-9_@-][A-Za-z0-9._@-]{0,127}", name):
-        raise ValueError(
-            f"name {name!r} must be 1 to 128 letters, digits, '.', '_', '-' or '@', and not start with '.'"
-        )
-    return name
 
 
 class SiteWorker:
@@ -198,6 +97,7 @@ class SiteWorker:
             return SiteReply(STATUS_SKIPPED if e.skipped else STATUS_FAILED, reason=e.public)
         except (torch.cuda.OutOfMemoryError, MemoryError) as e:
             self._model = None
+            traceback.clear_frames(e.__traceback__)  # they hold the model and its gradients
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             log.warning("site %s, task %s: out of memory: %s", self.site, request.name, e)
@@ -226,12 +126,6 @@ class SiteWorker:
         run.metrics = metrics
         trained = self.training.train(run, model)
         local = clean_state(model.state_dict())
-        for name, tensor in local.items():
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                raise SiteError(
-                    f"site {self.site!r}: tensor {name!r} is not finite after training in round "
-                    f"{request.current_round}; lower learning_rate or set max_grad_norm"
-                )
         report = self.training.report(run, model)
         self.store.save_model(request.current_round, local)
         return SiteReply(
@@ -309,6 +203,41 @@ class SiteWorker:
             settings=self.settings,
         )
         return run, self._model
+
+
+def read_site_file(path: Path, identity: str) -> dict[str, Any]:
+    """The private settings of a site or of the server: ``local/fairflare.json`` of its workspace.
+
+    A block ``"sites": {name: {...}}`` overrides for one name, so that one file serves all sites of a simulator.
+
+    Raises:
+        SiteError: not a JSON object (names the file's place, not its content).
+    """
+    if not path.exists():
+        return {}
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as e:
+        raise SiteError(
+            f"site {identity!r}: {path} is not readable JSON: {e}",
+            public=f"site {identity!r}: local/{SITE_FILE} is not readable JSON",
+        ) from e
+    return own_settings(settings, identity)
+
+
+def own_settings(settings: Any, identity: str) -> dict[str, Any]:
+    """The part of a site file that is meant for one site; its own block goes before what stands outside.
+
+    Raises:
+        SiteError: not a JSON object.
+    """
+    blocks = settings.get("sites", {}) if isinstance(settings, Mapping) else None
+    if not isinstance(settings, Mapping) or not isinstance(blocks, Mapping):
+        raise SiteError(f"site {identity!r}: local/{SITE_FILE} must hold a JSON object (and 'sites' in it another)")
+    own = blocks.get(identity, {})
+    if not isinstance(own, Mapping):
+        raise SiteError(f"site {identity!r}: 'sites.{identity}' in local/{SITE_FILE} must be a JSON object")
+    return {**{k: v for k, v in settings.items() if k != "sites"}, **own}
 
 
 def pick_device(site: str, wanted: str | None) -> torch.device:

@@ -18,8 +18,8 @@ from typing import Any
 from safetensors.torch import load as load_bytes
 from safetensors.torch import save as save_bytes
 
-from fairflare.exchange.wire import STATUS_FAILED, clean_state
-from fairflare.flare.site import SiteReply, SiteTask, SiteWorker
+from fairflare.exchange.messages import STATUS_FAILED, SiteReply, SiteTask, clean_state
+from fairflare.federation.site import SiteWorker
 
 
 def perform_isolated(

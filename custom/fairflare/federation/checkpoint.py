@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from fairflare.exchange.wire import clean_state
+from fairflare.exchange.messages import clean_state
 
 STATE_FILE = "state.json"
 
@@ -28,7 +28,7 @@ class Checkpoint:
     Attributes:
         next_round: the first round that is not done.
         model: global model.
-        aggregator: the method's own state.
+        rule: the rule's own state.
         results: the results store's state.
         config: what the run was configured with; compared on resume.
         extra: the controller's small state.
@@ -36,7 +36,7 @@ class Checkpoint:
 
     next_round: int
     model: dict[str, torch.Tensor]
-    aggregator: dict[str, Any]
+    rule: dict[str, Any]
     results: dict[str, Any]
     config: dict[str, Any]
     extra: dict[str, Any]
@@ -52,21 +52,21 @@ class CheckpointFolder:
         """Writes a checkpoint; a crash at any point leaves the old one or the new one."""
         self.folder.mkdir(parents=True, exist_ok=True)
         tag = f"{checkpoint.next_round:06d}"
-        model, aggregator = f"model-{tag}.safetensors", f"aggregator-{tag}.pt"
+        model, rule = f"model-{tag}.safetensors", f"rule-{tag}.pt"
         plain = {name: tensor.clone() for name, tensor in clean_state(checkpoint.model).items()}
         _replace(self.folder / model, lambda path: save_file(plain, path))
-        _replace(self.folder / aggregator, lambda path: torch.save(checkpoint.aggregator, path))
+        _replace(self.folder / rule, lambda path: torch.save(checkpoint.rule, path))
         state = {
             "next_round": checkpoint.next_round,
             "model": model,
-            "aggregator": aggregator,
+            "rule": rule,
             "results": checkpoint.results,
             "config": checkpoint.config,
             "extra": checkpoint.extra,
         }
         _replace(self.folder / STATE_FILE, lambda path: path.write_text(json.dumps(state), encoding="utf-8"))
         for path in self.folder.iterdir():
-            if path.name.startswith(("model-", "aggregator-")) and path.name not in (model, aggregator):
+            if path.name.startswith(("model-", "rule-")) and path.name not in (model, rule):
                 path.unlink(missing_ok=True)
 
     def load(self) -> Checkpoint | None:
@@ -83,7 +83,7 @@ class CheckpointFolder:
             return Checkpoint(
                 next_round=int(state["next_round"]),
                 model=load_file(self.folder / state["model"]),
-                aggregator=torch.load(self.folder / state["aggregator"], map_location="cpu", weights_only=True),
+                rule=torch.load(self.folder / state["rule"], map_location="cpu", weights_only=True),
                 results=dict(state["results"]),
                 config=dict(state["config"]),
                 extra=dict(state["extra"]),

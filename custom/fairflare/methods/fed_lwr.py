@@ -209,13 +209,11 @@ class FedLWR(Rule):
 
     def _scores(self, inputs: RoundInputs, layers: list[str]) -> dict[str, dict[str, float]]:
         """1 - delta by site and layer; a site without a report gets its last scores, else the others' mean."""
-        known = {site: inputs.anchor_reports[site]["dissimilarity"] for site in inputs.anchor_reports}
-        for site in inputs.sites:
-            if site not in known and site in self._last_scores:
-                known[site] = self._last_scores[site]
+        reported = {site: report["dissimilarity"] for site, report in inputs.anchor_reports.items()}
+        known = {site: scores for site, scores in {**self._last_scores, **reported}.items() if site in inputs.sites}
         if not known:
             log.warning("Fed-LWR, round %d: no site reported about the anchor; equal weights", inputs.current_round)
-        return filled({site: by for site, by in known.items() if site in inputs.sites}, inputs.sites, layers)
+        return filled(known, inputs.sites, layers)
 
     def _share(self, scores: dict[str, dict[str, float]], layers: list[str]) -> dict[str, dict[str, float]]:
         """Scores after the chosen granularity."""
@@ -230,32 +228,26 @@ class FedLWR(Rule):
         self._last_scores = {site: dict(by) for site, by in state["last_scores"].items()}
 
 
-_SOURCE = "Yan et al., MICCAI 2024"
+JOB: dict[str, Any] = {"rule": FedLWR, "training": LayerSimilarityReport, "source": "Yan et al., MICCAI 2024"}
 METHODS = [
     Method(
         name="fed_lwr",
         title="Fed-LWR",
         summary="layer-wise weights: sites whose features differ more from the average model's weigh more",
-        rule=FedLWR,
-        training=LayerSimilarityReport,
-        source=_SOURCE,
+        **JOB,
     ),
     Method(
         name="fed_lwr_cosine",
         title="Fed-LWR-v1",
         summary="ablation: cosine similarity of features instead of CKA",
-        rule=FedLWR,
-        training=LayerSimilarityReport,
         site={"similarity": "cosine"},
-        source=_SOURCE,
+        **JOB,
     ),
     Method(
         name="fed_lwr_last_layer",
         title="Fed-LWR-v2",
         summary="ablation: CKA of the last encoder layer only, one weight per site",
-        rule=FedLWR,
-        training=LayerSimilarityReport,
         server={"only_layer": "down_3"},
-        source=_SOURCE,
+        **JOB,
     ),
 ]

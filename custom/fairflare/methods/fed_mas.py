@@ -13,24 +13,21 @@ The halves' switches are the paper's ablations: ``mas=False`` is "BSM with KD", 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
-from fairflare.core.priors import RunningClassMean, prior_distance, rescue_factor
+from fairflare.core.priors import RunningClassMean, rescue_factor
 from fairflare.core.weighting import rescue_weights
+from fairflare.methods.bsm import JOB, LEARNS
 from fairflare.methods.catalog import Method
-from fairflare.methods.fed_avg import FedAvg
-from fairflare.methods.prior_features import FeatureCache, Priors, project
+from fairflare.methods.prior_features import Priors, SitePrior
 from fairflare.methods.reports import Field
 from fairflare.methods.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.training import LocalTraining, SiteError, SiteRun
 from fairflare.settings import Flag, NonNegative, PositiveInt, settings
-
-if TYPE_CHECKING:
-    from fairflare.tasks.priors import PriorNetwork
 
 MAX_RESCUE_FACTOR = 16e6  # 16 E |C|, for a million of epochs times classes
 
@@ -42,19 +39,10 @@ MAX_RESCUE_FACTOR = 16e6  # 16 E |C|, for a million of epochs times classes
 class _Rescue:
     """Of one task."""
 
-    network: PriorNetwork | None = None
-    cache: FeatureCache | None = None
+    prior: SitePrior | None = None
     before: torch.Tensor | None = None  # w
     during: RunningClassMean | None = None  # w^
     open_epoch: int = 0
-    fresh: bool = False  # the next loss is the one in front of a step
-
-    def features(self, run: SiteRun, inputs: torch.Tensor) -> torch.Tensor:
-        """(n, d), the prior's of the batch: known ones where there are, else of the inputs as they come."""
-        assert self.network is not None
-        if self.cache is not None and run.batch is not None:
-            return self.cache.features[run.batch].to(run.device)
-        return self.network(inputs)
 
 
 @settings
@@ -107,28 +95,27 @@ class RescueTraining(LocalTraining):
         own = run.own = _Rescue()
         weighed = bool(run.directives.get("rescue_factor"))
         if self.lambda_f > 0 or (weighed and self.rf_source == "prior"):
-            own.network = self._priors.network(run, model)
-            own.cache = self._priors.cache(run, own.network) if self.cache_features else None
+            own.prior = self._priors.at_site(run, model, cached=self.cache_features)
         if weighed:
-            own.during = RunningClassMean(len(self._class_counts(run)))
-        if weighed or own.cache is not None:
+            own.during = RunningClassMean(len(_class_counts(run)))
+        if weighed or (own.prior is not None and own.prior.cache is not None):
             self._look_at_all(run, model)
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         own: _Rescue = run.own
-        if own.network is None and own.during is None:
+        if own.prior is None and own.during is None:
             return super().loss(run, model, inputs, targets)
         features = model.embed(inputs)  # type: ignore[operator]
         outputs = model.head(features)  # type: ignore[operator]
         loss = self.criterion_loss(run, outputs, targets)
         distances = None
-        if own.network is not None:
+        if own.prior is not None:
             # A projector that nothing trains needs no gradient either.
             with torch.set_grad_enabled(self.lambda_f > 0):
-                distances = prior_distance(project(model, features), own.features(run, inputs))
+                distances = own.prior.distances(run, model, features, inputs)
             if self.lambda_f > 0:
                 loss = loss + self.lambda_f * distances.mean()
-        if own.during is not None and own.fresh:
+        if own.during is not None and run.first_pass:
             if self.rf_source == "supervised" or distances is None:
                 with torch.no_grad():
                     distances = self.criterion_losses(run, outputs, targets)
@@ -136,38 +123,22 @@ class RescueTraining(LocalTraining):
                 own.during.end_epoch()
                 own.open_epoch += 1
             own.during.add(distances, targets)
-        own.fresh = False
         return loss
-
-    def step(
-        self,
-        run: SiteRun,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        closure: Callable[[], torch.Tensor],
-    ) -> torch.Tensor:
-        run.own.fresh = True  # a step may look at the loss twice
-        return super().step(run, model, optimizer, closure)
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         own: _Rescue = run.own
         report: dict[str, Any] = {}
-        if own.network is not None:
-            report["prior"] = own.network.fingerprint
+        if own.prior is not None:
+            report["prior"] = own.prior.network.fingerprint
         if own.during is not None and own.before is not None:
             own.during.end_epoch()
-            counts = self._class_counts(run)
+            counts = _class_counts(run)
             during = own.during.total(own.before)
             factor = rescue_factor(own.before, during, counts, self.rf_mode)
             report["rescue_factor"] = factor
-            run.store.save(
-                "divergence",
-                run.current_round,
-                {"before": own.before, "during": during, "counts": counts, "rescue_factor": factor},
-            )
+            kept = {"before": own.before, "during": during, "counts": counts, "rescue_factor": factor}
+            run.store.save("divergence", run.current_round, kept)
         return report
-
-    # -- pieces
 
     def _look_at_all(self, run: SiteRun, model: torch.nn.Module) -> None:
         """One pass over the images as they are: w of the received model, and the features that are not known yet."""
@@ -181,30 +152,31 @@ class RescueTraining(LocalTraining):
             for inputs, targets in run.data.batches("training", batch_size=self.batch_size):
                 run.batch = None if order is None else order[seen : seen + len(inputs)]
                 seen += len(inputs)
-                if own.cache is not None and own.network is not None and run.batch is not None:
-                    own.cache.update(run, own.network, run.batch, inputs)
+                if own.prior is not None:
+                    own.prior.look(run, inputs)
                 if measured is None:
                     continue
                 inputs, targets = inputs.to(run.device), targets.to(run.device)
                 features = model.embed(inputs)  # type: ignore[operator]
-                if self.rf_source == "supervised":
+                if self.rf_source == "supervised" or own.prior is None:
                     values = self.criterion_losses(run, model.head(features), targets)  # type: ignore[operator]
                 else:
-                    values = prior_distance(project(model, features), own.features(run, inputs))
+                    values = own.prior.distances(run, model, features, inputs)
                 measured.add(values, targets)
         run.batch = None
-        if own.cache is not None:
-            own.cache.save(run)
+        if own.prior is not None and own.prior.cache is not None:
+            own.prior.cache.save(run)
         own.before = None if measured is None else measured.means()
 
-    def _class_counts(self, run: SiteRun) -> torch.Tensor:
-        counts = run.data.class_counts("training")
-        if counts is None:
-            raise SiteError(
-                f"site {run.site!r}: Fed-MAS measures by class, and the task's data have no classes; choose a "
-                "classification task"
-            )
-        return counts
+
+def _class_counts(run: SiteRun) -> torch.Tensor:
+    counts = run.data.class_counts("training")
+    if counts is None:
+        raise SiteError(
+            f"site {run.site!r}: Fed-MAS measures by class, and the task's data have no classes; choose a "
+            "classification task"
+        )
+    return counts
 
 
 # ------------------------------------------------------------------------------------------------ server half
@@ -220,9 +192,6 @@ class FedMAS(Rule):
 
     Args:
         mas: False: weights by number of samples ("BSM with KD", Table 2); rescue factors are then not asked for.
-
-    Raises:
-        RuntimeError: (in :meth:`weigh`) the sites do not all hold the same prior network (names them).
 
     Source:
         Elbatel et al., Eq. (5).
@@ -244,63 +213,27 @@ class FedMAS(Rule):
         return report
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        self._check_priors(inputs)
+        _check_priors(inputs)
         if not self.mas:
             return Weighing(sites=sample_weights(inputs))
         return Weighing(sites=rescue_weights({site: inputs.reports[site]["rescue_factor"] for site in inputs.sites}))
 
-    def _check_priors(self, inputs: RoundInputs) -> None:
-        """Distances to different networks cannot be compared."""
-        holders: dict[str, list[str]] = {}
-        for site in inputs.sites:
-            holders.setdefault(inputs.reports[site]["prior"] or "none", []).append(site)
-        if len(holders) > 1:
-            found = "; ".join(f"{name}: {', '.join(sites)}" for name, sites in sorted(holders.items()))
-            raise RuntimeError(
-                f"Fed-MAS, round {inputs.current_round}: the sites do not hold the same prior network (fingerprint: "
-                f"sites): {found}. Give every site the same checkpoint file ('prior' in its fairflare.json) and the "
-                "same version of fairflare"
-            )
+
+def _check_priors(inputs: RoundInputs) -> None:
+    """Distances to different networks cannot be compared (``RuntimeError`` names the sites)."""
+    holders: dict[str, list[str]] = {}
+    for site in inputs.sites:
+        holders.setdefault(inputs.reports[site]["prior"] or "none", []).append(site)
+    if len(holders) > 1:
+        found = "; ".join(f"{name}: {', '.join(sites)}" for name, sites in sorted(holders.items()))
+        raise RuntimeError(
+            f"Fed-MAS, round {inputs.current_round}: the sites do not hold the same prior network (fingerprint: sites): "
+            f"{found}. Give every site the same checkpoint file ('prior' in its fairflare.json) and the same version of "
+            "fairflare"
+        )
 
 
-# Of the paper (HyperKvasir) and, where it is silent, its code.
-SETTINGS: dict[str, Any] = {
-    "optimizer": "sgd",
-    "learning_rate": 0.1,
-    "schedule": "cosine",
-    "momentum": 0.9,
-    "weight_decay": 1e-4,
-    "batch_size": 64,
-    "local_epochs": 10,
-    "max_grad_norm": 5.0,
-    "keep_optimizer_state": False,
-    "criterion": "balanced_softmax",
-    "augment": True,
-}
-LEARNS: dict[str, Any] = {
-    "phantom": "endoscopy",
-    "phantom_sites": 4,
-    "partition": "dirichlet",
-    "alpha": 0.5,
-    "corrupted_sites": 0,
-}
 WITH_PROJECTOR = {**LEARNS, "projector_dim": 96}  # of the packaged prior; MoCo's ResNet-50: 2048
-_COMMON: dict[str, Any] = {
-    "site": SETTINGS,
-    "source": "Elbatel et al., DeCaF @ MICCAI 2023",
-    "task": "classification",
-    # A narrow network, few images and rounds: Adam gets further in them.
-    "small": {
-        "optimizer": "adam",
-        "learning_rate": 1e-3,
-        "schedule": "constant",
-        "weight_decay": 0.0,
-        "batch_size": 32,
-        "local_epochs": 2,
-    },
-    "num_sites": 4,
-    "num_rounds": 5,
-}
 METHODS = [
     Method(
         name="fed_mas",
@@ -309,7 +242,7 @@ METHODS = [
         rule=FedMAS,
         training=RescueTraining,
         learns=WITH_PROJECTOR,
-        **_COMMON,
+        **JOB,
     ),
     Method(
         name="bsm_kd",
@@ -319,15 +252,6 @@ METHODS = [
         training=RescueTraining,
         server={"mas": False},
         learns=WITH_PROJECTOR,
-        **_COMMON,
-    ),
-    Method(
-        name="bsm_fl",
-        title="BSM-FL",
-        summary="balanced softmax at the sites, FedAvg at the server",
-        rule=FedAvg,
-        training=LocalTraining,
-        learns=LEARNS,
-        **_COMMON,
+        **JOB,
     ),
 ]

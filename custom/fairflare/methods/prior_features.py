@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import zlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from fairflare.core.priors import prior_distance
 from fairflare.methods.training import SiteError, SiteRun
 
 if TYPE_CHECKING:
@@ -68,14 +70,38 @@ class Priors:
             )
         return network
 
-    def cache(self, run: SiteRun, network: PriorNetwork) -> FeatureCache | None:
-        """Known features of the site's images; ``None`` where the data do not say which image is which."""
-        if run.data.order("training") is None:
-            return None
+    def at_site(self, run: SiteRun, model: torch.nn.Module, *, cached: bool) -> SitePrior:
+        """The prior and what is known of the site's images (where the data say which image is which)."""
+        network = self.network(run, model)
+        if not cached or run.data.order("training") is None:
+            return SitePrior(network)
         kept = self._caches.get(run.site)
         if kept is None or kept.fingerprint != network.fingerprint:
             kept = self._caches[run.site] = FeatureCache(run, network)
-        return kept
+        return SitePrior(network, kept)
+
+
+@dataclass
+class SitePrior:
+    """The prior during one task."""
+
+    network: PriorNetwork
+    cache: FeatureCache | None = None
+
+    def distances(
+        self, run: SiteRun, model: torch.nn.Module, features: torch.Tensor, inputs: torch.Tensor
+    ) -> torch.Tensor:
+        """(n,), of the model's projected features of the batch to the prior's: known ones, else of the inputs."""
+        if self.cache is not None and run.batch is not None:
+            known = self.cache.features[run.batch].to(run.device)
+        else:
+            known = self.network(inputs)
+        return prior_distance(project(model, features), known)
+
+    def look(self, run: SiteRun, inputs: torch.Tensor) -> None:
+        """Computes what is not known of the batch, given without augmentation."""
+        if self.cache is not None and run.batch is not None:
+            self.cache.update(run, self.network, run.batch, inputs)
 
 
 class FeatureCache:

@@ -60,6 +60,7 @@ class SiteRun:
     # While training: epoch from 0, and which training samples the batch holds (None: the data do not say).
     epoch: int = 0
     batch: list[int] | None = None
+    first_pass: bool = True  # of the batch's step, which may look at the loss twice
     #: What the site half keeps from one hook to the next. Here and not on the half, so that nothing outlives the task:
     #: after an out-of-memory an optimizer kept elsewhere would hold a second model.
     own: Any = None
@@ -260,10 +261,12 @@ class LocalTraining:
         targets: torch.Tensor,
     ) -> float:
         inputs, targets = inputs.to(run.device), targets.to(run.device)
+        run.first_pass = True
 
         def closure() -> torch.Tensor:
             optimizer.zero_grad(set_to_none=True)
             loss = self.loss(run, model, inputs, targets)
+            run.first_pass = False
             # Backpropagating a NaN would only spread it; the caller stops with a message.
             if torch.isfinite(loss):
                 loss.backward()

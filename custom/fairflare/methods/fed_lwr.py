@@ -58,9 +58,6 @@ ESTIMATORS = {
 SPLITS = {"train": "training", "val": "validation"}
 
 
-# ------------------------------------------------------------------------------------------------ site half
-
-
 @settings
 class LayerSimilarityReport(LocalTraining):
     """Fed-LWR, site half: plain local training, then layer-wise similarity of the local model to the anchor.
@@ -121,9 +118,6 @@ class LayerSimilarityReport(LocalTraining):
             "cka": [float(s.delta) for s in scores.values()],
             "dissimilarity": [float(s.dissimilarity) for s in scores.values()],
         }
-
-
-# ------------------------------------------------------------------------------------------------ server half
 
 
 @settings

@@ -8,7 +8,7 @@ those of a frozen network that all sites hold (w, Eqs. 1-2); trains with balance
 a second loss (Eq. 4), gathering the distances on the way (w^); and reports one number, RF = sum_c w_c w^_c (Eq. 3).
 The server averages in proportion to RF (Eq. 5).
 
-The halves' switches are the paper's ablations: ``mas=False`` is "BSM with KD", and with ``lambda_f=0`` on top BSM-FL.
+Switches are the paper's ablations: ``mas=False`` is "BSM with KD", and with ``lambda_f=0`` on top BSM-FL.
 """
 
 from __future__ import annotations
@@ -30,9 +30,6 @@ from fairflare.methods.training import LocalTraining, SiteError, SiteRun
 from fairflare.settings import Flag, NonNegative, PositiveInt, settings
 
 MAX_RESCUE_FACTOR = 16e6  # 16 E |C|, for a million of epochs times classes
-
-
-# ------------------------------------------------------------------------------------------------ site half
 
 
 @dataclass
@@ -59,7 +56,7 @@ class RescueTraining(LocalTraining):
     folder, 4 bytes a feature). With ``augment`` the distance is then from the features of the changed image to the
     prior's of the unchanged one; ``cache_features=False`` runs the prior on every changed image, as the paper.
 
-    The model needs ``embed``, ``head``, ``project`` and ``projector``: set ``projector_dim`` of the task.
+    The model needs a projection head: set ``projector_dim`` of the task.
 
     Args:
         lambda_f: weight of the distance in the loss, finite and ``>= 0``. 0 without ``mas`` at the server: no prior.
@@ -68,8 +65,7 @@ class RescueTraining(LocalTraining):
         prior_network: its architecture, see :func:`fairflare.tasks.priors.load_prior`.
         prior_image_size: images are resized to this for the prior; ``None``: as the task has them.
         rf_mode: ``"paper"`` (Eq. 3), ``"code"`` (both divergences normalised first) or ``"class_mean"``.
-        rf_source: ``"prior"``, or ``"supervised"``: RF of the criterion's losses, the authors' code for
-            ``lambda_f=0``.
+        rf_source: ``"prior"``, or ``"supervised"``: RF of the criterion's losses (the authors' ``lambda_f=0``).
         cache_features: see above.
 
     Source:
@@ -179,9 +175,6 @@ def _class_counts(run: SiteRun) -> torch.Tensor:
     return counts
 
 
-# ------------------------------------------------------------------------------------------------ server half
-
-
 @settings
 class FedMAS(Rule):
     r"""Fed-MAS, server half: weights in proportion to the rescue factor.
@@ -227,9 +220,9 @@ def _check_priors(inputs: RoundInputs) -> None:
     if len(holders) > 1:
         found = "; ".join(f"{name}: {', '.join(sites)}" for name, sites in sorted(holders.items()))
         raise RuntimeError(
-            f"Fed-MAS, round {inputs.current_round}: the sites do not hold the same prior network (fingerprint: sites): "
-            f"{found}. Give every site the same checkpoint file ('prior' in its fairflare.json) and the same version of "
-            "fairflare"
+            f"Fed-MAS, round {inputs.current_round}: the sites do not hold the same prior network (fingerprint: "
+            f"sites): {found}. Give every site the same checkpoint file ('prior' in its fairflare.json) and the same "
+            "version of fairflare"
         )
 
 

@@ -124,7 +124,7 @@ def _schema(cls: type, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema
 
 
 def _name_what_is_passed_on(cls: type) -> None:
-    """Gives a subclass's own ``__init__(..., **more)`` the signature it has in effect; else an export loses the rest."""
+    """Gives a subclass's own ``__init__(..., **more)`` the signature it has in effect: an export goes by it."""
     own: Any = vars(cls).get("__init__")
     if own is None:
         return

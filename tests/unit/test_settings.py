@@ -8,7 +8,7 @@ import math
 import pickle
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 from nvflare.fuel.utils.class_utils import ModuleScanner, get_component_init_parameters
@@ -80,7 +80,7 @@ class Dish:
         warm, cold: how it is served | eaten.
     """
 
-    retired = {"oven": "it was sold"}
+    retired: ClassVar[dict[str, str]] = {"oven": "it was sold"}
 
     minutes: PositiveInt = 10
     warm: Flag = True
@@ -228,15 +228,15 @@ def test_mistakes_name_setting_and_entry(given: dict[str, Any], message: str) ->
 
 
 def test_a_missing_setting_is_named_and_a_retired_one_goes_first() -> None:
-    with pytest.raises(ValueError, match="^Needy needs the setting 'must'$"):
+    with pytest.raises(ValueError, match=r"^Needy needs the setting 'must'$"):
         Needy()
     assert Needy(must=2).may == 1
 
     @settings
     class Newer(Needy):
-        retired = {"old": "export it again"}
+        retired: ClassVar[dict[str, str]] = {"old": "export it again"}
 
-    with pytest.raises(ValueError, match="^Newer has no setting 'old' any more: export it again$"):
+    with pytest.raises(ValueError, match=r"^Newer has no setting 'old' any more: export it again$"):
         Newer(old=1)  # 'must' is missing too, which tells nothing
 
 

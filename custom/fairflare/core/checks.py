@@ -25,7 +25,7 @@ def number(
         ValueError: it is not; says what is wanted and what was found.
     """
     kind = int if whole else (int, float)
-    ok = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
+    ok = isinstance(value, kind) and not isinstance(value, bool) and (isinstance(value, int) or math.isfinite(value))
     if ok:
         ok = (value >= low if above is None else value > above) and (value <= high if below is None else value < below)
     if not ok:

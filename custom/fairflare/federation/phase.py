@@ -189,7 +189,9 @@ class Exchange:
         )
 
 
-def _take(phase: Phase, site: str, answer: Message | str, use: Callable[[Phase, str, Message], dict[str, float]]) -> None:
+def _take(
+    phase: Phase, site: str, answer: Message | str, use: Callable[[Phase, str, Message], dict[str, float]]
+) -> None:
     try:
         if isinstance(answer, str):
             raise ReportError(answer)

@@ -260,6 +260,12 @@ def test_answer_to_another_round(answered: Any) -> None:
     assert len(text) < 200
 
 
+def test_a_missing_status_is_no_ok() -> None:
+    message = train_message("b", rule=Asking())
+    del message.meta["status"]
+    assert refusal(message) == "site 'b': field 'status' must be 'ok', got None"
+
+
 def test_another_patch_version_is_understood() -> None:
     major, minor = __version__.split(".")[:2]
     message = train_message("b", rule=Asking(), version=f"{major}.{minor}.99")

@@ -183,12 +183,12 @@ def test_values_in_range_are_kept(name: str, value: Any) -> None:
 
 BAD = {
     "number": ("a number", [math.nan, math.inf, True, "1", None, 10**400]),
-    "litres": ("a number >= 0", [-1e-9, math.nan, math.inf, "abc"]),
-    "left": ("a number in [0, 1]", [-0.1, 1.1, math.nan, True]),
-    "rest": ("a number in [0, 1)", [1, -0.1, math.nan, math.inf]),
-    "part": ("a number in (0, 1]", [0, 1.5, math.nan, False]),
+    "litres": ("a number >= 0", [-1e-9, math.nan, math.inf, "abc", "1", True]),
+    "left": ("a number in [0, 1]", [-0.1, 1.1, math.nan, True, "0.5"]),
+    "rest": ("a number in [0, 1)", [1, -0.1, math.nan, math.inf, False, "0.5"]),
+    "part": ("a number in (0, 1]", [0, 1.5, math.nan, False, True, "0.5"]),
     "guests": ("an integer", [1.0, "1", True, None, math.nan]),
-    "spoons": ("an integer >= 0", [-1, 0.0]),
+    "spoons": ("an integer >= 0", [-1, 0.0, False, "1"]),
     "minutes": ("an integer >= 1", [0, -3, 2.5, True, "10"]),
     "warm": ("true or false", [1, "true", None]),
     "size": ("one of 'small', 'large'", ["medium", 1, None]),

@@ -120,9 +120,9 @@ def test_all_undefined():
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="no site to summarize"):
+    with pytest.raises(ValueError, match="no site in the values to summarize"):
         summarize({})
-    with pytest.raises(ValueError, match="value of site 'B' must be finite or NaN, got -inf"):
+    with pytest.raises(ValueError, match="value of site 'B' must be a finite number, got -inf"):
         summarize({"A": 0.5, "B": -math.inf})
 
 

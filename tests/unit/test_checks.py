@@ -187,7 +187,7 @@ def test_same_shape(make):
 def test_indices(make):
     checks.indices("classes", make([0, 2, 1]), 3)
     checks.indices("classes", make([]), 3)
-    for bad, got in (([0, 3], 3), ([[-100], [7]], -100)):
+    for bad, got in (([0, 3], 3), ([[-100], [1]], -100), ([-1, 7], -1)):
         with pytest.raises(ValueError, match=rf"^classes must be in \[0, 3\), got {got}$"):
             checks.indices("classes", make(bad), 3)
 

@@ -150,6 +150,11 @@ def test_means_refuse():
         class_means(torch.ones(2), torch.zeros(3, dtype=torch.int64), 2)
     with pytest.raises(ValueError, match=r"targets must be in \[0, 2\), got 2"):
         class_means(torch.ones(2), torch.tensor([0, 2]), 2)
+    with pytest.raises(ValueError, match=r"targets must be in \[0, 2\), got -1"):
+        class_means(torch.ones(2), torch.tensor([0, -1]), 2)
+    with pytest.raises(ValueError, match=r"values must have shape \(6,\), got \(2, 3\)"):
+        class_means(torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.int64), 2)
+    assert class_means(torch.ones(0), torch.zeros(0, dtype=torch.int64), 2).isnan().all()  # an empty batch is none
 
 
 # ------------------------------------------------------------------------------------------------ rescue factor, Eq. 3

@@ -71,7 +71,7 @@ class RoundRecord:
     left_out: list[LeftOut] = field(default_factory=list)
     phases: list[PhaseRecord] = field(default_factory=list)
     validation: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    train: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    train: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     site_weights: Mapping[str, float] | None = None
     layers: Mapping[str, Mapping[str, Mapping[str, float]]] | None = None
     reports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -32,66 +32,7 @@ SCHEMA_VERSION = 1
 RESULTS_FILE = "results.json"
 PROGRESS_FILE = "progress.jsonl"
 _NO_TEST: dict[str, Any] = {"test": None, "fairness": None, "left_out": [], "phases": []}
-<<<<<<< HEAD
-_STATUSES = ("running", "completed", "failed")
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """A site that a round went on without."""
-
-    site: str
-    phase: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class PhaseRecord:
-    """One exchange with the sites: wall time, bytes on the wire, how many sites were asked and answered."""
-
-    name: str
-    seconds: float
-    bytes_out: int
-    bytes_in: int
-    asked: int
-    answered: int
-
-
-@dataclass
-class RoundRecord:
-    """What is kept of one round.
-
-    Attributes:
-        current_round: from 0.
-        sites: sites asked.
-        accepted: sites whose model is in the new global model.
-        left_out: sites asked and not accepted, with the phase and the reason.
-        phases: in the order in which they ran.
-        validation: ``{site: {metric: value}}`` of the *received* model, on the site's validation split.
-        train: ``{site: {"loss": ..., "num_samples": ..., ...}}`` of the local training.
-        site_weights: ``{site: weight}`` where the method has one weight for a whole model.
-        layers: ``{layer: {site: {"cka": ..., "dissimilarity": ..., "weight": ...}}}`` where it has one per
-            layer.
-        reports: ``{site: {field: value}}``, the method's own reports.
-        values: what the method says of the round as a whole.
-        details: more of it, JSON-like.
-    """
-
-    current_round: int
-    sites: list[str]
-    accepted: list[str] = field(default_factory=list)
-    left_out: list[LeftOut] = field(default_factory=list)
-    phases: list[PhaseRecord] = field(default_factory=list)
-    validation: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    train: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
-    site_weights: Mapping[str, float] | None = None
-    layers: Mapping[str, Mapping[str, Mapping[str, float]]] | None = None
-    reports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    values: Mapping[str, float] = field(default_factory=dict)
-    details: Mapping[str, Any] = field(default_factory=dict)
-=======
 _ENDS = ("completed", "failed")
->>>>>>> corerest
 
 
 class ResultsStore:

@@ -23,8 +23,8 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
-from fairflare.data.phantom_classes import PHANTOMS
-from fairflare.data.phantom_prostate import phantom_site
+from fairflare.data.phantoms.classes import PHANTOMS
+from fairflare.data.phantoms.prostate import phantom_site
 from fairflare.tasks.networks import IMAGENET_MEAN, IMAGENET_STD
 from fairflare.tasks.priors import EMBEDDED_FILE, PriorNetwork, build_encoder, load_prior
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fairflare.data import phantom_classes
+from fairflare.data.phantoms import classes as phantom_classes
 from fairflare.data.corruptions import corrupt, image_seed
-from fairflare.data.phantom_canvas import Canvas
-from fairflare.data.phantom_classes import PHANTOMS, PhantomPlan, class_counts, contact_sheet, main, phantom_site
+from fairflare.data.phantoms.canvas import Canvas
+from fairflare.data.phantoms.classes import PHANTOMS, PhantomPlan, class_counts, contact_sheet, main, phantom_site
 
 PLAN = PhantomPlan(image_size=32, num_samples=240, num_test=64)
 

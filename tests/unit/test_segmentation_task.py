@@ -511,7 +511,7 @@ def test_arguments_can_be_read_back_for_the_export_of_a_job() -> None:
 def test_the_import_is_light() -> None:
     code = (
         "import sys\n"
-        "import fairflare.tasks.segmentation, fairflare.data.prepare, fairflare.data.phantom_prostate\n"
+        "import fairflare.tasks.segmentation, fairflare.data.preparers, fairflare.data.phantoms.prostate\n"
         "heavy = ('monai', 'torch', 'nibabel', 'matplotlib', 'PIL', 'nvflare')\n"
         "print([name for name in heavy if name in sys.modules])"
     )

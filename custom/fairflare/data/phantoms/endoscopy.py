@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.data.phantom_canvas import Canvas, Colour, Map, ramp
+from fairflare.data.phantoms.canvas import Canvas, Colour, Map, ramp
 
 _COUNTED: Mapping[str, int] = {  # images in HyperKvasir; the order of spec README 5.5
     "bbps-2-3": 1148, "polyps": 1028, "cecum": 1009, "dyed-lifted-polyps": 1002, "pylorus": 999,

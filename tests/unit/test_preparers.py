@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from fairflare.data.datalist import SPLITS, DataError, load_datalist
-from fairflare.data.prepare import (
+from fairflare.data.preparers import (
     NUCLEI,
     PROSTATE_SITES,
     WHITE_CELLS,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.data.phantom_canvas import Canvas, Colour, Map, ramp
+from fairflare.data.phantoms.canvas import Canvas, Colour, Map, ramp
 
 ISIC2019 = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 ISIC2019_COUNTS = (4522, 12875, 3323, 867, 2624, 239, 253, 628)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.data.phantom_canvas import Canvas, Map, ramp
+from fairflare.data.phantoms.canvas import Canvas, Map, ramp
 
 GRADES = ("no-dr", "mild-dr", "moderate-dr", "severe-dr", "proliferative-dr")
 GRADE_COUNTS = (1017, 270, 347, 75, 35)  # of Messidor-2

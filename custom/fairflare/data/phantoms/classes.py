@@ -3,7 +3,7 @@
 A :class:`PhantomPlan` fixes everything; :func:`phantom_site` gives the images and labels of one site of it.
 No site needs the images of another: each image is a function of the seed, its own id, class and attribute.
 
-``python -m fairflare.data.phantom_classes dermoscopy --out sheet.png`` draws a contact sheet, a row for each class.
+``python -m fairflare.data.phantoms.classes dermoscopy --out sheet.png`` draws a contact sheet, a row for each class.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fairflare.data.partitions import (
     stratified_split,
     two_pool_partition,
 )
-from fairflare.data.phantom_dermoscopy import (
+from fairflare.data.phantoms.dermoscopy import (
     ISIC2018,
     ISIC2018_COUNTS,
     ISIC2019,
@@ -38,8 +38,8 @@ from fairflare.data.phantom_dermoscopy import (
     draw_dermoscopy,
     draw_dermoscopy7,
 )
-from fairflare.data.phantom_endoscopy import HYPERKVASIR, HYPERKVASIR_COUNTS, HYPERKVASIR_GROUPS, draw_endoscopy
-from fairflare.data.phantom_fundus import GRADE_COUNTS, GRADES, draw_fundus
+from fairflare.data.phantoms.endoscopy import HYPERKVASIR, HYPERKVASIR_COUNTS, HYPERKVASIR_GROUPS, draw_endoscopy
+from fairflare.data.phantoms.fundus import GRADE_COUNTS, GRADES, draw_fundus
 
 Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
@@ -436,7 +436,7 @@ def contact_sheet(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m fairflare.data.phantom_classes",
+        prog="python -m fairflare.data.phantoms.classes",
         description="Contact sheet of a classification phantom, a row for each class.",
     )
     parser.add_argument("phantom", choices=list(PHANTOMS))

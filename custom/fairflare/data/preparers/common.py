@@ -11,7 +11,7 @@
 
 For example::
 
-    python -m fairflare.data.prepare nuclei --source DOWNLOADS --out DATA
+    python -m fairflare.data.preparers nuclei --source DOWNLOADS --out DATA
 
 writes ``DATA/<site>/images/*.png``, ``DATA/<site>/masks/*.png`` (not where a class is the label) and
 ``DATA/<site>/datalist.json`` for every site, and ``DATA/fairflare.json``, which says where each site's data are:
@@ -515,7 +515,7 @@ def _put(folder: Path, kind: str, name: str, content: npt.NDArray[np.uint8] | Pa
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m fairflare.data.prepare",
+        prog="python -m fairflare.data.preparers",
         description="Per-site folders with datalists from public data sets.",
     )
     commands = parser.add_subparsers(dest="command", required=True)

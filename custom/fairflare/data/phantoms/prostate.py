@@ -8,7 +8,7 @@ an own population (gland size, share of enlarged transition zones). Patients are
 The six sites ``site-1`` to ``site-6`` are fixed. Any other name gets a scanner that is a variation of one of
 these: the number at the end of the name chooses which one, the name itself the variation.
 
-``python -m fairflare.data.phantom_prostate --out sheet.png`` draws a contact sheet, a row for each site.
+``python -m fairflare.data.phantoms.prostate --out sheet.png`` draws a contact sheet, a row for each site.
 """
 
 from __future__ import annotations
@@ -426,7 +426,7 @@ def contact_sheet(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m fairflare.data.phantom_prostate",
+        prog="python -m fairflare.data.phantoms.prostate",
         description="Contact sheet of the synthetic prostate sites.",
     )
     parser.add_argument("--out", required=True, help="picture to write, such as sheet.png")

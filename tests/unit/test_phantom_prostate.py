@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fairflare.data.phantom_prostate import SCANNERS, SLICES, SPLITS, main, phantom_site, scanner
+from fairflare.data.phantoms.prostate import SCANNERS, SLICES, SPLITS, main, phantom_site, scanner
 
 SITES = [f"site-{number}" for number in range(1, 7)]
 

@@ -1,0 +1,1 @@
+"""Synthetic images: no patient in them."""

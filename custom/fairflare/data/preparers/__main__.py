@@ -1,0 +1,3 @@
+from fairflare.data.preparers.common import main
+
+raise SystemExit(main())

@@ -7,22 +7,21 @@ an own population (gland size, share of enlarged transition zones). Patients are
 
 The six sites ``site-1`` to ``site-6`` are fixed. Any other name gets a scanner that is a variation of one of
 these: the number at the end of the name chooses which one, the name itself the variation.
-
-``python -m fairflare.data.phantoms.prostate --out sheet.png`` draws a contact sheet, a row for each site.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from fairflare.core.checks import number, whole
 
 Array = npt.NDArray[np.float32]
 
@@ -97,8 +96,8 @@ def scanner(site: str) -> Scanner:
     if site in SCANNERS:
         return SCANNERS[site]
     draw = np.random.default_rng(_entropy("scanner", site))
-    number = re.search(r"(\d+)$", site)
-    index = int(number.group(1)) - 1 if number else int(draw.integers(len(SCANNERS)))
+    ending = re.search(r"(\d+)$", site)
+    index = int(ending.group(1)) - 1 if ending else int(draw.integers(len(SCANNERS)))
     base = list(SCANNERS.values())[index % len(SCANNERS)]
     change = draw.uniform(-1.0, 1.0, 7)
     return replace(
@@ -113,7 +112,7 @@ def scanner(site: str) -> Scanner:
     )
 
 
-def phantom_site(
+def prostate_site(
     site: str, *, image_size: Sequence[int] = (64, 64), seed: int = 0, cases: float = 1.0
 ) -> dict[str, tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]]:
     """All images and masks of one site.
@@ -128,13 +127,9 @@ def phantom_site(
         ``{split: (images, masks)}``, both (n, 1, height, width) uint8, images 0 to 255, masks 0 and 1; the
         slices of a patient lie next to each other. Every mask has some gland.
     """
-    height, width = (int(n) for n in image_size)
-    if min(height, width) < 32:
-        raise ValueError(f"image_size must be at least 32 x 32, got {list(image_size)}")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ValueError(f"phantom_seed must be a whole number >= 0, got {seed!r}")
-    if isinstance(cases, bool) or not isinstance(cases, (int, float)) or not 0 < cases <= 1000:
-        raise ValueError(f"phantom_cases must be a number in (0, 1000], got {cases!r}")
+    height, width = (whole("each of image_size", edge, low=32) for edge in image_size)
+    whole("phantom_seed", seed, low=0)
+    number("phantom_cases", cases, above=0, high=1000)
     machine = scanner(site)
     result = {}
     for split, patients in zip(SPLITS, machine.patients, strict=True):
@@ -190,172 +185,203 @@ def _render(
     machine: Scanner, generators: Sequence[np.random.Generator], height: int, width: int
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
     """Draw the anatomy, from back to front, then image it with the scanner."""
-    draw = _Draws(generators)
-    tissue = {**TISSUES, **machine.tissues}
-    pixel = machine.field_of_view / min(height, width)
-    x0 = ((np.arange(width, dtype=np.float32) - (width - 1) / 2) * pixel)[None, None, :]
-    y0 = ((np.arange(height, dtype=np.float32) - (height - 1) / 2) * pixel)[None, :, None]
-    # where the patient lies, and a smooth deformation of the whole pelvis
-    x = x0 + draw.patient(-7, 7) + draw.slice(-1.5, 1.5)
-    y = y0 + draw.patient(-8, 6) + draw.slice(-1.5, 1.5)
-    x, y = np.broadcast_arrays(x, y)
-    x, y = _warp(x, y, draw)
-    habitus = draw.patient(0.9, 1.12)  # size of the patient around the prostate
-    u, v = x / habitus, y / habitus
-
-    # level in the gland: 1 base (under the bladder), -1 apex
-    level = np.tile(np.linspace(0.8, -0.7, SLICES, dtype=np.float32), len(generators))[:, None, None]
-    level = level + draw.slice(-0.12, 0.12)
-    apex = np.clip(-level, 0, 1)
-
-    enlarged = draw.patient(0, 1) < machine.enlarged
-    size = machine.gland * draw.patient(0.88, 1.14) * _choose(enlarged, 1.16, 0.98)
-    profile = np.sqrt(np.clip(1 - 0.62 * level**2 - 0.18 * apex, 0.12, 1))
-    half_width = 24.0 * size * profile * draw.patient(0.93, 1.07)
-    half_height = 16.5 * size * profile * draw.patient(0.9, 1.12)
-    half_height = half_height * _choose(enlarged, 1.12, 1.0)
-
-    edge = max(pixel, 0.8)
-
-    def ellipse(cx: Any, cy: Any, a: Any, b: Any, turn: Any = 0.0, px: Any = u, py: Any = v) -> Array:
-        """Signed distance in mm, about; negative inside."""
-        c, s = np.cos(turn, dtype=np.float32), np.sin(turn, dtype=np.float32)
-        dx, dy = px - cx, py - cy
-        rho = np.sqrt(((c * dx + s * dy) / a) ** 2 + ((c * dy - s * dx) / b) ** 2)
-        return (rho - 1) * np.minimum(a, b)
-
-    def cover(distance: Array) -> Array:
-        return np.clip(0.5 - distance / edge, 0, 1)
-
-    image = np.full(x.shape, tissue["air"], np.float32)
-
-    def paint(distance: Array, value: Any, strength: Any = 1.0) -> None:
-        nonlocal image
-        image = image + cover(distance) * strength * (value - image)
-
-    texture = _smooth(draw.noise(height, width), 2.2 / pixel)
-    coarse = _smooth(draw.noise(height, width), 7.0 / pixel)
-
-    # body: subcutaneous fat, then the pelvis, whose fat is crossed by darker strands
-    paint(ellipse(0, 6, 182, 118), tissue["fat"])
-    strands = np.clip(np.abs(coarse) - 0.7, 0, 1) * 0.2
-    paint(ellipse(0, 4, 160, 99), tissue["fat"] * (0.85 + 0.05 * texture - strands))
-    muscle = tissue["muscle"] * (1 + 0.22 * texture)
-    for side in (-1, 1):
-        paint(ellipse(side * 62, 86, 62, 30, side * 0.45), muscle)  # gluteus maximus
-        paint(ellipse(side * 19, -92, 24, 8, side * 0.1), muscle)  # rectus abdominis
-        paint(ellipse(side * 72, -72, 30, 16, side * 0.6), muscle)  # iliopsoas, pectineus
-        for bone in (  # ischium and acetabulum, femoral head, pubic ramus
-            (side * 83, 6, 21, 37, side * -0.12),
-            (side * 124, -16, 25, 25, 0.0),
-            (side * 20, -60, 21, 10.5, side * 0.5),
-        ):
-            outer = ellipse(*bone)
-            paint(outer, tissue["cortex"])
-            paint(outer + 2.6, tissue["marrow"] * (1 + 0.13 * texture))
-        paint(ellipse(side * 55.5, 3, 9.5, 38, side * -0.16), muscle)  # obturator internus
-        paint(ellipse(side * 41, 44, 4, 25, side * 0.42), muscle)  # levator ani
-    sacrum = ellipse(0, 96, 20, 9)
-    paint(sacrum, tissue["cortex"])
-    paint(sacrum + 2.5, tissue["marrow"])
-
-    # veins before and beside the prostate
-    for _ in range(7):
-        angle = draw.patient(-2.6, 2.6) - np.pi / 2
-        reach = draw.patient(1.12, 1.4)
-        cx, cy = half_width * reach * np.cos(angle), half_height * reach * np.sin(angle)
-        spot = draw.patient(1.5, 3.4)
-        paint(ellipse(cx + draw.slice(-2, 2), cy, spot * 1.3, spot, px=x, py=y), tissue["vein"], 0.85)
-
-    # rectum: wall, then a lumen with gas or stool, or the balloon of an endorectal coil
-    coil = machine.coil > 0
-    rectum = draw.patient(19, 23) if coil else draw.patient(10.5, 18)
-    depth = half_height * 0.93 + rectum * (0.94 if coil else 1.02) + draw.slice(0.5, 3)
-    shift = draw.patient(-5, 5)
-    lumen = ellipse(shift, depth, rectum * draw.patient(0.98, 1.25), rectum, draw.patient(-0.3, 0.3), px=x, py=y)
-    paint(lumen, tissue["wall"])
-    if coil:
-        paint(lumen + 2.0, 0.03)
-    else:
-        gas = draw.patient(0, 1) < 0.45
-        paint(lumen + 3.6, np.where(gas, np.float32(0.02), tissue["stool"] * (1 + 0.5 * coarse)))
-
-    # bladder and seminal vesicles, only near the base
-    shown = np.clip((level - 0.35) / 0.4, 0, 1)
-    reach = draw.patient(17, 30)
-    wall = ellipse(draw.patient(-4, 4), -half_height * 0.75 - reach * 0.75, reach * 1.45, reach, px=x, py=y)
-    wall = wall + (1 - shown) * 60
-    paint(wall, tissue["wall"] * 0.9)
-    paint(wall + 3.0, tissue["bladder"])
-    for side in (-1, 1):
-        for lobe in range(3):
-            cx = side * (7 + 7.5 * lobe + draw.patient(-2, 2))
-            cy = half_height * (0.95 - 0.06 * lobe) + draw.slice(-1.5, 1.5)
-            blob = ellipse(cx, cy, 5.4, 3.3, side * 0.4, px=x, py=y)
-            paint(blob + (1 - shown) * 40, tissue["vesicle"] * (1 + 0.2 * texture), 0.9)
-
-    # the gland: a wavy ellipse, flat or hollow behind
-    angle = np.arctan2(y / half_height, x / half_width)
-    waves = np.ones_like(x)
-    for order, amount in ((2, 0.055), (3, 0.05), (4, 0.03)):
-        even = draw.patient(-amount, amount) + 0.35 * draw.slice(-amount, amount)
-        odd = 0.6 * draw.patient(-amount, amount)
-        waves = waves + np.hypot(even, odd) * np.cos(order * angle - np.arctan2(odd, even))
-    hollow = draw.patient(0.03, 0.15) * np.exp(-(((angle - np.pi / 2) / 0.5) ** 2))
-    rho = np.sqrt((x / half_width) ** 2 + (y / half_height) ** 2) / (waves - hollow)
-    gland = (rho - 1) * np.sqrt(half_width * half_height)
-    mask = gland < 0
-
-    paint(gland - 1.0, tissue["capsule"], 0.85)  # capsule and fascia
-    speck = 1 + 0.10 * texture + 0.10 * coarse
-    paint(gland + 0.8, tissue["peripheral"] * draw.patient(0.82, 1.05) * speck)
-
-    # transition zone with nodules, the dark front, the urethra
-    share = _choose(enlarged, draw.patient(0.74, 0.84), draw.patient(0.5, 0.66)) * (1 - 0.35 * apex)
-    tx, ty = half_width * share * 0.98, half_height * share * 1.02
-    cy = -half_height * (1 - share) * 0.72
-    zone = ellipse(draw.patient(-1.5, 1.5), cy, tx, ty, px=x, py=y)
-    zone = zone + 1.5 * coarse
-    inside = np.maximum(zone, gland + 1.2)
-    paint(inside - 0.8, tissue["stroma"], 0.7)  # surgical capsule
-    paint(inside + 0.6, tissue["transition"] * (1 + 0.32 * texture + 0.22 * coarse))
-    for _ in range(5):
-        nx = draw.patient(-0.6, 0.6) * tx
-        ny = cy + draw.patient(-0.55, 0.55) * ty
-        radius = draw.patient(0.16, 0.36) * ty
-        nodule = np.maximum(ellipse(nx, ny, radius * 1.15, radius, px=x, py=y), inside + 1)
-        bright = draw.patient(0.35, 1.45)
-        there = _choose(enlarged | (draw.patient(0, 1) < 0.35), 0.8, 0.0)
-        paint(nodule, tissue["stroma"], there)
-        paint(nodule + 0.9, tissue["transition"] * bright * (1 + 0.15 * texture), there)
-    front = np.maximum(ellipse(0, -half_height * 0.95, half_width * 0.5, half_height * 0.34, px=x, py=y), gland + 0.5)
-    paint(front, tissue["stroma"] * (1 + 0.15 * texture), 0.85)
-    paint(ellipse(0, cy * 0.3, 2.2, 2.6, px=x, py=y), tissue["peripheral"], 0.6)
-    lesion = ellipse(half_width * draw.patient(-0.65, 0.65), half_height * draw.patient(0.3, 0.7), 5.5, 3.4, px=x, py=y)
-    paint(np.maximum(lesion, gland + 0.8), tissue["stroma"] * 1.3, _choose(draw.patient(0, 1) < 0.4, 0.75, 0.0))
-
-    return _acquire(machine, draw, np.clip(image, 0, 1.4), (x0, y0), (shift, depth, rectum), pixel), mask
+    pelvis = _Pelvis(machine, generators, height, width)
+    pelvis.body()
+    pelvis.veins()
+    pelvis.rectum()
+    pelvis.bladder()
+    pelvis.gland()
+    pelvis.transition_zone()
+    return _acquire(pelvis), pelvis.mask
 
 
-def _acquire(
-    machine: Scanner,
-    draw: _Draws,
-    image: Array,
-    grid: tuple[Array, Array],
-    rectum: tuple[Any, ...],
-    pixel: float,
-) -> npt.NDArray[np.uint8]:
+class _Pelvis:
+    """A block of slices while they are drawn: ``image`` is (slices, height, width), 1 the brightest tissue.
+
+    Lengths in mm. ``x, y``: from the middle of the prostate; ``u, v``: the same, scaled to the size of the patient.
+    """
+
+    def __init__(
+        self, machine: Scanner, generators: Sequence[np.random.Generator], height: int, width: int
+    ) -> None:  # fmt: skip
+        draw = self.draw = _Draws(generators)
+        self.machine = machine
+        self.tissue = {**TISSUES, **machine.tissues}
+        self.pixel = machine.field_of_view / min(height, width)
+        self.edge = max(self.pixel, 0.8)
+        x0 = ((np.arange(width, dtype=np.float32) - (width - 1) / 2) * self.pixel)[None, None, :]
+        y0 = ((np.arange(height, dtype=np.float32) - (height - 1) / 2) * self.pixel)[None, :, None]
+        self.grid = x0, y0
+        # where the patient lies, and a smooth deformation of the whole pelvis
+        x = x0 + draw.patient(-7, 7) + draw.slice(-1.5, 1.5)
+        y = y0 + draw.patient(-8, 6) + draw.slice(-1.5, 1.5)
+        x, y = np.broadcast_arrays(x, y)
+        self.x, self.y = _warp(x, y, draw)
+        habitus = draw.patient(0.9, 1.12)  # size of the patient around the prostate
+        self.u, self.v = self.x / habitus, self.y / habitus
+        self._shape_gland(len(generators))
+        self.image = np.full(x.shape, self.tissue["air"], np.float32)
+        self.texture = _smooth(draw.noise(height, width), 2.2 / self.pixel)
+        self.coarse = _smooth(draw.noise(height, width), 7.0 / self.pixel)
+
+    def _shape_gland(self, patients: int) -> None:
+        """Size of the gland in each slice; ``level``: 1 base (under the bladder), -1 apex."""
+        draw = self.draw
+        level = np.tile(np.linspace(0.8, -0.7, SLICES, dtype=np.float32), patients)[:, None, None]
+        self.level = level + draw.slice(-0.12, 0.12)
+        self.apex = np.clip(-self.level, 0, 1)
+        self.enlarged = draw.patient(0, 1) < self.machine.enlarged
+        size = self.machine.gland * draw.patient(0.88, 1.14) * _choose(self.enlarged, 1.16, 0.98)
+        profile = np.sqrt(np.clip(1 - 0.62 * self.level**2 - 0.18 * self.apex, 0.12, 1))
+        self.half_width = 24.0 * size * profile * draw.patient(0.93, 1.07)
+        half_height = 16.5 * size * profile * draw.patient(0.9, 1.12)
+        self.half_height = half_height * _choose(self.enlarged, 1.12, 1.0)
+
+    def ellipse(self, cx: Any, cy: Any, a: Any, b: Any, turn: Any = 0.0) -> Array:
+        """Signed distance to an ellipse beside the prostate, about; negative inside."""
+        return _ellipse(self.x, self.y, cx, cy, a, b, turn)
+
+    def paint(self, distance: Array, value: Any, strength: Any = 1.0) -> None:
+        """Lay an intensity over what lies inside."""
+        cover = np.clip(0.5 - distance / self.edge, 0, 1)
+        self.image = self.image + cover * strength * (value - self.image)
+
+    def body(self) -> None:
+        """Subcutaneous fat, then the pelvis, whose fat is crossed by darker strands, muscles and bones."""
+        tissue, texture = self.tissue, self.texture
+        at = partial(_ellipse, self.u, self.v)
+        self.paint(at(0, 6, 182, 118), tissue["fat"])
+        strands = np.clip(np.abs(self.coarse) - 0.7, 0, 1) * 0.2
+        self.paint(at(0, 4, 160, 99), tissue["fat"] * (0.85 + 0.05 * texture - strands))
+        muscle = tissue["muscle"] * (1 + 0.22 * texture)
+        for side in (-1, 1):
+            self.paint(at(side * 62, 86, 62, 30, side * 0.45), muscle)  # gluteus maximus
+            self.paint(at(side * 19, -92, 24, 8, side * 0.1), muscle)  # rectus abdominis
+            self.paint(at(side * 72, -72, 30, 16, side * 0.6), muscle)  # iliopsoas, pectineus
+            for bone in (  # ischium and acetabulum, femoral head, pubic ramus
+                (side * 83, 6, 21, 37, side * -0.12),
+                (side * 124, -16, 25, 25, 0.0),
+                (side * 20, -60, 21, 10.5, side * 0.5),
+            ):
+                outer = at(*bone)
+                self.paint(outer, tissue["cortex"])
+                self.paint(outer + 2.6, tissue["marrow"] * (1 + 0.13 * texture))
+            self.paint(at(side * 55.5, 3, 9.5, 38, side * -0.16), muscle)  # obturator internus
+            self.paint(at(side * 41, 44, 4, 25, side * 0.42), muscle)  # levator ani
+        sacrum = at(0, 96, 20, 9)
+        self.paint(sacrum, tissue["cortex"])
+        self.paint(sacrum + 2.5, tissue["marrow"])
+
+    def veins(self) -> None:
+        """Before and beside the prostate."""
+        draw = self.draw
+        for _ in range(7):
+            angle = draw.patient(-2.6, 2.6) - np.pi / 2
+            reach = draw.patient(1.12, 1.4)
+            cx, cy = self.half_width * reach * np.cos(angle), self.half_height * reach * np.sin(angle)
+            spot = draw.patient(1.5, 3.4)
+            self.paint(self.ellipse(cx + draw.slice(-2, 2), cy, spot * 1.3, spot), self.tissue["vein"], 0.85)
+
+    def rectum(self) -> None:
+        """Wall, then a lumen with gas or stool, or the balloon of an endorectal coil."""
+        draw, tissue = self.draw, self.tissue
+        coil = self.machine.coil > 0
+        radius = draw.patient(19, 23) if coil else draw.patient(10.5, 18)
+        depth = self.half_height * 0.93 + radius * (0.94 if coil else 1.02) + draw.slice(0.5, 3)
+        shift = draw.patient(-5, 5)
+        self.behind = shift, depth, radius  # where a coil is
+        lumen = self.ellipse(shift, depth, radius * draw.patient(0.98, 1.25), radius, draw.patient(-0.3, 0.3))
+        self.paint(lumen, tissue["wall"])
+        if coil:
+            self.paint(lumen + 2.0, 0.03)
+        else:
+            gas = draw.patient(0, 1) < 0.45
+            self.paint(lumen + 3.6, np.where(gas, np.float32(0.02), tissue["stool"] * (1 + 0.5 * self.coarse)))
+
+    def bladder(self) -> None:
+        """Bladder and seminal vesicles, only near the base."""
+        draw, tissue, half_height = self.draw, self.tissue, self.half_height
+        shown = np.clip((self.level - 0.35) / 0.4, 0, 1)
+        reach = draw.patient(17, 30)
+        wall = self.ellipse(draw.patient(-4, 4), -half_height * 0.75 - reach * 0.75, reach * 1.45, reach)
+        wall = wall + (1 - shown) * 60
+        self.paint(wall, tissue["wall"] * 0.9)
+        self.paint(wall + 3.0, tissue["bladder"])
+        for side in (-1, 1):
+            for lobe in range(3):
+                cx = side * (7 + 7.5 * lobe + draw.patient(-2, 2))
+                cy = half_height * (0.95 - 0.06 * lobe) + draw.slice(-1.5, 1.5)
+                blob = self.ellipse(cx, cy, 5.4, 3.3, side * 0.4)
+                self.paint(blob + (1 - shown) * 40, tissue["vesicle"] * (1 + 0.2 * self.texture), 0.9)
+
+    def gland(self) -> None:
+        """Capsule and peripheral zone: a wavy ellipse, flat or hollow behind. Sets ``outline`` and ``mask``."""
+        draw, tissue, x, y = self.draw, self.tissue, self.x, self.y
+        angle = np.arctan2(y / self.half_height, x / self.half_width)
+        waves = np.ones_like(x)
+        for order, amount in ((2, 0.055), (3, 0.05), (4, 0.03)):
+            even = draw.patient(-amount, amount) + 0.35 * draw.slice(-amount, amount)
+            odd = 0.6 * draw.patient(-amount, amount)
+            waves = waves + np.hypot(even, odd) * np.cos(order * angle - np.arctan2(odd, even))
+        hollow = draw.patient(0.03, 0.15) * np.exp(-(((angle - np.pi / 2) / 0.5) ** 2))
+        rho = np.sqrt((x / self.half_width) ** 2 + (y / self.half_height) ** 2) / (waves - hollow)
+        self.outline = (rho - 1) * np.sqrt(self.half_width * self.half_height)
+        self.mask = (self.outline < 0).astype(np.uint8)
+        self.paint(self.outline - 1.0, tissue["capsule"], 0.85)  # capsule and fascia
+        speck = 1 + 0.10 * self.texture + 0.10 * self.coarse
+        self.paint(self.outline + 0.8, tissue["peripheral"] * draw.patient(0.82, 1.05) * speck)
+
+    def transition_zone(self) -> None:
+        """The zone with nodules, the dark front, the urethra, now and then a dark focus behind."""
+        draw, tissue, texture, gland = self.draw, self.tissue, self.texture, self.outline
+        half_width, half_height = self.half_width, self.half_height
+        share = _choose(self.enlarged, draw.patient(0.74, 0.84), draw.patient(0.5, 0.66)) * (1 - 0.35 * self.apex)
+        tx, ty = half_width * share * 0.98, half_height * share * 1.02
+        cy = -half_height * (1 - share) * 0.72
+        zone = self.ellipse(draw.patient(-1.5, 1.5), cy, tx, ty)
+        zone = zone + 1.5 * self.coarse
+        inside = np.maximum(zone, gland + 1.2)
+        self.paint(inside - 0.8, tissue["stroma"], 0.7)  # surgical capsule
+        self.paint(inside + 0.6, tissue["transition"] * (1 + 0.32 * texture + 0.22 * self.coarse))
+        for _ in range(5):
+            nx = draw.patient(-0.6, 0.6) * tx
+            ny = cy + draw.patient(-0.55, 0.55) * ty
+            radius = draw.patient(0.16, 0.36) * ty
+            nodule = np.maximum(self.ellipse(nx, ny, radius * 1.15, radius), inside + 1)
+            bright = draw.patient(0.35, 1.45)
+            there = _choose(self.enlarged | (draw.patient(0, 1) < 0.35), 0.8, 0.0)
+            self.paint(nodule, tissue["stroma"], there)
+            self.paint(nodule + 0.9, tissue["transition"] * bright * (1 + 0.15 * texture), there)
+        front = np.maximum(self.ellipse(0, -half_height * 0.95, half_width * 0.5, half_height * 0.34), gland + 0.5)
+        self.paint(front, tissue["stroma"] * (1 + 0.15 * texture), 0.85)
+        self.paint(self.ellipse(0, cy * 0.3, 2.2, 2.6), tissue["peripheral"], 0.6)
+        focus = self.ellipse(half_width * draw.patient(-0.65, 0.65), half_height * draw.patient(0.3, 0.7), 5.5, 3.4)
+        strength = _choose(draw.patient(0, 1) < 0.4, 0.75, 0.0)
+        self.paint(np.maximum(focus, gland + 0.8), tissue["stroma"] * 1.3, strength)
+
+
+def _ellipse(px: Array, py: Array, cx: Any, cy: Any, a: Any, b: Any, turn: Any = 0.0) -> Array:
+    """Signed distance of points to an ellipse, about; negative inside."""
+    c, s = np.cos(turn, dtype=np.float32), np.sin(turn, dtype=np.float32)
+    dx, dy = px - cx, py - cy
+    rho = np.sqrt(((c * dx + s * dy) / a) ** 2 + ((c * dy - s * dx) / b) ** 2)
+    return (rho - 1) * np.minimum(a, b)
+
+
+def _acquire(pelvis: _Pelvis) -> npt.NDArray[np.uint8]:
     """Contrast curve, receive field, blur, Rician noise, and the window that a viewer would choose."""
-    x, y = grid
+    machine, draw = pelvis.machine, pelvis.draw
+    x, y = pelvis.grid
+    image = np.clip(pelvis.image, 0, 1.4)
     height, width = image.shape[1:]
     image = np.power(image, machine.gamma * draw.patient(0.94, 1.06), dtype=np.float32)
     far = machine.field_of_view / 2
     ramp = draw.patient(-1, 1) * x / far + draw.patient(-1, 1) * y / far
     bowl = (x**2 + y**2) / far**2
     image = image * np.exp(machine.bias * (ramp - draw.patient(0.1, 0.9) * bowl))
-    image = _smooth(image, machine.blur / 2.355 / pixel, unit=False)
+    image = _smooth(image, machine.blur / 2.355 / pelvis.pixel, unit=False)
     if machine.coil:
-        shift, depth, radius = rectum
+        shift, depth, radius = pelvis.behind
         distance = (x - shift) ** 2 + (y - depth + 0.75 * radius) ** 2
         image = image * (0.55 + machine.coil * draw.patient(0.8, 1.2) * np.exp(-distance / (2 * 24.0**2)))
     sigma = machine.noise * draw.patient(0.8, 1.25)
@@ -393,63 +419,3 @@ def _smooth(image: Array, sigma: float, unit: bool = True) -> Array:
     if unit:
         smooth /= np.maximum(smooth.std(axis=(1, 2), keepdims=True), 1e-6)
     return smooth
-
-
-def contact_sheet(
-    path: str | Path,
-    *,
-    sites: Sequence[str] = tuple(SCANNERS),
-    columns: int = 12,
-    image_size: Sequence[int] = (128, 128),
-    seed: int = 0,
-) -> Path:
-    """Write a picture: a row of training slices for each site, with the gland outlined in the right half."""
-    from PIL import Image
-
-    rows = []
-    for site in sites:
-        images, masks = phantom_site(site, image_size=image_size, seed=seed)["training"]
-        tiles = []
-        for column in range(min(columns, len(images))):
-            tile = np.repeat(images[column, 0, :, :, None], 3, axis=2)
-            if column >= columns // 2:
-                inside = masks[column, 0] > 0
-                around = [np.roll(inside, step, axis) for axis in (0, 1) for step in (-1, 1)]
-                tile[inside & ~np.logical_and.reduce(around)] = (255, 220, 0)
-            tiles.append(np.pad(tile, ((1, 1), (1, 1), (0, 0))))
-        rows.append(np.concatenate(tiles, axis=1))
-    width = max(row.shape[1] for row in rows)
-    sheet = np.concatenate([np.pad(row, ((0, 0), (0, width - row.shape[1]), (0, 0))) for row in rows])
-    Image.fromarray(sheet).save(path)
-    return Path(path)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m fairflare.data.phantoms.prostate",
-        description="Contact sheet of the synthetic prostate sites.",
-    )
-    parser.add_argument("--out", required=True, help="picture to write, such as sheet.png")
-    parser.add_argument("--sites", nargs="+", default=list(SCANNERS), metavar="SITE", help="default: the six sites")
-    parser.add_argument("--columns", type=int, default=12, help="slices of each site (default 12)")
-    parser.add_argument("--size", type=int, default=128, help="height and width of a slice (default 128)")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
-    if options.columns < 1:
-        parser.error("--columns must be at least 1")
-    try:
-        path = contact_sheet(
-            options.out,
-            sites=options.sites,
-            columns=options.columns,
-            image_size=(options.size, options.size),
-            seed=options.seed,
-        )
-    except (OSError, ValueError) as error:
-        parser.exit(1, f"{parser.prog}: {error}\n")
-    print(f"{path}: synthetic T2-like prostate slices, no patient data; rows: {', '.join(options.sites)}")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -125,8 +125,7 @@ def _severity(severity: Any) -> int:
 
 
 def _checked(image: Any) -> Image:
-    if not isinstance(image, np.ndarray) or image.dtype != np.uint8:
-        raise ValueError(f"image must be a uint8 array, got {getattr(image, 'dtype', type(image).__name__)}")
-    if image.ndim not in (2, 3) or not image.size:
-        raise ValueError(f"image must have shape (h, w) or (h, w, channels), got {image.shape}")
+    kind, shape = getattr(image, "dtype", type(image).__name__), getattr(image, "shape", ())
+    if not isinstance(image, np.ndarray) or kind != np.uint8 or len(shape) not in (2, 3) or not image.size:
+        raise ValueError(f"image must be a uint8 array of shape (h, w) or (h, w, channels), got {kind} {shape}")
     return image

@@ -81,11 +81,18 @@ def file_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", name)
 
 
-def without_partner(images: Mapping[str, Path], masks: Mapping[str, Path]) -> list[str]:
-    """File names of images without a mask, then of masks without an image."""
-    return [
-        one[stem].name for one, other in ((images, masks), (masks, images)) for stem in sorted(set(one) - set(other))
-    ]
+def check_pairs(site: str, folder: Path, images: Mapping[str, Path], masks: Mapping[str, Path], expected: str) -> None:
+    """Every image has a mask of its name and every mask an image, and there is at least one.
+
+    Raises:
+        DataError: says what was ``expected`` and which files have no partner, or what else is in the folder.
+    """
+    if images and set(images) == set(masks):
+        return
+    pairs = ((images, masks), (masks, images))
+    alone = [files[stem].name for files, others in pairs for stem in sorted(set(files) - set(others))]
+    seen = f"without partner: {listing(alone)}" if alone else f"found {listing(path.name for path in folder.iterdir())}"
+    raise DataError(f"site '{site}': expected {expected}; {seen}")
 
 
 def npz_files(source: Path, prefix: str, names: Sequence[str]) -> dict[str, Path]:

@@ -14,10 +14,9 @@ from fairflare.data.preparers.common import (
     Item,
     Preparer,
     Writing,
+    check_pairs,
     existing_folder,
     file_name,
-    listing,
-    without_partner,
     write_sites,
 )
 
@@ -55,11 +54,7 @@ def _items(site: str, images: Path, masks: Path, group: str | None) -> Iterator[
     together = images == masks
     pictures = _by_name(site, images, skip="masks" if together else None)
     partners = _by_name(site, masks, skip="images" if together else None)
-    if not pictures or set(pictures) != set(partners):
-        raise DataError(
-            f"site '{site}': expected an image in '{images}' and a mask of the same name in '{masks}'; "
-            f"without partner: {listing(without_partner(pictures, partners))}"
-        )
+    check_pairs(site, images, pictures, partners, f"an image in '{images}' and a mask of the same name in '{masks}'")
     for stem, path in pictures.items():
         match = re.search(group, stem) if group is not None else None
         if group is not None and match is None:

@@ -16,10 +16,10 @@ from fairflare.data.preparers.common import (
     Item,
     Preparer,
     Writing,
+    check_pairs,
     existing_folder,
     file_name,
     listing,
-    without_partner,
     write_sites,
 )
 
@@ -97,15 +97,7 @@ def _cases(site: str, folder: Path) -> dict[str, tuple[Path, Path]]:
     files = {path.name[: -len(ending)].lower(): path for path, ending in _nifti(folder)}
     masks = {stem[: -len(MASK)]: path for stem, path in files.items() if stem.endswith(MASK)}
     cases = {stem: path for stem, path in files.items() if not stem.endswith(MASK)}
-    if not cases or set(cases) != set(masks):
-        raise DataError(
-            f"site '{site}': '{folder}': expected CaseNN.nii.gz, each with CaseNN_segmentation.nii.gz; "
-            + (
-                f"without partner: {listing(without_partner(cases, masks))}"
-                if cases or masks
-                else f"found {listing(p.name for p in folder.iterdir())}"
-            )
-        )
+    check_pairs(site, folder, cases, masks, f"CaseNN.nii.gz in '{folder}', each with CaseNN_segmentation.nii.gz")
     return {stem: (cases[stem], masks[stem]) for stem in sorted(cases)}
 
 

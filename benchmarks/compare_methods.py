@@ -173,7 +173,7 @@ def prepare(name: str, experiment: Experiment, source: Path, out: Path) -> tuple
         return None, str(experiment.sites)
     folder = out / "data" / name
     if not (folder / "fairflare.json").exists():
-        command = [sys.executable, "-m", "fairflare.data.prepare", name]
+        command = [sys.executable, "-m", "fairflare.data.preparers", name]
         subprocess.run([*command, "--source", str(source), "--out", str(folder)], check=True)
     sites = json.loads((folder / "fairflare.json").read_text())["sites"]
     return folder / "fairflare.json", ",".join(sorted(sites))

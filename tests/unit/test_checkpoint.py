@@ -16,7 +16,7 @@ def checkpoint(next_round: int, **changes: Any) -> Checkpoint:
     complete: dict[str, Any] = {
         "next_round": next_round,
         "model": {"w": torch.full((3,), float(next_round)), "n": torch.tensor(next_round)},
-        "aggregator": {"memory": {"A": 0.25 * next_round}, "moments": torch.arange(4.0)},
+        "rule": {"memory": {"A": 0.25 * next_round}, "moments": torch.arange(4.0)},
         "results": {"rounds": [f"round {next_round}"]},
         "config": {"seed": 3},
         "extra": {"missed": {"B": 1}},
@@ -26,7 +26,7 @@ def checkpoint(next_round: int, **changes: Any) -> Checkpoint:
 
 def same(found: Checkpoint | None, expected: Checkpoint) -> bool:
     assert found is not None
-    tensors = [(found.model, expected.model), ({"m": found.aggregator["moments"]}, {"m": torch.arange(4.0)})]
+    tensors = [(found.model, expected.model), ({"m": found.rule["moments"]}, {"m": torch.arange(4.0)})]
     equal = all(a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a) for a, b in tensors)
     plain = ("next_round", "results", "config", "extra")
     return equal and all(getattr(found, name) == getattr(expected, name) for name in plain)
@@ -51,11 +51,11 @@ def test_the_state_file_is_replaced_as_a_whole(tmp_path):
     assert (tmp_path / "link").read_bytes() == before != (folder.folder / STATE_FILE).read_bytes()
 
 
-@pytest.mark.parametrize("part", ["model", "aggregator", "results"])
+@pytest.mark.parametrize("part", ["model", "rule", "results"])
 def test_a_crash_while_saving_leaves_the_old_checkpoint(tmp_path, part):
     folder = CheckpointFolder(tmp_path / "experiment")
     folder.save(checkpoint(1))
-    unwritable = {"model": {"w": object()}, "aggregator": {"f": lambda: 0}, "results": {"x": object()}}[part]
+    unwritable = {"model": {"w": object()}, "rule": {"f": lambda: 0}, "results": {"x": object()}}[part]
     with pytest.raises(Exception, match=r"object|lambda|local"):
         folder.save(checkpoint(2, **{part: unwritable}))
     assert same(folder.load(), checkpoint(1))

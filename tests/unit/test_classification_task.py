@@ -15,7 +15,8 @@ import torch
 from PIL import Image
 
 from fairflare.data.datalist import SPLITS, DataError, write_datalist
-from fairflare.data.phantom_classes import PHANTOMS, PhantomPlan, phantom_site
+from fairflare.data.phantoms import PHANTOMS, PhantomPlan
+from fairflare.data.phantoms import class_site as phantom_site
 from fairflare.tasks.classification import ClassificationTask, FolderClasses, phantom_index
 from fairflare.tasks.metrics import classification_metrics
 from fairflare.tasks.networks import Classifier

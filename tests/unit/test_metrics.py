@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fairflare.data.phantom_classes import PHANTOMS
+from fairflare.data.phantoms import PHANTOMS
 from fairflare.tasks.metrics import NAMES, classification_metrics
 
 Array = npt.NDArray[np.floating]

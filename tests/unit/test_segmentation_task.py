@@ -483,7 +483,5 @@ def test_arguments_can_be_read_back_for_the_export_of_a_job() -> None:
 
 
 def test_the_import_is_light() -> None:
-    assert (
-        heavy_imports("import fairflare.tasks.segmentation, fairflare.data.prepare, fairflare.data.phantom_prostate")
-        == "[]"
-    )
+    modules = "fairflare.tasks.segmentation, fairflare.data.preparers, fairflare.data.phantoms.prostate"
+    assert heavy_imports(f"import {modules}") == "[]"

@@ -360,7 +360,7 @@ def _plane(
         if number is None and slices != 1:
             reason = (
                 f"it is a volume of {slices} slices; pick one with the key 'slice' in the datalist, "
-                "or make slices of it with fairflare.data.prepare"
+                "or make slices of it with fairflare.data.preparers"
             )
             raise _unreadable(path, what, site, split, reason)
         if (number or 0) >= slices:

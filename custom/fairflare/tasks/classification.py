@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fairflare.data.datalist import DataError, Datalist, Sample, suggest
-from fairflare.data.phantom_classes import PHANTOMS, PhantomPlan
+from fairflare.data.phantoms import PHANTOMS, PhantomPlan
 from fairflare.tasks.base import SiteData, Task, evaluating
 from fairflare.tasks.images import (
     CACHE_BYTES,
@@ -356,7 +356,7 @@ class PhantomClasses(ImageData):
     synthetic = True
 
     def __init__(self, task: ClassificationTask, site: str, plan: PhantomPlan, index: int) -> None:
-        from fairflare.data.phantom_classes import phantom_site
+        from fairflare.data.phantoms import class_site as phantom_site
 
         super().__init__(task, site)
         self.classes = task.classes

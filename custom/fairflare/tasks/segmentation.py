@@ -227,7 +227,7 @@ class PhantomData(ImageData):
     def __init__(self, task: SegmentationTask, site: str, seed: int, cases: float) -> None:
         import torch
 
-        from fairflare.data.phantom_prostate import phantom_site
+        from fairflare.data.phantoms import prostate_site as phantom_site
 
         super().__init__(task, site)
         height, width = task.image_size

@@ -61,6 +61,17 @@ def test_noise_has_the_sigma_of_the_severity(severity: int) -> None:
     assert np.abs(np.corrcoef(flat.T) - np.eye(3)).max() < 0.02  # channels are independent
 
 
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_noise_by_the_definition(severity: int) -> None:
+    """Of intensities in [0, 1], as Hendrycks & Dietterich write it; the same random numbers, in float64."""
+    drawn = np.random.default_rng(8).standard_normal(PICTURE.shape, np.float32).astype(float)
+    expected = np.clip(PICTURE / 255 + (0.08, 0.12, 0.18, 0.26, 0.38)[severity - 1] * drawn, 0, 1) * 255
+    noisy = gaussian_noise(PICTURE, severity, np.random.default_rng(8))
+    off = noisy != np.floor(expected)
+    assert off.mean() < 1e-3  # float32 falls on the other side of a whole number now and then
+    assert np.abs(noisy - expected).max() <= 1 + 1e-3
+
+
 def test_noise_is_truncated() -> None:
     class One:
         def standard_normal(self, shape: tuple[int, ...], dtype: type) -> np.ndarray:

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from fairflare.data.corruptions import corrupt, image_seed
+from fairflare.data.partitions import iid_partition, stratified_split
 from fairflare.data.phantoms import PHANTOMS, PhantomPlan, class_site, classes
 from fairflare.data.phantoms.canvas import Canvas
 from fairflare.data.phantoms.classes import class_counts
@@ -289,6 +290,37 @@ def test_the_federations_of_the_papers(plan: PhantomPlan) -> None:
         )
 
 
+def test_labels_of_a_site_by_the_definition() -> None:
+    """The pool in a random order, dealt to the sites, then split by class, each step from a seed of its own."""
+    plan = replace(PLAN, partition="iid", corrupted_sites=0, seed=5, validation_fraction=0.3)
+    counts = class_counts(plan.kind.counts, plan.num_samples, plan.min_class)
+    ordered = np.concatenate([np.full(n, c) for c, n in enumerate(counts)])
+    pool = np.random.default_rng(image_seed("pool", 5)).permutation(ordered)
+    for index, mine in enumerate(iid_partition(pool, plan.num_sites, seed=5)):
+        parts = stratified_split(pool[mine], (0.7, 0.3), seed=image_seed(f"split/{index}", 5))
+        site = class_site(plan, index)
+        for split, part in zip(("training", "validation"), parts, strict=True):
+            np.testing.assert_array_equal(site.labels[split], pool[mine][part])
+        for place in (0, len(parts[0]) - 1):
+            number = mine[parts[0][place]]
+            rng = np.random.default_rng(image_seed(f"dermoscopy/pool/{number}", 5))
+            expected = PHANTOMS["dermoscopy"].draw(int(pool[number]), rng, 32, "light")
+            np.testing.assert_array_equal(site.images["training"][place], expected)
+
+
+@pytest.mark.parametrize("partition", ["dirichlet", "two_pool"])
+def test_a_partition_is_drawn_again_until_no_site_is_too_small(partition: str) -> None:
+    plan = replace(PLAN, partition=partition, alpha=0.4, min_site=1)
+
+    def smallest(plan: PhantomPlan) -> int:
+        sites = [class_site(plan, k) for k in range(plan.num_sites)]
+        return min(sum(len(site.labels[split]) for split in ("training", "validation")) for site in sites)
+
+    seeds = [seed for seed in range(8) if smallest(replace(plan, seed=seed)) < 30]
+    assert seeds
+    assert all(smallest(replace(plan, seed=seed, min_site=30)) >= 30 for seed in seeds)
+
+
 def test_images_are_drawn_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
     original = classes._render
@@ -379,6 +411,8 @@ def test_plans_of_equal_settings_are_equal_and_any_other_setting_makes_another()
     changed = [replace(base, **{name: value}) for name, value in others.items()]  # type: ignore[arg-type]
     changed.append(replace(base, attributes=False, attribute_shares=()))
     assert len({base, *changed}) == len(others) + 2
+    for plan in changed:
+        assert plan != base
     assert base != "dermoscopy"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,15 @@ def test_an_image_of_two_sizes_has_its_own_height_and_width() -> None:
     middle = wide[1][..., 16:64]
     assert (middle != square[1]).mean() < 0.01
     assert wide[1].sum() == middle.sum()
+
+
+def test_large_transition_zones_come_with_large_glands(monkeypatch: pytest.MonkeyPatch) -> None:
+    area = {}
+    for share in (0.0, 1.0):
+        monkeypatch.setitem(SCANNERS, "site-1", replace(SCANNERS["site-1"], enlarged=share))
+        area[share] = prostate_site("site-1", image_size=(96, 96), cases=0.3)["training"][1].mean()
+    # both half axes by 1.16 / 0.98, the one from front to back by another 1.12
+    assert area[1.0] / area[0.0] == pytest.approx((1.16 / 0.98) ** 2 * 1.12, rel=0.05)
 
 
 def test_sites_differ_as_scanners_do() -> None:

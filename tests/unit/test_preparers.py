@@ -128,8 +128,10 @@ def test_what_is_written_is_what_the_file_holds(tmp_path: Path) -> None:
         np.testing.assert_array_equal(image, images[number, :, :, 0] if number % 2 == 0 else images[number])
         np.testing.assert_array_equal(mask, masks[number])
     entries = json.loads((folder / "datalist.json").read_text())
-    for entry in (entry for split in SPLITS for entry in entries[split]):
-        assert Path(entry["image"]).name == Path(entry["label"]).name
+    for split in SPLITS:
+        names = [Path(entry["image"]).name for entry in entries[split]]
+        assert names == sorted(names)  # in the order of the file
+        assert names == [Path(entry["label"]).name for entry in entries[split]]
 
 
 @pytest.mark.parametrize("fails", range(12))

@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -79,6 +79,16 @@ def listing(names: Iterable[str]) -> str:
 def file_name(name: str) -> str:
     """A name without the characters that some file systems refuse."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", name)
+
+
+def files_by_ending(folder: Path, endings: Collection[str]) -> list[tuple[str, Path]]:
+    """Name without its ending, and path, of the files that have one of the endings; in the order of their names."""
+    found = []
+    for path in sorted(existing_folder(folder).iterdir()):
+        ending = max((e for e in endings if path.name.lower().endswith(e)), key=len, default=None)
+        if ending is not None and path.is_file():
+            found.append((path.name[: -len(ending)], path))
+    return found
 
 
 def check_pairs(site: str, folder: Path, images: Mapping[str, Path], masks: Mapping[str, Path], expected: str) -> None:

@@ -15,8 +15,8 @@ from fairflare.data.preparers.common import (
     Preparer,
     Writing,
     check_pairs,
-    existing_folder,
     file_name,
+    files_by_ending,
     write_sites,
 )
 
@@ -65,11 +65,7 @@ def _items(site: str, images: Path, masks: Path, group: str | None) -> Iterator[
 def _by_name(site: str, folder: Path, skip: str | None) -> dict[str, Path]:
     """Files by their name without what marks a mask; ``skip``: the ``"masks"`` or the ``"images"`` of the folder."""
     found: dict[str, Path] = {}
-    for path in sorted(existing_folder(folder).iterdir()):
-        ending = next((e for e in sorted(SUFFIXES, key=len, reverse=True) if path.name.lower().endswith(e)), None)
-        if ending is None or not path.is_file():
-            continue
-        name = path.name[: -len(ending)]
+    for name, path in files_by_ending(folder, SUFFIXES):
         stem = MASK_ENDING.sub("", name)
         if skip == ("images" if stem == name else "masks"):
             continue

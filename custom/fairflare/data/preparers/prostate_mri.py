@@ -19,6 +19,7 @@ from fairflare.data.preparers.common import (
     check_pairs,
     existing_folder,
     file_name,
+    files_by_ending,
     listing,
     write_sites,
 )
@@ -94,19 +95,11 @@ def _items(site: str, folder: Path, split_unit: str, neighbours: bool) -> Iterat
 
 def _cases(site: str, folder: Path) -> dict[str, tuple[Path, Path]]:
     """Volume and segmentation of each case."""
-    files = {path.name[: -len(ending)].lower(): path for path, ending in _nifti(folder)}
+    files = {name.lower(): path for name, path in files_by_ending(folder, (".nii.gz", ".nii"))}
     masks = {stem[: -len(MASK)]: path for stem, path in files.items() if stem.endswith(MASK)}
     cases = {stem: path for stem, path in files.items() if not stem.endswith(MASK)}
     check_pairs(site, folder, cases, masks, f"CaseNN.nii.gz in '{folder}', each with CaseNN_segmentation.nii.gz")
     return {stem: (cases[stem], masks[stem]) for stem in sorted(cases)}
-
-
-def _nifti(folder: Path) -> Iterator[tuple[Path, str]]:
-    for path in sorted(folder.iterdir()):
-        for ending in (".nii.gz", ".nii"):
-            if path.name.lower().endswith(ending):
-                yield path, ending
-                break
 
 
 def _volumes(site: str, image: Path, mask: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from fairflare.core.states import weighted_average
-from fairflare.exchange import staging as module
+from fairflare.exchange import tensor_folder
 from fairflare.exchange.staging import Staging
 
 ALL_DTYPES = [
@@ -156,7 +156,7 @@ def test_a_failed_put_leaves_the_old_state_and_no_rest(staging, monkeypatch):
         Path(file).write_bytes(b"half")
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(module, "save_file", half_written)
+    monkeypatch.setattr(tensor_folder, "save_file", half_written)
     with pytest.raises(OSError, match="No space left"):
         staging.put("A", {"w": torch.ones(3)})
     assert [path.name for path in staging.folder.iterdir()] == ["A.safetensors"]
@@ -200,7 +200,7 @@ def test_a_damaged_file_is_named(staging, damage):
         staging.put("B", {"w": torch.ones(100)})
         os.replace(staging.folder / "B.safetensors", file)  # noqa: PTH105
     else:
-        module.save_file({"w": torch.ones(1)}, file)
+        tensor_folder.save_file({"w": torch.ones(1)}, file)
     with pytest.raises(ValueError, match=r"staged model of site 'A' .*is damaged"):
         staging.open("A")
 

@@ -216,7 +216,7 @@ def test_a_file_cut_while_it_is_read(staging, monkeypatch):
     staged = staging.open("A")
     file = staging.folder / "A.safetensors"
     file.write_bytes(file.read_bytes()[:-4])
-    with pytest.raises(ValueError, match="staged model of site 'A' in .* ends early"):
+    with pytest.raises(ValueError, match=r"staged model of site 'A' in .* ends early"):
         staged["w"]
 
 

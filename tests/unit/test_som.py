@@ -740,5 +740,8 @@ def test_bad_weights():
         som_weights({"A": [1.0]}, {"A": 1.0}, sigma_w=0)
     assert som_weights({"A": [0.0], "B": [0.0]}, {"A": 3.0, "B": 1.0}) == {"A": 0.75, "B": 0.25}
     assert som_weights({"A": [1.0], "B": [1.0]}, {"A": 0.0, "B": 0.0}) == {"A": 0.5, "B": 0.5}
+    # exp(-2e5) and less are 0 in float64: only their ratio counts, here 1 to exp(-1e-5 / (2 * 1e-6 * 1.000005))
+    narrow = som_weights({"A": [1.0], "B": [1.00001]}, {"A": 0.5, "B": 0.5}, sigma_w=1e-3)
+    assert narrow["B"] / narrow["A"] == pytest.approx(math.exp(-5 / 1.000005), rel=1e-9)
     assert model_similarity(0.0, 0.0, 1.0) == 0.5
     assert model_similarity(-2.0, 1.0, 4.0) == 0.0

@@ -80,6 +80,17 @@ def test_a_temporary_folder_goes_with_its_object():
     assert not root.exists()
 
 
+def test_a_tensor_is_replaced_at_once(tmp_path):
+    """The new file takes the place of the old one, which is not written into: a link to it shows that."""
+    keep = TensorFolders(tmp_path).begin(1)
+    keep("w", torch.zeros(3))
+    file, link = tmp_path / "000001" / "w.safetensors", tmp_path / "link"
+    link.hardlink_to(file)
+    before = link.read_bytes()
+    keep("w", torch.ones(3))
+    assert link.read_bytes() == before != file.read_bytes()
+
+
 def test_nothing_is_made_before_something_is_written(tmp_path):
     folders = TensorFolders(tmp_path / "new")
     with pytest.raises(FileNotFoundError):

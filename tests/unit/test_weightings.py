@@ -68,7 +68,7 @@ def test_by_samples():
 
 
 def test_uniform():
-    weights, details = Uniform().weigh(inputs(received=False))
+    weights, details = Uniform().weigh(inputs(received=False, num_samples={"a": 2, "b": 2, "c": 4, "absent": 99}))
     assert weights == dict.fromkeys(SITES, 1 / 3)
     assert details == {}
 

@@ -1,15 +1,14 @@
 r"""FedMRL's aggregation weights from a self-organizing map of the sites' models.
 
-A small grid of neurons, each a point in the space of the models, is pulled towards the local models round by
-round. A site's weight follows from how far its model lies from all neurons and from its cosine with the received
-model.
+Neurons, points in the space of the models, are pulled towards the local models round by round. A site's weight
+follows from how far its model lies from all neurons and from its cosine with the received model.
 
-A neuron starts somewhere and only moves towards local models, so it stays an affine combination of its start and of
-these; all the rules ask for are distances, and these follow from inner products. One pass over the models, block by
-block, adds up the inner products of all local models and all starts (a 45 x 45 matrix for 20 sites and 25 neurons);
-the map is then trained on coefficients alone. Random starts are not stored: a counter-based generator makes the block
-that is needed from (seed, round, tensor, block). What must outlive a round are 25 points in general position, which
-nothing shorter than 25 vectors describes: they go tensor by tensor to ``keep`` and come back as ``kept``.
+A neuron only moves towards local models, so it stays an affine combination of its start and of these; all the rules
+ask for are distances, and these follow from inner products. One pass over the models, block by block, adds up the
+inner products of all local models and all starts (a 45 x 45 matrix for 20 sites and 25 neurons); the map is then
+trained on coefficients alone. Random starts are not stored: a counter-based generator makes the block that is needed
+from (seed, round, tensor, block). What must outlive a round are 25 points in general position, which nothing shorter
+than 25 vectors describes: they go tensor by tensor to ``keep`` and come back as ``kept``.
 
 No result depends on what the sites are called: they pull together (:func:`pull`), not one after the other.
 """
@@ -109,9 +108,8 @@ def pull(sq_distances: Array, strengths: Array, sq_steps: Array, *, eta: float, 
               m_n \leftarrow k_n m_n + (1 - k_n) \frac{\sum_h a_{hn} v_h}{\sum_h a_{hn}}, \quad
               k_n = \prod_h (1 - a_{hn})
 
-    One site alone makes the specification's step :math:`m_n + a_n (v - m_n)`. Several pull at the same time: the
-    neuron keeps the share of itself that the steps one after another would leave it, but no site has the advantage
-    of the last pull.
+    One site alone makes the specification's step :math:`m_n + a_n (v - m_n)`. Of several the neuron keeps the share of
+    itself that their steps in turn would leave it, but no site has the advantage of the last one.
 
     Args:
         sq_distances: of every site to every neuron, (sites, neurons).
@@ -124,8 +122,8 @@ def pull(sq_distances: Array, strengths: Array, sq_steps: Array, *, eta: float, 
         kept and mixed, (neurons,) and (neurons, sites): neuron n becomes ``kept[n] * m[n] + mixed[n] @ v``.
 
     Source:
-        Sahoo et al., MICCAI 2024 (FedMRL), section 3.3, read as (MRL-4) to (MRL-6) of our specification, there as
-        one batch update; the paper goes through the sites in turn, so that a site's place in the list counts.
+        Sahoo et al., section 3.3, read as (MRL-4) to (MRL-6) of our specification, as one batch update; in the paper
+        the sites pull in turn, so that a site's place in the list counts.
     """
     near = np.exp(-sq_steps[_nearest(sq_distances)] / (2.0 * sigma**2))
     rates = np.minimum(1.0, eta * strengths[:, None] * near)
@@ -138,9 +136,7 @@ def pull(sq_distances: Array, strengths: Array, sq_steps: Array, *, eta: float, 
 def u_matrix(sq_between: Array, sq_steps: Array) -> Array:
     """Mean distance of each neuron to its up to eight neighbours, (neurons,); 0 without a neighbour.
 
-    Args:
-        sq_between: squared distances among the neurons, (neurons, neurons).
-        sq_steps: of :func:`grid_sq_steps`.
+    ``sq_between``: their squared distances, (neurons, neurons); ``sq_steps``: of :func:`grid_sq_steps`.
     """
     beside = (sq_steps > 0) & (sq_steps <= 2)
     means: Array = (np.sqrt(sq_between) * beside).sum(axis=1) / np.maximum(beside.sum(axis=1), 1)
@@ -158,8 +154,7 @@ def som_weights(
     with :math:`\hat s` the similarities scaled to sum 1 and :math:`\bar S` the mean of all :math:`D^2`.
 
     Args:
-        sq_distances: D^2 by site: squared distances to all neurons, any shape, the same at every site; finite,
-            ``>= 0``.
+        sq_distances: D^2 by site: squared distances to all neurons, of one shape; finite, ``>= 0``.
         similarity: s by site, ``>= 0``; the same sites. All 0 count as all equal.
         sigma_w: width, ``> 0``.
 
@@ -170,8 +165,8 @@ def som_weights(
         ValueError: no site, different sites, or a value out of range (names the site).
 
     Source:
-        Sahoo et al., MICCAI 2024 (FedMRL), section 3.3 and Eq. (10), read as (MRL-9) of our specification. The
-        factor 1/H of Eq. (10) is left out: with weights that sum to 1 it would shrink the model.
+        Sahoo et al., section 3.3 and Eq. (10), read as (MRL-9) of our specification. The factor 1/H of Eq. (10) is
+        left out: with weights that sum to 1 it would shrink the model.
 
     Example:
         >>> som_weights({"A": [[0.0, 2.0]], "B": [[1.0, 1.0]]}, {"A": 0.5, "B": 0.5})["A"] > 0.5
@@ -230,8 +225,8 @@ class SelfOrganizingMap:
         ValueError: an argument out of range (names it and the value).
 
     Source:
-        Sahoo et al., MICCAI 2024 (FedMRL), section 3.3, read as (MRL-3) to (MRL-9) of our specification. The
-        paper gives no formula for the influence; the authors' code computes a map and aggregates without it.
+        Sahoo et al., section 3.3, read as (MRL-3) to (MRL-9) of our specification. The paper gives no formula for the
+        influence; the authors' code computes a map and aggregates without it.
     """
 
     def __init__(
@@ -280,11 +275,9 @@ class SelfOrganizingMap:
     ) -> SomResult:
         """One round: trains the map on the local models and weights the sites.
 
-        A model's vector are its floating tensors but the statistics of batch norms.
-
         Args:
-            states: local model by site, after training. All are read side by side, one tensor of each at a time;
-                with ``keep`` they are read twice.
+            states: local model by site, after training; its floating tensors count but for the statistics of batch
+                norms. Read side by side, one tensor of each at a time, and once more with ``keep``.
             received: the model the sites started from.
             kept: neurons to begin with, ``{tensor name: (rows * columns, *shape)}``; in every round after the first
                 what went to ``keep`` in the round before, unless the map restarts.
@@ -336,7 +329,8 @@ class SelfOrganizingMap:
 
     def state_dict(self) -> dict[str, Any]:
         """What goes on from round to round, but for the neurons: plain values."""
-        return {"settings": self._settings(), "rounds": self.rounds}
+        settings = {"grid": list(self.grid), "space": self.space, "seed": self.seed}  # say what kept neurons mean
+        return {"settings": settings, "rounds": self.rounds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes back what :meth:`state_dict` gave.
@@ -344,15 +338,11 @@ class SelfOrganizingMap:
         Raises:
             ValueError: the state is of a map with other settings (names the first).
         """
-        for name, value in self._settings().items():
+        for name, value in self.state_dict()["settings"].items():
             theirs = state["settings"].get(name)
             if theirs != value:
                 raise ValueError(f"state is of a map with {name} {theirs!r}, this one has {value!r}")
         self.rounds = int(state["rounds"])
-
-    def _settings(self) -> dict[str, Any]:
-        """The settings that say what the kept neurons mean."""
-        return {"grid": list(self.grid), "space": self.space, "seed": self.seed}
 
     def _trained(self, sums: _Sums, strengths: Array, *, start_at_mean: bool) -> Array:
         """The neurons after this round, as coefficients of the sites' points and the starts."""

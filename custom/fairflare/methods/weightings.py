@@ -148,7 +148,6 @@ class BySom(Weighting):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError when the state is of a map with other settings."""
         self._map.load_state_dict(state["map"])
-        self._neurons = None
         if state["neurons"] is not None:
             keep = self._folders().begin(self._map.rounds)
             for name, neurons in state["neurons"].items():

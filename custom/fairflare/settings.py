@@ -256,7 +256,7 @@ def _in_one_line(cls: type, error: ValidationError) -> str:
         known = [field.name for field in dataclasses.fields(cls)]
         near = checks.nearest(place[0], known)
         return f"{cls.__name__} has no setting {place[0]!r}{near or ';'} Available: {', '.join(sorted(known))}"
-    if kind.startswith("missing"):
+    if kind.startswith("missing") and len(place) == 1:
         return f"{cls.__name__} needs the setting {place[0]!r}"
     if not place or not isinstance(place[0], str):
         return f"{cls.__name__}: {problem['msg']}"

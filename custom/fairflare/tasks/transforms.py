@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from monai.transforms import (
     Compose,
@@ -81,10 +82,10 @@ class Structured(MapTransform):
             changed[key] = self.structures(changed[key], str(item["sample"].label))
         return changed
 
-    def structures(self, mask: Any, file: str) -> torch.Tensor:
+    def structures(self, mask: npt.NDArray[np.int64], file: str) -> torch.Tensor:
         known = sorted({0}.union(*self.labels)) if self.coding is None else sorted(self.coding)
         coding = {value: value for value in known} if self.coding is None else self.coding
-        found = np.unique(mask).tolist()
+        found = values_in(mask)
         binary = self.coding is None and known == [0, 1]
         if binary and 255 in found and 1 not in found:
             coding = {0: 0, 255: 1}
@@ -106,6 +107,14 @@ class Structured(MapTransform):
             f"'mask_values' in the site's fairflare.json what they mean, such as {example}{lossy}",
             f"site '{self.site}': a mask of split '{self.split}' has values that are not expected",
         )
+
+
+def values_in(mask: npt.NDArray[np.int64]) -> list[int]:
+    """The different values of a mask, sorted."""
+    low = int(mask.min())
+    if int(mask.max()) - low >= 2**16:
+        return np.unique(mask).tolist()
+    return (np.flatnonzero(np.bincount((mask - low).ravel())) + low).tolist()  # without sorting: 5 times as fast
 
 
 class Channels(MapTransform):

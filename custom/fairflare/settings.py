@@ -263,7 +263,7 @@ def _in_one_line(cls: type, error: ValidationError) -> str:
     wanted = _wanted(_hints(cls)[place[0]])
     near = checks.nearest(value, re.findall("'([^']+)'", wanted)) if kind == "literal_error" else ""
     inside = [entry for entry in place[1:] if isinstance(entry, int)]
-    if inside:
+    if inside and not kind.startswith("missing"):  # else the value is the list, which is too short
         return f"{place[0]} must be {wanted}; entry {inside[0]} is {value!r:.80}{near}"
     return f"{place[0]} must be {wanted}, got {value!r:.80}{near}"
 

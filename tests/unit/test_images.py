@@ -24,6 +24,7 @@ from fairflare.settings import described
 from fairflare.tasks.base import SiteData, Task
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import FolderData, SegmentationTask
+from fairflare.tasks.transforms import values_in
 from fairflare.templates import classification_task, segmentation_task
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -204,6 +205,12 @@ def test_masks_equal_an_independent_reading(tmp_path: Path, size: tuple[int, int
         np.testing.assert_array_equal(found.numpy(), np.stack([mask > 0, mask == 2]).astype(np.float32))
     assert targets.dtype == torch.float32
     assert targets[:, 1].any()
+
+
+@pytest.mark.parametrize("values", [[0], [255], [-7, 3], [1, 2, 2**16 - 2], [5, 2**16 + 5], [-(2**40), 2**40]])
+def test_values_of_a_mask(values: list[int]) -> None:
+    mask = np.random.default_rng(0).choice(values, (20, 30))
+    assert values_in(mask) == values
 
 
 @pytest.mark.parametrize("augment", [False, True])

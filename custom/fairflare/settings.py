@@ -228,12 +228,12 @@ def _ranged(kind: Any, notes: Sequence[Any]) -> str:
     found: dict[str, Any] = {}
     for note in notes:
         for constraint in note.metadata if isinstance(note, FieldInfo) else [note]:
-            for bound in ("ge", "gt", "le", "lt", "min_length", "max_length"):
+            for bound in ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length"):
                 if hasattr(constraint, bound):
                     found[bound] = getattr(constraint, bound)
             if isinstance(constraint, annotated_types.Predicate):
                 found["also"] = constraint
-    base = _wanted(kind)
+    base = f"a multiple of {found['multiple_of']:g}" if "multiple_of" in found else _wanted(kind)
     bottom, top = found.get("ge", found.get("gt")), found.get("le", found.get("lt"))
     if bottom is not None and top is not None:
         return f"{base} in {'[' if 'ge' in found else '('}{bottom:g}, {top:g}{']' if 'le' in found else ')'}"
@@ -267,10 +267,11 @@ def _in_one_line(cls: type, error: ValidationError) -> str:
     if not place or not isinstance(place[0], str):
         return f"{cls.__name__}: {problem['msg']}"
     wanted = _wanted(_hints(cls)[place[0]])
+    near = checks.nearest(value, re.findall("'([^']+)'", wanted)) if kind == "literal_error" else ""
     inside = [entry for entry in place[1:] if isinstance(entry, int)]
-    if inside:
-        return f"{place[0]} must be {wanted}; entry {inside[0]} is {value!r:.80}"
-    return f"{place[0]} must be {wanted}, got {value!r:.80}"
+    if inside and not kind.startswith("missing"):  # else the value is the list, which is too short
+        return f"{place[0]} must be {wanted}; entry {inside[0]} is {value!r:.80}{near}"
+    return f"{place[0]} must be {wanted}, got {value!r:.80}{near}"
 
 
 # ------------------------------------------------------------------------------------------------ values

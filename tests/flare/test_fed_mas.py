@@ -8,13 +8,13 @@ import re
 
 import pytest
 import torch
-
-from fairflare.core.priors import prior_distance
 from fairflare.exchange.wire import reply_model
 from fairflare.flare.in_process import run_in_process
 from fairflare.flare.site import SiteTask, SiteWorker
-from fairflare.methods import get_method
 from fairflare.methods.base import LocalTraining
+
+from fairflare.core.priors import prior_distance
+from fairflare.methods import get_method
 from fairflare.methods.fed_mas import SETTINGS, FedMAS, RescueTraining
 from fairflare.recipes import FairRecipe
 from fairflare.tasks.base import evaluating
@@ -297,7 +297,7 @@ def test_bad_settings_are_replies(worker, training, settings, task, message, cap
         ({"rf_source": "sup"}, "rf_source must be one of"),
         ({"prior": ""}, "prior must be a path"),
         ({"prior_network": "vgg"}, "prior_network must be one of"),
-        ({"prior_image_size": 1.5}, "prior_image_size must be a whole number"),
+        ({"prior_image_size": 1.5}, "prior_image_size must be an integer >= 32"),
     ],
 )
 def test_bad_arguments(settings, message):

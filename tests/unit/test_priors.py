@@ -297,7 +297,7 @@ class Surprise:
         ),
         (
             lambda p: save_moco(p, lambda s: s | {"module.encoder_q.bn1.bias": torch.full((64,), NAN)}),
-            "bn1.bias' has values that are NaN or infinite",
+            r"holds values that are NaN or infinite in tensor 'module\.encoder_q\.bn1\.bias'",
         ),
     ],
 )
@@ -328,7 +328,7 @@ def test_networks_without_a_checkpoint():
         load_prior("resnet50")
     with pytest.raises(ValueError, match="prior_network must be one of"):
         load_prior("vgg")
-    with pytest.raises(ValueError, match="prior_image_size must be a whole number >= 32, got 8"):
+    with pytest.raises(ValueError, match="prior_image_size must be an integer >= 32, got 8"):
         load_prior("embedded", image_size=8)
 
 

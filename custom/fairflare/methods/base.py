@@ -19,6 +19,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 
 from fairflare.core import losses
+from fairflare.core.layers import layers_of
 from fairflare.core.states import add_update, check_state, layerwise_average, weighted_average
 from fairflare.core.weighting import normalise
 from fairflare.exchange.staging import Staging
@@ -432,8 +433,8 @@ class FairAggregator(ModelAggregator):
 
 
 def tensor_owners(names: Iterable[str]) -> dict[str, str]:
-    """``{tensor name: layer name}``: the layer is the name without its last component (Fed-LWR spec, 2.1)."""
-    return {name: name.rpartition(".")[0] for name in names}
+    """``{tensor name: layer name}``; see :func:`fairflare.core.layers.layer_of`."""
+    return layers_of(names)
 
 
 def _numbers(report: Mapping[str, Any]) -> dict[str, float]:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from fairflare.core.layers import layers_of
 from fairflare.core.similarity import LayerSimilarity, layerwise_cka, layerwise_cosine
 from fairflare.core.weighting import dissimilarity_weights
 from fairflare.methods.base import (
@@ -80,7 +81,6 @@ class LayerSimilarityReport(LocalTraining):
         cka_max_samples: at most so many images, a fixed seeded choice; ``None``: all.
         cosine_mode: ``"sample"`` (mean over images) or ``"matrix"`` (one cosine of all features).
         cka_memory: bytes that features may take in memory; what is beyond waits in a scratch file.
-        cka_storage: ``"float16"`` (relative error of 1 - delta <= 1e-4) or ``"float32"`` (<= 1e-6).
         args, kwargs: see :class:`LocalTraining`.
     """
 
@@ -96,7 +96,6 @@ class LayerSimilarityReport(LocalTraining):
         cka_max_samples: int | None = None,
         cosine_mode: str = "sample",
         cka_memory: int = 2**30,
-        cka_storage: str = "float16",
         **kwargs: Any,
     ) -> None:
         # FLARE's job export looks for the base's arguments only behind these two names.
@@ -116,8 +115,6 @@ class LayerSimilarityReport(LocalTraining):
             raise ValueError(f"cka_max_samples must be >= 2, got {cka_max_samples!r}")
         if cosine_mode not in ("sample", "matrix"):
             raise ValueError(f"cosine_mode must be 'sample' or 'matrix', got {cosine_mode!r}")
-        if cka_storage not in ("float16", "float32"):
-            raise ValueError(f"cka_storage must be 'float16' or 'float32', got {cka_storage!r}")
         self.preset = preset
         self.similarity = similarity
         self.cka_estimator = cka_estimator
@@ -127,7 +124,6 @@ class LayerSimilarityReport(LocalTraining):
         self.cka_max_samples = cka_max_samples
         self.cosine_mode = cosine_mode
         self.cka_memory = cka_memory
-        self.cka_storage = cka_storage
 
     def setting(self, name: str) -> Any:
         """The setting in force: the argument, else the preset's."""
@@ -148,7 +144,6 @@ class LayerSimilarityReport(LocalTraining):
                 estimator=ESTIMATORS[self.setting("cka_estimator")],
                 memory=self.cka_memory,
                 scratch=run.scratch,
-                storage=self.cka_storage,
             )
         return {
             "layers": list(scores),
@@ -262,7 +257,7 @@ class FedLWR(FairAggregator):
 
     def check_anchor_report(self, report: dict[str, Any], site: str) -> dict[str, Any]:
         names = report["layers"]
-        known = {name.rpartition(".")[0] for name in self._stage().open(site)}
+        known = set(layers_of(self._stage().open(site)).values())
         if len(set(names)) != len(names) or set(names) != known:
             odd = sorted(set(names) ^ known)[:3]
             raise ReportError(f"site {site!r}: field 'layers' does not name the model's layers (differs in {odd})")

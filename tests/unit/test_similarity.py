@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,15 +16,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from monai.networks.nets import BasicUNet
+from monai.networks.nets import BasicUNet, SwinUNETR
 from torch import Tensor, nn
 
 from fairflare.core.similarity import (
     COSINE_MODES,
     ESTIMATORS,
-    LayerSimilarity,
     center,
-    features as joint,
     gram,
     hsic,
     layerwise,
@@ -30,8 +30,8 @@ from fairflare.core.similarity import (
     layerwise_cosine,
     linear_cka,
     parameter_layers,
-    store as stored,
 )
+from fairflare.core.similarity import store as stored
 
 FULL = ("biased", "unbiased")
 
@@ -63,8 +63,9 @@ def features(model: nn.Module, images: Tensor) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
 
     def keep(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, output: Tensor) -> None:
-            found[name] = output.detach().flatten(1).double().numpy().copy()
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if isinstance(output, Tensor):
+                found[name] = output.detach().flatten(1).double().numpy().copy()
 
         return hook
 
@@ -360,9 +361,7 @@ def test_layerwise_cka_is_exact(
         median = sorted(expected.values())[len(expected) // 2]
         assert (1e-6 < median < 1e-3) if pair == "near" else median > 1e-2
         for size, memory in ((1, 2**30), (3, 2**30), (7, 0), (18, 2**20)):
-            result = layerwise_cka(
-                a, b, images.split(size), estimator=estimator, memory=memory, scratch=tmp_path
-            )
+            result = layerwise_cka(a, b, images.split(size), estimator=estimator, memory=memory, scratch=tmp_path)
             assert list(result) == list(parameter_layers(a))
             assert stores[-1].peak <= memory
             assert (stores[-1].spilled > 0) == (memory < 2**30)
@@ -389,7 +388,104 @@ def test_equal_and_scaled_models(pairs: dict[str, tuple[nn.Module, nn.Module]], 
     assert layerwise_cka(linear, scaled, images.split(7))["1"].dissimilarity < 1e-9
 
 
-# NEW
+def wide(seed: int) -> nn.Sequential:
+    """Layers of 32768 features, so that rows are kept in 16 bits."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3, padding=1))
+        model.train()
+        with torch.no_grad():
+            for _ in range(50):
+                model(smooth_images(8, 64))
+    return model.double().eval()
+
+
+HARD = {
+    "plain": lambda x: x,
+    "offset": lambda x: x + 1000,
+    "two images 200 times as large": lambda x: torch.cat([x[:20], 200 * x[20:22], x[22:]]),
+    "first image blank": lambda x: torch.cat([0 * x[:1], x[1:]]),
+    "first 20 images blank": lambda x: torch.cat([0 * x[:20], x[20:]]),
+    "first image blank, offset": lambda x: torch.cat([0 * x[:1], x[1:] + 1000]),
+    "first 20 images blank, offset": lambda x: torch.cat([0 * x[:20], x[20:] + 1000]),
+    "growing": lambda x: x * torch.logspace(-4, 4, len(x), dtype=x.dtype)[:, None, None, None],
+    "huge": lambda x: 1e12 * x,
+}
+HARDEST = ("first image blank, offset", "growing")  # a few rows are 1000 times and more as large as the others
+
+
+@pytest.mark.parametrize("estimator", FULL)
+@pytest.mark.parametrize("case", HARD)
+def test_hard_images(case: str, estimator: str, stores: list[Any]) -> None:
+    """Nothing overflows and 1 - delta keeps its digits, whatever the first images are."""
+    a = wide(0)
+    x = HARD[case](smooth_images(40, 64).double())
+    for b in (perturbed(a, 0.01), wide(1)):
+        u, v = features(a, x), features(b, x)
+        result = layerwise_cka(a, b, x.split(6), estimator=estimator, memory=2**24)
+        for name, value in result.items():
+            expected = reference_dissimilarity(u[name], v[name], estimator)
+            assert value.dissimilarity == pytest.approx(expected, rel=2e-4 if case in HARDEST else 1e-4), name
+        assert stores[-1].spilled > 0
+
+
+def test_sixteen_bits_where_they_will_do(stores: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    a, x = wide(0), smooth_images(40, 64).double()
+    layerwise_cka(a, wide(1), x.split(8), layers=["2"])
+    numbers = 2 * 40 * 2**15
+    assert 2 * numbers < stores[-1].peak < 3 * numbers  # 4 bytes for 17 images (1, then 8 and 8), 2 for the others
+    monkeypatch.setattr(layerwise, "FEW", 0)
+    layerwise_cka(a, wide(1), x.split(8), layers=["2"])
+    assert stores[-1].peak == 2 * numbers
+
+
+@pytest.mark.parametrize("memory", [0, 2**30])
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("width", [1, 7, 10, 23])
+def test_the_store_gives_back_what_it_got(
+    width: int, exact: bool, memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored, "BLOCK", 5)
+    rows = torch.randn(2, 9, width, generator=torch.Generator().manual_seed(0)) * 10.0 ** torch.arange(-4, 5)[:, None]
+    with stored.Store(memory, tmp_path) as store:
+        for _ in range(2):  # the second time where the first was
+            for i in (0, 4, 5):
+                part = rows[:, i : {0: 4, 4: 5, 5: 9}[i]].clone()
+                store.append("other", *part.clone() + 1, exact=exact)
+                store.append("layer", *part, exact=exact)
+            assert store.nbytes == 2 * rows.numel() * (4 if exact else 2)
+            blocks = [block.clone() for block in store.columns("layer")]
+            assert [block.shape[2] for block in blocks] == [len(c) for c in torch.arange(width).split(5)]
+            for got, given in zip(blocks, rows.split(5, dim=2), strict=True):
+                error = (got - given).abs().amax(2)
+                assert bool((error <= (0 if exact else 1.001 / 65534) * given.abs().amax(2)).all())
+            store.clear()
+
+
+@pytest.mark.parametrize("memory", [0, 2**20, 2**30])
+def test_block_size_changes_nothing(
+    memory: int,
+    pairs: dict[str, tuple[nn.Module, nn.Module]],
+    images: Tensor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = layerwise_cka(*pairs["near"], images.split(7), memory=memory, scratch=tmp_path)
+    monkeypatch.setattr(stored, "BLOCK", 300)
+    for name, value in layerwise_cka(*pairs["near"], images.split(7), memory=memory, scratch=tmp_path).items():
+        assert value.dissimilarity == pytest.approx(before[name].dissimilarity, rel=2e-5)
+
+
+@pytest.mark.parametrize("factor", [1e-9, 1e9])
+def test_models_of_different_size(factor: float, vectors: Tensor) -> None:
+    a, b = mlp(seed=0), mlp(seed=1)
+    expected = layerwise_cka(a, b, vectors.split(4))
+    with torch.no_grad():
+        b[2].weight.mul_(factor)
+        b[2].bias.mul_(factor)
+    for result in (layerwise_cka(a, b, vectors.split(4)), layerwise_cka(b, a, vectors.split(4))):
+        for name in ("0", "2"):
+            assert result[name].dissimilarity == pytest.approx(expected[name].dissimilarity, rel=1e-5)
 
 
 def test_a_layer_without_features(vectors: Tensor) -> None:
@@ -483,6 +579,91 @@ def test_not_finite_images_late_in_the_data(vectors: Tensor) -> None:
     assert all(math.isnan(value.delta) for value in layerwise_cka(odd(0), odd(1), vectors.split(5)).values())
 
 
+class Transposed(nn.Module):
+    """Layer "0" puts the images second; "1" gives no tensor; "2" is called once more by one model."""
+
+    def __init__(self, calls: int = 1) -> None:
+        super().__init__()
+        self.calls = calls
+        self.layers = nn.ModuleList([Swap(5, 5), Named(5, 5), nn.Linear(5, 5), nn.Linear(5, 5)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[:, None] * torch.ones(3, 1)
+        x = self.layers[1](self.layers[0](x).swapaxes(0, 1))["x"]
+        for _ in range(self.calls):
+            x = self.layers[2](x)
+        return self.layers[3](x)
+
+
+class Swap(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).swapaxes(0, 1)
+
+
+class Named(nn.Linear):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        return {"x": super().forward(x)}
+
+
+@pytest.mark.parametrize("function", [layerwise_cka, layerwise_cosine])
+def test_layers_that_cannot_be_compared(function: Any, vectors: Tensor, caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    a, b = Transposed(), Transposed(calls=2)
+    for sizes in ([5, 5, 2], [3, 3, 3, 3]):  # as many images as positions: the first alone shows it
+        caplog.clear()
+        for models in ((a, b), (b, a)):
+            result = function(*models, vectors.split(sizes))
+            missing = [name for name, value in result.items() if all(map(math.isnan, value))]
+            assert missing == ["layers.0", "layers.1", "layers.2"]
+            assert -1 <= result["layers.3"].delta <= 1
+        assert len(caplog.records) == 2  # one for each call
+        for part in ("'layers.0': the first dimension", "'layers.1': its output holds no tensor", "1 times in model_a"):
+            assert part in caplog.messages[0]
+    only = r"no layer can be compared: layer 'layers.0': .* must be the 1 images, got shape \(3, 1, 5\)"
+    with pytest.raises(ValueError, match=only):
+        function(a, b, [vectors], layers=["layers.0", "layers.1"])
+    with pytest.raises(ValueError, match="no layer can be compared: layer 'unreached': called for 0 of 12 images"):
+        function(odd(0), odd(1), [vectors], layers=["unreached"])
+
+
+def test_a_transformer_with_positions_first(vectors: Tensor) -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=False)
+            self.out = nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x[:, :, None].expand(-1, -1, 8).swapaxes(0, 1)  # (positions, images, 8)
+            return self.out(self.encoder(x).mean(0))
+
+    torch.manual_seed(0)
+    a, b = Words(), Words()
+    result = layerwise_cka(a, b, vectors.split(5))
+    u, v = features(a, vectors), features(b, vectors)
+    scored = [name for name, value in result.items() if not math.isnan(value.dissimilarity)]
+    assert scored == ["out"]
+    assert "encoder.linear1" in result
+    expected = reference_dissimilarity(u["out"], v["out"], "biased")
+    assert result["out"].dissimilarity == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_swin_transformer() -> None:
+    pytest.importorskip("einops")
+    net = SwinUNETR(in_channels=1, out_channels=1, feature_size=12, spatial_dims=2, depths=(1, 1, 1, 1))
+    result = layerwise_cka(net, perturbed(net, 0.01), smooth_images(3, 64).split(2))
+    missing = {name for name, value in result.items() if math.isnan(value.dissimilarity)}
+    assert "swinViT.layers1.0.blocks.0.attn.qkv" in missing  # of windows, not of images
+    assert {"swinViT.patch_embed.proj", "out.conv.conv"} & missing == set()
+    assert 0 < len(missing) < len(result) / 2
+
+
+def test_every_estimator_gives_its_own_value(vectors: Tensor) -> None:
+    a, b = mlp(seed=0), mlp(seed=1)
+    values = [layerwise_cka(a, b, vectors.split(6), estimator=estimator)["2"].delta for estimator in ESTIMATORS]
+    assert len({round(value, 4) for value in values}) == 4
+
+
 # --- nothing is left behind -------------------------------------------------------------------------------
 
 
@@ -541,13 +722,62 @@ def test_full_scratch_folder(
     layerwise_cka(*pairs["near"], images.split(6), memory=2**30, scratch=tmp_path)  # needs no scratch
 
 
-def test_precision_setting_is_kept(vectors: Tensor) -> None:
+class Watching(nn.Linear):
+    """Notes what precision is allowed while it runs."""
+
+    seen: list[tuple[Any, ...]]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(precision())
+        return super().forward(x)
+
+
+def precision() -> tuple[Any, ...]:
+    backends = torch.backends
+    return torch.get_float32_matmul_precision(), backends.cudnn.allow_tf32, torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("function", [layerwise_cka, layerwise_cosine])
+def test_features_are_compared_in_full_precision(function: Any, vectors: Tensor) -> None:
+    Watching.seen = []
+    a, b = Watching(5, 5), Watching(5, 5)
+    expected = function(a, b, [vectors])
+    before = precision()
     torch.set_float32_matmul_precision("medium")
+    torch.backends.cudnn.allow_tf32 = True
     try:
-        layerwise_cka(mlp(), mlp(seed=1), [vectors])
-        assert torch.get_float32_matmul_precision() == "medium"
+        allowed = precision()
+        assert allowed == ("medium", True, False)
+        with torch.autocast("cpu"):
+            assert function(a, b, [vectors]) == expected
+        assert precision() == allowed
     finally:
-        torch.set_float32_matmul_precision("highest")
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+    assert set(Watching.seen) == {("highest", False, False)}
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="switches of torch 2.9")
+def test_full_precision_with_the_newer_switches() -> None:
+    """They do not mix with the older ones: reading those would raise. In a process of its own, for that reason."""
+    code = """if True:
+        import torch
+        from torch import nn
+        from fairflare.core.similarity import layerwise_cka
+        backends, seen = torch.backends, []
+        parts = backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul, backends.mkldnn.matmul
+        for part, value in zip(parts, ("tf32", "ieee", "tf32", "bf16")):
+            part.fp32_precision = value
+        before = [part.fp32_precision for part in parts]
+        class Watching(nn.Linear):
+            def forward(self, x):
+                seen.extend(part.fp32_precision for part in parts)
+                return super().forward(x)
+        layerwise_cka(Watching(5, 5), Watching(5, 5), [torch.randn(6, 5)])
+        assert set(seen) == {"ieee"}, seen
+        assert before == [part.fp32_precision for part in parts] == ["tf32", "ieee", "tf32", "bf16"]
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 # --- errors -----------------------------------------------------------------------------------------------
@@ -578,7 +808,7 @@ def test_errors_name_the_layer(function: Callable[..., Any], vectors: Tensor) ->
 
 def test_other_errors(vectors: Tensor, images: Tensor) -> None:
     a = mlp()
-    with pytest.raises(ValueError, match="estimator must be one of .*, got 'best'"):
+    with pytest.raises(ValueError, match=r"estimator must be one of .*, got 'best'"):
         layerwise_cka(a, a, [vectors], estimator="best")
     with pytest.raises(ValueError, match="memory must be finite and >= 0, got -1"):
         layerwise_cka(a, a, [vectors], memory=-1)

@@ -12,18 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.backends import cuda, cudnn, mkldnn
 
 from fairflare.core.layers import parameter_layers
 
 log = logging.getLogger(__name__)
 
 HELD_BYTES = 96 * 2**20  # features of model a that wait for model b: sets how many images go through at once
-if hasattr(cudnn, "conv"):  # torch 2.9 and newer
-    EXACT: tuple[str, Any] = ("fp32_precision", "ieee")
-    PRODUCTS: tuple[Any, ...] = (cudnn.conv, cuda.matmul, mkldnn.conv, mkldnn.matmul)
-else:
-    EXACT, PRODUCTS = ("allow_tf32", False), (cudnn, cuda.matmul)
 
 
 class JointPass:
@@ -65,9 +59,7 @@ class JointPass:
     def __enter__(self) -> JointPass:
         with self._stack as stack:  # undone here if this fails, else at the exit
             stack.enter_context(torch.autocast(_device(self.models[0]).type, enabled=False))
-            for part in PRODUCTS:
-                stack.callback(setattr, part, EXACT[0], getattr(part, EXACT[0]))
-                setattr(part, *EXACT)
+            _full_precision(stack)
             for turn, model in enumerate(self.models):
                 for module in model.modules():
                     stack.callback(setattr, module, "training", module.training)
@@ -156,3 +148,20 @@ class JointPass:
 
 def _device(model: nn.Module) -> torch.device:
     return next((x.device for part in (model.parameters(), model.buffers()) for x in part), torch.device("cpu"))
+
+
+def _full_precision(stack: ExitStack) -> None:
+    """No TF32 or bfloat16 in float32 products and convolutions until the stack is undone."""
+    backends: Any = torch.backends
+    try:
+        before = torch.get_float32_matmul_precision(), backends.cudnn.allow_tf32
+    except RuntimeError:  # the program uses torch 2.9's switches, which do not mix with these
+        cudnn, cpu = backends.cudnn, backends.mkldnn
+        for part in (cudnn.conv, cudnn.rnn, backends.cuda.matmul, cpu.conv, cpu.matmul):
+            stack.callback(setattr, part, "fp32_precision", part.fp32_precision)
+            part.fp32_precision = "ieee"
+        return
+    stack.callback(torch.set_float32_matmul_precision, before[0])
+    stack.callback(setattr, backends.cudnn, "allow_tf32", before[1])
+    torch.set_float32_matmul_precision("highest")
+    backends.cudnn.allow_tf32 = False

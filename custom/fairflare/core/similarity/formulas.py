@@ -18,7 +18,7 @@ Matrix = Tensor | np.ndarray
 
 
 class LayerSimilarity(NamedTuple):
-    """``delta``: 1 when alike, NaN where undefined; ``dissimilarity``: 1 - delta, precise also where delta is near 1."""
+    """``delta``: 1 when alike, NaN where undefined; ``dissimilarity``: 1 - delta, precise where delta is near 1."""
 
     delta: float
     dissimilarity: float
@@ -75,7 +75,7 @@ def hsic(k: Tensor, l: Tensor, estimator: str = "biased") -> float:
 
 
 class Alignment:
-    """CKA of K and L from K and E = K - L, so that 1 - CKA is precise when small; several pairs count with sums of HSIC."""
+    """CKA of K and L from K and E = K - L, so that 1 - CKA is precise when small. Several pairs: sums of HSIC."""
 
     def __init__(self, estimator: str) -> None:
         self.estimator = estimator

@@ -59,8 +59,8 @@ def layerwise_cka(
     Returns:
         Similarity by layer name, in state-dict order. delta is in [0, 1] (biased) or [-1, 1] (unbiased); 1 with
         dissimilarity 0 where the features of both models are the same for every image (dead layer). NaN where only one
-        model's are, where features are not finite, where a layer cannot be compared (not called for every image, or not
-        as often in both models; no tensor in its output, or one whose first dimension is not the images), and everywhere
+        model's are, where features are not finite, where a layer cannot be compared (not called for every image, not as
+        often in both models; no tensor in its output, or one whose first dimension is not the images), and everywhere
         with fewer than 2 images. With fewer than 4 images an unbiased estimator is replaced by ``"biased"``.
 
     Raises:
@@ -108,18 +108,17 @@ class _Rows:
     def __init__(self, name: str, store: Store) -> None:
         self.name, self.store = name, store
         self.n = 0  # rows in the store
-        self.first: tuple[Tensor, Tensor] = ()
+        self.first: tuple[Tensor, Tensor] | None = None
         self.varies = [False, False]
         self.scale: float | None = None  # of model b, towards model a; known once both vary
         self.largest = 0.0
         self.recent = torch.empty(0)
+        self.device = torch.device("cpu")
 
     def add(self, a: Tensor, b: Tensor) -> None:
         """Store the features (n, ...) of some images; a is changed."""
-        a, b = a.flatten(1), b.flatten(1)
-        if not self.first:
-            self.first = a[:1].clone(), b[:1].clone()
-        first_a, first_b = self.first
+        self.device, a, b = a.device, a.flatten(1), b.flatten(1)
+        first_a, first_b = self.first = self.first or (a[:1].clone(), b[:1].clone())
         if a.shape[1] != first_a.shape[1]:
             raise ValueError(
                 f"layer {self.name!r}: {a.shape[1]} features for an image, {first_a.shape[1]} for the first; "
@@ -127,7 +126,7 @@ class _Rows:
             )
         u, v = a.sub_(first_a), torch.sub(b, first_b, out=self.store.work(b))
         if self.scale is None:
-            self._find_scale(u, v)
+            self._find_scale(u, v, _largest(first_a), _largest(first_b))
         w = torch.sub(u, v, alpha=self.scale or 1.0, out=v)
         self.largest = max(_largest(w), _largest(u), self.largest, key=lambda x: math.inf if math.isnan(x) else x)
         if math.isfinite(self.largest):
@@ -135,10 +134,10 @@ class _Rows:
             self.store.append(self.name, u, w, exact=exact)
             self.n += len(u)
 
-    def _find_scale(self, u: Tensor, v: Tensor) -> None:
+    def _find_scale(self, u: Tensor, v: Tensor, size_a: float, size_b: float) -> None:
         """Scale that makes model b's features as large as model a's, from the first images that differ."""
-        for i, x in enumerate((u, v)):
-            self.varies[i] |= _largest(x) > CONSTANT * _largest(self.first[i])
+        self.varies[0] |= _largest(u) > CONSTANT * size_a
+        self.varies[1] |= _largest(v) > CONSTANT * size_b
         if all(self.varies):
             ratio = float(u.norm()) / float(v.norm())
             self.scale = ratio if 0 < ratio < math.inf else 1.0
@@ -159,7 +158,7 @@ class _Rows:
         """K = sum u u^T and, with M = sum w (u - w/2)^T, K - L = M + M^T, exact to the precision of w; float64, CPU."""
         k, m = torch.zeros(2, self.n, self.n, dtype=torch.float64)
         for pair in self.store.columns(self.name):
-            u, w = pair = pair.to(self.first[0].device).div_(self.largest)
+            u, w = pair = pair.to(self.device).div_(self.largest)
             pair -= pair.mean(1, keepdim=True)  # products in float32 are then of what differs between the images
             k += (u @ u.T).cpu()
             m += (w @ u.sub_(w, alpha=0.5).T).cpu()

@@ -138,7 +138,7 @@ class Store:
         self.check_room(values.nbytes)
         try:
             file = self._scratch(self.bytes_in_file)
-            file.write(values.view(torch.uint8).numpy())
+            file.write(values.view(torch.uint8).numpy())  # type: ignore[call-overload]
             file.flush()
         except OSError as error:
             if error.errno == errno.ENOSPC:

@@ -283,6 +283,7 @@ def test_an_update_is_of_transitions_drawn_without_replacement(monkeypatch):
 
 def test_the_target_networks_are_copied_every_so_often(monkeypatch):
     monkeypatch.setattr(q_learning, "TARGET_EVERY", 4)
+    monkeypatch.setattr(q_learning, "CAPACITY", 6)  # transitions count, not those still remembered
     agents = QMix(SITES, **SMALL)
 
     def copied() -> bool:

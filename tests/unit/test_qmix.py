@@ -705,7 +705,7 @@ def test_a_state_holds_only_plain_things_and_its_own():
     ],
 )
 def test_a_state_of_others_is_refused(options, name):
-    with pytest.raises(ValueError, match=f"state has {name}"):
+    with pytest.raises(ValueError, match=f"state is of agents with {name}"):
         QMix(**SMALL | options).load_state_dict(QMix(SITES, **SMALL).state_dict())
 
 

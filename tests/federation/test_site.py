@@ -20,13 +20,13 @@ from fairflare.methods.fed_prox import ProximalTraining
 from fairflare.methods.training import LocalTraining, SiteError
 from fairflare.tasks.segmentation import SegmentationTask
 
-from ..methods.support import SEGMENTATION, initial, request, same, site
+from ..methods.support import SEGMENTATION, at_site, initial, request, same
 
 
 @pytest.fixture
 def worker(tmp_path):
     def make(training=None, folder="state", settings=None, task=None):
-        return site(tmp_path / folder, training, settings, task=task)
+        return at_site(tmp_path / folder, training, settings, task=task)
 
     return make
 

@@ -21,7 +21,7 @@ SEGMENTATION: dict[str, Any] = {"image_size": (32, 32), "features": (4, 4, 8, 8,
 State = dict[str, torch.Tensor]
 
 
-def site(
+def at_site(
     folder: Path,
     training: LocalTraining | None = None,
     settings: Mapping[str, Any] | None = None,

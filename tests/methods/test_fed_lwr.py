@@ -16,7 +16,7 @@ from fairflare.federation.site import round_seed
 from fairflare.methods.fed_lwr import FedLWR, LayerSimilarityReport
 from fairflare.tasks.segmentation import SegmentationTask
 
-from .support import SEGMENTATION, initial, inputs, request, same, site
+from .support import SEGMENTATION, at_site, initial, inputs, request, same
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TASK = {**SEGMENTATION, "phantom_cases": 1.0}
@@ -151,7 +151,7 @@ def compared(tmp_path_factory):
     locals_ = []
     for name in ("site-1", "site-2"):
         training = LayerSimilarityReport(batch_size=4, learning_rate=3e-3)
-        trained = site(folder / name, training, task=task, name=name)
+        trained = at_site(folder / name, training, task=task, name=name)
         reply = trained.perform(request("train", state, ROUND))
         assert reply.status == "ok", reply.reason
         locals_.append(trained.store.load_model(ROUND))
@@ -164,7 +164,7 @@ def compared(tmp_path_factory):
     class Compared:
         def __call__(self, settings: dict) -> dict[str, tuple[float, float]]:
             training = LayerSimilarityReport(cka_batch_size=BATCH, **settings)
-            reply = site(folder / "site-1", training, task=task).perform(request("anchor", anchor, ROUND))
+            reply = at_site(folder / "site-1", training, task=task).perform(request("anchor", anchor, ROUND))
             assert reply.status == "ok", reply.reason
             assert set(reply.report) == {"layers", "cka", "dissimilarity"}
             found = zip(*(reply.report[k] for k in ("layers", "cka", "dissimilarity")), strict=True)
@@ -214,7 +214,7 @@ def test_the_references_differ(compared):
 
 @pytest.mark.parametrize("settings", [{}, {"similarity": "cosine"}, {"preset": "authors"}, {"cka_max_samples": 5}])
 def test_anchor_equal_to_the_local_model_is_fully_similar(tmp_path, settings):
-    here = site(tmp_path, LayerSimilarityReport(batch_size=4, **settings))
+    here = at_site(tmp_path, LayerSimilarityReport(batch_size=4, **settings))
     here.perform(request("train", initial(), 0))
     reply = here.perform(request("anchor", here.store.load_model(0), 0))
     assert max(abs(d) for d in reply.report["dissimilarity"] if math.isfinite(d)) < 1e-6
@@ -222,7 +222,7 @@ def test_anchor_equal_to_the_local_model_is_fully_similar(tmp_path, settings):
 
 
 def test_the_report_changes_neither_model(tmp_path):
-    here = site(tmp_path, LayerSimilarityReport(preset="authors"))
+    here = at_site(tmp_path, LayerSimilarityReport(preset="authors"))
     here.perform(request("train", initial(), 0))
     kept, anchor = here.store.load_model(0), initial(seed=1)
     assert here.perform(request("anchor", anchor, 0)).status == "ok"
@@ -247,7 +247,7 @@ def scored(seed: int) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def weighed(rule: FedLWR, anchor: dict, current_round: int = 0) -> dict[str, dict[str, float]]:
-    found = rule.weigh(inputs(dict.fromkeys(SITES, {}), anchor=anchor, layers=LAYERS, current_round=current_round))
+    found = rule.weigh(inputs({s: {} for s in SITES}, anchor=anchor, layers=LAYERS, current_round=current_round))
     assert found.sites is None
     return found.layers
 

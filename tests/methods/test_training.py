@@ -11,7 +11,7 @@ from fairflare.exchange.messages import SiteReply
 from fairflare.methods.training import LocalTraining
 from fairflare.tasks.classification import ClassificationTask
 
-from .support import initial, request, same, site
+from .support import at_site, initial, request, same
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture
 def worker(tmp_path):
     def make(training=None, folder="state", **more):
-        return site(tmp_path / folder, training, **more)
+        return at_site(tmp_path / folder, training, **more)
 
     return make
 

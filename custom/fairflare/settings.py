@@ -40,8 +40,8 @@ from fairflare.core import checks
 
 __all__ = [
     "BelowOne", "Flag", "Fraction", "NonNegative", "NonNegativeInt", "Number", "Part", "Positive", "PositiveInt",
-    "Setting", "Share", "Whole", "build", "choices", "described", "field_names", "markdown", "parts_of", "settings",
-    "values_of",
+    "Setting", "Share", "Text", "Whole", "build", "choices", "described", "field_names", "markdown", "parts_of",
+    "settings", "values_of",
 ]  # fmt: skip
 
 # Numbers as JSON has them: a text is no number, nor is true.
@@ -55,6 +55,7 @@ PositiveInt = Annotated[int, Field(strict=True, ge=1)]
 BelowOne = Annotated[float, Field(strict=True, ge=0, lt=1)]
 Share = Annotated[float, Field(strict=True, gt=0, le=1)]
 Flag = Annotated[bool, Field(strict=True)]
+Text = Annotated[str, Field(strict=True, min_length=1)]
 
 C = TypeVar("C", bound=type)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

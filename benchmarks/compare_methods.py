@@ -201,7 +201,10 @@ def run(
     extra = {"phantom_seed": experiment.first_seed + seed} if experiment.synthetic else {}
     if method == "fed_mrl":
         # Another draw of whatever in the method is random; what is not has no seed.
-        random = {"mu_policy": settings.get("mu_policy") != "fixed", "weighting": settings.get("weighting") != "samples"}
+        random = {
+            "mu_policy": settings.get("mu_policy") != "fixed",
+            "weighting": settings.get("weighting") != "samples",
+        }
         extra |= {f"{part}.seed": seed for part, used in random.items() if used}
     for key, value in {**experiment.settings, **extra, **settings}.items():
         command += ["--set", f"{key}={json.dumps(value)}"]

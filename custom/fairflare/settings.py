@@ -40,8 +40,8 @@ from fairflare.core import checks
 
 __all__ = [
     "BelowOne", "Flag", "Fraction", "NonNegative", "NonNegativeInt", "Number", "Part", "Positive", "PositiveInt",
-    "Setting", "Share", "Whole", "build", "choices", "described", "field_names", "markdown", "parts_of", "settings",
-    "values_of",
+    "Setting", "Share", "Text", "Whole", "build", "choices", "described", "field_names", "markdown", "parts_of",
+    "settings", "values_of",
 ]  # fmt: skip
 
 # Numbers as JSON has them: a text is no number, nor is true.
@@ -55,6 +55,7 @@ PositiveInt = Annotated[int, Field(strict=True, ge=1)]
 BelowOne = Annotated[float, Field(strict=True, ge=0, lt=1)]
 Share = Annotated[float, Field(strict=True, gt=0, le=1)]
 Flag = Annotated[bool, Field(strict=True)]
+Text = Annotated[str, Field(strict=True, min_length=1)]
 
 C = TypeVar("C", bound=type)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -263,12 +264,12 @@ def _ranged(kind: Any, notes: Sequence[Any]) -> str:
     found: dict[str, Any] = {}
     for note in notes:
         for constraint in note.metadata if isinstance(note, FieldInfo) else [note]:
-            for bound in ("ge", "gt", "le", "lt", "min_length", "max_length"):
+            for bound in ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length"):
                 if hasattr(constraint, bound):
                     found[bound] = getattr(constraint, bound)
             if isinstance(constraint, annotated_types.Predicate):
                 found["also"] = constraint
-    base = _wanted(kind)
+    base = f"a multiple of {found['multiple_of']:g}" if "multiple_of" in found else _wanted(kind)
     bottom, top = found.get("ge", found.get("gt")), found.get("le", found.get("lt"))
     if bottom is not None and top is not None:
         return f"{base} in {'[' if 'ge' in found else '('}{bottom:g}, {top:g}{']' if 'le' in found else ')'}"
@@ -303,10 +304,12 @@ def _in_one_line(cls: type, error: ValidationError) -> str:
     if not place or not isinstance(place[0], str):
         return f"{cls.__name__}: {problem['msg']}"
     hint = _hints(cls)[place[0]]
+    wanted = _wanted(hint)
+    near = checks.nearest(value, re.findall("'([^']+)'", wanted)) if kind == "literal_error" else ""
     inside = place[1] if len(place) > 1 and (isinstance(place[1], int) or _is_dict(hint)) else None
     if inside is None or kind.startswith("missing"):
-        return f"{place[0]} must be {_wanted(hint)}, got {value!r:.80}"
-    return f"{place[0]} must be {_wanted(hint)}; entry {inside!r:.80} is {value!r:.80}"
+        return f"{place[0]} must be {wanted}, got {value!r:.80}{near}"
+    return f"{place[0]} must be {wanted}; entry {inside!r:.80} is {value!r:.80}{near}"
 
 
 def _is_dict(hint: Any) -> bool:

@@ -27,7 +27,7 @@ from fairflare.methods.prior_features import Priors, SitePrior
 from fairflare.methods.reports import Field
 from fairflare.methods.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.training import LocalTraining, SiteError, SiteRun
-from fairflare.settings import Flag, NonNegative, PositiveInt, settings
+from fairflare.settings import Flag, NonNegative, PositiveInt, Text, settings
 
 MAX_RESCUE_FACTOR = 16e6  # 16 E |C|, for a million of epochs times classes
 
@@ -73,7 +73,7 @@ class RescueTraining(LocalTraining):
     """
 
     lambda_f: NonNegative = 3.0
-    prior: str | None = None
+    prior: Text | None = None
     prior_network: str = "embedded"
     prior_image_size: PositiveInt | None = None
     rf_mode: Literal["paper", "code", "class_mean"] = "paper"

@@ -471,6 +471,7 @@ def with_tensor(value: Any) -> Message:
     return message
 
 
+@pytest.mark.filterwarnings("ignore:Sparse")
 @pytest.mark.parametrize(
     ("value", "wanted"),
     [

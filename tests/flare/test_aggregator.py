@@ -136,7 +136,12 @@ def test_every_single_phase_method_over_several_rounds(method: Any, tmp_path: Pa
             )
         assert aggregator.rejected == {}
         assert aggregator.accepted == sorted(sites)
-        merged = aggregator.aggregate_model()
+        try:
+            merged = aggregator.aggregate_model()
+        except RuntimeError as error:  # a rule that needs what a stock controller does not give says so
+            if "run it with fairflare.flare.controller.RoundsController" not in str(error):
+                raise
+            return
         assert merged.current_round == current_round
         weights = aggregator.last_weighing.sites
         assert weights is not None

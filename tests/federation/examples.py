@@ -103,8 +103,9 @@ def take(collector: Collector, site: str, message: Message) -> None:
 
 
 def finish(collector: Collector, order: Sequence[str] | None = None) -> tuple[dict[str, torch.Tensor], Weighing]:
-    """The anchor's reports, if the rule wants them, and the sum."""
+    """What does not go together is out; the anchor's reports, if the rule wants them, and the sum."""
     rule = collector.rule
+    collector.screen()
     if rule.two_phase and len(collector.accepted) > 1:
         number = collector._round.number
         for site in order or collector.accepted:

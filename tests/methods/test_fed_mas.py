@@ -12,8 +12,10 @@ import torch
 
 from fairflare.core.priors import prior_distance
 from fairflare.core.sharpness import GSAM
+from fairflare.federation.collector import QuorumError
 from fairflare.federation.local import run_local
 from fairflare.federation.plan import make_plan
+from fairflare.federation.rounds import RoundFailed
 from fairflare.methods.bsm import SETTINGS
 from fairflare.methods.catalog import get_method
 from fairflare.methods.fed_mas import FedMAS, RescueTraining
@@ -454,13 +456,22 @@ def test_without_mas_samples_count(tmp_path):
 
 
 @pytest.mark.parametrize("mas", [True, False])
-@pytest.mark.parametrize(("odd", "named"), [("xyz", "xyz: b"), (None, "none: b")])
-def test_different_priors_stop_the_round_and_name_the_sites(tmp_path, mas, odd, named):
-    collector = feed(FedMAS(mas=mas), tmp_path, {"a": rf(1.0), "b": rf(1.0, odd), "c": rf(2.0)})
-    with pytest.raises(
-        RuntimeError, match=rf"round 3: the sites do not hold the same prior network.*abc: a, c.*{named}"
-    ):
-        collector.aggregate()
+@pytest.mark.parametrize(("odd", "named"), [("xyz", "xyz"), (None, "none")])
+def test_another_prior_than_most_sites_hold_costs_the_site_its_round(tmp_path, mas, odd, named):
+    collector = feed(FedMAS(mas=mas), tmp_path, {"a": rf(1.0), "b": rf(7.0, odd), "c": rf(2.0)})
+    assert collector.screen() == collector.rejected
+    assert re.search(f"site 'b' holds the prior network '{named}', most sites 'abc'", collector.rejected["b"])
+    assert collector.accepted == ["a", "c"]
+    weights = collector.aggregate()[1].sites
+    assert weights == pytest.approx({"a": 1 / 3, "c": 2 / 3} if mas else {"a": 0.5, "c": 0.5})
+
+
+def test_priors_that_nobody_shares_leave_nobody(tmp_path):
+    collector = feed(FedMAS(), tmp_path, {"a": rf(1.0, "x"), "b": rf(1.0, "y"), "c": rf(2.0, "x"), "d": rf(2.0, "y")})
+    assert sorted(collector.screen()) == ["a", "b", "c", "d"]
+    assert collector.accepted == []
+    with pytest.raises(QuorumError, match="site 'd' holds the prior network 'y', and no prior is held by most sites"):
+        collector.require(1)
 
 
 @pytest.mark.parametrize(
@@ -483,8 +494,8 @@ def test_bad_reports_are_left_out(tmp_path, report, message):
 # ------------------------------------------------------------------------------------------------ both halves
 
 
-def run(tmp_path, method, local=None, **settings):
-    plan = make_plan(method, num_rounds=2, sites=2, settings={**TINY, "local_epochs": 1, **settings})
+def run(tmp_path, method, local=None, sites=2, **settings):
+    plan = make_plan(method, num_rounds=2, sites=sites, min_sites=2, settings={**TINY, "local_epochs": 1, **settings})
     folder = run_local(plan, tmp_path, local)
     return json.loads((folder / "results.json").read_text())
 
@@ -510,11 +521,18 @@ def test_federation_of_the_ablations(tmp_path):
             assert a["validation"][site]["loss"] == pytest.approx(b["validation"][site]["loss"], abs=1e-5)
 
 
-def test_federation_with_two_priors_fails_and_names_the_sites(tmp_path):
+def test_federation_where_one_site_holds_another_prior(tmp_path):
     torch.manual_seed(5)
     torch.save(build_encoder("embedded")[0].state_dict(), tmp_path / "other.pt")
-    with pytest.raises(RuntimeError, match=r"do not hold the same prior network.*site-1.*site-2"):
-        run(tmp_path, "fed_mas", {"sites": {"site-1": {"prior": str(tmp_path / "other.pt")}, "site-2": {}}})
+    local = {"sites": {"site-2": {"prior": str(tmp_path / "other.pt")}}}
+    results = run(tmp_path / "three", "fed_mas", local, sites=3, phantom_sites=3)
+    for record in results["rounds"]:
+        assert record["accepted"] == ["site-1", "site-3"]
+        (left,) = record["left_out"]
+        assert (left["site"], left["phase"]) == ("site-2", "train")
+        assert "site 'site-2' holds the prior network" in left["reason"]
+    with pytest.raises(RoundFailed, match=r"0 usable result.*site-1.*no prior is held by most.*site-2"):
+        run(tmp_path / "two", "fed_mas", local)
 
 
 def test_paper_settings_and_the_projector_of_the_paper():

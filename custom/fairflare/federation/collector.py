@@ -215,6 +215,13 @@ class Collector:
         self.staging.discard(site)
         self.reject(site, reason)
 
+    def screen(self) -> dict[str, str]:
+        """Takes out the sites that the rule says do not go together with the others; why, by site."""
+        odd = self.rule.misfits({site: self._round.trained[site].report for site in self.accepted})
+        for site, reason in odd.items():
+            self.drop(site, reason)
+        return odd
+
     # -- the sum
 
     def require(self, min_sites: int) -> None:

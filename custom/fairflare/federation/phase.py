@@ -42,6 +42,12 @@ class Phase:
         """Sites that said nothing."""
         return [s for s in self.asked if s not in self.good and s not in self.left_out]
 
+    def refuse(self, site: str, reason: str) -> None:
+        """Leaves a site out after all."""
+        self.good.pop(site, None)
+        self.trained.pop(site, None)
+        self.left_out[site] = reason
+
     def record(self) -> PhaseRecord:
         """For the results."""
         return PhaseRecord(

@@ -237,6 +237,8 @@ class Rounds:
             current_round, self.settings.num_rounds, shape=LikeReceived(state), received=state, sites=record.sites
         )
         train = self._ask(TASK_TRAIN, current_round, state, record.sites, self.settings.train_timeout, self._trained)
+        for site, reason in self.collector.screen().items():
+            train.refuse(site, reason)
         self._note_left_out(train)
         record.accepted = self.collector.accepted
         self.journal.training(train, record)

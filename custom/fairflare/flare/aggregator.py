@@ -121,6 +121,8 @@ class FairAggregator(ModelAggregator):
         if self._fault is not None:
             raise self._fault
         self._keep_majority()
+        for reason in self._collector.screen().values():
+            log.warning("left out: %s", reason)
         self._collector.require(self.min_sites)
         is_update, current_round, _ = self._shape.signatures[self.accepted[0]]
         self._shape.updates = is_update

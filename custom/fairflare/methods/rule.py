@@ -107,6 +107,10 @@ class Rule(ABC):
         """The same for the report about the anchor; ``layers`` are the model's."""
         return report
 
+    def misfits(self, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+        """Sites whose checked reports do not go together with those of the others, and why; they are left out."""
+        return {}
+
     def state_dict(self) -> dict[str, Any]:
         """What outlives a round: plain values and tensors, saved with the checkpoint."""
         return {}

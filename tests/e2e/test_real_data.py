@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from fairflare.flare.in_process import run_in_process
+
 from fairflare.recipes import FairRecipe
 
 from .conftest import ROOT
@@ -30,7 +30,7 @@ GROUPS = {
 def test_per_site_folders_train_end_to_end(job, simulate, tmp_path, dataset, method):
     out = tmp_path / dataset
     subprocess.run(
-        [sys.executable, "-m", "fairflare.data.prepare", dataset, "--source", str(SOURCE), "--out", str(out)],
+        [sys.executable, "-m", "fairflare.data.preparers", dataset, "--source", str(SOURCE), "--out", str(out)],
         check=True,
         capture_output=True,
     )
@@ -54,7 +54,7 @@ def test_per_site_folders_train_end_to_end(job, simulate, tmp_path, dataset, met
 def test_long_tailed_cells_with_fed_mas(tmp_path, dataset, classes):
     """Classes instead of masks; some of them lack at most sites. In one process, which gives the simulator's bits."""
     out = tmp_path / dataset
-    command = [sys.executable, "-m", "fairflare.data.prepare", dataset, "--source", str(SOURCE), "--out", str(out)]
+    command = [sys.executable, "-m", "fairflare.data.preparers", dataset, "--source", str(SOURCE), "--out", str(out)]
     subprocess.run(command, check=True, capture_output=True)
     local = json.loads((out / "fairflare.json").read_text())
     settings = {"num_classes": classes, "image_size": [32, 32], "features": [4, 4, 8, 8], "local_epochs": 1}

@@ -91,7 +91,7 @@ def test_every_exported_setting_is_read_back(tmp_path):
     changed = {
         "preset": "authors", "cka_estimator": "full_unbiased", "cka_split": "val", "cka_batch_size": 5,
         "cka_passes": 3, "cka_max_samples": 9, "cosine_mode": "matrix", "cka_memory": 12345,
-        "cka_storage": "float32", "optimizer": "sgd",
+        "optimizer": "sgd",
         "learning_rate": 0.5, "weight_decay": 0.25, "betas": [0.5, 0.75], "momentum": 0.5, "batch_size": 3,
         "local_epochs": 6, "keep_optimizer_state": False, "max_grad_norm": 2.0, "augment": True, "clip_min": 0.125,
         "clip_max": 0.5, "layer_granularity": "block",

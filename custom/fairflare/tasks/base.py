@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from fairflare.data.datalist import SPLITS, DataError
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     import torch
+
+    Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # inputs, targets
+    Device: TypeAlias = torch.device | str
 
 __all__ = ["SPLITS", "Batches", "DataError", "SiteData", "Task", "evaluating"]
 
@@ -22,7 +27,7 @@ __all__ = ["SPLITS", "Batches", "DataError", "SiteData", "Task", "evaluating"]
 class Batches(Protocol):
     """Batches of (inputs, targets) on the CPU that can be gone through any number of times."""
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]: ...
+    def __iter__(self) -> Iterator[Batch]: ...
 
     def __len__(self) -> int: ...
 
@@ -76,7 +81,8 @@ class Task(ABC):
     """Model, loss, metric and data source of what the sites learn together.
 
     Arguments of a subclass's constructor are plain values (numbers, strings, lists, dicts) and are kept under
-    the same attribute names, since the export of a job reads them back.
+    the same attribute names, since the export of a job reads them back; a :func:`fairflare.settings.settings` class
+    does so by itself.
     """
 
     primary_metric: ClassVar[str]
@@ -112,12 +118,7 @@ class Task(ABC):
         return torch.stack([self.loss(o[None], t[None]) for o, t in zip(outputs, targets, strict=True)])
 
     @abstractmethod
-    def evaluate(
-        self,
-        model: torch.nn.Module,
-        batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
-        device: torch.device | str,
-    ) -> dict[str, float]:
+    def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
         """Metrics over all samples of ``batches``, independent of how they were cut into batches.
 
         Returns:

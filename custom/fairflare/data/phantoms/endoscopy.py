@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.data.phantom_canvas import Canvas, Colour, Map, ramp
+from fairflare.data.phantoms.canvas import Canvas, Colour, Map, ramp
 
 _COUNTED: Mapping[str, int] = {  # images in HyperKvasir; the order of spec README 5.5
     "bbps-2-3": 1148, "polyps": 1028, "cecum": 1009, "dyed-lifted-polyps": 1002, "pylorus": 999,
@@ -40,16 +40,9 @@ STOOL: Colour = (0.48, 0.30, 0.13)
 SLOUGH: Colour = (0.90, 0.84, 0.62)
 
 
-def draw_endoscopy(
-    label: int, rng: np.random.Generator, size: int, attribute: str | None = None
-) -> npt.NDArray[np.uint8]:
-    """One view of class ``HYPERKVASIR[label]``."""
-    if attribute is not None:
-        raise ValueError(f"this phantom has no attributes, got {attribute!r}")
-    if not 0 <= label < len(HYPERKVASIR):
-        raise ValueError(f"class must be 0 to {len(HYPERKVASIR) - 1}, got {label}")
-    c = Canvas(size, rng)
-    SCENES[HYPERKVASIR[label]](c)
+def draw_endoscopy(c: Canvas, name: str, attribute: str | None = None) -> npt.NDArray[np.uint8]:
+    """One view of a class of HyperKvasir; there are no attributes."""
+    SCENES[name](c)
     if c.chance(0.7):  # wet reflections
         c.paint(ramp(c.noise(8) + c.noise(17), 2.7, 3.3) * c.uniform(0.5, 0.95), (1.0, 0.98, 0.95))
     x, y = np.abs(c.x), np.abs(c.y)

@@ -13,11 +13,11 @@ import torch
 from PIL import Image
 
 from fairflare.data.datalist import SPLITS, DataError, load_datalist
-from fairflare.data.prepare import (
+from fairflare.data.preparers import (
     NUCLEI,
+    PREPARERS,
     PROSTATE_SITES,
     WHITE_CELLS,
-    main,
     prepare_cell_types,
     prepare_folders,
     prepare_nuclei,
@@ -26,6 +26,7 @@ from fairflare.data.prepare import (
     prepare_white_cells,
     split_groups,
 )
+from fairflare.data.preparers.__main__ import main
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
 
@@ -69,8 +70,16 @@ def test_split_groups() -> None:
 def test_a_site_with_too_few_cases() -> None:
     with pytest.raises(DataError, match=r"site 'tiny': 2 patient\(s\).*need one each; add cases"):
         split_groups(["p1", "p2", "p1"], site="tiny")
-    with pytest.raises(ValueError, match="fractions must be three numbers > 0"):
-        split_groups(["a", "b", "c"], site="x", fractions=(0.8, 0.2, 0))
+
+
+def test_the_split_is_that_of_earlier_versions() -> None:
+    """A site that prepares its data again must not train on what it tested on."""
+    chosen = split_groups([f"p{number}" for number in range(10)], site="a", seed=3)
+    assert {split: sorted(g for g, s in chosen.items() if s == split) for split in SPLITS} == {
+        "training": ["p1", "p2", "p3", "p4", "p7", "p9"],
+        "validation": ["p0", "p5"],
+        "test": ["p6", "p8"],
+    }
 
 
 # --- nuclei and white cells -------------------------------------------------------------------------------
@@ -104,6 +113,54 @@ def test_prepared_nuclei_can_be_read(tmp_path: Path) -> None:
         assert sum(data.num_samples(split) for split in SPLITS) == 12
         assert len(list(data.batches("training", batch_size=4))) == -(-data.num_samples("training") // 4)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted([*NUCLEI, "fairflare.json"])
+
+
+def test_what_is_written_is_what_the_file_holds(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    images = rng.integers(0, 256, (6, 8, 9, 3)).astype(np.uint8)
+    images[::2] = images[::2, :, :, :1]  # grey as colour
+    masks = rng.integers(0, 2, (6, 8, 9)).astype(np.uint8)
+    ids = np.array([f"a b/{number}_t0" for number in range(6)])
+    source = npz(tmp_path / "source", "nuclei_", NUCLEI, 1, images=images, masks=masks, ids=ids)
+    folder = prepare_nuclei(source, tmp_path / "out")["fluo360"]
+    for number in range(6):
+        image, mask = (np.asarray(Image.open(folder / kind / f"a_b_{number}_t0.png")) for kind in ("images", "masks"))
+        np.testing.assert_array_equal(image, images[number, :, :, 0] if number % 2 == 0 else images[number])
+        np.testing.assert_array_equal(mask, masks[number])
+    entries = json.loads((folder / "datalist.json").read_text())
+    for split in SPLITS:
+        names = [Path(entry["image"]).name for entry in entries[split]]
+        assert names == sorted(names)  # in the order of the file
+        assert names == [Path(entry["label"]).name for entry in entries[split]]
+
+
+@pytest.mark.parametrize("fails", range(12))
+def test_what_was_there_is_put_back_when_it_cannot_be_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int
+) -> None:
+    source = npz(tmp_path / "source", "nuclei_", NUCLEI, 1)
+    prepare_nuclei(source, tmp_path / "out")
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    real, calls = Path.rename, []
+
+    def rename(path: Path, target: Path) -> Path:
+        calls.append(path)
+        if len(calls) == fails + 1:
+            raise OSError("disk full")
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(OSError, match="disk full"):
+        prepare_nuclei(source, tmp_path / "out", seed=1, overwrite=True)
+    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
+    assert not list((tmp_path / "out").glob(".prepare-*"))
+
+
+def test_a_seed_below_zero_is_refused(tmp_path: Path) -> None:
+    source = npz(tmp_path / "source", "nuclei_", NUCLEI, 1)
+    with pytest.raises(ValueError, match="seed must be an integer >= 0, got -1"):
+        prepare_nuclei(source, tmp_path / "out", seed=-1)
+    assert not (tmp_path / "out").exists()
 
 
 def test_preparing_again(tmp_path: Path) -> None:
@@ -146,7 +203,9 @@ def test_white_cells_with_both_structures(tmp_path: Path) -> None:
     source = npz(tmp_path / "s", "wbc_", WHITE_CELLS, 2)
     prepare_white_cells(source, tmp_path / "out", target="both")
     assert "mask_values" not in (tmp_path / "out/fairflare.json").read_text()
-    with pytest.raises(ValueError, match="unknown target 'cells'; did you mean 'cell'"):
+    with pytest.raises(
+        ValueError, match="target must be one of 'cell', 'nucleus', 'both', got 'cells'; did you mean 'cell'"
+    ):
         prepare_white_cells(source, tmp_path / "x", target="cells")
 
 
@@ -161,6 +220,9 @@ def test_bad_npz(tmp_path: Path) -> None:
     for change, message in (
         ({"masks": np.full((12, 8, 8), 3, np.uint8)}, r"masks have the values \[3\]; expected \[0, 1\]"),
         ({"masks": np.zeros((12, 8, 9), np.uint8)}, "expected images"),
+        ({"images": np.zeros((12, 8, 8), np.uint8)}, r"expected images .*, got images \(12, 8, 8\)"),
+        ({"images": np.zeros((12, 8, 8, 3))}, "expected uint8 images"),
+        ({"ids": np.array(["a", "b"])}, "as many of each array"),
         ({"ids": np.array([["x", object()]], dtype=object)}, "cannot be read"),
         ({"ids": np.array(["same"] * 12)}, "two images are called 'same'"),
     ):
@@ -224,10 +286,40 @@ def test_prostate_options(tmp_path: Path) -> None:
     by_slice = prepare_prostate_mri(source, tmp_path / "b", sites=["RUNMC"], split_unit="slice")
     groups = groups_by_split(by_slice["RUNMC"], "_")
     assert sum(map(len, groups.values())) > len(set().union(*groups.values()))  # patients are shared, as said
-    with pytest.raises(ValueError, match="unknown split_unit 'slices'; did you mean 'slice'"):
+    with pytest.raises(
+        ValueError, match="split_unit must be one of 'patient', 'slice', got 'slices'; did you mean 'slice'"
+    ):
         prepare_prostate_mri(source, tmp_path / "c", split_unit="slices")
-    with pytest.raises(ValueError, match="unknown site 'RUNMK'; did you mean 'RUNMC'"):
+    with pytest.raises(ValueError, match=r"site must be one of .*, got 'RUNMK'; did you mean 'RUNMC'"):
         prepare_prostate_mri(source, tmp_path / "c", sites=["RUNMK"])
+
+
+def test_prostate_window_by_the_definition(tmp_path: Path) -> None:
+    """[minimum, 99th percentile] of the whole volume to 0 ... 255; columns and rows of the volume become x and y."""
+    import nibabel
+
+    volumes(tmp_path / "s", {"UCL": 3}, depth=4)
+    folder = prepare_prostate_mri(tmp_path / "s", tmp_path / "out", sites=["UCL"], neighbours=True)["UCL"]
+    for case in range(3):
+        volume = np.asarray(nibabel.load(tmp_path / f"s/UCL/Case{case:02d}.nii.gz").dataobj, float)
+        ordered = np.sort(volume.ravel())
+        place = 0.99 * (len(ordered) - 1)
+        below = int(place)
+        high = ordered[below] + (place - below) * (ordered[below + 1] - ordered[below])
+        grey = np.clip((volume - ordered[0]) / (high - ordered[0]), 0, 1) * 255
+        for index in (1, 2):  # the prostate is on both; before the first and after the last slice: that slice again
+            written = np.asarray(Image.open(folder / f"images/case{case:02d}_{index:03d}.png"), float)
+            assert written.shape == (20, 24, 3)
+            for channel, near in enumerate((index - 1, index, index + 1)):
+                assert np.abs(written[:, :, channel] - grey[:, :, near].T).max() <= 0.51
+    full = volumes(tmp_path / "t", {"HK": 3}, depth=3)
+    for file in (full / "HK").glob("*_segmentation*"):
+        nibabel.save(nibabel.Nifti1Image(np.ones((24, 20, 3), np.uint8), np.eye(4)), file)
+    folder = prepare_prostate_mri(full, tmp_path / "u", sites=["HK"], neighbours=True)["HK"]
+    first, last = (np.asarray(Image.open(folder / f"images/case00_{index:03d}.png")) for index in (0, 2))
+    np.testing.assert_array_equal(first[:, :, 0], first[:, :, 1])
+    np.testing.assert_array_equal(last[:, :, 2], last[:, :, 1])
+    assert (first[:, :, 1] != first[:, :, 2]).any()
 
 
 def test_prostate_errors_say_what_was_expected_and_found(tmp_path: Path) -> None:
@@ -243,6 +335,12 @@ def test_prostate_errors_say_what_was_expected_and_found(tmp_path: Path) -> None
             prepare_prostate_mri(source, tmp_path / "out", sites=["UCL"])
         assert not list((tmp_path / "out").iterdir())
 
+    image, values = source / "UCL/Case02.nii.gz", np.zeros((24, 20, 5), np.float32)
+    good = image.read_bytes()
+    values[0, 0, 0] = np.nan
+    nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), image)
+    error(r"Case02.nii.gz' has values that are NaN or infinite")
+    image.write_bytes(good)
     file = source / "UCL/Case01_segmentation.nii.gz"
     nibabel.save(nibabel.Nifti1Image(np.zeros((24, 20, 5), np.uint8), np.eye(4)), file)
     error(r"Case01_segmentation.nii.gz' has no prostate in it")
@@ -317,7 +415,12 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "is there already" in capsys.readouterr().err
     folder = pictures(tmp_path / "i", ["1.png", "2.png", "3.png"])
     mask_folder = pictures(tmp_path / "m", ["1.png", "2.png", "3.png"])
-    assert main(["folders", "--site", "x", str(folder), str(mask_folder), "--out", str(tmp_path / "o")]) == 0
+    site = ["--site", "x", str(folder), str(mask_folder)]
+    assert main(["folders", *site, "--out", str(tmp_path / "o")]) == 0
+    with pytest.raises(SystemExit) as caught:
+        main(["folders", *site, *site, "--out", str(tmp_path / "oo")])
+    assert caught.value.code == 1
+    assert "--site names a site twice: x, x" in capsys.readouterr().err
     assert (
         main(
             [
@@ -332,6 +435,20 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     )
     mri = volumes(tmp_path / "mri", {"UCL": 3})
     assert main(["prostate-mri", "--source", str(mri), "--out", str(tmp_path / "q"), "--sites", "UCL"]) == 0
+
+
+def test_every_preparer_is_a_command_and_in_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[2] / "docs/data.md").read_text()
+    for name, preparer in PREPARERS.items():
+        assert preparer.name == name
+        assert f"python -m fairflare.data.preparers {name} " in text
+        with pytest.raises(SystemExit) as caught:
+            main([name, "--help"])
+        assert caught.value.code == 0
+        shown = capsys.readouterr().out
+        assert preparer.text in " ".join(shown.split())
+        for option in ("--out", "--seed", "--number", "--overwrite", "--source" if preparer.has_source else "--site"):
+            assert option in shown
 
 
 @needs_real_data

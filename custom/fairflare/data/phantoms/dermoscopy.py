@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.data.phantom_canvas import Canvas, Colour, Map, ramp
+from fairflare.data.phantoms.canvas import Canvas, Colour, Map, ramp
 
 ISIC2019 = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 ISIC2019_COUNTS = (4522, 12875, 3323, 867, 2624, 239, 253, 628)
@@ -305,27 +305,10 @@ LESIONS: Mapping[str, Callable[[Canvas], _Lesion]] = {
 }  # fmt: skip
 
 
-def draw_dermoscopy(
-    label: int, rng: np.random.Generator, size: int, attribute: str | None = None
-) -> npt.NDArray[np.uint8]:
-    """One lesion of class ``ISIC2019[label]``; ``attribute``: tone of the skin, default light."""
-    return _draw(ISIC2019[label], rng, size, attribute)
-
-
-def draw_dermoscopy7(
-    label: int, rng: np.random.Generator, size: int, attribute: str | None = None
-) -> npt.NDArray[np.uint8]:
-    """One lesion of class ``ISIC2018[label]``. AKIEC holds actinic keratoses and some in-situ carcinomas."""
-    name = ISIC2018[label]
-    if name == "AKIEC":
-        name = "SCC" if rng.random() < 0.25 else "AK"
-    return _draw(name, rng, size, attribute)
-
-
-def _draw(name: str, rng: np.random.Generator, size: int, attribute: str | None) -> npt.NDArray[np.uint8]:
-    if attribute not in (None, *TONES):
-        raise ValueError(f"unknown skin tone {attribute!r}. Available: {', '.join(TONES)}")
-    c = Canvas(size, rng)
+def draw_dermoscopy(c: Canvas, name: str, attribute: str | None = None) -> npt.NDArray[np.uint8]:
+    """One lesion of a class of ISIC 2019 or 2018; ``attribute``: tone of the skin, default light."""
+    if name == "AKIEC":  # of ISIC 2018: actinic keratoses and some in-situ carcinomas
+        name = "SCC" if c.chance(0.25) else "AK"
     dark = attribute == "dark"
     tone = c.uniform(0.75, 1.2) if dark else c.uniform(0.0, 0.22)
     flush = c.uniform(0.0, 0.16)

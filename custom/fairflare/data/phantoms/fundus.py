@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.data.phantom_canvas import Canvas, Map, ramp
+from fairflare.data.phantoms.canvas import Canvas, Map, ramp
 
 GRADES = ("no-dr", "mild-dr", "moderate-dr", "severe-dr", "proliferative-dr")
 GRADE_COUNTS = (1017, 270, 347, 75, 35)  # of Messidor-2
@@ -21,13 +21,9 @@ EXUDATE = (0.98, 0.88, 0.45)
 COTTON = (0.95, 0.85, 0.66)
 
 
-def draw_fundus(label: int, rng: np.random.Generator, size: int, attribute: str | None = None) -> npt.NDArray[np.uint8]:
-    """One retina of grade ``label``, 0 to 4."""
-    if attribute is not None:
-        raise ValueError(f"this phantom has no attributes, got {attribute!r}")
-    if not 0 <= label < len(GRADES):
-        raise ValueError(f"grade must be 0 to {len(GRADES) - 1}, got {label}")
-    c = Canvas(size, rng)
+def draw_fundus(c: Canvas, name: str, attribute: str | None = None) -> npt.NDArray[np.uint8]:
+    """One retina of a grade; there are no attributes."""
+    label = GRADES.index(name)
     side = -1 if c.chance(0.5) else 1  # where the optic disc lies: a left or a right eye
     dx, dy = side * c.uniform(0.42, 0.56), c.uniform(-0.12, 0.12)
     mx, my = dx - side * c.uniform(0.58, 0.68), dy + c.uniform(0.0, 0.12)

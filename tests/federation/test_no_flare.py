@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[2] / "custom"
 TINY = {
     "fed_lwr": {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.1, "local_epochs": 1},
     "fed_mrl": {
-        "image_size": [32, 32], "features": [4, 4, 8, 8], "phantom_samples": 150, "phantom_test": 40, "local_epochs": 1,
+        "image_size": [33, 33], "features": [4, 4, 8, 8], "phantom_samples": 150, "phantom_test": 56, "local_epochs": 1,
     },
 }  # fmt: skip
 # Importing anything of nvflare fails, and what was tried is written down: no `except ImportError` can hide it.

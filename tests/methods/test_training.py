@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fairflare.exchange.messages import SiteReply
+from fairflare.federation.site import round_seed
 from fairflare.methods.training import LocalTraining
 from fairflare.tasks.classification import ClassificationTask
 
@@ -59,30 +60,74 @@ def test_nan_loss_names_the_site_and_the_remedy(worker):
     assert "lower learning_rate" in reply.reason
 
 
-class NanInTheLastStep(LocalTraining):
-    """In round 1 the loss stays finite, the last gradient does not."""
+def test_every_epoch_has_an_order_and_an_augmentation_of_its_own(worker):
+    """Those of the round's seed plus the epoch; and ``run.batch`` says which images a batch holds."""
+    seen = []
 
-    def loss(self, run, model, inputs, targets):
-        loss = super().loss(run, model, inputs, targets)
-        self.seen = getattr(self, "seen", 0) + len(inputs)
-        if run.current_round == 1 and self.seen == run.data.num_samples("training"):
-            loss = loss + (0 * next(model.parameters()).sum()).sqrt()  # 0, with slope 0 * inf
-        return loss
+    class Watched(LocalTraining):
+        def loss(self, run, model, inputs, targets):
+            seen.append((run.epoch, list(run.batch), inputs.clone()))
+            return super().loss(run, model, inputs, targets)
+
+    here = worker(Watched(batch_size=5, local_epochs=3, augment=True))
+    reply = here.perform(request("train", initial(), 2))
+    assert reply.status == "ok", reply.reason
+    assert len(reply.stats["epoch_losses"]) == 3
+    assert reply.num_steps == len(seen) == 3 * math.ceil(reply.num_samples / 5)
+    data = here.task.open_site("site-1", {})
+    changed = []
+    for epoch in range(3):
+        mine = [(numbers, inputs) for e, numbers, inputs in seen if e == epoch]
+        seed = round_seed(0, "site-1", 2) + epoch
+        order = [number for numbers, _ in mine for number in numbers]
+        assert order == data.order("training", seed)
+        assert sorted(order) == list(range(reply.num_samples))
+        wanted = list(data.batches("training", batch_size=5, shuffle_seed=seed, augment=True))
+        assert all(torch.equal(inputs, x) for (_, inputs), (x, _) in zip(mine, wanted, strict=True))
+        images = torch.cat([inputs for _, inputs in mine])
+        changed.append(images[torch.tensor(order).argsort()])
+    assert not torch.equal(changed[0], changed[1])
+    assert not torch.equal(changed[1], changed[2])
+
+
+class BadLastStep(LocalTraining):
+    """In round 1 the loss stays as it is, the gradient of the last step does not."""
 
     def begin_round(self, run, model):
         self.seen = 0
 
+    def loss(self, run, model, inputs, targets):
+        loss = super().loss(run, model, inputs, targets)
+        self.seen += len(inputs)
+        if run.current_round == 1 and self.seen == run.data.num_samples("training"):
+            loss = loss + self.nothing(next(model.parameters()).sum())
+        return loss
 
-def test_moments_of_a_broken_round_are_not_kept(worker):
+    def nothing(self, value):
+        return (0 * value).sqrt()  # slope 0 * inf
+
+
+class HugeLastStep(BadLastStep):
+    """Finite, but not its square: Adam's step is 0, and would be from then on."""
+
+    def nothing(self, value):
+        return 1e25 * (value - value.detach())
+
+
+@pytest.mark.parametrize("broken", [BadLastStep, HugeLastStep])
+def test_moments_of_a_broken_round_are_not_kept(worker, broken):
     """One such step would otherwise shut the site out of every later round."""
     state = initial()
-    here = worker(NanInTheLastStep(batch_size=4))
+    here = worker(broken(batch_size=4))
     assert here.perform(request("train", state, 0)).status == "ok"
-    broken = here.perform(request("train", state, 1))
-    assert broken.status == "failed"
-    assert "is not finite after training in round 1" in broken.reason
+    reply = here.perform(request("train", state, 1))
+    if broken is BadLastStep:
+        assert reply.status == "failed"
+        assert "is not finite after training in round 1" in reply.reason
+        assert here.store.load_model(1) is None
+    else:
+        assert reply.status == "ok", reply.reason
     assert here.store.load_at("optimizer", 1) is None
-    assert here.store.load_model(1) is None
     after = here.perform(request("train", state, 2))
     assert after.status == "ok", after.reason
     healthy = worker(LocalTraining(batch_size=4), folder="healthy")

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from fairflare.cli import parse_settings
 from fairflare.core import losses
 from fairflare.core.mu_rewards import MU_GRID
+from fairflare.core.settings import build, described, values_of
 from fairflare.exchange.messages import STATUS_FAILED, STATUS_OK, SiteReply, SiteTask, encode_reply
 from fairflare.federation import site as site_half
 from fairflare.federation.checkpoint import CheckpointFolder
@@ -38,7 +39,6 @@ from fairflare.methods.mu_policy import FixedMu, QMixMu, RandomMu, VdnMu
 from fairflare.methods.reports import ReportError
 from fairflare.methods.training import LocalTraining
 from fairflare.methods.weightings import BySamples, BySom, Uniform
-from fairflare.settings import build, described, values_of
 from fairflare.tasks.segmentation import SegmentationTask
 
 from ..unit.test_som import Reference

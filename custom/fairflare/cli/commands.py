@@ -59,7 +59,7 @@ def plan_options(
         float, typer.Option(help="Seconds for late sites once enough answered; 0: the whole timeout.")
     ] = 0.0,
 ) -> dict[str, Any]:
-    """The options that say what is run: arguments of :class:`fairflare.recipes.FairRecipe`."""
+    """The options that say what is run: arguments of :class:`fairflare.flare.recipes.FairRecipe`."""
     return {
         "method": method,
         "task": task,
@@ -114,11 +114,11 @@ def top(
 @app.command("list")
 def list_methods() -> None:
     """The methods, with what they do and where they come from."""
-    from fairflare.methods.catalog import all_methods
+    from fairflare.federation.describe import overview
 
     table = Table("job", "method", "what it does", "source", box=None, pad_edge=False)
-    for method in all_methods().values():
-        table.add_row(method.name, method.title, method.summary, method.source)
+    for row in overview():
+        table.add_row(*row)
     console.print(table)
 
 
@@ -128,15 +128,14 @@ def describe(
     markdown: Annotated[bool, typer.Option("--markdown", help="Tables in Markdown.")] = False,
 ) -> None:
     """Every setting of a method, for --set: type and range, default, meaning."""
-    from fairflare.methods.describe import sections
-    from fairflare.settings import markdown as as_markdown
+    from fairflare.federation.describe import page, sections
 
     with user_errors():
         found = sections(method)
+    if markdown:
+        typer.echo(page(method))
+        return
     for title, settings in found.items():
-        if markdown:
-            typer.echo(f"## {title}\n\n{as_markdown(settings)}\n")
-            continue
         table = Table("setting", "wanted", "default", "meaning", title=title, title_justify="left", box=None)
         for setting in settings:
             shown = "required" if setting.required else "" if setting.default is None else str(setting.default)
@@ -164,8 +163,8 @@ def run(
     ] = False,
 ) -> None:
     """Runs a method in FLARE's simulator and prints the fairness table. Exit code 1 when the run failed."""
-    from fairflare.recipes import FairRecipe
-    from fairflare.simulate import simulate
+    from fairflare.cli.simulate import simulate
+    from fairflare.flare.recipes import FairRecipe
 
     workspace = (workspace or Path("runs") / plan["method"]).absolute()
     with user_errors():
@@ -194,7 +193,7 @@ def export(
     bundle: Annotated[bool, typer.Option("--bundle", help="Carry the whole package in the job.")] = False,
 ) -> None:
     """Writes a method as a FLARE job folder."""
-    from fairflare.recipes import FairRecipe
+    from fairflare.flare.recipes import FairRecipe
 
     with user_errors():
         if preinstalled and bundle:
@@ -253,8 +252,8 @@ def parse_settings(items: list[str]) -> dict[str, Any]:
 
 def run_here(recipe: Any, workspace: Path, local: dict[str, Any], log_path: Path) -> int:
     """Runs a recipe's plan in this process; the log goes into the file where the simulator's would be."""
+    from fairflare.cli.run_view import RunView
     from fairflare.federation.local import run_local
-    from fairflare.run_view import RunView
 
     handler = logging.FileHandler(log_path, mode="w", encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s - %(name)s - %(levelname)s - %(message)s"))

@@ -203,6 +203,8 @@ def _wanted(hint: Any) -> str:
         return _ranged(inner[0], inner[1:])
     if origin is Literal:
         return f"one of {_listed(inner)}"
+    if isinstance(hint, type) and issubclass(hint, Part):
+        return f"a {hint.__name__} ({', '.join(kind.__name__ for kind in choices(hint).values())})"
     if origin in (Union, types.UnionType):
         options = [_wanted(option) for option in inner if option is not type(None)]
         return " or ".join(options) + (" or nothing" if type(None) in inner else "")
@@ -249,19 +251,22 @@ def _ranged(kind: Any, notes: Sequence[Any]) -> str:
 
 
 def _in_one_line(cls: type, error: ValidationError) -> str:
-    """The first problem that pydantic found, in our words."""
-    problem = error.errors(include_url=False)[0]
+    """The first problem that pydantic found, in our words; a retired setting goes first, as it explains the others."""
+    problems = error.errors(include_url=False)
+    unknown = {str(p["loc"][0]) for p in problems if p["type"] == "unexpected_keyword_argument"}
+    for name, now in getattr(cls, "retired", {}).items():
+        if name in unknown:
+            return f"{cls.__name__} has no setting {name!r} any more: {now}"
+    problem = problems[0]
     kind, place, value = problem["type"], problem["loc"], problem["input"]
     if kind == "value_error":  # our own words, from __post_init__ or a validator
         text = str(problem["ctx"]["error"])
         return text if not place or str(place[0]) in text else f"{place[0]}: {text}"
     if kind == "unexpected_keyword_argument":
-        retired = getattr(cls, "retired", {})
-        if place[0] in retired:
-            return f"{cls.__name__} has no setting {place[0]!r} any more: {retired[place[0]]}"
         known = [field.name for field in dataclasses.fields(cls)]
-        near = checks.nearest(place[0], known)
-        return f"{cls.__name__} has no setting {place[0]!r}{near or ';'} Available: {', '.join(sorted(known))}"
+        near = checks.nearest(place[0], known) or ";"
+        rest = f"{near} Available: {', '.join(sorted(known))}" if known else "; it has none"
+        return f"{cls.__name__} has no setting {place[0]!r}{rest}"
     if kind.startswith("missing") and len(place) == 1:
         return f"{cls.__name__} needs the setting {place[0]!r}"
     if not place or not isinstance(place[0], str):

@@ -74,7 +74,7 @@ def test_nan_loss_everywhere_fails_the_job(job, simulate):
     ("edit", "expected"),
     [
         (("server", ("workflows", 0, "args", "num_ronds"), 3), ["num_ronds"]),
-        (("server", ("workflows", 0, "args", "aggregator", "path"), "fairflare.methods.fed_lwr.FedLWRR"), ["FedLWRR"]),
+        (("server", ("workflows", 0, "args", "rule", "path"), "fairflare.methods.fed_lwr.FedLWRR"), ["FedLWRR"]),
         (("client", ("executors", 0, "executor", "args", "training", "args", "optimizr"), "sgd"), ["optimizr"]),
         (
             ("client", ("executors", 0, "executor", "args", "training", "args", "optimizer"), "lion"),

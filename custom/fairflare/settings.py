@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -40,7 +41,7 @@ from fairflare.core import checks
 __all__ = [
     "BelowOne", "Flag", "Fraction", "NonNegative", "NonNegativeInt", "Number", "Part", "Positive", "PositiveInt",
     "Setting", "Share", "Whole", "build", "choices", "described", "field_names", "markdown", "parts_of", "settings",
-    "values_of",
+    "typed", "values_of",
 ]  # fmt: skip
 
 # Numbers as JSON has them: a text is no number, nor is true.
@@ -131,8 +132,8 @@ class Setting:
         wanted: type and range (``a number in [0, 1)``).
         default: its value; ``None`` may mean "not set".
         required: there is no default.
-        meaning: of the class's docstring.
-        owner: class that declares it.
+        meaning: of the class's docstring; literals stand in backticks.
+        only: the kinds of a part that have it (``mu_policy=qmix, vdn``); empty: it is always there.
     """
 
     name: str
@@ -140,11 +141,11 @@ class Setting:
     default: Any
     required: bool
     meaning: str
-    owner: str
+    only: str = ""
 
 
 def described(cls: type, prefix: str = "") -> list[Setting]:
-    """The settings of a class, those of its parts behind each part (for every kind of it)."""
+    """The settings of a class, those of its parts behind each part; what several kinds have alike stands there once."""
     found: list[Setting] = []
     meanings = _meanings(cls)
     for field in dataclasses.fields(cls):
@@ -156,10 +157,13 @@ def described(cls: type, prefix: str = "") -> list[Setting]:
             shown = None if required else type(default).kind
         else:
             wanted, shown = _wanted(_hints(cls)[field.name]), None if required else default
-        found.append(Setting(prefix + field.name, wanted, shown, required, meanings.get(field.name, ""), cls.__name__))
+        found.append(Setting(prefix + field.name, wanted, shown, required, meanings.get(field.name, "")))
+        owners: dict[str, tuple[Setting, list[str]]] = {}
         for kind, part in kinds.items():
-            inner = described(part, f"{prefix}{field.name}.")
-            found += [dataclasses.replace(s, owner=f"{s.owner} ({field.name}={kind})") for s in inner]
+            for inner in described(part, f"{prefix}{field.name}."):
+                owners.setdefault(repr(inner), (inner, []))[1].append(kind)
+        for inner, having in owners.values():
+            found.append(dataclasses.replace(inner, only=f"{prefix}{field.name}={', '.join(having)}"))
     return found
 
 
@@ -167,10 +171,15 @@ def markdown(found: Sequence[Setting]) -> str:
     """A table for the docs."""
     rows = ["| setting | wanted | default | meaning |", "| --- | --- | --- | --- |"]
     for s in found:
-        default = "required" if s.required else "" if s.default is None else f"`{s.default}`"
-        cells = [f"`{s.name}`", s.wanted, default, s.meaning]
+        default = "required" if s.required else "" if s.default in (None, "") else f"`{typed(s.default)}`"
+        cells = [f"`{s.name}`", s.wanted, default, f"{s.meaning} (`{s.only}`)" if s.only else s.meaning]
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows)
+
+
+def typed(value: Any) -> str:
+    """A value as ``--set`` takes it: a text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _meanings(cls: type) -> dict[str, str]:
@@ -183,7 +192,8 @@ def _meanings(cls: type) -> dict[str, str]:
             names, colon, meaning = entry.strip().partition(":")
             if colon:
                 for name in names.split(","):
-                    found.setdefault(name.strip(), " ".join(meaning.split()))
+                    plain = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", meaning.replace("``", "`"))
+                    found.setdefault(name.strip(), " ".join(plain.split()))
     return found
 
 
@@ -352,7 +362,7 @@ def build(cls: type, given: Mapping[str, Any]) -> Any:
     for field in dataclasses.fields(cls):
         kinds = parts_of(cls, field.name)
         kind = arguments.get(field.name)
-        if not kinds or not (isinstance(kind, str) or field.name in inner):
+        if not kinds or isinstance(kind, Part) or (kind is None and field.name not in inner):
             continue
         name = checks.choice(field.name, kind, kinds) if kind is not None else type(_default(field)).kind
         try:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from fairflare.methods.catalog import get_method
-from fairflare.settings import Setting, described
+from fairflare.settings import Setting, described, typed
 
 
 def sections(name: str) -> dict[str, list[Setting]]:
@@ -21,6 +21,13 @@ def sections(name: str) -> dict[str, list[Setting]]:
         f"{method.title}, at the sites: {method.training.__name__}": _with(described(method.training), method.site),
         f"{method.title}, task: {method.task}": _with(described(_task_class(method.task)), method.learns),
     }
+
+
+def quick_job(name: str) -> str:
+    """What a job that is quick to try has instead of the paper's settings."""
+    method = get_method(name)
+    given = [f"{key}={typed(value)}" for key, value in method.small.items()]
+    return f"Without --paper a job has {method.num_rounds} rounds" + (f" and {', '.join(given)}." if given else ".")
 
 
 def _with(found: list[Setting], chosen: Any) -> list[Setting]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fairflare.core.checks import choice, nearest
+from fairflare.core.checks import choice, nearest, whole
 from fairflare.federation.rounds import RunSettings
 from fairflare.methods.catalog import Method, get_method
 from fairflare.methods.rule import OLD_JOB, Rule
@@ -99,11 +99,9 @@ def site_list(sites: int | Sequence[str] | None) -> list[str] | None:
     """``3`` -> ``["site-1", "site-2", "site-3"]``; names are checked for repeats."""
     if sites is None:
         return None
-    if isinstance(sites, int) and not isinstance(sites, bool):
-        if sites < 1:
-            raise ValueError(f"sites must be >= 1, got {sites}")
-        return [f"site-{i}" for i in range(1, sites + 1)]
-    names = [str(s) for s in sites]  # type: ignore[union-attr]
+    if isinstance(sites, str) or not isinstance(sites, Sequence):
+        return [f"site-{i}" for i in range(1, whole("sites", sites) + 1)]
+    names = [str(s) for s in sites]
     if not names or len(set(names)) != len(names):
         raise ValueError(f"sites must be different names, got {names}")
     return names

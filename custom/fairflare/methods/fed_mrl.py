@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -168,7 +168,7 @@ class FedMRL(Rule):
         Field("mu", low=0, required=False),
     )
 
-    retired = {**Rule.retired, "use_som": "it is weighting=som or weighting=samples now", **_moved(
+    retired: ClassVar[dict[str, str]] = {**Rule.retired, "use_som": "it is weighting=som or =samples now", **_moved(
         mu_policy="actions zeta gamma agent_rate:learning_rate agent_hidden:hidden warmup updates explore cautious "
         "share_agents double_q agent_seed:seed",
         weighting="grid som_init:init som_input:space sigma_0 kappa sigma_min eta_som:eta som_epochs:epochs sigma_w "

@@ -81,7 +81,9 @@ def test_no_command_shows_the_help() -> None:
 def expected_names(cls: type, prefix: str = "") -> set[str]:
     """Every argument of a class, and of every kind of part that it takes, found by looking at signatures."""
     found = set()
-    for name, parameter in inspect.signature(cls).parameters.items():
+    for name, parameter in inspect.signature(cls.__init__).parameters.items():
+        if name == "self":
+            continue
         found.add(prefix + name)
         if isinstance(parameter.default, Part):
             base = next(b for b in reversed(type(parameter.default).__mro__) if b is not Part and issubclass(b, Part))

@@ -31,17 +31,18 @@ from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import annotated_types
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler, ValidationError
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, core_schema
 from typing_extensions import dataclass_transform
 
 from fairflare.core import checks
 
 __all__ = [
     "BelowOne", "Flag", "Fraction", "NonNegative", "NonNegativeInt", "Number", "Part", "Positive", "PositiveInt",
-    "Setting", "Share", "Whole", "build", "choices", "described", "field_names", "markdown", "parts_of", "settings",
-    "typed", "values_of",
+    "Setting", "Share", "Text", "Whole", "build", "choices", "described", "field_names", "markdown", "parts_of",
+    "settings", "typed", "values_of",
 ]  # fmt: skip
 
 # Numbers as JSON has them: a text is no number, nor is true.
@@ -55,8 +56,10 @@ PositiveInt = Annotated[int, Field(strict=True, ge=1)]
 BelowOne = Annotated[float, Field(strict=True, ge=0, lt=1)]
 Share = Annotated[float, Field(strict=True, gt=0, le=1)]
 Flag = Annotated[bool, Field(strict=True)]
+Text = Annotated[str, Field(strict=True, min_length=1)]
 
 C = TypeVar("C", bound=type)
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 class Part:
@@ -70,7 +73,8 @@ def settings(cls: C) -> C:
     """Makes the annotated fields of a class, and those of its bases, its keyword arguments.
 
     What a base class needs done in its own ``__init__`` is called from ``__post_init__``; a ``ValueError`` raised there
-    reaches the caller with its own text.
+    reaches the caller with its own text. A subclass with an ``__init__`` of its own that passes ``**`` on keeps what it
+    adds under attributes of the same names.
 
     Raises:
         ValueError: (by the class) a setting that is unknown, missing, of another type or out of range: one line with
@@ -99,10 +103,42 @@ def settings(cls: C) -> C:
         )
     # FLARE's exporter and builder look at the signature of __init__.
     __init__.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    __init__.__qualname__ = f"{cls.__qualname__}.__init__"
     made.__init__ = __init__
+
+    def __init_subclass__(below: type, **options: Any) -> None:
+        super(made, below).__init_subclass__(**options)
+        _name_what_is_passed_on(below)
+
+    made.__init_subclass__ = classmethod(__init_subclass__)
+    made.__get_pydantic_core_schema__ = classmethod(_schema)
+    made._complete = True
     # FLARE's exporter leaves out what equals the default; a job folder is what a user edits, so it shows all.
     made._always_serialize_args = property(_shown)
     return made
+
+
+def _schema(cls: type, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    """As a field of another class: an object of this one. Pydantic would make one of any dict."""
+    if "_complete" in vars(cls):
+        return core_schema.is_instance_schema(cls)
+    return handler(source)
+
+
+def _name_what_is_passed_on(cls: type) -> None:
+    """Gives a subclass's own ``__init__(..., **more)`` the signature it has in effect: an export goes by it."""
+    own: Any = vars(cls).get("__init__")
+    if own is None:
+        return
+    signature = inspect.signature(own)
+    named = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    if len(named) == len(signature.parameters):
+        return
+    known = {p.name for p in named}
+    parent: Any = cls.__mro__[1]
+    passed_on = [p for p in inspect.signature(parent.__init__).parameters.values() if p.name not in known]
+    more = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in passed_on if p.kind in _BY_NAME]
+    own.__signature__ = signature.replace(parameters=[*named, *more])
 
 
 def _shown(component: Any) -> list[str]:
@@ -281,12 +317,18 @@ def _in_one_line(cls: type, error: ValidationError) -> str:
         return f"{cls.__name__} needs the setting {place[0]!r}"
     if not place or not isinstance(place[0], str):
         return f"{cls.__name__}: {problem['msg']}"
-    wanted = _wanted(_hints(cls)[place[0]])
+    hint = _hints(cls)[place[0]]
+    wanted = _wanted(hint)
     near = checks.nearest(value, re.findall("'([^']+)'", wanted)) if kind == "literal_error" else ""
-    inside = [entry for entry in place[1:] if isinstance(entry, int)]
-    if inside and not kind.startswith("missing"):  # else the value is the list, which is too short
-        return f"{place[0]} must be {wanted}; entry {inside[0]} is {value!r:.80}{near}"
-    return f"{place[0]} must be {wanted}, got {value!r:.80}{near}"
+    inside = place[1] if len(place) > 1 and (isinstance(place[1], int) or _is_dict(hint)) else None
+    if inside is None or kind.startswith("missing"):
+        return f"{place[0]} must be {wanted}, got {value!r:.80}{near}"
+    return f"{place[0]} must be {wanted}; entry {inside!r:.80} is {value!r:.80}{near}"
+
+
+def _is_dict(hint: Any) -> bool:
+    kinds = (hint, *get_args(hint))
+    return any(isinstance(get_origin(kind), type) and issubclass(get_origin(kind), Mapping) for kind in kinds)
 
 
 # ------------------------------------------------------------------------------------------------ values
@@ -300,23 +342,29 @@ def field_names(cls: type) -> list[str]:
             continue
         parameters = inspect.signature(vars(base)["__init__"]).parameters
         kinds = {parameter.kind for parameter in parameters.values()}
-        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        found.update({name: None for name, p in parameters.items() if name != "self" and p.kind in named})
+        found.update({name: None for name, p in parameters.items() if name != "self" and p.kind in _BY_NAME})
         if inspect.Parameter.VAR_KEYWORD not in kinds:
             break
     return list(found)
 
 
 def values_of(component: Any) -> dict[str, Any]:
-    """Class path and settings as plain values, parts nested the same way: what a job folder holds."""
-    arguments: dict[str, Any] = {}
-    for field in dataclasses.fields(component):
-        value = getattr(component, field.name)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            arguments[field.name] = values_of(value)
-        else:
-            arguments[field.name] = list(value) if isinstance(value, tuple) else value
-    return {"path": f"{type(component).__module__}.{type(component).__name__}", "args": arguments}
+    """Class path and settings as plain values, parts nested the same way: what a job folder holds.
+
+    Of a class without :func:`settings`: the arguments of its ``__init__`` that it keeps under their own names.
+    """
+    kept = {name: getattr(component, name) for name in field_names(type(component)) if hasattr(component, name)}
+    path = f"{type(component).__module__}.{type(component).__name__}"
+    return {"path": path, "args": {name: _plain(value) for name, value in kept.items()}}
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return values_of(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    return [_plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
 def choices(base: type) -> dict[str, type]:

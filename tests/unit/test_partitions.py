@@ -319,7 +319,7 @@ def test_errors_say_what_is_wrong() -> None:
             "shard mode must be one of 'literal', 'complement', 'authors', got 'printed'",
         ),
         (lambda: stratified_split(LABELS, (0.5, 0.4)), "sum to 1"),
-        (lambda: stratified_split(LABELS, (1.5, -0.5)), "fractions"),
+        (lambda: stratified_split(LABELS, (1.5, -0.5)), "fraction of part 1 must be finite and >= 0, got -0.5"),
         (lambda: stratified_folds(LABELS, 1), "num_folds must be an integer >= 2, got 1"),
         (lambda: apportion([0, 0], 3), "not all 0"),
     ):

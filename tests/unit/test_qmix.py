@@ -283,6 +283,7 @@ def test_an_update_is_of_transitions_drawn_without_replacement(monkeypatch):
 
 def test_the_target_networks_are_copied_every_so_often(monkeypatch):
     monkeypatch.setattr(q_learning, "TARGET_EVERY", 4)
+    monkeypatch.setattr(q_learning, "CAPACITY", 6)  # transitions count, not those still remembered
     agents = QMix(SITES, **SMALL)
 
     def copied() -> bool:
@@ -704,7 +705,7 @@ def test_a_state_holds_only_plain_things_and_its_own():
     ],
 )
 def test_a_state_of_others_is_refused(options, name):
-    with pytest.raises(ValueError, match=f"state has {name}"):
+    with pytest.raises(ValueError, match=f"state is of agents with {name}"):
         QMix(**SMALL | options).load_state_dict(QMix(SITES, **SMALL).state_dict())
 
 

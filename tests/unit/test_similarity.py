@@ -32,6 +32,7 @@ from fairflare.core.similarity import (
     parameter_layers,
 )
 from fairflare.core.similarity import store as stored
+from fairflare.methods.fed_lwr import LayerSimilarityReport
 
 FULL = ("biased", "unbiased")
 
@@ -662,6 +663,25 @@ def test_every_estimator_gives_its_own_value(vectors: Tensor) -> None:
     a, b = mlp(seed=0), mlp(seed=1)
     values = [layerwise_cka(a, b, vectors.split(6), estimator=estimator)["2"].delta for estimator in ESTIMATORS]
     assert len({round(value, 4) for value in values}) == 4
+
+
+@pytest.mark.parametrize("setting", ["full_biased", "full_unbiased", "minibatch_biased", "minibatch_unbiased"])
+def test_a_site_reports_the_estimator_that_is_set(setting: str, vectors: Tensor) -> None:
+    kind, _, formula = setting.partition("_")
+    a, b = mlp(seed=0), mlp(seed=1)
+    data = SimpleNamespace(
+        batches=lambda split, batch_size, shuffle_seed=None: ((x, None) for x in vectors.split(batch_size))
+    )
+    run: Any = SimpleNamespace(data=data, device="cpu", seed=0, scratch=None)
+    site = LayerSimilarityReport(cka_estimator=setting, cka_batch_size=6, cka_passes=1)
+    report = site.report_anchor(run, a, b)
+    u, v = features(a, vectors), features(b, vectors)
+    for name, delta in zip(report["layers"], report["cka"], strict=True):
+        sums = np.zeros(3)
+        for rows in np.split(np.arange(12), 1 if kind == "full" else 2):
+            k, l = (f[name][rows] @ f[name][rows].T for f in (u, v))
+            sums += [reference_hsic(*pair, formula) for pair in ((k, l), (k, k), (l, l))]
+        assert delta == pytest.approx(sums[0] / math.sqrt(sums[1] * sums[2]), rel=1e-5)
 
 
 # --- nothing is left behind -------------------------------------------------------------------------------

@@ -693,7 +693,10 @@ def test_bad_rounds():
             map_.step(*arguments)
     for kept, message in [
         ({}, r"kept neurons lack tensor 'conv\.weight'"),
-        ({"conv.weight": torch.zeros(2, 6, 5)}, r"kept neurons of tensor 'conv.weight' have shape \(2, 6, 5\)"),
+        (
+            {"conv.weight": torch.zeros(2, 6, 5)},
+            r"kept neurons of tensor 'conv.weight' must have shape .25, 6, 5., got .2",
+        ),
         ({"conv.weight": torch.full((25, 6, 5), math.inf)}, "kept neurons of tensor 'conv.weight' are not finite"),
     ]:
         with pytest.raises(ValueError, match=message):
@@ -728,10 +731,13 @@ def test_bad_settings(options, message):
 def test_bad_weights():
     for arguments, message in [
         (({}, {}), "no site"),
-        (({"A": [1.0]}, {"B": 1.0}), "distances are of sites"),
-        (({"A": [1.0], "B": [1.0, 2.0]}, {"A": 1.0, "B": 1.0}), "site 'B' has 2 distances"),
-        (({"A": [math.nan]}, {"A": 1.0}), "squared distances of site 'A' must be finite"),
-        (({"A": [-1.0]}, {"A": 1.0}), "squared distances of site 'A' must be finite"),
+        (({"A": [1.0]}, {"B": 1.0}), "distances and similarities must have the same sites; only in distances: 'A'"),
+        (
+            ({"A": [1.0], "B": [1.0, 2.0]}, {"A": 1.0, "B": 1.0}),
+            r"squared distances of site 'B' must have shape \(1,\), got \(2,\)",
+        ),
+        (({"A": [math.nan]}, {"A": 1.0}), "squared distance of site 'A' must be finite and >= 0, got nan"),
+        (({"A": [-1.0]}, {"A": 1.0}), "squared distance of site 'A' must be finite and >= 0, got -1.0"),
         (({"A": [1.0]}, {"A": -1.0}), "similarity of site 'A'"),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -147,6 +147,29 @@ def same_names(name: str, names: Iterable[str], other: str, others: Iterable[str
         raise ValueError(f"{name} and {other} must have the same {of}s; {'; '.join(odd)}")
 
 
+def different(name: str, names: Collection[Any]) -> tuple[str, ...]:
+    """Names as a tuple, when there is one at least and none comes twice.
+
+    Raises:
+        ValueError: lists them.
+    """
+    found = tuple(str(entry) for entry in names)
+    if not found or len(set(found)) != len(found):
+        raise ValueError(f"{name} must be one or more different names, got {list(found)}")
+    return found
+
+
+def same_settings(what: str, stored: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Checks that a stored state belongs to an object with these settings.
+
+    Raises:
+        ValueError: names the first setting that differs, with both values.
+    """
+    for name, value in own.items():
+        if stored.get(name) != value:
+            raise ValueError(f"state is of {what} with {name} {stored.get(name)!r}, this one has {value!r}")
+
+
 # ------------------------------------------------------------------------------------------------ arrays
 
 

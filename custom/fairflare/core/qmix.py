@@ -103,9 +103,7 @@ class QMix:
         eps_prior: str | None = None,
         seed: int = 0,
     ) -> None:
-        self.agents = tuple(sorted(set(agents)))
-        if not self.agents or len(self.agents) != len(agents):
-            raise ValueError(f"agents must be one or more different names, got {list(agents)}")
+        self.agents = tuple(sorted(checks.different("agents", agents)))
         checks.whole("number of actions", len(actions))
         self.actions = tuple(float(checks.number(f"actions[{a}]", value)) for a, value in enumerate(actions))
         self.eps_steps = checks.whole("eps_steps", eps_steps, low=0)
@@ -290,9 +288,7 @@ class QMix:
         Raises:
             ValueError: the state is of other agents, actions or networks (names the first difference).
         """
-        for name, value in self._settings.items():
-            if state["settings"].get(name) != value:
-                raise ValueError(f"state has {name} {state['settings'].get(name)!r}, this object {value!r}")
+        checks.same_settings("agents", state["settings"], self._settings)
         state = copy.deepcopy(dict(state))
         self._learner.load_state_dict(state)
         self._generator.set_state(state["generator"])

@@ -172,16 +172,14 @@ def som_weights(
         >>> som_weights({"A": [[0.0, 2.0]], "B": [[1.0, 1.0]]}, {"A": 0.5, "B": 0.5})["A"] > 0.5
         True
     """
-    if set(sq_distances) != set(similarity):
-        raise ValueError(f"distances are of sites {sorted(sq_distances)}, similarities of {sorted(similarity)}")
+    checks.same_names("distances", sq_distances, "similarities", similarity)
     checks.number("sigma_w", sigma_w, above=0)
     sites = sorted(sq_distances)
     rows = [np.asarray(sq_distances[site], dtype=np.float64).reshape(-1) for site in sites]
     for site, row in zip(sites, rows, strict=True):
-        if row.size != rows[0].size or not row.size:
-            raise ValueError(f"site {site!r} has {row.size} distances, site {sites[0]!r} has {rows[0].size}")
-        if not (np.isfinite(row).all() and (row >= 0).all()):
-            raise ValueError(f"squared distances of site {site!r} must be finite and >= 0, got {row.tolist()}")
+        checks.shape(f"squared distances of site {site!r}", row, checks.whole("number of neurons", rows[0].size))
+        checks.number(f"least squared distance of site {site!r}", float(row.min()), low=0)
+        checks.number(f"largest squared distance of site {site!r}", float(row.max()), low=0)
         checks.number(f"similarity of site {site!r}", similarity[site], low=0)
     shares = normalise(similarity)
     largest = max(row.max() for row in rows)
@@ -294,8 +292,7 @@ class SelfOrganizingMap:
         """
         if self.rounds and kept is None and not self.restart:
             raise ValueError(f"the map needs the neurons that it handed to keep in round {self.rounds - 1}")
-        if not states:
-            raise ValueError("no site to place on the map")
+        checks.not_empty("states to place on the map", states)
         models = {site: states[site] for site in sorted(states)}
         sums = self._add_up(models, received, kept)
         excluded = tuple(site for site, square in zip(models, sums.squares, strict=True) if not math.isfinite(square))
@@ -338,10 +335,7 @@ class SelfOrganizingMap:
         Raises:
             ValueError: the state is of a map with other settings (names the first).
         """
-        for name, value in self.state_dict()["settings"].items():
-            theirs = state["settings"].get(name)
-            if theirs != value:
-                raise ValueError(f"state is of a map with {name} {theirs!r}, this one has {value!r}")
+        checks.same_settings("a map", state["settings"], self.state_dict()["settings"])
         self.rounds = int(state["rounds"])
 
     def _trained(self, sums: _Sums, strengths: Array, *, start_at_mean: bool) -> Array:
@@ -397,9 +391,8 @@ class SelfOrganizingMap:
             return None
         if name not in kept:
             raise ValueError(f"kept neurons lack tensor {name!r}")
-        neurons, wanted = kept[name].detach().cpu(), (len(self._sq_steps), *shape)
-        if tuple(neurons.shape) != wanted:
-            raise ValueError(f"kept neurons of tensor {name!r} have shape {tuple(neurons.shape)}, wanted {wanted}")
+        neurons = kept[name].detach().cpu()
+        checks.shape(f"kept neurons of tensor {name!r}", neurons, len(self._sq_steps), *shape)
         if not bool(torch.isfinite(neurons).all()):
             raise ValueError(f"kept neurons of tensor {name!r} are not finite")
         return neurons.reshape(len(neurons), -1)

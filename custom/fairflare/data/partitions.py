@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.core.checks import choice, number, whole
+from fairflare.core.checks import choice, number, numbers, whole
 
 Indices = npt.NDArray[np.int64]
 
@@ -265,9 +265,9 @@ def stratified_split(labels: npt.ArrayLike, fractions: Sequence[float], *, seed:
         Spec README 4.6.
     """
     y = _labels(labels)
-    parts = np.asarray(fractions, np.float64)
-    if parts.ndim != 1 or not len(parts) or not (parts >= 0).all() or abs(parts.sum() - 1) > 1e-6:
-        raise ValueError(f"fractions must be >= 0 and sum to 1, got {list(fractions)}")
+    parts = np.array(list(numbers("fraction", dict(enumerate(fractions)), of="part", low=0).values()))
+    if abs(parts.sum() - 1) > 1e-6:
+        raise ValueError(f"fractions must sum to 1, got {list(fractions)}")
     first = int(np.argmax(parts > 0))
     rng = _generator(seed)
     owner = np.empty(len(y), np.int64)

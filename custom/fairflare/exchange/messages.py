@@ -145,7 +145,7 @@ def clean_state(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         state: tensors or NumPy arrays by name, on any device.
 
     Raises:
-        TypeError: a value is neither (names the key).
+        TypeError: a value is neither, or no plain dense one (names the key).
     """
     clean: dict[str, torch.Tensor] = {}
     for name, value in state.items():
@@ -155,6 +155,9 @@ def clean_state(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
             value = torch.from_numpy(np.array(value))  # a copy; np.ascontiguousarray would give a scalar a dimension
         if not isinstance(value, torch.Tensor):
             raise TypeError(f"tensor {name!r} must be a tensor or an array, got {type(value).__name__}")
+        if value.layout != torch.strided or value.is_quantized or value.is_meta:
+            kind = "without data" if value.is_meta else "quantized" if value.is_quantized else str(value.layout)
+            raise TypeError(f"tensor {name!r} must be dense, got one that is {kind}")
         tensor = value.detach().to("cpu").contiguous()
         clean[str(name)] = tensor.as_subclass(torch.Tensor) if type(tensor) is not torch.Tensor else tensor
     return clean
@@ -184,6 +187,12 @@ def clean_meta(value: Any, where: str = "meta") -> Any:
 
 
 def num_bytes(state: Any) -> int:
-    """Bytes of the tensors, without the envelope; what is no tensor counts 0."""
-    values = state.values() if isinstance(state, Mapping) else ()
-    return sum(int(getattr(value, "nbytes", 0) or 0) for value in values)
+    """Bytes of the tensors, without the envelope; what is no dense tensor counts 0."""
+    return sum(_size(value) for value in state.values()) if isinstance(state, Mapping) else 0
+
+
+def _size(value: Any) -> int:
+    try:
+        return int(getattr(value, "nbytes", 0) or 0)
+    except (RuntimeError, TypeError, ValueError):  # a sparse tensor does not say
+        return 0

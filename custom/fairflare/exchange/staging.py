@@ -33,6 +33,10 @@ _DTYPES = {
 }
 
 
+class StagingError(ValueError):
+    """A staged model is not there, or not what was put there: something at the server went wrong."""
+
+
 class Staging:
     """A folder with one staged state for each site.
 
@@ -74,7 +78,7 @@ class Staging:
         """
         path = self._path(site)
         if not path.is_file():
-            raise ValueError(f"site {site!r} is not staged; staged are {self.sites()}")
+            raise StagingError(f"site {site!r} is not staged; staged are {self.sites()}")
         return _StagedState(site, path)
 
     def open_all(self) -> dict[str, Mapping[str, torch.Tensor]]:
@@ -118,9 +122,9 @@ class _StagedState(Mapping[str, torch.Tensor]):
                 self._stamp = _stamp(file.fileno())
             self._entries = {name: header[name] for name in json.loads(metadata["names"])}
             if metadata["site"] != site or len(self._entries) != len(header) - 1:  # the metadata are one
-                raise ValueError("the header does not describe this site")
+                raise StagingError("the header does not describe this site")
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"staged model of site {site!r} in {path} is damaged: {error}") from error
+            raise StagingError(f"staged model of site {site!r} in {path} is damaged: {error}") from error
 
     def __getitem__(self, name: str) -> torch.Tensor:
         entry = self._entries[name]
@@ -128,10 +132,10 @@ class _StagedState(Mapping[str, torch.Tensor]):
         data = torch.empty(end - first, dtype=torch.uint8)
         with self._file.open("rb") as file:
             if _stamp(file.fileno()) != self._stamp:
-                raise ValueError(f"staged model of site {self._site!r} was replaced while it was being read")
+                raise StagingError(f"staged model of site {self._site!r} was replaced while it was being read")
             file.seek(self._start + first)
             if file.readinto(data.numpy().data) < len(data):
-                raise ValueError(f"staged model of site {self._site!r} in {self._file} ends early")
+                raise StagingError(f"staged model of site {self._site!r} in {self._file} ends early")
         return data.view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
 
     def __contains__(self, name: object) -> bool:  # the inherited one would read the tensor

@@ -167,7 +167,7 @@ class Collector:
             state=_or_refused(site, self._shape, message),
             report=report,
             metrics=read_metrics(site, message.metrics, needed=needs_metrics),
-            stats=read_report(meta.get("stats"), STATS, site),
+            stats=read_report(meta.get("stats"), STATS, site, "stats"),
             num_samples=None if counts["num_samples"] is None else int(counts["num_samples"]),
             num_steps=None if counts["num_steps"] is None else int(counts["num_steps"]),
         )
@@ -190,9 +190,13 @@ class Collector:
         """Puts a checked model where it waits for the others.
 
         Raises:
+            ReportError: a kind of number that cannot be written.
             OSError: the server's disk is full or cannot be written.
         """
-        self.staging.put(training.site, training.state)
+        try:
+            self.staging.put(training.site, training.state)
+        except (TypeError, ValueError) as error:
+            raise ReportError(_named(training.site, printable(str(error)))) from error
         training.state = {}
         self._round.trained[training.site] = training
         self._round.rejected.pop(training.site, None)
@@ -210,6 +214,13 @@ class Collector:
         self._round.trained.pop(site, None)
         self.staging.discard(site)
         self.reject(site, reason)
+
+    def screen(self) -> dict[str, str]:
+        """Takes out the sites that the rule says do not go together with the others; why, by site."""
+        odd = self.rule.misfits({site: self._round.trained[site].report for site in self.accepted})
+        for site, reason in odd.items():
+            self.drop(site, reason)
+        return odd
 
     # -- the sum
 
@@ -292,12 +303,12 @@ def read_head(site: str, message: Message, current_round: int) -> Mapping[str, A
     if not isinstance(version, str) or not same_version(version):
         raise ReportError(f"site {site!r} answers with fairflare {shortened(version)}, the server has {__version__}")
     status = meta.get("status")
-    if status != STATUS_OK or not isinstance(status, str):
+    if not isinstance(status, str) or status != STATUS_OK:
         reason = meta.get("reason")
         if isinstance(reason, str) and reason.strip():
             raise ReportError(_named(site, printable(reason)))
         raise ReportError(f"site {site!r}: field 'status' must be {STATUS_OK!r}, got {shortened(status)}")
-    if message.current_round is not None and message.current_round != current_round:
+    if message.current_round is not None and not _is_round(message.current_round, current_round):
         answered = shortened(message.current_round)
         raise ReportError(f"site {site!r} answered for round {answered}, asked for round {current_round}")
     return meta
@@ -319,7 +330,7 @@ def read_metrics(site: str, metrics: Any, *, needed: bool = True) -> dict[str, f
     for name, value in metrics.items():
         if not isinstance(name, str) or len(name) > MAX_TEXT or not name.isprintable():
             raise ReportError(f"site {site!r}: a metric is called {shortened(name)}")
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not _finite(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value):
             raise ReportError(f"site {site!r}: metric {name!r} must be a finite number, got {shortened(value)}")
         if name.rpartition("/")[2] != "loss" and not 0.0 <= value <= 1.0:
             raise ReportError(f"site {site!r}: metric {name!r} must lie in [0, 1], got {shortened(value)}")
@@ -333,11 +344,16 @@ def printable(text: str, most: int = MAX_REASON) -> str:
     return clean if len(clean) <= most else clean[: most - 3] + "..."
 
 
+def _is_round(answered: Any, current_round: int) -> bool:
+    return isinstance(answered, int) and answered == current_round
+
+
 def _named(site: str, reason: str) -> str:
     return reason if f"site {site!r}" in reason else f"site {site!r}: {reason}"
 
 
-def _finite(value: float) -> bool:
+def is_finite(value: Any) -> bool:
+    """Whether a number is one, also an integer that no float can hold."""
     try:
         return math.isfinite(value)
     except OverflowError:
@@ -345,10 +361,14 @@ def _finite(value: float) -> bool:
 
 
 def _or_refused(site: str, shape: Shape, message: Message) -> State:
+    """The state to collect; whatever a tensor does that is none of ours is its site's fault."""
     try:
         return shape.read(message, site)
-    except (ValueError, TypeError) as error:
-        raise ReportError(_named(site, printable(str(error)))) from error
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        text = str(error) if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: {error}"
+        raise ReportError(_named(site, printable(text))) from error
 
 
 def reasons(left_out: Iterable[tuple[str, str]]) -> str:

@@ -11,7 +11,8 @@ from fairflare.exchange.messages import TASK_VALIDATE
 from fairflare.federation.phase import Phase
 from fairflare.federation.transport import Listener, Transport
 from fairflare.methods.rule import Weighing
-from fairflare.reporting.results import LeftOut, ResultsStore, RoundRecord
+from fairflare.reporting.pictures import draw_pictures
+from fairflare.reporting.results import LeftOut, ResultsStore, RoundRecord, read_results
 
 
 class Journal:
@@ -77,12 +78,14 @@ class Journal:
             listener.round_done(record, self.metric)
 
     def tested(self, phase: Phase) -> None:
-        """The final test: every site's metrics, and how fair they are."""
+        """The final test: every site's metrics, how fair they are, and pictures of the run."""
         left_out = [LeftOut(site, TASK_VALIDATE, reason) for site, reason in sorted(phase.left_out.items())]
         for left in left_out:
             self.say(f"validate: site {left.site!r} left out: {left.reason}", warning=True)
         test = {site: dict(values) for site, values in sorted(phase.good.items())}
         self.store.finish("completed", test=test, fairness=_fairness(test), phases=[phase.record()], left_out=left_out)
+        for line in draw_pictures(read_results(self.store.folder), self.store.folder):
+            self.say(line)
         for listener in self.listeners:
             listener.tested(test, self.metric, phase.current_round)
 

@@ -42,6 +42,12 @@ class Phase:
         """Sites that said nothing."""
         return [s for s in self.asked if s not in self.good and s not in self.left_out]
 
+    def refuse(self, site: str, reason: str) -> None:
+        """Leaves a site out after all."""
+        self.good.pop(site, None)
+        self.trained.pop(site, None)
+        self.left_out[site] = reason
+
     def record(self) -> PhaseRecord:
         """For the results."""
         return PhaseRecord(
@@ -132,6 +138,7 @@ class Exchange:
         lock = threading.Lock()
         started = time.monotonic()
         fault: list[Exception] = []
+        over: list[bool] = []
         enough_since: list[float] = []
         self.tell(
             "phase", phase=phase.name, current_round=phase.current_round, num_rounds=num_rounds, sites=phase.asked
@@ -140,22 +147,15 @@ class Exchange:
 
         def hand_over(site: str, answer: Message | str) -> bool:
             with lock:
-                if fault or site not in phase.asked or site in phase.good or site in phase.left_out:
+                if over or fault or site not in phase.asked or site in phase.good or site in phase.left_out:
                     return False
                 self.roster.seen(site)
                 try:
-                    if isinstance(answer, str):
-                        raise ReportError(answer)
-                    phase.bytes_in += num_bytes(answer.params)
-                    phase.good[site] = use(phase, site, answer)
-                    answer.params = None  # on disk now; memory must not grow with the number of sites
-                except ReportError as error:
-                    phase.left_out[site] = str(error)
+                    _take(phase, site, answer, use)
+                    self._tell_site(phase, site, time.monotonic() - started)
                 except Exception as error:
                     fault.append(error)
-                    return False
-                self._tell_site(phase, site, time.monotonic() - started)
-                return site in phase.good
+                return not fault and site in phase.good
 
         def enough() -> bool:
             if len(phase.good) >= self.min_sites and not enough_since:
@@ -165,6 +165,7 @@ class Exchange:
 
         self.transport.ask(phase.name, task, phase.asked, timeout=timeout, enough=enough, hand_over=hand_over)
         with lock:
+            over.append(True)  # what comes now is of a round that is done, or of a run that was stopped
             phase.seconds = time.monotonic() - started
             if fault:
                 raise ServerFault(
@@ -192,3 +193,16 @@ class Exchange:
             metrics=phase.good.get(site, {}),
             seconds=round(seconds, 2),
         )
+
+
+def _take(
+    phase: Phase, site: str, answer: Message | str, use: Callable[[Phase, str, Message], dict[str, float]]
+) -> None:
+    try:
+        if isinstance(answer, str):
+            raise ReportError(answer)
+        phase.bytes_in += num_bytes(answer.params)
+        phase.good[site] = use(phase, site, answer)
+        answer.params = None  # on disk now; memory must not grow with the number of sites
+    except ReportError as error:
+        phase.left_out[site] = str(error)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fairflare.core.checks import choice, nearest, whole
+from fairflare.core.checks import choice, different, nearest, whole
 from fairflare.federation.rounds import RunSettings
 from fairflare.methods.catalog import Method, get_method
 from fairflare.methods.rule import OLD_JOB, Rule
@@ -20,6 +20,10 @@ from fairflare.tasks.base import Task
 TASKS_BY_KIND = {
     kind: Path(__file__).parents[1] / "templates" / f"{kind}_task.py" for kind in ("segmentation", "classification")
 }
+
+
+class TaskFileError(ValueError):
+    """A task file cannot be used; the text names it."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +105,7 @@ def site_list(sites: int | Sequence[str] | None) -> list[str] | None:
         return None
     if isinstance(sites, str) or not isinstance(sites, Sequence):
         return [f"site-{i}" for i in range(1, whole("sites", sites) + 1)]
-    names = [str(s) for s in sites]
-    if not names or len(set(names)) != len(names):
-        raise ValueError(f"sites must be different names, got {names}")
-    return names
+    return list(different("sites", sites))
 
 
 def route_settings(
@@ -139,21 +140,21 @@ def load_task_class(path: Path) -> type[Task]:
     """The class ``Task`` of a task file.
 
     Raises:
-        ValueError: no such file, no such class in it, or the file cannot be run.
+        TaskFileError: no such file, no such class in it, or the file cannot be run.
     """
     if not path.is_file():
-        raise ValueError(f"task file {path} does not exist")
+        raise TaskFileError(f"task file {path} does not exist")
     spec = importlib.util.spec_from_file_location("fairflare_task_file", path)
     if spec is None or spec.loader is None:
-        raise ValueError(f"task file {path} is not a Python file")
+        raise TaskFileError(f"task file {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise ValueError(f"task file {path} cannot be run: {type(error).__name__}: {error}") from error
+        raise TaskFileError(f"task file {path} cannot be run: {type(error).__name__}: {error}") from error
     found = getattr(module, "Task", None)
     if not isinstance(found, type) or not issubclass(found, Task):
-        raise ValueError(f"task file {path} must define a class Task (a subclass of fairflare.tasks.base.Task)")
+        raise TaskFileError(f"task file {path} must define a class Task (a subclass of fairflare.tasks.base.Task)")
     return found
 
 

@@ -172,7 +172,7 @@ class Rounds:
             "num_rounds": run.num_rounds,
             "seed": run.seed,
             "rule": values_of(self.rule),
-            "task": _described(self.task),
+            "task": values_of(self.task),
             "training": place.site_half,
         }
         info = self._info(state, sites)
@@ -237,6 +237,8 @@ class Rounds:
             current_round, self.settings.num_rounds, shape=LikeReceived(state), received=state, sites=record.sites
         )
         train = self._ask(TASK_TRAIN, current_round, state, record.sites, self.settings.train_timeout, self._trained)
+        for site, reason in self.collector.screen().items():
+            train.refuse(site, reason)
         self._note_left_out(train)
         record.accepted = self.collector.accepted
         self.journal.training(train, record)
@@ -345,14 +347,6 @@ class Rounds:
             f"round {phase.current_round}, {phase.name}: {len(phase.good)} usable result(s) of {len(phase.asked)} "
             f"asked, min_sites={self.settings.min_sites}. Left out: {reasons(phase.left_out.items()) or 'none'}"
         )
-
-
-def _described(task: Task) -> dict[str, Any]:
-    """The task's settings; a class of the user's may have none that are declared."""
-    try:
-        return values_of(task)
-    except TypeError:
-        return {"path": f"{type(task).__module__}.{type(task).__name__}", "args": {}}
 
 
 def versions() -> dict[str, str]:

@@ -6,6 +6,7 @@ costs one task instead of the whole job.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import logging
@@ -98,6 +99,8 @@ class SiteWorker:
         except (torch.cuda.OutOfMemoryError, MemoryError) as e:
             self._model = None
             traceback.clear_frames(e.__traceback__)  # they hold the model and its gradients
+            e.__traceback__ = None  # and so do the closures that ran on them
+            gc.collect()  # an optimizer may refer to itself
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             log.warning("site %s, task %s: out of memory: %s", self.site, request.name, e)

@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import torch
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
@@ -18,7 +19,7 @@ from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 from fairflare import __version__
 from fairflare.core.states import State, check_state
 from fairflare.exchange.messages import STATUS_OK, Message, clean_state
-from fairflare.federation.collector import Collector, printable
+from fairflare.federation.collector import Collector, is_finite, printable
 from fairflare.flare.wire import META_KEY, from_model
 from fairflare.methods.reports import ReportError
 from fairflare.methods.rule import Rule, Weighing
@@ -54,6 +55,8 @@ class FairAggregator(ModelAggregator):
         rule: a method's server half.
         min_sites: usable results a round needs.
 
+    The result's metrics are the means over the sites, whatever their range, for the controller's ``stop_cond``.
+
     Raises:
         ValueError: the rule asks the sites twice a round, which a stock controller does not do.
     """
@@ -85,8 +88,9 @@ class FairAggregator(ModelAggregator):
     def reset_stats(self) -> None:
         """Begins a round (not the rule's own state)."""
         self._shape = AsSent()
-        self._numpy: set[bool] = set()
+        self._numpy: dict[str, bool] = {}
         self._metrics: dict[str, dict[str, float]] = {}
+        self._fault: OSError | None = None
         self._collector.begin(0, 1, shape=self._shape, received=None)
 
     def accept_model(self, model: FLModel) -> None:
@@ -94,30 +98,39 @@ class FairAggregator(ModelAggregator):
         site = str((model.meta or {}).get("client_name") or "?")
         try:
             training = self._collector.read_training(site, self._with_head(model), needs_metrics=False)
-            self._metrics[site] = training.metrics
-            self._numpy.add(not any(isinstance(v, torch.Tensor) for v in (model.params or {}).values()))
+            self._collector.keep(training)
         except ReportError as error:
             self._refuse(site, str(error))
             return
-        except Exception as error:  # raised here, FLARE would drop the site without a word in the results
+        except OSError as error:  # the server's own fault; raised here, FLARE would drop the site and go on
+            self._fault = error
+            return
+        except Exception as error:
             self._refuse(site, f"site {site!r}: {printable(f'{type(error).__name__}: {error}')}")
             return
-        self._collector.keep(training)
+        self._metrics[site] = _finite_numbers(model.metrics or {})
+        self._numpy[site] = not any(isinstance(value, torch.Tensor) for value in model.params.values())
 
     def aggregate_model(self) -> FLModel:
         """The aggregated model, or update where the sites sent updates.
 
         Raises:
             QuorumError: fewer than ``min_sites`` usable results (gives the reasons).
+            OSError: the server could not write a site's model.
         """
+        if self._fault is not None:
+            raise self._fault
         self._keep_majority()
+        for reason in self._collector.screen().values():
+            log.warning("left out: %s", reason)
         self._collector.require(self.min_sites)
         is_update, current_round, _ = self._shape.signatures[self.accepted[0]]
         self._shape.updates = is_update
         if current_round is not None:
             self._collector.at_round(int(current_round))
         state, self.last_weighing = self._collector.aggregate()
-        params: dict[str, Any] = {k: v.numpy() for k, v in state.items()} if self._numpy == {True} else dict(state)
+        as_numpy = all(self._numpy[site] for site in self.accepted)
+        params: dict[str, Any] = {k: v.numpy() for k, v in state.items()} if as_numpy else dict(state)
         return FLModel(
             params=params,
             params_type=ParamsType.DIFF if is_update else ParamsType.FULL,
@@ -145,6 +158,7 @@ class FairAggregator(ModelAggregator):
         message = from_model(model)
         given = message.meta if isinstance(message.meta, dict) else {}
         message.meta = {"version": __version__, "status": STATUS_OK, **given}
+        message.metrics = None  # of the stock controller; an accuracy in percent is none of a rule's business
         if message.current_round is not None:
             self._collector.at_round(int(message.current_round))
         return message
@@ -158,6 +172,15 @@ def _difference(found: Signature, common: Signature) -> str:
         return f"a result of round {found[1]}, most sites of round {common[1]}"
     odd = sorted(set(found[2]) ^ set(common[2]))[0]
     return f"another model than most sites: tensor {odd[0]!r} differs"
+
+
+def _finite_numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    numbers = (int, float, np.integer, np.floating)
+    for name, value in metrics.items():
+        if isinstance(value, numbers) and not isinstance(value, bool) and is_finite(value):
+            found[str(name)] = float(value)
+    return found
 
 
 def _mean(metrics: list[dict[str, float]]) -> dict[str, float]:

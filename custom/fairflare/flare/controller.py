@@ -27,7 +27,6 @@ from fairflare.federation.site import SITE_FILE, read_site_file
 from fairflare.flare.tracking import FlareEvents
 from fairflare.flare.wire import from_model, to_model
 from fairflare.methods.rule import OLD_JOB, Rule
-from fairflare.reporting.pictures import draw_pictures
 from fairflare.reporting.results import read_results
 from fairflare.reporting.table import fairness_table
 from fairflare.settings import Positive, settings
@@ -74,8 +73,6 @@ class RoundsController(RunSettings, ModelController):
             self.error(str(error))
             raise
         results = read_results(place.run_dir / RESULTS_FOLDER)
-        for line in draw_pictures(results, place.run_dir / RESULTS_FOLDER):
-            self.info(line)
         self.info("fairness on the sites' test splits\n" + fairness_table(results))
 
     def _place(self) -> Place:

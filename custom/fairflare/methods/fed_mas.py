@@ -13,7 +13,8 @@ Switches are the paper's ablations: ``mas=False`` is "BSM with KD", and with ``l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,7 +28,7 @@ from fairflare.methods.prior_features import Priors, SitePrior
 from fairflare.methods.reports import Field
 from fairflare.methods.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.training import LocalTraining, SiteError, SiteRun
-from fairflare.settings import Flag, NonNegative, PositiveInt, settings
+from fairflare.settings import Flag, NonNegative, PositiveInt, Text, settings
 
 MAX_RESCUE_FACTOR = 16e6  # 16 E |C|, for a million of epochs times classes
 
@@ -73,7 +74,7 @@ class RescueTraining(LocalTraining):
     """
 
     lambda_f: NonNegative = 3.0
-    prior: str | None = None
+    prior: Text | None = None
     prior_network: str = "embedded"
     prior_image_size: PositiveInt | None = None
     rf_mode: Literal["paper", "code", "class_mean"] = "paper"
@@ -206,24 +207,22 @@ class FedMAS(Rule):
         return report
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        _check_priors(inputs)
         if not self.mas:
             return Weighing(sites=sample_weights(inputs))
         return Weighing(sites=rescue_weights({site: inputs.reports[site]["rescue_factor"] for site in inputs.sites}))
 
-
-def _check_priors(inputs: RoundInputs) -> None:
-    """Distances to different networks cannot be compared (``RuntimeError`` names the sites)."""
-    holders: dict[str, list[str]] = {}
-    for site in inputs.sites:
-        holders.setdefault(inputs.reports[site]["prior"] or "none", []).append(site)
-    if len(holders) > 1:
-        found = "; ".join(f"{name}: {', '.join(sites)}" for name, sites in sorted(holders.items()))
-        raise RuntimeError(
-            f"Fed-MAS, round {inputs.current_round}: the sites do not hold the same prior network (fingerprint: "
-            f"sites): {found}. Give every site the same checkpoint file ('prior' in its fairflare.json) and the same "
-            "version of fairflare"
-        )
+    def misfits(self, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+        """Distances to different networks cannot be compared: the prior that most sites hold counts."""
+        held = {site: report["prior"] or "none" for site, report in reports.items()}
+        first, *others = Counter(held.values()).most_common() or [("", 0)]
+        common = first[0] if not others or others[0][1] < first[1] else None
+        return {
+            site: f"site {site!r} holds the prior network {prior!r}, "
+            + (f"most sites {common!r}" if common else "and no prior is held by most sites")
+            + "; give every site the same checkpoint file ('prior' in its fairflare.json) and version of fairflare"
+            for site, prior in held.items()
+            if prior != common
+        }
 
 
 WITH_PROJECTOR = {**LEARNS, "projector_dim": 96}  # of the packaged prior; MoCo's ResNet-50: 2048

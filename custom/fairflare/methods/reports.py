@@ -120,17 +120,19 @@ def shortened(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def read_report(report: Any, fields: Iterable[Field], site: str) -> dict[str, Any]:
+def read_report(report: Any, fields: Iterable[Field], site: str, where: str = "report") -> dict[str, Any]:
     """The declared fields of a report, checked, absent optional ones as ``None``. Undeclared ones are ignored.
 
     Raises:
-        ReportError: as :meth:`Field.read`, or a field is required and the report is no dict.
+        ReportError: as :meth:`Field.read`; a field is required and there is no report; or it is no dict.
     """
     fields = tuple(fields)
-    if not isinstance(report, Mapping):
+    if report is None:
         if any(f.required for f in fields):
-            raise ReportError(f"site {site!r}: the message carries no report")
+            raise ReportError(f"site {site!r}: the message carries no {where}")
         report = {}
+    if not isinstance(report, Mapping):
+        raise ReportError(f"site {site!r}: field {where!r} must be a dict, got {shortened(report)}")
     return {f.name: f.read(report, site) for f in fields}
 
 

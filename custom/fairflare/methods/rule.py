@@ -7,6 +7,7 @@ once for all methods.
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from fairflare.core import checks
 from fairflare.core.weighting import normalise
 from fairflare.methods.reports import Field
 from fairflare.settings import settings
@@ -67,7 +69,7 @@ class Weighing:
 
 
 @settings
-class Rule:
+class Rule(ABC):
     """Server half of a method.
 
     A subclass declares what a site must report (``report_fields``, and ``anchor_fields`` for a two-phase method) and
@@ -85,9 +87,9 @@ class Rule:
         #: For what is too large for :meth:`state_dict`; given by the run, ``None`` when it keeps nothing.
         self.memory_folder: Path | None = None
 
+    @abstractmethod
     def weigh(self, inputs: RoundInputs) -> Weighing:
         """Weights of this round; each set must be ``>= 0`` and sum to 1 over ``inputs.sites``."""
-        raise TypeError(f"{type(self).__name__} does not implement weigh()")
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         """What ``sites`` are told besides the model."""
@@ -105,14 +107,17 @@ class Rule:
         """The same for the report about the anchor; ``layers`` are the model's."""
         return report
 
+    def misfits(self, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+        """Sites whose checked reports do not go together with those of the others, and why; they are left out."""
+        return {}
+
     def state_dict(self) -> dict[str, Any]:
         """What outlives a round: plain values and tensors, saved with the checkpoint."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes back what :meth:`state_dict` gave."""
-        if state:
-            raise ValueError(f"{type(self).__name__} keeps no state, the checkpoint has {sorted(state)}")
+        checks.same_names(f"what {type(self).__name__} keeps", (), "the checkpoint", state, of="value")
 
 
 def sample_weights(inputs: RoundInputs) -> SiteWeights:

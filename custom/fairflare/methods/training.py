@@ -223,8 +223,9 @@ class LocalTraining:
             epoch_losses.append(loss)
             num_steps += steps
         _check_finite(run, model)
-        # Behind the check: moments of a broken round would break every later one.
-        if self.keep_optimizer_state:
+        # Behind the check, and only finite ones: moments of a broken round would break every later one, or (a square
+        # that overflowed) stop its weights for good.
+        if self.keep_optimizer_state and _finite_moments(optimizer):
             run.store.save("optimizer", run.current_round, optimizer.state_dict())
         return Trained(epoch_losses[-1], epoch_losses, num_steps, run.data.num_samples("training"))
 
@@ -275,6 +276,11 @@ class LocalTraining:
             return loss.detach()
 
         return float(self.step(run, model, optimizer, closure))
+
+
+def _finite_moments(optimizer: torch.optim.Optimizer) -> bool:
+    moments = (value for by_name in optimizer.state.values() for value in by_name.values())
+    return all(bool(torch.isfinite(value).all()) for value in moments if isinstance(value, torch.Tensor))
 
 
 def _check_finite(run: SiteRun, model: torch.nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["BySamples", "BySom", "Uniform", "Weighting"]
 
 
-class Weighting(Part):
+class Weighting(Part, ABC):
     """A weight for every site of a round, ``>= 0``, sum 1.
 
     Attributes:
@@ -29,9 +30,9 @@ class Weighting(Part):
     needs_received: ClassVar[bool] = False
     memory_folder: Path | None = None  # not a setting: this class has none
 
+    @abstractmethod
     def weigh(self, inputs: RoundInputs) -> tuple[dict[str, float], dict[str, Any]]:
         """Weight by site, and what to record of how it came about (JSON-like)."""
-        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         """What must outlive a round: plain values and tensors."""

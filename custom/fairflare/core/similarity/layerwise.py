@@ -124,7 +124,8 @@ class _Rows:
                 f"layer {self.name!r}: {a.shape[1]} features for an image, {first_a.shape[1]} for the first; "
                 "all images must have the same size"
             )
-        u, v = a.sub_(first_a), torch.sub(b, first_b, out=self.store.work(b))
+        u = a.sub_(first_a)
+        v = torch.sub(b, first_b, out=self.store.work("w", b.numel(), b.dtype, b.device).view(b.shape))
         if self.scale is None:
             self._find_scale(u, v, _largest(first_a), _largest(first_b))
         w = torch.sub(u, v, alpha=self.scale or 1.0, out=v)

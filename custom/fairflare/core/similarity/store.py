@@ -42,7 +42,7 @@ class Store:
         self.bytes_in_memory = self.bytes_in_file = 0
         self._pieces: dict[str, list[_Piece]] = {}
         self._file: IO[bytes] | None = None
-        self._work = torch.empty(0)
+        self._work: dict[str, Tensor] = {}
 
     def __enter__(self) -> Store:
         return self
@@ -61,11 +61,12 @@ class Store:
     def nbytes(self) -> int:
         return self.bytes_in_memory + self.bytes_in_file
 
-    def work(self, like: Tensor) -> Tensor:
-        """Room for one matrix, the same at every call: new memory is slow."""
-        if (self._work.dtype, self._work.device) != (like.dtype, like.device) or self._work.numel() < like.numel():
-            self._work = torch.empty(like.numel(), dtype=like.dtype, device=like.device)
-        return self._work[: like.numel()].view(like.shape)
+    def work(self, use: str, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Room for ``size`` numbers, the same at every call with this ``use``: new memory is slow."""
+        room = self._work.get(use)
+        if room is None or (room.dtype, room.device) != (dtype, device) or len(room) < size:
+            room = self._work[use] = torch.empty(size, dtype=dtype, device=device)
+        return room[:size]
 
     def check_room(self, nbytes: float) -> None:
         """Raise OSError (folder, needed, available) if ``nbytes`` more fit neither into memory nor into the folder."""
@@ -80,27 +81,29 @@ class Store:
         largest that it has there, so that nothing overflows, whatever came before.
         """
         rows, width = u.shape
-        values = torch.empty(2 * rows * width, dtype=torch.float32 if exact else torch.int16, device=u.device)
+        dtype = torch.float32 if exact else torch.int16
+        size = 2 * rows * width
+        spill = self.bytes_in_memory + size * dtype.itemsize > self.memory
+        values = self.work(str(dtype), size, dtype, u.device) if spill else u.new_empty(size, dtype=dtype)
         scales = torch.ones(-(-width // BLOCK), 2, rows, 1)
         whole = width // BLOCK * BLOCK
-        for start, stop, size in ((0, whole, BLOCK), (whole, width, width - whole)):
+        for start, stop, columns in ((0, whole, BLOCK), (whole, width, width - whole)):
             if start == stop:
                 continue
-            blocks = values[2 * rows * start : 2 * rows * stop].view(-1, 2, rows, size)
+            blocks = values[2 * rows * start : 2 * rows * stop].view(-1, 2, rows, columns)
             for i, x in enumerate((u, w)):
-                x = x[:, start:stop].unflatten(1, (-1, size)).transpose(0, 1)
+                x = x[:, start:stop].unflatten(1, (-1, columns)).transpose(0, 1)
                 if not exact:
                     scale = (torch.maximum(x.amax(2), -x.amin(2)).float() / 32767).clamp_min(1e-38)[..., None]
                     scales[start // BLOCK :][: len(x), i] = scale.cpu()
                     x.div_(scale).round_()
                 blocks[:, i].copy_(x)
         values = values.cpu()
-        piece = _Piece(rows, len(values), values.dtype, scales, values, self.bytes_in_file)
-        if self.bytes_in_memory + values.nbytes <= self.memory:
-            self.bytes_in_memory += values.nbytes
-        else:
+        piece = _Piece(rows, len(values), dtype, scales, None if spill else values, self.bytes_in_file)
+        if spill:
             self._write(values)
-            piece.values = None
+        else:
+            self.bytes_in_memory += values.nbytes
         self._pieces.setdefault(name, []).append(piece)
 
     def columns(self, name: str) -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-"""A federation in one process: the real controller and site halves, without FLARE's processes."""
+"""A federation in one process: the same rounds and site halves as anywhere, without FLARE."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.flare.in_process import run_in_process
-from fairflare.recipes import FairRecipe
+from fairflare.federation.local import run_local
+from fairflare.federation.plan import make_plan
+from fairflare.federation.rounds import Stopped
+from fairflare.federation.transport import Listener
+from fairflare.methods.fed_lwr import LayerSimilarityReport
+from fairflare.methods.training import SiteError
 
 SITES = ["site-1", "site-2", "site-3"]
 METRICS = {"accuracy", "balanced_accuracy", "auc_ovo", "auc_ovr", "f1_macro", "loss"}
@@ -22,8 +26,8 @@ TINY: dict[str, Any] = {
 
 def run(folder: Path, method: str = "fed_avg", local: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
     settings = {**TINY, **options.pop("settings", {})}
-    recipe = FairRecipe(method, task="classification", sites=3, num_rounds=2, settings=settings, **options)
-    return read(run_in_process(recipe, folder, local))
+    plan = make_plan(method, task="classification", sites=3, settings=settings, **{"num_rounds": 2, **options})
+    return read(run_local(plan, folder, local))
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -119,7 +123,7 @@ def test_a_site_with_bad_data_is_left_out_by_name(tmp_path: Path) -> None:
 def test_too_few_good_sites_fail_with_the_reason(tmp_path: Path) -> None:
     local = {"sites": {site: {"data_root": str(tmp_path / "nowhere")} for site in SITES[:2]}}
     with pytest.raises(RuntimeError, match=r"(?s)site-1.*the data folder does not exist"):
-        run(tmp_path, local=local)
+        run(tmp_path, local=local, min_sites=2)
     results = read(tmp_path / "server" / "simulate_job" / "fairflare")
     assert results["status"] == "failed"
     assert "site 'site-2': the data folder does not exist" in results["reason"]
@@ -139,6 +143,93 @@ def test_the_servers_file_names_the_initial_weights(averaged: Path, tmp_path: Pa
 
 
 def test_sites_are_needed(tmp_path: Path) -> None:
-    recipe = FairRecipe("fed_avg", task="classification", sites=None, settings=TINY)
-    with pytest.raises(ValueError, match="give the recipe their number or names"):
-        run_in_process(recipe, tmp_path)
+    plan = make_plan("fed_avg", task="classification", sites=None, settings=TINY)
+    with pytest.raises(ValueError, match="give their number or names"):
+        run_local(plan, tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------ how it goes
+
+
+class Heard(Listener):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def event(self, kind, details):
+        phase = details.get("phase")
+        self.told.append((kind, phase, details["current_round"], details.get("site")))
+
+    def round_started(self, current_round):
+        self.told.append(("round_started", current_round))
+
+    def before_aggregation(self):
+        self.told.append("before_aggregation")
+
+    def aggregated(self, state):
+        self.told.append("aggregated")
+
+    def round_done(self, record, metric):
+        self.told.append(("record", record.current_round, metric))
+
+    def tested(self, test, metric, step):
+        self.told.append(("tested", sorted(test), metric, step))
+
+
+def test_a_listener_hears_everything_in_order(tmp_path: Path) -> None:
+    heard = Heard()
+    plan = make_plan("fed_avg", task="classification", sites=3, num_rounds=1, settings=TINY)
+    run_local(plan, tmp_path, listeners=[heard])
+    assert heard.told == [
+        ("round_started", 0),
+        ("phase", "train", 0, None),
+        *(("site", "train", 0, site) for site in SITES),
+        "before_aggregation",
+        "aggregated",
+        ("record", 0, "balanced_accuracy"),
+        ("round_done", None, 0, None),
+        ("phase", "validate", 1, None),
+        *(("site", "validate", 1, site) for site in SITES),
+        ("tested", SITES, "balanced_accuracy", 1),
+    ]
+
+
+def test_told_to_stop(tmp_path: Path) -> None:
+    """While the second site trains: nothing more is asked, and the results say that it failed."""
+    heard = Heard()
+    plan = make_plan("fed_avg", task="classification", sites=3, num_rounds=2, settings=TINY)
+
+    def stop() -> bool:
+        return ("site", "train", 0, "site-1") in heard.told
+
+    with pytest.raises(Stopped, match="the job was aborted"):
+        run_local(plan, tmp_path, listeners=[heard], should_stop=stop)
+    run_dir = tmp_path / "server" / "simulate_job"
+    results = read(run_dir / "fairflare")
+    assert results["status"] == "failed"
+    assert results["rounds"] == []
+    assert "before_aggregation" not in heard.told
+    assert not list((run_dir / "fairflare" / "staging").glob("*.safetensors"))
+
+
+def test_nobody_answers_about_the_anchor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fed-LWR goes on with equal weights (as plain averaging), and says who is to blame."""
+    original = LayerSimilarityReport.report_anchor
+
+    def refuse(self, run, local, anchor):
+        if run.current_round == 0:
+            raise SiteError(f"site {run.site!r}: no time for this")
+        return original(self, run, local, anchor)
+
+    monkeypatch.setattr(LayerSimilarityReport, "report_anchor", refuse)
+    results = run(tmp_path, "fed_lwr")
+    assert results["status"] == "completed"
+    first, second = results["rounds"]
+    assert first["accepted"] == second["accepted"] == SITES
+    assert [(gone["site"], gone["phase"]) for gone in first["left_out"]] == [(site, "anchor") for site in SITES]
+    assert all("no time for this" in gone["reason"] for gone in first["left_out"])
+    for by_site in first["layers"].values():
+        assert [by_site[site]["weight"] for site in SITES] == pytest.approx([1 / 3] * 3, rel=1e-9)
+    assert second["left_out"] == []
+    assert any(len({by_site[site]["weight"] for site in SITES}) == 3 for by_site in second["layers"].values())

@@ -5,23 +5,31 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
 
 import pytest
 import torch
-from fairflare.exchange.wire import reply_model
-from fairflare.flare.in_process import run_in_process
-from fairflare.flare.site import SiteTask, SiteWorker
-from fairflare.methods.base import LocalTraining
 
 from fairflare.core.priors import prior_distance
-from fairflare.methods import get_method
-from fairflare.methods.fed_mas import SETTINGS, FedMAS, RescueTraining
-from fairflare.recipes import FairRecipe
-from fairflare.tasks.base import evaluating
+from fairflare.core.sharpness import GSAM
+from fairflare.federation.collector import QuorumError
+from fairflare.federation.local import run_local
+from fairflare.federation.plan import make_plan
+from fairflare.federation.rounds import RoundFailed
+from fairflare.methods.bsm import SETTINGS
+from fairflare.methods.catalog import get_method
+from fairflare.methods.fed_mas import FedMAS, RescueTraining
+from fairflare.methods.prior_features import FeatureCache, SitePrior
+from fairflare.methods.training import LocalTraining
+from fairflare.tasks.base import SiteData, evaluating
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.networks import Classifier
 from fairflare.tasks.priors import build_encoder, fingerprint, load_prior
 
+from . import support
+from .support import at_site, collected, request
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = {
     "phantom": "fundus", "image_size": [32, 32], "features": [4, 8, 8, 16], "phantom_sites": 2, "phantom_samples": 90,
     "phantom_test": 40, "partition": "dirichlet", "alpha": 0.5, "corrupted_sites": 0,
@@ -34,22 +42,28 @@ TOLD = {"rescue_factor": True}
 @pytest.fixture
 def worker(tmp_path):
     def make(training=None, settings=None, *, site="site-1", folder="state", **task):
-        return SiteWorker(
-            site, ClassificationTask(**{**TASK, **task}), training or RescueTraining(**QUICK), settings or {},
-            tmp_path / folder / site, num_threads=1,
-        )  # fmt: skip
+        return at_site(
+            tmp_path / folder / site,
+            training or RescueTraining(**QUICK),
+            settings,
+            task=ClassificationTask(**{**TASK, **task}),
+            name=site,
+        )
 
     return make
 
 
 def initial(**task) -> dict[str, torch.Tensor]:
-    torch.manual_seed(3)
-    return ClassificationTask(**{**TASK, **task}).build_model().state_dict()
+    return support.initial(ClassificationTask(**{**TASK, **task}), seed=3)
 
 
 def train(worker, state=None, current_round=0, directives=TOLD):
-    request = SiteTask("train", dict(state or initial()), current_round, 4, 0, dict(directives))
-    return worker.perform(request)
+    asked = request("train", state or initial(), current_round, num_rounds=4, directives=dict(directives))
+    return worker.perform(asked)
+
+
+def cache_of(worker) -> FeatureCache:
+    return worker.training._priors._caches[worker.site]
 
 
 def divergence(worker, current_round=0):
@@ -89,6 +103,30 @@ def test_divergence_of_the_received_model(worker):
         assert torch.equal(tensor, state[name])  # the pass of the reference left no trace either
 
 
+def test_the_pass_before_training_leaves_no_trace(worker):
+    """Not in the model, its modes or the random numbers, and it sees the images as they are."""
+    seen = {}
+
+    class Watched(RescueTraining):
+        def begin_round(self, run, model):
+            state = {n: t.clone() for n, t in model.state_dict().items()}
+            modes = [m.training for m in model.modules()]
+            before = torch.get_rng_state()
+            super().begin_round(run, model)
+            seen["random"] = torch.equal(torch.get_rng_state(), before)
+            seen["modes"] = modes == [m.training for m in model.modules()]
+            seen["state"] = all(torch.equal(t, state[n]) for n, t in model.state_dict().items())
+            seen["before"] = run.own.before.clone()
+
+    states = {}
+    for augment in (True, False):
+        reply = train(worker(Watched(**QUICK, augment=augment), folder=str(augment)))
+        assert reply.status == "ok", reply.reason
+        assert (seen["random"], seen["modes"], seen["state"]) == (True, True, True)
+        states[augment] = seen["before"]
+    assert torch.equal(states[True].nan_to_num(), states[False].nan_to_num())
+
+
 def test_before_is_measured_without_a_trace(worker):
     """The update with and without the measurement is the same: no batch-norm statistics, no random numbers."""
     with_rf = train(worker(folder="a"))
@@ -103,24 +141,23 @@ def test_before_is_measured_without_a_trace(worker):
 def test_rescue_factor_is_what_was_gathered(worker, epochs, monkeypatch):
     """w^ by hand: mean by class and epoch of the distances in front of each step, summed over the epochs."""
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
-    original = RescueTraining._prior_features
-
-    def spy(self, run, inputs):
-        found = original(self, run, inputs)
-        if run.batch is not None and self._before is not None:  # training, not the pass in front of it
-            seen.append((torch.tensor(run.batch), found.clone()))
-        return found
-
-    monkeypatch.setattr(RescueTraining, "_prior_features", spy)
     gathered: list[torch.Tensor] = []
+    batches: list[list[int]] = []
+    original = SitePrior.distances
+
+    def spy(self, run, model, features, inputs):
+        batches.append(run.batch)
+        return original(self, run, model, features, inputs)
 
     def distance(projected, target):
         found = prior_distance(projected, target)
-        if projected.requires_grad:
+        if projected.requires_grad:  # training, not the pass in front of it
             gathered.append(found.detach())
+            seen.append((torch.tensor(batches[-1]), target.clone()))
         return found
 
-    monkeypatch.setattr("fairflare.methods.fed_mas.prior_distance", distance)
+    monkeypatch.setattr(SitePrior, "distances", spy)
+    monkeypatch.setattr("fairflare.methods.prior_features.prior_distance", distance)
     site = worker(RescueTraining(**QUICK, local_epochs=epochs, augment=True))
     reply = train(site)
     kept = divergence(site)
@@ -159,21 +196,90 @@ def test_batch_size_does_not_change_the_divergence(worker):
 def test_prior_is_computed_once(worker):
     site = worker()
     train(site)
-    cache = site.training._caches["site-1"]
+    cache = cache_of(site)
     assert cache.computed == site._data.num_samples("training")
     train(site, current_round=1)
-    assert site.training._caches["site-1"] is cache
+    assert cache_of(site) is cache
     assert cache.computed == site._data.num_samples("training")
     # Another process: from the state folder.
     other = worker()
     train(other, current_round=2)
-    assert other.training._caches["site-1"].computed == 0
-    assert torch.equal(other.training._caches["site-1"].features, cache.features)
-    # Other images: computed again, but only those.
+    assert cache_of(other).computed == 0
+    assert torch.equal(cache_of(other).features, cache.features)
+    # Other images, and another number of them: all computed again.
     changed = worker(phantom_seed=1, folder="state")
     reply = train(changed, current_round=3)
     assert reply.status == "ok", reply.reason
-    assert changed.training._caches["site-1"].computed == changed._data.num_samples("training")
+    assert cache_of(changed).computed == changed._data.num_samples("training")
+
+
+class Exchanged(SiteData):
+    """The same data but for one training image, of which somebody put another version into the folder."""
+
+    def __init__(self, data: SiteData, number: int) -> None:
+        self.data, self.number = data, number
+
+    def num_samples(self, split):
+        return self.data.num_samples(split)
+
+    def class_counts(self, split):
+        return self.data.class_counts(split)
+
+    def order(self, split, shuffle_seed=None):
+        return self.data.order(split, shuffle_seed)
+
+    def batches(self, split, *, batch_size, shuffle_seed=None, augment=False) -> Iterator:
+        order = iter(self.order(split, shuffle_seed))
+        asked = {"batch_size": batch_size, "shuffle_seed": shuffle_seed, "augment": augment}
+        for inputs, targets in self.data.batches(split, **asked):
+            inputs = inputs.clone()
+            for image in inputs:
+                if next(order) == self.number and split == "training":
+                    image.copy_(1 - image)
+            yield inputs, targets
+
+
+@pytest.mark.parametrize("same_process", [True, False])
+def test_the_features_of_an_exchanged_image_are_computed_again(worker, same_process):
+    """As many images as before, so that only the checksums tell."""
+    here = worker()
+    train(here)
+    before = cache_of(here).features.clone()
+    there = here if same_process else worker()
+    data = ClassificationTask(**TASK).open_site("site-1", {})
+    there._data = Exchanged(data, 7)
+    known = cache_of(there).computed if same_process else 0
+    reply = train(there, current_round=1)
+    assert reply.status == "ok", reply.reason
+    assert cache_of(there).computed == known + 1
+    (images,) = [x for x, _ in Exchanged(data, 7).batches("training", batch_size=1000)]
+    wanted = torch.nn.functional.normalize(load_prior()(images), dim=1)
+    assert torch.allclose(cache_of(there).features, wanted, atol=1e-6)
+    changed = (cache_of(there).features != before).any(dim=1).nonzero().flatten().tolist()
+    assert changed == [7]
+    kept = there.store.load_at("prior_features", 1)
+    assert torch.equal(kept["features"], cache_of(there).features)
+
+
+class Sharp(RescueTraining):
+    """Fed-MAS's training with sharpness-aware steps: two looks at every batch, the second one uphill."""
+
+    def step(self, run, model, optimizer, closure):
+        return GSAM(optimizer, rho=2.0, model=model).step(closure)
+
+
+def test_a_step_that_looks_twice_counts_once(worker):
+    """w^ is of the forward pass in front of the step; at this distance the second one is far from it."""
+    still = {**QUICK, "optimizer": "sgd", "momentum": 0.0, "learning_rate": 1e-12, "local_epochs": 2}
+    found = {}
+    for name, training in (("once", RescueTraining(**still)), ("twice", Sharp(**still))):
+        here = worker(training, folder=name)
+        reply = train(here)
+        assert reply.status == "ok", reply.reason
+        found[name] = (divergence(here)["during"], reply.report["rescue_factor"])
+    present = ~found["once"][0].isnan()
+    assert torch.allclose(found["twice"][0][present], found["once"][0][present], rtol=1e-5)
+    assert found["twice"][1] == pytest.approx(found["once"][1], rel=1e-5)
 
 
 def test_with_and_without_cache_agree_without_augmentation(worker):
@@ -187,7 +293,7 @@ def test_with_and_without_cache_agree_without_augmentation(worker):
 def test_prior_is_neither_trained_nor_sent(worker):
     site = worker()
     reply = train(site)
-    (network,) = site.training._networks.values()
+    (network,) = site.training._priors._networks.values()
     assert all(p.grad is None for p in network.parameters())
     assert network.fingerprint == load_prior().fingerprint
     assert fingerprint(network.encoder.state_dict(), "embedded/None") == network.fingerprint
@@ -266,7 +372,7 @@ def test_site_file_names_the_checkpoint(worker, tmp_path):
     reply = train(site, initial(projector_dim=width))
     assert reply.status == "ok", reply.reason
     assert reply.report["prior"] == load_prior("resnet50", path).fingerprint
-    assert site.training._caches["site-1"].features.shape[1] == 2048
+    assert cache_of(site).features.shape[1] == 2048
 
 
 @pytest.mark.parametrize(
@@ -292,12 +398,12 @@ def test_bad_settings_are_replies(worker, training, settings, task, message, cap
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lambda_f": -1}, "lambda_f must be finite and >= 0, got -1"),
+        ({"lambda_f": -1}, "lambda_f must be a number >= 0, got -1"),
         ({"rf_mode": "papr"}, "rf_mode must be one of"),
         ({"rf_source": "sup"}, "rf_source must be one of"),
-        ({"prior": ""}, "prior must be a path"),
+        ({"prior": ""}, "prior must be a text, not empty or nothing, got ''"),
         ({"prior_network": "vgg"}, "prior_network must be one of"),
-        ({"prior_image_size": 1.5}, "prior_image_size must be an integer >= 32"),
+        ({"prior_image_size": 1.5}, "prior_image_size must be an integer >= 1 or nothing, got 1.5"),
     ],
 )
 def test_bad_arguments(settings, message):
@@ -310,16 +416,9 @@ def test_bad_arguments(settings, message):
 STATE = {"w": torch.zeros(2)}
 
 
-def feed(aggregator, reports, samples=None):
-    aggregator.begin_round(3, 5, global_state=STATE, folder=None)
-    for number, (site, report) in enumerate(reports.items()):
-        model = reply_model(
-            update={"w": torch.full((2,), float(number))},
-            meta={"status": "ok", "report": report, "num_samples": (samples or {}).get(site, 1)},
-            current_round=3,
-        )
-        model.meta["client_name"] = site
-        aggregator.accept_model(model)
+def feed(rule, folder, reports, samples=None):
+    updates = {site: {"w": torch.full((2,), float(number))} for number, site in enumerate(reports)}
+    return collected(rule, folder, reports, samples=samples, updates=updates, received=STATE, current_round=3)
 
 
 def rf(value, prior="abc"):
@@ -337,34 +436,42 @@ def rf(value, prior="abc"):
         ((0.25,), (1.0,)),
     ],
 )
-def test_weights(factors, expected):
-    aggregator = FedMAS()
+def test_weights(tmp_path, factors, expected):
     sites = "abc"[: len(factors)]
-    feed(aggregator, {site: rf(value) for site, value in zip(sites, factors, strict=True)})
-    assert aggregator.rejected == {}
-    result = aggregator.aggregate_model()
-    assert aggregator.last_weighing.sites == pytest.approx(dict(zip(sites, expected, strict=True)))
-    assert result.params["w"][0].item() == pytest.approx(sum(i * a for i, a in enumerate(expected)))
-    assert set(aggregator.last_weighing.reports) == set(sites)  # recorded
+    reports = {site: rf(value) for site, value in zip(sites, factors, strict=True)}
+    collector = feed(FedMAS(), tmp_path, reports)
+    assert collector.rejected == {}
+    state, weighing = collector.aggregate()
+    assert weighing.sites == pytest.approx(dict(zip(sites, expected, strict=True)))
+    assert state["w"][0].item() == pytest.approx(sum(i * a for i, a in enumerate(expected)))
+    assert set(weighing.reports) == set(sites)  # recorded
 
 
-def test_without_mas_samples_count():
-    aggregator = FedMAS(mas=False)
-    assert aggregator.directives(0, 1) == {}
-    feed(aggregator, {"a": {"prior": "abc"}, "b": {"prior": "abc"}}, {"a": 3, "b": 1})
-    aggregator.aggregate_model()
-    assert aggregator.last_weighing.sites == {"a": 0.75, "b": 0.25}
+def test_without_mas_samples_count(tmp_path):
+    rule = FedMAS(mas=False)
+    assert rule.directives(0, 1, ["a"]) == {}
+    assert FedMAS().directives(0, 1, ["a"]) == {"rescue_factor": True}
+    collector = feed(rule, tmp_path, {"a": {"prior": "abc"}, "b": {"prior": "abc"}}, {"a": 3, "b": 1})
+    assert collector.aggregate()[1].sites == {"a": 0.75, "b": 0.25}
 
 
 @pytest.mark.parametrize("mas", [True, False])
-@pytest.mark.parametrize(("odd", "named"), [("xyz", "xyz: b"), (None, "none: b")])
-def test_different_priors_stop_the_round_and_name_the_sites(mas, odd, named):
-    aggregator = FedMAS(mas)
-    feed(aggregator, {"a": rf(1.0), "b": rf(1.0, odd), "c": rf(2.0)})
-    with pytest.raises(
-        RuntimeError, match=rf"round 3: the sites do not hold the same prior network.*abc: a, c.*{named}"
-    ):
-        aggregator.aggregate_model()
+@pytest.mark.parametrize(("odd", "named"), [("xyz", "xyz"), (None, "none")])
+def test_another_prior_than_most_sites_hold_costs_the_site_its_round(tmp_path, mas, odd, named):
+    collector = feed(FedMAS(mas=mas), tmp_path, {"a": rf(1.0), "b": rf(7.0, odd), "c": rf(2.0)})
+    assert collector.screen() == collector.rejected
+    assert re.search(f"site 'b' holds the prior network '{named}', most sites 'abc'", collector.rejected["b"])
+    assert collector.accepted == ["a", "c"]
+    weights = collector.aggregate()[1].sites
+    assert weights == pytest.approx({"a": 1 / 3, "c": 2 / 3} if mas else {"a": 0.5, "c": 0.5})
+
+
+def test_priors_that_nobody_shares_leave_nobody(tmp_path):
+    collector = feed(FedMAS(), tmp_path, {"a": rf(1.0, "x"), "b": rf(1.0, "y"), "c": rf(2.0, "x"), "d": rf(2.0, "y")})
+    assert sorted(collector.screen()) == ["a", "b", "c", "d"]
+    assert collector.accepted == []
+    with pytest.raises(QuorumError, match="site 'd' holds the prior network 'y', and no prior is held by most sites"):
+        collector.require(1)
 
 
 @pytest.mark.parametrize(
@@ -378,24 +485,18 @@ def test_different_priors_stop_the_round_and_name_the_sites(mas, odd, named):
         (rf(1.0, "x" * 1000), "'prior' must be a text"),
     ],
 )
-def test_bad_reports_are_left_out(report, message):
-    aggregator = FedMAS()
-    feed(aggregator, {"a": rf(1.0), "b": report})
-    assert aggregator.accepted == ["a"]
-    assert re.search(message, aggregator.rejected["b"])
+def test_bad_reports_are_left_out(tmp_path, report, message):
+    collector = feed(FedMAS(), tmp_path, {"a": rf(1.0), "b": report})
+    assert collector.accepted == ["a"]
+    assert re.search(message, collector.rejected["b"])
 
 
 # ------------------------------------------------------------------------------------------------ both halves
 
 
-def run(tmp_path, method, local=None, **settings):
-    recipe = FairRecipe(
-        method,
-        num_rounds=2,
-        sites=2,
-        settings={**TINY, "local_epochs": 1, **settings},
-    )
-    folder = run_in_process(recipe, tmp_path, local)
+def run(tmp_path, method, local=None, sites=2, **settings):
+    plan = make_plan(method, num_rounds=2, sites=sites, min_sites=2, settings={**TINY, "local_epochs": 1, **settings})
+    folder = run_local(plan, tmp_path, local)
     return json.loads((folder / "results.json").read_text())
 
 
@@ -420,20 +521,27 @@ def test_federation_of_the_ablations(tmp_path):
             assert a["validation"][site]["loss"] == pytest.approx(b["validation"][site]["loss"], abs=1e-5)
 
 
-def test_federation_with_two_priors_fails_and_names_the_sites(tmp_path):
+def test_federation_where_one_site_holds_another_prior(tmp_path):
     torch.manual_seed(5)
     torch.save(build_encoder("embedded")[0].state_dict(), tmp_path / "other.pt")
-    with pytest.raises(RuntimeError, match=r"do not hold the same prior network.*site-1.*site-2"):
-        run(tmp_path, "fed_mas", {"sites": {"site-1": {"prior": str(tmp_path / "other.pt")}, "site-2": {}}})
+    local = {"sites": {"site-2": {"prior": str(tmp_path / "other.pt")}}}
+    results = run(tmp_path / "three", "fed_mas", local, sites=3, phantom_sites=3)
+    for record in results["rounds"]:
+        assert record["accepted"] == ["site-1", "site-3"]
+        (left,) = record["left_out"]
+        assert (left["site"], left["phase"]) == ("site-2", "train")
+        assert "site 'site-2' holds the prior network" in left["reason"]
+    with pytest.raises(RoundFailed, match=r"0 usable result.*site-1.*no prior is held by most.*site-2"):
+        run(tmp_path / "two", "fed_mas", local)
 
 
 def test_paper_settings_and_the_projector_of_the_paper():
-    recipe = FairRecipe("fed_mas", small=False, settings={"projector_dim": 2048, "prior_network": "resnet50"})
-    training = recipe.training
+    plan = make_plan("fed_mas", small=False, settings={"projector_dim": 2048, "prior_network": "resnet50"})
+    training = plan.training
     assert (training.lambda_f, training.local_epochs, training.learning_rate) == (3.0, 10, 0.1)
     assert (training.optimizer, training.schedule, training.criterion) == ("sgd", "cosine", "balanced_softmax")
-    assert recipe.task.projector_dim == 2048
-    assert recipe.task.phantom == "endoscopy"
+    assert plan.task.projector_dim == 2048
+    assert plan.task.phantom == "endoscopy"
     assert get_method("bsm_fl").site is SETTINGS
     model = Classifier(torch.nn.Identity(), 512, 23, projector_dim=2048)
     assert sum(p.numel() for p in model.projector.parameters()) == 1_314_304

@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.flare.in_process import run_in_process
-from fairflare.flare.site import SiteTask, SiteWorker
-from fairflare.methods.base import LocalTraining, RoundInputs
-from fairflare.methods.fed_ism import FedISM, SharpnessAwareTraining
-from fairflare.recipes import FairRecipe
+from fairflare.federation.local import run_local
+from fairflare.federation.plan import make_plan
+from fairflare.federation.site import round_seed
+from fairflare.federation.transport import Listener
+from fairflare.methods.fed_ism import FedISM, SharpnessAwareTraining, distance
+from fairflare.methods.training import LocalTraining
 from fairflare.tasks.classification import ClassificationTask
+from fairflare.tasks.segmentation import SegmentationTask
 
-from .test_aggregators import begun, net_state, train_reply
+from .support import at_site, collected, initial, inputs, request
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = {
@@ -31,16 +33,9 @@ TINY = {
 TASK = {k: v for k, v in TINY.items() if k != "local_epochs"}
 
 
-def inputs(reports: dict[str, dict[str, float]], current_round: int = 0) -> RoundInputs:
-    return RoundInputs(
-        current_round=current_round, num_rounds=10, sites=sorted(reports), num_samples=dict.fromkeys(reports, 5),
-        reports=reports, anchor_reports={}, states={}, owner={},
-    )  # fmt: skip
-
-
-def weights(aggregator: FedISM, values: list[float], field: str = "sharpness", current_round: int = 0) -> list[float]:
+def weights(rule: FedISM, values: list[float], field: str = "sharpness", current_round: int = 0) -> list[float]:
     reports = {f"s{i}": {"sharpness": 0.0, "perturbed_loss": 0.0, field: v} for i, v in enumerate(values)}
-    found = aggregator.weigh(inputs(reports, current_round)).sites
+    found = rule.weigh(inputs(reports, current_round=current_round)).sites
     return [found[site] for site in sorted(found)]
 
 
@@ -48,12 +43,12 @@ def weights(aggregator: FedISM, values: list[float], field: str = "sharpness", c
 
 
 def test_worked_examples_of_the_spec():
-    aggregator = FedISM()
-    assert weights(aggregator, [0.02, 0.04, 0.08]) == pytest.approx([0.047619, 0.190476, 0.761905], abs=1e-6)
-    assert weights(aggregator, [0.04, 0.04, 0.04]) == pytest.approx([0.190476, 0.261905, 0.547619], abs=1e-6)
+    rule = FedISM()
+    assert weights(rule, [0.02, 0.04, 0.08]) == pytest.approx([0.047619, 0.190476, 0.761905], abs=1e-6)
+    assert weights(rule, [0.04, 0.04, 0.04]) == pytest.approx([0.190476, 0.261905, 0.547619], abs=1e-6)
     assert weights(FedISM(q=0.0), [0.02, 0.04, 0.08]) == pytest.approx([1 / 3] * 3, abs=1e-12)
     assert weights(FedISM(q=1.0), [0.02, 0.04, 0.08]) == pytest.approx([0.142857, 0.285714, 0.571429], abs=1e-6)
-    assert weights(FedISM("L"), [0.5, 0.6, 1.0], "perturbed_loss") == pytest.approx(
+    assert weights(FedISM(variant="L"), [0.5, 0.6, 1.0], "perturbed_loss") == pytest.approx(
         [0.155280, 0.223602, 0.621118], abs=1e-6
     )
     assert weights(FedISM(), [-0.01, 0.02, 0.02]) == pytest.approx([0, 0.5, 0.5], abs=1e-6)
@@ -61,27 +56,24 @@ def test_worked_examples_of_the_spec():
 
 
 def test_an_absent_site_keeps_its_average():
-    aggregator = FedISM()
-    aggregator.load_state_dict({"average": {"a": 0.2, "b": 0.3, "c": 0.5}})
+    rule = FedISM()
+    rule.load_state_dict({"average": {"a": 0.2, "b": 0.3, "c": 0.5}})
     ratio = math.sqrt(1.5)  # q = 2: weights 0.4 and 0.6
-    found = aggregator.weigh(
+    found = rule.weigh(
         inputs({"a": {"sharpness": 1.0, "perturbed_loss": 1.0}, "b": {"sharpness": ratio, "perturbed_loss": 1.0}})
     )
     assert found.sites == pytest.approx({"a": 0.4, "b": 0.6})
-    assert aggregator.state_dict()["average"] == pytest.approx({"a": 0.3, "b": 0.45, "c": 0.5})
+    assert rule.state_dict()["average"] == pytest.approx({"a": 0.3, "b": 0.45, "c": 0.5})
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_sharpness_that_is_no_number_counts_as_the_median(tmp_path, bad):
-    aggregator = FedISM()
-    received = begun(aggregator, tmp_path)
-    for i, (site, value) in enumerate({"a": 0.02, "b": 0.04, "c": bad}.items()):
-        report = {"sharpness": value, "perturbed_loss": 1.0}
-        aggregator.accept_model(train_reply(site, net_state(i), received, report=report))
-    assert aggregator.rejected == {}
-    aggregator.aggregate_model()
+    values = {"a": 0.02, "b": 0.04, "c": bad}
+    reports = {site: {"sharpness": value, "perturbed_loss": 1.0} for site, value in values.items()}
+    collector = collected(FedISM(), tmp_path, reports)
+    assert collector.rejected == {}
     squares = np.array([0.02, 0.04, 0.03]) ** 2
-    assert list(aggregator.last_weighing.sites.values()) == pytest.approx(list(squares / squares.sum()))
+    assert list(collector.aggregate()[1].sites.values()) == pytest.approx(list(squares / squares.sum()))
 
 
 @pytest.mark.parametrize(
@@ -94,27 +86,24 @@ def test_a_sharpness_that_is_no_number_counts_as_the_median(tmp_path, bad):
     ],
 )
 def test_a_bad_report_leaves_the_site_out(tmp_path, variant, report, message):
-    aggregator = FedISM(variant)
-    received = begun(aggregator, tmp_path)
     good = {"sharpness": 0.1, "perturbed_loss": 1.0}
-    for i, site in enumerate("abc"):
-        aggregator.accept_model(train_reply(site, net_state(i), received, report=report if site == "c" else good))
-    assert aggregator.accepted == ["a", "b"]
-    assert message in aggregator.rejected["c"]
+    collector = collected(FedISM(variant=variant), tmp_path, {"a": good, "b": good, "c": report})
+    assert collector.accepted == ["a", "b"]
+    assert message in collector.rejected["c"]
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"variant": "X"}, "variant must be one of"),
-        ({"q": -1.0}, "q must be finite and >= 0"),
-        ({"q": math.inf}, "q must be finite"),
-        ({"beta": 0.0}, r"beta must lie in \(0, 1\]"),
-        ({"beta": 1.5}, "beta must lie"),
-        ({"rho": -0.1}, "rho must be finite and >= 0"),
-        ({"rho": math.nan}, "rho must be finite"),
-        ({"tau": 0.0}, "tau must be finite and > 0"),
-        ({"tau": -1.0}, "tau must be finite and > 0"),
+        ({"variant": "X"}, "variant must be one of 'S', 'L', got 'X'"),
+        ({"q": -1.0}, "q must be a number >= 0, got -1.0"),
+        ({"q": math.inf}, "q must be a number >= 0, got inf"),
+        ({"beta": 0.0}, r"beta must be a number in \(0, 1\], got 0.0"),
+        ({"beta": 1.5}, r"beta must be a number in \(0, 1\], got 1.5"),
+        ({"rho": -0.1}, "rho must be a number >= 0, got -0.1"),
+        ({"rho": math.nan}, "rho must be a number >= 0, got nan"),
+        ({"tau": 0.0}, "tau must be a number > 0 or nothing, got 0.0"),
+        ({"tau": -1.0}, "tau must be a number > 0 or nothing, got -1.0"),
     ],
 )
 def test_settings_out_of_range(settings, message):
@@ -126,20 +115,27 @@ def test_settings_out_of_range(settings, message):
 
 
 def test_distance_that_the_sites_are_told():
-    assert FedISM(rho=0.05).directives(7, 10) == {"search_distance": 0.05}
+    assert FedISM(rho=0.05).directives(7, 10, ["a"]) == {"search_distance": 0.05}
     growing = FedISM(rho=0.1, tau=0.5)
-    assert growing.directives(74, 300)["search_distance"] == pytest.approx(0.05)
-    assert growing.directives(299, 300)["search_distance"] == pytest.approx(0.1)
-    assert FedISM(saga=False).directives(0, 10) == {}
+    assert growing.directives(74, 300, ["a"])["search_distance"] == pytest.approx(0.05)
+    assert growing.directives(299, 300, ["a"])["search_distance"] == pytest.approx(0.1)
+    assert FedISM(saga=False).directives(0, 10, ["a"]) == {}
+
+
+def test_both_halves_mean_the_same_distance(tmp_path, start):
+    """Where nobody tells, a site takes its own rho and tau: the round's of the spec, sqrt((r + 1) / R) rho."""
+    assert [distance(r, 4, 0.2, 0.5) for r in range(4)] == pytest.approx([0.1, 0.2 * 0.5**0.5, 0.2 * 0.75**0.5, 0.2])
+    assert distance(9, 4, 0.2, 0.5) == 0.2  # the last test is after the last round
+    assert [distance(r, 4, 0.2, None) for r in range(4)] == [0.2] * 4
+    settings = {"keep_optimizer_state": False}
+    grown = train(SharpnessAwareTraining(**settings, rho=0.2, tau=0.5), tmp_path / "a", state=start)[2].update
+    fixed = train(SharpnessAwareTraining(**settings, rho=0.1), tmp_path / "b", state=start)[2].update
+    assert all(torch.equal(grown[k], fixed[k]) for k in grown)
 
 
 def test_without_saga_weights_by_samples_and_no_report(tmp_path):
-    aggregator = FedISM(saga=False)
-    received = begun(aggregator, tmp_path)
-    for i, (site, n) in enumerate({"a": 1, "b": 3}.items()):
-        aggregator.accept_model(train_reply(site, net_state(i), received, samples=n))
-    aggregator.aggregate_model()
-    assert aggregator.last_weighing.sites == {"a": 0.25, "b": 0.75}
+    collector = collected(FedISM(saga=False), tmp_path, {"a": {}, "b": {}}, samples={"a": 1, "b": 3})
+    assert collector.aggregate()[1].sites == {"a": 0.25, "b": 0.75}
 
 
 # ------------------------------------------------------------------------------------------------ site half
@@ -148,23 +144,19 @@ def test_without_saga_weights_by_samples_and_no_report(tmp_path):
 def train(training: LocalTraining, folder, directives=None, state=None):
     """One round at site-3, which is corrupted."""
     task = ClassificationTask(**TASK)
-    if state is None:
-        torch.manual_seed(0)
-        state = task.build_model().state_dict()
-    worker = SiteWorker("site-3", task, training, {}, folder)
-    request = SiteTask("train", dict(state), 0, 4, 0, directives or {})
-    return task, worker, worker.perform(request), state
+    worker = at_site(folder, training, task=task, name="site-3")
+    asked = request("train", state or initial(task), num_rounds=4, directives=directives or {})
+    return task, worker, worker.perform(asked), asked.state
 
 
 @pytest.fixture(scope="module")
 def start():
-    torch.manual_seed(0)
-    return ClassificationTask(**TASK).build_model().state_dict()
+    return initial(ClassificationTask(**TASK))
 
 
 def test_report_is_the_sharpness_of_the_received_model(tmp_path, start):
-    """Against a computation of its own: one float64 batch of the whole training set, in evaluation mode."""
-    training = SharpnessAwareTraining(batch_size=7, criterion="logit_adjusted")
+    """Against a computation of its own: one float64 batch of the whole training set as it is, in evaluation mode."""
+    training = SharpnessAwareTraining(batch_size=7, criterion="logit_adjusted", augment=True, learning_rate=0.01)
     task, _, reply, _ = train(training, tmp_path, {"search_distance": 0.07}, start)
     assert reply.status == "ok", reply.reason
     model = task.build_model().double()
@@ -238,16 +230,102 @@ def test_a_distance_that_blows_up_is_named(tmp_path, start):
     assert "lower rho" in reply.reason
 
 
-def test_criterion_needs_classes(tmp_path):
-    from fairflare.tasks.segmentation import SegmentationTask
+def test_the_probe_leaves_no_trace(tmp_path, start):
+    """Random numbers, weights, statistics, modes and gradients are as if nobody had looked."""
+    seen = {}
 
+    class Watched(SharpnessAwareTraining):
+        def begin_round(self, run, model):
+            norms = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+            norms[0].eval()  # somebody froze a layer
+            modes = [m.training for m in model.modules()]
+            before = torch.get_rng_state()
+            super().begin_round(run, model)
+            assert run.own.report["sharpness"] > 0
+            seen["random"] = torch.equal(torch.get_rng_state(), before)
+            seen["modes"] = modes == [m.training for m in model.modules()]
+            seen["gradients"] = all(p.grad is None or not p.grad.any() for p in model.parameters())
+            seen["state"] = all(torch.equal(t, start[n]) for n, t in model.state_dict().items())
+
+    reply = train(Watched(augment=True), tmp_path, {"search_distance": 0.05}, start)[2]
+    assert reply.status == "ok", reply.reason
+    assert seen == dict.fromkeys(("random", "modes", "gradients", "state"), True)
+
+
+@pytest.mark.parametrize("directives", [{}, {"search_distance": 0.3}], ids=["own", "told"])
+def test_batch_norm_sees_only_the_first_pass_of_a_step(tmp_path, start, directives):
+    """One step over all images: the running statistics are those of one pass of the received model."""
+    training = SharpnessAwareTraining(batch_size=1000, rho=0.3, keep_optimizer_state=False)
+    task, worker, reply, _ = train(training, tmp_path, directives, start)
+    assert reply.num_steps == 1
+    model = task.build_model()
+    model.load_state_dict(start)
+    seed = round_seed(0, "site-3", 0)
+    ((images, _),) = task.open_site("site-3", {}).batches("training", batch_size=1000, shuffle_seed=seed)
+    with torch.no_grad():
+        model.train()(images)
+    local = worker.store.load_model(0)
+    compared = 0
+    for name, tensor in model.state_dict().items():
+        if name.endswith("num_batches_tracked"):
+            assert int(local[name]) == 1, name
+        elif "running" in name:
+            torch.testing.assert_close(local[name], tensor, rtol=1e-6, atol=1e-7, msg=name)
+            assert not torch.allclose(tensor, start[name])
+            compared += 1
+    assert compared > 10
+
+
+def test_counters_count_steps(tmp_path, start):
+    """Of several steps too, and the plain rule's are the same number."""
+    for name, salt in (("salt", True), ("plain", False)):
+        reply = train(SharpnessAwareTraining(batch_size=8, local_epochs=2, salt=salt), tmp_path / name, state=start)[2]
+        counters = [int(t) for n, t in reply.update.items() if n.endswith("num_batches_tracked")]
+        assert counters == [reply.num_steps] * len(counters)
+        assert reply.num_steps > 4
+
+
+def test_a_step_is_gsam_by_hand(tmp_path, start):
+    """SGD's one step over all images, in float64: d = g_p - alpha (g - <g, g_p> / <g_p, g_p> g_p)."""
+    rate, rho, alpha = 0.05, 0.2, 0.7
+    plain = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "learning_rate": rate, "batch_size": 1000}
+    training = SharpnessAwareTraining(**plain, rho=rho, gsam_alpha=alpha)
+    task, worker, reply, _ = train(training, tmp_path, state=start)
+    assert reply.status == "ok", reply.reason
+    ((images, labels),) = task.open_site("site-3", {}).batches("training", batch_size=1000)
+    model = task.build_model().double().train()
+    model.load_state_dict(start)
+    params = dict(model.named_parameters())
+
+    def gradient() -> dict[str, torch.Tensor]:
+        loss = torch.nn.functional.cross_entropy(model(images.double()), labels)
+        return dict(zip(params, torch.autograd.grad(loss, list(params.values())), strict=True))
+
+    def dot(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+        return sum(float((a[n] * b[n]).sum()) for n in a)
+
+    g = gradient()
+    norm = math.sqrt(dot(g, g))
+    with torch.no_grad():
+        for name, p in params.items():
+            p += rho * g[name] / norm
+    perturbed = gradient()
+    along = dot(g, perturbed) / dot(perturbed, perturbed)
+    local = worker.store.load_model(0)
+    for name in params:
+        direction = perturbed[name] - alpha * (g[name] - along * perturbed[name])
+        expected = start[name].double() - rate * direction
+        torch.testing.assert_close(local[name].double(), expected, rtol=1e-4, atol=1e-6, msg=name)
+        assert float((rate * direction).abs().max()) > 3e-6
+
+
+def test_criterion_needs_classes(tmp_path):
     task = SegmentationTask(image_size=(32, 32), features=(4, 4, 4, 8, 8, 4), phantom_cases=0.1)
-    state = task.build_model().state_dict()
+    state = initial(task)
     replies = {}
     for criterion in ("task", "logit_adjusted"):
-        training = SharpnessAwareTraining(criterion=criterion)
-        worker = SiteWorker("site-1", task, training, {}, tmp_path / criterion)
-        replies[criterion] = worker.perform(SiteTask("train", dict(state), 0, 1, 0, {"search_distance": 0.01}))
+        worker = at_site(tmp_path / criterion, SharpnessAwareTraining(criterion=criterion), task=task)
+        replies[criterion] = worker.perform(request("train", state, directives={"search_distance": 0.01}))
     assert "criterion 'logit_adjusted' needs classes" in replies["logit_adjusted"].reason
     assert replies["task"].status == "ok"  # FedISM on segmentation
     assert replies["task"].report["sharpness"] > 0
@@ -258,8 +336,8 @@ def test_criterion_needs_classes(tmp_path):
 
 def federation(tmp_path, name: str, method: str = "fed_ism_plus_s", local=None, **arguments):
     settings = {**TINY, **arguments.pop("settings", {})}
-    recipe = FairRecipe(method, sites=3, settings=settings, **arguments)
-    folder = run_in_process(recipe, tmp_path / name, local)
+    plan = make_plan(method, sites=3, settings=settings, **arguments)
+    folder = run_local(plan, tmp_path / name, local)
     return json.loads((folder / "results.json").read_text()), folder
 
 
@@ -279,38 +357,28 @@ def test_recorded_weights_recomputed(tmp_path):
         assert record["values"]["search_distance"] == pytest.approx(expected)
 
 
+class Dying(Listener):
+    """The server dies in round 1, before the sites are asked."""
+
+    def event(self, kind, details):
+        if kind == "phase" and details["current_round"] == 1:
+            raise KeyboardInterrupt
+
+
 def test_resumed_run_goes_on_with_its_averages(tmp_path):
     states = []
-    for name, lengths in (("whole", [3]), ("parts", [3])):
+    for name in ("whole", "parts"):
         local = {"state_root": str(tmp_path / name / "s"), "checkpoint_root": str(tmp_path / name / "c")}
         if name == "parts":
-            stop_after(tmp_path, local)
-        results, folder = federation(tmp_path, name, local=local, num_rounds=lengths[0], experiment="e")
+            plan = make_plan("fed_ism_plus_s", sites=3, settings=TINY, num_rounds=3, experiment="e")
+            with pytest.raises(KeyboardInterrupt):
+                run_local(plan, tmp_path / "dead", local, listeners=[Dying()])
+        results, folder = federation(tmp_path, name, local=local, num_rounds=3, experiment="e")
         states.append((results, torch.load(folder.parent / "FL_global_model.pt", weights_only=True)["model"]))
     (whole, first), (parts, second) = states
     assert parts["info"]["resumed_at_round"] == 1
     assert [r["site_weights"] for r in whole["rounds"]] == [r["site_weights"] for r in parts["rounds"]]
     assert all(torch.equal(first[k], second[k]) for k in first)
-
-
-def stop_after(tmp_path, local):
-    """The same run, whose server dies in round 1."""
-    from fairflare.flare.in_process import InProcessController
-
-    recipe = FairRecipe("fed_ism_plus_s", sites=3, settings=TINY, num_rounds=3, experiment="e")
-
-    class Dying(InProcessController):
-        def send_model(self, task_name="train", data=None, **kwargs):
-            if data.current_round == 1:
-                raise KeyboardInterrupt
-            super().send_model(task_name, data, **kwargs)
-
-    controller = Dying(
-        sites=recipe.site_names, training=recipe.training, folder=tmp_path / "dead", local=local,
-        task=recipe.task, aggregator=recipe.aggregator, **recipe.rounds,
-    )  # fmt: skip
-    with pytest.raises(KeyboardInterrupt):
-        controller.run()
 
 
 @pytest.mark.parametrize(

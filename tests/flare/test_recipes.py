@@ -299,7 +299,7 @@ def test_a_users_task_file_becomes_the_jobs_task(tmp_path, monkeypatch, build):
         ({"method": "fed_lwr", "settings": {"clip_mx": 1}}, "no setting 'clip_mx'; did you mean 'clip_max'"),
         ({"method": "fed_avg", "settings": {"weighting": "size"}}, "weighting must be one of"),
         ({"method": "fed_avg", "min_sites": 7}, r"min_sites=7, but the job has 6 site"),
-        ({"method": "fed_avg", "sites": ["a", "a"]}, "sites must be different names"),
+        ({"method": "fed_avg", "sites": ["a", "a"]}, "sites must be one or more different names"),
         ({"method": "fed_avg", "packaging": "zip"}, "packaging must be one of"),
         ({"method": "fed_avg", "task_file": "nowhere.py"}, "task file nowhere.py does not exist"),
         ({"method": "fed_avg", "packaging": "preinstalled", "task_file": "x.py"}, "'preinstalled' carries none"),

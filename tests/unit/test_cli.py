@@ -253,7 +253,7 @@ def test_a_retired_setting_is_named_before_what_is_wrong_beside_it() -> None:
     ("arguments", "message"),
     [
         (["run", "fed_avg", "--in-process", "--threads", "2"], "--threads is of the simulator"),
-        (["run", "fed_avg", "--in-process", "--sites", "a,a"], "sites must be different names"),
+        (["run", "fed_avg", "--in-process", "--sites", "a,a"], "sites must be one or more different names"),
         (["run", "fed_avg", "--task", "regression"], "task must be one of 'segmentation', 'classification'"),
         (["run", "fed_avg", "--data", "nowhere.json"], "nowhere.json"),
         (["run", "fed_avg", "--sites", "2", "--min-sites", "3"], "min_sites=3, but the job has 2 site(s)"),

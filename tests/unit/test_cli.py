@@ -375,7 +375,13 @@ def test_a_run_in_process_shows_how_it_goes(runs: dict[str, Any]) -> None:
     assert max(map(len, good.stdout.split("results: ")[0].splitlines())) <= 80
     results = runs["root"] / "good" / "server" / "simulate_job" / "fairflare" / "results.json"
     assert f"results: {results}" in good.stdout
-    assert json.loads(results.read_text())["status"] == "completed"
+    document = json.loads(results.read_text())
+    assert document["status"] == "completed"
+    config = document["info"]["config"]
+    assert sorted(config) == ["num_rounds", "rule", "seed", "task", "training"]
+    assert config["rule"] == {"path": "fairflare.methods.fed_avg.FedAvg", "args": {"weighting": "samples"}}
+    assert config["training"]["args"]["local_epochs"] == 1
+    assert config["task"]["args"]["phantom_cases"] == 0.3
     log = (runs["root"] / "good.log").read_text()
     assert "round 1 of 1" in log
 

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from fairflare.flare.in_process import run_in_process
 
+from fairflare.federation.local import run_local
 from fairflare.recipes import FairRecipe
 
 from .conftest import ROOT
@@ -59,7 +59,7 @@ def test_long_tailed_cells_with_fed_mas(tmp_path, dataset, classes):
     local = json.loads((out / "fairflare.json").read_text())
     settings = {"num_classes": classes, "image_size": [32, 32], "features": [4, 4, 8, 8], "local_epochs": 1}
     recipe = FairRecipe("fed_mas", sites=sorted(local["sites"]), num_rounds=1, settings=settings)
-    results = json.loads((run_in_process(recipe, tmp_path / "run", local) / "results.json").read_text())
+    results = json.loads((run_local(recipe.plan, tmp_path / "run", local) / "results.json").read_text())
     assert results["status"] == "completed"
     assert sorted(results["test"]) == sorted(local["sites"])
     assert results["info"]["synthetic"] is False

@@ -19,7 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fairflare.cli import parse_settings
+from fairflare.cli.commands import parse_settings
 from fairflare.core import losses
 from fairflare.core.mu_rewards import MU_GRID
 from fairflare.core.settings import build, described, values_of

@@ -197,7 +197,7 @@ BAD = {
     "pair": ("2 entries, each a number in [0, 1)", [(0.5,), (0.1, 0.2, 0.3), 0.5, None]),
     "layers": ("a list, each entry an integer >= 1", ["x", 3, {"a": 1}]),
     "prices": ("a dict of a text to an integer >= 1", [[1], "x"]),
-    "spice": ("Spice", [3, {"kind": "salt"}]),
+    "spice": ("a Spice (Salt, Herbs)", [3, {"kind": "salt"}]),
 }
 
 
@@ -288,7 +288,8 @@ def test_described_has_type_default_and_meaning_also_the_inherited() -> None:
     assert found["number"].meaning == ""
     assert found["spice"].wanted == "one of 'salt', 'herbs'"
     assert found["spice"].default == "salt"
-    assert found["spice.grams"].owner == "Salt (spice=salt)"
+    assert found["spice.grams"].only == "spice=salt"
+    assert found["spice"].only == found["minutes"].only == ""
     assert found["spice.share"].wanted == "a number in (0, 1]"
     assert found["spice.names"].default == ["basil"]
     assert found["limit"].default is None
@@ -307,7 +308,8 @@ def test_markdown_is_one_table_row_a_setting() -> None:
     lines = markdown(described(Soup)).splitlines()
     assert lines[:2] == ["| setting | wanted | default | meaning |", "| --- | --- | --- | --- |"]
     assert len(lines) == 2 + len(described(Soup))
-    assert "| `warm` | true or false | `True` | how it is served \\| eaten. |" in lines
+    assert "| `warm` | true or false | `true` | how it is served \\| eaten. |" in lines
+    assert "| `spice.grams` | a number > 0 | `1.5` | how much. (`spice=salt`) |" in lines
     assert "| `limit` | an integer >= 1 or nothing |  |  |" in lines
     assert "| `must` | an integer >= 1 | required |  |" in markdown(described(Needy))
     for line in lines:

@@ -9,11 +9,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from fairflare.core.settings import Setting
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -22,6 +26,8 @@ app = typer.Typer(
 )
 console = Console()
 errors = Console(stderr=True)
+
+VALUES = "Give them with --set NAME=VALUE; lists and numbers as JSON, null for nothing or None."
 
 Method = Annotated[str, typer.Argument(help="A name that `fairflare list` prints.")]
 
@@ -128,7 +134,7 @@ def describe(
     markdown: Annotated[bool, typer.Option("--markdown", help="Tables in Markdown.")] = False,
 ) -> None:
     """Every setting of a method, for --set: type and range, default, meaning."""
-    from fairflare.federation.describe import page, sections
+    from fairflare.federation.describe import page, quick_job, sections
 
     with user_errors():
         found = sections(method)
@@ -136,12 +142,13 @@ def describe(
         typer.echo(page(method))
         return
     for title, settings in found.items():
-        table = Table("setting", "wanted", "default", "meaning", title=title, title_justify="left", box=None)
+        table = Table("setting", "what it is", title=title, title_justify="left", box=None, pad_edge=False)
+        table.columns[0].overflow = "fold"
         for setting in settings:
-            shown = "required" if setting.required else "" if setting.default is None else str(setting.default)
-            table.add_row(setting.name, setting.wanted, shown, setting.meaning)
-        console.print(table, markup=False)
+            table.add_row(escape(setting.name), escape(in_lines(setting)))
+        console.print(table)
         console.print()
+    console.print(escape(f"{VALUES} {quick_job(method)}"), highlight=False)
 
 
 @app.command()
@@ -220,6 +227,15 @@ def show(
 
 
 # ------------------------------------------------------------------------------------------------ pieces
+
+
+def in_lines(setting: Setting) -> str:
+    """Type, range and default; the meaning; what it belongs to."""
+    from fairflare.core.settings import typed
+
+    default = "required" if setting.required else "" if setting.default == "" else f"default {typed(setting.default)}"
+    lines = [f"{setting.wanted}; {default}".rstrip("; "), setting.meaning.replace("`", "")]
+    return "\n".join([*lines, f"only with {setting.only}"] if setting.only else lines)
 
 
 def parse_sites(text: str) -> int | list[str] | None:

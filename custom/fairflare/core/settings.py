@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -41,7 +42,7 @@ from fairflare.core import checks
 __all__ = [
     "BelowOne", "Flag", "Fraction", "NonNegative", "NonNegativeInt", "Number", "Part", "Positive", "PositiveInt",
     "Setting", "Share", "Text", "Whole", "build", "choices", "described", "field_names", "markdown", "parts_of",
-    "settings", "values_of",
+    "settings", "typed", "values_of",
 ]  # fmt: skip
 
 # Numbers as JSON has them: a text is no number, nor is true.
@@ -167,8 +168,8 @@ class Setting:
         wanted: type and range (``a number in [0, 1)``).
         default: its value; ``None`` may mean "not set".
         required: there is no default.
-        meaning: of the class's docstring.
-        owner: class that declares it.
+        meaning: of the class's docstring; literals stand in backticks.
+        only: the kinds of a part that have it (``mu_policy=qmix, vdn``); empty: it is always there.
     """
 
     name: str
@@ -176,11 +177,11 @@ class Setting:
     default: Any
     required: bool
     meaning: str
-    owner: str
+    only: str = ""
 
 
 def described(cls: type, prefix: str = "") -> list[Setting]:
-    """The settings of a class, those of its parts behind each part (for every kind of it)."""
+    """The settings of a class, those of its parts behind each part; what several kinds have alike stands there once."""
     found: list[Setting] = []
     meanings = _meanings(cls)
     for field in dataclasses.fields(cls):
@@ -192,10 +193,13 @@ def described(cls: type, prefix: str = "") -> list[Setting]:
             shown = None if required else type(default).kind
         else:
             wanted, shown = _wanted(_hints(cls)[field.name]), None if required else default
-        found.append(Setting(prefix + field.name, wanted, shown, required, meanings.get(field.name, ""), cls.__name__))
+        found.append(Setting(prefix + field.name, wanted, shown, required, meanings.get(field.name, "")))
+        owners: dict[str, tuple[Setting, list[str]]] = {}
         for kind, part in kinds.items():
-            inner = described(part, f"{prefix}{field.name}.")
-            found += [dataclasses.replace(s, owner=f"{s.owner} ({field.name}={kind})") for s in inner]
+            for inner in described(part, f"{prefix}{field.name}."):
+                owners.setdefault(repr(inner), (inner, []))[1].append(kind)
+        for inner, having in owners.values():
+            found.append(dataclasses.replace(inner, only=f"{prefix}{field.name}={', '.join(having)}"))
     return found
 
 
@@ -203,10 +207,15 @@ def markdown(found: Sequence[Setting]) -> str:
     """A table for the docs."""
     rows = ["| setting | wanted | default | meaning |", "| --- | --- | --- | --- |"]
     for s in found:
-        default = "required" if s.required else "" if s.default is None else f"`{s.default}`"
-        cells = [f"`{s.name}`", s.wanted, default, s.meaning]
+        default = "required" if s.required else "" if s.default in (None, "") else f"`{typed(s.default)}`"
+        cells = [f"`{s.name}`", s.wanted, default, f"{s.meaning} (`{s.only}`)" if s.only else s.meaning]
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows)
+
+
+def typed(value: Any) -> str:
+    """A value as ``--set`` takes it: a text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _meanings(cls: type) -> dict[str, str]:
@@ -219,7 +228,8 @@ def _meanings(cls: type) -> dict[str, str]:
             names, colon, meaning = entry.strip().partition(":")
             if colon:
                 for name in names.split(","):
-                    found.setdefault(name.strip(), " ".join(meaning.split()))
+                    plain = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", meaning.replace("``", "`"))
+                    found.setdefault(name.strip(), " ".join(plain.split()))
     return found
 
 
@@ -239,6 +249,8 @@ def _wanted(hint: Any) -> str:
         return _ranged(inner[0], inner[1:])
     if origin is Literal:
         return f"one of {_listed(inner)}"
+    if isinstance(hint, type) and issubclass(hint, Part):
+        return f"a {hint.__name__} ({', '.join(kind.__name__ for kind in choices(hint).values())})"
     if origin in (Union, types.UnionType):
         options = [_wanted(option) for option in inner if option is not type(None)]
         return " or ".join(options) + (" or nothing" if type(None) in inner else "")
@@ -285,20 +297,22 @@ def _ranged(kind: Any, notes: Sequence[Any]) -> str:
 
 
 def _in_one_line(cls: type, error: ValidationError) -> str:
-    """The first problem that pydantic found, in our words; a setting of an older version explains the others."""
+    """The first problem that pydantic found, in our words; a retired setting goes first, as it explains the others."""
     problems = error.errors(include_url=False)
-    retired = getattr(cls, "retired", {})
-    problem = next((p for p in problems if p["loc"] and p["loc"][0] in retired), problems[0])
+    unknown = {str(p["loc"][0]) for p in problems if p["type"] == "unexpected_keyword_argument"}
+    for name, now in getattr(cls, "retired", {}).items():
+        if name in unknown:
+            return f"{cls.__name__} has no setting {name!r} any more: {now}"
+    problem = problems[0]
     kind, place, value = problem["type"], problem["loc"], problem["input"]
     if kind == "value_error":  # our own words, from __post_init__ or a validator
         text = str(problem["ctx"]["error"])
         return text if not place or str(place[0]) in text else f"{place[0]}: {text}"
     if kind == "unexpected_keyword_argument":
-        if place[0] in retired:
-            return f"{cls.__name__} has no setting {place[0]!r} any more: {retired[place[0]]}"
         known = [field.name for field in dataclasses.fields(cls)]
-        near = checks.nearest(place[0], known)
-        return f"{cls.__name__} has no setting {place[0]!r}{near or ';'} Available: {', '.join(sorted(known))}"
+        near = checks.nearest(place[0], known) or ";"
+        rest = f"{near} Available: {', '.join(sorted(known))}" if known else "; it has none"
+        return f"{cls.__name__} has no setting {place[0]!r}{rest}"
     if kind.startswith("missing") and len(place) == 1:
         return f"{cls.__name__} needs the setting {place[0]!r}"
     if not place or not isinstance(place[0], str):
@@ -396,7 +410,7 @@ def build(cls: type, given: Mapping[str, Any]) -> Any:
     for field in dataclasses.fields(cls):
         kinds = parts_of(cls, field.name)
         kind = arguments.get(field.name)
-        if not kinds or not (isinstance(kind, str) or field.name in inner):
+        if not kinds or isinstance(kind, Part) or (kind is None and field.name not in inner):
             continue
         name = checks.choice(field.name, kind, kinds) if kind is not None else type(_default(field)).kind
         try:

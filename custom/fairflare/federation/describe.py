@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from fairflare.core.settings import Setting, described, markdown
+from fairflare.core.settings import Setting, described, markdown, typed
 from fairflare.federation.plan import TASKS_BY_KIND, load_task_class
 from fairflare.methods.catalog import all_methods, get_method
 
@@ -37,6 +37,13 @@ def page(name: str) -> str:
         ValueError: unknown method.
     """
     return "\n\n".join(f"## {title}\n\n{markdown(found)}" for title, found in sections(name).items())
+
+
+def quick_job(name: str) -> str:
+    """What a job that is quick to try has instead of the paper's settings."""
+    method = get_method(name)
+    given = [f"{key}={typed(value)}" for key, value in method.small.items()]
+    return f"Without --paper a job has {method.num_rounds} rounds" + (f" and {', '.join(given)}." if given else ".")
 
 
 def _with(found: list[Setting], chosen: Any) -> list[Setting]:

@@ -13,7 +13,7 @@ from fairflare.core.settings import build, field_names
 from fairflare.core.task import Task
 from fairflare.federation.rounds import RunSettings
 from fairflare.methods.catalog import Method, get_method
-from fairflare.methods.rule import Rule
+from fairflare.methods.rule import OLD_JOB, Rule
 from fairflare.methods.training import LocalTraining
 
 # Kinds of task: the file a job carries for each, with a class Task that the user may edit.
@@ -103,9 +103,9 @@ def site_list(sites: int | Sequence[str] | None) -> list[str] | None:
     """``3`` -> ``["site-1", "site-2", "site-3"]``; names are checked for repeats."""
     if sites is None:
         return None
-    if isinstance(sites, int) and not isinstance(sites, bool):
+    if isinstance(sites, str) or not isinstance(sites, Sequence):
         return [f"site-{i}" for i in range(1, whole("sites", sites) + 1)]
-    return list(different("sites", sites))  # type: ignore[arg-type]
+    return list(different("sites", sites))
 
 
 def route_settings(
@@ -114,18 +114,24 @@ def route_settings(
     """Gives each setting to rule, training and task, wherever there is one of that name (``preset``: to both halves).
 
     Raises:
-        ValueError: nothing has such a setting (suggests the nearest).
+        ValueError: nothing has such a setting (suggests the nearest, or says what took the place of an older one).
     """
     parts: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] = ({}, {}, {})
     owners = [set(field_names(part)) for part in (method.rule, method.training, task)]
+    retired = {**getattr(method.training, "retired", {}), **method.rule.retired}
     for key, value in settings.items():
-        owner = key.partition(".")[0]
+        owner, dot, rest = key.partition(".")
         takers = [part for part, names in zip(parts, owners, strict=True) if owner in names]
         for part in takers:
             part[key] = value
         if not takers:
+            now = retired.get(key, OLD_JOB)
+            if now != OLD_JOB:  # that one is about job folders
+                raise ValueError(f"method {method.name!r} has no setting {key!r} any more: {now}")
+            if key in field_names(RunSettings):
+                raise ValueError(f"{key!r} is no setting of method {method.name!r} but an option of the run")
             known = sorted(set().union(*owners))
-            hint = nearest(owner, known) or ";"
+            hint = nearest(key, [name + dot + rest for name in known]) or ";"
             raise ValueError(f"method {method.name!r} has no setting {key!r}{hint} Available: {', '.join(known)}")
     return parts
 

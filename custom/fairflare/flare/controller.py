@@ -28,11 +28,9 @@ from fairflare.federation.rounds import RESULTS_FOLDER, Place, Rounds, RunSettin
 from fairflare.federation.site import SITE_FILE, read_site_file
 from fairflare.flare.tracking import FlareEvents
 from fairflare.flare.wire import from_model, to_model
-from fairflare.methods.rule import Rule
+from fairflare.methods.rule import OLD_JOB, Rule
 from fairflare.reporting.results import read_results
 from fairflare.reporting.table import fairness_table
-
-OLD_JOB = "this job folder was exported by an older fairflare; export it again"
 
 
 @settings

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field as Bounds
@@ -63,7 +63,7 @@ class LayerSimilarityReport(LocalTraining):
     """Fed-LWR, site half: plain local training, then layer-wise similarity of the local model to the anchor.
 
     Args:
-        preset: ``"paper"`` or ``"authors"``; fills the four ``cka_*`` settings that are ``None``.
+        preset: ``"paper"`` or ``"authors"``; fills those of the ``cka_*`` settings that are ``None``.
         similarity: ``"cka"`` (Eq. 3) or ``"cosine"`` (ablation v1).
         cka_estimator: ``"full_biased"`` (Eq. 2, all images at once), ``"full_unbiased"`` (HSIC_1 from the same Gram
             matrices: does not favour sites with many images), ``"minibatch_biased"``, ``"minibatch_unbiased"``.
@@ -75,6 +75,7 @@ class LayerSimilarityReport(LocalTraining):
         cka_memory: bytes that features may take in memory; what is beyond waits in a scratch file.
     """
 
+    retired: ClassVar[dict[str, str]] = {"cka_storage": "features are kept as exactly as the result needs"}
     preset: Preset = "paper"
     similarity: Literal["cka", "cosine"] = "cka"
     cka_estimator: Literal["full_biased", "full_unbiased", "minibatch_biased", "minibatch_unbiased"] | None = None

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -52,10 +52,10 @@ class FairProximalTraining(ProximalTraining):
     the mean would be made worse), the factor stays at ``fair_clamp``. Round 0 has no fairness term.
 
     Args:
-        use_fair: part A's fairness term.
-        fair_weight: lambda.
+        use_fair: the fairness term; False: without it (ablation of part A).
+        fair_weight: lambda, the weight of the fairness term.
         fair_clamp: least gradient factor; ``None``: the literal loss, without any limit.
-        fair_max: largest one.
+        fair_max: largest gradient factor.
         fair_mode: ``"batch"``: the factor follows each batch; ``"epoch"``: once a round from the mean loss of the
             received model over the whole training set.
         share_entropy: report the entropy of the labels (one number about the site's class balance); False: the server
@@ -138,6 +138,11 @@ def _accuracy(run: SiteRun, metrics: Mapping[str, float]) -> float:
 # ------------------------------------------------------------------------------------------------ server half
 
 
+def _moved(**parts: str) -> dict[str, str]:
+    pairs = ((part, *name.partition(":")) for part, names in parts.items() for name in names.split())
+    return {old: f"it is {part}.{new or old} now" for part, old, _, new in pairs}
+
+
 @settings
 class FedMRL(Rule):
     r"""FedMRL, server half (parts B and C).
@@ -162,6 +167,13 @@ class FedMRL(Rule):
         Field("num_classes", low=1, high=1e6, required=False),
         Field("mu", low=0, required=False),
     )
+
+    retired: ClassVar[dict[str, str]] = {**Rule.retired, "use_som": "it is weighting=som or =samples now", **_moved(
+        mu_policy="actions zeta gamma agent_rate:learning_rate agent_hidden:hidden warmup updates explore cautious "
+        "share_agents double_q agent_seed:seed",
+        weighting="grid som_init:init som_input:space sigma_0 kappa sigma_min eta_som:eta som_epochs:epochs sigma_w "
+        "som_restart:restart",
+    ), "action_mode": "mu is always chosen from mu_policy.actions"}  # fmt: skip
 
     mu_policy: MuPolicy = field(default_factory=QMixMu)
     weighting: Weighting = field(default_factory=BySom)

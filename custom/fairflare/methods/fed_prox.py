@@ -33,8 +33,8 @@ class ProximalTraining(LocalTraining):
     r"""FedProx, site half: :math:`\ell(w) + \frac{\mu}{2} \lVert w - w^r \rVert^2` over the trainable parameters.
 
     Args:
-        mu: strength. A value that the server sends for this site goes before this one; one that is negative or no
-            number counts as 1e-5.
+        mu: strength of the pull. A value that the server sends for this site goes before this one; one that is
+            negative or no number counts as 1e-5.
 
     Source:
         Li et al., MLSys 2020, Eq. (2).

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 State = Mapping[str, torch.Tensor]
 SiteWeights = dict[str, float]
 LayerWeights = dict[str, dict[str, float]]  # layer -> site -> weight
+OLD_JOB = "this job folder was exported by an older fairflare; export it again"
 
 
 @dataclass
@@ -79,9 +80,8 @@ class Rule(ABC):
     anchor_fields: ClassVar[tuple[Field, ...]] = ()
     #: The sites are asked twice a round: to train, and about the plain average of their models (the anchor).
     two_phase: ClassVar[bool] = False
-    retired: ClassVar[dict[str, str]] = {
-        "min_sites": "this job folder was exported by an older fairflare; export it again"
-    }
+    #: Settings that are gone, and what to do instead; the first that is given is named.
+    retired: ClassVar[dict[str, str]] = {"min_sites": OLD_JOB}
 
     def __post_init__(self) -> None:
         #: For what is too large for :meth:`state_dict`; given by the run, ``None`` when it keeps nothing.

@@ -89,7 +89,7 @@ class LocalTraining:
         optimizer: ``"adam"`` (L2 weight decay, as the papers), ``"adamw"`` or ``"sgd"``.
         learning_rate: step size of the optimizer.
         weight_decay: of the optimizer.
-        betas: of Adam.
+        betas: decay rates of Adam's moments.
         momentum: of SGD, with Nesterov's form when > 0.
         batch_size: images in a batch.
         local_epochs: passes over the training images in a round.

@@ -73,8 +73,9 @@ class ClassificationTask(ImageTask):
         image_size: height and width that images are resized to, at least 32; 33 with ``max_pool``, 64 for
             ``"densenet121"``, which would otherwise end in one pixel, and a last batch of one image could not train.
         in_channels: 1 (colour images become luminance) or 3 (grey images are repeated).
-        num_classes: default: the phantom's.
-        class_names: for ``recall_<name>``. Default: the phantom's, or ``class_0``, ...
+        num_classes: number of classes. Default: the phantom's.
+        class_names: names of the classes for the metrics ``recall_<name>``. Default: the phantom's, or ``class_0``,
+            ...
         class_groups: ``{"head": [0, 1], ...}``: their mean recalls are reported too. Default: the phantom's.
         norm_momentum: share of a new batch in the running statistics of the batch norms (PyTorch: 0.1).
         initial_weights: checkpoint of the encoder (a plain state dict, torchvision's or MONAI's names, ``.pt``,
@@ -84,13 +85,17 @@ class ClassificationTask(ImageTask):
         augmentation: ``"flip"``, ``"affine"``, ``"intensity"``: which random changes ``augment=True`` makes.
         phantom: synthetic data, used where a site has none of its own: ``"dermoscopy"``, ``"dermoscopy7"``,
             ``"fundus"`` or ``"endoscopy"``.
-        phantom_seed, phantom_sites, phantom_samples, phantom_test: seed, number of sites, training and validation
-            images of all sites together, images of the common test set.
+        phantom_seed: of the synthetic data.
+        phantom_sites: number of sites that the synthetic data are dealt to.
+        phantom_samples: synthetic training and validation images of all sites together.
+        phantom_test: synthetic images of the common test set.
         partition: ``"iid"``, ``"dirichlet"``, ``"two_pool"`` or ``"shards"``; see :mod:`fairflare.data.partitions`.
-        alpha, eta, shard_mode: of the Dirichlet and shard partitions.
+        alpha: concentration of the Dirichlet and two-pool partitions; the smaller, the less alike the sites.
+        eta: of the shard partition; the larger, the more shards of its dominant class a site gets.
+        shard_mode: which form of the shard partition; see :mod:`fairflare.data.partitions`.
         corrupted_sites: so many last sites have images of lower quality.
         corruption: ``"gaussian_noise"`` or ``"motion_blur"``.
-        severity: 1 to 5.
+        severity: of the corruption, from 1 (slight) to 5.
         attributes: split the phantom's test set by its attribute (skin tone) as well.
     """
 

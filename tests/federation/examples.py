@@ -15,20 +15,15 @@ from fairflare.exchange.messages import Message
 from fairflare.federation.collector import Collector, LikeReceived
 from fairflare.methods.reports import Field
 from fairflare.methods.rule import Rule, Weighing
+from tests.methods.support import net_state as small_state
 
 SITES = ("a", "b", "c")
 
 
 def net_state(seed: int) -> dict[str, torch.Tensor]:
-    g = torch.Generator().manual_seed(seed)
-    return {
-        "conv.weight": torch.randn(3, 2, generator=g),
-        "bn.weight": torch.randn(3, generator=g),
-        "bn.running_var": torch.rand(3, generator=g),
-        "bn.num_batches_tracked": torch.tensor(seed % 7),
-        "down_3.conv.weight": torch.randn(2, 2, generator=g),
-        "head.weight": torch.randn(2, 3, generator=g),
-    }
+    """With the layer that Fed-LWR-v2 looks at."""
+    extra = torch.randn(2, 2, generator=torch.Generator().manual_seed(seed + 1000))
+    return {**small_state(seed), "down_3.conv.weight": extra}
 
 
 RECEIVED = net_state(99)

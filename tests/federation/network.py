@@ -14,7 +14,7 @@ import torch
 from fairflare import __version__
 from fairflare.exchange.messages import Message
 from fairflare.federation.rounds import Place, Rounds, RunSettings
-from fairflare.federation.transport import Listener
+from fairflare.federation.transport import Listener, Question
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.rule import Rule
 from fairflare.tasks.base import SiteData, Task
@@ -92,16 +92,8 @@ class Network:
     def sites(self) -> list[str]:
         return self.names[::-1]  # in no order that anything may depend on
 
-    def ask(
-        self,
-        name: str,
-        task: Message,
-        sites: list[str],
-        *,
-        timeout: float,
-        enough: Callable[[], bool],
-        hand_over: Callable[[str, Message | str], bool],
-    ) -> None:
+    def ask(self, question: Question) -> None:
+        name, task, sites = question.name, question.task, question.sites
         self.asked.append((name, list(sites)))
         self.tasks.append(task)
         waiting = set(sites)
@@ -112,15 +104,15 @@ class Network:
                 answer = answer()
             if answer is SILENT:
                 return
-            self.used.append((name, site, hand_over(site, answer)))
+            self.used.append((name, site, question.hand_over(site, answer)))
             waiting.discard(site)
 
         threads = [threading.Thread(target=work, args=(site,), daemon=True) for site in reversed(sites)]
         self.threads += threads
         for thread in threads:
             thread.start()
-        end = time.monotonic() + timeout
-        while waiting and not enough() and not self.stopped() and time.monotonic() < end:
+        end = time.monotonic() + question.timeout
+        while waiting and not question.enough() and not self.stopped() and time.monotonic() < end:
             time.sleep(0.005)
 
     def stopped(self) -> bool:

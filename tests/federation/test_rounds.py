@@ -169,7 +169,8 @@ def test_synthetic_data_are_named_once(tmp_path: Path) -> None:
 
     run = Run(tmp_path, misbehave("site-2", "train", phantom), num_rounds=2)()
     assert run.results["info"]["synthetic"] is True
-    assert sum("SYNTHETIC" in line for line in run.net.said) == 1
+    assert sum("the data are SYNTHETIC" in line for line in run.net.said) == 1
+    assert "The data are SYNTHETIC" in run.net.said[-1]  # the table says so too
     assert Run(tmp_path / "b", num_rounds=1)().results["info"]["synthetic"] is False
 
 

@@ -43,22 +43,12 @@ from fairflare.tasks.segmentation import SegmentationTask
 
 from ..unit.test_som import Reference
 from .mrl import PLAIN, Regression, differences, federation, model_of, plan, same, start, train
+from .support import net_state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SITES = ("a", "b", "c")
 DOCS = Path(__file__).parents[2] / "docs" / "fed_mrl.md"
 LEARN: dict[str, Any] = {"mu_policy.warmup": 2, "mu_policy.updates": 2, "mu_policy.explore": 0.5}
-
-
-def small_model(seed: int) -> dict[str, torch.Tensor]:
-    g = torch.Generator().manual_seed(seed)
-    return {
-        "conv.weight": torch.randn(3, 2, generator=g),
-        "bn.weight": torch.randn(3, generator=g),
-        "bn.running_var": torch.rand(3, generator=g),
-        "bn.num_batches_tracked": torch.tensor(seed % 7),
-        "head.weight": torch.randn(2, 3, generator=g),
-    }
 
 
 def report(**own: Any) -> dict[str, Any]:
@@ -84,12 +74,12 @@ class Server:
 
     def round(self, reports, current_round=0, *, asked=SITES, samples=None, states=None, received=None):
         """The directives in front of a round, its new model, and how it was weighed."""
-        received = small_model(99) if received is None else received
+        received = net_state(99) if received is None else received
         told = self.told(current_round, asked)
         shape = LikeReceived(received)
         self.collector.begin(current_round, self.num_rounds, shape=shape, received=received, sites=asked)
         for site, found in reports.items():
-            state = (states or {}).get(site, small_model(ord(site[0]) + current_round))
+            state = (states or {}).get(site, net_state(ord(site[0]) + current_round))
             update = {name: state[name] - tensor for name, tensor in received.items()}
             count = (samples or {}).get(site, 10)
             message = encode_reply(SiteReply(STATUS_OK, update=update, report=found, num_samples=count), current_round)
@@ -442,7 +432,7 @@ def test_the_rule_is_its_parts():
         assert weighing.values == {"mean_loss": pytest.approx(2.0 + r), **policy.choose(seen[-1])}
         for name, tensor in model.items():
             if tensor.is_floating_point():
-                expected = sum(weights[s] * small_model(ord(s) + r)[name].double() for s in SITES)
+                expected = sum(weights[s] * net_state(ord(s) + r)[name].double() for s in SITES)
                 torch.testing.assert_close(tensor.double(), expected, atol=1e-6, rtol=1e-6)
 
 
@@ -491,7 +481,7 @@ def test_one_site():
     for r in range(4):
         _, model, weighing = server.round({"a": report(train_loss=0.7)}, r, asked=("a",))
         assert weighing.sites == {"a": 1.0}
-        torch.testing.assert_close(model["head.weight"], small_model(ord("a") + r)["head.weight"])
+        torch.testing.assert_close(model["head.weight"], net_state(ord("a") + r)["head.weight"])
     assert server.told(4)["mean_loss"] == 0.7
 
 
@@ -639,7 +629,7 @@ def test_stock_controllers_cannot_tell_the_sites():
         found = FairAggregator(rule=FedMRL(**parts))
         for k, site in enumerate(SITES):
             meta = {"client_name": site, "fairflare": {"status": "ok", "num_samples": k + 1, "report": report()}}
-            found.accept_model(FLModel(params=small_model(k), params_type=ParamsType.FULL, current_round=0, meta=meta))
+            found.accept_model(FLModel(params=net_state(k), params_type=ParamsType.FULL, current_round=0, meta=meta))
         assert found.rejected == {}
         return found
 
@@ -648,7 +638,7 @@ def test_stock_controllers_cannot_tell_the_sites():
         with pytest.raises(RuntimeError, match=r"run it with fairflare\.flare\.controller\.RoundsController"):
             aggregator(**parts).aggregate_model()
     model = aggregator(weighting=BySamples(), mu_policy=FixedMu()).aggregate_model()
-    expected = sum((k + 1) / 6 * small_model(k)["head.weight"] for k in range(3))
+    expected = sum((k + 1) / 6 * net_state(k)["head.weight"] for k in range(3))
     torch.testing.assert_close(model.params["head.weight"], expected)
 
 
@@ -664,7 +654,7 @@ def test_renaming_the_sites_leaves_their_weights(settings):
         for r in range(3):
             _, _, weighing = server.round(
                 {name: report(train_loss=1.0 + k, accuracy=0.2 * k) for k, name in enumerate(names)}, r, asked=names,
-                states={name: small_model(10 * r + k) for k, name in enumerate(names)},
+                states={name: net_state(10 * r + k) for k, name in enumerate(names)},
                 samples={name: 3 + 5 * k for k, name in enumerate(names)},
             )  # fmt: skip
             found.append({k: weighing.sites[name] for k, name in enumerate(names)} | weighing.values)

@@ -21,7 +21,7 @@ from fairflare.exchange.messages import STATUS_FAILED, Message, SiteReply, decod
 from fairflare.federation.rounds import RESULTS_FOLDER, Place, Rounds
 from fairflare.federation.site import SITE_FILE, SiteWorker, own_settings
 from fairflare.federation.site_store import safe_name
-from fairflare.federation.transport import Listener
+from fairflare.federation.transport import Listener, Question
 from fairflare.methods.training import LocalTraining, SiteError
 
 if TYPE_CHECKING:
@@ -63,20 +63,12 @@ class LocalTransport:
     def sites(self) -> list[str]:
         return self.names
 
-    def ask(
-        self,
-        name: str,
-        task: Message,
-        sites: list[str],
-        *,
-        timeout: float,
-        enough: Callable[[], bool],
-        hand_over: Callable[[str, Message | str], bool],
-    ) -> None:
-        for site in sites:
-            if enough() or self.stopped():
+    def ask(self, question: Question) -> None:
+        for site in question.sites:
+            if question.enough() or self.stopped():
                 return
-            hand_over(site, encode_reply(self._perform(site, name, task), task.current_round))
+            reply = self._perform(site, question.name, question.task)
+            question.hand_over(site, encode_reply(reply, question.task.current_round))
 
     def say(self, text: str, *, warning: bool = False) -> None:
         log.log(logging.WARNING if warning else logging.INFO, "%s", text)

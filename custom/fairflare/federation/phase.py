@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from fairflare.exchange.messages import Message, num_bytes
 from fairflare.federation.collector import Training
-from fairflare.federation.transport import Transport
+from fairflare.federation.transport import Question, Transport
 from fairflare.methods.reports import ReportError
 from fairflare.reporting.results import PhaseRecord
 
@@ -163,7 +163,7 @@ class Exchange:
             late = self.grace > 0 and bool(enough_since) and time.monotonic() > enough_since[0] + self.grace
             return bool(fault) or late
 
-        self.transport.ask(phase.name, task, phase.asked, timeout=timeout, enough=enough, hand_over=hand_over)
+        self.transport.ask(Question(phase.name, task, phase.asked, timeout, enough, hand_over))
         with lock:
             over.append(True)  # what comes now is of a round that is done, or of a run that was stopped
             phase.seconds = time.monotonic() - started

@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fairflare.exchange.messages import Message
 from fairflare.reporting.records import RoundRecord
 
-__all__ = ["Listener", "RoundRecord", "Transport"]
+__all__ = ["Listener", "Question", "RoundRecord", "Transport"]
+
+
+@dataclass(frozen=True)
+class Question:
+    """One task for some sites.
+
+    Attributes:
+        name: ``train``, ``anchor`` or ``validate``.
+        task: what they get.
+        sites: who is asked.
+        timeout: seconds until the answers that are missing no longer count.
+        enough: says whether to stop waiting before that.
+        hand_over: to be called with a site and its message, or with the reason why there is none; True: it is used.
+    """
+
+    name: str
+    task: Message
+    sites: list[str]
+    timeout: float
+    enough: Callable[[], bool]
+    hand_over: Callable[[str, Message | str], bool]
 
 
 class Transport(Protocol):
@@ -17,23 +39,10 @@ class Transport(Protocol):
     def sites(self) -> list[str]:
         """Names of the sites of the job, also of those that do not answer at present."""
 
-    def ask(
-        self,
-        name: str,
-        task: Message,
-        sites: list[str],
-        *,
-        timeout: float,
-        enough: Callable[[], bool],
-        hand_over: Callable[[str, Message | str], bool],
-    ) -> None:
-        """Sends one task to ``sites`` and hands over each reply as it arrives, from any thread, one at a time.
+    def ask(self, question: Question) -> None:
+        """Sends the task and hands over each reply as it arrives, from any thread, one at a time.
 
-        Returns when every site has answered, after ``timeout`` seconds, when ``enough()`` or :meth:`stopped`.
-
-        Args:
-            name: ``train``, ``anchor`` or ``validate``.
-            hand_over: called with the site and its message, or with the reason why there is none; True: it is used.
+        Returns when every site has answered, after the timeout, when there is ``enough()``, or when :meth:`stopped`.
         """
 
     def stopped(self) -> bool:

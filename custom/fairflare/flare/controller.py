@@ -26,6 +26,7 @@ from fairflare.exchange.messages import Message
 from fairflare.federation.collector import printable
 from fairflare.federation.rounds import Place, Rounds, RunSettings, Stopped
 from fairflare.federation.site import SITE_FILE, read_site_file
+from fairflare.federation.transport import Question
 from fairflare.flare.tracking import FlareEvents
 from fairflare.flare.wire import from_model, to_model
 from fairflare.methods.rule import OLD_JOB, Rule
@@ -97,30 +98,26 @@ class RoundsController(RunSettings, ModelController):
     def sites(self) -> list[str]:
         return sorted(client.name for client in self.engine.get_clients())
 
-    def ask(
-        self,
-        name: str,
-        task: Message,
-        sites: list[str],
-        *,
-        timeout: float,
-        enough: Callable[[], bool],
-        hand_over: Callable[[str, Message | str], bool],
-    ) -> None:
+    def ask(self, question: Question) -> None:
         def received(reply: FLModel) -> bool:
             site = str((reply.meta or {}).get("client_name"))
-            used = hand_over(site, from_model(reply))
+            used = question.hand_over(site, from_model(reply))
             reply.params = None  # FLARE keeps the message for a while
             return used
 
-        self._hand_over = hand_over
-        message = to_model(task, self.num_rounds)
-        self.send_model(task_name=name, data=message, targets=sites, timeout=math.ceil(timeout), callback=received)
-        started = time.monotonic()
+        self._hand_over = question.hand_over
+        self.send_model(
+            task_name=question.name,
+            data=to_model(question.task, self.num_rounds),
+            targets=question.sites,
+            timeout=math.ceil(question.timeout),
+            callback=received,
+        )
+        end = time.monotonic() + question.timeout
         while self.get_num_standing_tasks():
             if self.stopped():
                 break
-            if enough() or time.monotonic() > started + timeout:
+            if question.enough() or time.monotonic() > end:
                 self.cancel_all_tasks()
                 break
             time.sleep(min(self.task_check_period, 0.05))

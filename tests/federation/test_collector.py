@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fairflare import __version__
+from fairflare.core.settings import settings
 from fairflare.exchange.messages import Message, num_bytes
 from fairflare.federation.collector import (
     MAX_SAMPLES,
@@ -29,7 +30,6 @@ from fairflare.methods.fed_ism import FedISM
 from fairflare.methods.fed_lwr import FedLWR
 from fairflare.methods.reports import Field, ReportError, read_report, shortened
 from fairflare.methods.rule import RoundInputs, Rule, Weighing
-from fairflare.settings import settings
 
 from .examples import (
     LAYERS,

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from fairflare.core.settings import build
 from fairflare.methods.catalog import all_methods
 from fairflare.methods.reports import Field, ReportError
 from fairflare.methods.rule import Rule, Weighing
-from fairflare.settings import build
 
 from .examples import (
     LAYERS,

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from fairflare.core.fairness import summarize
+from fairflare.core.settings import settings
 from fairflare.exchange.messages import Message
 from fairflare.exchange.staging import Staging
 from fairflare.federation.phase import ServerFault
@@ -23,7 +24,6 @@ from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_lwr import FedLWR
 from fairflare.methods.rule import RoundInputs, Rule, Weighing
 from fairflare.reporting.results import ResultsStore, RoundRecord
-from fairflare.settings import settings
 
 from .network import SILENT, SITES, Line, Run, good, misbehave, number
 

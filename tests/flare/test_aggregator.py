@@ -20,6 +20,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_common.workflows.fedavg import FedAvg as StockFedAvg
 from nvflare.job_config.api import FedJob
 
+from fairflare.core.settings import build, values_of
 from fairflare.exchange.staging import Staging
 from fairflare.federation.collector import QuorumError
 from fairflare.flare.aggregator import FairAggregator
@@ -28,7 +29,6 @@ from fairflare.methods.catalog import all_methods
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_ism import FedISM
 from fairflare.methods.fed_lwr import FedLWR
-from fairflare.settings import build, values_of
 
 from ..federation.examples import example_report
 from ..unit.test_settings import Builder

@@ -23,6 +23,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from fairflare import __version__
+from fairflare.core.settings import field_names, values_of
 from fairflare.exchange.messages import Message
 from fairflare.federation.rounds import RoundFailed
 from fairflare.flare.controller import RoundsController
@@ -34,7 +35,6 @@ from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_lwr import FedLWR
 from fairflare.recipes import FairRecipe
 from fairflare.reporting.results import RoundRecord
-from fairflare.settings import field_names, values_of
 
 from ..federation.network import SILENT, SITES, Line, good, misbehave
 from ..unit.test_settings import Builder

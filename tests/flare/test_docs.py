@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import fairflare.methods
+from fairflare.core.settings import described
 from fairflare.federation.local import run_local
 from fairflare.federation.plan import make_plan
 from fairflare.methods.catalog import all_methods
 from fairflare.recipes import FairRecipe
-from fairflare.settings import described
 
 ROOT = Path(__file__).parents[2]
 TINY = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.3, "local_epochs": 1}

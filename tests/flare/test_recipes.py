@@ -16,10 +16,10 @@ from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.fuel.utils.component_builder import ComponentBuilder
 
 import fairflare
+from fairflare.core.settings import field_names, values_of
 from fairflare.federation.plan import TASKS_BY_KIND, load_task_class, site_list
 from fairflare.methods.catalog import all_methods
 from fairflare.recipes import FairRecipe, FedAvgRecipe, FedLWRRecipe
-from fairflare.settings import field_names, values_of
 from tests.old_jobs import OLD_JOB, as_exported_before
 
 ROOT = Path(__file__).parents[2]

@@ -19,9 +19,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fairflare.cli import parse_settings
+from fairflare.cli.commands import parse_settings
 from fairflare.core import losses
 from fairflare.core.mu_rewards import MU_GRID
+from fairflare.core.settings import build, described, values_of
 from fairflare.exchange.messages import STATUS_FAILED, STATUS_OK, SiteReply, SiteTask, encode_reply
 from fairflare.federation import site as site_half
 from fairflare.federation.checkpoint import CheckpointFolder
@@ -38,7 +39,6 @@ from fairflare.methods.mu_policy import FixedMu, QMixMu, RandomMu, VdnMu
 from fairflare.methods.reports import ReportError
 from fairflare.methods.training import LocalTraining
 from fairflare.methods.weightings import BySamples, BySom, Uniform
-from fairflare.settings import build, described, values_of
 from fairflare.tasks.segmentation import SegmentationTask
 
 from ..unit.test_som import Reference
@@ -235,7 +235,8 @@ def test_site_settings_out_of_range(settings, message):
 def test_report(tmp_path):
     """What each number is measured on."""
     state = start()
-    worker, reply = train(FairProximalTraining(batch_size=8, local_epochs=2), tmp_path, state, {"mean_loss": 1.5})
+    training = FairProximalTraining(batch_size=8, local_epochs=2, learning_rate=0.01)
+    worker, reply = train(training, tmp_path, state, {"mean_loss": 1.5})
     data = worker._data
     assert data is not None
     assert reply.update is not None
@@ -245,6 +246,7 @@ def test_report(tmp_path):
         model.load_state_dict(tensors)
         found.append(worker.task.evaluate(model, data.batches("validation", batch_size=8), worker.device)["accuracy"])
     assert (reply.report["global_accuracy"], reply.report["accuracy"]) == tuple(found)
+    assert found[0] != found[1]
     assert reply.report["num_validation"] == data.num_samples("validation")
     counts = data.class_counts("training").double()
     shares = counts[counts > 0] / counts.sum()
@@ -745,6 +747,15 @@ def test_neurons_lie_in_the_folder_of_the_run(tmp_path):
     other.rule.load_state_dict(server.rule.state_dict())
     with pytest.raises(RuntimeError, match=r"the map's neurons after 5 round\(s\) are not in .*elsewhere"):
         other.round(everybody(), 5)
+
+
+def test_neurons_that_travelled_lie_in_the_folder_from_then_on(tmp_path):
+    server, other = Server(), Server()
+    server.round(everybody())
+    other.rule.memory_folder = tmp_path
+    other.rule.load_state_dict(server.rule.state_dict())
+    assert [p.name for p in (tmp_path / "som").iterdir()] == ["000001"]
+    assert other.round(everybody(), 1)[2] == server.round(everybody(), 1)[2]
 
 
 # ------------------------------------------------------------------------------------------------ together

@@ -15,13 +15,13 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from fairflare import cli
+from fairflare.cli import commands as cli
+from fairflare.cli.run_view import RunView
+from fairflare.core.settings import Part, choices, described, settings, typed, values_of
+from fairflare.federation.describe import sections
 from fairflare.federation.plan import TASKS_BY_KIND, load_task_class, make_plan
 from fairflare.methods.catalog import all_methods
-from fairflare.methods.describe import sections
 from fairflare.methods.fed_mrl import FedMRL
-from fairflare.run_view import RunView
-from fairflare.settings import Part, choices, described, settings, typed, values_of
 
 ROOT = Path(__file__).parents[2]
 METHODS = list(all_methods())
@@ -268,7 +268,7 @@ def test_other_mistakes_are_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fairflare.simulate.simulate", lambda *a: pytest.fail("the simulator was started"))
+    monkeypatch.setattr("fairflare.cli.simulate.simulate", lambda *a: pytest.fail("the simulator was started"))
     assert message in one_line(fairflare(*arguments))
     assert list(tmp_path.iterdir()) == []
 
@@ -294,7 +294,7 @@ def test_a_broken_task_file_is_one_line(tmp_path: Path, text: str, message: str)
 BUG = """
 import sys
 import fairflare.recipes
-from fairflare import cli
+from fairflare.cli import commands as cli
 
 
 def broken(*arguments, **named):

@@ -16,11 +16,11 @@ import torch
 from nvflare.fuel.utils.class_utils import get_component_init_parameters, instantiate_class
 from PIL import Image
 
+from fairflare.core.settings import described
 from fairflare.data.corruptions import CORRUPTIONS
 from fairflare.data.datalist import SPLITS, DataError, write_datalist
 from fairflare.data.phantoms import PHANTOMS
 from fairflare.data.phantoms.plan import PARTITIONS, SHARD_MODES
-from fairflare.settings import described
 from fairflare.tasks.base import SiteData, Task
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import FolderData, SegmentationTask

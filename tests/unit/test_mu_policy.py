@@ -15,9 +15,9 @@ import torch
 
 from fairflare.core.mu_rewards import MU_GRID
 from fairflare.core.qmix import QMix
+from fairflare.core.settings import build, choices, field_names
 from fairflare.methods import mu_policy
 from fairflare.methods.mu_policy import FixedMu, MuPolicy, QMixMu, RandomMu, VdnMu
-from fairflare.settings import build, choices, field_names
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SITES = ("a", "b", "c")

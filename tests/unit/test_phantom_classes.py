@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fairflare.core.settings import field_names
 from fairflare.data.corruptions import corrupt, image_seed
 from fairflare.data.partitions import iid_partition, stratified_split
 from fairflare.data.phantoms import PHANTOMS, PhantomPlan, class_site, classes
 from fairflare.data.phantoms.canvas import Canvas
 from fairflare.data.phantoms.classes import class_counts
 from fairflare.data.phantoms.sheet import class_sheet, main
-from fairflare.settings import field_names
 
 PLAN = PhantomPlan(image_size=32, num_samples=240, num_test=64)
 

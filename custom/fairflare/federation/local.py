@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fairflare.core.settings import values_of
 from fairflare.exchange.messages import STATUS_FAILED, Message, SiteReply, decode_task, encode_reply
 from fairflare.federation.rounds import RESULTS_FOLDER, Place, Rounds
 from fairflare.federation.site import SITE_FILE, SiteWorker, own_settings
 from fairflare.federation.site_store import safe_name
 from fairflare.federation.transport import Listener
 from fairflare.methods.training import LocalTraining, SiteError
-from fairflare.settings import values_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fairflare.core.task import Task
     from fairflare.federation.plan import Plan
-    from fairflare.tasks.base import Task
 
 log = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.checks import choice, different, nearest, whole
+from fairflare.core.settings import build, field_names
+from fairflare.core.task import Task
 from fairflare.federation.rounds import RunSettings
 from fairflare.methods.catalog import Method, get_method
 from fairflare.methods.rule import OLD_JOB, Rule
 from fairflare.methods.training import LocalTraining
-from fairflare.settings import build, field_names
-from fairflare.tasks.base import Task
 
 # Kinds of task: the file a job carries for each, with a class Task that the user may edit.
 TASKS_BY_KIND = {

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fairflare import __version__
+from fairflare.core.settings import Flag, NonNegative, Positive, PositiveInt, Whole, settings, values_of
 from fairflare.core.states import check_state
 from fairflare.exchange.messages import (
     TASK_ANCHOR,
@@ -39,10 +40,9 @@ from fairflare.federation.site_store import safe_name
 from fairflare.federation.transport import Listener, Transport
 from fairflare.methods.rule import Rule, State
 from fairflare.reporting.results import PhaseRecord, RoundRecord
-from fairflare.settings import Flag, NonNegative, Positive, PositiveInt, Whole, settings, values_of
 
 if TYPE_CHECKING:
-    from fairflare.tasks.base import Task
+    from fairflare.core.task import Task
 
 RESULTS_FOLDER = "fairflare"
 

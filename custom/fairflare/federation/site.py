@@ -35,7 +35,7 @@ from fairflare.federation.site_store import SiteStore
 from fairflare.methods.training import LocalTraining, SiteError, SiteRun
 
 if TYPE_CHECKING:
-    from fairflare.tasks.base import SiteData, Task
+    from fairflare.core.task import SiteData, Task
 
 log = logging.getLogger(__name__)
 

@@ -17,13 +17,13 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 
 from fairflare import __version__
+from fairflare.core.settings import PositiveInt, settings
 from fairflare.core.states import State, check_state
 from fairflare.exchange.messages import STATUS_OK, Message, clean_state
 from fairflare.federation.collector import Collector, is_finite, printable
 from fairflare.flare.wire import META_KEY, from_model
 from fairflare.methods.reports import ReportError
 from fairflare.methods.rule import Rule, Weighing
-from fairflare.settings import PositiveInt, settings
 
 log = logging.getLogger(__name__)
 Signature = tuple[Any, ...]

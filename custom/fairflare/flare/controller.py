@@ -20,6 +20,8 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_common.workflows.model_controller import ModelController
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
+from fairflare.core.settings import Positive, settings
+from fairflare.core.task import Task
 from fairflare.exchange.messages import Message
 from fairflare.federation.collector import printable
 from fairflare.federation.rounds import RESULTS_FOLDER, Place, Rounds, RunSettings, Stopped
@@ -29,8 +31,6 @@ from fairflare.flare.wire import from_model, to_model
 from fairflare.methods.rule import OLD_JOB, Rule
 from fairflare.reporting.results import read_results
 from fairflare.reporting.table import fairness_table
-from fairflare.settings import Positive, settings
-from fairflare.tasks.base import Task
 
 
 @settings

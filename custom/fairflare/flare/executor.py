@@ -12,6 +12,8 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
+from fairflare.core.settings import Flag, settings
+from fairflare.core.task import Task
 from fairflare.exchange.messages import (
     STATUS_FAILED,
     STATUS_OK,
@@ -27,8 +29,6 @@ from fairflare.federation.site import SITE_FILE, SiteWorker, read_site_file
 from fairflare.federation.site_store import safe_name
 from fairflare.flare.wire import from_model, to_model
 from fairflare.methods.training import LocalTraining, SiteError
-from fairflare.settings import Flag, settings
-from fairflare.tasks.base import Task
 
 
 @settings

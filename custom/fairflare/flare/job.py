@@ -10,12 +10,12 @@ from nvflare.job_config.api import FedJob
 from nvflare.job_config.fed_job_config import FedJobConfig
 
 import fairflare
+from fairflare.core.settings import field_names
 from fairflare.exchange.messages import TASKS
 from fairflare.federation.plan import Plan
 from fairflare.flare.controller import RoundsController
 from fairflare.flare.executor import SiteExecutor
 from fairflare.flare.tracking import TensorBoard
-from fairflare.settings import field_names
 
 PACKAGINGS = ("task_file", "preinstalled", "bundle")
 # A site asks for its next task this often; FLARE's default of 2 s would dominate short phases.

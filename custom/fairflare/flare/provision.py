@@ -12,7 +12,7 @@ from nvflare.lighter.entity import Participant, Project
 from nvflare.lighter.spec import Builder
 from pydantic import Field
 
-from fairflare.settings import Flag, Positive, settings
+from fairflare.core.settings import Flag, Positive, settings
 
 EVERY_SITE = "*"
 # Who may do what at a site, unless the project file says otherwise: nobody may bring code or open a shell.

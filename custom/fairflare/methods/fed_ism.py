@@ -18,13 +18,13 @@ from typing import Any, Literal
 
 import torch
 
+from fairflare.core.settings import Flag, NonNegative, Positive, Share, settings
 from fairflare.core.sharpness import GSAM, search_distance, sharpness
 from fairflare.core.weighting import moving_average, normalise, power_weights
 from fairflare.methods.catalog import Method
 from fairflare.methods.reports import Field
 from fairflare.methods.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.training import LocalTraining, SiteError, SiteRun
-from fairflare.settings import Flag, NonNegative, Positive, Share, settings
 
 VARIANTS = {"S": "sharpness", "L": "perturbed_loss"}
 

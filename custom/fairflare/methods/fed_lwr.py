@@ -22,6 +22,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from pydantic import Field as Bounds
 
+from fairflare.core.settings import Fraction, PositiveInt, settings
 from fairflare.core.similarity import LayerSimilarity, layerwise_cka, layerwise_cosine
 from fairflare.core.weighting import dissimilarity_weights
 from fairflare.methods.catalog import Method
@@ -30,7 +31,6 @@ from fairflare.methods.layer_scores import by_granularity, filled, from_layer
 from fairflare.methods.reports import Field, ReportError
 from fairflare.methods.rule import RoundInputs, Rule, Weighing
 from fairflare.methods.training import LocalTraining, SiteRun
-from fairflare.settings import Fraction, PositiveInt, settings
 
 log = logging.getLogger(__name__)
 Preset = Literal["paper", "authors"]

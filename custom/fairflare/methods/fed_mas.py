@@ -16,11 +16,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field as Bounds
 
 from fairflare.core.priors import RunningClassMean, rescue_factor
+from fairflare.core.settings import Flag, NonNegative, PositiveInt, Text, settings
 from fairflare.core.weighting import rescue_weights
 from fairflare.methods.bsm import JOB, LEARNS
 from fairflare.methods.catalog import Method
@@ -28,8 +30,8 @@ from fairflare.methods.prior_features import Priors, SitePrior
 from fairflare.methods.reports import Field
 from fairflare.methods.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.training import LocalTraining, SiteError, SiteRun
-from fairflare.settings import Flag, NonNegative, PositiveInt, Text, settings
 
+Encoder = Literal["embedded", "resnet18", "resnet50", "densenet121"] | Annotated[str, Bounds(pattern="^timm:.+")]
 MAX_RESCUE_FACTOR = 16e6  # 16 E |C|, for a million of epochs times classes
 
 
@@ -75,17 +77,13 @@ class RescueTraining(LocalTraining):
 
     lambda_f: NonNegative = 3.0
     prior: Text | None = None
-    prior_network: str = "embedded"
-    prior_image_size: PositiveInt | None = None
+    prior_network: Encoder = "embedded"
+    prior_image_size: Annotated[PositiveInt, Bounds(ge=32)] | None = None
     rf_mode: Literal["paper", "code", "class_mean"] = "paper"
     rf_source: Literal["prior", "supervised"] = "prior"
     cache_features: Flag = True
 
     def __post_init__(self) -> None:
-        from fairflare.tasks.priors import check_image_size, check_prior_network
-
-        check_prior_network(self.prior_network)
-        check_image_size(self.prior_image_size)
         self._priors = Priors(self.prior_network, self.prior, self.prior_image_size)
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
@@ -139,7 +137,7 @@ class RescueTraining(LocalTraining):
 
     def _look_at_all(self, run: SiteRun, model: torch.nn.Module) -> None:
         """One pass over the images as they are: w of the received model, and the features that are not known yet."""
-        from fairflare.tasks.base import evaluating
+        from fairflare.core.task import evaluating
 
         order = run.data.order("training")
         own: _Rescue = run.own

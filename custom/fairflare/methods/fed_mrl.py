@@ -20,6 +20,7 @@ import torch
 
 from fairflare.core import losses
 from fairflare.core.mu_rewards import INITIAL_MU, label_entropy
+from fairflare.core.settings import Flag, NonNegative, Positive, settings
 from fairflare.methods.catalog import Method
 from fairflare.methods.fed_prox import JOB, SETTINGS, ProximalTraining, Pull
 from fairflare.methods.mu_policy import FixedMu, MuPolicy, QMixMu
@@ -27,7 +28,6 @@ from fairflare.methods.reports import Field, ReportError
 from fairflare.methods.rule import RoundInputs, Rule, Weighing
 from fairflare.methods.training import SiteRun
 from fairflare.methods.weightings import BySom, Weighting
-from fairflare.settings import Flag, NonNegative, Positive, settings
 
 # ------------------------------------------------------------------------------------------------ site half, part A
 
@@ -105,7 +105,7 @@ class FairProximalTraining(ProximalTraining):
         return factor if self.fair_clamp is None else min(max(factor, self.fair_clamp), self.fair_max)
 
     def _whole_loss(self, run: SiteRun, model: torch.nn.Module) -> float:
-        from fairflare.tasks.base import evaluating
+        from fairflare.core.task import evaluating
 
         total = 0.0
         with evaluating(model):

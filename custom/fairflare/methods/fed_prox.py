@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from fairflare.core import losses
+from fairflare.core.settings import NonNegative, settings
 from fairflare.methods.catalog import Method
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.training import LocalTraining, SiteRun
-from fairflare.settings import NonNegative, settings
 
 FALLBACK_MU = 1e-5  # in place of one that a server sends and that is no proximal coefficient
 

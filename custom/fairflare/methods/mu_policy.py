@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from fairflare.core.mu_rewards import INITIAL_MU, MU_GRID, global_accuracy, observation, reward
 from fairflare.core.q_learning import CAPACITY
 from fairflare.core.qmix import REWARD_DELAY, QMix
-from fairflare.settings import Flag, Fraction, NonNegativeInt, Part, Positive, PositiveInt, settings
+from fairflare.core.settings import Flag, Fraction, NonNegativeInt, Part, Positive, PositiveInt, settings
 
 if TYPE_CHECKING:
     from fairflare.methods.rule import RoundInputs

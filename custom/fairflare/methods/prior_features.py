@@ -13,7 +13,7 @@ from fairflare.core.priors import prior_distance
 from fairflare.methods.training import SiteError, SiteRun
 
 if TYPE_CHECKING:
-    from fairflare.tasks.priors import PriorNetwork
+    from fairflare.core.task import PriorNetwork
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ class Priors:
     """Prior networks and features of a process; one object may serve several sites.
 
     Args:
-        kind: architecture, see :func:`fairflare.tasks.priors.load_prior`.
+        kind: architecture, see :meth:`fairflare.core.task.Task.load_prior`.
         checkpoint: file, unless a site names its own; ``None``: the packaged one.
         image_size: images are resized to this; ``None``: as the task has them.
     """
@@ -38,8 +38,6 @@ class Priors:
         Raises:
             SiteError: the checkpoint cannot be used, or does not fit the model's projection head.
         """
-        from fairflare.tasks.priors import load_prior
-
         file = run.settings.get("prior", self.checkpoint)
         if file is not None and (not isinstance(file, str) or not file):
             raise SiteError(
@@ -48,7 +46,7 @@ class Priors:
             )
         if file not in self._networks:
             try:
-                self._networks[file] = load_prior(self.kind, file, self.image_size)
+                self._networks[file] = run.task.load_prior(self.kind, file, self.image_size)
             except ValueError as error:
                 raise SiteError(
                     f"site {run.site!r}: {error}",

@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 import torch
 
 from fairflare.core import checks
+from fairflare.core.settings import settings
 from fairflare.core.weighting import normalise
 from fairflare.methods.reports import Field
-from fairflare.settings import settings
 
 log = logging.getLogger(__name__)
 State = Mapping[str, torch.Tensor]
@@ -73,7 +73,7 @@ class Rule(ABC):
     """Server half of a method.
 
     A subclass declares what a site must report (``report_fields``, and ``anchor_fields`` for a two-phase method) and
-    implements :meth:`weigh`. Its settings are typed fields; see :func:`fairflare.settings.settings`.
+    implements :meth:`weigh`. Its settings are typed fields; see :func:`fairflare.core.settings.settings`.
     """
 
     report_fields: ClassVar[tuple[Field, ...]] = ()

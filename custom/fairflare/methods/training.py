@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import torch
 
 from fairflare.core import losses
-from fairflare.settings import BelowOne, Flag, NonNegative, Positive, PositiveInt, settings
+from fairflare.core.settings import BelowOne, Flag, NonNegative, Positive, PositiveInt, settings
 
 if TYPE_CHECKING:
-    from fairflare.tasks.base import SiteData, Task
+    from fairflare.core.task import SiteData, Task
 
 
 class SiteError(RuntimeError):

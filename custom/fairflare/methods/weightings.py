@@ -7,10 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from fairflare.core.settings import (
+    Flag,
+    NonNegative,
+    NonNegativeInt,
+    Part,
+    Positive,
+    PositiveInt,
+    field_names,
+    settings,
+)
 from fairflare.core.som import SelfOrganizingMap
 from fairflare.core.weighting import normalise, uniform_weights
 from fairflare.exchange.tensor_folder import TensorFolders
-from fairflare.settings import Flag, NonNegative, NonNegativeInt, Part, Positive, PositiveInt, field_names, settings
 
 if TYPE_CHECKING:
     from fairflare.methods.rule import RoundInputs

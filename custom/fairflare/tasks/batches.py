@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from monai.transforms import Compose, RandAdjustContrastd, RandAffined, RandFlipd, RandScaleIntensityd
 from torch.utils.data import DataLoader, Dataset
 
-from fairflare.tasks.base import Batches
+from fairflare.core.task import Batches
 
 if TYPE_CHECKING:
-    from fairflare.tasks.base import Batch
-    from fairflare.tasks.images import ImageData
+    from fairflare.core.task import Batch
+
+
+class Images(Protocol):
+    """What the loader needs of a site's data; :class:`fairflare.tasks.images.ImageData` has it."""
+
+    moves_targets: ClassVar[bool]
+
+    def num_samples(self, split: str) -> int: ...
+
+    def read(self, split: str, indices: Sequence[int]) -> Batch: ...
 
 
 class Split(Dataset[Any]):
     """A split as the loader sees it; it asks for the samples of a batch at once."""
 
-    def __init__(self, data: ImageData, split: str) -> None:
+    def __init__(self, data: Images, split: str) -> None:
         self.data = data
         self.split = split
 
@@ -31,7 +40,7 @@ class Split(Dataset[Any]):
         return inputs, targets.float() if self.data.moves_targets else targets
 
 
-def loaded(data: ImageData, split: str, batch_size: int, order: Sequence[int]) -> Batches:
+def loaded(data: Images, split: str, batch_size: int, order: Sequence[int]) -> Batches:
     """The samples of a split in this order; can be gone through again."""
     # A generator of its own: the loader would draw from torch's global one, which belongs to the training.
     return DataLoader(Split(data, split), batch_size, sampler=order, collate_fn=_whole, generator=torch.Generator())

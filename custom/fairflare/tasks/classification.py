@@ -11,9 +11,9 @@ import numpy as np
 from pydantic import Field
 
 from fairflare.core import checks
+from fairflare.core.settings import Flag, Fraction, NonNegativeInt, PositiveInt, settings
 from fairflare.data.datalist import DataError, Datalist, Sample
 from fairflare.data.phantoms import PHANTOMS, PhantomPlan
-from fairflare.settings import Flag, Fraction, NonNegativeInt, PositiveInt, settings
 from fairflare.tasks.base import SiteData, evaluating
 from fairflare.tasks.images import (
     CACHE_BYTES,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import torch
     from monai.transforms import Compose
 
-    from fairflare.tasks.base import Batch, Device
+    from fairflare.core.task import Batch, Device, PriorNetwork
     from fairflare.tasks.networks import Classifier
 
 PLAN_NAMES = {  # arguments of the plan as the task calls them
@@ -216,6 +216,12 @@ class ClassificationTask(ImageTask):
         if not isinstance(model, Classifier):
             raise ValueError(f"initial_weights needs a Classifier, build_model gave {type(model).__name__}")
         return load_encoder(model, Path(path))
+
+    def load_prior(self, network: str, checkpoint: str | None, image_size: int | None) -> PriorNetwork:
+        """See :func:`fairflare.tasks.priors.load_prior`."""
+        from fairflare.tasks.priors import load_prior
+
+        return load_prior(network, checkpoint, image_size)
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Cross-entropy."""

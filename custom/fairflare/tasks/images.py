@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from fairflare.core import checks
+from fairflare.core.settings import NonNegativeInt, PositiveInt, field_names, settings
 from fairflare.data.datalist import DataError, Datalist, load_datalist, suggest
-from fairflare.settings import NonNegativeInt, PositiveInt, field_names, settings
 from fairflare.tasks.base import Batches, SiteData, Task
 
 if TYPE_CHECKING:
     from monai.data import CacheDataset
     from monai.transforms import Compose
 
-    from fairflare.tasks.base import Batch
+    from fairflare.core.task import Batch
 
 CACHE_BYTES = 2**30  # decoded images of a site that are kept in memory, all splits together
 OTHER_KEYS = (  # of the site file, not the task's business

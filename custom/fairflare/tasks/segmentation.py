@@ -9,8 +9,8 @@ import numpy as np
 from pydantic import Field
 
 from fairflare.core import checks
+from fairflare.core.settings import NonNegativeInt, PositiveInt, settings
 from fairflare.data.datalist import SPLITS, Datalist
-from fairflare.settings import NonNegativeInt, PositiveInt, settings
 from fairflare.tasks.base import SiteData, evaluating
 from fairflare.tasks.images import (
     Augmentations,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
     from monai.transforms import Compose
 
-    from fairflare.tasks.base import Batch, Device
+    from fairflare.core.task import Batch, Device
 
 THRESHOLD = 0.5
 

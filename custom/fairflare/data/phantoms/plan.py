@@ -12,6 +12,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from fairflare.core.checks import choice, number
+from fairflare.core.settings import Flag, Fraction, NonNegative, NonNegativeInt, PositiveInt, field_names, settings
 from fairflare.data.corruptions import CORRUPTIONS, SEVERITIES
 from fairflare.data.partitions import SHARD_MODES
 from fairflare.data.phantoms.canvas import Canvas
@@ -25,7 +26,6 @@ from fairflare.data.phantoms.dermoscopy import (
 )
 from fairflare.data.phantoms.endoscopy import HYPERKVASIR, HYPERKVASIR_COUNTS, HYPERKVASIR_GROUPS, draw_endoscopy
 from fairflare.data.phantoms.fundus import GRADE_COUNTS, GRADES, draw_fundus
-from fairflare.settings import Flag, Fraction, NonNegative, NonNegativeInt, PositiveInt, field_names, settings
 
 Images = npt.NDArray[np.uint8]
 Scene = Callable[[Canvas, str, "str | None"], Images]

@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from fairflare.settings import Setting
+    from fairflare.core.settings import Setting
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -65,7 +65,7 @@ def plan_options(
         float, typer.Option(help="Seconds for late sites once enough answered; 0: the whole timeout.")
     ] = 0.0,
 ) -> dict[str, Any]:
-    """The options that say what is run: arguments of :class:`fairflare.recipes.FairRecipe`."""
+    """The options that say what is run: arguments of :class:`fairflare.flare.recipes.FairRecipe`."""
     return {
         "method": method,
         "task": task,
@@ -120,11 +120,11 @@ def top(
 @app.command("list")
 def list_methods() -> None:
     """The methods, with what they do and where they come from."""
-    from fairflare.methods.catalog import all_methods
+    from fairflare.federation.describe import overview
 
     table = Table("job", "method", "what it does", "source", box=None, pad_edge=False)
-    for method in all_methods().values():
-        table.add_row(method.name, method.title, method.summary, method.source)
+    for row in overview():
+        table.add_row(*row)
     console.print(table)
 
 
@@ -134,23 +134,21 @@ def describe(
     markdown: Annotated[bool, typer.Option("--markdown", help="Tables in Markdown.")] = False,
 ) -> None:
     """Every setting of a method, for --set: type and range, default, meaning."""
-    from fairflare.methods.describe import quick_job, sections
-    from fairflare.settings import markdown as as_markdown
+    from fairflare.federation.describe import page, quick_job, sections
 
     with user_errors():
         found = sections(method)
+    if markdown:
+        typer.echo(page(method))
+        return
     for title, settings in found.items():
-        if markdown:
-            typer.echo(f"## {title}\n\n{as_markdown(settings)}\n")
-            continue
         table = Table("setting", "what it is", title=title, title_justify="left", box=None, pad_edge=False)
         table.columns[0].overflow = "fold"
         for setting in settings:
             table.add_row(escape(setting.name), escape(in_lines(setting)))
         console.print(table)
         console.print()
-    if not markdown:
-        console.print(escape(f"{VALUES} {quick_job(method)}"), highlight=False)
+    console.print(escape(f"{VALUES} {quick_job(method)}"), highlight=False)
 
 
 @app.command()
@@ -172,8 +170,8 @@ def run(
     ] = False,
 ) -> None:
     """Runs a method in FLARE's simulator and prints the fairness table. Exit code 1 when the run failed."""
-    from fairflare.recipes import FairRecipe
-    from fairflare.simulate import simulate
+    from fairflare.cli.simulate import simulate
+    from fairflare.flare.recipes import FairRecipe
 
     workspace = (workspace or Path("runs") / plan["method"]).absolute()
     with user_errors():
@@ -202,7 +200,7 @@ def export(
     bundle: Annotated[bool, typer.Option("--bundle", help="Carry the whole package in the job.")] = False,
 ) -> None:
     """Writes a method as a FLARE job folder."""
-    from fairflare.recipes import FairRecipe
+    from fairflare.flare.recipes import FairRecipe
 
     with user_errors():
         if preinstalled and bundle:
@@ -233,7 +231,7 @@ def show(
 
 def in_lines(setting: Setting) -> str:
     """Type, range and default; the meaning; what it belongs to."""
-    from fairflare.settings import typed
+    from fairflare.core.settings import typed
 
     default = "required" if setting.required else "" if setting.default == "" else f"default {typed(setting.default)}"
     lines = [f"{setting.wanted}; {default}".rstrip("; "), setting.meaning.replace("`", "")]
@@ -270,8 +268,8 @@ def parse_settings(items: list[str]) -> dict[str, Any]:
 
 def run_here(recipe: Any, workspace: Path, local: dict[str, Any], log_path: Path) -> int:
     """Runs a recipe's plan in this process; the log goes into the file where the simulator's would be."""
+    from fairflare.cli.run_view import RunView
     from fairflare.federation.local import run_local
-    from fairflare.run_view import RunView
 
     handler = logging.FileHandler(log_path, mode="w", encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s - %(name)s - %(levelname)s - %(message)s"))

@@ -5,8 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from fairflare.methods.catalog import get_method
-from fairflare.settings import Setting, described, typed
+from fairflare.core.settings import Setting, described, markdown, typed
+from fairflare.federation.plan import TASKS_BY_KIND, load_task_class
+from fairflare.methods.catalog import all_methods, get_method
+
+
+def overview() -> list[tuple[str, str, str, str]]:
+    """Name, title, summary and source of every method."""
+    return [(m.name, m.title, m.summary, m.source) for m in all_methods().values()]
 
 
 def sections(name: str) -> dict[str, list[Setting]]:
@@ -16,11 +22,21 @@ def sections(name: str) -> dict[str, list[Setting]]:
         ValueError: unknown method.
     """
     method = get_method(name)
+    task = load_task_class(TASKS_BY_KIND[method.task])
     return {
         f"{method.title}, at the server: {method.rule.__name__}": _with(described(method.rule), method.server),
         f"{method.title}, at the sites: {method.training.__name__}": _with(described(method.training), method.site),
-        f"{method.title}, task: {method.task}": _with(described(_task_class(method.task)), method.learns),
+        f"{method.title}, task: {method.task}": _with(described(task), method.learns),
     }
+
+
+def page(name: str) -> str:
+    """The same as Markdown.
+
+    Raises:
+        ValueError: unknown method.
+    """
+    return "\n\n".join(f"## {title}\n\n{markdown(found)}" for title, found in sections(name).items())
 
 
 def quick_job(name: str) -> str:
@@ -32,13 +48,3 @@ def quick_job(name: str) -> str:
 
 def _with(found: list[Setting], chosen: Any) -> list[Setting]:
     return [replace(s, default=chosen[s.name], required=False) if s.name in chosen else s for s in found]
-
-
-def _task_class(kind: str) -> type:
-    if kind == "segmentation":
-        from fairflare.tasks.segmentation import SegmentationTask
-
-        return SegmentationTask
-    from fairflare.tasks.classification import ClassificationTask
-
-    return ClassificationTask

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairflare.run_view import RunView
+from fairflare.cli.run_view import RunView
 
 if TYPE_CHECKING:
-    from fairflare.recipes import FairRecipe
+    from fairflare.flare.recipes import FairRecipe
 
 RUN_FOLDER = Path("server") / "simulate_job" / "fairflare"  # in the simulator's workspace
 

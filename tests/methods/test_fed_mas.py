@@ -403,7 +403,7 @@ def test_bad_settings_are_replies(worker, training, settings, task, message, cap
         ({"rf_source": "sup"}, "rf_source must be one of"),
         ({"prior": ""}, "prior must be a text, not empty or nothing, got ''"),
         ({"prior_network": "vgg"}, "prior_network must be one of"),
-        ({"prior_image_size": 1.5}, "prior_image_size must be an integer >= 1 or nothing, got 1.5"),
+        ({"prior_image_size": 1.5}, "prior_image_size must be an integer >= 32 or nothing, got 1.5"),
     ],
 )
 def test_bad_arguments(settings, message):

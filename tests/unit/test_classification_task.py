@@ -218,16 +218,16 @@ def test_augmentation_does_not_reach_the_cache(tmp_path: Path) -> None:
         ),
         (
             {"class_numbers": {"nevus": 0}},
-            "class_numbers must be a dict of an integer to an integer >= 0 or nothing, got 'nevus'",
+            "class_numbers must be a dict of an integer to an integer >= 0 or nothing; entry 'nevus' is 'nevus'",
         ),
         ({"class_numbers": {"1": 3}}, "class_numbers: class must be an integer in [0, 2], got 3"),
         (
             {"class_numbers": {"1": 0.5}},
-            "class_numbers must be a dict of an integer to an integer >= 0 or nothing, got 0.5",
+            "class_numbers must be a dict of an integer to an integer >= 0 or nothing; entry '1' is 0.5",
         ),
         (
             {"class_numbers": {"1": "0"}},
-            "class_numbers must be a dict of an integer to an integer >= 0 or nothing, got '0'",
+            "class_numbers must be a dict of an integer to an integer >= 0 or nothing; entry '1' is '0'",
         ),
         ({"cache_bytes": -1}, "cache_bytes must be an integer >= 0, got -1"),
         ({"datalist": "fold3.json"}, "fold3.json' does not exist"),
@@ -588,7 +588,8 @@ def test_build_model() -> None:
         ({"class_groups": {"head": [0, 8]}}, "class_groups: class of 'head' must be an integer in [0, 7], got 8"),
         (
             {"class_groups": {"head": []}},
-            "class_groups must be a dict of a text to a list, each entry an integer >= 0, not empty or nothing, got []",
+            "class_groups must be a dict of a text to a list, each entry an integer >= 0, not empty or nothing; entry "
+            "'head' is []",
         ),
         ({"class_groups": {"accuracy": [0]}}, "class_groups: 'accuracy' is the name of a metric"),
         ({"class_groups": {"all": [0]}}, "class_groups: 'all' is the name of a metric"),

@@ -293,7 +293,7 @@ def test_a_broken_task_file_is_one_line(tmp_path: Path, text: str, message: str)
 
 BUG = """
 import sys
-import fairflare.recipes
+import fairflare.flare.recipes
 from fairflare.cli import commands as cli
 
 
@@ -301,7 +301,7 @@ def broken(*arguments, **named):
     return "a" + 1
 
 
-fairflare.recipes.make_plan = broken
+fairflare.flare.recipes.make_plan = broken
 sys.argv = ["fairflare", *sys.argv[1:]]
 cli.main()
 """

@@ -24,8 +24,8 @@ from fairflare.data.phantoms.plan import PARTITIONS, SHARD_MODES
 from fairflare.tasks.base import SiteData, Task
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import FolderData, SegmentationTask
+from fairflare.tasks.templates import classification_task, segmentation_task
 from fairflare.tasks.transforms import values_in
-from fairflare.templates import classification_task, segmentation_task
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Array = npt.NDArray[Any]

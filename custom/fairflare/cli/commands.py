@@ -9,15 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-
-if TYPE_CHECKING:
-    from fairflare.core.settings import Setting
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -134,7 +131,7 @@ def describe(
     markdown: Annotated[bool, typer.Option("--markdown", help="Tables in Markdown.")] = False,
 ) -> None:
     """Every setting of a method, for --set: type and range, default, meaning."""
-    from fairflare.federation.describe import page, quick_job, sections
+    from fairflare.federation.describe import in_lines, page, quick_job, sections
 
     with user_errors():
         found = sections(method)
@@ -227,15 +224,6 @@ def show(
 
 
 # ------------------------------------------------------------------------------------------------ pieces
-
-
-def in_lines(setting: Setting) -> str:
-    """Type, range and default; the meaning; what it belongs to."""
-    from fairflare.core.settings import typed
-
-    default = "required" if setting.required else "" if setting.default == "" else f"default {typed(setting.default)}"
-    lines = [f"{setting.wanted}; {default}".rstrip("; "), setting.meaning.replace("`", "")]
-    return "\n".join([*lines, f"only with {setting.only}"] if setting.only else lines)
 
 
 def parse_sites(text: str) -> int | list[str] | None:

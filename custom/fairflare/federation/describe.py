@@ -39,6 +39,13 @@ def page(name: str) -> str:
     return "\n\n".join(f"## {title}\n\n{markdown(found)}" for title, found in sections(name).items())
 
 
+def in_lines(setting: Setting) -> str:
+    """Type, range and default; the meaning; what it belongs to."""
+    default = "required" if setting.required else "" if setting.default == "" else f"default {typed(setting.default)}"
+    lines = [f"{setting.wanted}; {default}".rstrip("; "), setting.meaning.replace("`", "")]
+    return "\n".join([*lines, f"only with {setting.only}"] if setting.only else lines)
+
+
 def quick_job(name: str) -> str:
     """What a job that is quick to try has instead of the paper's settings."""
     method = get_method(name)

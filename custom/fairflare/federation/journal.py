@@ -13,6 +13,7 @@ from fairflare.federation.transport import Listener, Transport
 from fairflare.methods.rule import Weighing
 from fairflare.reporting.pictures import draw_pictures
 from fairflare.reporting.results import LeftOut, ResultsStore, RoundRecord, read_results
+from fairflare.reporting.table import fairness_table
 
 
 class Journal:
@@ -84,8 +85,10 @@ class Journal:
             self.say(f"validate: site {left.site!r} left out: {left.reason}", warning=True)
         test = {site: dict(values) for site, values in sorted(phase.good.items())}
         self.store.finish("completed", test=test, fairness=_fairness(test), phases=[phase.record()], left_out=left_out)
-        for line in draw_pictures(read_results(self.store.folder), self.store.folder):
+        results = read_results(self.store.folder)
+        for line in draw_pictures(results, self.store.folder):
             self.say(line)
+        self.say("fairness on the sites' test splits\n" + fairness_table(results))
         for listener in self.listeners:
             listener.tested(test, self.metric, phase.current_round)
 

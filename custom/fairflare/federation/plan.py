@@ -18,7 +18,8 @@ from fairflare.methods.training import LocalTraining
 
 # Kinds of task: the file a job carries for each, with a class Task that the user may edit.
 TASKS_BY_KIND = {
-    kind: Path(__file__).parents[1] / "templates" / f"{kind}_task.py" for kind in ("segmentation", "classification")
+    kind: Path(__file__).parents[1] / "tasks" / "templates" / f"{kind}_task.py"
+    for kind in ("segmentation", "classification")
 }
 
 

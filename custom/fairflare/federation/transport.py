@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from fairflare.exchange.messages import Message
-from fairflare.reporting.results import RoundRecord
+from fairflare.reporting.records import RoundRecord
+
+__all__ = ["Listener", "RoundRecord", "Transport"]
 
 
 class Transport(Protocol):

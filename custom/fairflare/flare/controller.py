@@ -24,13 +24,11 @@ from fairflare.core.settings import Positive, settings
 from fairflare.core.task import Task
 from fairflare.exchange.messages import Message
 from fairflare.federation.collector import printable
-from fairflare.federation.rounds import RESULTS_FOLDER, Place, Rounds, RunSettings, Stopped
+from fairflare.federation.rounds import Place, Rounds, RunSettings, Stopped
 from fairflare.federation.site import SITE_FILE, read_site_file
 from fairflare.flare.tracking import FlareEvents
 from fairflare.flare.wire import from_model, to_model
 from fairflare.methods.rule import OLD_JOB, Rule
-from fairflare.reporting.results import read_results
-from fairflare.reporting.table import fairness_table
 
 
 @settings
@@ -72,8 +70,6 @@ class RoundsController(RunSettings, ModelController):
         except Exception as error:
             self.error(str(error))
             raise
-        results = read_results(place.run_dir / RESULTS_FOLDER)
-        self.info("fairness on the sites' test splits\n" + fairness_table(results))
 
     def _place(self) -> Place:
         workspace = self.engine.get_workspace()

@@ -14,8 +14,7 @@ from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver
 
 from fairflare.core.fairness import summarize
-from fairflare.federation.transport import Listener
-from fairflare.reporting.results import RoundRecord
+from fairflare.federation.transport import Listener, RoundRecord
 
 EVENT = "analytix_log_stats"
 

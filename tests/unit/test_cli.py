@@ -354,7 +354,7 @@ def test_there_are_documented_commands() -> None:
 def test_documented_commands_are_accepted(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fairflare.simulate.simulate", lambda recipe, *rest: ran.append(recipe.name) or 0)
+    monkeypatch.setattr("fairflare.cli.simulate.simulate", lambda recipe, *rest: ran.append(recipe.name) or 0)
     monkeypatch.setattr(cli, "run_here", lambda recipe, *rest: ran.append(recipe.name) or 0)
     monkeypatch.setattr(cli, "report", lambda *rest: 0)
     words = shlex.split(command, comments=True)[1:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from fairflare.federation.plan import TASKS_BY_KIND, load_task_class, make_plan
 from fairflare.methods.catalog import all_methods
 from fairflare.methods.fed_mrl import FedMRL
 
+ROOT = Path(__file__).parents[2]
 METHODS = list(all_methods())
 TINY = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.3, "local_epochs": 1}
 
@@ -327,6 +329,41 @@ def test_a_bug_in_a_settings_class_is_no_wrong_value() -> None:
 
     with pytest.raises(TypeError, match="unsupported operand"):
         Broken(size=2)
+
+
+# ------------------------------------------------------------------------------------------------ the pages
+
+
+def documented() -> list[str]:
+    """Every complete ``fairflare run`` and ``fairflare export`` command of README and pages."""
+    found = []
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "poc" / "README.md"):
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL):
+            found += re.findall(r"^fairflare (?:run|export) .*$", block, re.MULTILINE)
+        found += re.findall(r"`(fairflare (?:run|export) [^`]+)`", text)
+    # The method that a page writes is tested with the page.
+    return sorted({command for command in found if "METHOD" not in command and "loss_power" not in command})
+
+
+def test_there_are_documented_commands() -> None:
+    assert len(documented()) > 15
+
+
+@pytest.mark.parametrize("command", documented())
+def test_documented_commands_are_accepted(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fairflare.cli.simulate.simulate", lambda recipe, *rest: ran.append(recipe.name) or 0)
+    monkeypatch.setattr(cli, "run_here", lambda recipe, *rest: ran.append(recipe.name) or 0)
+    monkeypatch.setattr(cli, "report", lambda *rest: 0)
+    words = shlex.split(command, comments=True)[1:]
+    for option in ("--data", "-d"):
+        if option in words:
+            Path(words[words.index(option) + 1]).write_text("{}")
+    result = fairflare(*words)
+    assert result.exit_code == 0, result.output
+    assert ran == [words[1]] if words[0] == "run" else "job folder: " in result.stdout
 
 
 # ------------------------------------------------------------------------------------------------ a run

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fairflare.exchange.messages import Message
 from fairflare.exchange.staging import Staging
 from fairflare.federation.phase import ServerFault
 from fairflare.federation.rounds import RoundFailed, RunSettings, Stopped
-from fairflare.federation.transport import Listener
+from fairflare.federation.transport import Listener, Question
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_lwr import FedLWR
 from fairflare.methods.rule import RoundInputs, Rule, Weighing
@@ -280,11 +281,10 @@ def test_the_same_site_cannot_answer_twice_nor_another_one_uninvited(tmp_path: P
     ask = run.net.ask
     given: list[bool] = []
 
-    def meddle(name: str, task: Message, sites: list[str], *, hand_over: Any, **rest: Any) -> None:
-        given.append(hand_over("site-9", good("site-9", name, task)))
-        given.append(hand_over("site-1", good("site-1", name, task)))
-        given.append(hand_over("site-1", good("site-3", name, task)))
-        ask(name, task, sites[1:], hand_over=hand_over, **rest)
+    def meddle(question: Question) -> None:
+        for asked, answering in (("site-9", "site-9"), ("site-1", "site-1"), ("site-1", "site-3")):
+            given.append(question.hand_over(asked, good(answering, question.name, question.task)))
+        ask(replace(question, sites=question.sites[1:]))
 
     run.net.ask = meddle  # type: ignore[method-assign]
     run()

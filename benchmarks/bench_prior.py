@@ -32,9 +32,10 @@ WIDTHS = {"embedded": 96, "resnet18": 512, "resnet50": 2048, "densenet121": 1024
 def run_case(args: argparse.Namespace) -> dict[str, float]:
     import torch
 
-    from fairflare.flare.site import SiteTask, SiteWorker
-    from fairflare.methods.base import LocalTraining
+    from fairflare.exchange.messages import SiteTask
+    from fairflare.federation.site import SiteWorker
     from fairflare.methods.fed_mas import RescueTraining
+    from fairflare.methods.training import LocalTraining
     from fairflare.tasks.classification import ClassificationTask
     from fairflare.tasks.priors import build_encoder
 
@@ -83,7 +84,7 @@ def run_case(args: argparse.Namespace) -> dict[str, float]:
                 state = {name: tensor + reply.update[name] for name, tensor in state.items()}  # type: ignore[index]
         kept = 0.0
         if args.case == "kept":
-            kept = training._caches["site-1"].features.nbytes / 2**20  # type: ignore[attr-defined]
+            kept = training._priors._caches["site-1"].features.nbytes / 2**20  # type: ignore[attr-defined]
     return {"first": seconds[0], "later": min(seconds[1:]), "megabytes": memory.megabytes, "kept": kept}
 
 

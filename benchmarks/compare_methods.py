@@ -127,9 +127,9 @@ MRL: Variants = {
     "FedProx 0.1": ("fed_prox", {"mu": 0.1}),
     "FedProx 0.4": ("fed_prox", {"mu": 0.4}),
     # Twelve rounds give ten transitions: the agents learn from the third on, not after ten as by default.
-    "FedMRL": ("fed_mrl", {"warmup": 3}),
-    "FedMRL, no fairness loss": ("fed_mrl", {"warmup": 3, "use_fair": False}),
-    "FedMRL, no map": ("fed_mrl", {"warmup": 3, "use_som": False}),
+    "FedMRL": ("fed_mrl", {"mu_policy.warmup": 3}),
+    "FedMRL, no fairness loss": ("fed_mrl", {"mu_policy.warmup": 3, "use_fair": False}),
+    "FedMRL, no map": ("fed_mrl", {"mu_policy.warmup": 3, "weighting": "samples"}),
     "FedMRL, fixed mu": ("fed_mrl", {"mu_policy": "fixed"}),
     "FedMRL, random mu": ("fed_mrl", {"mu_policy": "random"}),
 }
@@ -173,7 +173,7 @@ def prepare(name: str, experiment: Experiment, source: Path, out: Path) -> tuple
         return None, str(experiment.sites)
     folder = out / "data" / name
     if not (folder / "fairflare.json").exists():
-        command = [sys.executable, "-m", "fairflare.data.prepare", name]
+        command = [sys.executable, "-m", "fairflare.data.preparers", name]
         subprocess.run([*command, "--source", str(source), "--out", str(folder)], check=True)
     sites = json.loads((folder / "fairflare.json").read_text())["sites"]
     return folder / "fairflare.json", ",".join(sorted(sites))
@@ -200,7 +200,12 @@ def run(
     # A phantom is drawn anew for each seed, as another sample of patients.
     extra = {"phantom_seed": experiment.first_seed + seed} if experiment.synthetic else {}
     if method == "fed_mrl":
-        extra["agent_seed"] = seed
+        # Another draw of whatever in the method is random; what is not has no seed.
+        random = {
+            "mu_policy": settings.get("mu_policy") != "fixed",
+            "weighting": settings.get("weighting") != "samples",
+        }
+        extra |= {f"{part}.seed": seed for part, used in random.items() if used}
     for key, value in {**experiment.settings, **extra, **settings}.items():
         command += ["--set", f"{key}={json.dumps(value)}"]
     print(f"{name}: {label}, seed {seed}", flush=True)

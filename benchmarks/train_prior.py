@@ -23,8 +23,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
-from fairflare.data.phantom_classes import PHANTOMS
-from fairflare.data.phantom_prostate import phantom_site
+from fairflare.data.phantoms import PHANTOMS, prostate_site
 from fairflare.tasks.networks import IMAGENET_MEAN, IMAGENET_STD
 from fairflare.tasks.priors import EMBEDDED_FILE, PriorNetwork, build_encoder, load_prior
 
@@ -75,7 +74,7 @@ def training_images(count: int, seed: int, endoscopy: bool) -> torch.Tensor:
         parts.append(phantom_images("endoscopy", count, SEED_OFFSET + seed)[0])
     slices: list[np.ndarray] = []
     for number in range(1, 13):  # twelve scanners
-        drawn = phantom_site(f"site-{number}", image_size=(SIZE, SIZE), seed=SEED_OFFSET + seed, cases=3.0)
+        drawn = prostate_site(f"site-{number}", image_size=(SIZE, SIZE), seed=SEED_OFFSET + seed, cases=3.0)
         slices.append(drawn["training"][0])
     grey = np.concatenate(slices)
     chosen = np.random.default_rng(seed).permutation(len(grey))[:count]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fairflare.flare.in_process import run_in_process
+from fairflare.federation.local import run_local
 from fairflare.recipes import FairRecipe
 
 from .conftest import ROOT
@@ -30,7 +30,7 @@ GROUPS = {
 def test_per_site_folders_train_end_to_end(job, simulate, tmp_path, dataset, method):
     out = tmp_path / dataset
     subprocess.run(
-        [sys.executable, "-m", "fairflare.data.prepare", dataset, "--source", str(SOURCE), "--out", str(out)],
+        [sys.executable, "-m", "fairflare.data.preparers", dataset, "--source", str(SOURCE), "--out", str(out)],
         check=True,
         capture_output=True,
     )
@@ -54,12 +54,12 @@ def test_per_site_folders_train_end_to_end(job, simulate, tmp_path, dataset, met
 def test_long_tailed_cells_with_fed_mas(tmp_path, dataset, classes):
     """Classes instead of masks; some of them lack at most sites. In one process, which gives the simulator's bits."""
     out = tmp_path / dataset
-    command = [sys.executable, "-m", "fairflare.data.prepare", dataset, "--source", str(SOURCE), "--out", str(out)]
+    command = [sys.executable, "-m", "fairflare.data.preparers", dataset, "--source", str(SOURCE), "--out", str(out)]
     subprocess.run(command, check=True, capture_output=True)
     local = json.loads((out / "fairflare.json").read_text())
     settings = {"num_classes": classes, "image_size": [32, 32], "features": [4, 4, 8, 8], "local_epochs": 1}
     recipe = FairRecipe("fed_mas", sites=sorted(local["sites"]), num_rounds=1, settings=settings)
-    results = json.loads((run_in_process(recipe, tmp_path / "run", local) / "results.json").read_text())
+    results = json.loads((run_local(recipe.plan, tmp_path / "run", local) / "results.json").read_text())
     assert results["status"] == "completed"
     assert sorted(results["test"]) == sorted(local["sites"])
     assert results["info"]["synthetic"] is False

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fairflare.flare.in_process import run_in_process
+from fairflare.federation.local import run_local
 
 from .conftest import ROOT, TINY, run_group, run_simulator, tiny_recipe
 
@@ -46,7 +46,7 @@ def test_same_bits_whatever_the_number_of_workers(lwr, job, simulate, tmp_path):
     settings = {"local_epochs": 2}
     one = simulate(job("fed_lwr", settings=settings, keep_local_models=True), threads=1)
     assert one.code == 0, one.log[-3000:]
-    here = run_in_process(tiny_recipe("fed_lwr", settings=settings), tmp_path / "here")
+    here = run_local(tiny_recipe("fed_lwr", settings=settings).plan, tmp_path / "here")
     single = torch.load(here.parent / "FL_global_model.pt", weights_only=True)["model"]
     for name, tensor in global_model(lwr).items():
         assert torch.equal(tensor, global_model(one)[name]), name

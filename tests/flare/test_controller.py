@@ -1,395 +1,491 @@
-"""The controller on a pretended network: who is asked, who is left out, when it waits, when it fails."""
+"""FLARE's transport of a run: what goes through FLARE's own code, with its network replaced by threads."""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
+from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import make_reply
+from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
-from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from fairflare import __version__
-from fairflare.exchange.wire import reply_model
-from fairflare.flare.controller import RoundFailed, RoundsController
-from fairflare.flare.tracking import Tracker
+from fairflare.core.settings import field_names, values_of
+from fairflare.exchange.messages import Message
+from fairflare.federation.rounds import RoundFailed
+from fairflare.flare.controller import RoundsController
+from fairflare.flare.executor import SiteExecutor
+from fairflare.flare.tracking import FlareEvents
+from fairflare.flare.wire import META_KEY, NUM_STEPS, from_model, to_model
+from fairflare.methods.catalog import all_methods
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_lwr import FedLWR
+from fairflare.recipes import FairRecipe
 from fairflare.reporting.results import RoundRecord
-from fairflare.tasks.base import Task
 
-SITES = ["site-1", "site-2", "site-3"]
-SILENT = "silent"  # a site that never answers
-
-
-class Line(Task):
-    """One linear layer; nothing is trained here."""
-
-    primary_metric: ClassVar[str] = "dice"
-
-    def build_model(self):
-        return torch.nn.Sequential(torch.nn.Linear(2, 1))
-
-    def loss(self, outputs, targets):
-        return outputs.mean()
-
-    def evaluate(self, model, batches, device):
-        return {"dice": 0.5}
-
-    def open_site(self, site, settings):
-        raise AssertionError("not here")
+from ..federation.network import SILENT, SITES, Line, good, misbehave
+from ..unit.test_settings import Builder
 
 
-def good(site: str, task: str, model: FLModel) -> FLModel:
-    """What a healthy site says; its update depends on its number."""
-    number = int(site.split("-")[1])
-    meta: dict[str, Any] = {"version": __version__, "status": "ok", "stats": {"train_loss": 1.0 / number}}
-    if task == "train":
-        update = {k: torch.full_like(v, 0.1 * number) for k, v in model.params.items()}
-        meta["num_samples"] = 10 * number
-        return reply_model(update=update, metrics={"dice": 0.1 * number}, meta=meta, current_round=model.current_round)
-    if task == "anchor":
-        meta["report"] = {"layers": ["0"], "cka": [1 - 0.1 * number], "dissimilarity": [0.1 * number]}
-        return reply_model(meta=meta, current_round=model.current_round)
-    return reply_model(metrics={"dice": 0.2 * number}, meta=meta, current_round=model.current_round)
+class Server(RoundsController):
+    """The controller with FLARE's network replaced: sites are threads, results go FLARE's own way back."""
 
-
-Behaviour = Callable[[str, str, FLModel], Any]
-
-
-class Network(RoundsController):
-    """The controller with FLARE's transport replaced by threads that call back."""
-
-    def __init__(self, folder: Path, behaviour: Behaviour, *, sites=SITES, aggregator=None, settings=None, **kwargs):
-        super().__init__(task=Line(), aggregator=aggregator or FedAvg("uniform"), **kwargs)
-        self.behaviour, self.sites, self.folder = behaviour, sites, folder
-        self.asked: list[tuple[str, list[str]]] = []
-        self.logged: list[str] = []
+    def __init__(
+        self, folder: Path, behaviour: Any = good, local: Any = None, job: str = "job", **settings: Any
+    ) -> None:
+        super().__init__(**{"task": Line(), "rule": FedAvg(weighting="uniform"), **settings})
+        self.behaviour, self.folder = behaviour, folder
+        self.sent: list[dict[str, Any]] = []
+        self.logged: list[tuple[str, str]] = []
+        self.events: list[Any] = []
         self.standing = 0
-        local = folder / "local"
-        local.mkdir(exist_ok=True)
-        (local / "fairflare.json").write_text(json.dumps(settings or {}))
+        (folder / "local").mkdir(exist_ok=True)
+        (folder / "local" / "fairflare.json").write_text(json.dumps(local or {}))
         workspace = SimpleNamespace(
-            get_file_path_in_site_config=lambda name: str(local / name),
-            get_root_dir=lambda: str(folder),
+            get_file_path_in_site_config=lambda name: str(folder / "local" / name), get_root_dir=lambda: str(folder)
         )
         self.engine = SimpleNamespace(
-            get_clients=lambda: [SimpleNamespace(name=s) for s in self.sites], get_workspace=lambda: workspace
+            get_clients=lambda: [SimpleNamespace(name=site) for site in SITES[::-1]], get_workspace=lambda: workspace
         )
         self.fl_ctx = FLContext()
-        self.fl_ctx.set_prop(FLContextKey.CURRENT_RUN, "job", private=True, sticky=False)
+        self.fl_ctx.set_prop(FLContextKey.CURRENT_RUN, job, private=True, sticky=False)
         self.abort_signal = Signal()
 
-    def get_run_dir(self):
-        path = self.folder / "run"
-        path.mkdir(exist_ok=True)
-        return str(path)
+    def get_run_dir(self) -> str:
+        (self.folder / "run").mkdir(exist_ok=True)
+        return str(self.folder / "run")
 
-    def get_app_dir(self):
+    def get_app_dir(self) -> str:
         return str(self.folder / "app")
 
-    def event(self, event_type):
-        pass
+    def event(self, event_type: str) -> None:
+        self.events.append(event_type)
 
-    def fire_event_with_data(self, *args, **kwargs):
-        pass
+    def fire_event_with_data(self, event_type: str, fl_ctx: Any, key: str, data: Any) -> None:
+        self.events.append((event_type, key, data))
 
-    def fire_event(self, *args, **kwargs):
-        pass
+    def fire_event(self, *args: Any, **kwargs: Any) -> None: ...
 
-    def info(self, message):
-        self.logged.append(message)
+    def panic(self, reason: str) -> None:
+        self.logged.append(("panic", reason))
 
-    warning = error = info
+    def info(self, message: str) -> None:
+        self.logged.append(("info", message))
 
-    def get_num_standing_tasks(self):
+    def warning(self, message: str) -> None:
+        self.logged.append(("warning", message))
+
+    def error(self, message: str) -> None:
+        self.logged.append(("error", message))
+
+    def get_num_standing_tasks(self) -> int:
         return self.standing
 
-    def cancel_all_tasks(self, *args, **kwargs):
+    def cancel_all_tasks(self, *args: Any, **kwargs: Any) -> None:
+        self.events.append("cancelled")
         self.standing = 0
 
-    def send_model(self, task_name, data, targets, timeout, callback):
-        self.asked.append((task_name, list(targets)))
+    def send_model(self, task_name: str, data: Any, targets: Any, timeout: Any, callback: Any) -> None:
+        task = self._prepare_task(data=data, task_name=task_name, timeout=timeout, callback=callback)
+        self.sent.append({"name": task_name, "targets": targets, "timeout": timeout, "data": task.data})
         self.standing = 1
         waiting = set(targets)
+        lock = threading.Lock()
 
-        def site_thread(site):
-            answer = self.behaviour(site, task_name, data)
-            if callable(answer):
-                answer = answer()
+        def work(site: str) -> None:
+            received = from_model(FLModelUtils.from_shareable(task.data))
+            answer = self.behaviour(site, task_name, received)
             if answer is SILENT:
                 return
-            if isinstance(answer, str):
-                self._accept_train_result(site, make_reply(answer), self.fl_ctx)
-            else:
-                answer.meta["client_name"] = site
-                callback(answer)
+            if isinstance(answer, Message):
+                answer = FLModelUtils.to_shareable(to_model(answer))
+            client_task = SimpleNamespace(result=answer, client=SimpleNamespace(name=site), task=task)
+            with lock:  # as FLARE does
+                self._process_result(client_task, self.fl_ctx)
             waiting.discard(site)
             if not waiting:
                 self.standing = 0
 
         for site in targets:
-            threading.Thread(target=site_thread, args=(site,), daemon=True).start()
+            threading.Thread(target=work, args=(site,), daemon=True).start()
 
     @property
-    def results(self):
+    def results(self) -> dict[str, Any]:
         return json.loads((self.folder / "run" / "fairflare" / "results.json").read_text())
 
-
-def misbehave(site: str, task: str, what: Any) -> Behaviour:
-    """Everyone is healthy but one site in one task."""
-
-    def behaviour(s, t, model):
-        if (s, t) != (site, task):
-            return good(s, t, model)
-        return what(s, t, model) if callable(what) else what
-
-    return behaviour
+    def said(self, level: str) -> str:
+        return "\n".join(text for at, text in self.logged if at == level)
 
 
-def test_one_phase_run(tmp_path):
-    net = Network(tmp_path, good, num_rounds=2)
-    net.run()
-    assert net.asked == [("train", SITES), ("train", SITES), ("validate", SITES)]
-    assert net.results["status"] == "completed"
-    assert net.results["test"] == {s: {"dice": pytest.approx(0.2 * i)} for i, s in enumerate(SITES, 1)}
+# ------------------------------------------------------------------------------------------------ a run
+
+
+def test_a_run(tmp_path: Path) -> None:
+    server = Server(tmp_path, num_rounds=2, train_timeout=7.2)
+    server.run()
+    assert [(s["name"], s["targets"]) for s in server.sent] == [
+        ("train", SITES), ("train", SITES), ("validate", SITES),
+    ]  # fmt: skip
+    assert server.sent[0]["timeout"] == 8
+    assert server.results["status"] == "completed"
+    assert server.results["info"]["job_id"] == "job"
+    assert [r["accepted"] for r in server.results["rounds"]] == [SITES, SITES]
+    assert "fairness on the sites' test splits" in server.said("info")
+    assert "cancelled" not in server.events
     torch.manual_seed(0)
     start = Line().build_model().state_dict()
     final = torch.load(tmp_path / "run" / "FL_global_model.pt", weights_only=True)["model"]
     for name, tensor in final.items():  # mean of 0.1, 0.2, 0.3, twice
         torch.testing.assert_close(tensor, start[name] + 0.4, atol=1e-6, rtol=0)
+    assert server.fl_ctx.get_prop(AppConstants.NUM_ROUNDS) == 2
 
 
-def test_two_phases_ask_exactly_twice(tmp_path):
-    net = Network(tmp_path, good, num_rounds=2, aggregator=FedLWR())
-    net.run()
-    assert [task for task, _ in net.asked] == ["train", "anchor", "train", "anchor", "validate"]
-    layer = net.results["rounds"][0]["layers"]["0"]
-    assert {s: v["weight"] for s, v in layer.items()} == pytest.approx(
-        {"site-1": 1 / 6, "site-2": 2 / 6, "site-3": 3 / 6}
-    )
+def test_what_a_site_receives(tmp_path: Path) -> None:
+    server = Server(tmp_path, num_rounds=1, seed=3, experiment="e")
+    server.run()
+    model = FLModelUtils.from_shareable(server.sent[0]["data"])
+    assert model.params_type == ParamsType.FULL
+    assert (model.current_round, model.total_rounds) == (0, 1)
+    assert model.meta[META_KEY] == {
+        "version": __version__, "experiment": "e", "seed": 3, "current_round": 0, "num_rounds": 1, "directives": {},
+    }  # fmt: skip
 
 
-def bad_version(s, t, m):
-    reply = good(s, t, m)
-    reply.meta["fairflare"]["version"] = "9.0.0"
-    return reply
+def test_events_of_a_round(tmp_path: Path) -> None:
+    """FLARE's own components listen to these."""
+    server = Server(tmp_path, num_rounds=1)
+    server.run()
+    named = [e if isinstance(e, str) else e[0] for e in server.events]
+    own = [e for e in named if "CONTRIBUTION" not in e.upper()]
+    assert own == [AppEventType.ROUND_STARTED, AppEventType.BEFORE_AGGREGATION, AppEventType.AFTER_AGGREGATION]
+    (after,) = [e for e in server.events if isinstance(e, tuple)]
+    assert after[1] == AppConstants.AGGREGATION_RESULT
+    assert sorted(after[2].params) == ["0.bias", "0.weight"]
+    assert server.fl_ctx.get_prop(AppConstants.CURRENT_ROUND) is not None
 
 
-def failed(s, t, m):
-    reply = good(s, t, m)
-    reply.meta["fairflare"].update(status="failed", reason="site 'site-2': out of memory in train")
-    return reply
+# ------------------------------------------------------------------------------------------------ what FLARE keeps back
 
 
-def bad_metric(s, t, m):
-    reply = good(s, t, m)
-    reply.metrics["dice"] = 1.5
-    return reply
+def no_model() -> Shareable:
+    return make_reply(ReturnCode.OK)  # without a DXO: nothing to convert
 
 
-def no_metrics_nan_update(s, t, m):
-    reply = good(s, t, m)
-    reply.params["0.weight"][0] = float("nan")
-    return reply
+def odd_metrics() -> Shareable:
+    result = FLModelUtils.to_shareable(FLModel(params={"w": torch.ones(1)}))
+    result["DXO"]["meta"]["initial_metrics"] = [1, 2]
+    return result
 
 
 @pytest.mark.parametrize(
-    ("what", "message"),
+    ("answer", "message"),
     [
-        (ReturnCode.EXECUTION_EXCEPTION, "site 'site-2' answered EXECUTION_EXCEPTION"),
-        (failed, "out of memory in train"),
-        (bad_version, "answers with fairflare 9.0.0"),
-        (bad_metric, r"metric 'dice' must lie in \[0, 1\], got 1.5"),
-        (no_metrics_nan_update, "site 'site-2'.*'0.weight'.*finite"),
+        (lambda: make_reply(ReturnCode.EXECUTION_EXCEPTION), "site 'site-2' answered EXECUTION_EXCEPTION"),
+        (lambda: make_reply("x\x1b[2J" + "y" * 10**6), "site 'site-2' answered x [2Jyyy"),
+        (no_model, "site 'site-2': the message cannot be read: "),
+        (odd_metrics, "site 'site-2': the message cannot be read: "),
+        (
+            lambda: FLModelUtils.to_shareable(FLModel(params={"w": 1})),
+            "site 'site-2': the message carries no fairflare",
+        ),
+        (
+            lambda: FLModelUtils.to_shareable(FLModel(metrics={})),
+            "site 'site-2': the message carries no fairflare",
+        ),
     ],
 )
-def test_bad_answer_costs_one_site_one_round(tmp_path, what, message):
-    calls = []
-
-    def behaviour(s, t, model):
-        if s == "site-2" and t == "train" and model.current_round == 0:
-            calls.append(s)
-            return what(s, t, model) if callable(what) else what
-        return good(s, t, model)
-
-    net = Network(tmp_path, behaviour, num_rounds=2, aggregator=FedLWR(), min_sites=2)
-    net.run()
-    assert calls == ["site-2"]
-    first, second = net.results["rounds"]
-    assert first["accepted"] == ["site-1", "site-3"]
-    (left,) = first["left_out"]
-    assert (left["site"], left["phase"]) == ("site-2", "train")
-    with pytest.raises(AssertionError, match=message):
-        raise AssertionError(left["reason"])
-    assert net.asked[1] == ("anchor", ["site-1", "site-3"])
-    assert second["accepted"] == SITES
-    assert any("'site-2' left out" in line for line in net.logged)
+def test_what_holds_no_message_is_a_named_refusal(tmp_path: Path, answer: Any, message: str) -> None:
+    """FLARE keeps these from the callback: the site would look silent, and be dropped as a dead one."""
+    server = Server(
+        tmp_path, misbehave("site-2", "train", lambda *_: answer()), num_rounds=2, min_sites=2, max_missed=1,
+        train_timeout=30,
+    )  # fmt: skip
+    started = time.monotonic()
+    server.run()
+    assert time.monotonic() - started < 15
+    for record in server.results["rounds"]:
+        assert record["sites"] == SITES
+        assert record["accepted"] == ["site-1", "site-3"]
+        ((left),) = record["left_out"]
+        assert left["site"] == "site-2"
+        assert left["reason"].startswith(message)
+        assert left["reason"].isprintable()
+        assert len(left["reason"]) < 400
 
 
-def test_failed_anchor_keeps_the_model_and_names_the_site(tmp_path):
-    net = Network(
-        tmp_path, misbehave("site-3", "anchor", ReturnCode.EXECUTION_EXCEPTION), num_rounds=1, aggregator=FedLWR()
-    )
-    net.run()
-    (record,) = net.results["rounds"]
-    assert record["accepted"] == SITES
-    assert [(x["site"], x["phase"]) for x in record["left_out"]] == [("site-3", "anchor")]
-    weights = {s: v["weight"] for s, v in record["layers"]["0"].items()}
-    assert weights == pytest.approx({"site-1": 0.1 / 0.45, "site-2": 0.2 / 0.45, "site-3": 0.15 / 0.45})
-
-
-def test_silent_site_costs_the_timeout_and_is_dropped_after_two(tmp_path):
-    net = Network(
-        tmp_path, misbehave("site-1", "train", SILENT), num_rounds=4, min_sites=2, train_timeout=0.3, max_missed=2
+def test_silence_ends_by_cancelling(tmp_path: Path) -> None:
+    server = Server(tmp_path, misbehave("site-1", "train", SILENT), num_rounds=1, min_sites=2, train_timeout=0.2)
+    server.run()
+    assert server.events.count("cancelled") == 1
+    assert server.results["rounds"][0]["left_out"][0]["reason"].startswith("no answer within 0.")
+    graced = Server(
+        tmp_path, misbehave("site-1", "train", SILENT), num_rounds=1, min_sites=2, train_timeout=60, straggler_grace=0.1
     )
     started = time.monotonic()
-    net.run()
-    assert time.monotonic() - started < 2.5
-    assert [sites for task, sites in net.asked if task == "train"] == [SITES, SITES, SITES[1:], SITES[1:]]
-    reason = net.results["rounds"][0]["left_out"][0]["reason"]
-    assert reason.startswith("no answer within 0.")
-    assert any("not asked again" in line for line in net.logged)
+    graced.run()
+    assert time.monotonic() - started < 15
 
 
-def test_late_answer_brings_a_dropped_site_back(tmp_path):
-    net = Network(
+def dropped(tmp_path: Path) -> tuple[Server, list[str]]:
+    """A server whose first site is silent, and the sites that showed signs of life since."""
+    server = Server(
         tmp_path, misbehave("site-1", "train", SILENT), num_rounds=2, min_sites=1, train_timeout=0.1, max_missed=1
     )
-    net.run()
-    assert net._live_sites() == SITES[1:]
-    net.process_result_of_unknown_task(
-        SimpleNamespace(name="site-1"), "train", "x", make_reply(ReturnCode.OK), net.fl_ctx
-    )
-    assert net._live_sites() == SITES
+    seen: list[str] = []
+    server.run()
+    assert [s["targets"] for s in server.sent] == [SITES, SITES[1:], SITES[1:]]
+    watch = server._seen
+    server._seen = lambda site: (seen.append(site), watch(site))[1]
+    return server, seen
 
 
-def test_grace_ends_the_wait_for_stragglers(tmp_path):
-    net = Network(
-        tmp_path, misbehave("site-2", "train", SILENT), num_rounds=1, min_sites=2, train_timeout=60, straggler_grace=0.2
-    )
-    started = time.monotonic()
-    net.run()
-    assert 0.15 < time.monotonic() - started < 10
-    assert net.results["rounds"][0]["left_out"][0]["site"] == "site-2"
+def test_a_late_answer_of_an_unknown_task_is_a_sign_of_life(tmp_path: Path) -> None:
+    server, seen = dropped(tmp_path)
+    client = SimpleNamespace(name="site-1")
+    server.process_result_of_unknown_task(client, "train", "x", make_reply(ReturnCode.OK), server.fl_ctx)
+    assert seen == ["site-1"]
+    assert "late answer to 'train' is not used" in server.said("info")
+    assert server._accept_train_result("site-1", make_reply(ReturnCode.EMPTY_RESULT), server.fl_ctx, True) is False
 
 
-def test_answer_after_the_deadline_is_not_used(tmp_path):
-    def slow(s, t, m):
-        if s == "site-2" and t == "train":
-            return lambda: (time.sleep(0.5), good(s, t, m))[1]
-        return good(s, t, m)
+def test_a_late_answer_in_the_middle_of_a_run_brings_the_site_back(tmp_path: Path) -> None:
+    def behaviour(site: str, name: str, task: Message) -> Any:
+        if site == "site-1" and task.current_round == 0:
+            return SILENT
+        if site == "site-2" and task.current_round == 1:
+            late = SimpleNamespace(name="site-1")
+            server.process_result_of_unknown_task(late, "train", "x", make_reply(ReturnCode.OK), server.fl_ctx)
+        return good(site, name, task)
 
-    net = Network(tmp_path, slow, num_rounds=1, min_sites=2, train_timeout=0.2)
-    net.run()
-    time.sleep(0.6)
-    assert net.results["rounds"][0]["accepted"] == ["site-1", "site-3"]
-
-
-def test_too_few_good_sites_fail_with_every_reason(tmp_path):
-    def behaviour(s, t, m):
-        if t == "train" and s != "site-1":
-            return failed(s, t, m) if s == "site-2" else ReturnCode.EXECUTION_EXCEPTION
-        return good(s, t, m)
-
-    net = Network(tmp_path, behaviour, num_rounds=2, min_sites=2)
-    with pytest.raises(RoundFailed, match=r"round 0, train: 1 usable result.*min_sites=2.*out of memory.*site-3"):
-        net.run()
-    assert net.results["status"] == "failed"
-    assert "out of memory" in net.results["reason"]
-    assert net.results["test"] is None
-    assert not (tmp_path / "run" / "FL_global_model.pt").exists()
+    server = Server(tmp_path, behaviour, num_rounds=3, min_sites=1, train_timeout=0.2, max_missed=1)
+    server.run()
+    assert [s["targets"] for s in server.sent] == [SITES, SITES[1:], SITES, SITES]
 
 
-def test_fewer_sites_than_min_sites_fail_before_training(tmp_path):
-    net = Network(tmp_path, good, sites=SITES[:1], min_sites=2)
-    with pytest.raises(RoundFailed, match=r"1 site\(s\) in the job \(site-1\), min_sites=2"):
-        net.run()
-    assert net.asked == []
+def test_a_reconnected_site_is_alive(tmp_path: Path) -> None:
+    server, seen = dropped(tmp_path)
+    server.handle_event(EventType.CLIENT_RECONNECTED, server.fl_ctx)
+    assert seen == []
+    server.fl_ctx.set_prop(FLContextKey.RECONNECTED_CLIENT_NAME, "site-1", private=True, sticky=False)
+    server.handle_event(EventType.CLIENT_RECONNECTED, server.fl_ctx)
+    assert seen == ["site-1"]
 
 
-def test_one_site_alone_passes_its_model_through(tmp_path):
-    net = Network(tmp_path, good, sites=SITES[:1], num_rounds=1, aggregator=FedLWR())
-    net.run()
-    assert [task for task, _ in net.asked] == ["train", "validate"]
-    assert net.results["rounds"][0]["site_weights"] == {"site-1": 1.0}
+# ------------------------------------------------------------------------------------------------ the end of a run
 
 
-def test_abort_leaves_no_result_that_looks_complete(tmp_path):
-    net = Network(tmp_path, good, num_rounds=2)
+@pytest.mark.parametrize(("job", "panics"), [("f2a5c2b0", False), (SimulatorConstants.JOB_NAME, True)])
+def test_abort_fails_the_results_and_the_simulator(tmp_path: Path, job: str, panics: bool) -> None:
+    server = Server(tmp_path, num_rounds=2, job=job)
 
-    def behaviour(s, t, m):
-        net.abort_signal.trigger("stop")
+    def behaviour(*_: Any) -> Any:
+        server.abort_signal.trigger("stop")
         return SILENT
 
-    net.behaviour = behaviour
-    net.run()
-    assert net.results["status"] == "failed"
-    assert "aborted" in net.results["reason"]
+    server.behaviour = behaviour
+    server.run()
+    assert server.results["status"] == "failed"
+    assert "aborted" in server.results["reason"]
+    assert ("aborted" in server.said("panic")) is panics
+    assert list((tmp_path / "run" / "fairflare" / "staging").iterdir()) == []
 
 
-def test_checkpoint_goes_on_and_refuses_other_settings(tmp_path):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    settings = {"checkpoint_root": str(tmp_path / "kept")}
-    whole = Network(tmp_path / "a", good, num_rounds=3)
-    whole.run()
-    part = Network(tmp_path / "b", good, num_rounds=1, experiment="e1", settings=settings)
-    part.run()
-    rest = Network(tmp_path / "b", good, num_rounds=3, experiment="e1", settings=settings)
+def test_a_failure_is_logged_and_raised(tmp_path: Path) -> None:
+    server = Server(tmp_path, lambda *_: make_reply(ReturnCode.EXECUTION_EXCEPTION), num_rounds=1)
+    with pytest.raises(RoundFailed, match="0 usable result"):
+        server.run()
+    assert "0 usable result" in server.said("error")
+    assert server.results["status"] == "failed"
+    assert server.said("panic") == ""
+
+
+def test_checkpoints_lie_where_the_servers_file_says(tmp_path: Path) -> None:
+    Server(tmp_path, num_rounds=1, experiment="e1").run()
+    assert (tmp_path / "fairflare_checkpoints" / "e1" / "state.json").exists()
+    Server(tmp_path, num_rounds=1, experiment="e1", local={"checkpoint_root": str(tmp_path / "kept")}).run()
+    assert (tmp_path / "kept" / "e1" / "state.json").exists()
+
+
+def test_resume_notices_other_settings_at_the_sites(tmp_path: Path) -> None:
+    """The site half's settings stand only in the job's client configuration."""
+    config = tmp_path / "app" / "config" / "config_fed_client.json"
+    config.parent.mkdir(parents=True)
+
+    def write(rate: float) -> None:
+        training = {"path": "fairflare.methods.training.LocalTraining", "args": {"learning_rate": rate}}
+        config.write_text(json.dumps({"executors": [{"executor": {"args": {"training": training}}}]}))
+
+    write(0.1)
+    Server(tmp_path, num_rounds=1, experiment="e").run()
+    write(0.2)
+    with pytest.raises(ValueError, match=r"checkpoint of other settings \(training: was .*0\.1.*, is .*0\.2"):
+        Server(tmp_path, num_rounds=2, experiment="e").run()
+    write(0.1)
+    rest = Server(tmp_path, num_rounds=2, experiment="e")
     rest.run()
-    assert [m for t, m in rest.asked if t == "train"] == [SITES, SITES]
-    models = [torch.load(tmp_path / x / "run" / "FL_global_model.pt", weights_only=True)["model"] for x in "ab"]
-    for name, tensor in models[0].items():
-        assert torch.equal(tensor, models[1][name])
-    other = Network(tmp_path / "b", good, num_rounds=3, experiment="e1", seed=1, settings=settings)
-    with pytest.raises(ValueError, match=r"'e1' has a checkpoint of other settings.*seed: was 0, is 1"):
-        other.run()
+    assert [s["name"] for s in rest.sent] == ["train", "validate"]
 
 
-def test_damaged_checkpoint_is_named(tmp_path):
-    folder = tmp_path / "kept" / "e1"
-    folder.mkdir(parents=True)
-    (folder / "state.json").write_text("{")
-    net = Network(tmp_path, good, experiment="e1", settings={"checkpoint_root": str(tmp_path / "kept")})
-    with pytest.raises(ValueError, match=r"state\.json cannot be read.*another experiment id"):
-        net.run()
+# ------------------------------------------------------------------------------------------------ settings and jobs
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "message"),
+    ("given", "message"),
     [
         ({"num_rounds": 0}, "num_rounds must be an integer >= 1, got 0"),
-        ({"train_timeout": 0}, "train_timeout must be > 0 seconds"),
-        ({"straggler_grace": -1}, "straggler_grace must be >= 0"),
+        ({"train_timeout": 0}, "train_timeout must be a number > 0, got 0"),
+        ({"task_check_period": 0}, "task_check_period must be a number > 0, got 0"),
         ({"experiment": "../x"}, "name '../x' must be"),
+        ({"rule": Line()}, "rule must be Rule, got <"),
+        ({"task": FedAvg()}, "task must be Task, got <"),
+        ({"num_round": 1}, "RoundsController has no setting 'num_round'; did you mean 'num_rounds'?"),
     ],
 )
-def test_bad_settings_fail_at_once(kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        RoundsController(task=Line(), aggregator=FedAvg(), **kwargs)
+def test_bad_settings_fail_at_once(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match="^" + message):
+        RoundsController(**{"task": Line(), "rule": FedAvg(), **given})
 
 
-def test_a_report_called_like_a_curve_of_ours_has_a_curve_of_its_own():
-    """FedMRL reports ``train_loss``: two values of one tag and step would hide each other."""
-    record = RoundRecord(
-        current_round=0, sites=["a"], accepted=["a"], validation={"a": {"dice": 0.5}}, train={"a": {"loss": 1.0}},
-        site_weights={"a": 1.0}, reports={"a": {"train_loss": 2.0, "weight": 3.0}},
+def test_jobs_of_an_older_version_say_so() -> None:
+    with pytest.raises(ValueError, match=r"no setting 'aggregator' any more: this job folder was .*; export it again$"):
+        RoundsController(task=Line(), aggregator=FedAvg(), num_rounds=3)
+    old = {
+        "path": "fairflare.flare.controller.RoundsController",
+        "args": {"aggregator": {"path": "fairflare.methods.fed_avg.FedAvg", "args": {"min_sites": 1}}, "num_rounds": 3},
+    }
+    with pytest.raises(ValueError, match="exported by an older fairflare; export it again"):
+        Builder().build_component(old)
+
+
+@pytest.mark.parametrize("name", list(all_methods()))
+def test_every_job_is_built_back_by_flare(name: str, tmp_path: Path) -> None:
+    recipe = FairRecipe(name, packaging="preinstalled", num_rounds=7, min_sites=2, straggler_grace=1.5)
+    recipe.export(str(tmp_path))
+    config = tmp_path / name / "app" / "config"
+    server = json.loads((config / "config_fed_server.json").read_text())
+    client = json.loads((config / "config_fed_client.json").read_text())
+    controller = Builder().build_component(server["workflows"][0])
+    executor = Builder().build_component(client["executors"][0]["executor"])
+    assert type(controller) is RoundsController
+    assert type(executor) is SiteExecutor
+    plan = recipe.plan
+    assert values_of(controller.rule) == values_of(plan.rule)
+    assert values_of(executor.training) == values_of(plan.training)
+    for task in (controller.task, executor.task):
+        assert values_of(task)["args"] == values_of(plan.task)["args"]
+    assert {k: getattr(controller, k) for k in field_names(type(plan.run))} == {
+        k: getattr(plan.run, k) for k in field_names(type(plan.run))
+    }
+    assert (controller.num_rounds, controller.straggler_grace) == (7, 1.5)
+
+
+# ------------------------------------------------------------------------------------------------ wire and curves
+
+
+def test_messages_survive_flares_form() -> None:
+    sent = Message(
+        params={"w": torch.ones(2)}, is_update=True, metrics={"dice": 0.5}, current_round=3,
+        meta={"version": __version__, "status": "ok", "num_steps": 4, "report": {"x": 1.0}},
     )  # fmt: skip
-    drawn: list[tuple[str, float]] = []
-    tracker = Tracker(None)
-    tracker.scalar = lambda tag, value, step: drawn.append((tag, value))
-    tracker.round(record, "dice")
-    tags = [tag for tag, _ in drawn]
+    shareable = FLModelUtils.to_shareable(to_model(sent, 9))
+    model = FLModelUtils.from_shareable(shareable)
+    assert model.meta[NUM_STEPS] == 4  # FLARE's stock FedAvg weighs with it
+    assert model.total_rounds == 9
+    got = from_model(model)
+    assert got.params["w"].tolist() == [1.0, 1.0]
+    assert (got.is_update, got.metrics, got.current_round) == (True, {"dice": 0.5}, 3)
+    assert got.meta == sent.meta
+    for empty in (Message(meta={}), Message(params={"w": torch.ones(1)}, meta={"a": 1})):
+        back = from_model(FLModelUtils.from_shareable(FLModelUtils.to_shareable(to_model(empty))))
+        assert not back.is_update
+        assert back.meta == empty.meta
+        assert not back.metrics
+
+
+def test_steps_of_a_stock_script_are_read() -> None:
+    model = FLModel(params={"w": torch.ones(1)}, meta={META_KEY: {"status": "ok"}, NUM_STEPS: b"x"})
+    assert from_model(model).meta == {"status": "ok", "num_steps": b"x"}
+    assert from_model(FLModel(params={"w": 1}, meta={NUM_STEPS: 3})).meta is None
+
+
+class Drawn(FlareEvents):
+    def __init__(self) -> None:
+        self.points: list[tuple[str, float, int]] = []
+        self.controller = self
+        self.fl_ctx = FLContext()
+
+    def fire_event(self, event_type: str, fl_ctx: Any) -> None:
+        raise AssertionError("scalar() is replaced")
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
+    from fairflare.flare import tracking
+
+    events = Drawn()
+
+    def send(comp: Any, dxo: Any, fl_ctx: Any, event_type: str, fire_fed_event: bool) -> None:
+        assert (event_type, fire_fed_event) == ("analytix_log_stats", False)
+        events.points.append((dxo.data["track_key"], dxo.data["track_value"], dxo.data["global_step"]))
+
+    monkeypatch.setattr(tracking, "send_analytic_dxo", send)
+    return events
+
+
+def test_curves_of_a_round(drawn: Drawn) -> None:
+    """A report called like a curve of ours has a curve of its own: two values of one tag and step hide each other."""
+    record = RoundRecord(
+        current_round=4, sites=["a", "b"], accepted=["a", "b"],
+        validation={"a": {"dice": 0.5, "loss": 1.0}, "b": {"dice": 0.7}},
+        train={"a": {"loss": 1.0}, "b": {"loss": float("nan")}}, site_weights={"a": 0.25, "b": 0.75},
+        reports={"a": {"train_loss": 2.0, "weight": 3.0, "label": "text"}}, values={"search_distance": 0.05},
+        layers={"conv": {"a": {"cka": 0.9, "weight": 1.0}}},
+    )  # fmt: skip
+    drawn.round_done(record, "dice")
+    assert {step for _, _, step in drawn.points} == {4}
+    tags = [tag for tag, _, _ in drawn.points]
     assert len(set(tags)) == len(tags)
-    assert dict(drawn)["train_loss/a"] == 1.0
-    assert dict(drawn)["report_train_loss/a"] == 2.0
+    values = {tag: value for tag, value, _ in drawn.points}
+    assert values == pytest.approx(
+        {
+            "train_loss/a": 1.0, "validation_dice/a": 0.5, "validation_dice/b": 0.7, "validation_dice/average": 0.6,
+            "validation_dice/std": values["validation_dice/std"], "validation_dice/worst": 0.5, "weight/a": 0.25,
+            "weight/b": 0.75, "report_train_loss/a": 2.0, "report_weight/a": 3.0, "search_distance": 0.05,
+            "cka/conv/a": 0.9, "weight/conv/a": 1.0,
+        }
+    )  # fmt: skip
+    assert values["validation_dice/std"] == pytest.approx(0.1)
+
+
+def test_curves_of_the_final_test(drawn: Drawn) -> None:
+    drawn.tested({"a": {"dice": 0.2}, "b": {"dice": 0.6}, "c": {"loss": 3.0}}, "dice", 9)
+    values = {tag: value for tag, value, step in drawn.points if step == 9}
+    assert values == pytest.approx(
+        {"test_dice/a": 0.2, "test_dice/b": 0.6, "test_dice/average": 0.4, "test_dice/std": 0.2, "test_dice/worst": 0.2}
+    )
+    drawn.points.clear()
+    drawn.tested({"c": {"loss": 3.0}}, "dice", 9)
+    assert drawn.points == []
+
+
+def test_a_run_draws_its_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fairflare.flare import tracking
+
+    tags: set[str] = set()
+    monkeypatch.setattr(tracking, "send_analytic_dxo", lambda _, dxo, *rest, **more: tags.add(dxo.data["track_key"]))
+    Server(tmp_path, num_rounds=1, rule=FedLWR()).run()
+    assert {"train_loss/site-1", "validation_dice/worst", "weight/0/site-3", "cka/0/site-2"} <= tags
+    assert {"test_dice/site-1", "test_dice/average"} <= tags

@@ -1,43 +1,65 @@
-"""The example of ``docs/architecture.md`` is a working method."""
+"""The example of ``docs/architecture.md`` is a working method, whichever way it is run."""
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from pathlib import Path
 
-import torch
+import pytest
 
-from fairflare.exchange.wire import reply_model
-from fairflare.flare.site import SiteTask, SiteWorker
-from fairflare.tasks.segmentation import SegmentationTask
+import fairflare.methods
+from fairflare.core.settings import described
+from fairflare.federation.local import run_local
+from fairflare.federation.plan import make_plan
+from fairflare.methods.catalog import all_methods
+from fairflare.recipes import FairRecipe
 
 ROOT = Path(__file__).parents[2]
+TINY = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.3, "local_epochs": 1}
 
 
-def test_a_new_method_in_one_file(tmp_path):
+@pytest.fixture
+def example(tmp_path, monkeypatch):
+    """The code block as a file among the methods."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    module: dict = {"__name__": "loss_power"}
-    exec(compile(code, "loss_power.py", "exec"), module)
-    (method,) = module["METHODS"]
-    task = SegmentationTask(image_size=(32, 32), features=(4, 4, 8, 8, 8, 4), phantom_cases=0.3)
-    torch.manual_seed(0)
-    state = task.build_model().state_dict()
-    aggregator = method.aggregator(q=2.0)
-    aggregator.begin_round(0, 1, global_state=state, folder=tmp_path / "staging")
-    losses = {}
-    for site in ("site-1", "site-2"):
-        worker = SiteWorker(site, task, method.training(), {}, tmp_path / site, num_threads=1)
-        reply = worker.perform(SiteTask("train", dict(state), 0, 1, 0))
-        losses[site] = reply.metrics["loss"]
-        model = reply_model(
-            update=reply.update, meta={"status": "ok", "report": reply.report, "num_samples": 1}, current_round=0
-        )
-        model.meta["client_name"] = site
-        aggregator.accept_model(model)
-    assert aggregator.rejected == {}
-    aggregator.aggregate_model()
-    total = sum(v**2 for v in losses.values())
-    expected = {site: v**2 / total for site, v in losses.items()}
-    for site, weight in aggregator.last_weighing.sites.items():
-        assert abs(weight - expected[site]) < 1e-6
+    folder = tmp_path / "fairflare" / "methods"  # FLARE wants the path of the name
+    folder.mkdir(parents=True)
+    (folder / "loss_power.py").write_text(code)
+    monkeypatch.setattr(fairflare.methods, "__path__", [*fairflare.methods.__path__, str(folder)])
+    yield code
+    sys.modules.pop("fairflare.methods.loss_power", None)
+    vars(fairflare.methods).pop("loss_power", None)
+
+
+def test_a_new_method_in_one_file(example, tmp_path):
+    assert "loss_power" in all_methods()
+    assert len(example.splitlines()) < 29  # what it took once
+    plan = make_plan("loss_power", sites=3, num_rounds=2, settings={**TINY, "q": 2.0})
+    results = json.loads((run_local(plan, tmp_path / "run") / "results.json").read_text())
+    assert results["status"] == "completed"
+    for record in results["rounds"]:
+        losses = {site: metrics["loss"] for site, metrics in record["validation"].items()}
+        assert {site: report["probe_loss"] for site, report in record["reports"].items()} == losses
+        total = sum(v**2 for v in losses.values())
+        assert record["site_weights"] == pytest.approx({s: v**2 / total for s, v in losses.items()}, rel=1e-6)
+        assert len(set(record["site_weights"].values())) == 3
+
+
+def test_the_new_method_as_a_job(example, tmp_path):
+    FairRecipe("loss_power", sites=3, settings={**TINY, "q": 2.0}).export(str(tmp_path))
+    server = (tmp_path / "loss_power" / "app" / "config" / "config_fed_server.json").read_text()
+    client = (tmp_path / "loss_power" / "app" / "config" / "config_fed_client.json").read_text()
+    assert re.search(r'"path": "fairflare\.methods\.loss_power\.LossPower",\s*"args": \{\s*"q": 2\.0\s*\}', server)
+    assert "fairflare.methods.loss_power.ReportLoss" in client
+
+
+def test_settings_of_the_new_method(example):
+    rule = all_methods()["loss_power"].rule
+    assert [(s.name, s.wanted, s.default) for s in described(rule)] == [("q", "a number >= 0", 1.0)]
+    with pytest.raises(ValueError, match=r"q must be a number >= 0, got -1"):
+        make_plan("loss_power", settings={"q": -1})
+    with pytest.raises(ValueError, match="method 'loss_power' has no setting 'p'"):
+        make_plan("loss_power", settings={"p": 1})

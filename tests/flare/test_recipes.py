@@ -2,26 +2,49 @@
 
 from __future__ import annotations
 
+import copy
 import filecmp
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
+from nvflare.fuel.utils.component_builder import ComponentBuilder
 
-from fairflare.methods import all_methods
-from fairflare.recipes import (
-    TASKS_BY_KIND,
-    FairRecipe,
-    FedAvgRecipe,
-    FedLWRRecipe,
-    init_parameters,
-    load_task_class,
-    site_list,
-)
+import fairflare
+from fairflare.core.settings import field_names, values_of
+from fairflare.federation.plan import TASKS_BY_KIND, load_task_class, site_list
+from fairflare.methods.catalog import all_methods
+from fairflare.recipes import FairRecipe, FedAvgRecipe, FedLWRRecipe
+from tests.old_jobs import OLD_JOB, as_exported_before
 
 ROOT = Path(__file__).parents[2]
+
+
+class Builder(ComponentBuilder):
+    """FLARE's builder of what a job folder names; ``name`` in place of ``path`` is not used by us."""
+
+    def get_module_scanner(self):
+        raise AssertionError("the job names a class without its module")
+
+
+@pytest.fixture
+def build(monkeypatch):
+    """``build(app_folder, config)`` -> the component, ``task`` being the app's own ``custom/task.py``."""
+
+    def made(app: Path, config: dict) -> object:
+        monkeypatch.syspath_prepend(str(app / "custom"))
+        monkeypatch.delitem(sys.modules, "task", raising=False)
+        try:
+            return Builder().build_component(copy.deepcopy(config))
+        finally:
+            sys.modules.pop("task", None)
+
+    return made
 
 
 def files(folder: Path) -> list[str]:
@@ -52,7 +75,7 @@ def test_every_job_starts_from_the_root_meta(name):
 def test_a_setting_means_one_thing(method):
     """A name that task and halves share would be set in both; those that are meant to be are listed."""
     task = load_task_class(TASKS_BY_KIND[method.task])
-    owners = [set(init_parameters(c)) for c in (method.aggregator, method.training, task)]
+    owners = [set(field_names(c)) for c in (method.rule, method.training, task)]
     shared = (owners[0] & owners[1]) | (owners[0] & owners[2]) | (owners[1] & owners[2])
     assert shared <= {"preset", "rho", "tau"}, shared
 
@@ -75,8 +98,8 @@ def test_settings_reach_the_parts_they_belong_to(tmp_path):
     rounds = server["workflows"][0]["args"]
     assert rounds["num_rounds"] == 7
     assert rounds["seed"] == 3
-    assert rounds["aggregator"]["args"]["preset"] == "authors"
-    assert rounds["aggregator"]["args"]["clip_max"] == 0.999
+    assert rounds["rule"]["args"]["preset"] == "authors"
+    assert rounds["rule"]["args"]["clip_max"] == 0.999
     executor = client["executors"][0]["executor"]["args"]
     assert executor["training"]["args"]["preset"] == "authors"
     assert executor["training"]["args"]["learning_rate"] == 0.01
@@ -91,7 +114,7 @@ def test_every_exported_setting_is_read_back(tmp_path):
     changed = {
         "preset": "authors", "cka_estimator": "full_unbiased", "cka_split": "val", "cka_batch_size": 5,
         "cka_passes": 3, "cka_max_samples": 9, "cosine_mode": "matrix", "cka_memory": 12345,
-        "cka_storage": "float32", "optimizer": "sgd",
+        "optimizer": "sgd",
         "learning_rate": 0.5, "weight_decay": 0.25, "betas": [0.5, 0.75], "momentum": 0.5, "batch_size": 3,
         "local_epochs": 6, "keep_optimizer_state": False, "max_grad_norm": 2.0, "augment": True, "clip_min": 0.125,
         "clip_max": 0.5, "layer_granularity": "block",
@@ -99,24 +122,174 @@ def test_every_exported_setting_is_read_back(tmp_path):
     FedLWRRecipe(settings=changed).export(str(tmp_path))
     server, client = configs(tmp_path / "fed_lwr")
     found = {
-        **server["workflows"][0]["args"]["aggregator"]["args"],
+        **server["workflows"][0]["args"]["rule"]["args"],
         **client["executors"][0]["executor"]["args"]["training"]["args"],
     }
     assert {k: found[k] for k in changed} == changed
 
 
-def test_preinstalled_carries_no_code_and_bundle_the_package(tmp_path):
-    FedAvgRecipe(packaging="preinstalled", sites=None).export(str(tmp_path / "a"))
+@pytest.mark.parametrize("name", list(all_methods()))
+def test_job_is_built_back_as_it_was(name, tmp_path, build):
+    """What FLARE's own builder makes of both configurations has every setting of the plan, parts included."""
+    recipe = FairRecipe(name, num_rounds=7, seed=3, straggler_grace=1.5, isolate=True)
+    recipe.export(str(tmp_path))
+    app = tmp_path / name / "app"
+    server, client = configs(tmp_path / name)
+    controller = build(app, server["workflows"][0])
+    executor = build(app, client["executors"][0]["executor"])
+    plan = recipe.plan
+    assert values_of(controller.rule) == values_of(plan.rule)
+    assert type(controller.rule) is type(plan.rule)
+    assert values_of(executor.training) == values_of(plan.training)
+    assert executor.isolate is True
+    for task in (controller.task, executor.task):
+        assert type(task).__module__ == "task"
+        assert values_of(task)["args"] == values_of(plan.task)["args"]
+    for setting in field_names(type(plan.run)):
+        assert getattr(controller, setting) == getattr(plan.run, setting), setting
+    assert (controller.num_rounds, controller.seed, controller.straggler_grace) == (7, 3, 1.5)
+
+
+def test_parts_are_nested_and_built_back(tmp_path, build):
+    settings = {"mu_policy": "vdn", "mu_policy.actions": [0.0, 0.5], "mu_policy.warmup": 3, "weighting.grid": [2, 3]}
+    recipe = FairRecipe("fed_mrl", settings={**settings, "weighting.space": "updates", "mean_loss": "weighted"})
+    recipe.export(str(tmp_path))
+    server, _ = configs(tmp_path / "fed_mrl")
+    rule = server["workflows"][0]["args"]["rule"]
+    assert rule["path"] == "fairflare.methods.fed_mrl.FedMRL"
+    assert sorted(rule["args"]) == ["mean_loss", "mu_policy", "weighting"]
+    assert rule["args"]["mu_policy"]["path"] == "fairflare.methods.mu_policy.VdnMu"
+    assert rule["args"]["mu_policy"]["args"]["actions"] == [0.0, 0.5]
+    assert rule["args"]["mu_policy"]["args"]["warmup"] == 3
+    assert rule["args"]["mu_policy"]["args"]["gamma"] == 0.99  # defaults are written too: the folder is there to edit
+    assert rule["args"]["weighting"]["path"] == "fairflare.methods.weightings.BySom"
+    assert rule["args"]["weighting"]["args"]["grid"] == [2, 3]
+    assert rule == json.loads(json.dumps(values_of(recipe.plan.rule)))
+    built = build(tmp_path / "fed_mrl" / "app", rule)
+    assert values_of(built) == values_of(recipe.plan.rule)
+    assert [type(part) for part in (built.mu_policy, built.weighting)] == [
+        type(part) for part in (recipe.plan.rule.mu_policy, recipe.plan.rule.weighting)
+    ]
+    other = FairRecipe("fed_mrl", settings={"mu_policy": "fixed", "weighting": "samples"})
+    other.export(str(tmp_path / "other"))
+    server, _ = configs(tmp_path / "other" / "fed_mrl")
+    args = server["workflows"][0]["args"]["rule"]["args"]
+    assert args["mu_policy"] == {"path": "fairflare.methods.mu_policy.FixedMu", "args": {}}
+    assert args["weighting"] == {"path": "fairflare.methods.weightings.BySamples", "args": {}}
+
+
+def test_what_a_user_adds_to_the_recipe_is_exported(tmp_path, build):
+    """FLARE's public way to add a privacy filter; the rest of the job is as without it."""
+    recipe = FedAvgRecipe(sites=3)
+    recipe.add_client_output_filter(PercentilePrivacy(percentile=20, gamma=0.5), tasks=["train"])
+    recipe.add_client_config({"max_memory": 3})
+    recipe.export(str(tmp_path / "a"))
+    server, client = configs(tmp_path / "a" / "fed_avg")
+    (added,) = client.pop("task_result_filters")
+    assert added["tasks"] == ["train"]
+    (found,) = added["filters"]
+    assert found["path"] == "nvflare.app_common.filters.percentile_privacy.PercentilePrivacy"
+    assert build(tmp_path / "a" / "fed_avg" / "app", found).percentile == 20
+    assert client.pop("max_memory") == 3
+    FedAvgRecipe(sites=3).export(str(tmp_path / "b"))
+    plain_server, plain_client = configs(tmp_path / "b" / "fed_avg")
+    assert plain_client.pop("task_result_filters") == []
+    assert (server, client) == (plain_server, plain_client)
+
+
+OWN_FILTER = """
+from nvflare.apis.filter import Filter
+
+
+class Rounded(Filter):
+    def __init__(self, digits=3):
+        super().__init__()
+        self.digits = digits
+
+    def process(self, shareable, fl_ctx):
+        return shareable
+"""
+
+
+def test_a_users_own_filter_travels_with_the_job(tmp_path, monkeypatch, build):
+    (tmp_path / "rounded_filter.py").write_text(OWN_FILTER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    from rounded_filter import Rounded
+
+    recipe = FedAvgRecipe(sites=3)
+    recipe.add_client_output_filter(Rounded(digits=5), tasks=["train"])
+    recipe.export(str(tmp_path / "jobs"))
+    folder = tmp_path / "jobs" / "fed_avg"
+    assert files(folder / "app" / "custom") == ["rounded_filter.py", "task.py"]
+    _, client = configs(folder)
+    assert build(folder / "app", client["task_result_filters"][0]["filters"][0]).digits == 5
+
+
+def test_a_job_that_is_made_again_replaces_the_first(tmp_path):
+    FairRecipe("fed_avg", sites=2).export(str(tmp_path))
+    recipe = FairRecipe("fed_avg", sites=4, name="fed_avg")
+    for _ in range(2):
+        recipe.export(str(tmp_path))
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["fed_avg"]
+        meta = json.loads((tmp_path / "fed_avg" / "meta.json").read_text())
+        assert meta["deploy_map"] == {"app": ["server", "site-1", "site-2", "site-3", "site-4"]}
+        assert (tmp_path / "fed_avg" / "app" / "custom" / "task.py").is_file()
+    FairRecipe("fed_avg", name="mine", min_sites=3).export(str(tmp_path))
+    meta = json.loads((tmp_path / "mine" / "meta.json").read_text())
+    assert (meta["name"], meta["min_clients"]) == ("mine", 3)
+    assert configs(tmp_path / "mine")[0]["workflows"][0]["args"]["label"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("kind", "base"), [("segmentation", "SegmentationTask"), ("classification", "ClassificationTask")]
+)
+def test_preinstalled_carries_no_code_and_bundle_the_package(tmp_path, kind, base, build):
+    FedAvgRecipe(packaging="preinstalled", sites=None, task=kind).export(str(tmp_path / "a"))
     folder = tmp_path / "a" / "fed_avg"
     assert not (folder / "app" / "custom").exists()
-    server, _ = configs(folder)
-    assert server["workflows"][0]["args"]["task"]["path"] == "fairflare.tasks.segmentation.SegmentationTask"
+    server, client = configs(folder)
+    path = f"fairflare.tasks.{kind}.{base}"
+    assert server["workflows"][0]["args"]["task"]["path"] == path
+    assert client["executors"][0]["executor"]["args"]["task"]["path"] == path
+    assert type(build(folder / "app", server["workflows"][0]).task).__name__ == base
     assert json.loads((folder / "meta.json").read_text())["deploy_map"] == {"app": ["@ALL"]}
-    FedAvgRecipe(packaging="bundle").export(str(tmp_path / "b"))
+    FedAvgRecipe(packaging="bundle", task=kind).export(str(tmp_path / "b"))
     custom = tmp_path / "b" / "fed_avg" / "app" / "custom"
-    assert (custom / "task.py").is_file()
-    assert (custom / "fairflare" / "flare" / "controller.py").is_file()
+    assert (custom / "task.py").read_bytes() == TASKS_BY_KIND[kind].read_bytes()
+    package = Path(fairflare.__file__).parent
+    assert files(custom / "fairflare") == files(package)
     assert not list(custom.rglob("__pycache__"))
+
+
+OWN_TASK = """
+from fairflare.tasks.segmentation import SegmentationTask
+
+print("read")
+
+
+class Task(SegmentationTask):
+    def build_model(self):
+        return "my network"
+"""
+
+
+def test_a_users_task_file_becomes_the_jobs_task(tmp_path, monkeypatch, build):
+    """Whatever its name and folder are, and though a module of the same name as another file's exists."""
+    mine = tmp_path / "my code" / "second-try.py"
+    mine.parent.mkdir()
+    mine.write_text(OWN_TASK)
+    monkeypatch.chdir(tmp_path)
+    recipe = FairRecipe("fed_avg", task_file="my code/second-try.py", sites=["a", "b"], settings={"features": [4] * 6})
+    recipe.export("jobs")
+    app = tmp_path / "jobs" / "fed_avg" / "app"
+    assert files(app / "custom") == ["task.py"]
+    assert (app / "custom" / "task.py").read_text() == OWN_TASK
+    server, client = configs(tmp_path / "jobs" / "fed_avg")
+    for config in (server["workflows"][0]["args"]["task"], client["executors"][0]["executor"]["args"]["task"]):
+        assert config["path"] == "task.Task"
+        task = build(app, config)
+        assert task.build_model() == "my network"
+        assert task.features == (4,) * 6
 
 
 @pytest.mark.parametrize(
@@ -126,9 +299,16 @@ def test_preinstalled_carries_no_code_and_bundle_the_package(tmp_path):
         ({"method": "fed_lwr", "settings": {"clip_mx": 1}}, "no setting 'clip_mx'; did you mean 'clip_max'"),
         ({"method": "fed_avg", "settings": {"weighting": "size"}}, "weighting must be one of"),
         ({"method": "fed_avg", "min_sites": 7}, r"min_sites=7, but the job has 6 site"),
-        ({"method": "fed_avg", "sites": ["a", "a"]}, "sites must be different names"),
+        ({"method": "fed_avg", "sites": ["a", "a"]}, "sites must be one or more different names"),
         ({"method": "fed_avg", "packaging": "zip"}, "packaging must be one of"),
         ({"method": "fed_avg", "task_file": "nowhere.py"}, "task file nowhere.py does not exist"),
+        ({"method": "fed_avg", "packaging": "preinstalled", "task_file": "x.py"}, "'preinstalled' carries none"),
+        ({"method": "fed_avg", "sites": 2.5}, "sites must be an integer >= 1, got 2.5"),
+        ({"method": "fed_avg", "sites": "abc"}, "sites must be an integer >= 1, got 'abc'"),
+        ({"method": "fed_avg", "sites": -1}, "sites must be an integer >= 1, got -1"),
+        ({"method": "fed_avg", "num_rounds": 0}, "num_rounds must be an integer >= 1, got 0"),
+        ({"method": "fed_avg", "phase_timeout": 0}, "timeout must be a number > 0, got 0"),
+        ({"method": "fed_avg", "max_mised": 1}, "no setting 'max_mised'; did you mean 'max_missed'"),
     ],
 )
 def test_mistakes_are_named(kwargs, message):
@@ -136,11 +316,40 @@ def test_mistakes_are_named(kwargs, message):
         FairRecipe(**kwargs)
 
 
-def test_task_file_without_a_task(tmp_path):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1\n", "must define a class Task"),
+        ("Task = 3\n", "must define a class Task"),
+        ("class Task:\n    pass\n", "must define a class Task"),
+        ("class Task(:\n", r"mine\.py cannot be run: SyntaxError"),
+        ("import nothing_of_this_name\n", r"mine\.py cannot be run: ModuleNotFoundError: No module named 'nothing_of"),
+    ],
+)
+def test_task_file_without_a_task(tmp_path, text, message):
     path = tmp_path / "mine.py"
-    path.write_text("x = 1\n")
-    with pytest.raises(ValueError, match="must define a class Task"):
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
         FairRecipe("fed_avg", task_file=path)
+
+
+@pytest.mark.parametrize("name", list(all_methods()))
+def test_old_job_folders_are_refused(name, tmp_path, build):
+    shutil.copytree(ROOT / "jobs" / name, tmp_path / name)
+    as_exported_before(tmp_path / name, name)
+    server, _ = configs(tmp_path / name)
+    rule = type(FairRecipe(name).plan.rule).__name__
+    said = f"{rule} has no setting 'min_sites' any more: {OLD_JOB}"
+    with pytest.raises(ValueError, match=re.escape(said)) as raised:
+        build(tmp_path / name / "app", server["workflows"][0])
+    assert "\n" not in str(raised.value)
+    # Also where somebody has taken that setting out by hand.
+    del server["workflows"][0]["args"]["aggregator"]["args"]["min_sites"]
+    if name != "fed_mrl":
+        with pytest.raises(
+            ValueError, match="RoundsController has no setting 'aggregator' any more: this job folder was"
+        ):
+            build(tmp_path / name / "app", server["workflows"][0])
 
 
 def command_line(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
@@ -162,7 +371,7 @@ def test_command_line_lists_and_exports(tmp_path):
     out = command_line("export", "fed_lwr", "--out", "jobs", "--set", "clip_max=0.9", "--preinstalled", cwd=tmp_path)
     assert out.returncode == 0, out.stderr
     server, _ = configs(tmp_path / "jobs" / "fed_lwr")
-    assert server["workflows"][0]["args"]["aggregator"]["args"]["clip_max"] == 0.9
+    assert server["workflows"][0]["args"]["rule"]["args"]["clip_max"] == 0.9
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,17 @@ def test_noise_has_the_sigma_of_the_severity(severity: int) -> None:
     assert np.abs(np.corrcoef(flat.T) - np.eye(3)).max() < 0.02  # channels are independent
 
 
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_noise_by_the_definition(severity: int) -> None:
+    """Of intensities in [0, 1], as Hendrycks & Dietterich write it; the same random numbers, in float64."""
+    drawn = np.random.default_rng(8).standard_normal(PICTURE.shape, np.float32).astype(float)
+    expected = np.clip(PICTURE / 255 + (0.08, 0.12, 0.18, 0.26, 0.38)[severity - 1] * drawn, 0, 1) * 255
+    noisy = gaussian_noise(PICTURE, severity, np.random.default_rng(8))
+    off = noisy != np.floor(expected)
+    assert off.mean() < 1e-3  # float32 falls on the other side of a whole number now and then
+    assert np.abs(noisy - expected).max() <= 1 + 1e-3
+
+
 def test_noise_is_truncated() -> None:
     class One:
         def standard_normal(self, shape: tuple[int, ...], dtype: type) -> np.ndarray:
@@ -128,13 +139,19 @@ def test_image_seeds() -> None:
 
 def test_errors_say_what_is_wrong() -> None:
     for call, message in (
-        (lambda: corrupt(PICTURE, "fog", 3, 0), "unknown corruption 'fog'. Available: gaussian_noise, motion_blur"),
-        (lambda: corrupt(PICTURE, "motion_blur", 6, 0), "severity must be a whole number from 1 to 5, got 6"),
-        (lambda: corrupt(PICTURE, "gaussian_noise", 0, 0), "got 0"),
-        (lambda: corrupt(PICTURE, "gaussian_noise", True, 0), "got True"),
-        (lambda: corrupt(PICTURE / 255, "gaussian_noise", 1, 0), "uint8 array, got float64"),
-        (lambda: corrupt(PICTURE[0, 0], "motion_blur", 1, 0), "shape"),
-        (lambda: corrupt(PICTURE, "motion_blur", 1, 0, reference_size=0), "reference_size"),
+        (lambda: corrupt(PICTURE, "fog", 3, 0), "corruption must be one of 'gaussian_noise', 'motion_blur', got 'fog'"),
+        (lambda: corrupt(PICTURE, "motion_blur", 6, 0), r"severity must be an integer in \[1, 5\], got 6"),
+        (lambda: corrupt(PICTURE, "gaussian_noise", 0, 0), "severity must be .*, got 0"),
+        (lambda: corrupt(PICTURE, "gaussian_noise", True, 0), "severity must be .*, got True"),
+        (lambda: corrupt(PICTURE, "gaussian_noise", 3.0, 0), "severity must be .*, got 3.0"),  # type: ignore[arg-type]
+        (lambda: corrupt(PICTURE / 255, "gaussian_noise", 1, 0), "uint8 array .*, got float64"),
+        (lambda: corrupt(PICTURE[0, 0], "motion_blur", 1, 0), r"shape \(h, w\) or .*, got uint8 \(3,\)"),
+        (lambda: corrupt(PICTURE[:0], "motion_blur", 1, 0), r"got uint8 \(0, 56, 3\)"),
+        (lambda: corrupt([[1, 2]], "motion_blur", 1, 0), "uint8 array .*, got list"),  # type: ignore[arg-type]
+        (
+            lambda: corrupt(PICTURE, "motion_blur", 1, 0, reference_size=0),
+            "reference_size must be an integer >= 1, got 0",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             call()

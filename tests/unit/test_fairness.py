@@ -77,6 +77,38 @@ def test_lower_is_better():
     summary = summarize({"A": 0.2, "B": 0.9, "C": 0.4}, higher_is_better=False)
     assert (summary.worst_site, summary.worst, summary.best_site, summary.best) == ("B", 0.9, "A", 0.2)
     assert summary.range == pytest.approx(0.7)
+    assert (summary.bottom_decile, summary.top_decile) == (0.9, 0.2)
+
+
+def reference(values: dict[str, float], higher: bool) -> tuple[str, str, float, float]:
+    """Worst and best site, bottom and top decile: one after the other, without sorting tricks."""
+    worst, best = min(values), min(values)
+    for site in sorted(values):
+        if values[site] < values[worst] if higher else values[site] > values[worst]:
+            worst = site
+        if values[site] > values[best] if higher else values[site] < values[best]:
+            best = site
+    count = max(1, len(values) // 10)
+    left = list(values.values())
+    bottom = [left.pop(left.index(min(left) if higher else max(left))) for _ in range(count)]
+    left = list(values.values())
+    top = [left.pop(left.index(max(left) if higher else min(left))) for _ in range(count)]
+    return worst, best, sum(bottom) / count, sum(top) / count
+
+
+@pytest.mark.parametrize("higher", [True, False])
+@given(values=st.dictionaries(st.text("ABCDEFG", min_size=1, max_size=4), st.floats(-3, 3), min_size=1, max_size=45))
+def test_the_worst_are_those_served_worst(higher, values):
+    """Of a loss the highest: in the sites that are named, the deciles and the range alike."""
+    summary = summarize(values, higher_is_better=higher)
+    worst, best, bottom, top = reference(values, higher)
+    assert (summary.worst_site, summary.best_site) == (worst, best)
+    assert (summary.worst, summary.best) == (values[worst], values[best])
+    assert summary.bottom_decile == pytest.approx(bottom, abs=1e-12)
+    assert summary.top_decile == pytest.approx(top, abs=1e-12)
+    assert summary.range == max(values.values()) - min(values.values())
+    flipped = summarize({site: -value for site, value in values.items()}, higher_is_better=not higher)
+    assert (flipped.worst_site, flipped.std, flipped.jain) == (worst, summary.std, summary.jain)
 
 
 @pytest.mark.parametrize("higher", [True, False])
@@ -120,9 +152,9 @@ def test_all_undefined():
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="no site to summarize"):
+    with pytest.raises(ValueError, match="no site in the values to summarize"):
         summarize({})
-    with pytest.raises(ValueError, match="value of site 'B' must be finite or NaN, got -inf"):
+    with pytest.raises(ValueError, match="value of site 'B' must be a finite number, got -inf"):
         summarize({"A": 0.5, "B": -math.inf})
 
 

@@ -250,7 +250,9 @@ def test_the_random_state_gives_the_weights() -> None:
 
 
 def test_unknown_network() -> None:
-    with pytest.raises(ValueError, match="must be 'resnet18' or 'densenet121', got 'resnet50'"):
+    with pytest.raises(
+        ValueError, match="network must be one of 'resnet18', 'densenet121', got 'resnet50'; did you mean 'resnet18'"
+    ):
         build("resnet50")
 
 
@@ -404,7 +406,7 @@ def test_pickled_objects(tmp_path: Path, untouched: Classifier) -> None:
         ({}, "holds no state dict"),
         ({"state_dict": {}}, "holds no state dict"),
         ({"epoch": 3, "name": "x"}, "holds no tensors, only epoch, name"),
-        ({"bn1.bias": torch.tensor([0.0, math.nan])}, "tensor 'bn1.bias' has values that are NaN or infinite"),
+        ({"bn1.bias": torch.tensor([0.0, math.nan])}, "holds values that are NaN or infinite in tensor 'bn1.bias'"),
     ],
 )
 def test_no_state_dict(tmp_path: Path, content: Any, message: str) -> None:

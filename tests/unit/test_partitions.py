@@ -166,6 +166,36 @@ def test_pools_without_clean_or_without_corrupted_sites() -> None:
         assert sum(len(part) for part in two_pool_partition(LABELS, 5, corrupted, 1.0)) == len(LABELS)
 
 
+@pytest.mark.parametrize("file_order", [False, True])
+def test_two_pools_by_the_definition(file_order: bool) -> None:
+    """Line by line from README 4.3, with the random numbers drawn in the same order; drawn again until large enough."""
+    seed, sites, corrupted, alpha, least = 3, 5, 2, 0.4, 280
+    for attempt in range(100):
+        rng = np.random.default_rng([seed, attempt])
+        expected: list[list[int]] = [[] for _ in range(sites)]
+        for c in range(6):
+            members = [i for i, label in enumerate(LABELS) if label == c]
+            if not file_order:
+                members = rng.permutation(members).tolist()
+            cut = round((sites - corrupted) / sites * len(members))
+            for pool, first, count in ((members[:cut], 0, 3), (members[cut:], 3, 2)):
+                p = rng.dirichlet([alpha] * count)
+                for i, j in zip(pool, rng.choice(count, len(pool), p=p), strict=True):
+                    expected[first + j].append(i)
+        if min(map(len, expected)) >= least:
+            break
+    assert 0 < attempt < 99
+    parts = two_pool_partition(LABELS, sites, corrupted, alpha, seed=seed, min_size=least, file_order=file_order)
+    assert [part.tolist() for part in parts] == [sorted(e) for e in expected]
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    labels, sites, seed = np.array([0, 1, 1, 0], np.uint8), np.int64(2), np.int32(4)
+    found = iid_partition(labels, sites, seed=seed)  # type: ignore[arg-type]
+    for part, expected in zip(found, iid_partition([0, 1, 1, 0], 2, seed=4), strict=True):
+        np.testing.assert_array_equal(part, expected)
+
+
 # shards
 
 
@@ -267,20 +297,30 @@ def test_errors_say_what_is_wrong() -> None:
     for call, message in (
         (lambda: iid_partition([], 3), "at least one"),
         (lambda: iid_partition([[0]], 3), "shape"),
-        (lambda: iid_partition([0.5], 3), "whole numbers, got float64"),
-        (lambda: iid_partition([0, -1], 3), "-1 at position 1"),
-        (lambda: iid_partition([0], 0), "num_sites must be a whole number >= 1, got 0"),
-        (lambda: iid_partition([0], True), "num_sites"),
-        (lambda: iid_partition([0], 1, seed=-1), "seed must be"),
-        (lambda: dirichlet_partition(LABELS, 3, 0.0), "alpha must be a finite number above 0, got 0"),
-        (lambda: dirichlet_partition(LABELS, 3, float("nan")), "alpha"),
+        (lambda: iid_partition([0.5], 3), "labels must be whole numbers in a list, at least one, got float64"),
+        (lambda: iid_partition([0, -1], 3), "label at position 1 must be an integer >= 0, got -1"),
+        (lambda: iid_partition([0], 0), "num_sites must be an integer >= 1, got 0"),
+        (lambda: iid_partition([0], True), "num_sites must be an integer >= 1, got True"),
+        (lambda: iid_partition([0], 1, seed=-1), "seed must be an integer >= 0, got -1"),
+        (lambda: dirichlet_partition(LABELS, 3, 0.0), "alpha must be finite and > 0, got 0"),
+        (lambda: dirichlet_partition(LABELS, 3, float("nan")), "alpha must be finite and > 0, got nan"),
+        (lambda: two_pool_partition(LABELS, 3, 1, 0.0), "alpha must be finite and > 0, got 0"),
+        (lambda: two_pool_partition(LABELS, 3, -1, 1.0), "num_corrupted must be an integer >= 0, got -1"),
+        (lambda: two_pool_partition(LABELS, 3, 1, 1.0, min_size=-1), "min_size must be an integer >= 0, got -1"),
+        (lambda: shard_partition(LABELS, 3, 1.0, num_shards=0), "num_shards must be an integer >= 1, got 0"),
         (lambda: two_pool_partition(LABELS, 3, 4, 1.0), "num_corrupted must be at most num_sites=3, got 4"),
-        (lambda: two_pool_partition(LABELS, 20, 4, 0.01, min_size=50), "two-pool"),
-        (lambda: shard_partition(LABELS, 3, 1.5), r"eta must be a number in \[0, 1\], got 1.5"),
-        (lambda: shard_partition(LABELS, 3, 0.5, mode="printed"), "unknown shard mode 'printed'"),
+        (
+            lambda: two_pool_partition(LABELS, 20, 4, 0.01, min_size=50),
+            r"no two-pool draw with alpha=0\.01 gave each of 20 sites 50 of 1800 samples in 100 tries",
+        ),
+        (lambda: shard_partition(LABELS, 3, 1.5), r"eta must be in \[0, 1\], got 1.5"),
+        (
+            lambda: shard_partition(LABELS, 3, 0.5, mode="printed"),
+            "shard mode must be one of 'literal', 'complement', 'authors', got 'printed'",
+        ),
         (lambda: stratified_split(LABELS, (0.5, 0.4)), "sum to 1"),
-        (lambda: stratified_split(LABELS, (1.5, -0.5)), "fractions"),
-        (lambda: stratified_folds(LABELS, 1), "num_folds must be a whole number >= 2, got 1"),
+        (lambda: stratified_split(LABELS, (1.5, -0.5)), "fraction of part 1 must be finite and >= 0, got -0.5"),
+        (lambda: stratified_folds(LABELS, 1), "num_folds must be an integer >= 2, got 1"),
         (lambda: apportion([0, 0], 3), "not all 0"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fairflare.data import phantom_classes
+from fairflare.core.settings import field_names
 from fairflare.data.corruptions import corrupt, image_seed
-from fairflare.data.phantom_canvas import Canvas
-from fairflare.data.phantom_classes import PHANTOMS, PhantomPlan, class_counts, contact_sheet, main, phantom_site
+from fairflare.data.partitions import iid_partition, stratified_split
+from fairflare.data.phantoms import PHANTOMS, PhantomPlan, class_site, classes
+from fairflare.data.phantoms.canvas import Canvas
+from fairflare.data.phantoms.classes import class_counts
+from fairflare.data.phantoms.sheet import class_sheet, main
 
 PLAN = PhantomPlan(image_size=32, num_samples=240, num_test=64)
 
@@ -21,7 +24,7 @@ PLAN = PhantomPlan(image_size=32, num_samples=240, num_test=64)
 def forget() -> None:
     """Empty the caches: what a site gets must not depend on what was drawn before."""
     for cached in ("_pool", "_test", "_partition", "_test_images"):
-        getattr(phantom_classes, cached).cache_clear()
+        getattr(classes, cached).cache_clear()
 
 
 @pytest.fixture(autouse=True)
@@ -78,9 +81,9 @@ def test_registry() -> None:
 def test_groups_follow_the_counts_of_a_training_fold() -> None:
     """Spec 5.5: head > 700, medium 70 to 700, tail < 70 images in 80 % of HyperKvasir: 7, 9 and 7 classes."""
     phantom = PHANTOMS["endoscopy"]
-    assert {name: len(classes) for name, classes in phantom.groups.items()} == {"head": 7, "medium": 9, "tail": 7}
-    for name, classes in phantom.groups.items():
-        for c in classes:
+    assert {name: len(members) for name, members in phantom.groups.items()} == {"head": 7, "medium": 9, "tail": 7}
+    for name, members in phantom.groups.items():
+        for c in members:
             n = 0.8 * phantom.counts[c]
             assert name == ("head" if n > 700 else "medium" if n >= 70 else "tail")
 
@@ -112,7 +115,7 @@ def test_dark_skin_is_darker_and_the_lesion_stands_out_less() -> None:
     )
     assert dark.mean() < 0.75 * light.mean()
     assert dark.std((1, 2)).mean() < light.std((1, 2)).mean()
-    with pytest.raises(ValueError, match=r"unknown skin tone 'pink'\. Available: light, dark"):
+    with pytest.raises(ValueError, match="attribute must be one of 'light', 'dark', got 'pink'"):
         draw(1, np.random.default_rng(0), 32, "pink")
 
 
@@ -160,7 +163,7 @@ def test_class_counts_worked_by_hand() -> None:
 @pytest.mark.parametrize("name", list(PHANTOMS))
 def test_long_tail_and_every_class_in_the_test_set(name: str) -> None:
     plan = PhantomPlan(phantom=name, image_size=32, num_samples=2000, num_test=400)
-    sites = [phantom_site(plan, k) for k in range(plan.num_sites)]
+    sites = [class_site(plan, k) for k in range(plan.num_sites)]
     own = np.concatenate([site.labels[split] for site in sites for split in ("training", "validation")])
     counts = np.bincount(own, minlength=len(plan.kind.counts))
     assert counts.sum() == plan.num_samples
@@ -177,16 +180,16 @@ def test_long_tail_and_every_class_in_the_test_set(name: str) -> None:
 
 
 def test_a_site_is_the_same_whoever_was_drawn_before() -> None:
-    first = phantom_site(PLAN, 3)
+    first = class_site(PLAN, 3)
     training = first.images["training"].copy()
     test = first.images["test"].copy()
     forget()
     for index in range(PLAN.num_sites):
-        phantom_site(PLAN, index).images["validation"]
-    again = phantom_site(PLAN, 3)
+        class_site(PLAN, index).images["validation"]
+    again = class_site(PLAN, 3)
     np.testing.assert_array_equal(again.images["training"], training)
     np.testing.assert_array_equal(again.images["test"], test)
-    other = phantom_site(replace(PLAN, seed=1), 3)
+    other = class_site(replace(PLAN, seed=1), 3)
     assert (other.images["test"][:10] != test[:10]).any(axis=(1, 2, 3)).all()
 
 
@@ -194,7 +197,7 @@ def test_splits_share_no_image_and_match_their_labels() -> None:
     seen: set[bytes] = set()
     total = 0
     for index in range(PLAN.num_sites):
-        site = phantom_site(PLAN, index)
+        site = class_site(PLAN, index)
         for split in ("training", "validation"):
             images, labels = site.images[split], site.labels[split]
             assert images.shape == (len(labels), 32, 32, 3)
@@ -203,7 +206,7 @@ def test_splits_share_no_image_and_match_their_labels() -> None:
             seen |= {image.tobytes() for image in images}
             total += len(images)
     assert total == len(seen) == PLAN.num_samples
-    assert not seen & {image.tobytes() for image in phantom_site(PLAN, 0).images["test"]}
+    assert not seen & {image.tobytes() for image in class_site(PLAN, 0).images["test"]}
 
 
 def test_images_follow_their_label_not_their_place() -> None:
@@ -212,16 +215,16 @@ def test_images_follow_their_label_not_their_place() -> None:
         image.tobytes()
         for k in range(5)
         for split in ("training", "validation")
-        for image in phantom_site(replace(PLAN, corrupted_sites=0), k).images[split]
+        for image in class_site(replace(PLAN, corrupted_sites=0), k).images[split]
     }
-    moved = phantom_site(replace(PLAN, corrupted_sites=0, num_sites=6, partition="iid", validation_fraction=0.2), 5)
+    moved = class_site(replace(PLAN, corrupted_sites=0, num_sites=6, partition="iid", validation_fraction=0.2), 5)
     assert {image.tobytes() for image in moved.images["training"]} <= everywhere
 
 
 @pytest.mark.parametrize("kind", ["gaussian_noise", "motion_blur"])
 def test_corrupted_sites_see_a_corrupted_copy_of_the_same_test_set(kind: str) -> None:
     plan = replace(PLAN, corruption=kind, corrupted_sites=2)
-    clean, corrupted = phantom_site(plan, 0), phantom_site(plan, 4)
+    clean, corrupted = class_site(plan, 0), class_site(plan, 4)
     assert list(clean.images) == ["training", "validation", "test", "test_clean", "test_corrupted"]
     assert [plan.is_corrupted(k) for k in range(5)] == [False, False, False, True, True]
     for site in (clean, corrupted):
@@ -232,21 +235,21 @@ def test_corrupted_sites_see_a_corrupted_copy_of_the_same_test_set(kind: str) ->
         expected = corrupt(clean.images["test"][number], kind, 3, image_seed(f"{kind}/test/{number}", plan.seed))
         np.testing.assert_array_equal(corrupted.images["test"][number], expected)
     # training images of a corrupted site are corrupted, those of a clean site are not
-    same = phantom_site(replace(plan, severity=5), 0)
+    same = class_site(replace(plan, severity=5), 0)
     np.testing.assert_array_equal(same.images["training"], clean.images["training"])
-    worse = phantom_site(replace(plan, severity=5), 4)
+    worse = class_site(replace(plan, severity=5), 4)
     for split in ("training", "validation"):
         np.testing.assert_array_equal(worse.labels[split], corrupted.labels[split])
         assert (worse.images[split] != corrupted.images[split]).any(axis=(1, 2, 3)).all()
 
 
 def test_without_corrupted_sites_there_are_no_such_splits() -> None:
-    assert list(phantom_site(replace(PLAN, corrupted_sites=0), 0).images) == ["training", "validation", "test"]
+    assert list(class_site(replace(PLAN, corrupted_sites=0), 0).images) == ["training", "validation", "test"]
 
 
 def test_test_splits_by_attribute() -> None:
     plan = replace(PLAN, attributes=True, corrupted_sites=0, num_test=80)
-    site = phantom_site(plan, 0)
+    site = class_site(plan, 0)
     assert plan.splits == tuple(site.images) == ("training", "validation", "test", "test_light", "test_dark")
     light, dark = site.images["test_light"], site.images["test_dark"]
     assert len(light) + len(dark) == 80
@@ -256,7 +259,7 @@ def test_test_splits_by_attribute() -> None:
     both = np.concatenate([light, dark])
     assert {i.tobytes() for i in both} == {i.tobytes() for i in site.images["test"]}
     all_light, all_dark = (
-        phantom_site(replace(plan, attribute_shares=shares), 0).images["training"].mean()
+        class_site(replace(plan, attribute_shares=shares), 0).images["training"].mean()
         for shares in ((1.0, 0.0), (0.0, 1.0))
     )
     assert all_dark < site.images["training"].mean() < all_light
@@ -275,7 +278,7 @@ def test_test_splits_by_attribute() -> None:
     ids=["fed_ism", "fed_mrl", "complement", "fundus", "iid", "dirichlet"],
 )
 def test_the_federations_of_the_papers(plan: PhantomPlan) -> None:
-    sites = [phantom_site(plan, k) for k in range(plan.num_sites)]
+    sites = [class_site(plan, k) for k in range(plan.num_sites)]
     sizes = [sum(len(site.labels[s]) for s in ("training", "validation")) for site in sites]
     assert sum(sizes) == plan.num_samples
     assert min(sizes) >= plan.min_site
@@ -287,16 +290,47 @@ def test_the_federations_of_the_papers(plan: PhantomPlan) -> None:
         )
 
 
+def test_labels_of_a_site_by_the_definition() -> None:
+    """The pool in a random order, dealt to the sites, then split by class, each step from a seed of its own."""
+    plan = replace(PLAN, partition="iid", corrupted_sites=0, seed=5, validation_fraction=0.3)
+    counts = class_counts(plan.kind.counts, plan.num_samples, plan.min_class)
+    ordered = np.concatenate([np.full(n, c) for c, n in enumerate(counts)])
+    pool = np.random.default_rng(image_seed("pool", 5)).permutation(ordered)
+    for index, mine in enumerate(iid_partition(pool, plan.num_sites, seed=5)):
+        parts = stratified_split(pool[mine], (0.7, 0.3), seed=image_seed(f"split/{index}", 5))
+        site = class_site(plan, index)
+        for split, part in zip(("training", "validation"), parts, strict=True):
+            np.testing.assert_array_equal(site.labels[split], pool[mine][part])
+        for place in (0, len(parts[0]) - 1):
+            number = mine[parts[0][place]]
+            rng = np.random.default_rng(image_seed(f"dermoscopy/pool/{number}", 5))
+            expected = PHANTOMS["dermoscopy"].draw(int(pool[number]), rng, 32, "light")
+            np.testing.assert_array_equal(site.images["training"][place], expected)
+
+
+@pytest.mark.parametrize("partition", ["dirichlet", "two_pool"])
+def test_a_partition_is_drawn_again_until_no_site_is_too_small(partition: str) -> None:
+    plan = replace(PLAN, partition=partition, alpha=0.4, min_site=1)
+
+    def smallest(plan: PhantomPlan) -> int:
+        sites = [class_site(plan, k) for k in range(plan.num_sites)]
+        return min(sum(len(site.labels[split]) for split in ("training", "validation")) for site in sites)
+
+    seeds = [seed for seed in range(8) if smallest(replace(plan, seed=seed)) < 30]
+    assert seeds
+    assert all(smallest(replace(plan, seed=seed, min_site=30)) >= 30 for seed in seeds)
+
+
 def test_images_are_drawn_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
-    original = phantom_classes._render
+    original = classes._render
 
     def counting(plan: PhantomPlan, batch: object, chosen: np.ndarray, corrupted: bool) -> np.ndarray:
         drawn.append(len(chosen))
         return original(plan, batch, chosen, corrupted)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(phantom_classes, "_render", counting)
-    site = phantom_site(PLAN, 4)
+    monkeypatch.setattr(classes, "_render", counting)
+    site = class_site(PLAN, 4)
     assert drawn == []
     site.images["training"]
     site.images["training"]
@@ -311,35 +345,49 @@ def test_images_are_drawn_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_validation_may_be_switched_off_and_is_not_empty_otherwise() -> None:
-    site = phantom_site(replace(PLAN, validation_fraction=0.0), 0)
+    site = class_site(replace(PLAN, validation_fraction=0.0), 0)
     assert site.images["validation"].shape == (0, 32, 32, 3)
     tiny = replace(PLAN, num_samples=104, num_sites=8, min_site=5, alpha=0.5, validation_fraction=0.02)
-    assert all(len(phantom_site(tiny, k).labels["validation"]) >= 1 for k in range(8))
+    assert all(len(class_site(tiny, k).labels["validation"]) >= 1 for k in range(8))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"phantom": "xray"}, "unknown phantom 'xray'. Available: dermoscopy, dermoscopy7, fundus, endoscopy"),
-        ({"partition": "random"}, "unknown partition 'random'"),
-        ({"shard_mode": "x"}, "unknown shard_mode 'x'"),
-        ({"corruption": "fog"}, "unknown corruption 'fog'"),
-        ({"seed": -1}, "seed must be a whole number >= 0, got -1"),
-        ({"image_size": 16}, "image_size must be a whole number >= 32, got 16"),
-        ({"image_size": 48.0}, "image_size"),
-        ({"num_sites": 0}, "num_sites must be a whole number >= 1, got 0"),
-        ({"severity": 6}, "severity must be a whole number from 1 to 5, got 6"),
+        (
+            {"phantom": "fundos"},
+            "phantom must be one of 'dermoscopy', .*, 'endoscopy', got 'fundos'; did you mean 'fundus'",
+        ),
+        ({"partition": "random"}, "partition must be one of 'iid', 'dirichlet', 'two_pool', 'shards', got 'random'"),
+        ({"shard_mode": "x"}, "shard_mode must be one of 'literal', 'complement', 'authors', got 'x'"),
+        ({"corruption": "fog"}, "corruption must be one of 'gaussian_noise', 'motion_blur', got 'fog'"),
+        ({"seed": -1}, "seed must be an integer >= 0, got -1"),
+        ({"image_size": 16}, "image_size must be an integer >= 32, got 16"),
+        ({"image_size": 48.0}, "image_size must be an integer >= 32, got 48.0"),
+        ({"num_sites": 0}, "num_sites must be an integer >= 1, got 0"),
+        ({"num_sites": True}, "num_sites must be an integer >= 1, got True"),
+        ({"num_samples": "2000"}, "num_samples must be an integer >= 1, got '2000'"),
+        ({"min_site": 0}, "min_site must be an integer >= 1, got 0"),
+        ({"min_class": 0}, "min_class must be an integer >= 1, got 0"),
+        ({"min_class_test": 0}, "min_class_test must be an integer >= 1, got 0"),
+        ({"severity": 6}, r"severity must be an integer in \[1, 5\], got 6"),
+        ({"severity": 0}, r"severity must be an integer in \[1, 5\], got 0"),
         ({"corrupted_sites": 6}, "corrupted_sites must be at most num_sites=5, got 6"),
-        ({"alpha": 0}, "alpha must be a number from"),
-        ({"alpha": float("nan")}, "alpha"),
-        ({"eta": 1.1}, "eta must be a number from 0 to 1, got 1.1"),
-        ({"validation_fraction": 1.0}, "validation_fraction"),
+        ({"corrupted_sites": -1}, "corrupted_sites must be an integer >= 0, got -1"),
+        ({"alpha": 0}, r"alpha must be a number in \[1e-06, 1e\+09\], got 0"),
+        ({"alpha": float("nan")}, "alpha must be a number in"),
+        ({"eta": 1.1}, r"eta must be a number in \[0, 1\], got 1.1"),
+        ({"eta": "1"}, r"eta must be a number in \[0, 1\], got '1'"),
+        ({"validation_fraction": 1.0}, r"validation_fraction must be a number in \[0, 0.9\], got 1.0"),
+        ({"sites": 3}, "PhantomPlan has no setting 'sites'"),
         ({"num_samples": 40}, "num_samples must be at least 50 for 8 classes and 5 sites"),
         ({"phantom": "endoscopy", "num_test": 100}, "num_test must be at least 184 for 23 classes"),
         ({"phantom": "fundus", "attributes": True}, "'fundus' has no attributes; these have: dermoscopy, dermoscopy7"),
-        ({"attributes": "yes"}, "attributes must be True or False"),
+        ({"attributes": "yes"}, "attributes must be true or false, got 'yes'"),
         ({"attribute_shares": (0.5, 0.5)}, "attributes is False"),
         ({"attributes": True, "attribute_shares": (0.5, 0.4)}, "attribute_shares must be 2 shares of sum 1"),
+        ({"attributes": True, "attribute_shares": (1.0,)}, "attribute_shares must be 2 shares of sum 1"),
+        ({"attributes": True, "attribute_shares": (1.5, -0.5)}, "attribute_shares must be .* >= 0; entry 1 is -0.5"),
     ],
 )
 def test_a_bad_plan_is_refused(settings: dict[str, object], message: str) -> None:
@@ -347,23 +395,92 @@ def test_a_bad_plan_is_refused(settings: dict[str, object], message: str) -> Non
         replace(PhantomPlan(), **settings)  # type: ignore[arg-type]
 
 
+def test_plans_of_equal_settings_are_equal_and_any_other_setting_makes_another() -> None:
+    """What was drawn is kept by plan: two plans that differ anywhere must not get each other's images."""
+    base = PhantomPlan(attributes=True, partition="shards", attribute_shares=(0.5, 0.5))
+    others = {
+        "phantom": "dermoscopy7", "seed": 1, "image_size": 49, "num_sites": 4, "num_samples": 1999, "num_test": 399,
+        "partition": "iid", "alpha": 0.9, "eta": 0.9, "shard_mode": "complement", "corrupted_sites": 2,
+        "corruption": "motion_blur", "severity": 4, "validation_fraction": 0.2, "min_site": 9, "min_class": 3,
+        "min_class_test": 7, "attribute_shares": (0.4, 0.6),
+    }  # fmt: skip
+    assert {*others, "attributes"} == set(field_names(PhantomPlan))
+    again = PhantomPlan(attributes=True, partition="shards", attribute_shares=[0.5, 0.5])  # type: ignore[arg-type]
+    assert again == base
+    assert hash(again) == hash(base)
+    changed = [replace(base, **{name: value}) for name, value in others.items()]  # type: ignore[arg-type]
+    changed.append(replace(base, attributes=False, attribute_shares=()))
+    assert len({base, *changed}) == len(others) + 2
+    for plan in changed:
+        assert plan != base
+    assert base != "dermoscopy"
+
+
+def test_an_image_of_no_class_or_attribute_is_refused() -> None:
+    """A negative number would silently be another class."""
+    for name, top in (("dermoscopy", 7), ("dermoscopy7", 6), ("fundus", 4), ("endoscopy", 22)):
+        for label in (-1, top + 1, True, 1.0):
+            with pytest.raises(ValueError, match=rf"label must be an integer in \[0, {top}\], got {label}"):
+                PHANTOMS[name].draw(label, np.random.default_rng(0), 32)  # type: ignore[arg-type]
+    for name in ("fundus", "endoscopy"):
+        with pytest.raises(ValueError, match=f"'{name}' has no attributes; these have: dermoscopy, dermoscopy7"):
+            PHANTOMS[name].draw(0, np.random.default_rng(0), 32, "light")
+
+
+def test_a_quarter_of_the_actinic_class_of_isic_2018_are_carcinomas() -> None:
+    """Of the same generator, an AKIEC is what dermoscopy draws as SCC or AK once a number has been drawn."""
+    seven, eight = PHANTOMS["dermoscopy7"], PHANTOMS["dermoscopy"]
+    label = seven.class_names.index("AKIEC")
+    carcinomas = 0
+    for k in range(120):
+        rng = np.random.default_rng([4, k])
+        rare = rng.random() < 0.25
+        expected = eight.draw(eight.class_names.index("SCC" if rare else "AK"), rng, 32)
+        np.testing.assert_array_equal(seven.draw(label, np.random.default_rng([4, k]), 32), expected)
+        carcinomas += rare
+    assert 15 <= carcinomas <= 45
+
+
+# the same bits on every machine and in every version: colours are rounded to 8 bit, so small means are exact enough
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "attribute", "means"),
+    [
+        ("dermoscopy", 0, None, (165.53, 129.41, 102.1)),
+        ("dermoscopy", 4, "dark", (133.38, 78.54, 41.47)),
+        ("dermoscopy7", 3, None, (174.16, 137.31, 112.59)),
+        ("fundus", 0, None, (156.0, 60.85, 25.35)),
+        ("fundus", 4, None, (131.5, 56.36, 33.66)),
+        ("endoscopy", 1, None, (139.18, 73.59, 57.33)),
+        ("endoscopy", 16, None, (209.6, 163.93, 132.59)),
+        ("endoscopy", 22, None, (158.37, 64.01, 68.27)),
+    ],
+)
+def test_images_are_those_of_earlier_versions(
+    name: str, label: int, attribute: str | None, means: tuple[float, float, float]
+) -> None:
+    image = PHANTOMS[name].draw(label, np.random.default_rng([11, label]), 48, attribute)
+    np.testing.assert_allclose(image.mean((0, 1)), means, atol=0.05)
+
+
 def test_a_bad_site_is_refused() -> None:
     for index in (-1, 5, True, 1.5):
-        with pytest.raises(ValueError, match="site must be a whole number from 0 to 4"):
-            phantom_site(PLAN, index)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=rf"site must be an integer in \[0, 4\], got {index}"):
+            class_site(PLAN, index)  # type: ignore[arg-type]
     starved = PhantomPlan(
         phantom="dermoscopy7", partition="shards", shard_mode="complement", num_sites=7, num_samples=300,
         corrupted_sites=0, min_site=20,
     )  # fmt: skip
     with pytest.raises(ValueError, match="fewer than min_site=20"):
-        phantom_site(starved, 0)
+        class_site(starved, 0)
 
 
 # the contact sheet
 
 
 def test_contact_sheet_and_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = contact_sheet(tmp_path / "a.png", "fundus", columns=3, image_size=32)
+    path = class_sheet(tmp_path / "a.png", "fundus", columns=3, image_size=32)
     with Image.open(path) as sheet:
         assert sheet.size == (3 * 34, 5 * 34)
     arguments = [
@@ -383,5 +500,11 @@ def test_contact_sheet_and_command(tmp_path: Path, capsys: pytest.CaptureFixture
         main(["fundus", "--out", str(tmp_path / "c.png"), "--size", "8"])
     with pytest.raises(SystemExit):
         main(["fundus", "--out", str(tmp_path / "c.png"), "--size", "32", "--attribute", "dark"])
-    with pytest.raises(ValueError, match="unknown phantom 'xray'"):
-        contact_sheet(tmp_path / "d.png", "xray")
+    with pytest.raises(ValueError, match=r"phantom must be one of .* got 'xray'"):
+        class_sheet(tmp_path / "d.png", "xray")
+    with pytest.raises(ValueError, match="columns must be an integer >= 1, got 0"):
+        class_sheet(tmp_path / "d.png", "fundus", columns=0)
+    for arguments in (["fundus", "--sites", "site-1"], ["prostate", "--attribute", "dark"]):
+        with pytest.raises(SystemExit) as caught:
+            main([*arguments, "--out", str(tmp_path / "c.png")])
+        assert caught.value.code == 2

@@ -12,7 +12,8 @@ from nvflare.lighter.prov_utils import prepare_builders, prepare_packager
 from nvflare.lighter.provision import prepare_project
 from nvflare.lighter.provisioner import Provisioner
 
-from fairflare.provision import AUTHORIZATION, SitePolicyBuilder
+from fairflare import provision as import_path
+from fairflare.flare.provision import AUTHORIZATION, SitePolicyBuilder
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,11 +64,16 @@ def test_kits_of_the_walk_through(tmp_path):
     assert local(kits, "hospital-b", "fairflare.json") == {"isolate": True, "device": "cpu"}
     assert local(kits, "localhost", "fairflare.json") == {"checkpoint_root": "/checkpoints"}
     server = local(kits, "localhost", "resources.json")
-    assert [entry["heart_beat_timeout"] for entry in server["servers"]] == [60]
+    assert repr([entry["heart_beat_timeout"] for entry in server["servers"]]) == "[60]"  # no 60.0
     assert "/tmp/nvflare" not in json.dumps(server)
     # No path of one hospital is in another hospital's kit or in the server's.
     for name in ("localhost", "hospital-b", "hospital-c"):
         assert not any("/own/cases" in f.read_text() for f in (kits / name / "local").iterdir())
+
+
+def test_existing_project_files_find_the_builder():
+    assert import_path.SitePolicyBuilder is SitePolicyBuilder
+    assert import_path.AUTHORIZATION is AUTHORIZATION
 
 
 def test_what_is_not_asked_for_is_not_written(tmp_path):
@@ -99,12 +105,14 @@ def test_too_early_in_the_project_file(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"allow_prefixes": "fairflare."}, "allow_prefixes"),
-        ({"allow_prefixes": ["fairflare"]}, "allow_prefixes"),
-        ({"authorization": {"byoc": "none"}}, "authorization"),
-        ({"privacy": {"default_scope": "x"}}, "privacy"),
-        ({"site_settings": {"hospital-a": "/data"}}, "'hospital-a'"),
-        ({"heart_beat_timeout": 0}, "heart_beat_timeout"),
+        ({"allow_prefixes": "fairflare."}, "allow_prefixes must be a list, each entry a text, got 'fairflare.'"),
+        ({"allow_prefixes": ["fairflare"]}, r"allow_prefixes must list .* end in a dot, got \['fairflare'\]"),
+        ({"authorization": {"byoc": "none"}}, "authorization must hold a dict 'permissions'"),
+        ({"privacy": {"default_scope": "x"}}, "privacy must hold a list 'scopes'"),
+        ({"site_settings": {"hospital-a": "/data"}}, "site_settings of 'hospital-a' must be a mapping, got '/data'"),
+        ({"heart_beat_timeout": 0}, "heart_beat_timeout must be a number > 0"),
+        ({"log_streaming": "no"}, "log_streaming must be true or false, got 'no'"),
+        ({"storage": "/x"}, "has no setting 'storage'; did you mean 'storage_root'"),
     ],
 )
 def test_wrong_arguments(arguments, message):

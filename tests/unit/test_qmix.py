@@ -15,27 +15,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairflare.core import qmix
-from fairflare.core.qmix import (
-    FINE_GRID,
-    MU_GRID,
-    QMix,
-    Step,
-    Update,
-    epsilon_at,
-    global_accuracy,
-    label_entropy,
-    mix,
-    mu_grid,
-    observation,
-    reward,
-    td_target,
-)
+from fairflare.core import mu_rewards, q_learning, qmix
+from fairflare.core.mu_rewards import MU_GRID, global_accuracy, label_entropy, mu_grid, observation, reward
+from fairflare.core.q_learning import Mixer, mix, td_target
+from fairflare.core.qmix import QMix, Step, epsilon_at
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 NAN = math.nan
-SMALL: dict[str, Any] = {"hidden": 8, "embed": 4, "warmup": 3, "batch_size": 4, "updates": 2, "capacity": 20}
+SMALL: dict[str, Any] = {"hidden": 8, "warmup": 3, "updates": 2}
 SITES = ("A", "B", "C")
 
 
@@ -96,11 +84,15 @@ def test_epsilon(step, epsilon):
 def test_mu_grid():
     assert mu_grid(6) == (0.0, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
     assert mu_grid(3, low=1e-3, high=0.1, zero=False) == (1e-3, 1e-2, 0.1)
-    assert len(MU_GRID) == 10
-    assert FINE_GRID[:3] == (1e-5, 0.0, 0.05)
-    assert FINE_GRID[-1] == 1.0
-    for options in ({"num": 1}, {"low": 0.0}, {"high": 2.0}, {"low": 0.5, "high": 0.1}):
-        with pytest.raises(ValueError, match="must"):
+    assert MU_GRID == (1e-5, 1e-3, 1e-2, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
+    for options, message in (
+        ({"num": 1}, "num must be an integer >= 2, got 1"),
+        ({"num": 2.5}, "num must be an integer >= 2, got 2.5"),
+        ({"low": 0.0}, r"low must be in \(0, 1\), got 0.0"),
+        ({"high": 2.0}, r"high must be in \(0, 1\], got 2.0"),
+        ({"low": 0.5, "high": 0.1}, r"low must be in \(0, 0.1\), got 0.5"),
+    ):
+        with pytest.raises(ValueError, match=message):
             mu_grid(**options)
 
 
@@ -121,8 +113,16 @@ def test_global_accuracy():
     assert global_accuracy({}) is None
 
 
+def test_constants_of_the_specification():
+    assert (q_learning.OBSERVATION_SIZE, q_learning.EMBED, q_learning.CLIP) == (4, 32, 10.0)
+    assert (q_learning.CAPACITY, q_learning.BATCH, q_learning.TARGET_EVERY) == (1000, 32, 10)
+    assert (qmix.EPS_START, qmix.EPS_END, qmix.REWARD_DELAY, qmix.SMALL_MU) == (1.0, 0.05, 2, 0.1)
+
+
 def test_doctests():
-    assert doctest.testmod(qmix).failed == 0
+    found = doctest.testmod(mu_rewards)
+    assert found.attempted > 0
+    assert found.failed == 0
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def test_doctests():
         (lambda: observation(-0.9, 0.5, 0.5, 1.0, num_classes=2), "entropy must be"),
         (lambda: observation(0.0, 50, 0.5, 1.0, num_classes=2), "share must be"),
         (lambda: observation(0.0, 0.5, 50, 1.0, num_classes=2), "accuracy must be"),
-        (lambda: observation(0.0, 0.5, 0.5, -1.0, num_classes=2), "loss must be >= 0, got -1.0"),
-        (lambda: observation(0.0, 0.5, 0.5, 1.0, num_classes=0), "num_classes must be"),
+        (lambda: observation(0.0, 0.5, 0.5, -1.0, num_classes=2), "loss must be finite and >= 0, got -1.0"),
+        (lambda: observation(0.0, 0.5, 0.5, 1.0, num_classes=0), "num_classes must be an integer >= 1, got 0"),
     ],
 )
 def test_bad_values(call, message):
@@ -153,25 +153,18 @@ def test_bad_values(call, message):
 
 
 @settings(max_examples=80, deadline=None)
-@given(
-    st.integers(0, 10**6),
-    st.integers(1, 5),
-    st.sampled_from([0, 6]),
-    st.sampled_from(["qmix", "vdn"]),
-    st.floats(0, 50),
-    st.data(),
-)
-def test_raising_an_agent_never_lowers_the_joint_value(seed, num_agents, hyper_hidden, mixer, gain, data):
-    agents = QMix([f"s{k}" for k in range(num_agents)], mixer=mixer, hyper_hidden=hyper_hidden, seed=seed, **SMALL)
+@given(st.integers(0, 10**6), st.integers(1, 5), st.floats(0, 50), st.data())
+def test_raising_an_agent_never_lowers_the_joint_value(seed, num_agents, gain, data):
     generator = torch.Generator().manual_seed(seed)
-    state = 5 * torch.randn(agents.state_size, generator=generator)
-    q = 5 * torch.randn(num_agents, generator=generator)
+    mixer = Mixer(num_agents, generator)
+    state = 5 * torch.randn(1, 4 * num_agents, generator=generator)
+    q = 5 * torch.randn(1, num_agents, generator=generator)
     raised = q.clone()
-    raised[data.draw(st.integers(0, num_agents - 1))] += gain
-    before, after = (agents.q_tot(values, state).item() for values in (q, raised))
+    raised[0, data.draw(st.integers(0, num_agents - 1))] += gain
+    before, after = (mixer(values, state).item() for values in (q, raised))
     assert after >= before - 1e-5 * (abs(before) + abs(after))
     q.requires_grad_()
-    agents.q_tot(q, state).backward()
+    mixer(q, state).backward()
     assert q.grad is not None
     assert bool((q.grad >= 0).all())
 
@@ -190,79 +183,108 @@ def test_the_best_joint_action_is_that_of_each_agent(seed):
 # what one update computes
 
 
-def reference_loss(agents: QMix) -> float:
-    """(MRL-11) to (MRL-14) in loops over the transitions and agents, from the state. Slow on purpose."""
-    state = agents.state_dict()
-    online, target, replay = (
-        {k: v.double() for k, v in state[part].items()} for part in ("online", "target", "replay")
-    )
+def reference_losses(networks, replay, gamma: float, double_q: bool, shared: bool = False):
+    """(MRL-11) to (MRL-14) in loops over the transitions and agents, float64. Slow on purpose.
 
-    def utility(nets, h, o):
+    Returns the squared TD error of each transition, and the trained networks' parameters that they depend on.
+    """
+    online = {name: t.double().requires_grad_() for name, t in networks["online"].items()}
+    target = {name: t.double() for name, t in networks["target"].items()}
+    replay = {name: t.double() if t.is_floating_point() else t for name, t in replay.items()}
+    num_agents, num_actions = replay["available"].shape[1:]
+
+    def utility(nets, h, o, before):
+        if shared:
+            o = torch.cat([o, torch.eye(num_agents).double()[h], torch.eye(num_actions).double()[int(before)]])
         x = o
-        for layer in range(3):
-            x = x @ nets[f"agent.{layer}.weight"][h] + nets[f"agent.{layer}.bias"][h, 0]
-            x = torch.clamp(x, min=0) if layer < 2 else x
+        for layer in ("0", "2", "4"):
+            own = 0 if shared else h
+            x = x @ nets[f"agents.{layer}.weight"][own] + nets[f"agents.{layer}.bias"][own, 0]
+            x = torch.clamp(x, min=0) if layer != "4" else x
         return x
 
     def joint(nets, q, s):
-        linear = {
-            name: s @ nets[f"{name}.weight"] + nets[f"{name}.bias"][0]
-            for name in ("hyper_w1.1", "hyper_w2.1", "hyper_b1", "value.0")
-        }
-        v = torch.clamp(linear["value.0"], min=0) @ nets["value.1.weight"] + nets["value.1.bias"][0]
-        total = float(v)
-        for e in range(agents.embed):
-            x = float(linear["hyper_b1"][e])
-            for h in range(len(agents.agents)):
-                x += q[h] * abs(float(linear["hyper_w1.1"][h * agents.embed + e]))
-            total += (x if x > 0 else math.exp(x) - 1) * abs(float(linear["hyper_w2.1"][e]))
+        if "mixer.b1.weight" not in nets:
+            return sum(q)
+        w1, w2, b1, v = (
+            s @ nets[f"mixer.{name}.weight"] + nets[f"mixer.{name}.bias"] for name in ("w1", "w2", "b1", "v.0")
+        )
+        total = torch.clamp(v, min=0) @ nets["mixer.v.2.weight"][:, 0] + nets["mixer.v.2.bias"][0]
+        for e in range(len(b1)):
+            x = b1[e] + sum(q[h] * abs(w1[h * len(b1) + e]) for h in range(num_agents))
+            total = total + (x if x > 0 else torch.exp(x) - 1) * abs(w2[e])
         return total
 
     losses = []
-    for t in range(agents.filled):
+    for t in range(len(replay["reward"])):
         row = {name: values[t] for name, values in replay.items()}
-        hs = range(len(agents.agents))
-        q = [float(utility(online, h, row["observation"][h])[int(row["action"][h])]) for h in hs]
+        hs = range(num_agents)
+        q = [utility(online, h, row["observation"][h], row["previous"][h])[int(row["action"][h])] for h in hs]
         best = []
         for h in hs:
-            after = utility(target, h, row["next_observation"][h])
-            ranking = utility(online, h, row["next_observation"][h]) if agents.double_q else after
-            allowed = [a for a in range(len(agents.actions)) if row["next_available"][h, a]]
-            best.append(float(after[max(allowed, key=lambda a: float(ranking[a]))]))
-        y = float(row["reward"]) + agents.gamma * (1 - float(row["done"])) * joint(target, best, row["next_state"])
-        losses.append((joint(online, q, row["state"]) - y) ** 2)
-    return sum(losses) / len(losses)
+            after = utility(target, h, row["next_observation"][h], row["action"][h])
+            ranking = utility(online, h, row["next_observation"][h], row["action"][h]) if double_q else after
+            allowed = [a for a in range(num_actions) if row["next_available"][h, a]]
+            best.append(after[max(allowed, key=lambda a: float(ranking[a]))].detach())
+        y = row["reward"] + gamma * (1 - row["done"]) * joint(target, best, row["next_observation"].reshape(-1))
+        losses.append((joint(online, q, row["observation"].reshape(-1)) - y.detach()) ** 2)
+    return losses, online
 
 
-@pytest.mark.parametrize("double_q", [False, True])
-def test_an_update_is_the_loop(double_q):
-    agents = QMix(SITES, double_q=double_q, target_every=100, lr=0.01, **SMALL | {"batch_size": 50, "updates": 1})
+def played(agents: QMix, size: float, num: int = 7):
+    """Some transitions, absent sites among them; the state before the last one, its loss, and the state after it."""
     step = agents.act(seen(0))
-    for r in range(1, 8):
-        following = agents.act(seen(r), present=SITES[: 1 + r % 3])
-        agents.observe(step, 0.1 * r, following, done=r == 4)
+    for r in range(1, num + 1):
+        following = agents.act(seen(r, SITES[: 1 + r % 3]))
+        before = agents.state_dict()
+        loss = agents.observe(step, size * r, following, done=r == 4)
         step = following
-    expected = reference_loss(agents)
-    assert agents.update().loss == pytest.approx(expected, rel=1e-4)
-    assert agents.update().loss < expected
+    return before, loss, agents.state_dict()
 
 
-def test_a_critic_sees_the_observation_and_the_value_of_the_action():
-    agents = QMix("AB", action_mode="critic", actions=(0.0, 0.3, 1.0), **SMALL)
-    observations = {"A": (0.1, 0.2, 0.3, 0.4), "B": (0.5, 0.1, 0.9, 0.2)}
-    values = agents.values(agents.act(observations, greedy=True))
-    nets = agents.state_dict()["online"]
-    for h, agent in enumerate("AB"):
-        for k, action in enumerate(agents.actions):
-            x = torch.tensor([*observations[agent], action])
-            for layer in range(3):
-                x = x @ nets[f"agent.{layer}.weight"][h] + nets[f"agent.{layer}.bias"][h, 0]
-                x = torch.clamp(x, min=0) if layer < 2 else x
-            assert values[agent][k] == pytest.approx(float(x), abs=1e-6)
+@pytest.mark.parametrize(
+    "options", [{}, {"double_q": True}, {"mixer": "vdn", "gamma": 0.5}, {"share_agents": True, "double_q": True}]
+)
+@pytest.mark.parametrize(("size", "clipped"), [(0.1, False), (300.0, True)])
+def test_an_update_is_the_loop(options, size, clipped):
+    """Loss, gradient and its clipping, against the loop in float64; the targets differ from the trained networks."""
+    agents = QMix(SITES, lr=0.01, **SMALL | {"updates": 1} | options)
+    before, loss, after = played(agents, size)
+    shared = options.get("share_agents", False)
+    losses, online = reference_losses(
+        before, after["replay"], options.get("gamma", 0.99), options.get("double_q", False), shared
+    )
+    mean = sum(losses) / len(losses)
+    assert loss == pytest.approx(mean.item(), rel=1e-4)
+    mean.backward()
+    norm = math.sqrt(sum(float((part.grad**2).sum()) for part in online.values()))
+    assert (norm > 20) == clipped
+    assert (norm < 10) != clipped
+    for name, part in online.items():  # Adam's mean of the gradients: 0.9 of the old one, 0.1 of this one
+        moment, old = (state["optimizer"][name]["exp_avg"].double() for state in (after, before))
+        expected = part.grad * min(1.0, 10.0 / norm)
+        torch.testing.assert_close((moment - 0.9 * old) / 0.1, expected, rtol=1e-3, atol=2e-4 if clipped else 2e-5)
 
 
-def test_the_target_networks_are_copied_every_so_often():
-    agents = QMix(SITES, target_every=4, **SMALL)
+def test_an_update_is_of_transitions_drawn_without_replacement(monkeypatch):
+    """The loss is the mean over three different ones of those remembered, and not always the same ones."""
+    monkeypatch.setattr(q_learning, "BATCH", 3)
+    places = set()
+    for seed in range(6):
+        agents = QMix(SITES, seed=seed, **SMALL | {"updates": 1})
+        before, loss, after = played(agents, 0.1, 6)
+        losses = [float(value) for value in reference_losses(before, after["replay"], 0.99, False)[0]]
+        means = {trio: sum(losses[t] for t in trio) / 3 for trio in itertools.combinations(range(6), 3)}
+        found = min(means, key=lambda trio: abs(means[trio] - loss))
+        assert means[found] == pytest.approx(loss, rel=1e-4)
+        places.add(found)
+    assert len(places) > 2
+
+
+def test_the_target_networks_are_copied_every_so_often(monkeypatch):
+    monkeypatch.setattr(q_learning, "TARGET_EVERY", 4)
+    monkeypatch.setattr(q_learning, "CAPACITY", 6)  # transitions count, not those still remembered
+    agents = QMix(SITES, **SMALL)
 
     def copied() -> bool:
         state = agents.state_dict()
@@ -277,29 +299,21 @@ def test_the_target_networks_are_copied_every_so_often():
     assert equal == [True, True, False, True, False, False, False, True]  # the first two are the warm-up
 
 
-def test_the_target_networks_may_follow_slowly():
-    agents = QMix(SITES, target_tau=0.25, **SMALL | {"updates": 1, "warmup": 1})
-    before = agents.state_dict()["target"]["agent.0.weight"]
-    step = agents.act(seen(0))
-    agents.observe(step, 0.1, agents.act(seen(1)))
-    state = agents.state_dict()
-    expected = 0.75 * before + 0.25 * state["online"]["agent.0.weight"]
-    torch.testing.assert_close(state["target"]["agent.0.weight"], expected)
-
-
-def test_the_memory_forgets_the_oldest():
-    agents = QMix("A", **SMALL | {"capacity": 4, "warmup": 4})
+def test_the_memory_forgets_the_oldest(monkeypatch):
+    monkeypatch.setattr(q_learning, "CAPACITY", 4)
+    agents = QMix("A", **SMALL | {"warmup": 4})
     step = agents.act({"A": (0.0,) * 4})
-    for r in range(6):
-        agents.observe(step, float(r), step)
-    assert sorted(agents.state_dict()["replay"]["reward"].tolist()) == [2.0, 3.0, 4.0, 5.0]
-    assert agents.filled == 4
+    learnt = [agents.observe(step, float(r), step) for r in range(6)]
+    assert agents.state_dict()["replay"]["reward"].tolist() == [2.0, 3.0, 4.0, 5.0]
+    assert [loss is None for loss in learnt] == [True] * 3 + [False] * 3
+    with pytest.raises(ValueError, match=r"warmup must be an integer in \[1, 4\], got 5"):
+        QMix("A", warmup=5)  # could never learn
 
 
 # games
 
 
-STATES = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
+STATES = ((1.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 0.0))
 
 
 def two_step(state: int, actions: list[int]) -> tuple[float, int | None]:
@@ -329,24 +343,21 @@ def total(game, policy) -> float:
     return rewards
 
 
-def play_qmix(game, names: str, seed: int, episodes: int) -> float:
+def play_qmix(game, names: str, seed: int, episodes: int, mixer: str = "qmix") -> float:
     agents = QMix(
         names,
-        observation_size=3,
-        state_size=3,
         actions=(0.0, 1.0),
+        mixer=mixer,
         hidden=32,
-        embed=8,
         lr=5e-3,
         warmup=32,
         updates=1,
-        target_every=50,
-        eps_end=1.0,  # as in the paper's game: explore fully, judge the greedy policy
+        eps_steps=10**9,  # as in the paper's game: explore fully, judge the greedy policy
         seed=seed,
     )
 
     def act(state: int, greedy: bool = False) -> Step:
-        return agents.act(dict.fromkeys(names, STATES[state]), state=STATES[state], greedy=greedy)
+        return agents.act(dict.fromkeys(names, STATES[state]), greedy=greedy)
 
     for _ in range(episodes):
         state = 0
@@ -383,8 +394,13 @@ def play_independent(game, num_agents: int, seed: int, episodes: int = 2000) -> 
 )
 def test_qmix_solves_what_independent_learners_do_not(game, names, safe, episodes):
     returns = [play_qmix(game, names, seed, episodes) for seed in range(10)]
-    assert returns.count(8.0) >= 9, returns
+    assert returns == [8.0] * 10
     assert [play_independent(game, len(names), seed) for seed in range(10)] == [safe] * 10
+
+
+def test_a_plain_sum_does_not_solve_it():
+    """The control of the QMIX paper: with a sum, 8 looks worth less than the safe 7."""
+    assert [play_qmix(two_step, "AB", seed, 200, mixer="vdn") for seed in range(3)] == [7.0] * 3
 
 
 # a federation in which the best mu differs between sites
@@ -457,7 +473,7 @@ def test_learned_mu_beats_the_best_single_mu_within_100_rounds():
 # timing: one transition a round
 
 
-def scripted(agents: QMix, accuracies: list[float]) -> list[Update | None]:
+def scripted(agents: QMix, accuracies: list[float]) -> list[float | None]:
     return [agents.end_round(seen(r), reward(acc))[1] for r, acc in enumerate(accuracies)]
 
 
@@ -471,14 +487,7 @@ def test_a_choice_gets_the_reward_of_two_rounds_later():
         there = torch.tensor([seen(transition + 1)[site] for site in SITES])
         torch.testing.assert_close(replay["observation"][transition], here)
         torch.testing.assert_close(replay["next_observation"][transition], there)
-        torch.testing.assert_close(replay["next_state"][transition], there.reshape(-1))
     assert replay["done"].tolist() == [0.0, 0.0]
-
-
-def test_a_server_with_validation_images_is_a_round_faster():
-    agents = QMix(SITES, reward_delay=1, **SMALL)
-    scripted(agents, [0.1, 0.2, 0.3])
-    assert agents.state_dict()["replay"]["reward"].tolist() == pytest.approx([reward(0.2), reward(0.3)], rel=1e-6)
 
 
 def test_a_round_without_a_measured_accuracy_teaches_nothing():
@@ -496,9 +505,9 @@ def test_updates_begin_after_the_warm_up():
     agents = QMix(SITES, **SMALL)
     learnt = scripted(agents, [0.1 * r for r in range(8)])
     assert [update is None for update in learnt] == [True] * 4 + [False] * 4
-    assert learnt[-1] is not None
-    assert learnt[-1].updates == 2
-    assert all(math.isfinite(x) for x in (learnt[-1].loss, learnt[-1].q_tot, learnt[-1].target))
+    assert all(math.isfinite(loss) and loss > 0 for loss in learnt[4:])
+    steps = agents.state_dict()["optimizer"]["agents.0.weight"]["step"]
+    assert float(steps) == 4 * SMALL["updates"]
 
 
 # acting
@@ -506,10 +515,10 @@ def test_updates_begin_after_the_warm_up():
 
 def test_before_a_choice_mu_is_the_initial_one():
     agents = QMix(SITES, **SMALL)
-    step = agents.act({}, present=())
+    step = agents.act({})
     assert agents.chosen(step) == dict.fromkeys(SITES, 1e-5)
-    assert QMix(SITES, actions=mu_grid(), **SMALL).initial == 1  # 1e-5 and not 0
-    assert agents.chosen(QMix(SITES, initial=3, **SMALL).act({})) == dict.fromkeys(SITES, MU_GRID[3])
+    agents = QMix(SITES, actions=mu_grid(), **SMALL)
+    assert agents.chosen(agents.act({})) == dict.fromkeys(SITES, 1e-5)  # and not 0
 
 
 def test_the_same_seed_gives_the_same_choices():
@@ -562,22 +571,23 @@ def test_an_absent_site_keeps_its_observation_and_action():
 def test_who_is_absent_does_not_change_the_randomness_of_the_others():
     one, other = QMix(SITES, seed=5, **SMALL), QMix(SITES, seed=5, **SMALL)
     for r in range(3):
-        whole = one.act(seen(r), present=SITES)
-        part = other.act(seen(r), present=("A", "C"))
+        whole = one.act(seen(r))
+        part = other.act({site: seen(r)[site] for site in "AC"})
         assert whole.action[[0, 2]].tolist() == part.action[[0, 2]].tolist()
 
 
 @pytest.mark.parametrize("greedy", [False, True])
-def test_only_available_actions_are_chosen(greedy):
+def test_an_absent_site_has_one_action_only(greedy):
+    """Whatever its network says and the dice; in its first round too."""
     agents = QMix(SITES, **SMALL)
-    open_ = [a in (2, 7) for a in range(10)]
-    for r in range(30):
-        step = agents.act(seen(r), available={"B": open_}, greedy=greedy)
-        assert int(step.action[1]) in (2, 7)
+    for r in range(12):
+        step = agents.act({site: seen(r)[site] for site in "AC"}, greedy=greedy)
+        assert agents.chosen(step)["B"] == 1e-5
+        assert step.available[1].tolist() == [True] + [False] * 9
 
 
 def test_careful_exploration_during_the_warm_up():
-    agents = QMix(SITES, eps_prior="small", eps_end=1.0, **SMALL | {"warmup": 1})
+    agents = QMix(SITES, eps_prior="small", eps_steps=10**9, **SMALL | {"warmup": 1})
     for r in range(30):
         step = agents.act(seen(r))
         assert max(agents.chosen(step).values()) <= 0.1
@@ -585,8 +595,9 @@ def test_careful_exploration_during_the_warm_up():
     assert max(max(agents.chosen(agents.act(seen(r))).values()) for r in range(30)) > 0.1
 
 
-def test_exploration_is_uniform_and_of_the_stated_share():
-    agents = QMix("AB", eps_start=0.5, eps_end=0.5, **SMALL)
+def test_exploration_is_uniform_and_of_the_stated_share(monkeypatch):
+    monkeypatch.setattr(qmix, "EPS_END", 0.5)
+    agents = QMix("AB", eps_steps=0, **SMALL)
     best = agents.act(seen(0, ("A", "B")), greedy=True).action
     counts = np.zeros((2, 10))
     for _ in range(2000):
@@ -603,24 +614,26 @@ def test_exploration_is_uniform_and_of_the_stated_share():
 
 OPTIONS = [
     {},
-    {"double_q": True, "hyper_hidden": 5},
-    {"mixer": "vdn", "target_tau": 0.1},
-    {"action_mode": "critic", "actions": FINE_GRID, "obs_extras": True},
-    {"share_agents": True, "reward_delay": 1, "eps_prior": "small"},
+    {"double_q": True, "actions": (0.0, 0.3, 1.0)},
+    {"mixer": "vdn"},
+    {"share_agents": True, "eps_prior": "small"},
 ]
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_resume_is_bit_identical(options):
+def test_resume_is_bit_identical(options, monkeypatch):
+    monkeypatch.setattr(q_learning, "BATCH", 4)
+    monkeypatch.setattr(q_learning, "CAPACITY", 7)
+
     def make(seed: int) -> QMix:
-        return QMix(SITES, seed=seed, eps_steps=6, **SMALL | {"capacity": 7} | options)
+        return QMix(SITES, seed=seed, eps_steps=6, **SMALL | options)
 
     def play(agents: QMix, rounds: range) -> list[Any]:
         out = []
         for r in rounds:
             here = {site: o for site, o in seen(r).items() if not (site == "B" and r % 4 == 2)}
             step, learnt = agents.end_round(here, None if r == 9 else reward(0.04 * r))
-            out.append((step.action.tolist(), learnt))
+            out.append((step.action.tolist(), learnt, agents.joint_value(step)))
         return out
 
     expected = play(make(1), range(18))
@@ -632,6 +645,19 @@ def test_resume_is_bit_identical(options):
         file.seek(0)
         second.load_state_dict(torch.load(file, weights_only=True))
         assert head + play(second, range(stop, 18)) == expected
+
+
+def test_a_resumed_one_keeps_its_own_learning_rate():
+    before = QMix(SITES, **SMALL)
+    scripted(before, [0.1] * 8)
+    slow, fast = QMix(SITES, **SMALL), QMix(SITES, lr=0.1, **SMALL)
+    moved = []
+    for agents in (slow, fast):
+        agents.load_state_dict(before.state_dict())
+        agents.end_round(seen(8), 0.1)
+        old, new = (state["online"]["agents.4.bias"] for state in (before.state_dict(), agents.state_dict()))
+        moved.append(float((new - old).abs().max()))
+    assert moved[1] > 20 * moved[0] > 0
 
 
 def test_a_state_holds_only_plain_things_and_its_own():
@@ -675,10 +701,11 @@ def test_a_state_holds_only_plain_things_and_its_own():
         ({"agents": SITES, "actions": (0.0, 1.0)}, "actions"),
         ({"agents": SITES, "hidden": 9}, "hidden"),
         ({"agents": SITES, "mixer": "vdn"}, "mixer"),
+        ({"agents": SITES, "share_agents": True}, "share_agents"),
     ],
 )
 def test_a_state_of_others_is_refused(options, name):
-    with pytest.raises(ValueError, match=f"state has {name}"):
+    with pytest.raises(ValueError, match=f"state is of agents with {name}"):
         QMix(**SMALL | options).load_state_dict(QMix(SITES, **SMALL).state_dict())
 
 
@@ -690,16 +717,18 @@ def test_a_state_of_others_is_refused(options, name):
     [
         ({"agents": ()}, "agents must be one or more different names"),
         ({"agents": ["A", "A"]}, "agents must be"),
-        ({"actions": ()}, r"actions must be one or more finite numbers, got \[\]"),
-        ({"actions": (0.1, NAN)}, "actions must be"),
+        ({"actions": ()}, "number of actions must be an integer >= 1, got 0"),
+        ({"actions": (0.1, NAN)}, r"actions\[1\] must be a finite number, got nan"),
         ({"gamma": 1.5}, r"gamma must be in \[0, 1\], got 1.5"),
-        ({"lr": 0.0}, "lr must be finite and > 0"),
-        ({"batch_size": 0}, "batch_size must be a whole number >= 1"),
-        ({"target_tau": 0.0}, "target_tau must be in"),
-        ({"mixer": "mean"}, "unknown mixer 'mean'; Available: 'qmix', 'vdn'"),
-        ({"action_mode": "continuous"}, "unknown action_mode"),
-        ({"eps_start": NAN}, "eps_start must be"),
-        ({"initial": 10}, "initial must be the index of one of 10 actions, got 10"),
+        ({"lr": 0.0}, "lr must be finite and > 0, got 0.0"),
+        ({"lr": "fast"}, "lr must be finite and > 0, got 'fast'"),
+        ({"hidden": 0}, "hidden must be an integer >= 1, got 0"),
+        ({"warmup": 1001}, r"warmup must be an integer in \[1, 1000\], got 1001"),
+        ({"updates": 0}, "updates must be an integer >= 1"),
+        ({"eps_steps": 2.5}, "eps_steps must be an integer >= 0, got 2.5"),
+        ({"mixer": "mean"}, "mixer must be one of 'qmix', 'vdn', got 'mean'"),
+        ({"eps_prior": "large"}, "eps_prior must be one of 'small', got 'large'"),
+        ({"seed": -1}, "seed must be an integer >= 0, got -1"),
     ],
 )
 def test_bad_settings(options, message):
@@ -713,26 +742,16 @@ def test_bad_rounds():
     for arguments, message in [
         (({"D": (0.0,) * 4},), "unknown agent 'D'; the agents are fixed at the start"),
         (({"A": (0.0,) * 3},), "observation of agent 'A' must be 4 numbers"),
-        (({"A": (0.0, 0.0, 0.0, NAN)},), "observation of agent 'A' must be finite"),
+        (({"A": (0.0, 0.0, 0.0, NAN)},), "observation of agent 'A' must be a finite number, got nan"),
     ]:
         with pytest.raises(ValueError, match=message):
             agents.act(*arguments)
-    with pytest.raises(ValueError, match="unknown agent 'D'"):
-        agents.act({}, present=("D",))
-    with pytest.raises(ValueError, match="agent 'A' has no available action"):
-        agents.act(seen(0), available={"A": [False] * 10})
-    with pytest.raises(ValueError, match="agent 'A' has 2 flags for 10 actions"):
-        agents.act(seen(0), available={"A": [True] * 2})
-    with pytest.raises(ValueError, match="state must be given exactly if state_size was"):
-        agents.act(seen(0), state=(1.0,))
-    with pytest.raises(ValueError, match="reward must be finite or None, got nan"):
+    with pytest.raises(ValueError, match="reward must be a finite number, got nan"):
         agents.end_round(seen(0), NAN)
-    with pytest.raises(ValueError, match="no transition to learn from"):
-        agents.update()
     assert torch.equal(before["last_observation"], agents.state_dict()["last_observation"])
     assert torch.equal(before["generator"], agents.state_dict()["generator"])
     step = agents.act(seen(0))
-    with pytest.raises(ValueError, match="reward must be finite, got inf"):
+    with pytest.raises(ValueError, match="reward must be a finite number, got inf"):
         agents.observe(step, math.inf, step)
     with pytest.raises(ValueError, match="following may be None only where the episode is done"):
         agents.observe(step, 0.0, None)
@@ -740,9 +759,9 @@ def test_bad_rounds():
 
 def test_one_agent_is_a_deep_q_learner():
     """Two actions, reward 1 for the second: found within 60 rounds."""
-    agents = QMix("A", actions=(0.0, 1.0), eps_steps=30, reward_delay=1, gamma=0.0, lr=1e-2, **SMALL | {"capacity": 60})
-    value: float | None = None
-    for _ in range(60):
-        step, _ = agents.end_round({"A": (0.1, 0.2, 0.3, 0.4)}, value)
-        value = float(step.action[0])
+    agents = QMix("A", actions=(0.0, 1.0), eps_steps=30, gamma=0.0, lr=1e-2, **SMALL)
+    earned: list[float | None] = [None, None]
+    for r in range(60):
+        step, _ = agents.end_round({"A": (0.1, 0.2, 0.3, 0.4)}, earned[r])
+        earned.append(float(step.action[0]))
     assert agents.act({"A": (0.1, 0.2, 0.3, 0.4)}, greedy=True).action.tolist() == [1]

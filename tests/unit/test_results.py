@@ -195,11 +195,11 @@ def test_refusals(store):
     with pytest.raises(ValueError, match="was not started"):
         store.finish("completed")
     store.start(INFO)
-    with pytest.raises(ValueError, match="status must be 'completed' or 'failed', got 'done'"):
+    with pytest.raises(ValueError, match="status must be one of 'completed', 'failed', got 'done'"):
         store.finish("done")
     store.add_round(record(1))
     for number in (0, 1):
-        with pytest.raises(ValueError, match=f"round {number} comes after round 1"):
+        with pytest.raises(ValueError, match=f"the next current_round must be an integer >= 2, got {number}"):
             store.add_round(record(number))
     with pytest.raises(TypeError, match=r"round\.reports\.A\.x\[1\] is of type object"):
         store.add_round(record(2, reports={"A": {"x": [1, object()]}}))
@@ -220,6 +220,20 @@ def test_an_interrupted_write_leaves_the_old_file(store, monkeypatch):
         store.finish("completed", {"A": {"dice": 0.5}})
     document = read_results(store.folder)
     assert (document["status"], len(document["rounds"])) == ("running", 1)
+
+
+def test_files_are_replaced_as_a_whole(store, tmp_path):
+    """Whoever has the file open, or a link to it, keeps the old one: it is never written to."""
+    store.start(INFO)
+    store.add_round(record(0))
+    state = store.state_dict()
+    before = {name: (store.folder / name).read_bytes() for name in ("results.json", *CSV_COLUMNS)}
+    for name in before:
+        os.link(store.folder / name, tmp_path / name)
+    store.load_state_dict(state | {"rounds": []})
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    assert all((store.folder / name).read_bytes() != content for name, content in before.items())
+    assert {path.name for path in store.folder.iterdir()} == {*before, "progress.jsonl"}  # nothing half-written
 
 
 def test_start_forgets_an_earlier_run(store):
@@ -300,7 +314,7 @@ def test_events_of_several_threads_stay_whole(store):
         ("{", "not a results file"),
         ("[]", "not a results file: it has no schema_version"),
         ('{"schema_version": 2, "status": "running"}', "schema version 2, this FairFlare reads 1"),
-        ('{"schema_version": 1, "status": "odd"}', "unknown status 'odd'"),
+        ('{"schema_version": 1, "status": "odd"}', "status must be one of 'running', 'completed', 'failed', got 'odd'"),
     ],
 )
 def test_unreadable_results(tmp_path, content, message):
@@ -402,5 +416,5 @@ def test_compare_leaves_out_incomplete_runs_and_says_so(tmp_path):
         compare(runs[1:])
     with pytest.raises(ValueError, match="no test results for metric 'auc'"):
         compare(runs, metric="auc")
-    with pytest.raises(ValueError, match="unknown style 'html'"):
+    with pytest.raises(ValueError, match="style must be one of 'text', 'markdown', got 'html'"):
         compare(runs, style="html")  # type: ignore[arg-type]

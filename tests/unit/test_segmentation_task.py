@@ -14,7 +14,9 @@ import pytest
 import torch
 from PIL import Image
 
+from fairflare.data import reading
 from fairflare.data.datalist import SPLITS, DataError, write_datalist
+from fairflare.tasks import transforms
 from fairflare.tasks.base import SiteData, evaluating
 from fairflare.tasks.segmentation import FolderData, SegmentationTask
 
@@ -55,6 +57,19 @@ def repaint(file: Path, value: int) -> None:
 def all_of(data: SiteData, split: str, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     batches = list(data.batches(split, batch_size=3, **options))
     return torch.cat([inputs for inputs, _ in batches]), torch.cat([targets for _, targets in batches])
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Any]:
+    """The samples that a function of :mod:`fairflare.data.reading` reads from now on."""
+    calls: list[Any] = []
+    real = getattr(reading, name)
+
+    def read(sample: Any, **where: str) -> Any:
+        calls.append(sample)
+        return real(sample, **where)
+
+    monkeypatch.setattr(transforms, name, read)
+    return calls
 
 
 def refused(task: SegmentationTask, settings: dict[str, Any], site: str = "hospital-a") -> DataError:
@@ -212,7 +227,7 @@ def test_evaluation_leaves_everything_as_it_was() -> None:
         raise RuntimeError
     assert model.training
     assert not model.norm.training
-    with pytest.raises(ValueError, match="at least one batch"):
+    with pytest.raises(ValueError, match="number of batches to evaluate on must be an integer >= 1, got 0"):
         task.evaluate(model, [], "cpu")
 
 
@@ -277,13 +292,13 @@ def test_augmentation_is_seeded_and_moves_the_mask_with_the_image() -> None:
 
 def test_bad_requests() -> None:
     data = SegmentationTask(**SMALL).open_site("site-1", {"phantom_cases": 0.01})
-    with pytest.raises(ValueError, match="unknown split 'train'; did you mean 'training'"):
+    with pytest.raises(ValueError, match=r"split must be one of .* got 'train'; did you mean 'training'"):
         data.batches("train", batch_size=2)
-    with pytest.raises(ValueError, match="unknown split"):
+    with pytest.raises(ValueError, match="split must be one of 'training', 'validation', 'test', got 'valid'"):
         data.num_samples("valid")
-    with pytest.raises(ValueError, match="batch_size must be >= 1, got 0"):
+    with pytest.raises(ValueError, match="batch_size must be an integer >= 1, got 0"):
         data.batches("test", batch_size=0)
-    with pytest.raises(ValueError, match="needs a shuffle_seed"):
+    with pytest.raises(ValueError, match="shuffle_seed of augmented batches must be an integer >= 0, got None"):
         data.batches("test", batch_size=2, augment=True)
 
 
@@ -325,9 +340,7 @@ def test_decoded_images_are_kept_while_they_fit(tmp_path: Path, monkeypatch: pyt
     for budget, reads in ((2**30, 3), (0, 6), (size * 2, 4)):
         data = task.open_site("a", {"data_root": root, "cache_bytes": budget})
         assert isinstance(data, FolderData)
-        calls: list[int] = []
-        real = data.prepare
-        monkeypatch.setattr(data, "prepare", lambda s, i, real=real, calls=calls: (calls.append(i), real(s, i))[1])
+        calls = counted(monkeypatch, "read_pair")
         first, second = all_of(data, "training"), all_of(data, "training")
         assert torch.equal(first[0], second[0])
         assert len(calls) == reads
@@ -403,10 +416,10 @@ def test_unreadable_image_and_two_sizes(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"data_rot": "x"}, "unknown key 'data_rot' in the site's fairflare.json; did you mean 'data_root'?"),
-        ({"data_root": 3}, "data_root must be a path, got 3"),
+        ({"data_root": 3}, "data_root must be a text, not empty or nothing, got 3"),
         ({"datalist": "x.json"}, "'datalist' is set but 'data_root' is not"),
-        ({"phantom_seed": -1}, "phantom_seed must be a whole number >= 0, got -1"),
-        ({"phantom_cases": "many"}, "phantom_cases must be a number"),
+        ({"phantom_seed": -1}, "phantom_seed must be an integer >= 0 or nothing, got -1"),
+        ({"phantom_cases": "many"}, "phantom_cases must be a number in (0, 1000] or nothing, got 'many'"),
         ({"data_root": "/nowhere-at-all"}, "'/nowhere-at-all' is not a folder"),
         (
             {"sites": {"fluo": {"data_root": "x"}, "hist": {"data_root": "x"}}},
@@ -421,8 +434,8 @@ def test_bad_settings(settings: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"cache_bytes": -1}, "cache_bytes must be a whole number >= 0, got -1"),
-        ({"mask_values": [0, 1]}, 'mask_values must be like {"0": 0, "255": 1}, got [0, 1]'),
+        ({"cache_bytes": -1}, "cache_bytes must be an integer >= 0, got -1"),
+        ({"mask_values": [0, 1]}, "mask_values must be a dict of an integer to an integer >= 0 or nothing, got [0, 1]"),
         ({"mask_values": {"0": 0, "255": 2}}, "mask_values gives no value to the structure [1]"),
         ({"datalist": "fold3.json"}, "fold3.json' does not exist"),
     ],
@@ -467,21 +480,30 @@ def test_grey_phantom_for_a_colour_task() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"image_size": (60, 64)}, "image_size must be two multiples of 16, each at least 32, got [60, 64]"),
-        ({"image_size": 64}, "image_size must be 2 whole numbers, got 64"),
-        ({"image_size": (16, 64)}, "at least 32"),
-        ({"in_channels": 2}, "in_channels must be 1 or 3, got 2"),
-        ({"num_classes": 0}, "num_classes must be a whole number >= 1, got 0"),
-        ({"features": (8, 8)}, "features must be 6 whole numbers"),
-        ({"features": (8, 8, 8, 8, 8, 0)}, "features must be 6 whole numbers >= 1"),
-        ({"labels": [[1], [2]]}, "labels must have one entry for each of num_classes=1"),
-        ({"labels": [[0]]}, "labels must be lists of whole numbers >= 1"),
-        ({"num_classes": 2, "class_names": ["a", "a"]}, "class_names must be 2 different names"),
-        ({"mask_values": {"a": 1}}, "mask_values must be like"),
+        ({"image_size": (60, 64)}, "image_size must be 2 entries, each a multiple of 16 >= 32; entry 0 is 60"),
+        ({"image_size": 64}, "image_size must be 2 entries, each a multiple of 16 >= 32, got 64"),
+        ({"image_size": (16, 64)}, "each a multiple of 16 >= 32; entry 0 is 16"),
+        ({"in_channels": 2}, "in_channels must be one of 1, 3, got 2"),
+        ({"num_classes": 0}, "num_classes must be an integer >= 1, got 0"),
+        ({"features": (8, 8)}, "features must be 6 entries, each an integer >= 1, got "),
+        ({"features": (8, 8, 8, 8, 8, 0)}, "features must be 6 entries, each an integer >= 1; entry 5 is 0"),
+        ({"labels": [[1], [2]]}, "labels must have 1 entries, one for each class, got [[1], [2]]"),
+        ({"labels": [[0]]}, "labels must be a list, each entry a list, each entry an integer >= 1"),
+        (
+            {"num_classes": 2, "class_names": ["a", "a"]},
+            "class_names must have 2 different entries, one for each class, got ['a', 'a']",
+        ),
+        (
+            {"mask_values": {"a": 1}},
+            "mask_values must be a dict of an integer to an integer >= 0 or nothing; entry 'a' is 'a'",
+        ),
         ({"mask_values": {"0": 0, "255": 2}}, "mask_values gives no value to the structure [1]"),
-        ({"augmentation": ["flips"]}, "augmentation: unknown 'flips'; did you mean 'flip'?"),
-        ({"norm_momentum": 0}, "norm_momentum must be in (0, 1], got 0"),
-        ({"phantom_seed": 1.5}, "phantom_seed must be a whole number >= 0, got 1.5"),
+        (
+            {"augmentation": ["flips"]},
+            "each entry one of 'flip', 'affine', 'intensity'; entry 0 is 'flips'; did you mean 'flip'?",
+        ),
+        ({"norm_momentum": 0}, "norm_momentum must be a number in (0, 1], got 0"),
+        ({"phantom_seed": 1.5}, "phantom_seed must be an integer >= 0, got 1.5"),
         ({"phantom_cases": 0}, "phantom_cases must be a number in (0, 1000], got 0"),
     ],
 )
@@ -511,7 +533,7 @@ def test_arguments_can_be_read_back_for_the_export_of_a_job() -> None:
 def test_the_import_is_light() -> None:
     code = (
         "import sys\n"
-        "import fairflare.tasks.segmentation, fairflare.data.prepare, fairflare.data.phantom_prostate\n"
+        "import fairflare.tasks.segmentation, fairflare.data.preparers, fairflare.data.phantoms.prostate\n"
         "heavy = ('monai', 'torch', 'nibabel', 'matplotlib', 'PIL', 'nvflare')\n"
         "print([name for name in heavy if name in sys.modules])"
     )

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from fairflare.core.states import weighted_average
 from fairflare.exchange import staging as module
+from fairflare.exchange import tensor_folder
 from fairflare.exchange.staging import Staging
 
 ALL_DTYPES = [
@@ -156,7 +157,7 @@ def test_a_failed_put_leaves_the_old_state_and_no_rest(staging, monkeypatch):
         Path(file).write_bytes(b"half")
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(module, "save_file", half_written)
+    monkeypatch.setattr(tensor_folder, "save_file", half_written)
     with pytest.raises(OSError, match="No space left"):
         staging.put("A", {"w": torch.ones(3)})
     assert [path.name for path in staging.folder.iterdir()] == ["A.safetensors"]
@@ -187,7 +188,7 @@ def test_what_cannot_be_staged(staging, state, error, message):
     assert staging.sites() == []
 
 
-@pytest.mark.parametrize("damage", ["cut", "header", "swapped", "foreign"])
+@pytest.mark.parametrize("damage", ["cut", "header", "swapped", "foreign", "more"])
 def test_a_damaged_file_is_named(staging, damage):
     staging.put("A", {"w": torch.ones(100)})
     file = staging.folder / "A.safetensors"
@@ -199,10 +200,24 @@ def test_a_damaged_file_is_named(staging, damage):
     elif damage == "swapped":
         staging.put("B", {"w": torch.ones(100)})
         os.replace(staging.folder / "B.safetensors", file)  # noqa: PTH105
+    elif damage == "more":
+        two = {"w": torch.ones(1), "x": torch.ones(1)}
+        tensor_folder.save_file(two, file, metadata={"site": "A", "names": '["w"]'})
     else:
-        module.save_file({"w": torch.ones(1)}, file)
+        tensor_folder.save_file({"w": torch.ones(1)}, file)
     with pytest.raises(ValueError, match=r"staged model of site 'A' .*is damaged"):
         staging.open("A")
+
+
+def test_a_file_cut_while_it_is_read(staging, monkeypatch):
+    """Between the look at its size and the end of reading: never numbers that were not in the file."""
+    monkeypatch.setattr(module, "_stamp", lambda descriptor: (0, 0, 0))
+    staging.put("A", {"w": torch.ones(100)})
+    staged = staging.open("A")
+    file = staging.folder / "A.safetensors"
+    file.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(ValueError, match=r"staged model of site 'A' in .* ends early"):
+        staged["w"]
 
 
 def test_a_tensor_is_read_only_when_it_is_asked_for(staging, monkeypatch):

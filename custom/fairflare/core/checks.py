@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
+from typing import Any, TypeVar
+
+S = TypeVar("S", bound=Sized)
+
+SUM_TOLERANCE = 1e-6  # how far weights may sum away from 1
+MAX_NAMES = 3  # of those that stand on one side only, in a message
+
+# ------------------------------------------------------------------------------------------------ numbers
 
 
 def number(
     name: str, value: Any, *, low: float = -math.inf, high: float = math.inf, above: float | None = None,
     below: float | None = None, whole: bool = False,
 ) -> float:  # fmt: skip
-    """``value`` when it is a finite number in range.
+    """``value`` when it is a finite number in range, a scalar of NumPy or torch as a Python number.
 
     Args:
         name: for the message; may name a site too.
-        value: to check; booleans are no numbers.
+        value: to check; booleans and texts are no numbers.
         low, high: closed bounds.
         above, below: open bounds, in place of ``low`` and ``high``.
         whole: integers only.
@@ -24,8 +31,9 @@ def number(
     Raises:
         ValueError: it is not; says what is wanted and what was found.
     """
+    value = _plain(value)
     kind = int if whole else (int, float)
-    ok = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
+    ok = isinstance(value, kind) and not isinstance(value, bool) and _finite(value)
     if ok:
         ok = (value >= low if above is None else value > above) and (value <= high if below is None else value < below)
     if not ok:
@@ -36,6 +44,39 @@ def number(
 def whole(name: str, value: Any, *, low: int = 1) -> int:
     """``value`` when it is an integer ``>= low``."""
     return int(number(name, value, low=low, whole=True))
+
+
+def numbers(name: str, values: Mapping[Any, Any], *, of: str = "site", **limits: Any) -> dict[Any, float]:
+    """``{key: number}`` as floats in the order given, each checked by :func:`number`.
+
+    Args:
+        name: what each value is; the message says ``NAME of OF KEY``.
+        values: may be empty, see :func:`not_empty`.
+        of: what the keys are.
+        limits: as for :func:`number`.
+
+    Raises:
+        ValueError: names the first key whose value is not such a number.
+    """
+    return {key: float(number(f"{name} of {of} {key!r}", value, **limits)) for key, value in values.items()}
+
+
+def shares(values: Mapping[str, Any], *, of: str = "") -> dict[str, float]:
+    """Weights by site: finite, ``>= 0``, sum 1 within ``SUM_TOLERANCE``.
+
+    Args:
+        values: by site, not empty.
+        of: what they weight, for the message (``layer 'conv'``); not needed where it is a whole model.
+
+    Raises:
+        ValueError: no site, a weight out of range (names the site), or another sum.
+    """
+    of = f" of {of}" if of else ""
+    checked = numbers(f"weight{of}", not_empty(f"weights{of}", values), low=0)
+    total = math.fsum(checked.values())
+    if abs(total - 1.0) > SUM_TOLERANCE:
+        raise ValueError(f"weights{of} must sum to 1, got {total!r}")
+    return checked
 
 
 def in_words(
@@ -55,6 +96,9 @@ def in_words(
     return "an integer" if whole else "a finite number"
 
 
+# ------------------------------------------------------------------------------------------------ names
+
+
 def choice(name: str, value: Any, known: Collection[str]) -> str:
     """``value`` when it is one of the known names.
 
@@ -72,3 +116,123 @@ def nearest(value: Any, known: Iterable[str]) -> str:
     """``"; did you mean 'x'?"``, or nothing."""
     near = difflib.get_close_matches(str(value), list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def not_empty(name: str, values: S, of: str = "site") -> S:
+    """``values`` when they hold anything.
+
+    Raises:
+        ValueError: ``no OF in NAME``.
+    """
+    if len(values) == 0:
+        raise ValueError(f"no {of} in {name}")
+    return values
+
+
+def same_names(name: str, names: Iterable[str], other: str, others: Iterable[str], *, of: str = "site") -> None:
+    """Checks that two things speak of the same sites (layers, tensors).
+
+    Args:
+        name, other: what the names and the others belong to.
+        names, others: to compare, in any order.
+        of: what the names are.
+
+    Raises:
+        ValueError: they differ; lists what stands on one side only.
+    """
+    left, right = set(names), set(others)
+    if left != right:
+        sides = [(name, left - right), (other, right - left)]
+        odd = [f"only in {whose}: {_listed(only)}" for whose, only in sides if only]
+        raise ValueError(f"{name} and {other} must have the same {of}s; {'; '.join(odd)}")
+
+
+def different(name: str, names: Collection[Any]) -> tuple[str, ...]:
+    """Names as a tuple, when there is one at least and none comes twice.
+
+    Raises:
+        ValueError: lists them.
+    """
+    found = tuple(str(entry) for entry in names)
+    if not found or len(set(found)) != len(found):
+        raise ValueError(f"{name} must be one or more different names, got {list(found)}")
+    return found
+
+
+def same_settings(what: str, stored: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Checks that a stored state belongs to an object with these settings.
+
+    Raises:
+        ValueError: names the first setting that differs, with both values.
+    """
+    for name, value in own.items():
+        if stored.get(name) != value:
+            raise ValueError(f"state is of {what} with {name} {stored.get(name)!r}, this one has {value!r}")
+
+
+# ------------------------------------------------------------------------------------------------ arrays
+
+
+def shape(name: str, value: Any, *dims: str | int) -> None:
+    """Checks the shape of an array or tensor.
+
+    Args:
+        name: for the message.
+        value: anything with a ``shape``.
+        dims: a number for a size that is known, a letter for any; at least 1 where the first is a letter. None at
+            all: a scalar.
+
+    Raises:
+        ValueError: another shape.
+    """
+    found = tuple(value.shape)
+    fits = len(found) == len(dims) and all(isinstance(d, str) or d == n for d, n in zip(dims, found, strict=True))
+    if fits and not (dims and isinstance(dims[0], str) and found[0] == 0):
+        return
+    if not dims:
+        raise ValueError(f"{name} must be a scalar, got shape {found}")
+    wanted = f"({', '.join(map(str, dims))}{',' if len(dims) == 1 else ''})"
+    some = f" with {dims[0]} >= 1" if isinstance(dims[0], str) else ""
+    raise ValueError(f"{name} must have shape {wanted}{some}, got {found}")
+
+
+def same_shape(name: str, value: Any, other: str, like: Any) -> None:
+    """Checks that two arrays or tensors have the same shape.
+
+    Raises:
+        ValueError: ``NAME has shape ..., OTHER has ...``.
+    """
+    if value.shape != like.shape:
+        raise ValueError(f"{name} has shape {tuple(value.shape)}, {other} has {tuple(like.shape)}")
+
+
+def indices(name: str, values: Any, count: int) -> None:
+    """Checks that an array or tensor of integers holds indices of ``count`` things; it may be empty.
+
+    Raises:
+        ValueError: one is below 0 or not below ``count``.
+    """
+    if math.prod(values.shape):
+        low, high = int(values.min()), int(values.max())
+        if low < 0 or high >= count:
+            raise ValueError(f"{name} must be in [0, {count}), got {low if low < 0 else high}")
+
+
+# ------------------------------------------------------------------------------------------------ pieces
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
+
+
+def _finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return False
+
+
+def _listed(names: Collection[str]) -> str:
+    shown: Sequence[str] = sorted(names)
+    more = f" and {len(shown) - MAX_NAMES} more" if len(shown) > MAX_NAMES else ""
+    return ", ".join(map(repr, shown[:MAX_NAMES])) + more

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from fairflare.core import checks
+
 
 @dataclass(frozen=True)
 class FairnessSummary:
@@ -66,13 +68,10 @@ def summarize(per_site: Mapping[str, float], *, higher_is_better: bool = True) -
         >>> s.worst_site, round(s.mean, 6), round(s.std, 6), round(s.jain, 6)
         ('C', 0.7, 0.216025, 0.913043)
     """
-    if not per_site:
-        raise ValueError("no site to summarize")
+    checks.not_empty("the values to summarize", per_site)
     values = {site: float(per_site[site]) for site in sorted(per_site)}
-    for site, value in values.items():
-        if math.isinf(value):
-            raise ValueError(f"value of site {site!r} must be finite or NaN, got {value}")
     excluded = tuple(site for site, value in values.items() if math.isnan(value))
+    checks.numbers("value", {site: value for site, value in values.items() if site not in excluded})
     sites = [site for site in values if site not in excluded]
     if not sites:
         nan = math.nan

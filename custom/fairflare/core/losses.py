@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fairflare.core import checks
+
 __all__ = [
     "balanced_softmax",
     "class_log_prior",
@@ -61,8 +63,7 @@ def class_log_prior(counts: Counts, floor: float = PRIOR_FLOOR) -> Tensor:
         >>> class_log_prior([9, 1, 0]).tolist()
         [-0.10536051565782628, -2.3025850929940455, -27.631021115928547]
     """
-    if not 0 < floor <= 1:
-        raise ValueError(f"floor must be in (0, 1], got {floor}")
+    floor = checks.number("floor", floor, above=0, high=1)
     numbers = _class_counts(counts)
     return (numbers / numbers.sum()).clamp_min(floor).log()
 
@@ -91,7 +92,7 @@ def logit_adjusted_cross_entropy(
         Menon et al., ICLR 2021, Eq. (10); FedISM's code.
     """
     _check_batch(logits, targets, reduction)
-    tau = _non_negative("tau", tau)
+    tau = checks.number("tau", tau, low=0)
     return functional.cross_entropy(
         logits + _per_class(tau * class_log_prior(counts), logits), targets, reduction=reduction
     )
@@ -132,7 +133,7 @@ def ldam_margins(counts: Counts, max_margin: float = 0.5) -> Tensor:
     """
     numbers = _class_counts(counts)
     margins = torch.where(numbers > 0, numbers.clamp_min(torch.finfo(torch.float64).tiny) ** -0.25, 0.0)
-    return _non_negative("max_margin", max_margin) * margins / margins.max()
+    return checks.number("max_margin", max_margin, low=0) * margins / margins.max()
 
 
 def drw_weights(
@@ -159,14 +160,9 @@ def drw_weights(
         Cao et al., NeurIPS 2019, section 3.3 and code; Cui et al., CVPR 2019 for the weights.
     """
     numbers = _class_counts(counts)
-    if num_rounds < 1:
-        raise ValueError(f"num_rounds must be >= 1, got {num_rounds}")
-    if not 0 <= current_round < num_rounds:
-        raise ValueError(f"current_round must be in [0, {num_rounds}), got {current_round}")
-    if not 0 <= beta < 1:
-        raise ValueError(f"beta must be in [0, 1), got {beta}")
-    if not 0 <= start <= 1:
-        raise ValueError(f"start must be in [0, 1], got {start}")
+    checks.number("current_round", current_round, low=0, below=checks.whole("num_rounds", num_rounds), whole=True)
+    beta = checks.number("beta", beta, low=0, below=1)
+    start = checks.number("start", start, low=0, high=1)
     # 0.29 * 100 is 28.999999999999996
     first = max(math.floor(start * num_rounds + 1e-9), 1 if start > 0 else 0)
     if current_round < first:
@@ -212,8 +208,7 @@ def ldam_loss(
         Cao et al., NeurIPS 2019, Eqs. (12)-(13) and code.
     """
     _check_batch(cosines, targets, reduction)
-    if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale must be finite and > 0, got {scale}")
+    scale = checks.number("scale", scale, above=0)
     margins = _per_class(ldam_margins(counts, max_margin), cosines)
     lowered = cosines.scatter_add(1, targets.unsqueeze(1), -margins.flatten()[targets].unsqueeze(1))
     losses = functional.cross_entropy(scale * lowered, targets, reduction="none")
@@ -257,12 +252,11 @@ def fedlc_loss(
         Zhang et al., ICML 2022. Published re-implementations, and Fed-MAS, sum over all classes, our default.
     """
     _check_batch(logits, targets, reduction)
-    margins = _non_negative("tau", tau) * _class_counts(counts).clamp_min(COUNT_FLOOR) ** -0.25
+    margins = checks.number("tau", tau, low=0) * _class_counts(counts).clamp_min(COUNT_FLOOR) ** -0.25
     calibrated = logits - _per_class(margins, logits)
     if not exclude_target:
         return functional.cross_entropy(calibrated, targets, reduction=reduction)
-    if logits.shape[1] < 2:
-        raise ValueError(f"exclude_target needs at least 2 classes, got {logits.shape[1]}")
+    checks.whole("the number of classes with exclude_target", logits.shape[1], low=2)
     index = targets.unsqueeze(1)
     others = calibrated.scatter(1, index, -math.inf)
     return _reduced(others.logsumexp(1) - calibrated.gather(1, index).squeeze(1), reduction)
@@ -296,7 +290,7 @@ def proximal_term(params: Params, reference: Params, mu: float) -> Tensor:
         >>> float(proximal_term([torch.tensor([2.0, 1.0])], [torch.tensor([1.0, 1.0])], mu=0.1))
         0.05000000074505806
     """
-    mu = _non_negative("mu", mu)
+    mu = checks.number("mu", mu, low=0)
     own = _named(params, trainable=True)
     first = next(iter(own.values()), torch.zeros(()))
     total = torch.zeros((), dtype=first.dtype, device=first.device)
@@ -311,10 +305,7 @@ def proximal_term(params: Params, reference: Params, mu: float) -> Tensor:
         if name not in received:
             raise ValueError(f"reference has no parameter {name!r}")
         w_r = received[name].detach()
-        if w.shape != w_r.shape:
-            raise ValueError(
-                f"parameter {name!r} has shape {tuple(w.shape)}, in the reference it has {tuple(w_r.shape)}"
-            )
+        checks.same_shape(f"parameter {name!r}", w, "the reference", w_r)
         total = total + (w - w_r.to(w)).square().sum().to(total)
     return 0.5 * mu * total
 
@@ -340,9 +331,8 @@ def fairness_term(loss: Tensor, global_loss: float | Tensor) -> Tensor:
         Sahoo et al. (FedMRL), Eq. (3); spec MRL-1.
     """
     mean = torch.as_tensor(global_loss, dtype=loss.dtype, device=loss.device).detach()
-    for name, value in (("loss", loss), ("global_loss", mean)):
-        if value.ndim:
-            raise ValueError(f"{name} must be a scalar, got shape {tuple(value.shape)}")
+    checks.shape("loss", loss)
+    checks.shape("global_loss", mean)
     return (loss - mean).square()
 
 
@@ -370,14 +360,11 @@ def model_contrastive_loss(
     Source:
         Li et al., CVPR 2021, Eq. (3).
     """
-    if z.ndim != 2 or z.shape[0] == 0:
-        raise ValueError(f"z must have shape (n, d) with n >= 1, got {tuple(z.shape)}")
-    for name, other in (("z_global", z_global), ("z_previous", z_previous)):
-        if other.shape != z.shape:
-            raise ValueError(f"{name} has shape {tuple(other.shape)}, z has {tuple(z.shape)}")
-    if not (math.isfinite(temperature) and temperature > 0):
-        raise ValueError(f"temperature must be finite and > 0, got {temperature}")
-    _check_reduction(reduction)
+    checks.shape("z", z, "n", "d")
+    checks.same_shape("z_global", z_global, "z", z)
+    checks.same_shape("z_previous", z_previous, "z", z)
+    temperature = checks.number("temperature", temperature, above=0)
+    checks.choice("reduction", reduction, REDUCTIONS)
     near = functional.cosine_similarity(z, z_global.detach(), dim=1)
     far = functional.cosine_similarity(z, z_previous.detach(), dim=1)
     return _reduced(-functional.logsigmoid((near - far) / temperature), reduction)
@@ -388,12 +375,8 @@ def model_contrastive_loss(
 
 def _class_counts(counts: Counts, name: str = "counts") -> Tensor:
     numbers = torch.as_tensor(counts, dtype=torch.float64, device="cpu").detach()
-    if numbers.ndim != 1 or len(numbers) == 0:
-        raise ValueError(f"{name} must have shape (C,) with C >= 1, got {tuple(numbers.shape)}")
-    good = numbers.isfinite() & (numbers >= 0)
-    if not bool(good.all()):
-        index = int((~good).nonzero()[0])
-        raise ValueError(f"{name} of class {index} must be finite and >= 0, got {float(numbers[index])}")
+    checks.shape(name, numbers, "C")
+    checks.numbers(name, dict(enumerate(numbers.tolist())), of="class", low=0)
     if not bool((numbers > 0).any()):
         raise ValueError(f"{name} must not all be 0, got {numbers.tolist()}")
     return numbers
@@ -407,7 +390,7 @@ def _per_class(values: Tensor, logits: Tensor, name: str = "counts") -> Tensor:
 
 
 def _check_batch(logits: Tensor, targets: Tensor, reduction: str) -> None:
-    _check_reduction(reduction)
+    checks.choice("reduction", reduction, REDUCTIONS)
     if logits.ndim < 2 or not logits.is_floating_point():
         raise ValueError(f"logits must be floating point (n, C, ...), got {logits.dtype} {tuple(logits.shape)}")
     if targets.dtype != torch.int64:
@@ -419,14 +402,7 @@ def _check_batch(logits: Tensor, targets: Tensor, reduction: str) -> None:
             f"got {tuple(targets.shape)}"
         )
     if targets.device.type == "cpu":  # elsewhere the look would wait for the device, which checks by itself
-        low, high = int(targets.min()), int(targets.max())
-        if low < 0 or high >= logits.shape[1]:
-            raise ValueError(f"targets must be in [0, {logits.shape[1]}), got {low if low < 0 else high}")
-
-
-def _check_reduction(reduction: str) -> None:
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"unknown reduction {reduction!r}. Available: {', '.join(map(repr, REDUCTIONS))}")
+        checks.indices("targets", targets, logits.shape[1])
 
 
 def _reduced(losses: Tensor, reduction: str) -> Tensor:
@@ -439,10 +415,3 @@ def _named(params: Params, trainable: bool) -> dict[str, Tensor]:
     if isinstance(params, Mapping):
         return dict(params)
     return {str(index): p for index, p in enumerate(params)}
-
-
-def _non_negative(name: str, value: float) -> float:
-    number = float(value)
-    if not (math.isfinite(number) and number >= 0):
-        raise ValueError(f"{name} must be finite and >= 0, got {value}")
-    return number

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fairflare.core import checks
+
 __all__ = ["RF_MODES", "RunningClassMean", "class_means", "prior_distance", "rescue_factor"]
 
 NORM_FLOOR = 1e-12  # a feature vector of zeros has the distance 2, to anything
@@ -43,10 +45,8 @@ def prior_distance(projected: Tensor, target: Tensor) -> Tensor:
         >>> prior_distance(torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 0.0]]))
         tensor([0.8000])
     """
-    if projected.ndim != 2 or projected.shape[0] == 0:
-        raise ValueError(f"projected must have shape (n, d) with n >= 1, got {tuple(projected.shape)}")
-    if target.shape != projected.shape:
-        raise ValueError(f"target has shape {tuple(target.shape)}, projected has {tuple(projected.shape)}")
+    checks.shape("projected", projected, "n", "d")
+    checks.same_shape("target", target, "projected", projected)
     y = torch.nn.functional.normalize(projected, dim=1, eps=NORM_FLOOR)
     y_prior = torch.nn.functional.normalize(target.detach().to(y), dim=1, eps=NORM_FLOOR)
     return (2 - 2 * (y * y_prior).sum(1)).clamp(0, 4)  # rounding reaches -2e-7; NaN stays NaN
@@ -74,25 +74,22 @@ class RunningClassMean:
     """
 
     def __init__(self, num_classes: int) -> None:
-        if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 1:
-            raise ValueError(f"num_classes must be a whole number >= 1, got {num_classes!r}")
+        num_classes = checks.whole("num_classes", num_classes)
         self.num_classes = num_classes
         self.counts = torch.zeros(num_classes, dtype=torch.int64)
         self._sums = torch.zeros(num_classes, dtype=torch.float64)
         self._epochs: list[tuple[Tensor, Tensor]] = []  # closed ones: means, and which classes were seen
 
     def add(self, values: Tensor, targets: Tensor) -> None:
-        """Takes a batch: values (n,), and their classes (n,) in [0, C)."""
-        if values.ndim != 1 or targets.shape != values.shape:
-            raise ValueError(
-                f"values and targets must have the same shape (n,), got {tuple(values.shape)} and "
-                f"{tuple(targets.shape)}"
-            )
+        """Takes a batch, which may be empty: values (n,), and their classes (n,) in [0, C).
+
+        Raises:
+            ValueError: other shapes, or a class out of range.
+        """
+        checks.shape("values", values, values.numel())
+        checks.same_shape("targets", targets, "values", values)
         labels = targets.detach().to("cpu", torch.int64)
-        if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= self.num_classes):
-            raise ValueError(
-                f"targets must be in [0, {self.num_classes}), got {int(labels.min())} to {int(labels.max())}"
-            )
+        checks.indices("targets", labels, self.num_classes)
         self._sums.index_add_(0, labels, values.detach().to("cpu", torch.float64))
         self.counts += torch.bincount(labels, minlength=self.num_classes)
 
@@ -116,9 +113,9 @@ class RunningClassMean:
         Raises:
             ValueError: ``before`` of another shape, or absent where no epoch was closed.
         """
-        if before is not None and before.shape != (self.num_classes,):
-            raise ValueError(f"before must have shape ({self.num_classes},), got {tuple(before.shape)}")
-        if before is None and not self._epochs:
+        if before is not None:
+            checks.shape("before", before, self.num_classes)
+        elif not self._epochs:
             raise ValueError("no epoch was closed; call end_epoch() after each, or give before")
         last = torch.full((self.num_classes,), math.nan, dtype=torch.float64)
         if before is not None:
@@ -189,22 +186,17 @@ def rescue_factor(
         >>> round(rescue_factor([0.5, 1.0, 1.5], [0.4, 0.8, 1.2], [3, 2, 1]), 6)
         2.8
     """
-    if mode not in RF_MODES:
-        raise ValueError(f"unknown mode {mode!r}. Available: {', '.join(map(repr, RF_MODES))}")
+    checks.choice("mode", mode, RF_MODES)
     w, w_hat = (torch.as_tensor(x, dtype=torch.float64, device="cpu").detach() for x in (before, during))
     present = torch.as_tensor(counts, device="cpu") > 0
-    if not w.shape == w_hat.shape == present.shape or w.ndim != 1:
-        raise ValueError(
-            f"before, during and counts must have the same shape (C,), got {tuple(w.shape)}, {tuple(w_hat.shape)} "
-            f"and {tuple(present.shape)}"
-        )
+    checks.shape("before", w, "C")
+    checks.same_shape("during", w_hat, "before", w)
+    checks.same_shape("counts", present, "before", w)
     if not bool(present.any()):
         raise ValueError("counts must not all be 0")
     for name, values in (("before", w), ("during", w_hat)):
-        negative = (present & (values < 0)).nonzero()
-        if len(negative):
-            index = int(negative[0])
-            raise ValueError(f"{name} of class {index} must be >= 0, got {float(values[index])}")
+        by_class = enumerate(torch.where(present, values, 0.0).tolist())
+        checks.numbers(name, {c: value for c, value in by_class if value < 0}, of="class", low=0)
     w, w_hat = w[present], w_hat[present]
     if not bool(torch.isfinite(w).all() and torch.isfinite(w_hat).all()):
         return math.nan

@@ -13,11 +13,12 @@ from typing import TypeAlias
 
 import torch
 
+from fairflare.core import checks
+
 State: TypeAlias = Mapping[str, torch.Tensor]
 States: TypeAlias = Mapping[str, State] | Iterable[tuple[str, State]]
+WeightsOf: TypeAlias = Callable[[str], Mapping[str, float]]  # of a tensor: weight by site
 
-#: How far the weights of a tensor may sum away from 1.
-SUM_TOLERANCE = 1e-6
 #: Elements per block. PyTorch splits an elementwise operation over threads above 32768 elements, and a
 #: float64 block of this size fits the second-level cache.
 _BLOCK = 32768
@@ -37,7 +38,7 @@ def weighted_average(states: States, weights: Mapping[str, float], *, updates: b
             tensor, sites in sorted order, so only one tensor of one site is held besides the result. Or an
             iterable of ``(site, state)``: one pass in the order given, with one float64 model as accumulator.
             Both forms give equal bits for the same order of sites.
-        weights: ``a_k`` by site, finite, ``>= 0``, sum 1 within ``SUM_TOLERANCE``; exactly the sites of
+        weights: ``a_k`` by site, finite, ``>= 0``, sum 1 within 1e-6; exactly the sites of
             ``states``.
         updates: the states are updates (DIFF); then a ``running_var`` may be negative and is not floored.
 
@@ -49,7 +50,7 @@ def weighted_average(states: States, weights: Mapping[str, float], *, updates: b
             that is missing, unexpected, not finite, or of another shape or kind than at the first site (names
             the site and the tensor).
     """
-    checked = _check_weights(weights, "")
+    checked = checks.shares(weights)
     return _average(states, set(checked), lambda name: checked, floor=not updates)
 
 
@@ -80,16 +81,11 @@ def layerwise_average(
     Source:
         Yan et al., MICCAI 2024 (Fed-LWR), Eq. (6); batch-norm buffers follow the layer that owns them.
     """
-    if not layer_weights:
-        raise ValueError("layer_weights is empty")
-    checked = {layer: _check_weights(rho, f" of layer {layer!r}") for layer, rho in layer_weights.items()}
-    first_layer = next(iter(checked))
-    sites = set(checked[first_layer])
+    checks.not_empty("layer_weights", layer_weights, of="layer")
+    checked = {layer: checks.shares(rho, of=f"layer {layer!r}") for layer, rho in layer_weights.items()}
+    first_layer, first = next(iter(checked.items()))
     for layer, rho in checked.items():
-        if set(rho) != sites:
-            raise ValueError(
-                f"weights of layer {layer!r} are for sites {sorted(rho)}, of layer {first_layer!r} for {sorted(sites)}"
-            )
+        checks.same_names(f"weights of layer {layer!r}", rho, f"weights of layer {first_layer!r}", first)
 
     def weights_of(name: str) -> dict[str, float]:
         if name not in owner:
@@ -98,7 +94,7 @@ def layerwise_average(
             raise ValueError(f"tensor {name!r} belongs to layer {owner[name]!r}, which has no weights")
         return checked[owner[name]]
 
-    return _average(states, sites, weights_of, floor=not updates)
+    return _average(states, set(first), weights_of, floor=not updates)
 
 
 def difference(local: State, received: State, site: str = "local") -> dict[str, torch.Tensor]:
@@ -146,7 +142,7 @@ def add_update(state: State, update: State, site: str = "update") -> dict[str, t
     for name, base in state.items():
         change = update[name]
         where = f"site {site!r}: tensor {name!r}"
-        _check_shape(change, base, where, "the global model")
+        checks.same_shape(where, change, "the global model", base)
         if change.is_complex() or (base.is_floating_point() and not change.is_floating_point()):
             raise ValueError(f"{where} is {change.dtype}, the global model has {base.dtype}")
         base, change = base.detach(), change.detach().to(base.device)
@@ -178,7 +174,7 @@ def check_state(state: State, like: State, site: str) -> None:
     for name, expected in like.items():
         tensor = state[name]
         where = f"site {site!r}: tensor {name!r}"
-        _check_shape(tensor, expected, where, "the global model")
+        checks.same_shape(where, tensor, "the global model", expected)
         _check_kind(tensor, expected, where, "the global model")
         _check_finite(tensor, where)
 
@@ -224,28 +220,27 @@ class _Mean:
         self.first_site = first_site
         self.like = first.detach().new_empty(()).expand(first.shape)  # shape and dtype without the memory
         self.dtype = first.dtype
-        self.total: torch.Tensor | None = None
+        if first.is_floating_point():
+            self.total = torch.zeros(first.numel(), dtype=torch.float64, device=first.device)
+        else:
+            self.total = first.detach().clone()
 
     def add(self, site: str, tensor: torch.Tensor, weight: float) -> None:
         where, whose = f"site {site!r}: tensor {self.name!r}", f"site {self.first_site!r}"
-        _check_shape(tensor, self.like, where, whose)
+        checks.same_shape(where, tensor, whose, self.like)
         _check_kind(tensor, self.like, where, whose)
         self.dtype = torch.promote_types(self.dtype, tensor.dtype)
         tensor = tensor.detach().to(self.like.device)
         if not tensor.is_floating_point():
-            self.total = tensor.clone() if self.total is None else torch.maximum(self.total, tensor)
+            self.total = torch.maximum(self.total, tensor)
             return
         flat = tensor.reshape(-1)
-        if self.total is None:
-            self.total = torch.zeros(flat.numel(), dtype=torch.float64, device=flat.device)
         # Product and sum are two operations: a fused one rounds differently from machine to machine.
         scratch = torch.empty(min(_BLOCK, flat.numel()), dtype=torch.float64, device=flat.device)
         for part, total in zip(flat.split(_BLOCK), self.total.split(_BLOCK), strict=True):
             total.add_(scratch[: part.numel()].copy_(part).mul_(weight))
 
     def result(self, floor: bool) -> torch.Tensor:
-        if self.total is None:
-            raise ValueError(f"tensor {self.name!r}: no site")
         if not self.dtype.is_floating_point:
             return self.total.to(self.dtype)
         if floor and self.name.rpartition(".")[2] == "running_var":
@@ -256,36 +251,20 @@ class _Mean:
         return mean
 
 
-def _average(
-    states: States, sites: set[str], weights_of: Callable[[str], Mapping[str, float]], *, floor: bool
-) -> dict[str, torch.Tensor]:
-    if isinstance(states, Mapping):
-        return _average_by_tensor(states, sites, weights_of, floor)
-    return _average_by_site(states, sites, weights_of, floor)
-
-
-def _average_by_tensor(
-    states: Mapping[str, State],
-    sites: set[str],
-    weights_of: Callable[[str], Mapping[str, float]],
-    floor: bool,
-) -> dict[str, torch.Tensor]:
+def _average(states: States, sites: set[str], weights_of: WeightsOf, *, floor: bool) -> dict[str, torch.Tensor]:
+    """Either form of the states: all tensors in one pass over the sites, or a pass for every tensor."""
+    if not isinstance(states, Mapping):
+        return _one_pass(states, sites, weights_of, floor, look=True)
     _check_sites(set(states), sites)
     opened = {site: states[site] for site in sorted(states)}
     first_site, first = next(iter(opened.items()))
     for site, state in opened.items():
         _check_names(state, first, site, f"site {first_site!r}")
-    average = {}
+    average: dict[str, torch.Tensor] = {}
     for name in first:
-        mean: _Mean | None = None
-        for site, state in opened.items():
-            tensor = state[name]
-            mean = mean or _Mean(name, site, tensor)
-            mean.add(site, tensor, _weight(weights_of, name, site, tensor))
-        if mean is None:
-            continue
+        column = ((site, {name: state[name]}) for site, state in opened.items())
         try:
-            average[name] = mean.result(floor)
+            average |= _one_pass(column, sites, weights_of, floor, look=False)
         except _NotFinite:  # seen in the sum, which is cheaper than at every site: now look which site it is
             for site, state in opened.items():
                 _check_finite(state[name], f"site {site!r}: tensor {name!r}")
@@ -293,12 +272,10 @@ def _average_by_tensor(
     return average
 
 
-def _average_by_site(
-    states: Iterable[tuple[str, State]],
-    sites: set[str],
-    weights_of: Callable[[str], Mapping[str, float]],
-    floor: bool,
+def _one_pass(
+    states: Iterable[tuple[str, State]], sites: set[str], weights_of: WeightsOf, floor: bool, look: bool
 ) -> dict[str, torch.Tensor]:
+    """The averages of all tensors; ``look``: at every tensor that comes, as it cannot be looked at again."""
     means: dict[str, _Mean] = {}
     seen: set[str] = set()
     first_site = ""
@@ -313,58 +290,28 @@ def _average_by_site(
             first_site = site
         for name in list(means) or list(state):
             tensor = state[name]
-            _check_finite(tensor, f"site {site!r}: tensor {name!r}")
+            if look:
+                _check_finite(tensor, f"site {site!r}: tensor {name!r}")
             if name not in means:
                 means[name] = _Mean(name, site, tensor)
-            means[name].add(site, tensor, _weight(weights_of, name, site, tensor))
+            # Integer tensors are not averaged and need no weight.
+            means[name].add(site, tensor, weights_of(name)[site] if tensor.is_floating_point() else 0.0)
         seen.add(site)
         del state  # before the next one is made
     _check_sites(seen, sites)
     return {name: means.pop(name).result(floor) for name in list(means)}
 
 
-def _weight(weights_of: Callable[[str], Mapping[str, float]], name: str, site: str, tensor: torch.Tensor) -> float:
-    """The weight of a floating tensor; integer tensors are not averaged and need none."""
-    return weights_of(name)[site] if tensor.is_floating_point() else 0.0
-
-
-def _check_weights(weights: Mapping[str, float], of: str) -> dict[str, float]:
-    if not weights:
-        raise ValueError(f"weights{of} are empty")
-    checked = {site: float(weight) for site, weight in weights.items()}
-    for site, weight in checked.items():
-        if not (math.isfinite(weight) and weight >= 0):
-            raise ValueError(f"weight{of} of site {site!r} must be finite and >= 0, got {weight}")
-    total = math.fsum(checked.values())
-    if abs(total - 1.0) > SUM_TOLERANCE:
-        raise ValueError(f"weights{of} must sum to 1, got {total!r}")
-    return checked
-
-
 def _check_sites(have: set[str], weighted: set[str]) -> None:
-    if not have:
-        raise ValueError("no site to average")
-    if have != weighted:
-        raise ValueError(
-            f"states and weights are for different sites: without a weight {sorted(have - weighted)}, "
-            f"without a state {sorted(weighted - have)}"
-        )
+    checks.same_names("the states", checks.not_empty("the states to average", have), "the weights", weighted)
 
 
 def _check_names(state: Mapping[str, object], like: Mapping[str, object], site: str, whose: str) -> None:
     if state.keys() == like.keys():
         return
-    for name in like:
-        if name not in state:
-            raise ValueError(f"site {site!r}: tensor {name!r} is missing, {whose} has it")
-    for name in state:
-        if name not in like:
-            raise ValueError(f"site {site!r}: tensor {name!r} is unexpected, {whose} does not have it")
-
-
-def _check_shape(tensor: torch.Tensor, like: torch.Tensor, where: str, whose: str) -> None:
-    if tensor.shape != like.shape:
-        raise ValueError(f"{where} has shape {tuple(tensor.shape)}, {whose} has {tuple(like.shape)}")
+    name = next(name for name in (*like, *state) if name not in state or name not in like)
+    what = f"missing, {whose} has it" if name in like else f"unexpected, {whose} does not have it"
+    raise ValueError(f"site {site!r}: tensor {name!r} is {what}")
 
 
 def _check_kind(tensor: torch.Tensor, like: torch.Tensor, where: str, whose: str) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
+
+from fairflare.core import checks
 
 NonFinite: TypeAlias = Literal["raise", "mean", "median"]
 
@@ -25,9 +27,7 @@ def uniform_weights(sites: Iterable[str]) -> dict[str, float]:
     Raises:
         ValueError: no site.
     """
-    names = sorted(set(sites))
-    if not names:
-        raise ValueError("no site to weight")
+    names = sorted(checks.not_empty("the sites to weight", set(sites)))
     return dict.fromkeys(names, 1.0 / len(names))
 
 
@@ -53,10 +53,8 @@ def normalise(
         ValueError: no site, a non-finite value under ``"raise"`` (names the site), or other sites in
             ``fallback``.
     """
-    if not values:
-        raise ValueError("no site to weight")
-    if non_finite not in ("raise", "mean", "median"):
-        raise ValueError(f"unknown non_finite {non_finite!r}; Available: 'mean', 'median', 'raise'")
+    checks.not_empty("the values to weight", values)
+    checks.choice("non_finite", non_finite, get_args(NonFinite))
     clipped = {site: max(value, 0.0) for site, value in _repaired(values, non_finite).items()}
     largest = max(clipped.values())
     if largest > 1e150:  # keeps the sum in range
@@ -66,17 +64,12 @@ def normalise(
         return {site: value / total for site, value in clipped.items()}
     if fallback is None:
         return uniform_weights(clipped)
-    if set(fallback) != set(clipped):
-        raise ValueError(f"fallback is for sites {sorted(fallback)}, values for {sorted(clipped)}")
+    checks.same_names("fallback", fallback, "values", clipped)
     return normalise(fallback)
 
 
 def layer_weights(
-    cka: Mapping[str, Mapping[str, float]],
-    *,
-    dissimilarity: Mapping[str, Mapping[str, float]] | None = None,
-    clip_min: float = 0.0,
-    clip_max: float = 1.0,
+    cka: Mapping[str, Mapping[str, float]], *, clip_min: float = 0.0, clip_max: float = 1.0
 ) -> dict[str, dict[str, float]]:
     r"""Weights per layer and site from the similarity of local and anchor features.
 
@@ -89,10 +82,9 @@ def layer_weights(
 
     Args:
         cka: ``{site: {layer: delta}}``, the CKA of the local model with the anchor on the site's own images,
-            measured after local training; the same layers at every site.
-        dissimilarity: ``{site: {layer: 1 - delta}}`` where it was measured directly. The weights depend on
-            ``1 - delta``, which loses its digits when delta is rounded near 1; these values are then used
-            instead, ``cka`` only where one of them is not finite.
+            measured after local training; the same layers at every site. The weights depend on ``1 - delta``,
+            which loses its digits when delta is rounded near 1: :func:`dissimilarity_weights` takes it as
+            measured.
         clip_min, clip_max: limits of delta, ``0 <= clip_min < clip_max <= 1``. 0 and 1 are Eq. (5) as
             printed; the authors' code has 1e-4 and 0.99.
 
@@ -109,25 +101,8 @@ def layer_weights(
         >>> layer_weights({"A": {"conv": 0.75}, "B": {"conv": 0.25}})
         {'conv': {'A': 0.25, 'B': 0.75}}
     """
-    _check_same_layers(cka)
-    measured: Mapping[str, Mapping[str, float]] = {} if dissimilarity is None else dissimilarity
-    if dissimilarity is not None:
-        _check_same_layers(dissimilarity)
-        if set(dissimilarity) != set(cka):
-            raise ValueError(f"dissimilarity is of sites {sorted(dissimilarity)}, cka of {sorted(cka)}")
-        first = min(cka)
-        if set(dissimilarity[first]) != set(cka[first]):
-            raise ValueError(f"dissimilarity is of layers {sorted(dissimilarity[first])}, cka of {sorted(cka[first])}")
-
-    def one_minus(site: str, layer: str) -> float:
-        value = float(measured[site][layer]) if measured else math.nan
-        return value if math.isfinite(value) else 1.0 - float(cka[site][layer])
-
-    return dissimilarity_weights(
-        {site: {layer: one_minus(site, layer) for layer in scores} for site, scores in cka.items()},
-        clip_min=clip_min,
-        clip_max=clip_max,
-    )
+    measured = {site: {layer: 1.0 - float(delta) for layer, delta in scores.items()} for site, scores in cka.items()}
+    return dissimilarity_weights(measured, clip_min=clip_min, clip_max=clip_max)
 
 
 def dissimilarity_weights(
@@ -142,8 +117,8 @@ def dissimilarity_weights(
     Returns:
         ``{layer: {site: rho}}``; degenerate cases and errors as in :func:`layer_weights`.
     """
-    if not 0.0 <= clip_min < clip_max <= 1.0:
-        raise ValueError(f"clip_min and clip_max must hold 0 <= clip_min < clip_max <= 1, got {clip_min}, {clip_max}")
+    clip_min = checks.number("clip_min", clip_min, low=0, below=1)
+    clip_max = checks.number("clip_max", clip_max, above=clip_min, high=1)
     layers = _check_same_layers(dissimilarity)
     sites = sorted(dissimilarity)
     finite = {site: {layer: float(d) for layer, d in dissimilarity[site].items() if math.isfinite(d)} for site in sites}
@@ -180,10 +155,8 @@ def power_weights(values: Mapping[str, float], q: float) -> dict[str, float]:
     Source:
         Wu et al. (FedISM+), the normalisation of SAGA. Their code adds 1e-10 after a first normalisation.
     """
-    if not values:
-        raise ValueError("no site to weight")
-    if not (math.isfinite(q) and q >= 0):
-        raise ValueError(f"q must be finite and >= 0, got {q}")
+    checks.not_empty("the values to weight", values)
+    q = checks.number("q", q, low=0)
     logs = {site: q * math.log(max(x, POWER_FLOOR)) for site, x in _repaired(values, "median").items()}
     highest = max(logs.values())
     return normalise({site: math.exp(log - highest) for site, log in logs.items()})
@@ -200,19 +173,16 @@ def moving_average(weights: Mapping[str, float], previous: Mapping[str, float] |
         beta: share of this round, in [0, 1].
 
     Returns:
-        The new memory, to be kept for the next round: sites that took part are updated (a new one starts at
-            its
+        The new memory, to be kept for the next round: sites that took part are updated (a new one starts at its
         weight), absent ones keep their entry. It need not sum to 1; the weights to use are
         ``normalise({site: memory[site] for site in weights})``.
 
     Raises:
         ValueError: beta out of range, or a non-finite or negative entry (names the site).
     """
-    if not 0.0 <= beta <= 1.0:
-        raise ValueError(f"beta must be in [0, 1], got {beta}")
-    memory = {site: _non_negative("previous weight", site, w) for site, w in (previous or {}).items()}
-    for site, value in weights.items():
-        new = _non_negative("weight", site, value)
+    beta = checks.number("beta", beta, low=0, high=1)
+    memory = checks.numbers("previous weight", previous or {}, low=0)
+    for site, new in checks.numbers("weight", weights, low=0).items():
         memory[site] = beta * new + (1.0 - beta) * memory[site] if site in memory else new
     return dict(sorted(memory.items()))
 
@@ -234,9 +204,7 @@ def rescue_weights(rf: Mapping[str, float]) -> dict[str, float]:
     Source:
         Elbatel et al., DeCaF @ MICCAI 2023 (Fed-MAS), Eq. (5).
     """
-    for site, value in rf.items():
-        if math.isfinite(value) and value < 0:
-            raise ValueError(f"rescue factor of site {site!r} must be >= 0, got {value}")
+    checks.numbers("rescue factor", {site: value for site, value in rf.items() if math.isfinite(value)}, low=0)
     return normalise(rf, non_finite="mean")
 
 
@@ -264,13 +232,9 @@ def fedga_weights(
     Raises:
         ValueError: no site, a weight or step out of range, or weights that do not sum to 1.
     """
-    if not gaps:
-        raise ValueError("no site reported a gap")
-    if not (math.isfinite(step) and step >= 0):
-        raise ValueError(f"step must be finite and >= 0, got {step}")
-    memory = {site: _non_negative("weight", site, w) for site, w in weights.items()}
-    if memory and abs(math.fsum(memory.values()) - 1.0) > 1e-6:
-        raise ValueError(f"weights must sum to 1, got {math.fsum(memory.values())!r}")
+    checks.not_empty("the gaps", gaps)
+    step = checks.number("step", step, low=0)
+    memory = checks.shares(weights) if weights else {}
     new = set(gaps) - set(memory)
     if new:
         memory |= dict.fromkeys(new, 1.0 / len(memory | dict.fromkeys(new, 0.0)))
@@ -298,8 +262,7 @@ def _repaired(values: Mapping[str, float], non_finite: NonFinite) -> dict[str, f
     if len(finite) == len(ordered):
         return ordered
     if non_finite == "raise":
-        site = next(site for site, value in ordered.items() if not math.isfinite(value))
-        raise ValueError(f"value of site {site!r} must be finite, got {ordered[site]}")
+        checks.numbers("value", ordered)
     if not finite:
         return dict.fromkeys(ordered, 0.0)
     substitute = statistics.fmean(finite) if non_finite == "mean" else statistics.median(finite)
@@ -307,23 +270,9 @@ def _repaired(values: Mapping[str, float], non_finite: NonFinite) -> dict[str, f
 
 
 def _check_same_layers(scores: Mapping[str, Mapping[str, float]]) -> list[str]:
-    if not scores:
-        raise ValueError("no site to weight")
-    first = min(scores)
-    layers = list(scores[first])
-    if not layers:
-        raise ValueError(f"site {first!r} has no layer")
+    first = min(checks.not_empty("the scores to weight", scores))
+    whose = f"the scores of site {first!r}"
+    checks.not_empty(whose, scores[first], of="layer")
     for site in sorted(scores):
-        odd = set(scores[site]) ^ set(layers)
-        if odd:
-            name = min(odd)
-            has, lacks = (site, first) if name in scores[site] else (first, site)
-            raise ValueError(f"site {has!r} has layer {name!r}, site {lacks!r} does not")
-    return layers
-
-
-def _non_negative(what: str, site: str, value: float) -> float:
-    number = float(value)
-    if not (math.isfinite(number) and number >= 0):
-        raise ValueError(f"{what} of site {site!r} must be finite and >= 0, got {number}")
-    return number
+        checks.same_names(f"the scores of site {site!r}", scores[site], whose, scores[first], of="layer")
+    return list(scores[first])

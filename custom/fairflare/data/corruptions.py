@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fairflare.core.checks import choice, number, whole
+
 Image = npt.NDArray[np.uint8]
 
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -87,9 +89,7 @@ def blur_kernel(
     """
     radius, s = BLUR[_severity(severity) - 1]
     if reference_size is not None:
-        if isinstance(reference_size, bool) or not isinstance(reference_size, int) or reference_size < 1:
-            raise ValueError(f"reference_size must be None or a whole number >= 1, got {reference_size!r}")
-        scale = size / reference_size
+        scale = size / whole("reference_size", reference_size)
         radius, s = max(1, round(radius * scale)), s * scale
     kernel = np.exp(-(np.arange(2 * radius + 1) ** 2) / (2 * s * s))
     return kernel / kernel.sum()
@@ -108,10 +108,8 @@ def corrupt(image: Image, kind: str, severity: int, seed: int, *, reference_size
         seed: of this image, such as ``image_seed(file name)``.
         reference_size: see :func:`motion_blur`; noise does not depend on it.
     """
-    if kind not in CORRUPTIONS:
-        raise ValueError(f"unknown corruption {kind!r}. Available: {', '.join(CORRUPTIONS)}")
     rng = np.random.default_rng(seed)
-    if kind == "motion_blur":
+    if choice("corruption", kind, CORRUPTIONS) == "motion_blur":
         return motion_blur(image, severity, rng, reference_size=reference_size)
     return gaussian_noise(image, severity, rng)
 
@@ -123,14 +121,11 @@ def image_seed(image_id: str | int, seed: int = 0) -> int:
 
 
 def _severity(severity: Any) -> int:
-    if isinstance(severity, bool) or severity not in SEVERITIES:
-        raise ValueError(f"severity must be a whole number from 1 to 5, got {severity!r}")
-    return int(severity)
+    return int(number("severity", severity, low=1, high=len(SEVERITIES), whole=True))
 
 
 def _checked(image: Any) -> Image:
-    if not isinstance(image, np.ndarray) or image.dtype != np.uint8:
-        raise ValueError(f"image must be a uint8 array, got {getattr(image, 'dtype', type(image).__name__)}")
-    if image.ndim not in (2, 3) or not image.size:
-        raise ValueError(f"image must have shape (h, w) or (h, w, channels), got {image.shape}")
+    kind, shape = getattr(image, "dtype", type(image).__name__), getattr(image, "shape", ())
+    if not isinstance(image, np.ndarray) or kind != np.uint8 or len(shape) not in (2, 3) or not image.size:
+        raise ValueError(f"image must be a uint8 array of shape (h, w) or (h, w, channels), got {kind} {shape}")
     return image

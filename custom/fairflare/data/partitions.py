@@ -7,11 +7,13 @@ depends on the arguments alone: the same seed gives the same partition.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from fairflare.core.checks import choice, number, numbers, whole
 
 Indices = npt.NDArray[np.int64]
 
@@ -36,7 +38,7 @@ def iid_partition(labels: npt.ArrayLike, num_sites: int, *, seed: int = 0) -> li
         Spec README 4.2.
     """
     y = _labels(labels)
-    sites = _count("num_sites", num_sites)
+    sites = _whole("num_sites", num_sites)
     rng = _generator(seed)
     owner = np.empty(len(y), np.int64)
     start = 0
@@ -70,16 +72,15 @@ def dirichlet_partition(
         Spec README 4.3; balanced: FedML and CReFF.
     """
     y = _labels(labels)
-    sites = _count("num_sites", num_sites)
-    alpha = _positive("alpha", alpha)
-    least: float = _count("min_size", min_size, least=0)
+    sites = _whole("num_sites", num_sites)
+    number("alpha", alpha, above=0)
+    least: float = _whole("min_size", min_size, low=0)
     if least * sites > len(y):
         raise ValueError(f"{len(y)} samples are too few for {sites} sites with min_size={min_size}")
     if balanced:
         least = max(least, 0.5 * len(y) / sites)
-    smallest = 0
-    for attempt in range(TRIES):
-        rng = _generator(seed, attempt)
+
+    def deal(rng: np.random.Generator) -> Indices:
         owner = np.empty(len(y), np.int64)
         sizes = np.zeros(sites, np.int64)
         for members in _classes(y):
@@ -92,13 +93,9 @@ def dirichlet_partition(
             counts = apportion(shares, len(members))
             owner[rng.permutation(members)] = np.repeat(np.arange(sites), counts)
             sizes += counts
-        if sizes.min() >= least:
-            return _by_owner(owner, sites)
-        smallest = max(smallest, int(sizes.min()))
-    raise ValueError(
-        f"no Dirichlet draw with alpha={alpha:g} gave each of {sites} sites {least:g} of {len(y)} samples in "
-        f"{TRIES} tries (best: {smallest}); use a larger alpha, fewer sites or a smaller min_size"
-    )
+        return owner
+
+    return _large_enough(deal, sites, least, seed, f"Dirichlet draw with alpha={alpha:g}")
 
 
 def two_pool_partition(
@@ -131,16 +128,15 @@ def two_pool_partition(
         FedISM, spec README 4.3.
     """
     y = _labels(labels)
-    sites = _count("num_sites", num_sites)
-    corrupted = _count("num_corrupted", num_corrupted, least=0)
+    sites = _whole("num_sites", num_sites)
+    corrupted = _whole("num_corrupted", num_corrupted, low=0)
     if corrupted > sites:
         raise ValueError(f"num_corrupted must be at most num_sites={sites}, got {corrupted}")
-    alpha = _positive("alpha", alpha)
-    least = _count("min_size", min_size, least=0)
+    number("alpha", alpha, above=0)
+    least = _whole("min_size", min_size, low=0)
     clean = sites - corrupted
-    smallest = 0
-    for attempt in range(TRIES):
-        rng = _generator(seed, attempt)
+
+    def deal(rng: np.random.Generator) -> Indices:
         owner = np.empty(len(y), np.int64)
         for members in _classes(y):
             if not file_order:
@@ -150,13 +146,25 @@ def two_pool_partition(
                 if count and len(pool):
                     shares = rng.dirichlet(np.full(count, alpha))
                     owner[pool] = first + rng.choice(count, len(pool), p=shares)
-        size = int(np.bincount(owner, minlength=sites).min())
-        if size >= least:
+        return owner
+
+    return _large_enough(deal, sites, least, seed, f"two-pool draw with alpha={alpha:g}")
+
+
+def _large_enough(
+    deal: Callable[[np.random.Generator], Indices], sites: int, least: float, seed: int, what: str
+) -> list[Indices]:
+    """The first draw of a site for each sample that leaves every site ``least`` samples."""
+    best = 0
+    for attempt in range(TRIES):
+        owner = deal(_generator(seed, attempt))
+        smallest = int(np.bincount(owner, minlength=sites).min())
+        if smallest >= least:
             return _by_owner(owner, sites)
-        smallest = max(smallest, size)
+        best = max(best, smallest)
     raise ValueError(
-        f"no two-pool draw with alpha={alpha:g} gave each of {sites} sites {least} of {len(y)} samples in "
-        f"{TRIES} tries (best: {smallest}); use a larger alpha, fewer sites or a smaller min_size"
+        f"no {what} gave each of {sites} sites {least:g} of {len(owner)} samples in {TRIES} tries (best: {best}); "
+        "use a larger alpha, fewer sites or a smaller min_size"
     )
 
 
@@ -190,12 +198,10 @@ def shard_partition(
         FedMRL Eq. (11) prints only the two weights; the rest is spec README 4.4. State the mode in reports.
     """
     y = _labels(labels)
-    sites = _count("num_sites", num_sites)
-    shards = _count("num_shards", num_shards)
-    if isinstance(eta, bool) or not isinstance(eta, (int, float)) or not 0 <= eta <= 1:
-        raise ValueError(f"eta must be a number in [0, 1], got {eta!r}")
-    if mode not in SHARD_MODES:
-        raise ValueError(f"unknown shard mode {mode!r}. Available: {', '.join(SHARD_MODES)}")
+    sites = _whole("num_sites", num_sites)
+    shards = _whole("num_shards", num_shards)
+    number("eta", eta, low=0, high=1)
+    choice("shard mode", mode, SHARD_MODES)
     rng = _generator(seed)
     classes = _classes(y)
     if mode == "authors":
@@ -215,9 +221,9 @@ def shard_partition(
     owner = np.empty(len(y), np.int64)
     sizes = np.zeros(sites, np.int64)
     for c, members in enumerate(classes):
-        number = min(shards, len(members))
+        count = min(shards, len(members))
         # cuts at k n / S: shards that are one larger are spread over the sites, not all at the first
-        pieces = np.split(rng.permutation(members), np.arange(1, number) * len(members) // number)
+        pieces = np.split(rng.permutation(members), np.arange(1, count) * len(members) // count)
         shares = weights[:, c]
         if shares.sum() <= 0:
             shares = np.ones(sites) if mode == "complement" else (np.arange(sites) == np.argmin(sizes)).astype(float)
@@ -259,9 +265,9 @@ def stratified_split(labels: npt.ArrayLike, fractions: Sequence[float], *, seed:
         Spec README 4.6.
     """
     y = _labels(labels)
-    parts = np.asarray(fractions, np.float64)
-    if parts.ndim != 1 or not len(parts) or not (parts >= 0).all() or abs(parts.sum() - 1) > 1e-6:
-        raise ValueError(f"fractions must be >= 0 and sum to 1, got {list(fractions)}")
+    parts = np.array(list(numbers("fraction", dict(enumerate(fractions)), of="part", low=0).values()))
+    if abs(parts.sum() - 1) > 1e-6:
+        raise ValueError(f"fractions must sum to 1, got {list(fractions)}")
     first = int(np.argmax(parts > 0))
     rng = _generator(seed)
     owner = np.empty(len(y), np.int64)
@@ -285,7 +291,7 @@ def stratified_folds(labels: npt.ArrayLike, num_folds: int, *, seed: int = 0) ->
     from sklearn.model_selection import StratifiedKFold
 
     y = _labels(labels)
-    folds = StratifiedKFold(_count("num_folds", num_folds, least=2), shuffle=True, random_state=_seed(seed) % 2**32)
+    folds = StratifiedKFold(_whole("num_folds", num_folds, low=2), shuffle=True, random_state=_seed(seed) % 2**32)
     return [np.sort(test).astype(np.int64) for _, test in folds.split(y, y)]
 
 
@@ -304,12 +310,9 @@ def label_distance(labels: npt.ArrayLike, parts: Sequence[npt.ArrayLike]) -> flo
 
 def _labels(labels: npt.ArrayLike) -> Indices:
     y = np.asarray(labels)
-    if y.ndim != 1 or not len(y):
-        raise ValueError(f"labels must be a list of class indices, at least one, got shape {y.shape}")
-    if not np.issubdtype(y.dtype, np.integer):
-        raise ValueError(f"labels must be whole numbers, got {y.dtype}")
-    if y.min() < 0:
-        raise ValueError(f"labels must be >= 0, got {int(y.min())} at position {int(y.argmin())}")
+    if y.ndim != 1 or not len(y) or not np.issubdtype(y.dtype, np.integer):
+        raise ValueError(f"labels must be whole numbers in a list, at least one, got {y.dtype} of shape {y.shape}")
+    number(f"label at position {int(y.argmin())}", int(y.min()), low=0, whole=True)
     return y.astype(np.int64)
 
 
@@ -323,22 +326,13 @@ def _by_owner(owner: Indices, parts: int) -> list[Indices]:
 
 
 def _seed(seed: Any) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise ValueError(f"seed must be a whole number >= 0, got {seed!r}")
-    return int(seed)
+    return _whole("seed", seed, low=0)
 
 
 def _generator(seed: Any, *more: int) -> np.random.Generator:
     return np.random.default_rng([_seed(seed), *more])
 
 
-def _count(name: str, value: Any, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
-    return int(value)
-
-
-def _positive(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-        raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
-    return float(value)
+def _whole(name: str, value: Any, low: int = 1) -> int:
+    """As :func:`fairflare.core.checks.whole`, NumPy's integers too."""
+    return whole(name, value.item() if isinstance(value, np.integer) else value, low=low)

@@ -11,17 +11,13 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote, unquote
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
-_SUFFIX = ".safetensors"
-_PARTIAL = ".partial"  # while it is being written
-_MAX_FILE_NAME = 255 - len(_PARTIAL)
+from fairflare.exchange.tensor_folder import PARTIAL, SUFFIX, file_of, names_in, write_whole
+
 #: dtype names of the file format.
 _DTYPES = {
     "BOOL": torch.bool,
@@ -35,6 +31,10 @@ _DTYPES = {
     "F32": torch.float32,
     "F64": torch.float64,
 }
+
+
+class StagingError(ValueError):
+    """A staged model is not there, or not what was put there: something at the server went wrong."""
 
 
 class Staging:
@@ -64,18 +64,8 @@ class Staging:
             ValueError: the site name is empty or too long, or a dtype that cannot be staged.
             OSError: the disk is full or cannot be written; nothing of the new state is then left behind.
         """
-        path = self._path(site)
-        partial = path.with_name(path.name + _PARTIAL)
-        tensors = _writable(site, state)
-        try:
-            save_file(tensors, partial, metadata={"site": site, "names": json.dumps(list(state))})
-            size = partial.stat().st_size
-            partial.replace(path)
-        except SafetensorError as error:
-            raise OSError(f"the model of site {site!r} cannot be written to {path}: {error}") from error
-        finally:
-            partial.unlink(missing_ok=True)
-        return size
+        metadata = {"site": site, "names": json.dumps(list(state))}
+        return write_whole(self._path(site), _writable(site, state), metadata, f"the model of site {site!r}")
 
     def open(self, site: str) -> Mapping[str, torch.Tensor]:
         """The staged state of a site as a mapping that reads a tensor when it is asked for, and keeps none.
@@ -88,7 +78,7 @@ class Staging:
         """
         path = self._path(site)
         if not path.is_file():
-            raise ValueError(f"site {site!r} is not staged; staged are {self.sites()}")
+            raise StagingError(f"site {site!r} is not staged; staged are {self.sites()}")
         return _StagedState(site, path)
 
     def open_all(self) -> dict[str, Mapping[str, torch.Tensor]]:
@@ -97,7 +87,7 @@ class Staging:
 
     def sites(self) -> list[str]:
         """Names of the staged sites, sorted."""
-        return sorted(unquote(path.name[: -len(_SUFFIX)]) for path in self.folder.glob(f"*{_SUFFIX}"))
+        return names_in(self.folder)
 
     def discard(self, site: str) -> None:
         """Removes the state of a site, if there is one."""
@@ -105,67 +95,48 @@ class Staging:
 
     def clear(self) -> None:
         """Removes every staged state, and what an interrupted :meth:`put` left."""
-        for pattern in (f"*{_SUFFIX}", f"*{_SUFFIX}{_PARTIAL}"):
+        for pattern in (f"*{SUFFIX}", f"*{SUFFIX}{PARTIAL}"):
             for path in self.folder.glob(pattern):
                 path.unlink(missing_ok=True)
 
     def _path(self, site: str) -> Path:
-        if not isinstance(site, str) or not site:
-            raise ValueError(f"a site name must be a non-empty string, got {site!r}")
-        name = quote(site, safe=" ") + _SUFFIX
-        if len(name) > _MAX_FILE_NAME:
-            raise ValueError(f"site name {site[:40]!r}... gives a file name longer than {_MAX_FILE_NAME}")
-        return self.folder / name
-
-
-@dataclass(frozen=True)
-class _Entry:
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    start: int
-    num_bytes: int
+        return file_of(self.folder, "site", site)
 
 
 class _StagedState(Mapping[str, torch.Tensor]):
     """Reads single tensors of one file.
 
-    The library checks the header once. The tensors are then read with plain reads rather than mapped into
-    memory: mapped pages of all sites' files would count as memory of the server, and one open file or header
-    check for each tensor and site would cost more than the average itself.
+    The library checks the file once. The tensors are then read with plain reads rather than with its own, which map
+    the file into memory: mapped pages of all sites' files would count as memory of the server, and opening the file
+    anew for each tensor means to parse the header each time.
     """
 
     def __init__(self, site: str, path: Path) -> None:
-        self._site = site
-        self._file = path
+        self._site, self._file = site, path
         try:
             with safe_open(path, framework="pt") as checked:
                 metadata = checked.metadata() or {}
             with path.open("rb") as file:
-                header_bytes = int.from_bytes(file.read(8), "little")
-                header = json.loads(file.read(header_bytes))
+                self._start = 8 + int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(self._start - 8))
                 self._stamp = _stamp(file.fileno())
-            header.pop("__metadata__", None)
-            names = json.loads(metadata["names"])
-            self._entries = {name: _entry(header[name], 8 + header_bytes) for name in names}
-            if metadata["site"] != site or len(self._entries) != len(header):
-                raise ValueError("the header does not describe this site")
+            self._entries = {name: header[name] for name in json.loads(metadata["names"])}
+            if metadata["site"] != site or len(self._entries) != len(header) - 1:  # the metadata are one
+                raise StagingError("the header does not describe this site")
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"staged model of site {site!r} in {path} is damaged: {error}") from error
+            raise StagingError(f"staged model of site {site!r} in {path} is damaged: {error}") from error
 
     def __getitem__(self, name: str) -> torch.Tensor:
         entry = self._entries[name]
-        data = torch.empty(entry.num_bytes, dtype=torch.uint8)
-        with self._file.open("rb", buffering=0) as file:
+        first, end = entry["data_offsets"]
+        data = torch.empty(end - first, dtype=torch.uint8)
+        with self._file.open("rb") as file:
             if _stamp(file.fileno()) != self._stamp:
-                raise ValueError(f"staged model of site {self._site!r} was replaced while it was being read")
-            file.seek(entry.start)
-            rest = data.numpy().data
-            while len(rest):
-                count = file.readinto(rest)
-                if not count:
-                    raise ValueError(f"staged model of site {self._site!r} in {self._file} ends early")
-                rest = rest[count:]
-        return data.view(entry.dtype).reshape(entry.shape)
+                raise StagingError(f"staged model of site {self._site!r} was replaced while it was being read")
+            file.seek(self._start + first)
+            if file.readinto(data.numpy().data) < len(data):
+                raise StagingError(f"staged model of site {self._site!r} in {self._file} ends early")
+        return data.view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
 
     def __contains__(self, name: object) -> bool:  # the inherited one would read the tensor
         return name in self._entries
@@ -196,13 +167,6 @@ def _writable(site: str, state: Mapping[str, torch.Tensor]) -> dict[str, torch.T
         if owners[tensor.untyped_storage().data_ptr()] > 1:
             tensors[name] = tensor.clone()
     return tensors
-
-
-def _entry(description: Mapping[str, object], data_start: int) -> _Entry:
-    dtype, shape, offsets = description["dtype"], description["shape"], description["data_offsets"]
-    if not isinstance(dtype, str) or not isinstance(shape, list) or not isinstance(offsets, list):
-        raise ValueError(f"unreadable entry {description}")
-    return _Entry(_DTYPES[dtype], tuple(shape), data_start + offsets[0], offsets[1] - offsets[0])
 
 
 def _stamp(descriptor: int) -> tuple[int, int, int]:

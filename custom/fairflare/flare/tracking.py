@@ -8,10 +8,13 @@ from typing import Any
 
 from nvflare.apis.analytix import AnalyticsDataType
 from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver
 
 from fairflare.core.fairness import summarize
-from fairflare.reporting.results import RoundRecord
+from fairflare.federation.transport import Listener, RoundRecord
 
 EVENT = "analytix_log_stats"
 
@@ -20,8 +23,8 @@ class TensorBoard(TBAnalyticsReceiver):
     """FLARE's TensorBoard receiver under our prefix, so that one allow-list entry admits a whole job."""
 
 
-class Tracker:
-    """Turns what the controller knows into scalars: flat tags ``what/where``, the round as step."""
+class FlareEvents(Listener):
+    """FLARE's events of a round, and curves as scalars: flat tags ``what/where``, the round as step."""
 
     def __init__(self, controller: Any) -> None:
         self.controller = controller
@@ -33,7 +36,22 @@ class Tracker:
         dxo = create_analytic_dxo(tag=tag, value=float(value), data_type=AnalyticsDataType.SCALAR, global_step=step)
         send_analytic_dxo(self.controller, dxo, self.controller.fl_ctx, EVENT, fire_fed_event=False)
 
-    def round(self, record: RoundRecord, metric: str) -> None:
+    def round_started(self, current_round: int) -> None:
+        self.controller.fl_ctx.set_prop(AppConstants.CURRENT_ROUND, current_round, private=True, sticky=False)
+        self.controller.event(AppEventType.ROUND_STARTED)
+
+    def before_aggregation(self) -> None:
+        self.controller.event(AppEventType.BEFORE_AGGREGATION)
+
+    def aggregated(self, state: Mapping[str, Any]) -> None:
+        self.controller.fire_event_with_data(
+            AppEventType.AFTER_AGGREGATION,
+            self.controller.fl_ctx,
+            AppConstants.AGGREGATION_RESULT,
+            FLModel(params=dict(state)),
+        )
+
+    def round_done(self, record: RoundRecord, metric: str) -> None:
         """Train loss and validation metric by site, their spread, and the weights."""
         step = record.current_round
         for site, values in record.train.items():
@@ -55,7 +73,7 @@ class Tracker:
                 self.scalar(f"cka/{layer}/{site}", values.get("cka"), step)
                 self.scalar(f"weight/{layer}/{site}", values.get("weight"), step)
 
-    def test(self, test: Mapping[str, Mapping[str, float]], metric: str, step: int) -> None:
+    def tested(self, test: Mapping[str, Mapping[str, float]], metric: str, step: int) -> None:
         """The final table."""
         scores = {site: values[metric] for site, values in test.items() if metric in values}
         for site, value in scores.items():

@@ -6,31 +6,23 @@ number of images; the original weighs by n_k. Both are here.
 
 from __future__ import annotations
 
-from fairflare.methods.base import (
-    FairAggregator,
-    LocalTraining,
-    Method,
-    RoundInputs,
-    Weighing,
-    sample_weights,
-)
+from typing import Literal
 
-WEIGHTINGS = ("samples", "uniform")
+from fairflare.core.settings import settings
+from fairflare.methods.catalog import Method
+from fairflare.methods.rule import RoundInputs, Rule, Weighing, sample_weights
+from fairflare.methods.training import LocalTraining
 
 
-class FedAvg(FairAggregator):
+@settings
+class FedAvg(Rule):
     r"""FedAvg, server half: :math:`w \leftarrow \sum_k p_k w_k`.
 
     Args:
         weighting: ``"samples"``: p_k = n_k / sum n (McMahan et al.); ``"uniform"``: p_k = 1/K (Fed-LWR, Eq. 1).
-        min_sites: see :class:`FairAggregator`.
     """
 
-    def __init__(self, weighting: str = "samples", min_sites: int = 1) -> None:
-        super().__init__(min_sites)
-        if weighting not in WEIGHTINGS:
-            raise ValueError(f"weighting must be one of {WEIGHTINGS}, got {weighting!r}")
-        self.weighting = weighting
+    weighting: Literal["samples", "uniform"] = "samples"
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         if self.weighting == "uniform":
@@ -43,7 +35,7 @@ METHODS = [
         name="fed_avg",
         title="FedAvg",
         summary="sample-weighted (or uniform) mean of the local models",
-        aggregator=FedAvg,
+        rule=FedAvg,
         training=LocalTraining,
         source="McMahan et al., AISTATS 2017",
     )

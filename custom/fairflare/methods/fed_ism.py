@@ -11,29 +11,22 @@ FedISM searches at a fixed distance rho; FedISM+ lets it grow over the rounds (E
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from fairflare.core.settings import Flag, NonNegative, Positive, Share, settings
 from fairflare.core.sharpness import GSAM, search_distance, sharpness
 from fairflare.core.weighting import moving_average, normalise, power_weights
-from fairflare.methods.base import (
-    FairAggregator,
-    Field,
-    LocalTraining,
-    Method,
-    RoundInputs,
-    SiteError,
-    SiteRun,
-    Weighing,
-    sample_weights,
-)
+from fairflare.methods.catalog import Method
+from fairflare.methods.reports import Field
+from fairflare.methods.rule import RoundInputs, Rule, Weighing, sample_weights
+from fairflare.methods.training import LocalTraining, SiteError, SiteRun
 
 VARIANTS = {"S": "sharpness", "L": "perturbed_loss"}
-PROBES = ("ce", "la")
 
 
 def distance(current_round: int, num_rounds: int, rho: float, tau: float | None) -> float:
@@ -43,13 +36,16 @@ def distance(current_round: int, num_rounds: int, rho: float, tau: float | None)
     return search_distance(min(current_round, num_rounds - 1), num_rounds, rho, tau)
 
 
-def _check_distance(rho: float, tau: float | None) -> None:
-    if isinstance(rho, bool) or not (math.isfinite(rho) and rho >= 0):
-        raise ValueError(f"rho must be finite and >= 0, got {rho!r}")
-    if tau is not None and not (math.isfinite(tau) and tau > 0):
-        raise ValueError(f"tau must be finite and > 0, or absent for a fixed distance, got {tau!r}")
+@dataclass
+class _Salt:
+    """Of one task: the distance, the stepper (it holds the model), and what was measured of the received model."""
+
+    distance: float
+    stepper: GSAM | None = None
+    report: dict[str, Any] = field(default_factory=dict)
 
 
+@settings
 class SharpnessAwareTraining(LocalTraining):
     r"""SALT, site half: GSAM steps with logit adjustment, and a report of how sharp the received model is here.
 
@@ -66,46 +62,23 @@ class SharpnessAwareTraining(LocalTraining):
         tau: exponent of the growth, ``> 0``; ``None``: fixed.
         gsam_alpha: weight of GSAM's gap, ``>= 0``; 0 is SAM. The authors' code has 0.1, the paper is silent.
         probe_loss: of the report: ``"ce"`` (the task's loss, as the authors' code), or ``"la"`` (the criterion).
-        args, kwargs: of :class:`LocalTraining`; see ``SETTINGS`` for the defaults of the paper.
 
     Source:
         Wu et al., section III-B, and the authors' code.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        salt: bool = True,
-        rho: float = 0.05,
-        tau: float | None = None,
-        gsam_alpha: float = 0.1,
-        probe_loss: str = "ce",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        _check_distance(rho, tau)
-        if isinstance(gsam_alpha, bool) or not (math.isfinite(gsam_alpha) and gsam_alpha >= 0):
-            raise ValueError(f"gsam_alpha must be finite and >= 0, got {gsam_alpha!r}")
-        if probe_loss not in PROBES:
-            raise ValueError(f"probe_loss must be one of {PROBES}, got {probe_loss!r}")
-        self.salt = bool(salt)
-        self.rho = rho
-        self.tau = tau
-        self.gsam_alpha = gsam_alpha
-        self.probe_loss = probe_loss
-        self._distance = 0.0
-        self._stepper: GSAM | None = None
-        self._report: dict[str, Any] = {}
+    salt: Flag = True
+    rho: NonNegative = 0.05
+    tau: Positive | None = None
+    gsam_alpha: NonNegative = 0.1
+    probe_loss: Literal["ce", "la"] = "ce"
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         told = run.directives.get("search_distance")
-        self._distance = (
-            distance(run.current_round, run.num_rounds, self.rho, self.tau) if told is None else float(told)
-        )
-        self._stepper = None
-        self._report = {}
+        own = distance(run.current_round, run.num_rounds, self.rho, self.tau)
+        run.own = _Salt(own if told is None else float(told))
         if told is not None:  # somebody weighs by it
-            self._report = self._probe(run, model)
+            run.own.report = self._probe(run, model)
 
     def _probe(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         def losses(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -113,7 +86,7 @@ class SharpnessAwareTraining(LocalTraining):
             return own(outputs, targets.to(outputs.device))
 
         batches = run.data.batches("training", batch_size=self.batch_size)
-        found = sharpness(model, losses, batches, self._distance)
+        found = sharpness(model, losses, batches, run.own.distance)
         return {"sharpness": found.sharpness, "perturbed_loss": found.perturbed_loss}
 
     def step(
@@ -125,22 +98,24 @@ class SharpnessAwareTraining(LocalTraining):
     ) -> torch.Tensor:
         if not self.salt:
             return super().step(run, model, optimizer, closure)
-        if self._stepper is None or self._stepper.base_optimizer is not optimizer:
-            self._stepper = GSAM(optimizer, rho=self._distance, alpha=self.gsam_alpha, model=model)
-        loss = self._stepper.step(closure)
-        if self._stepper.skipped_steps and bool(torch.isfinite(loss)):
+        own: _Salt = run.own
+        if own.stepper is None:
+            own.stepper = GSAM(optimizer, rho=own.distance, alpha=self.gsam_alpha, model=model)
+        loss = own.stepper.step(closure)
+        if own.stepper.skipped_steps and bool(torch.isfinite(loss)):
             raise SiteError(
                 f"site {run.site!r}: the loss or its gradient is not finite at the search distance "
-                f"{self._distance:g} in round {run.current_round}; lower rho or learning_rate, or set max_grad_norm"
+                f"{own.distance:g} in round {run.current_round}; lower rho or learning_rate, or set max_grad_norm"
             )
         return loss
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        self._stepper = None
-        return self._report
+        found: dict[str, Any] = run.own.report
+        return found
 
 
-class FedISM(FairAggregator):
+@settings
+class FedISM(Rule):
     r"""SAGA, server half: weights in proportion to a power of sharpness, averaged over the rounds.
 
     .. math:: \tilde w_k = \frac{x_k^q}{\sum_j x_j^q}, \qquad w_k \leftarrow \beta \tilde w_k + (1 - \beta) w_k
@@ -155,7 +130,6 @@ class FedISM(FairAggregator):
         beta: share of this round in the moving average, in (0, 1].
         rho, tau: search distance that the sites are told, as in :class:`SharpnessAwareTraining`.
         saga: False: weights by number of samples (ablation: SALT only); the reports are then not asked for.
-        min_sites: see :class:`FairAggregator`.
 
     Source:
         Wu et al., section III-C, Eq. (12) for the distance.
@@ -166,33 +140,18 @@ class FedISM(FairAggregator):
         Field("perturbed_loss", low=0, nan_ok=True, infinite_ok=True, required=False),
     )
 
-    def __init__(
-        self,
-        variant: str = "S",
-        q: float = 2.0,
-        beta: float = 0.5,
-        rho: float = 0.05,
-        tau: float | None = None,
-        saga: bool = True,
-        min_sites: int = 1,
-    ) -> None:
-        super().__init__(min_sites)
-        if variant not in VARIANTS:
-            raise ValueError(f"variant must be one of {tuple(VARIANTS)}, got {variant!r}")
-        if isinstance(q, bool) or not (math.isfinite(q) and q >= 0):
-            raise ValueError(f"q must be finite and >= 0, got {q!r}")
-        if isinstance(beta, bool) or not 0 < beta <= 1:
-            raise ValueError(f"beta must lie in (0, 1], got {beta!r}")
-        _check_distance(rho, tau)
-        self.variant = variant
-        self.q = q
-        self.beta = beta
-        self.rho = rho
-        self.tau = tau
-        self.saga = bool(saga)
+    variant: Literal["S", "L"] = "S"
+    q: NonNegative = 2.0
+    beta: Share = 0.5
+    rho: NonNegative = 0.05
+    tau: Positive | None = None
+    saga: Flag = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._average: dict[str, float] = {}  # by site name, also of sites that are absent now
 
-    def directives(self, current_round: int, num_rounds: int) -> dict[str, Any]:
+    def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         if not self.saga:
             return {}
         return {"search_distance": distance(current_round, num_rounds, self.rho, self.tau)}
@@ -236,7 +195,7 @@ SETTINGS: dict[str, Any] = {
 FIXED = {"rho": 0.05}
 GROWING = {"rho": 0.1, "tau": 0.5}
 _COMMON: dict[str, Any] = {
-    "aggregator": FedISM,
+    "rule": FedISM,
     "training": SharpnessAwareTraining,
     "task": "classification",
     # A narrow network on few small images: quicker steps, and some epochs of them.

@@ -5,85 +5,34 @@ The format is described in ``docs/results.md``; a change of meaning raises ``SCH
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import math
 import os
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
-from datetime import date, datetime, timezone
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+
+from fairflare.core import checks
+from fairflare.reporting.records import (
+    CSV_COLUMNS,
+    LeftOut,
+    PhaseRecord,
+    RoundRecord,
+    as_json,
+    csv_text,
+    encode,
+    final_rows,
+    table_rows,
+)
+
+__all__ = ["CSV_COLUMNS", "SCHEMA_VERSION", "LeftOut", "PhaseRecord", "ResultsStore", "RoundRecord", "read_results"]
 
 SCHEMA_VERSION = 1
 RESULTS_FILE = "results.json"
 PROGRESS_FILE = "progress.jsonl"
-#: Columns of the CSV files.
-CSV_COLUMNS: dict[str, tuple[str, ...]] = {
-    "sites.csv": ("round", "phase", "site", "metric", "value"),
-    "layers.csv": ("round", "layer", "site", "cka", "dissimilarity", "weight"),
-    "phases.csv": ("round", "phase", "seconds", "bytes_out", "bytes_in", "asked", "answered"),
-    "left_out.csv": ("round", "phase", "site", "reason"),
-}
 _NO_TEST: dict[str, Any] = {"test": None, "fairness": None, "left_out": [], "phases": []}
-_STATUSES = ("running", "completed", "failed")
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """A site that a round went on without."""
-
-    site: str
-    phase: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class PhaseRecord:
-    """One exchange with the sites: wall time, bytes on the wire, how many sites were asked and answered."""
-
-    name: str
-    seconds: float
-    bytes_out: int
-    bytes_in: int
-    asked: int
-    answered: int
-
-
-@dataclass
-class RoundRecord:
-    """What is kept of one round.
-
-    Attributes:
-        current_round: from 0.
-        sites: sites asked.
-        accepted: sites whose model is in the new global model.
-        left_out: sites asked and not accepted, with the phase and the reason.
-        phases: in the order in which they ran.
-        validation: ``{site: {metric: value}}`` of the *received* model, on the site's validation split.
-        train: ``{site: {"loss": ..., "num_samples": ..., ...}}`` of the local training.
-        site_weights: ``{site: weight}`` where the method has one weight for a whole model.
-        layers: ``{layer: {site: {"cka": ..., "dissimilarity": ..., "weight": ...}}}`` where it has one per
-            layer.
-        reports: ``{site: {field: value}}``, the method's own reports.
-        values: what the method says of the round as a whole.
-        details: more of it, JSON-like.
-    """
-
-    current_round: int
-    sites: list[str]
-    accepted: list[str] = field(default_factory=list)
-    left_out: list[LeftOut] = field(default_factory=list)
-    phases: list[PhaseRecord] = field(default_factory=list)
-    validation: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    train: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    site_weights: Mapping[str, float] | None = None
-    layers: Mapping[str, Mapping[str, Mapping[str, float]]] | None = None
-    reports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    values: Mapping[str, float] = field(default_factory=dict)
-    details: Mapping[str, Any] = field(default_factory=dict)
+_ENDS = ("completed", "failed")
 
 
 class ResultsStore:
@@ -120,7 +69,7 @@ class ResultsStore:
         Raises:
             TypeError: a value that JSON cannot hold (names the key).
         """
-        plain = _plain(info, "info")
+        plain = as_json(info, "info")
         with self._lock:
             self._info = plain
             self._status, self._reason, self._finished = "running", "", None
@@ -140,7 +89,7 @@ class ResultsStore:
         """
         with self._lock:
             self._check_running()
-            self._info = {**(self._info or {}), **_plain(values, "info")}
+            self._info = {**(self._info or {}), **as_json(values, "info")}
             self._write()
 
     def add_round(self, record: RoundRecord) -> None:
@@ -151,14 +100,12 @@ class ResultsStore:
                 one.
             TypeError: a value that JSON cannot hold (names the key).
         """
-        plain = _plain(record, "round")
+        plain = as_json(record, "round")
         with self._lock:
             self._check_running()
-            if record.current_round <= self._last_round:
-                raise ValueError(f"round {record.current_round} comes after round {self._last_round}")
-            self._last_round = record.current_round
-            self._rounds.append(_encode(plain))
-            for name, rows in _table_rows(plain).items():
+            self._last_round = checks.whole("the next current_round", record.current_round, low=self._last_round + 1)
+            self._rounds.append(encode(plain))
+            for name, rows in table_rows(plain).items():
                 self._append(name, rows)
             self._write()
 
@@ -187,13 +134,12 @@ class ResultsStore:
             ValueError: another status, or the run is finished already or (``"completed"``) was never started.
             TypeError: a value that JSON cannot hold (names the key).
         """
-        if status not in ("completed", "failed"):
-            raise ValueError(f"status must be 'completed' or 'failed', got {status!r}")
+        checks.choice("status", status, _ENDS)
         final = {
-            "test": _plain(test, "test"),
-            "fairness": _plain(fairness, "fairness"),
-            "left_out": _plain(list(left_out), "left_out"),
-            "phases": _plain(list(phases), "phases"),
+            "test": as_json(test, "test"),
+            "fairness": as_json(fairness, "fairness"),
+            "left_out": as_json(list(left_out), "left_out"),
+            "phases": as_json(list(phases), "phases"),
         }
         with self._lock:
             if status == "completed":
@@ -202,7 +148,7 @@ class ResultsStore:
                 self.start({})
             if self._finished is None:
                 self._final = final
-                for name, rows in _final_rows(self._last_round + 1, final).items():
+                for name, rows in final_rows(self._last_round + 1, final).items():
                     self._append(name, rows)
             self._status, self._reason, self._finished = status, reason, _now()
             self._write()
@@ -213,7 +159,7 @@ class ResultsStore:
         Raises:
             TypeError: a value that JSON cannot hold (names the key).
         """
-        line = _encode({"time": _now(), "kind": kind} | _plain(details, "event"))
+        line = encode({"time": _now(), "kind": kind} | as_json(details, "event"))
         with self._lock:
             self.folder.mkdir(parents=True, exist_ok=True)
             with (self.folder / PROGRESS_FILE).open("a", encoding="utf-8") as file:
@@ -267,7 +213,7 @@ class ResultsStore:
             "resumed": self._resumed,
             "info": self._info,
         } | self._final
-        lines = [f"{json.dumps(key)}: {_encode(value)}" for key, value in head.items()]
+        lines = [f"{json.dumps(key)}: {encode(value)}" for key, value in head.items()]
         rounds = ",\n".join(self._rounds)
         lines.append(f'"rounds": [\n{rounds}\n]' if rounds else '"rounds": []')
         _replace(self.folder / RESULTS_FILE, "{\n" + ",\n".join(lines) + "\n}\n")
@@ -275,15 +221,15 @@ class ResultsStore:
     def _rewrite_tables(self) -> None:
         tables: dict[str, list[list[Any]]] = {name: [list(columns)] for name, columns in CSV_COLUMNS.items()}
         for line in self._rounds:
-            for name, rows in _table_rows(json.loads(line)).items():
+            for name, rows in table_rows(json.loads(line)).items():
                 tables[name].extend(rows)
         for name, rows in tables.items():
-            _replace(self.folder / name, _csv_text(rows))
+            _replace(self.folder / name, csv_text(rows))
 
     def _append(self, name: str, rows: list[list[Any]]) -> None:
         if rows:
             with (self.folder / name).open("a", encoding="utf-8", newline="") as file:
-                file.write(_csv_text(rows))
+                file.write(csv_text(rows))
 
 
 def read_results(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -310,89 +256,11 @@ def read_results(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ValueError(
             f"{file}: schema version {document['schema_version']!r}, this FairFlare reads {SCHEMA_VERSION}"
         )
-    if document.get("status") not in _STATUSES:
-        raise ValueError(f"{file}: unknown status {document.get('status')!r}")
+    checks.choice(f"{file}: status", document.get("status"), ("running", *_ENDS))
     return document
 
 
 # ------------------------------------------------------------------------------------------------------------
-
-
-def _table_rows(record: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
-    """The CSV rows of an encoded round."""
-    number = record["current_round"]
-    sites = _metric_rows(number, "validation", record["validation"])
-    sites += _metric_rows(number, "train", record["train"])
-    sites += _metric_rows(number, "report", record["reports"])
-    sites += [[number, "aggregate", site, "weight", w] for site, w in (record["site_weights"] or {}).items()]
-    return {
-        "sites.csv": sites,
-        "layers.csv": [
-            [number, layer, site, *(values.get(column) for column in CSV_COLUMNS["layers.csv"][3:])]
-            for layer, by_site in (record["layers"] or {}).items()
-            for site, values in by_site.items()
-        ],
-    } | _exchange_rows(number, record)
-
-
-def _final_rows(number: int, final: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
-    """The CSV rows of what follows the last round."""
-    return {"sites.csv": _metric_rows(number, "test", final["test"] or {})} | _exchange_rows(number, final)
-
-
-def _exchange_rows(number: int, record: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
-    return {
-        "phases.csv": [
-            [number, phase["name"], *(phase[column] for column in CSV_COLUMNS["phases.csv"][2:])]
-            for phase in record["phases"]
-        ],
-        "left_out.csv": [[number, left["phase"], left["site"], left["reason"]] for left in record["left_out"]],
-    }
-
-
-def _metric_rows(number: int, phase: str, by_site: Mapping[str, Mapping[str, Any]]) -> list[list[Any]]:
-    """Rows for the plain numbers; arrays and text stay in ``results.json``."""
-    return [
-        [number, phase, site, metric, value]
-        for site, metrics in by_site.items()
-        for metric, value in metrics.items()
-        if value is None or isinstance(value, (int, float))
-    ]
-
-
-def _csv_text(rows: Iterable[list[Any]]) -> str:
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows(rows)  # None becomes an empty cell
-    return buffer.getvalue()
-
-
-def _encode(value: Any) -> str:
-    return json.dumps(value, allow_nan=False, ensure_ascii=False)
-
-
-def _plain(value: Any, where: str) -> Any:
-    """The value as JSON types; NaN and infinity, which JSON does not have, become None."""
-    if value is None or isinstance(value, (bool, str)):
-        return value
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name), f"{where}.{f.name}") for f in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item, f"{where}.{key}") for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
-    if isinstance(value, (set, frozenset)):
-        return [_plain(item, where) for item in sorted(value)]
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if isinstance(value, (date, datetime)):
-        return value.isoformat()
-    if hasattr(value, "tolist"):  # NumPy and torch, scalars and arrays
-        return _plain(value.tolist(), where)
-    raise TypeError(f"{where} is of type {type(value).__name__}, which results.json cannot hold")
 
 
 def _replace(path: Path, text: str) -> None:

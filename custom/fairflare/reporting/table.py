@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from fairflare.core import checks
 from fairflare.core.fairness import FairnessSummary, summarize
 
 if TYPE_CHECKING:
@@ -88,8 +89,7 @@ def compare(
     Raises:
         ValueError: no complete run, an unknown style, or a run without the metric (names it).
     """
-    if style not in ("text", "markdown"):
-        raise ValueError(f"unknown style {style!r}; Available: 'markdown', 'text'")
+    checks.choice("style", style, ("text", "markdown"))
     complete = [run for run in runs if run["status"] == "completed"]
     if not complete:
         raise ValueError(f"none of the {len(runs)} runs is complete")

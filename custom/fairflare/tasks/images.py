@@ -1,36 +1,172 @@
-"""What tasks on 2D images share: a site's settings, batches in a seeded order, resizing, augmentation."""
+"""What tasks on 2D images share: settings of a task and of a site, batches in a seeded order, folders and phantoms."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from abc import abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing.pool import ThreadPool
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import numpy as np
-import numpy.typing as npt
+from pydantic import Field
 
-from fairflare.data.datalist import DataError, Datalist, Sample, load_datalist, read_image, suggest
-from fairflare.tasks.base import Batches, SiteData
+from fairflare.core import checks
+from fairflare.core.settings import NonNegativeInt, PositiveInt, field_names, settings
+from fairflare.data.datalist import DataError, Datalist, load_datalist, suggest
+from fairflare.tasks.base import Batches, SiteData, Task
 
 if TYPE_CHECKING:
-    import torch
+    from monai.data import CacheDataset
+    from monai.transforms import Compose
+
+    from fairflare.core.task import Batch
 
 CACHE_BYTES = 2**30  # decoded images of a site that are kept in memory, all splits together
-LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601, as Pillow's conversion to grey
-FOLDER_KEYS = ("data_root", "datalist", "cache_bytes")  # of the site file, whatever the task
 OTHER_KEYS = (  # of the site file, not the task's business
     "state_root", "checkpoint_root", "num_threads", "device", "isolate", "sites", "preprocess_cache",
     "prior", "initial_weights",
 )  # fmt: skip
-AUGMENTATIONS = ("flip", "affine", "intensity")
-Change = Callable[["torch.Tensor", "torch.Tensor"], tuple["torch.Tensor", "torch.Tensor"]]
+
+# Types of settings of tasks on images.
+Grey = Literal[1, 3]
+Size = tuple[PositiveInt, PositiveInt]
+Momentum = Annotated[float, Field(strict=True, gt=0, le=1)]
+Augmentations = tuple[Literal["flip", "affine", "intensity"], ...]
+Coding = dict[int, NonNegativeInt]  # {number in the site's files: the task's number}; JSON has text keys
+Filename = Annotated[str, Field(min_length=1)]
 
 
-class ImageTask(Protocol):
-    """What the data of a task on images need to know of it."""
+# ------------------------------------------------------------------------------------------------ settings
 
-    image_size: tuple[int, ...]
+
+@settings
+class SiteSettings:
+    """What tasks on images read of a site's private file.
+
+    Args:
+        data_root: folder with the data; none: the phantom.
+        datalist: name of the list inside it; default ``datalist.json``.
+        cache_bytes: memory for decoded images of this site.
+        num_workers: threads that decode the images of a batch; 0: the one that trains. The batches are the same.
+        phantom_seed: seed of the synthetic data; default: the task's.
+    """
+
+    data_root: Filename | None = None
+    datalist: Filename | None = None
+    cache_bytes: NonNegativeInt = CACHE_BYTES
+    num_workers: NonNegativeInt = 0
+    phantom_seed: NonNegativeInt | None = None
+
+
+def read_settings(kind: type[SiteSettings], site: str, given: Mapping[str, Any]) -> Any:
+    """The settings of a site's private file as ``kind``.
+
+    Raises:
+        DataError: a key that nobody reads, a value that cannot be used, data for other sites but not for this one.
+    """
+    own = field_names(kind)
+    known = (*own, *OTHER_KEYS)
+    for key in given:
+        if key not in known:
+            raise DataError(
+                f"site '{site}': unknown key '{key}' in the site's fairflare.json{suggest(key, known)}",
+                f"site '{site}': unknown key in the site file",
+            )
+    with setting_of(site):
+        found = kind(**{key: value for key, value in given.items() if key in own})
+    if found.data_root is None:
+        _refuse_half_settings(site, given)
+    return found
+
+
+@contextmanager
+def setting_of(site: str, key: str | None = None) -> Iterator[None]:
+    """Turns a ``ValueError`` about a key of the site file into a ``DataError``; default: its first word is the key."""
+    try:
+        yield
+    except ValueError as error:
+        text = str(error)
+        raise setting_error(site, key or text.split()[0].rstrip(":"), text) from error
+
+
+def setting_error(site: str, key: str, problem: str) -> DataError:
+    """A key of the site file whose value cannot be used."""
+    return DataError(
+        f"site '{site}': {problem}; correct it in the site's fairflare.json",
+        f"site '{site}': key '{key}' in the site file is not usable",
+    )
+
+
+def _refuse_half_settings(site: str, given: Mapping[str, Any]) -> None:
+    """Before a phantom stands in: a site file that names data, but not for this site, is a mistake."""
+    if given.get("datalist") is not None:
+        raise setting_error(
+            site, "data_root", "'datalist' is set but 'data_root' is not; set 'data_root' to the folder of the list"
+        )
+    blocks = given.get("sites")
+    if isinstance(blocks, Mapping) and site not in blocks:
+        with_data = [name for name, block in blocks.items() if isinstance(block, Mapping) and "data_root" in block]
+        if with_data:
+            raise DataError(
+                f"site '{site}': the site's fairflare.json gives data to the sites "
+                f"{', '.join(repr(name) for name in sorted(with_data))}, but has no block for '{site}'; "
+                "add one under 'sites', or run the job with these site names",
+                f"site '{site}': the site file names data for other sites, but not for this one",
+            )
+
+
+def one_for_each_class(name: str, values: Collection[Any], count: int, *, different: bool = False) -> None:
+    """Refuses a setting that does not have one (different) entry for each of ``count`` classes."""
+    if len(values) != count or (different and len(set(values)) != count):
+        raise ValueError(
+            f"{name} must have {count}{' different' if different else ''} entries, one for each class, got {values!r}"
+        )
+
+
+class ImageTask(Task):
+    """Base of tasks on 2D images: how a site's data are opened."""
+
+    image_size: tuple[int, int]
     in_channels: int
+    num_classes: int | None
     augmentation: tuple[str, ...]
+    site_settings: ClassVar[type[SiteSettings]] = SiteSettings
+    class_labels: ClassVar[bool] = False  # of a datalist: numbers, not masks
+
+    def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:
+        """The site's own images, or the phantom when its settings have no ``data_root``.
+
+        Args:
+            site: name of the site.
+            settings: the site's private file; see ``site_settings``.
+        """
+        own = read_settings(self.site_settings, site, settings)
+        if own.data_root is None:
+            return self.open_phantom(site, own)
+        listed = load_datalist(
+            own.data_root, own.datalist or "datalist.json", site=site, class_labels=self.class_labels
+        )
+        return self.open_folder(site, own, listed)
+
+    @abstractmethod
+    def open_folder(self, site: str, own: Any, datalist: Datalist) -> SiteData:
+        """The images that a datalist names."""
+
+    @abstractmethod
+    def open_phantom(self, site: str, own: Any) -> SiteData:
+        """Synthetic images."""
+
+    def check_phantom_fits(self, site: str, what: str, has: str, fits: bool) -> None:
+        """Refuses synthetic data of another number of classes than the task's."""
+        if not fits:
+            raise DataError(
+                f"site '{site}': no 'data_root' in the site's fairflare.json, and the synthetic {what} has {has} where "
+                f"the task has num_classes={self.num_classes}; set 'data_root'",
+                f"site '{site}': no data folder is set, and the synthetic data do not fit the task",
+            )
+
+
+# ------------------------------------------------------------------------------------------------ data
 
 
 class ImageData(SiteData):
@@ -39,7 +175,7 @@ class ImageData(SiteData):
     Args:
         task: size, channels and augmentation of what :meth:`read` gives.
         site: name for the messages.
-        moves_targets: the targets are images too, which an augmentation moves along.
+        moves_targets: the targets are images too, which an augmentation moves along; in batches they are float32.
     """
 
     moves_targets: ClassVar[bool] = False
@@ -48,15 +184,13 @@ class ImageData(SiteData):
         self.task = task
         self.site = site
 
-    def read(self, split: str, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    @abstractmethod
+    def read(self, split: str, indices: Sequence[int]) -> Batch:
         """Inputs (n, channels, height, width) float32 in [0, 1], and their targets."""
-        raise TypeError(f"{type(self).__name__} does not implement read()")
 
     def check_split(self, split: str) -> str:
         """``split``, or ``ValueError`` when these data have none of this name."""
-        if split not in (known := ("training", "validation", *self.test_splits)):
-            raise ValueError(f"unknown split '{split}'{suggest(split, known)}")
-        return split
+        return checks.choice("split", split, ("training", "validation", *self.test_splits))
 
     def order(self, split: str, shuffle_seed: int | None = None) -> list[int]:
         import torch
@@ -69,227 +203,108 @@ class ImageData(SiteData):
     def batches(
         self, split: str, *, batch_size: int, shuffle_seed: int | None = None, augment: bool = False
     ) -> Batches:
-        self.check_split(split)
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be >= 1, got {batch_size}")
-        if augment and shuffle_seed is None:
-            raise ValueError("augment=True needs a shuffle_seed")
-        return _ImageBatches(self, split, batch_size, shuffle_seed, augment)
+        from fairflare.tasks.batches import Augmented, loaded
 
-
-class _ImageBatches:
-    def __init__(self, data: ImageData, split: str, batch_size: int, shuffle_seed: int | None, augment: bool) -> None:
-        self.data = data
-        self.split = split
-        self.batch_size = batch_size
-        self.shuffle_seed = shuffle_seed
-        self.augment = augment
-
-    def __len__(self) -> int:
-        return -(-self.data.num_samples(self.split) // self.batch_size)
-
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        order = self.data.order(self.split, self.shuffle_seed)
-        change: Change | None = None
-        if self.augment:
-            change = augmentation(
-                self.data.task.augmentation, self.shuffle_seed or 0, with_targets=self.data.moves_targets
-            )
-        for start in range(0, len(order), self.batch_size):
-            inputs, targets = self.data.read(self.split, order[start : start + self.batch_size])
-            yield (inputs, targets) if change is None else change(inputs, targets)
+        checks.whole("batch_size", batch_size)
+        batches = loaded(self, split, batch_size, self.order(split, shuffle_seed))
+        if not augment:
+            return batches
+        seed = checks.whole("shuffle_seed of augmented batches", shuffle_seed, low=0)
+        return Augmented(batches, self.task.augmentation, seed, with_targets=self.moves_targets)
 
 
 class FolderImages(ImageData):
-    """Images of a site's folder; decoded ones stay in memory while they fit into ``cache_bytes``."""
+    """Images of a site's folder; decoded ones stay in memory while they fit into ``cache_bytes``.
 
-    def __init__(self, task: ImageTask, datalist: Datalist, cache_bytes: int = CACHE_BYTES) -> None:
+    Args:
+        task: see :class:`ImageData`.
+        datalist: of the site.
+        coding: the task's numbers for those in the files; ``None``: the same.
+        cache_bytes, num_workers: see :class:`SiteSettings`.
+    """
+
+    def __init__(
+        self, task: ImageTask, datalist: Datalist, coding: Mapping[int, int] | None = None, *,
+        cache_bytes: int = CACHE_BYTES, num_workers: int = 0,
+    ) -> None:  # fmt: skip
         super().__init__(task, datalist.site)
         self.datalist = datalist
+        self.coding = coding
         self.cache_bytes = cache_bytes
-        self._cache: dict[tuple[str, int], tuple[torch.Tensor, torch.Tensor]] = {}
-        self._cached = 0
+        self.num_workers = num_workers
+        self._left = cache_bytes
+        self._datasets: dict[str, CacheDataset] = {}
         self.test_splits = tuple(split for split in datalist.splits if split.startswith("test"))
         sizes = ", ".join(f"{len(samples)} {split}" for split, samples in datalist.splits.items())
         self.description = f"images of the site's own folder: {sizes}"
 
-    def prepare(self, sample: Sample, split: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """One image of the task's size with its target."""
-        raise TypeError(f"{type(self).__name__} does not implement prepare()")
+    @abstractmethod
+    def target_bytes(self) -> int:
+        """Memory of one sample's target."""
+
+    @abstractmethod
+    def transform(self, split: str) -> Compose:
+        """From a :class:`fairflare.data.datalist.Sample` to ``{"image": tensor, "label": tensor}``."""
 
     def num_samples(self, split: str) -> int:
         return len(self.datalist.splits[self.check_split(split)])
 
-    def read(self, split: str, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def read(self, split: str, indices: Sequence[int]) -> Batch:
         import torch
 
-        pairs = [self._sample(split, index) for index in indices]
-        return torch.stack([image for image, _ in pairs]), torch.stack([target for _, target in pairs])
+        items = self._items(split, indices)
+        return torch.stack([item["image"] for item in items]), torch.stack([item["label"] for item in items])
 
-    def _sample(self, split: str, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        pair = self._cache.get((split, index))
-        if pair is None:
-            pair = self.prepare(self.datalist.splits[split][index], split)
-            size = sum(tensor.numel() * tensor.element_size() for tensor in pair)
-            if self._cached + size <= self.cache_bytes:
-                self._cached += size
-                self._cache[split, index] = pair
-        return pair
+    def _items(self, split: str, indices: Sequence[int]) -> list[Mapping[str, Any]]:
+        dataset = self._dataset(split)
+        # MONAI's way to a kept item takes longer than the rest of a batch of small images.
+        kept = dataset._cache
+        found = {i: kept[i] for i in indices if i < len(kept) and kept[i] is not None}
+        missing = [i for i in indices if i not in found]
+        try:
+            if self.num_workers > 1 and len(missing) > 1:
+                with ThreadPool(self.num_workers) as threads:
+                    found.update(zip(missing, threads.map(dataset.__getitem__, missing), strict=True))
+            else:
+                found.update((i, dataset[i]) for i in missing)
+        except RuntimeError as error:  # MONAI's words around ours
+            if isinstance(error.__cause__, DataError):
+                raise error.__cause__ from None
+            raise
+        return [found[i] for i in indices]
 
+    def _dataset(self, split: str) -> CacheDataset:
+        """The samples of a split, with its part of the cache: what the splits that were read before left over."""
+        if split not in self._datasets:
+            from monai.data import CacheDataset
 
-# ------------------------------------------------------------------------------------------------ images
-
-
-def channels_first(
-    image: npt.NDArray[np.float32], channels: int, sample: Sample, site: str, split: str
-) -> torch.Tensor:
-    """(height, width, 1 or 3) as (channels, height, width): colour becomes luminance, grey is repeated.
-
-    Raises:
-        DataError: the image has another number of channels.
-    """
-    import torch
-
-    picture = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))
-    found = picture.shape[0]
-    if found not in (1, 3):
-        raise DataError(
-            f"site '{site}': image '{sample.image}' of split '{split}' has {found} channels; "
-            "1 (grey) or 3 (colour) are understood: convert the file",
-            f"site '{site}': an image of split '{split}' has {found} channels",
-        )
-    if found == 3 and channels == 1:
-        return torch.einsum("chw,c->hw", picture, torch.tensor(LUMINANCE))[None]
-    return picture.expand(channels, -1, -1)
-
-
-def resize(picture: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
-    """Bilinear, with a low-pass filter where it shrinks; (channels, height, width) in [0, 1]."""
-    from torch.nn.functional import interpolate
-
-    if tuple(picture.shape[1:]) == size:
-        return picture.contiguous()
-    return interpolate(picture[None], size, mode="bilinear", antialias=True, align_corners=False)[0].clamp(0.0, 1.0)
-
-
-def augmentation(names: Sequence[str], seed: int, *, with_targets: bool) -> Change:
-    """Random changes of a batch, the same for the same seed.
-
-    Args:
-        names: of ``AUGMENTATIONS``.
-        seed: of the epoch.
-        with_targets: the targets are images that move along.
-    """
-    import torch
-    from monai.transforms import Compose, RandAdjustContrastd, RandAffined, RandFlipd, RandScaleIntensityd
-
-    moved = ("image", "label") if with_targets else ("image",)
-    modes = ("bilinear", "nearest") if with_targets else ("bilinear",)
-    steps: list[Any] = []
-    if "flip" in names:
-        steps.append(RandFlipd(keys=moved, prob=0.5, spatial_axis=1))
-    if "affine" in names:
-        steps.append(
-            RandAffined(
-                keys=moved, prob=0.5, rotate_range=0.17, scale_range=(0.1, 0.1), mode=modes,
-                padding_mode="border", cache_grid=False,
+            samples = self.datalist.splits[split]
+            height, width = self.task.image_size
+            each = self.task.in_channels * height * width * 4 + self.target_bytes()
+            number = min(len(samples), self._left // each)
+            self._left -= number * each
+            self._datasets[split] = CacheDataset(
+                samples, self.transform(split), cache_num=number, runtime_cache=True, copy_cache=False, progress=False
             )
-        )  # fmt: skip
-    if "intensity" in names:
-        steps.append(RandAdjustContrastd(keys="image", prob=0.3, gamma=(0.8, 1.25)))
-        steps.append(RandScaleIntensityd(keys="image", prob=0.3, factors=0.1))
-    transform = Compose(steps)
-    transform.set_random_state(seed=seed % 2**32)
-
-    def plain(items: list[Any], key: str) -> torch.Tensor:
-        return torch.stack([torch.as_tensor(item[key]).as_subclass(torch.Tensor) for item in items])
-
-    def change(inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        items = [transform({"image": a, "label": b}) for a, b in zip(inputs, targets, strict=True)]
-        return plain(items, "image").clamp(0.0, 1.0), plain(items, "label") if with_targets else targets
-
-    return change
+        return self._datasets[split]
 
 
-# ------------------------------------------------------------------------------------------------ a site's settings
+class PhantomImages(ImageData):
+    """Synthetic images of one site, as arrays in memory."""
 
+    synthetic = True
 
-def check_settings(site: str, settings: Mapping[str, Any], own_keys: Sequence[str]) -> None:
-    """Refuses a key of the site file that nobody reads."""
-    known = (*FOLDER_KEYS, *own_keys, *OTHER_KEYS)
-    for key in settings:
-        if key not in known:
-            raise DataError(
-                f"site '{site}': unknown key '{key}' in the site's fairflare.json{suggest(key, known)}",
-                f"site '{site}': unknown key in the site file",
-            )
+    def describe(self, what: str, sizes: Mapping[str, int]) -> None:
+        """Sets the line for the log."""
+        listed = ", ".join(f"{size} {split}" for split, size in sizes.items())
+        self.description = f"SYNTHETIC {what}, not patient data: {listed}"
 
+    @abstractmethod
+    def arrays(self, split: str) -> Batch:
+        """All images of a split, (n, 1 or the task's channels, height, width) uint8, and their targets."""
 
-def setting_error(site: str, key: str, problem: str) -> DataError:
-    """A key of the site file whose value cannot be used."""
-    return DataError(
-        f"site '{site}': {problem}; correct it in the site's fairflare.json",
-        f"site '{site}': key '{key}' in the site file is not usable",
-    )
-
-
-def site_datalist(site: str, settings: Mapping[str, Any], *, class_labels: bool = False) -> Datalist:
-    """The datalist that a site's settings name; see :func:`fairflare.data.datalist.load_datalist`."""
-    for key in ("data_root", "datalist"):
-        value = settings.get(key, "datalist.json")
-        if not isinstance(value, str) or not value:
-            raise setting_error(site, key, f"{key} must be a path, got {value!r}")
-    return load_datalist(
-        settings["data_root"], settings.get("datalist", "datalist.json"), site=site, class_labels=class_labels
-    )
-
-
-def cache_bytes(site: str, settings: Mapping[str, Any]) -> int:
-    """The site's limit for decoded images in memory."""
-    value = settings.get("cache_bytes", CACHE_BYTES)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise setting_error(site, "cache_bytes", f"cache_bytes must be a whole number >= 0, got {value!r}")
-    return value
-
-
-def refuse_half_settings(site: str, settings: Mapping[str, Any]) -> None:
-    """Before a phantom stands in: a site file that names data, but not for this site, is a mistake."""
-    if settings.get("datalist") is not None:
-        raise setting_error(
-            site,
-            "data_root",
-            "'datalist' is set but 'data_root' is not; set 'data_root' to the folder of the list",
-        )
-    blocks = settings.get("sites")
-    if isinstance(blocks, Mapping) and site not in blocks:
-        with_data = [name for name, block in blocks.items() if isinstance(block, Mapping) and "data_root" in block]
-        if with_data:
-            raise DataError(
-                f"site '{site}': the site's fairflare.json gives data to the sites "
-                f"{', '.join(repr(name) for name in sorted(with_data))}, but has no block for '{site}'; "
-                "add one under 'sites', or run the job with these site names",
-                f"site '{site}': the site file names data for other sites, but not for this one",
-            )
-
-
-def sample_image(sample: Sample, task: ImageTask, site: str, split: str) -> torch.Tensor:
-    """The image of a sample, of the task's channels and size."""
-    image = read_image(sample, site=site, split=split)
-    return resize(channels_first(image, task.in_channels, sample, site, split), task.image_size)
-
-
-def whole_numbers(name: str, values: Sequence[int], length: int) -> tuple[int, ...]:
-    """``values`` as a tuple of ``length`` integers >= 1, or ``ValueError``."""
-    if isinstance(values, str) or not isinstance(values, Sequence) or len(values) != length:
-        raise ValueError(f"{name} must be {length} whole numbers, got {values!r}")
-    if any(isinstance(value, bool) or not isinstance(value, int) or value < 1 for value in values):
-        raise ValueError(f"{name} must be {length} whole numbers >= 1, got {values!r}")
-    return tuple(values)
-
-
-def check_augmentation(names: Sequence[str]) -> tuple[str, ...]:
-    """``names`` as a tuple, or ``ValueError`` for one that does not exist."""
-    unknown = sorted(set(names) - set(AUGMENTATIONS))
-    if unknown:
-        raise ValueError(f"augmentation: unknown '{unknown[0]}'{suggest(unknown[0], AUGMENTATIONS)}")
-    return tuple(names)
+    def read(self, split: str, indices: Sequence[int]) -> Batch:
+        pictures, targets = self.arrays(split)
+        chosen = list(indices)
+        inputs = pictures[chosen].float().div_(255)
+        return inputs.expand(-1, self.task.in_channels, -1, -1).contiguous(), targets[chosen]

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from fairflare.core import checks
+
 NAMES = (
     "accuracy", "balanced_accuracy", "precision", "recall", "f1", "precision_macro", "f1_macro", "f1_harmonic",
     "auc_ovo", "auc_ovr",
@@ -49,10 +51,9 @@ def classification_metrics(
             f"targets (n,) and probabilities (n, {len(class_names)}) are needed, got {targets.shape} and "
             f"{probabilities.shape}"
         )
-    if not len(targets):
-        raise ValueError("metrics of no sample")
-    if targets.min() < 0 or targets.max() >= len(class_names):
-        raise ValueError(f"class numbers must lie in [0, {len(class_names) - 1}], got {targets.min()}..{targets.max()}")
+    checks.whole("the number of samples", len(targets))
+    for number in (targets.min(), targets.max()):
+        checks.number("class numbers", int(number), low=0, high=len(class_names) - 1, whole=True)
     found = probabilities.argmax(1)
     present = np.unique(targets)
     # Over the classes that occur: one that is only predicted has no recall to balance.

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from fairflare.core import checks
+
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 # What training scripts put in front of the encoder's own names.
@@ -90,7 +92,7 @@ def build_classifier(
         projector_dim: see :class:`Classifier`.
     """
     encoder: nn.Module
-    if network == "resnet18":
+    if checks.choice("network", network, ("resnet18", "densenet121")) == "resnet18":
         from monai.networks.nets.resnet import ResNet
 
         encoder = ResNet(
@@ -106,15 +108,13 @@ def build_classifier(
             feed_forward=False,
         )
         width = features[-1]
-    elif network == "densenet121":
+    else:
         from monai.networks.nets.densenet import DenseNet121
 
         encoder = DenseNet121(spatial_dims=2, in_channels=in_channels, out_channels=classes)
         layers: Any = encoder.class_layers
         width = layers.out.in_features
         layers.out = nn.Identity()
-    else:
-        raise ValueError(f"network must be 'resnet18' or 'densenet121', got {network!r}")
     model = Classifier(encoder, width, classes, in_channels=in_channels, projector_dim=projector_dim)
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -150,14 +150,16 @@ def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
             break
-    if not isinstance(content, Mapping) or not content:
-        raise ValueError(f"checkpoint {path} holds no state dict")
-    tensors = {str(name): value for name, value in content.items() if isinstance(value, torch.Tensor)}
+    entries = content if isinstance(content, Mapping) else {}
+    tensors = {str(name): value for name, value in entries.items() if isinstance(value, torch.Tensor)}
+    strange = [n for n, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]
+    problem = ""
     if not tensors:
-        raise ValueError(f"checkpoint {path} holds no tensors, only {', '.join(map(str, list(content)[:5]))}")
-    for name, value in tensors.items():
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            raise ValueError(f"checkpoint {path}: tensor '{name}' has values that are NaN or infinite")
+        problem = f"no tensors, only {', '.join(map(str, list(entries)[:5]))}" if entries else "no state dict"
+    elif strange:
+        problem = f"values that are NaN or infinite in tensor '{strange[0]}'"
+    if problem:
+        raise ValueError(f"checkpoint {path} holds {problem}")
     return tensors
 
 
@@ -179,11 +181,8 @@ def load_encoder(model: Classifier, path: Path) -> str:
         ValueError: the file cannot be read, or does not fit the encoder (names what differs).
     """
     found = match_names(read_checkpoint(path))
-    own = model.encoder.state_dict()
-    problems = mismatch(own, {name: t for name, t in found.items() if not name.startswith(HEADS)})
-    if problems:
-        raise ValueError(f"checkpoint {path} does not fit the network: {problems}")
-    model.encoder.load_state_dict({name: found.get(name, tensor) for name, tensor in own.items()})
+    encoder = {name: tensor for name, tensor in found.items() if not name.startswith(HEADS)}
+    load_fitting(model.encoder, encoder, f"checkpoint {path} does not fit the network")
     for head in ("head", "fc", "classifier", "class_layers.out"):
         weight, bias = found.get(f"{head}.weight"), found.get(f"{head}.bias")
         if weight is None or bias is None:
@@ -192,6 +191,19 @@ def load_encoder(model: Classifier, path: Path) -> str:
             model.head.load_state_dict({"weight": weight, "bias": bias})
             return f"initial weights of encoder and head from {path.name}"
     return f"initial weights of the encoder from {path.name}; the head is random"
+
+
+def load_fitting(network: nn.Module, found: Mapping[str, torch.Tensor], refusal: str, remedy: str = "") -> None:
+    """Loads tensors into a network that has the same; a batch norm's counter may be missing.
+
+    Raises:
+        ValueError: names or shapes differ: ``refusal``, which, ``remedy``.
+    """
+    own = network.state_dict()
+    problems = mismatch(own, found)
+    if problems:
+        raise ValueError(f"{refusal}: {problems}{remedy}")
+    network.load_state_dict({name: found.get(name, tensor).to(tensor.dtype) for name, tensor in own.items()})
 
 
 def mismatch(own: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> str:

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from fairflare.core import checks
 from fairflare.tasks.networks import (
     HEADS,
     IMAGENET_MEAN,
     IMAGENET_STD,
     build_classifier,
+    load_fitting,
     match_names,
-    mismatch,
     read_checkpoint,
 )
 
@@ -80,16 +81,14 @@ def fingerprint(state: Mapping[str, torch.Tensor], extra: str = "") -> str:
 
 def check_prior_network(network: str) -> str:
     """``network``, or ``ValueError`` when it is none of :data:`PRIOR_NETWORKS`."""
-    if not isinstance(network, str) or (network not in PRIOR_NETWORKS and not network.startswith("timm:")):
-        raise ValueError(f"prior_network must be one of {PRIOR_NETWORKS}, got {network!r}")
-    return network
+    if isinstance(network, str) and network.startswith("timm:"):
+        return network
+    return checks.choice("prior_network", network, PRIOR_NETWORKS)
 
 
 def check_image_size(size: int | None) -> int | None:
     """``size``, or ``ValueError``."""
-    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 32):
-        raise ValueError(f"prior_image_size must be a whole number >= 32, got {size!r}")
-    return size
+    return None if size is None else checks.whole("prior_image_size", size, low=32)
 
 
 def load_prior(
@@ -126,15 +125,12 @@ def load_prior(
         encoder, width = build_encoder(network)
     finally:
         torch.random.set_rng_state(state)
-    own = encoder.state_dict()
-    found = encoder_tensors(tensors, own)
-    problems = mismatch(own, found)
-    if problems:
-        raise ValueError(
-            f"checkpoint {path} does not fit the prior network {network!r}: {problems}. Choose the prior_network that "
-            f"the file is of; for MoCo's layout the keys start with 'module.{MOCO_PREFIX}'"
-        )
-    encoder.load_state_dict({name: found.get(name, tensor).to(tensor.dtype) for name, tensor in own.items()})
+    load_fitting(
+        encoder,
+        encoder_tensors(tensors, encoder.state_dict()),
+        f"checkpoint {path} does not fit the prior network {network!r}",
+        f". Choose the prior_network that the file is of; for MoCo's layout the keys start with 'module.{MOCO_PREFIX}'",
+    )
     return PriorNetwork(encoder, network, width, image_size)
 
 
@@ -180,12 +176,9 @@ def build_encoder(network: str) -> tuple[nn.Module, int]:
 def _timm_encoder(name: str) -> tuple[nn.Module, int]:
     try:
         timm: Any = importlib.import_module("timm")
-    except ImportError as error:
-        raise ValueError(
-            f"prior_network 'timm:{name}' needs the package timm at every site: pip install timm"
-        ) from error
-    try:
         encoder = timm.create_model(name, pretrained=False, num_classes=0)
     except Exception as error:  # timm raises its own RuntimeError for an unknown name
-        raise ValueError(f"prior_network 'timm:{name}': timm cannot build it: {error}") from error
+        missing = isinstance(error, ImportError)
+        problem = "needs the package timm at every site: pip install timm" if missing else f"cannot be built: {error}"
+        raise ValueError(f"prior_network 'timm:{name}' {problem}") from error
     return encoder, int(encoder.num_features)

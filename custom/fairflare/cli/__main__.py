@@ -1,0 +1,5 @@
+"""``python -m fairflare.cli``."""
+
+from fairflare.cli.commands import main
+
+main()

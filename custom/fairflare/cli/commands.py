@@ -1,0 +1,361 @@
+"""``fairflare``: list and describe the methods, run one, export one as a job folder, show results."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Fair federated learning for medical images on NVIDIA FLARE.",
+)
+console = Console()
+errors = Console(stderr=True)
+
+VALUES = "Give them with --set NAME=VALUE; lists and numbers as JSON, null for nothing or None."
+
+Method = Annotated[str, typer.Argument(help="A name that `fairflare list` prints.")]
+
+
+def plan_options(
+    method: Method,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", "-r", min=1, help="Communication rounds; default: the method's quick job.")
+    ] = None,
+    sites: Annotated[
+        str | None,
+        typer.Option(
+            "--sites",
+            "-s",
+            help="Number of sites, or names separated by commas. Default of run: the method's quick job; of export: "
+            "'all', every connected site.",
+        ),
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option("--task", help="segmentation or classification; default: what the paper learns.")
+    ] = None,
+    paper: Annotated[bool, typer.Option("--paper", help="The paper's settings, not those of a quick job.")] = False,
+    min_sites: Annotated[int, typer.Option(min=1, help="Usable results that a round needs.")] = 2,
+    seed: Annotated[int, typer.Option(help="Of the initial model and of all training.")] = 0,
+    experiment: Annotated[str, typer.Option(help="Id under which a stopped run can be continued.")] = "",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="KEY=VALUE (JSON or text), see `fairflare describe`; may be repeated."),
+    ] = None,
+    task_file: Annotated[
+        Path | None, typer.Option(help="Python file with a class Task: your own network and data.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds a phase may take.")] = 3600.0,
+    grace: Annotated[
+        float, typer.Option(help="Seconds for late sites once enough answered; 0: the whole timeout.")
+    ] = 0.0,
+) -> dict[str, Any]:
+    """The options that say what is run: arguments of :class:`fairflare.flare.recipes.FairRecipe`."""
+    return {
+        "method": method,
+        "task": task,
+        "small": not paper,
+        "num_rounds": rounds,
+        "sites": "default" if sites is None else parse_sites(sites),
+        "min_sites": min_sites,
+        "seed": seed,
+        "experiment": experiment,
+        "phase_timeout": timeout,
+        "straggler_grace": grace,
+        "settings": parse_settings(settings or []),
+        "task_file": task_file,
+    }
+
+
+def takes_plan(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options of :func:`plan_options` in front of its own, and their result as ``plan``."""
+    shared = inspect.signature(plan_options).parameters
+    own = {k: p for k, p in inspect.signature(command).parameters.items() if k != "plan"}
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        with user_errors():
+            plan = plan_options(**{key: given.pop(key) for key in shared})
+        command(plan=plan, **given)
+
+    hints = get_type_hints(command, include_extras=True) | get_type_hints(plan_options, include_extras=True)
+    run.__annotations__ = {key: hints[key] for key in (*shared, *own)} | {"return": None}
+    keyword = [
+        p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[p.name])
+        for p in (*shared.values(), *own.values())
+    ]
+    run.__signature__ = inspect.Signature(keyword)  # type: ignore[attr-defined]
+    return run
+
+
+@app.callback(invoke_without_command=True)
+def top(
+    version: Annotated[
+        bool, typer.Option("--version", help="The versions of FairFlare, FLARE, MONAI and PyTorch.")
+    ] = False,
+) -> None:
+    """Fair federated learning for medical images on NVIDIA FLARE."""
+    if version:
+        from fairflare.federation.rounds import versions
+
+        console.print(", ".join(f"{name} {number}" for name, number in versions().items()), highlight=False)
+        raise typer.Exit()
+
+
+@app.command("list")
+def list_methods() -> None:
+    """The methods, with what they do and where they come from."""
+    from fairflare.federation.describe import overview
+
+    table = Table("job", "method", "what it does", "source", box=None, pad_edge=False)
+    for row in overview():
+        table.add_row(*row)
+    console.print(table)
+
+
+@app.command()
+def describe(
+    method: Method,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Tables in Markdown.")] = False,
+) -> None:
+    """Every setting of a method, for --set: type and range, default, meaning."""
+    from fairflare.federation.describe import in_lines, page, quick_job, sections
+
+    with user_errors():
+        found = sections(method)
+    if markdown:
+        typer.echo(page(method))
+        return
+    for title, settings in found.items():
+        table = Table("setting", "what it is", title=title, title_justify="left", box=None, pad_edge=False)
+        table.columns[0].overflow = "fold"
+        for setting in settings:
+            table.add_row(escape(setting.name), escape(in_lines(setting)))
+        console.print(table)
+        console.print()
+    console.print(escape(f"{VALUES} {quick_job(method)}"), highlight=False)
+
+
+@app.command()
+@takes_plan
+def run(
+    plan: dict[str, Any],
+    workspace: Annotated[
+        Path | None, typer.Option("--workspace", "-w", help="Where the run is kept; default: runs/<method>.")
+    ] = None,
+    site_file: Annotated[
+        Path | None, typer.Option("--data", "-d", help="A local/fairflare.json that says where each site's data are.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", "-t", min=1, help="Simulator workers; default: one per site.")
+    ] = None,
+    keep_local_models: Annotated[bool, typer.Option(help="Keep every round's local models.")] = False,
+    in_process: Annotated[
+        bool, typer.Option("--in-process", help="One process instead of FLARE's simulator: the same results, sooner.")
+    ] = False,
+) -> None:
+    """Runs a method in FLARE's simulator and prints the fairness table. Exit code 1 when the run failed."""
+    from fairflare.cli.simulate import simulate
+    from fairflare.flare.recipes import FairRecipe
+
+    workspace = (workspace or Path("runs") / plan["method"]).absolute()
+    with user_errors():
+        if in_process and threads is not None:
+            raise ValueError("--threads is of the simulator; --in-process works on the sites one after the other")
+        if plan["sites"] is None:
+            raise ValueError("--sites all is for export; the simulator needs their number or names")
+        sites = 0 if plan["sites"] == "default" else plan["sites"]
+        recipe = FairRecipe(**{**plan, "sites": sites, "keep_local_models": keep_local_models})
+        local = site_settings(site_file, plan["experiment"], workspace)
+    workspace.parent.mkdir(parents=True, exist_ok=True)
+    log = workspace.with_name(workspace.name + ".log")
+    if in_process:
+        code = run_here(recipe, workspace, local, log)
+    else:
+        code = simulate(recipe, workspace, threads or len(recipe.plan.sites or []), local, log)
+    raise typer.Exit(report(workspace, code, log))
+
+
+@app.command()
+@takes_plan
+def export(
+    plan: dict[str, Any],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder that the job folder is put into.")],
+    preinstalled: Annotated[
+        bool, typer.Option("--preinstalled", help="No custom code: sites have the package and allow 'fairflare.'.")
+    ] = False,
+    bundle: Annotated[bool, typer.Option("--bundle", help="Carry the whole package in the job.")] = False,
+) -> None:
+    """Writes a method as a FLARE job folder."""
+    from fairflare.flare.recipes import FairRecipe
+
+    with user_errors():
+        if preinstalled and bundle:
+            raise ValueError("--preinstalled and --bundle exclude each other")
+        packaging = "preinstalled" if preinstalled else "bundle" if bundle else "task_file"
+        sites = None if plan["sites"] == "default" else plan["sites"]
+        FairRecipe(**{**plan, "sites": sites}, packaging=packaging).export(str(out))
+    console.print(f"job folder: {out / plan['method']}", soft_wrap=True)
+
+
+@app.command()
+def show(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders or results.json files.")],
+) -> None:
+    """The fairness table of a run; of several runs a comparison by method."""
+    from fairflare.reporting.results import read_results
+    from fairflare.reporting.table import compare, rich_table
+
+    with user_errors():
+        found = [read_results(results_path(path)) for path in runs]
+    if len(found) == 1:
+        console.print(rich_table(found[0]))
+    else:
+        print(compare(found))
+
+
+# ------------------------------------------------------------------------------------------------ pieces
+
+
+def parse_sites(text: str) -> int | list[str] | None:
+    """``"4"`` -> 4; ``"a,b"`` -> ``["a", "b"]``; ``"all"`` -> ``None``."""
+    if text == "all":
+        return None
+    return int(text) if text.isdigit() else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def parse_settings(items: list[str]) -> dict[str, Any]:
+    """``["clip_max=0.99"]`` -> ``{"clip_max": 0.99}``; values are JSON where they parse, else text.
+
+    Raises:
+        ValueError: no ``=``, or a key twice.
+    """
+    found: dict[str, Any] = {}
+    for item in items:
+        key, equals, text = item.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise ValueError(f"--set wants KEY=VALUE, got {item!r}")
+        if key in found:
+            raise ValueError(f"--set gives {key!r} twice")
+        try:
+            found[key] = json.loads(text)
+        except json.JSONDecodeError:
+            found[key] = text
+    return found
+
+
+def run_here(recipe: Any, workspace: Path, local: dict[str, Any], log_path: Path) -> int:
+    """Runs a recipe's plan in this process; the log goes into the file where the simulator's would be."""
+    from fairflare.cli.run_view import RunView
+    from fairflare.federation.local import run_local
+
+    handler = logging.FileHandler(log_path, mode="w", encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s - %(name)s - %(levelname)s - %(message)s"))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        with RunView(recipe.plan.sites or [], recipe.name, console) as view, user_errors():
+            run_local(recipe.plan, workspace, local, listeners=[view])
+        return 0
+    except RuntimeError:
+        root.error("the run failed", exc_info=True)
+        return 1
+    finally:
+        root.removeHandler(handler)
+        handler.close()
+
+
+def report(workspace: Path, code: int, log: Path) -> int:
+    """Prints the table, or why there is none; the exit code."""
+    from fairflare.reporting.results import read_results
+    from fairflare.reporting.table import rich_table
+
+    try:
+        results = read_results(results_path(workspace))
+    except (OSError, ValueError):
+        errors.print(f"[red]failed[/red]: the run ended with code {code} before the first round")
+        for line in _last_errors(log):
+            errors.print(line, markup=False, highlight=False, soft_wrap=True)
+        errors.print(f"log: {log}", soft_wrap=True)
+        return 1
+    if results["status"] != "completed" or code != 0:
+        errors.print("[red]failed[/red]: ", end="")
+        reason = results.get("reason") or f"FLARE ended with code {code}"
+        errors.print(reason, markup=False, highlight=False, soft_wrap=True)
+        errors.print(f"log: {log}", soft_wrap=True)
+        return 1
+    console.print(rich_table(results))
+    console.print(f"results: {results_path(workspace)}", soft_wrap=True)
+    return 0
+
+
+def _last_errors(log: Path, count: int = 5) -> list[str]:
+    if not log.exists():
+        return []
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    marked = [line for line in lines if any(word in line for word in ("ERROR", "Error", "CRITICAL"))]
+    return (marked or lines)[-count:]
+
+
+def results_path(path: Path) -> Path:
+    """``results.json`` of a run folder, a workspace or a FLARE download."""
+    if path.is_file():
+        return path
+    candidates = [path / "results.json", path / "fairflare" / "results.json"]
+    candidates += [path / "server" / "simulate_job" / "fairflare" / "results.json"]
+    candidates += [path / "workspace" / "fairflare" / "results.json"]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    raise ValueError(f"no results.json in {path}")
+
+
+def site_settings(site_file: Path | None, experiment: str, workspace: Path) -> dict[str, Any]:
+    """The run's local/fairflare.json: the user's, plus folders that outlive the run's workspace."""
+    local: dict[str, Any] = {}
+    if site_file is not None:
+        try:
+            local = json.loads(site_file.read_text(encoding="utf-8"))
+        except (OSError, json.JSONDecodeError) as e:
+            raise ValueError(f"--data {site_file}: {e}") from e
+        if not isinstance(local, dict):
+            raise ValueError(f"--data {site_file}: must hold a JSON object")
+    if experiment:
+        state = workspace.with_name(workspace.name + ".state")
+        local.setdefault("state_root", str(state / "sites"))
+        local.setdefault("checkpoint_root", str(state / "server"))
+    return local
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """A mistake of the user is one red line; anything else is a bug and keeps its traceback."""
+    try:
+        yield
+    except ValueError as e:
+        errors.print("[red]error[/red]: ", end="")
+        errors.print(str(e), markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(2) from e
+
+
+def main() -> None:
+    """Entry point."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""Which layer a tensor of a model belongs to: the one place that says so, for sites and server alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+
+def layer_of(tensor_name: str) -> str:
+    """Name of the layer that holds a tensor.
+
+    It is the tensor's name without its last component. A parametrized tensor
+    (``torch.nn.utils.parametrizations``: weight norm, spectral norm) belongs to the module that it is the weight of,
+    as does all that the parametrization keeps for itself.
+
+    Args:
+        tensor_name: key of a state dict.
+
+    Returns:
+        Name of the module; ``""`` is the model itself.
+
+    >>> layer_of("down.conv.weight"), layer_of("0.parametrizations.weight.original0"), layer_of("scale")
+    ('down.conv', '0', '')
+    """
+    owner, parametrized, _ = f".{tensor_name}".partition(".parametrizations.")
+    return owner[1:] if parametrized else tensor_name.rpartition(".")[0]
+
+
+def layers_of(names: Iterable[str]) -> dict[str, str]:
+    """``{tensor name: layer name}``, in the order given (Fed-LWR spec, 2.1)."""
+    return {name: layer_of(name) for name in names}
+
+
+def parameter_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers of a model: every module with parameters or (persistent) buffers of its own.
+
+    Returns:
+        Module by name, in state-dict order. A module registered under two names is there twice, as in the state dict.
+
+    Source:
+        Fed-LWR counts layers m = 1..M without defining them; one layer for each such module is our reading.
+    """
+    return {name: model.get_submodule(name) for name in dict.fromkeys(layers_of(model.state_dict()).values())}

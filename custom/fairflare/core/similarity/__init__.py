@@ -1,0 +1,17 @@
+"""How alike are two models' features? Linear CKA and cosine, layer by layer, over a whole data set.
+
+:func:`layerwise_cka` is exact (every image, every feature) in bounded memory, for two reasons. CKA needs, per layer,
+only the n x n Gram matrices K and L of the two models, which are sums over features: features can be written down once,
+as the forward passes make them, and read back some columns at a time. And the weights of Fed-LWR are made of 1 - delta,
+which may be 1e-4 or less: so the *difference* of the two models' features is stored next to those of the first, and
+K - L is summed from it. Rounding is then relative to the difference, and 16 bits are enough.
+"""
+
+from fairflare.core.layers import parameter_layers
+from fairflare.core.similarity.formulas import LayerSimilarity, center, gram, hsic, linear_cka
+from fairflare.core.similarity.layerwise import COSINE_MODES, ESTIMATORS, layerwise_cka, layerwise_cosine
+
+__all__ = [
+    "COSINE_MODES", "ESTIMATORS", "LayerSimilarity", "center", "gram", "hsic", "layerwise_cka", "layerwise_cosine",
+    "linear_cka", "parameter_layers",
+]  # fmt: skip

@@ -1,0 +1,167 @@
+"""Two models over the same images: the features of each layer side by side, a few images at a time."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairflare.core.layers import parameter_layers
+
+log = logging.getLogger(__name__)
+
+HELD_BYTES = 96 * 2**20  # features of model a that wait for model b: sets how many images go through at once
+
+
+class JointPass:
+    """Runs two models on the same images and hands over their features, layer by layer.
+
+    A context manager: inside it both models are in evaluation mode with hooks on their layers, and float32 products
+    and convolutions keep float32's precision; afterwards nothing has a trace of it. Where a layer is called several
+    times for an image, the last call counts.
+
+    Raises:
+        ValueError: a layer is missing in one model.
+    """
+
+    def __init__(self, model_a: nn.Module, model_b: nn.Module, layers: Iterable[str] | None) -> None:
+        found = parameter_layers(model_a), parameter_layers(model_b)
+        self.names = list(found[0] if layers is None else dict.fromkeys(layers))
+        for name in [*self.names, *(found[1] if layers is None else ())]:
+            for which, known in zip(("model_a", "model_b"), found, strict=True):
+                if name not in known:
+                    raise ValueError(f"layer {name!r} is not in {which}")
+        self.models = (model_a, model_b)
+        self.modules = tuple({name: known[name] for name in self.names} for known in found)
+        self.images = 0  # seen so far
+        self._odd: dict[str, str] = {}  # layers that cannot be compared, and why
+        self._reached: Counter[str] = Counter()  # images, by layer
+        self._held: dict[str, Tensor] = {}  # features of model a; kept from pass to pass, since new memory is slow
+        self._calls: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+        self._turn: int | None = None
+        self._size = 0
+        self._visit: Callable[[str, Tensor, Tensor], None] = lambda name, a, b: None
+        self._stack = ExitStack()
+        # a batch norm without running statistics looks at its whole batch: then a batch must stay in one piece
+        self._divisible = not any(
+            isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_mean is None
+            for model in self.models
+            for m in model.modules()
+        )
+
+    def __enter__(self) -> JointPass:
+        with self._stack as stack:  # undone here if this fails, else at the exit
+            stack.enter_context(torch.autocast(_device(self.models[0]).type, enabled=False))
+            _full_precision(stack)
+            for turn, model in enumerate(self.models):
+                for module in model.modules():
+                    stack.callback(setattr, module, "training", module.training)
+                model.eval()
+                for name, module in self.modules[turn].items():
+                    stack.callback(module.register_forward_hook(partial(self._hook, turn, name)).remove)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._held.clear()
+        self._stack.close()
+
+    def split(self, batch: Tensor) -> Iterator[Tensor]:
+        """The images in pieces small enough for their features to be held; the very first image alone."""
+        if not isinstance(batch, Tensor):
+            raise TypeError(f"batches must give tensors of images, got {type(batch).__name__}")
+        while len(batch):
+            held = sum(feature[0].nbytes for feature in self._held.values())
+            most = max(1, HELD_BYTES // held) if held else 1
+            size = math.ceil(len(batch) / math.ceil(len(batch) / most)) if self._divisible else len(batch)
+            yield batch[:size]
+            batch = batch[size:]
+
+    def run(self, images: Tensor, visit: Callable[[str, Tensor, Tensor], None]) -> None:
+        """One forward pass of each model; ``visit(layer, feature_a, feature_b)`` for each layer that both reach.
+
+        Features are (n, ...), of float32 or float64, on the device of model a. The first may be changed.
+        """
+        self._size, self._visit, self._calls = len(images), visit, (Counter(), Counter())
+        with torch.no_grad():
+            for turn, model in enumerate(self.models):
+                self._turn = turn
+                model(images.to(_device(model)))
+        self._turn = None
+        self.images += len(images)
+        for name in self.names:
+            calls_a, calls_b = (calls[name] for calls in self._calls)
+            if calls_a != calls_b:
+                self._odd.setdefault(name, f"called {calls_a} times in model_a and {calls_b} times in model_b")
+            elif calls_a:
+                self._reached[name] += len(images)
+
+    def compared(self) -> list[str]:
+        """Layers with features of every image in both models; the log says why others have none.
+
+        Raises:
+            ValueError: there are images and layers, and no layer can be compared.
+        """
+        for name in self.names:
+            if self._reached[name] < self.images:
+                self._odd.setdefault(name, f"called for {self._reached[name]} of {self.images} images")
+        reasons = "; ".join(f"layer {name!r}: {reason}" for name, reason in self._odd.items())
+        if self.names and len(self._odd) == len(self.names):
+            raise ValueError(f"no layer can be compared: {reasons:.1000}")
+        if reasons:
+            log.warning("layers without a similarity: %.1000s", reasons)
+        return [name for name in self.names if name not in self._odd]
+
+    def _hook(self, turn: int, name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if self._turn != turn or name in self._odd:  # the two models may share modules
+            return
+        if isinstance(output, (tuple, list)):
+            output = next((part for part in output if isinstance(part, Tensor)), None)
+        if not isinstance(output, Tensor):
+            self._odd[name] = "its output holds no tensor"
+        elif output.shape[:1] != (self._size,):
+            shape = tuple(output.shape)
+            self._odd[name] = f"the first dimension of its output must be the {self._size} images, got shape {shape}"
+        else:
+            self._calls[turn][name] += 1
+            self._take(turn, name, output if output.dtype in (torch.float32, torch.float64) else output.float())
+
+    def _take(self, turn: int, name: str, feature: Tensor) -> None:
+        held = self._held.get(name)
+        if turn == 0:
+            if held is None or (held.shape, held.dtype) != (feature.shape, feature.dtype):
+                held = self._held[name] = torch.empty_like(feature, memory_format=torch.contiguous_format)
+            held.copy_(feature)  # a later layer may work in place
+        elif held is not None and self._calls[1][name] == self._calls[0][name]:
+            if held.shape != feature.shape:
+                shapes = f"{tuple(held.shape)}, of model_b {tuple(feature.shape)}"
+                raise ValueError(f"layer {name!r}: features of model_a have shape {shapes}")
+            self._visit(name, held, feature.to(held.device))
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((x.device for part in (model.parameters(), model.buffers()) for x in part), torch.device("cpu"))
+
+
+def _full_precision(stack: ExitStack) -> None:
+    """No TF32 or bfloat16 in float32 products and convolutions until the stack is undone."""
+    backends: Any = torch.backends
+    try:
+        before = torch.get_float32_matmul_precision(), backends.cudnn.allow_tf32
+    except RuntimeError:  # the program uses torch 2.9's switches, which do not mix with these
+        cudnn, cpu = backends.cudnn, backends.mkldnn
+        for part in (cudnn.conv, cudnn.rnn, backends.cuda.matmul, cpu.conv, cpu.matmul):
+            stack.callback(setattr, part, "fp32_precision", part.fp32_precision)
+            part.fp32_precision = "ieee"
+        return
+    stack.callback(torch.set_float32_matmul_precision, before[0])
+    stack.callback(setattr, backends.cudnn, "allow_tf32", before[1])
+    torch.set_float32_matmul_precision("highest")
+    backends.cudnn.allow_tf32 = False

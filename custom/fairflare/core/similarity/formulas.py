@@ -1,0 +1,178 @@
+"""Similarity of two sets of features: Gram matrices, HSIC, linear CKA, cosine. Everything in float64."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairflare.core.checks import choice, whole
+
+LEAST_SAMPLES = {"biased": 2, "unbiased": 4}  # by estimator of HSIC
+COSINE_EPS = 1e-8  # least norm in a cosine
+
+Matrix = Tensor | np.ndarray
+
+
+class LayerSimilarity(NamedTuple):
+    """``delta``: 1 when alike, NaN where undefined; ``dissimilarity``: 1 - delta, precise where delta is near 1."""
+
+    delta: float
+    dissimilarity: float
+
+
+UNDEFINED = LayerSimilarity(math.nan, math.nan)
+
+
+def gram(x: Matrix) -> Tensor:
+    """Linear-kernel Gram matrix ``x x^T`` of an (n, p) feature matrix, (n, n) in float64."""
+    features = _matrix("x", x)
+    return features @ features.T
+
+
+def center(k: Tensor, estimator: str = "biased") -> Tensor:
+    r"""Center a symmetric (n, n) Gram matrix so that HSIC is a plain inner product of two centered matrices.
+
+    ``"biased"``: :math:`HKH`, :math:`H = I - 11^T/n`. ``"unbiased"`` (n >= 3), U-centering: zero diagonal and, off it,
+    :math:`k_{ij} - r_i/(n-2) - r_j/(n-2) + s/((n-1)(n-2))` with r, s the row and total sums of K without its diagonal.
+    """
+    n = len(k)
+    if estimator == "biased":
+        rows = k.mean(dim=1)
+        return k - rows[:, None] - rows[None, :] + rows.mean()
+    k = k.clone().fill_diagonal_(0)
+    rows = k.sum(dim=1) / (n - 2)
+    return (k - rows[:, None] - rows[None, :] + rows.sum() / (n - 1)).fill_diagonal_(0)
+
+
+def hsic(k: Tensor, l: Tensor, estimator: str = "biased") -> float:
+    r"""Hilbert-Schmidt independence criterion of two Gram matrices.
+
+    ``"biased"``: :math:`vec(HKH) \cdot vec(HLH) / (n-1)^2`. ``"unbiased"``: HSIC_1, here as the inner product of the
+    two U-centered matrices over :math:`n(n-3)`, which is the same number as the form with three traces.
+
+    Args:
+        k, l: (n, n), symmetric. n >= 2, and n >= 4 for ``"unbiased"``.
+        estimator: ``"biased"`` or ``"unbiased"``.
+
+    Returns:
+        HSIC; for ``k is l`` always >= 0.
+
+    Raises:
+        ValueError: shapes differ, too few rows, unknown estimator.
+
+    Source:
+        Biased: Yan et al., MICCAI 2024, Eq. (2). Unbiased: Song et al., JMLR 2012, HSIC_1; the U-centered form is
+        Szekely and Rizzo's.
+    """
+    if k.ndim != 2 or k.shape[0] != k.shape[1] or k.shape != l.shape:
+        raise ValueError(f"Gram matrices must be square and alike, got {tuple(k.shape)} and {tuple(l.shape)}")
+    _check(len(k), estimator)
+    return _inner(center(k.double(), estimator), center(l.double(), estimator), estimator)
+
+
+class Alignment:
+    """CKA of K and L from K and E = K - L, so that 1 - CKA is precise when small. Several pairs: sums of HSIC."""
+
+    def __init__(self, estimator: str) -> None:
+        self.estimator = estimator
+        self.kk = self.ll = self.ee = self.ek = 0.0  # HSIC of K, K; L, L; E, E; and E, K + L
+
+    def add(self, k: Tensor, e: Tensor) -> None:
+        """Add a pair of (n, n) matrices in float64, n >= 2. Below 4 samples the biased estimator is used."""
+        estimator = self.estimator if len(k) >= LEAST_SAMPLES[self.estimator] else "biased"
+        k, e = center(k, estimator), center(e, estimator)
+        l = k - e
+        self.kk += _inner(k, k, estimator)
+        self.ll += _inner(l, l, estimator)
+        self.ee += _inner(e, e, estimator)
+        self.ek += _inner(e, l.add_(k), estimator)
+
+    def similarity(self) -> LayerSimilarity:
+        """1 - delta = (|E|^2 - (|K| - |L|)^2) / (2 |K| |L|), with |K| - |L| = <E, K + L> / (|K| + |L|)."""
+        if not (self.kk > 0 and self.ll > 0 and math.isfinite(self.kk + self.ll + self.ee)):
+            return UNDEFINED
+        a, b = math.sqrt(self.kk), math.sqrt(self.ll)
+        dissimilarity = (self.ee - (self.ek / (a + b)) ** 2) / (2 * a * b)
+        dissimilarity = min(max(dissimilarity, 0.0), 1.0 if self.estimator == "biased" else 2.0)
+        return LayerSimilarity(1.0 - dissimilarity, dissimilarity)
+
+
+def linear_cka(x: Matrix, y: Matrix, estimator: str = "biased") -> float:
+    r"""Linear centered kernel alignment of two feature matrices of the same samples.
+
+    .. math:: \delta = HSIC(K, L) / \sqrt{HSIC(K, K) \, HSIC(L, L)}, \quad K = x x^T, \; L = y y^T
+
+    Args:
+        x: (n, p), row i the features of sample i; tensor or array, computed in float64.
+        y: (n, q), of the same samples.
+        estimator: ``"biased"`` or ``"unbiased"``.
+
+    Returns:
+        delta in [0, 1] (biased) or [-1, 1] (unbiased). 1 when x and y are both constant over the samples, NaN when
+        only one is, when n < 2, when a value is not finite, and when an unbiased denominator is 0.
+
+    Raises:
+        ValueError: not two matrices with the same number of rows, unknown estimator, ``"unbiased"`` with n 2 or 3.
+
+    Source:
+        Yan et al., MICCAI 2024, Eq. (2); Kornblith et al., ICML 2019. Unbiased: HSIC_1 of Song et al., JMLR 2012.
+    """
+    choice("estimator", estimator, LEAST_SAMPLES)
+    x, y = _matrix("x", x), _matrix("y", y)
+    if len(x) != len(y):
+        raise ValueError(f"x and y must have the same number of rows, got {len(x)} and {len(y)}")
+    if len(x) < 2:
+        return math.nan
+    _check(len(x), estimator)
+    x, y = _unit(x), _unit(y)
+    if not (x.any() and y.any()):
+        return math.nan if x.any() or y.any() else 1.0
+    k = x @ x.T
+    alignment = Alignment(estimator)
+    alignment.add(k, k - y @ y.T)
+    return alignment.similarity().delta
+
+
+def cosine_distance(aa: Tensor, bb: Tensor, ab: Tensor, dd: Tensor) -> Tensor:
+    """1 - cosine of vectors a and b, precise when small: (|a - b|^2 - (|a| - |b|)^2) / (2 |a| |b|).
+
+    Takes the inner products and ``dd``, |a - b|^2. Norms count as at least 1e-8; two vectors below that are alike (0).
+    """
+    a, b = aa.sqrt(), bb.sqrt()
+    distance = ((dd - (a - b).square()) / (2 * a * b)).clamp(0, 2)
+    small_a, small_b = a < COSINE_EPS, b < COSINE_EPS
+    plain = 1 - ab / (a.clamp_min(COSINE_EPS) * b.clamp_min(COSINE_EPS))
+    return torch.where(small_a | small_b, plain.masked_fill(small_a & small_b, 0.0), distance)
+
+
+def _inner(k: Tensor, l: Tensor, estimator: str) -> float:
+    """HSIC of two centered matrices."""
+    n = len(k)
+    return float((k * l).sum()) / ((n - 1) ** 2 if estimator == "biased" else n * (n - 3))
+
+
+def _check(n: int, estimator: str) -> None:
+    choice("estimator", estimator, LEAST_SAMPLES)
+    whole(f"number of samples ({estimator})", n, low=LEAST_SAMPLES[estimator])
+
+
+def _matrix(name: str, value: Matrix) -> Tensor:
+    matrix = torch.as_tensor(value).detach().to(device="cpu", dtype=torch.float64)
+    if matrix.ndim != 2:
+        raise ValueError(f"{name} must be a matrix (samples, features), got shape {tuple(matrix.shape)}")
+    return matrix
+
+
+def _unit(x: Tensor) -> Tensor:
+    """x centered and of norm 1; zero where its rows differ by rounding only."""
+    largest = float(x.abs().max()) if x.numel() else 0.0
+    x = x / (largest or 1.0)
+    x = x - x[0]  # first, so that equal rows leave exact zeros
+    if x.numel() and float(x.abs().max()) <= 1e-14:
+        return torch.zeros_like(x)
+    x = x - x.mean(dim=0)
+    return x / (float(x.norm()) or 1.0)

@@ -1,0 +1,169 @@
+"""What a site learns: the seam between a task and the parts that run it.
+
+A :class:`Task` names model, loss, metric and data source. A :class:`SiteData` is one site's data, opened. The
+executor, the methods and the benchmarks use nothing else, so a new kind of task is one subclass of each.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    import torch
+
+    Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # inputs, targets
+    Device: TypeAlias = torch.device | str
+
+__all__ = ["Batches", "PriorNetwork", "SiteData", "Task", "evaluating"]
+
+
+class Batches(Protocol):
+    """Batches of (inputs, targets) on the CPU that can be gone through any number of times."""
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+    def __len__(self) -> int: ...
+
+
+class PriorNetwork(Protocol):
+    """A frozen image encoder that a method compares with (Fed-MAS)."""
+
+    name: str
+    width: int  # of the features
+    fingerprint: str  # the same for the same weights anywhere
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        """(n, width) features of a batch of inputs."""
+
+    def to(self, device: Device) -> Any:
+        """The network on a device."""
+
+
+class SiteData(ABC):
+    """One site's data, opened.
+
+    Attributes:
+        synthetic: True when the data are made up; the log and the results say so.
+        description: one line about the data for the site's own log; no file names.
+        test_splits: ``"test"``, and further test lists ``"test_<name>"`` (for instance a corrupted copy, or one
+            skin tone); their metrics are reported as ``<name>/<metric>``.
+    """
+
+    synthetic: bool = False
+    description: str = ""
+    test_splits: tuple[str, ...] = ("test",)
+
+    @abstractmethod
+    def num_samples(self, split: str) -> int:
+        """Number of samples of ``"training"``, ``"validation"`` or one of ``test_splits``."""
+
+    def class_counts(self, split: str) -> torch.Tensor | None:
+        """Number of samples of each class, (classes,) int64; ``None`` where samples have no class."""
+        return None
+
+    def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
+        """Which sample of the list each one of :meth:`batches` is, for this seed; ``None``: not known."""
+        return None
+
+    @abstractmethod
+    def batches(
+        self, split: str, *, batch_size: int, shuffle_seed: int | None = None, augment: bool = False
+    ) -> Batches:
+        """Batches of a split, every sample exactly once, the last batch smaller if need be.
+
+        Args:
+            split: ``"training"``, ``"validation"`` or one of ``test_splits``.
+            batch_size: samples in a batch, ``>= 1``.
+            shuffle_seed: None keeps the order of the site's list. A number gives the order (and the
+                augmentation) that belongs to that number, the same every time it is asked for; use another
+                one for each epoch.
+            augment: random flips and the like; needs a ``shuffle_seed``.
+
+        Raises:
+            DataError: the split cannot be read, or a sample of it is not usable.
+        """
+
+
+class Task(ABC):
+    """Model, loss, metric and data source of what the sites learn together.
+
+    Arguments of a subclass's constructor are plain values (numbers, strings, lists, dicts) and are kept under
+    the same attribute names, since the export of a job reads them back; a class made by
+    :func:`fairflare.core.settings.settings` does so by itself.
+    """
+
+    primary_metric: ClassVar[str]
+    #: Metrics in the fairness table; empty: all. The results file has all of them.
+    shown_metrics: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def build_model(self) -> torch.nn.Module:
+        """A new model, initialised from torch's current random state."""
+
+    def initialise(self, model: torch.nn.Module, checkpoint: str | None = None) -> str:
+        """Loads what the federation starts from into a new model, at the server; one line about it for the log.
+
+        Args:
+            model: of :meth:`build_model`.
+            checkpoint: ``initial_weights`` of the server's private file, where it has one.
+
+        Raises:
+            ValueError: the checkpoint cannot be used.
+        """
+        if checkpoint is not None:
+            raise ValueError(f"{type(self).__name__} does not load initial_weights ({checkpoint!r}); take the key out")
+        return "random initial weights"
+
+    def load_prior(self, network: str, checkpoint: str | None, image_size: int | None) -> PriorNetwork:
+        """A frozen encoder of the task's images, from a file.
+
+        Raises:
+            ValueError: the task has none, or the file cannot be used.
+        """
+        raise ValueError(f"{type(self).__name__} has no prior networks; choose a classification task")
+
+    @abstractmethod
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Scalar training loss, the mean over the samples of the batch."""
+
+    def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Loss of each sample, (n,). The mean is :meth:`loss`; subclasses may compute all at once."""
+        import torch
+
+        return torch.stack([self.loss(o[None], t[None]) for o, t in zip(outputs, targets, strict=True)])
+
+    @abstractmethod
+    def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
+        """Metrics over all samples of ``batches``, independent of how they were cut into batches.
+
+        Returns:
+            the primary metric in [0, 1], ``"loss"`` and, where there are several, metrics by class.
+        """
+
+    @abstractmethod
+    def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:
+        """Open the data of ``site`` as its own private settings say.
+
+        Raises:
+            DataError: the settings or the data that they name are not usable.
+        """
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """No gradients and evaluation mode inside; afterwards every module is in the mode of before."""
+    import torch
+
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training

@@ -1,0 +1,61 @@
+"""Lists of tensors (parameters, gradients) as one long vector.
+
+The tensors of a list may differ in device and type, and are not copied together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def _alike(*lists: Sequence[Tensor]) -> list[list[list[Tensor]]]:
+    """The lists divided by device and dtype: only then the fused functions are fast."""
+    groups: dict[tuple[Any, ...], list[list[Tensor]]] = {}
+    for tensors in zip(*lists, strict=True):
+        group = groups.setdefault(tuple((t.device, t.dtype) for t in tensors), [[] for _ in lists])
+        for column, tensor in zip(group, tensors, strict=True):
+            column.append(tensor)
+    return list(groups.values())
+
+
+def norm(tensors: Sequence[Tensor]) -> float:
+    """L2 norm of all numbers together; float32 at least inside a tensor, float64 between tensors."""
+    squares = 0.0
+    for (group,) in _alike(tensors):
+        wide = torch.promote_types(group[0].dtype, torch.float32)
+        norms = torch.stack(list(torch._foreach_norm([t.detach() for t in group], 2, dtype=wide)))
+        squares += float(norms.cpu().double().square().sum())
+    return math.sqrt(squares)
+
+
+def dot(left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
+    """Inner product of all numbers; precision as in :func:`norm`."""
+    total = 0.0
+    for a, b in _alike(left, right):
+        wide = torch.promote_types(a[0].dtype, torch.float32)
+        dots = [torch.dot(x.reshape(-1).to(wide), y.reshape(-1).to(wide)) for x, y in zip(a, b, strict=True)]
+        total += float(torch.stack(dots).cpu().double().sum())
+    return total
+
+
+def add(tensors: Sequence[Tensor], others: Sequence[Tensor], factor: float) -> None:
+    """``tensors += factor * others``, in place."""
+    for a, b in _alike(tensors, others):
+        torch._foreach_add_(a, b, alpha=factor)
+
+
+def scale(tensors: Sequence[Tensor], factor: float) -> None:
+    """``tensors *= factor``, in place."""
+    for (group,) in _alike(tensors):
+        torch._foreach_mul_(group, factor)
+
+
+def copy(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """``tensors = values``, in place, bit by bit where the types are equal."""
+    for a, b in _alike(tensors, values):
+        torch._foreach_copy_(a, b)

@@ -1,0 +1,219 @@
+"""What a site of a synthetic federation for classification gets: its share of the images, drawn when asked for.
+
+No site needs the images of another: each image is a function of the seed, its own id, class and attribute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fairflare.core.checks import number
+from fairflare.data.corruptions import corrupt, image_seed
+from fairflare.data.partitions import (
+    apportion,
+    dirichlet_partition,
+    iid_partition,
+    shard_partition,
+    stratified_split,
+    two_pool_partition,
+)
+from fairflare.data.phantoms.plan import Images, PhantomPlan
+
+Labels = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class PhantomSite:
+    """What one site has, by split. Images are drawn when their split is first asked for; arrays are read-only."""
+
+    images: Mapping[str, Images]  # (n, size, size, 3)
+    labels: Mapping[str, Labels]  # (n,)
+
+
+def class_site(plan: PhantomPlan, index: int) -> PhantomSite:
+    """The data of site number ``index`` (from 0) of the federation.
+
+    Splits: ``training`` and ``validation`` are the site's own; ``test`` is the common test set in the site's
+    own quality, so corrupted where its other images are. For every site the same, and only where the plan has
+    corrupted sites: ``test_clean`` and ``test_corrupted``, the whole test set in either quality. With
+    attributes: ``test_<attribute>``, that part of ``test``.
+
+    Example:
+        >>> plan = PhantomPlan(num_samples=200, num_test=64)
+        >>> site = class_site(plan, 4)
+        >>> list(site.images)
+        ['training', 'validation', 'test', 'test_clean', 'test_corrupted']
+        >>> site.images["test"].shape
+        (64, 48, 48, 3)
+    """
+    number("site", index, low=0, high=plan.num_sites - 1, whole=True)
+    pool, test = _pool(plan), _test(plan)
+    own = plan.is_corrupted(index)
+    training, validation = _own_split(plan, index)
+    everything = np.arange(len(test.labels))
+    parts: dict[str, tuple[_Batch, npt.NDArray[np.int64], bool]] = {
+        "training": (pool, training, own),
+        "validation": (pool, validation, own),
+        "test": (test, everything, own),
+        "test_clean": (test, everything, False),
+        "test_corrupted": (test, everything, True),
+    }
+    for position, attribute in enumerate(plan.kind.attributes):
+        parts[f"test_{attribute}"] = (test, np.flatnonzero(test.attributes == position), own)
+    parts = {name: parts[name] for name in plan.splits}
+    images = {name: (plan, *part) for name, part in parts.items()}
+    labels = {name: _frozen(batch.labels[chosen]) for name, (batch, chosen, _) in parts.items()}
+    return PhantomSite(_Drawn(images), MappingProxyType(labels))
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """A set of images before it is drawn. ``purpose`` and the position make the id of an image."""
+
+    purpose: str
+    labels: Labels
+    attributes: npt.NDArray[np.int64]  # index of the attribute
+
+
+class _Drawn(Mapping[str, Images]):
+    """Images by split, drawn on first use."""
+
+    def __init__(self, parts: Mapping[str, tuple[PhantomPlan, _Batch, npt.NDArray[np.int64], bool]]) -> None:
+        self._parts = parts
+        self._done: dict[str, Images] = {}
+
+    def __getitem__(self, split: str) -> Images:
+        if split not in self._done:
+            plan, batch, chosen, corrupted = self._parts[split]
+            if batch.purpose == "test":
+                images = _test_images(plan, corrupted)
+                self._done[split] = images if len(chosen) == len(images) else _frozen(images[chosen])
+            else:
+                self._done[split] = _render(plan, batch, chosen, corrupted)
+        return self._done[split]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+
+@lru_cache(maxsize=8)
+def _pool(plan: PhantomPlan) -> _Batch:
+    """Training and validation images of all sites."""
+    counts = class_counts(plan.kind.counts, plan.num_samples, plan.min_class)
+    rng = np.random.default_rng(image_seed("pool", plan.seed))
+    labels = rng.permutation(np.repeat(np.arange(len(counts)), counts))
+    attributes = np.zeros(len(labels), np.int64)
+    if plan.attributes:
+        others = len(plan.kind.attributes) - 1
+        shares = plan.attribute_shares or (0.75, *[0.25 / others] * others)
+        attributes = rng.choice(len(shares), len(labels), p=np.asarray(shares) / sum(shares))
+    return _Batch("pool", _frozen(labels), _frozen(attributes))
+
+
+@lru_cache(maxsize=8)
+def _test(plan: PhantomPlan) -> _Batch:
+    """The common test set; the attributes take turns within each class."""
+    counts = class_counts(plan.kind.counts, plan.num_test, plan.min_class_test)
+    order = np.random.default_rng(image_seed("test", plan.seed)).permutation(sum(counts))
+    labels = np.repeat(np.arange(len(counts)), counts)
+    turns = np.concatenate([np.arange(n) for n in counts]) if plan.attributes else np.zeros(len(labels), np.int64)
+    return _Batch("test", _frozen(labels[order]), _frozen(turns[order] % max(1, len(plan.kind.attributes))))
+
+
+@lru_cache(maxsize=8)
+def _partition(plan: PhantomPlan) -> list[npt.NDArray[np.int64]]:
+    labels, sites, seed = _pool(plan).labels, plan.num_sites, plan.seed
+    if plan.partition == "iid":
+        return iid_partition(labels, sites, seed=seed)
+    if plan.partition == "dirichlet":
+        return dirichlet_partition(labels, sites, plan.alpha, seed=seed, min_size=plan.min_site)
+    if plan.partition == "two_pool":
+        return two_pool_partition(labels, sites, plan.corrupted_sites, plan.alpha, seed=seed, min_size=plan.min_site)
+    parts = shard_partition(labels, sites, plan.eta, seed=seed, mode=plan.shard_mode)
+    for site, part in enumerate(parts):
+        if len(part) < plan.min_site:
+            raise ValueError(
+                f"site {site} gets {len(part)} images with eta={plan.eta:g} and shard_mode={plan.shard_mode!r}, "
+                f"fewer than min_site={plan.min_site}; use another seed, more images or a smaller min_site"
+            )
+    return parts
+
+
+def _own_split(plan: PhantomPlan, index: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Training and validation images of a site. Both get an image where there are two and a fraction above 0."""
+    mine = _partition(plan)[index]
+    labels = _pool(plan).labels[mine]
+    fraction = plan.validation_fraction
+    training, validation = stratified_split(
+        labels, (1 - fraction, fraction), seed=image_seed(f"split/{index}", plan.seed)
+    )
+    if fraction and not len(validation) and len(training) > 1:  # all classes too small: one of the largest
+        largest = np.bincount(labels).argmax()
+        validation = training[labels[training] == largest][-1:]
+        training = np.setdiff1d(training, validation)
+    return mine[training], mine[validation]
+
+
+def class_counts(proportions: Sequence[int], total: int, least: int) -> tuple[int, ...]:
+    """``total`` images in the given proportions, but at least ``least`` of each class.
+
+    >>> class_counts([900, 90, 10], 100, 5)
+    (86, 9, 5)
+    """
+    if total < least * len(proportions):
+        raise ValueError(f"{total} images are too few for {len(proportions)} classes of at least {least}")
+    counts = np.full(len(proportions), least)
+    raised = np.zeros(len(proportions), bool)
+    while not raised.all():
+        share = apportion(np.where(raised, 0, proportions), total - int(raised.sum()) * least)
+        low = ~raised & (share < least)
+        if not low.any():
+            counts = np.where(raised, least, share)
+            break
+        raised |= low
+    return tuple(int(n) for n in counts)
+
+
+def _render(plan: PhantomPlan, batch: _Batch, chosen: npt.NDArray[np.int64], corrupted: bool) -> Images:
+    size, kind = plan.image_size, plan.kind
+    images = np.empty((len(chosen), size, size, 3), np.uint8)
+    for row, place in enumerate(chosen.tolist()):
+        rng = np.random.default_rng(image_seed(f"{plan.phantom}/{batch.purpose}/{place}", plan.seed))
+        attribute = kind.attributes[int(batch.attributes[place])] if kind.attributes else None
+        images[row] = kind.draw(int(batch.labels[place]), rng, size, attribute)
+    if corrupted:
+        _corrupt_all(plan, batch, chosen, images)
+    return _frozen(images)
+
+
+def _corrupt_all(plan: PhantomPlan, batch: _Batch, chosen: npt.NDArray[np.int64], images: Images) -> None:
+    for row, place in enumerate(chosen.tolist()):
+        seed = image_seed(f"{plan.corruption}/{batch.purpose}/{place}", plan.seed)
+        images[row] = corrupt(images[row], plan.corruption, plan.severity, seed)
+
+
+@lru_cache(maxsize=2)
+def _test_images(plan: PhantomPlan, corrupted: bool) -> Images:
+    """The whole test set; kept, since a process may serve several sites and several splits of it."""
+    test = _test(plan)
+    everything = np.arange(len(test.labels))
+    if not corrupted:
+        return _render(plan, test, everything, False)
+    images = _test_images(plan, False).copy()
+    _corrupt_all(plan, test, everything, images)
+    return _frozen(images)
+
+
+def _frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    array.flags.writeable = False
+    return array

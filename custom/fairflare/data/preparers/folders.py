@@ -1,0 +1,98 @@
+"""Any folders of images with masks."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from typing_extensions import Unpack
+
+from fairflare.data.datalist import SUFFIXES, DataError
+from fairflare.data.preparers.common import (
+    Item,
+    Preparer,
+    Writing,
+    check_pairs,
+    file_name,
+    files_by_ending,
+    write_sites,
+)
+
+MASK_ENDING = re.compile(r"[-_. ]?(segmentation|seg|mask|label|labels|gt)$", re.IGNORECASE)
+
+
+def prepare_folders(
+    sites: Mapping[str, tuple[str | Path, str | Path]],
+    out_dir: str | Path,
+    *,
+    group: str | None = None,
+    **writing: Unpack[Writing],
+) -> dict[str, Path]:
+    """Any images with masks; the files are copied as they are.
+
+    An image and its mask have the same file name, apart from the ending and from ``_mask``, ``_label``,
+    ``_seg`` or ``_segmentation``. Files are 2D: see :mod:`fairflare.data.datalist`.
+
+    Args:
+        sites: folders by site.
+        group: regular expression whose first group is the patient, searched in the name of the image, such as
+            ``"^(p[0-9]+)_"``; without it every image is a patient of its own.
+        out_dir, writing: see :func:`fairflare.data.preparers.common.write_sites`.
+
+    Returns:
+        the folder of each site.
+    """
+    if group is not None and re.compile(group).groups < 1:
+        raise ValueError(f"group must have a part in brackets that is the patient, got {group!r}")
+    items = {name: _items(name, Path(images), Path(masks), group) for name, (images, masks) in sites.items()}
+    return write_sites(items, out_dir, **writing)
+
+
+def _items(site: str, images: Path, masks: Path, group: str | None) -> Iterator[Item]:
+    together = images == masks
+    pictures = _by_name(site, images, skip="masks" if together else None)
+    partners = _by_name(site, masks, skip="images" if together else None)
+    check_pairs(site, images, pictures, partners, f"an image in '{images}' and a mask of the same name in '{masks}'")
+    for stem, path in pictures.items():
+        match = re.search(group, stem) if group is not None else None
+        if group is not None and match is None:
+            raise DataError(f"site '{site}': '{path}' does not match group '{group}', so its patient is not known")
+        yield Item(file_name(stem), match.group(1) if match else stem, path, partners[stem])
+
+
+def _by_name(site: str, folder: Path, skip: str | None) -> dict[str, Path]:
+    """Files by their name without what marks a mask; ``skip``: the ``"masks"`` or the ``"images"`` of the folder."""
+    found: dict[str, Path] = {}
+    for name, path in files_by_ending(folder, SUFFIXES):
+        stem = MASK_ENDING.sub("", name)
+        if skip == ("images" if stem == name else "masks"):
+            continue
+        if stem in found:
+            raise DataError(
+                f"site '{site}': '{found[stem]}' and '{path}' have the same name apart from the ending; "
+                "rename or remove one of them"
+            )
+        found[stem] = path
+    return found
+
+
+def _from_command(
+    sites: Sequence[Sequence[str]], out_dir: str, *, group: str | None, **writing: Unpack[Writing]
+) -> dict[str, Path]:
+    given = {name: (images, masks) for name, images, masks in sites}
+    if len(given) != len(sites):
+        raise ValueError(f"--site names a site twice: {', '.join(name for name, _, _ in sites)}")
+    return prepare_folders(given, out_dir, group=group, **writing)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--site", dest="sites", nargs=3, action="append", required=True, metavar=("NAME", "IMAGES", "MASKS"),
+        help="repeatable",
+    )  # fmt: skip
+    parser.add_argument("--group", help="regular expression; its first group is the patient")
+
+
+PREPARERS = (Preparer("folders", "any folders of images and masks", _from_command, _add_options, has_source=False),)

@@ -1,0 +1,134 @@
+"""T2-weighted prostate MRI of six sites, as NIfTI volumes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Unpack
+
+from fairflare.core.checks import choice
+from fairflare.data.datalist import TOP_PERCENTILE, DataError
+from fairflare.data.preparers.common import (
+    Item,
+    Preparer,
+    Writing,
+    check_pairs,
+    existing_folder,
+    file_name,
+    files_by_ending,
+    listing,
+    write_sites,
+)
+
+PROSTATE_SITES: Mapping[str, tuple[str, ...]] = {  # names of the folders that are in use
+    "BIDMC": ("bidmc", "sitee"),
+    "BMC": ("bmc", "isbi_1.5", "siteb"),
+    "HK": ("hk", "sitef"),
+    "I2CVB": ("i2cvb", "sitec"),
+    "RUNMC": ("runmc", "isbi", "sitea"),
+    "UCL": ("ucl", "sited"),
+}
+SPLIT_UNITS = ("patient", "slice")
+MASK = "_segmentation"
+
+
+def prepare_prostate_mri(
+    source_dir: str | Path,
+    out_dir: str | Path,
+    *,
+    sites: Sequence[str] | None = None,
+    split_unit: str = "patient",
+    neighbours: bool = False,
+    **writing: Unpack[Writing],
+) -> dict[str, Path]:
+    """The six-site prostate set: ``<site>/CaseNN.nii.gz`` with ``<site>/CaseNN_segmentation.nii.gz``.
+
+    Every slice (third axis) with some prostate (mask > 0) becomes an image, clipped to [minimum, 99th
+    percentile] of its volume and scaled to 8 bit. Upper and lower case do not matter; folders may also be
+    called ``SiteA`` to ``SiteF``, ``ISBI`` (RUNMC) or ``ISBI_1.5`` (BMC).
+
+    Args:
+        source_dir: folder with a folder for each site.
+        sites: the sites to use; default all six, which must then be there.
+        split_unit: ``"patient"``, or ``"slice"`` as in some published figures, where slices of one patient
+            may be in training and test at once.
+        neighbours: make images of three channels: the slice before, the slice, the slice after.
+        out_dir, writing: see :func:`fairflare.data.preparers.common.write_sites`.
+
+    Returns:
+        the folder of each site.
+    """
+    choice("split_unit", split_unit, SPLIT_UNITS)
+    source = existing_folder(Path(source_dir))
+    wanted = list(PROSTATE_SITES) if sites is None else [choice("site", name, PROSTATE_SITES) for name in sites]
+    folders = {path.name.lower(): path for path in sorted(source.iterdir()) if path.is_dir()}
+    found = {name: folders[alias] for name in wanted for alias in PROSTATE_SITES[name][::-1] if alias in folders}
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise DataError(
+            f"'{source}': expected a folder for each of {', '.join(wanted)} (or SiteA to SiteF), found "
+            f"{listing(path.name for path in folders.values())}; missing: {', '.join(missing)}. "
+            "Name the sites that you have with 'sites' (--sites)"
+        )
+    items = {name: _items(name, folder, split_unit, neighbours) for name, folder in found.items()}
+    return write_sites(items, out_dir, **writing)
+
+
+def _items(site: str, folder: Path, split_unit: str, neighbours: bool) -> Iterator[Item]:
+    for stem, (image, mask) in _cases(site, folder).items():
+        volume, inside = _volumes(site, image, mask)
+        low, high = float(volume.min()), float(np.percentile(volume, TOP_PERCENTILE))
+        scale = 255.0 / (high - low) if high > low else 0.0
+        pictures = np.round(np.clip((volume - low) * scale, 0, 255)).astype(np.uint8).transpose(2, 1, 0)
+        last = len(pictures) - 1
+        for index in np.flatnonzero(inside.any(axis=(0, 1))).tolist():
+            around = (max(index - 1, 0), index, min(index + 1, last))
+            picture = np.stack([pictures[k] for k in around], axis=-1) if neighbours else pictures[index]
+            name = f"{file_name(stem)}_{index:03d}"
+            group = stem if split_unit == "patient" else name
+            yield Item(name, group, picture, inside[:, :, index].T.astype(np.uint8))
+
+
+def _cases(site: str, folder: Path) -> dict[str, tuple[Path, Path]]:
+    """Volume and segmentation of each case."""
+    files = {name.lower(): path for name, path in files_by_ending(folder, (".nii.gz", ".nii"))}
+    masks = {stem[: -len(MASK)]: path for stem, path in files.items() if stem.endswith(MASK)}
+    cases = {stem: path for stem, path in files.items() if not stem.endswith(MASK)}
+    check_pairs(site, folder, cases, masks, f"CaseNN.nii.gz in '{folder}', each with CaseNN_segmentation.nii.gz")
+    return {stem: (cases[stem], masks[stem]) for stem in sorted(cases)}
+
+
+def _volumes(site: str, image: Path, mask: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+    """Intensities and prostate (columns, rows, slices); the prostate is somewhere."""
+    import nibabel
+
+    try:
+        volume = np.asarray(nibabel.load(image).dataobj, np.float32)
+        inside = np.asarray(nibabel.load(mask).dataobj) > 0
+    except Exception as error:  # nibabel raises what it likes for a damaged file
+        raise DataError(
+            f"site '{site}': '{image}' or its segmentation cannot be read: {error}; fetch the file again"
+        ) from error
+    if volume.ndim != 3 or volume.shape != inside.shape:
+        raise DataError(
+            f"site '{site}': '{image}' has the shape {volume.shape} and its segmentation "
+            f"{inside.shape}; both must be the same three-dimensional volume"
+        )
+    if not np.isfinite(volume).all():
+        raise DataError(f"site '{site}': '{image}' has values that are NaN or infinite; repair the file")
+    if not inside.any():
+        raise DataError(f"site '{site}': '{mask}' has no prostate in it; repair or remove the case")
+    return volume, inside
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--sites", nargs="+", metavar="SITE", help=f"default: {' '.join(PROSTATE_SITES)}")
+    parser.add_argument("--split-unit", choices=list(SPLIT_UNITS), default="patient", help="default: patient")
+    parser.add_argument("--neighbours", action="store_true", help="three neighbouring slices as channels")
+
+
+PREPARERS = (Preparer("prostate-mri", "T2 prostate MRI, six sites", prepare_prostate_mri, _add_options),)

@@ -1,0 +1,198 @@
+"""What travels between server and sites, without a transport, and the one sanitizer for both directions.
+
+FLARE's serializer ends the server job on a tensor it cannot decode and ends a site's loop on a value it cannot encode,
+so nothing is sent that did not pass :func:`clean_state` or :func:`clean_meta`. A :class:`Message` is what arrives: its
+values are a site's own words, and nobody reads one that :mod:`fairflare.federation.collector` did not check.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from fairflare import __version__
+
+TASK_TRAIN = "train"
+TASK_ANCHOR = "anchor"
+TASK_VALIDATE = "validate"
+TASKS = (TASK_TRAIN, TASK_ANCHOR, TASK_VALIDATE)
+
+STATUS_OK = "ok"
+STATUS_SKIPPED = "skipped"  # an expected refusal: too little data, no local model
+STATUS_FAILED = "failed"
+
+
+class VersionError(ValueError):
+    """Server and site run versions that do not understand each other."""
+
+
+@dataclass
+class Message:
+    """One message as a transport carries it.
+
+    Attributes:
+        params: tensors by name, ``None`` without a model; from a site: whatever it sent.
+        is_update: ``params`` are differences to the model that was received.
+        metrics: by name, measured on the received model.
+        meta: directives to a site, or status, report and statistics from it.
+        current_round: that it belongs to.
+    """
+
+    params: Any = None
+    is_update: bool = False
+    metrics: Any = None
+    meta: Any = field(default_factory=dict)
+    current_round: Any = None
+
+
+@dataclass
+class SiteTask:
+    """One request of the server, decoded."""
+
+    name: str  # train, anchor, validate
+    state: dict[str, torch.Tensor]
+    current_round: int
+    num_rounds: int
+    seed: int
+    directives: dict[str, Any] = field(default_factory=dict)
+    experiment: str = ""
+
+
+@dataclass
+class SiteReply:
+    """A site's answer; ``status`` other than ``"ok"`` carries a reason that names no file."""
+
+    status: str
+    reason: str = ""
+    update: dict[str, torch.Tensor] | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict)
+    stats: dict[str, Any] = field(default_factory=dict)
+    num_samples: int | None = None
+    num_steps: int | None = None
+
+
+def encode_task(task: SiteTask) -> Message:
+    """The server's request: a full model and the directives."""
+    meta = {
+        "version": __version__,
+        "experiment": task.experiment,
+        "seed": task.seed,
+        "current_round": task.current_round,
+        "num_rounds": task.num_rounds,
+        "directives": task.directives,
+    }
+    return Message(params=clean_state(task.state), meta=clean_meta(meta), current_round=task.current_round)
+
+
+def decode_task(name: str, message: Message, site: str) -> SiteTask:
+    """The server's request, at a site.
+
+    Raises:
+        VersionError: the server runs another version.
+    """
+    meta = message.meta
+    server_version = str(meta.get("version"))
+    if not same_version(server_version):
+        raise VersionError(
+            f"site {site!r} has fairflare {__version__}, the server {server_version}; install the same version"
+        )
+    return SiteTask(
+        name=name,
+        state=clean_state(message.params or {}),
+        current_round=int(meta["current_round"]),
+        num_rounds=int(meta["num_rounds"]),
+        seed=int(meta["seed"]),
+        directives=dict(meta.get("directives") or {}),
+        experiment=str(meta.get("experiment") or ""),
+    )
+
+
+def encode_reply(reply: SiteReply, current_round: int | None) -> Message:
+    """A site's answer, ready to travel."""
+    meta = {
+        "version": __version__,
+        "status": reply.status,
+        "reason": reply.reason,
+        "report": reply.report,
+        "stats": reply.stats,
+        "num_samples": reply.num_samples,
+        "num_steps": reply.num_steps,
+    }
+    return Message(
+        params=None if reply.update is None else clean_state(reply.update),
+        is_update=reply.update is not None,
+        metrics={k: float(v) for k, v in reply.metrics.items() if math.isfinite(float(v))},
+        meta=clean_meta(meta),
+        current_round=current_round,
+    )
+
+
+def same_version(other: str) -> bool:
+    """Whether messages of that version are understood: the same major and minor number."""
+    return other.split(".")[:2] == __version__.split(".")[:2]
+
+
+def clean_state(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Plain, contiguous CPU tensors, detached from any graph; the values are not changed.
+
+    Args:
+        state: tensors or NumPy arrays by name, on any device.
+
+    Raises:
+        TypeError: a value is neither, or no plain dense one (names the key).
+    """
+    clean: dict[str, torch.Tensor] = {}
+    for name, value in state.items():
+        if hasattr(value, "materialize"):  # FLARE's reference to a tensor that waits on disk
+            value = value.materialize()
+        if isinstance(value, (np.ndarray, np.generic)):
+            value = torch.from_numpy(np.array(value))  # a copy; np.ascontiguousarray would give a scalar a dimension
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"tensor {name!r} must be a tensor or an array, got {type(value).__name__}")
+        if value.layout != torch.strided or value.is_quantized or value.is_meta:
+            kind = "without data" if value.is_meta else "quantized" if value.is_quantized else str(value.layout)
+            raise TypeError(f"tensor {name!r} must be dense, got one that is {kind}")
+        tensor = value.detach().to("cpu").contiguous()
+        clean[str(name)] = tensor.as_subclass(torch.Tensor) if type(tensor) is not torch.Tensor else tensor
+    return clean
+
+
+def clean_meta(value: Any, where: str = "meta") -> Any:
+    """Only dict, list, str, int, float, bool and None, whatever NumPy or torch scalars came in.
+
+    Raises:
+        TypeError: a value of another type, an integer over 64 bits (names its place).
+    """
+    if value is None or (isinstance(value, (str, bool, float)) and not isinstance(value, np.generic)):
+        return value
+    if isinstance(value, np.generic):
+        return clean_meta(value.item(), where)
+    if isinstance(value, int):
+        if not -(2**63) <= value < 2**63:
+            raise TypeError(f"{where}: integer {value} needs more than 64 bits")
+        return value
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return clean_meta(value.tolist(), where)
+    if isinstance(value, Mapping):
+        return {str(key): clean_meta(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [clean_meta(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    raise TypeError(f"{where}: a {type(value).__name__} cannot travel; send numbers, strings, lists or dicts")
+
+
+def num_bytes(state: Any) -> int:
+    """Bytes of the tensors, without the envelope; what is no dense tensor counts 0."""
+    return sum(_size(value) for value in state.values()) if isinstance(state, Mapping) else 0
+
+
+def _size(value: Any) -> int:
+    try:
+        return int(getattr(value, "nbytes", 0) or 0)
+    except (RuntimeError, TypeError, ValueError):  # a sparse tensor does not say
+        return 0

@@ -1,0 +1,148 @@
+"""Tensors in files, written whole or not at all, and folders of them by number.
+
+For what is too large for memory and for a state dict, such as the neurons of FedMRL's map: 25 vectors as long as the
+model, written and read tensor by tensor.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+SUFFIX = ".safetensors"
+PARTIAL = ".partial"  # while it is being written
+_MAX_FILE_NAME = 255 - len(PARTIAL)
+_KEY = "tensor"
+
+
+def file_of(folder: Path, what: str, name: str) -> Path:
+    """Where something with this name lies; characters that a file name cannot hold are escaped.
+
+    Raises:
+        ValueError: the name is empty or too long (``what``: what it is the name of).
+    """
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"a {what} name must be a non-empty string, got {name!r}")
+    file_name = quote(name, safe=" ") + SUFFIX
+    if len(file_name) > _MAX_FILE_NAME:
+        raise ValueError(f"{what} name {name[:40]!r}... gives a file name longer than {_MAX_FILE_NAME}")
+    return folder / file_name
+
+
+def names_in(folder: Path) -> list[str]:
+    """Names whose files are complete, sorted."""
+    return sorted(unquote(path.name[: -len(SUFFIX)]) for path in folder.glob(f"*{SUFFIX}"))
+
+
+def write_whole(
+    path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None, whose: str
+) -> int:  # fmt: skip
+    """Writes a safetensors file that replaces an earlier one at once when it is complete.
+
+    Args:
+        path: of :func:`file_of`.
+        tensors: dense, contiguous, on the CPU, none sharing memory.
+        metadata: texts to keep with them.
+        whose: for the message.
+
+    Returns:
+        Size of the file in bytes.
+
+    Raises:
+        OSError: the disk is full or cannot be written; nothing of the new file is then left behind.
+    """
+    partial = path.with_name(path.name + PARTIAL)
+    try:
+        save_file(dict(tensors), partial, metadata=metadata)
+        size = partial.stat().st_size
+        partial.replace(path)
+    except SafetensorError as error:
+        raise OSError(f"{whose} cannot be written to {path}: {error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return size
+
+
+class TensorFolders:
+    """Tensors by name under a number, such as the number of a round; the two newest numbers are kept.
+
+    The one before the newest is what a round needs that is repeated after a crash.
+
+    Args:
+        root: folder for them, made when something is written and used by nobody else; ``None``: a temporary one, gone
+            with this object.
+    """
+
+    def __init__(self, root: Path | None) -> None:
+        self._temporary = tempfile.TemporaryDirectory(prefix="fairflare-") if root is None else None
+        self.root = Path(self._temporary.name) if self._temporary is not None else Path(root or "")
+
+    def begin(self, number: int) -> Callable[[str, torch.Tensor], None]:
+        """Starts a number anew and forgets all others but the one before.
+
+        Returns:
+            What writes a tensor under its name; the writer raises OSError when the disk is full.
+        """
+        folder = self._of(number)
+        if self.root.is_dir():
+            for other in self.root.iterdir():
+                if other != self._of(number - 1):
+                    _remove(other)
+        folder.mkdir(parents=True, exist_ok=True)
+
+        def keep(name: str, tensor: torch.Tensor) -> None:
+            tensors = {_KEY: tensor.detach().cpu().contiguous()}
+            write_whole(file_of(folder, "tensor", name), tensors, None, f"tensor {name!r}")
+
+        return keep
+
+    def at(self, number: int) -> Mapping[str, torch.Tensor]:
+        """Tensors under a number, by name (sorted); a tensor is read when it is asked for, and not kept.
+
+        Raises:
+            FileNotFoundError: there is none. Reading a tensor raises ValueError when its file is damaged.
+        """
+        folder = self._of(number)
+        if not folder.is_dir():
+            raise FileNotFoundError(f"there is no {folder}")
+        return _Folder(folder)
+
+    def _of(self, number: int) -> Path:
+        return self.root / f"{number:06d}"
+
+
+class _Folder(Mapping[str, torch.Tensor]):
+    """One file per tensor."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self:
+            raise KeyError(name)
+        path = file_of(self._folder, "tensor", name)
+        try:
+            return load_file(path)[_KEY]
+        except (SafetensorError, KeyError) as error:
+            raise ValueError(f"tensor {name!r} in {path} is damaged: {error}") from error
+
+    def __contains__(self, name: object) -> bool:  # the inherited one would read the tensor
+        return isinstance(name, str) and bool(name) and file_of(self._folder, "tensor", name).is_file()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(names_in(self._folder))
+
+    def __len__(self) -> int:
+        return len(names_in(self._folder))
+
+
+def _remove(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()

@@ -1,0 +1,120 @@
+"""Round checkpoints that outlive the job, since FLARE does not resume one.
+
+A folder per experiment holds ``state.json`` and the files it names. ``state.json`` is replaced last and atomically, so
+what it names is complete whenever it can be read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from fairflare.exchange.messages import clean_state
+
+STATE_FILE = "state.json"
+
+
+@dataclass
+class Checkpoint:
+    """What is known after a round.
+
+    Attributes:
+        next_round: the first round that is not done.
+        model: global model.
+        rule: the rule's own state.
+        results: the results store's state.
+        config: what the run was configured with; compared on resume.
+        extra: the controller's small state.
+    """
+
+    next_round: int
+    model: dict[str, torch.Tensor]
+    rule: dict[str, Any]
+    results: dict[str, Any]
+    config: dict[str, Any]
+    extra: dict[str, Any]
+
+
+class CheckpointFolder:
+    """Reads and writes :class:`Checkpoint` in one folder; the last complete one is kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Writes a checkpoint; a crash at any point leaves the old one or the new one."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        tag = f"{checkpoint.next_round:06d}"
+        model, rule = f"model-{tag}.safetensors", f"rule-{tag}.pt"
+        plain = {name: tensor.clone() for name, tensor in clean_state(checkpoint.model).items()}
+        _replace(self.folder / model, lambda path: save_file(plain, path))
+        _replace(self.folder / rule, lambda path: torch.save(checkpoint.rule, path))
+        state = {
+            "next_round": checkpoint.next_round,
+            "model": model,
+            "rule": rule,
+            "results": checkpoint.results,
+            "config": checkpoint.config,
+            "extra": checkpoint.extra,
+        }
+        _replace(self.folder / STATE_FILE, lambda path: path.write_text(json.dumps(state), encoding="utf-8"))
+        for path in self.folder.iterdir():
+            if path.name.startswith(("model-", "rule-")) and path.name not in (model, rule):
+                path.unlink(missing_ok=True)
+
+    def load(self) -> Checkpoint | None:
+        """The last complete checkpoint; ``None`` when there is none.
+
+        Raises:
+            ValueError: the folder holds something else (names the file).
+        """
+        path = self.folder / STATE_FILE
+        if not path.exists():
+            return None
+        try:
+            state = json.loads(path.read_text(encoding="utf-8"))
+            return Checkpoint(
+                next_round=int(state["next_round"]),
+                model=load_file(self.folder / state["model"]),
+                rule=torch.load(self.folder / state["rule"], map_location="cpu", weights_only=True),
+                results=dict(state["results"]),
+                config=dict(state["config"]),
+                extra=dict(state["extra"]),
+            )
+        except Exception as e:
+            raise ValueError(
+                f"checkpoint {path} cannot be read ({type(e).__name__}: {e}); remove its folder to start anew, or use "
+                "another experiment id"
+            ) from e
+
+
+def check_same_config(old: Mapping[str, Any], new: Mapping[str, Any], experiment: str) -> None:
+    """Refuses to go on with an experiment under other settings; another number of rounds is fine.
+
+    Raises:
+        ValueError: names each differing setting with both values.
+    """
+    differing = []
+    for key in sorted(set(old) | set(new)):
+        if key != "num_rounds" and old.get(key) != new.get(key):
+            differing.append(f"{key}: was {old.get(key)!r}, is {new.get(key)!r}")
+    if differing:
+        raise ValueError(
+            f"experiment {experiment!r} has a checkpoint of other settings ({'; '.join(differing)}); give the run "
+            "another experiment id, or remove the checkpoint folder"
+        )
+
+
+def _replace(path: Path, write: Any) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    write(temporary)
+    with temporary.open("rb") as f:
+        os.fsync(f.fileno())
+    temporary.replace(path)

@@ -1,0 +1,376 @@
+"""The path of a reply at the server: checked, staged, and summed once for all methods.
+
+Two steps on purpose. :meth:`Collector.read_training` and its like look at a site's words; whatever is wrong with them
+is a :class:`ReportError` and costs that site its round. :meth:`Collector.keep` writes; what goes wrong there (a full
+disk) is the server's fault and is never booked on a site.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from fairflare import __version__
+from fairflare.core.layers import layers_of
+from fairflare.core.states import add_update, check_state, layerwise_average, weighted_average
+from fairflare.exchange.messages import STATUS_OK, Message, clean_state, same_version
+from fairflare.exchange.staging import Staging
+from fairflare.methods.reports import MAX_TEXT, Field, ReportError, numbers, read_report, shortened
+from fairflare.methods.rule import RoundInputs, Rule, State, Weighing
+
+log = logging.getLogger(__name__)
+
+MAX_SAMPLES = 10**9  # a site that claims more is not believed
+MAX_METRICS = 1000  # entries that are read
+MAX_REASON = 300
+#: What a site says about its training besides the rule's report. Shown in results; nothing is computed from it.
+STATS = (
+    Field("train_loss", nan_ok=True, infinite_ok=True, required=False),
+    Field("epoch_losses", "vector", nan_ok=True, infinite_ok=True, required=False),
+    Field("seconds", low=0, required=False),
+    Field("synthetic", "flag", required=False),
+)
+COUNTS = (
+    Field("num_samples", "whole", low=1, high=MAX_SAMPLES, required=False),
+    Field("num_steps", "whole", low=0, high=MAX_SAMPLES, required=False),
+)
+
+
+class QuorumError(RuntimeError):
+    """Fewer usable results than a round needs; the text gives every site's reason."""
+
+
+@dataclass
+class Training:
+    """A site's checked answer to ``train``."""
+
+    site: str
+    state: State
+    report: dict[str, Any]
+    metrics: dict[str, float]
+    stats: dict[str, Any]
+    num_samples: int | None
+    num_steps: int | None
+
+
+class Shape(Protocol):
+    """What a model from a site must look like."""
+
+    updates: bool  # what is collected are updates, not models
+
+    def read(self, message: Message, site: str) -> State:
+        """The state to collect. Raises ``ValueError`` or ``TypeError`` (names site and tensor)."""
+
+
+class LikeReceived:
+    """Sites send updates of, or models like, the one that the server sent: what is collected are full models."""
+
+    updates = False
+
+    def __init__(self, received: State) -> None:
+        self.received = received
+
+    def read(self, message: Message, site: str) -> State:
+        state: State = clean_state(message.params)
+        if message.is_update:
+            state = add_update(self.received, state, site)
+        check_state(state, self.received, site)
+        return state
+
+
+@dataclass
+class _Round:
+    """What a round has gathered so far."""
+
+    number: int = 0
+    num_rounds: int = 1
+    asked: list[str] = field(default_factory=list)
+    received: State | None = None
+    trained: dict[str, Training] = field(default_factory=dict)  # without their models, which wait on disk
+    anchor_reports: dict[str, dict[str, Any]] = field(default_factory=dict)
+    rejected: dict[str, str] = field(default_factory=dict)
+
+
+class Collector:
+    """Takes the replies of a round for a rule.
+
+    Args:
+        rule: the method's server half.
+        folder: where local models wait; ``None``: a temporary folder.
+    """
+
+    def __init__(self, rule: Rule, folder: Path | None = None) -> None:
+        self.rule = rule
+        self._temporary = tempfile.TemporaryDirectory(prefix="fairflare-staging-") if folder is None else None
+        self.staging = Staging(Path(self._temporary.name) if self._temporary else folder or Path())
+        self._round = _Round()
+        self._shape: Shape | None = None
+
+    def begin(
+        self, current_round: int, num_rounds: int, *, shape: Shape, received: State | None, sites: Sequence[str] = ()
+    ) -> None:
+        """Starts a round; forgets the one before.
+
+        Args:
+            current_round, num_rounds: from 0; total.
+            shape: what models must look like.
+            received: the model the sites received; ``None``: unknown.
+            sites: that are asked.
+        """
+        self.staging.clear()
+        self._round = _Round(current_round, num_rounds, sorted(sites), received)
+        self._shape = shape
+
+    def at_round(self, current_round: int) -> None:
+        """Under a stock controller the round is known only when the first answer is there."""
+        self._round.number = current_round
+
+    def clear(self) -> None:
+        """Removes the local models of the round."""
+        self.staging.clear()
+
+    @property
+    def accepted(self) -> list[str]:
+        """Sites whose model is in the round, sorted."""
+        return sorted(self._round.trained)
+
+    @property
+    def rejected(self) -> dict[str, str]:
+        """Why others are not, by site."""
+        return self._round.rejected
+
+    # -- reading what a site says
+
+    def read_training(self, site: str, message: Message, *, needs_metrics: bool = True) -> Training:
+        """A site's answer to ``train``, every value checked.
+
+        Raises:
+            ReportError: it cannot be used (names site, field and value).
+        """
+        if site in self._round.trained:
+            raise ReportError(f"site {site!r} answered twice in round {self._round.number}")
+        meta = read_head(site, message, self._round.number)
+        if not isinstance(message.params, Mapping) or not message.params:
+            raise ReportError(f"site {site!r} sent no model")
+        report = self.rule.check_report(read_report(meta.get("report"), self.rule.report_fields, site), site)
+        counts = read_report(meta, COUNTS, site)
+        assert self._shape is not None
+        return Training(
+            site=site,
+            state=_or_refused(site, self._shape, message),
+            report=report,
+            metrics=read_metrics(site, message.metrics, needed=needs_metrics),
+            stats=read_report(meta.get("stats"), STATS, site, "stats"),
+            num_samples=None if counts["num_samples"] is None else int(counts["num_samples"]),
+            num_steps=None if counts["num_steps"] is None else int(counts["num_steps"]),
+        )
+
+    def read_anchor(self, site: str, message: Message) -> dict[str, Any]:
+        """A site's report about the anchor.
+
+        Raises:
+            ReportError: as above, or the site has no model in this round.
+        """
+        if site not in self._round.trained:
+            raise ReportError(f"site {site!r} reports about the anchor without a model in this round")
+        meta = read_head(site, message, self._round.number)
+        report = read_report(meta.get("report"), self.rule.anchor_fields, site)
+        return self.rule.check_anchor_report(report, site, list(dict.fromkeys(self._owner().values())))
+
+    # -- keeping it
+
+    def keep(self, training: Training) -> None:
+        """Puts a checked model where it waits for the others.
+
+        Raises:
+            ReportError: a kind of number that cannot be written.
+            OSError: the server's disk is full or cannot be written.
+        """
+        try:
+            self.staging.put(training.site, training.state)
+        except (TypeError, ValueError) as error:
+            raise ReportError(_named(training.site, printable(str(error)))) from error
+        training.state = {}
+        self._round.trained[training.site] = training
+        self._round.rejected.pop(training.site, None)
+
+    def keep_anchor(self, site: str, report: dict[str, Any]) -> None:
+        """Takes a checked report about the anchor into the round."""
+        self._round.anchor_reports[site] = report
+
+    def reject(self, site: str, reason: str) -> None:
+        """Records why a site is not in the round."""
+        self._round.rejected[site] = reason
+
+    def drop(self, site: str, reason: str) -> None:
+        """Takes a site out of the round again."""
+        self._round.trained.pop(site, None)
+        self.staging.discard(site)
+        self.reject(site, reason)
+
+    def screen(self) -> dict[str, str]:
+        """Takes out the sites that the rule says do not go together with the others; why, by site."""
+        odd = self.rule.misfits({site: self._round.trained[site].report for site in self.accepted})
+        for site, reason in odd.items():
+            self.drop(site, reason)
+        return odd
+
+    # -- the sum
+
+    def require(self, min_sites: int) -> None:
+        """Raises :class:`QuorumError` with every site's reason when fewer results are usable."""
+        if len(self._round.trained) < min_sites:
+            reasons = "; ".join(f"{site}: {why}" for site, why in sorted(self.rejected.items())) or "no answer"
+            raise QuorumError(
+                f"{type(self.rule).__name__}, round {self._round.number}: {len(self._round.trained)} usable result(s) "
+                f"of min_sites={min_sites} ({reasons})"
+            )
+
+    def anchor_model(self) -> dict[str, torch.Tensor]:
+        """The plain mean of the round's local models (Fed-LWR, Eq. 1): uniform, not by sample counts."""
+        share = 1.0 / len(self.accepted)
+        return weighted_average(self._states(), dict.fromkeys(self.accepted, share))
+
+    def aggregate(self) -> tuple[dict[str, torch.Tensor], Weighing]:
+        """The next global model (or the aggregated update) and how the rule weighed.
+
+        Raises:
+            RuntimeError: the rule gives no weights.
+        """
+        assert self._shape is not None
+        sites = self.accepted
+        if self.rule.two_phase and len(sites) == 1:
+            # One model is its own average: every weight is 1 and there is nothing to ask.
+            return self.anchor_model(), Weighing(sites={sites[0]: 1.0})
+        inputs = self._inputs()
+        weighing = self.rule.weigh(inputs)
+        if not weighing.reports:
+            found = {site: numbers(report) for site, report in inputs.reports.items()}
+            weighing.reports = {site: values for site, values in found.items() if values}
+        updates = self._shape.updates
+        if weighing.layers is not None:
+            return layerwise_average(inputs.states, weighing.layers, inputs.owner, updates=updates), weighing
+        if weighing.sites is None:
+            raise RuntimeError(f"{type(self.rule).__name__}.weigh() gave neither site nor layer weights")
+        shown = ", ".join(f"{site} {weight:.4f}" for site, weight in sorted(weighing.sites.items()))
+        log.info("round %d, weights: %s", self._round.number, shown)
+        return weighted_average(inputs.states, weighing.sites, updates=updates), weighing
+
+    def _inputs(self) -> RoundInputs:
+        sites, trained = self.accepted, self._round.trained
+        return RoundInputs(
+            current_round=self._round.number,
+            num_rounds=self._round.num_rounds,
+            sites=sites,
+            # Without a declared count every site counts the same.
+            num_samples={site: trained[site].num_samples or 1 for site in sites},
+            reports={site: trained[site].report for site in sites},
+            anchor_reports=self._round.anchor_reports,
+            states=self._states(),
+            owner=self._owner(),
+            asked=self._round.asked or sites,
+            received=self._round.received,
+        )
+
+    def _states(self) -> dict[str, State]:
+        return {site: self.staging.open(site) for site in self.accepted}
+
+    def _owner(self) -> dict[str, str]:
+        return layers_of(self.staging.open(self.accepted[0]))
+
+
+# ------------------------------------------------------------------------------------------------ a site's words
+
+
+def read_head(site: str, message: Message, current_round: int) -> Mapping[str, Any]:
+    """Version, status and round of a reply; its meta.
+
+    Raises:
+        ReportError: another version, a status that is not exactly ``"ok"`` (with the site's own reason), or an answer
+            to another round.
+    """
+    meta = message.meta
+    if not isinstance(meta, Mapping):
+        raise ReportError(f"site {site!r}: the message carries no fairflare part, got {shortened(meta)}")
+    version = meta.get("version")
+    if not isinstance(version, str) or not same_version(version):
+        raise ReportError(f"site {site!r} answers with fairflare {shortened(version)}, the server has {__version__}")
+    status = meta.get("status")
+    if not isinstance(status, str) or status != STATUS_OK:
+        reason = meta.get("reason")
+        if isinstance(reason, str) and reason.strip():
+            raise ReportError(_named(site, printable(reason)))
+        raise ReportError(f"site {site!r}: field 'status' must be {STATUS_OK!r}, got {shortened(status)}")
+    if message.current_round is not None and not _is_round(message.current_round, current_round):
+        answered = shortened(message.current_round)
+        raise ReportError(f"site {site!r} answered for round {answered}, asked for round {current_round}")
+    return meta
+
+
+def read_metrics(site: str, metrics: Any, *, needed: bool = True) -> dict[str, float]:
+    """Metrics of a reply: finite numbers, in [0, 1] but for losses.
+
+    Raises:
+        ReportError: none where they are due, too many, or one out of range (names site, metric and value).
+    """
+    if metrics is None or (isinstance(metrics, Mapping) and not metrics):
+        if needed:
+            raise ReportError(f"site {site!r}: the answer carries no metric")
+        return {}
+    if not isinstance(metrics, Mapping) or len(metrics) > MAX_METRICS:
+        raise ReportError(f"site {site!r}: metrics must be a dict of at most {MAX_METRICS}, got {shortened(metrics)}")
+    found: dict[str, float] = {}
+    for name, value in metrics.items():
+        if not isinstance(name, str) or len(name) > MAX_TEXT or not name.isprintable():
+            raise ReportError(f"site {site!r}: a metric is called {shortened(name)}")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value):
+            raise ReportError(f"site {site!r}: metric {name!r} must be a finite number, got {shortened(value)}")
+        if name.rpartition("/")[2] != "loss" and not 0.0 <= value <= 1.0:
+            raise ReportError(f"site {site!r}: metric {name!r} must lie in [0, 1], got {shortened(value)}")
+        found[name] = float(value)
+    return found
+
+
+def printable(text: str, most: int = MAX_REASON) -> str:
+    """A site's words as a log, a table and a terminal may show them."""
+    clean = "".join(c if c.isprintable() else " " for c in text[: 2 * most])
+    return clean if len(clean) <= most else clean[: most - 3] + "..."
+
+
+def _is_round(answered: Any, current_round: int) -> bool:
+    return isinstance(answered, int) and answered == current_round
+
+
+def _named(site: str, reason: str) -> str:
+    return reason if f"site {site!r}" in reason else f"site {site!r}: {reason}"
+
+
+def is_finite(value: Any) -> bool:
+    """Whether a number is one, also an integer that no float can hold."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def _or_refused(site: str, shape: Shape, message: Message) -> State:
+    """The state to collect; whatever a tensor does that is none of ours is its site's fault."""
+    try:
+        return shape.read(message, site)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        text = str(error) if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: {error}"
+        raise ReportError(_named(site, printable(text))) from error
+
+
+def reasons(left_out: Iterable[tuple[str, str]]) -> str:
+    """Sites and why they are out, in one line."""
+    return "; ".join(why if site in why else f"{site}: {why}" for site, why in sorted(left_out))

@@ -1,0 +1,105 @@
+"""What a run says while it goes: results, event log, the server's log, and whoever listens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fairflare.core.fairness import summarize
+from fairflare.exchange.messages import TASK_VALIDATE
+from fairflare.federation.phase import Phase
+from fairflare.federation.transport import Listener, Transport
+from fairflare.methods.rule import Weighing
+from fairflare.reporting.pictures import draw_pictures
+from fairflare.reporting.results import LeftOut, ResultsStore, RoundRecord, read_results
+from fairflare.reporting.table import fairness_table
+
+
+class Journal:
+    """Writes down one run.
+
+    Args:
+        folder: for ``results.json`` and its like.
+        transport: has the server's log.
+        listeners: are told too.
+        metric: the task's primary one.
+    """
+
+    def __init__(self, folder: Path, transport: Transport, listeners: Sequence[Listener], metric: str) -> None:
+        self.store = ResultsStore(folder)
+        self.say = transport.say
+        self.listeners = list(listeners)
+        self.metric = metric
+        self.synthetic = False
+
+    def tell(self, kind: str, **details: Any) -> None:
+        """An event: into the log file and to the listeners."""
+        self.store.event(kind, **details)
+        for listener in self.listeners:
+            listener.event(kind, details)
+
+    def training(self, phase: Phase, record: RoundRecord) -> None:
+        """What the sites said of their training."""
+        self.left_out(phase, record)
+        record.validation = {site: dict(phase.good[site]) for site in sorted(phase.good)}
+        record.train = {
+            site: {
+                "loss": found.stats["train_loss"],
+                "num_samples": found.num_samples,
+                "num_steps": found.num_steps,
+                "seconds": found.stats["seconds"],
+            }
+            for site, found in sorted(phase.trained.items())
+        }
+        if not self.synthetic and any(found.stats["synthetic"] for found in phase.trained.values()):
+            self.synthetic = True
+            self.store.update_info(synthetic=True)
+            self.say("the data are SYNTHETIC (a phantom): the figures say nothing about patients")
+
+    def left_out(self, phase: Phase, record: RoundRecord) -> None:
+        """An exchange of the round, and who is not in it."""
+        record.phases.append(phase.record())
+        for site, reason in sorted(phase.left_out.items()):
+            record.left_out.append(LeftOut(site=site, phase=phase.name, reason=reason))
+            self.say(f"round {record.current_round}, {phase.name}: site {site!r} left out: {reason}", warning=True)
+
+    def weighed(self, weighing: Weighing, record: RoundRecord) -> None:
+        """How the rule decided."""
+        record.site_weights = weighing.sites
+        record.layers = weighing.record or None
+        record.reports = weighing.reports
+        record.values = weighing.values
+        record.details = weighing.details
+
+    def round_done(self, record: RoundRecord) -> None:
+        """A whole round."""
+        self.store.add_round(record)
+        for listener in self.listeners:
+            listener.round_done(record, self.metric)
+
+    def tested(self, phase: Phase) -> None:
+        """The final test: every site's metrics, how fair they are, and pictures of the run."""
+        left_out = [LeftOut(site, TASK_VALIDATE, reason) for site, reason in sorted(phase.left_out.items())]
+        for left in left_out:
+            self.say(f"validate: site {left.site!r} left out: {left.reason}", warning=True)
+        test = {site: dict(values) for site, values in sorted(phase.good.items())}
+        self.store.finish("completed", test=test, fairness=_fairness(test), phases=[phase.record()], left_out=left_out)
+        results = read_results(self.store.folder)
+        for line in draw_pictures(results, self.store.folder):
+            self.say(line)
+        self.say("fairness on the sites' test splits\n" + fairness_table(results))
+        for listener in self.listeners:
+            listener.tested(test, self.metric, phase.current_round)
+
+    def failed(self, reason: str) -> None:
+        """The run ends here."""
+        try:
+            self.store.finish("failed", reason=reason)
+        except OSError as error:  # a full disk must not hide the reason
+            self.say(f"the results cannot be written: {error}", warning=True)
+
+
+def _fairness(test: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    names = sorted({name for values in test.values() for name in values})
+    return {name: summarize({site: by[name] for site, by in test.items() if name in by}) for name in names}

@@ -1,0 +1,158 @@
+"""A whole federation in one process: the same rounds and halves as anywhere, with calls in place of messages.
+
+For quick experiments on one machine. Sites work one after the other on one thread each, as in FLARE's simulator with
+one thread a site, so the results are the simulator's, bit for bit; there is no network, no timeout, no isolation.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fairflare.core.settings import values_of
+from fairflare.exchange.messages import STATUS_FAILED, Message, SiteReply, decode_task, encode_reply
+from fairflare.federation.rounds import RESULTS_FOLDER, Place, Rounds
+from fairflare.federation.site import SITE_FILE, SiteWorker, own_settings
+from fairflare.federation.site_store import safe_name
+from fairflare.federation.transport import Listener, Question
+from fairflare.methods.training import LocalTraining, SiteError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fairflare.core.task import Task
+    from fairflare.federation.plan import Plan
+
+log = logging.getLogger(__name__)
+
+
+class LocalTransport:
+    """Asks sites by calling them.
+
+    Args:
+        sites: names.
+        task: what is learned.
+        training: the method's site half.
+        local: content of ``local/fairflare.json``.
+        state: folder of what sites keep, unless ``state_root`` in ``local`` says otherwise.
+        should_stop: asked between the sites and while they train.
+    """
+
+    def __init__(
+        self,
+        sites: Sequence[str],
+        task: Task,
+        training: LocalTraining,
+        local: Mapping[str, Any],
+        state: Path,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.names = list(sites)
+        self.task, self.training = task, training
+        self.local, self.state = dict(local), state
+        self.stopped = should_stop
+        self._workers: dict[str, SiteWorker] = {}
+
+    def sites(self) -> list[str]:
+        return self.names
+
+    def ask(self, question: Question) -> None:
+        for site in question.sites:
+            if question.enough() or self.stopped():
+                return
+            reply = self._perform(site, question.name, question.task)
+            question.hand_over(site, encode_reply(reply, question.task.current_round))
+
+    def say(self, text: str, *, warning: bool = False) -> None:
+        log.log(logging.WARNING if warning else logging.INFO, "%s", text)
+
+    def watch(self, seen: Callable[[str], None]) -> None:
+        """A site here only ever speaks when it is asked."""
+
+    def _perform(self, site: str, name: str, task: Message) -> SiteReply:
+        try:
+            request = decode_task(name, task, site)
+            return self._worker(site, request.experiment).perform(request, self.stopped)
+        except SiteError as error:  # a setting of one site costs that site its round
+            log.warning("%s", error)
+            return SiteReply(STATUS_FAILED, reason=error.public)
+
+    def _worker(self, site: str, experiment: str) -> SiteWorker:
+        if site not in self._workers:
+            settings = own_settings(self.local, site)
+            root = Path(settings.get("state_root") or self.state) if experiment else self.state
+            self._workers[site] = SiteWorker(
+                site=site,
+                task=self.task,
+                training=self.training,
+                settings=settings,
+                state_folder=root / safe_name(experiment or "run") / safe_name(site),
+                num_threads=1,
+            )
+        return self._workers[site]
+
+
+def run_local(
+    plan: Plan,
+    folder: Path,
+    local: Mapping[str, Any] | None = None,
+    *,
+    listeners: Sequence[Listener] = (),
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Path:
+    """Runs a plan with named sites in this process.
+
+    Args:
+        plan: see :func:`fairflare.federation.plan.make_plan`.
+        folder: laid out as the simulator's: results go to ``server/simulate_job/fairflare`` in it.
+        local: the sites' private settings, as ``local/fairflare.json``.
+        listeners: are told how it goes.
+        should_stop: True ends the run.
+
+    Returns:
+        The folder with ``results.json``.
+
+    Raises:
+        ValueError: the plan names no sites, or a checkpoint does not fit.
+        RuntimeError: the run failed; the text says why.
+        Stopped: ``should_stop`` said so.
+    """
+    if not plan.sites:
+        raise ValueError("in one process there are no connected sites: give their number or names")
+    local = dict(local or {})
+    own = own_settings(local, "server")
+    run_dir = folder / "server" / "simulate_job"
+    for path in (run_dir, folder / "local"):
+        path.mkdir(parents=True, exist_ok=True)
+    (folder / "local" / SITE_FILE).write_text(json.dumps(local, indent=2) + "\n", encoding="utf-8")
+    place = Place(
+        run_dir=run_dir,
+        experiments=Path(own.get("checkpoint_root") or folder / "fairflare_checkpoints"),
+        job_id="in_process",
+        settings=own,
+        site_half=values_of(plan.training),
+    )
+    with tempfile.TemporaryDirectory(prefix="fairflare-sites-") as temporary, _one_thread():
+        # With an experiment what sites keep must be there for the next run too.
+        state = folder / "fairflare_state" if plan.run.experiment else Path(temporary)
+        transport = LocalTransport(plan.sites, plan.task, plan.training, local, state, should_stop)
+        Rounds(plan.task, plan.rule, plan.run, transport, place, listeners).run()
+    return run_dir / RESULTS_FOLDER
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """As in the simulator: the number of threads changes the last bits of a sum."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

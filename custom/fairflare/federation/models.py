@@ -1,0 +1,51 @@
+"""The global model's files in the run directory, in FLARE's own layout so that its tools and examples read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+MODEL_FILE = "FL_global_model.pt"
+BEST_MODEL_FILE = "best_FL_global_model.pt"
+
+
+class ModelFiles:
+    """Writes the current and the best global model.
+
+    Args:
+        folder: run directory.
+        method: noted in the files.
+    """
+
+    def __init__(self, folder: Path, method: str) -> None:
+        self.folder = folder
+        self.method = method
+        self.best: float | None = None  # mean validation metric of the best model so far
+
+    def save(self, state: Mapping[str, torch.Tensor], current_round: int, name: str = MODEL_FILE) -> None:
+        """Replaces the file atomically."""
+        path = self.folder / name
+        temporary = path.with_suffix(".tmp")
+        torch.save({"model": dict(state), "train_conf": {"round": current_round, "method": self.method}}, temporary)
+        temporary.replace(path)
+
+    def keep_best(
+        self, state: Mapping[str, torch.Tensor], validation: Mapping[str, Mapping[str, float]], metric: str, made: int
+    ) -> None:
+        """Keeps the model with the best mean validation metric.
+
+        Args:
+            state: the *received* model of a round, which is what the sites validated.
+            validation: ``{site: {metric: value}}`` of it.
+            metric: larger is better.
+            made: round that made the model.
+        """
+        values = [by[metric] for by in validation.values() if metric in by]
+        if not values:
+            return
+        mean = sum(values) / len(values)
+        if self.best is None or mean > self.best:
+            self.best = mean
+            self.save(state, made, BEST_MODEL_FILE)

@@ -1,0 +1,164 @@
+"""What a run consists of, put together from a method's name and settings: the input of every way to run it."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fairflare.core.checks import choice, different, nearest, whole
+from fairflare.core.settings import build, field_names
+from fairflare.core.task import Task
+from fairflare.federation.rounds import RunSettings
+from fairflare.methods.catalog import Method, get_method
+from fairflare.methods.rule import OLD_JOB, Rule
+from fairflare.methods.training import LocalTraining
+
+# Kinds of task: the file a job carries for each, with a class Task that the user may edit.
+TASKS_BY_KIND = {
+    kind: Path(__file__).parents[1] / "tasks" / "templates" / f"{kind}_task.py"
+    for kind in ("segmentation", "classification")
+}
+
+
+class TaskFileError(ValueError):
+    """A task file cannot be used; the text names it."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run, ready to go.
+
+    Attributes:
+        method: of the catalog.
+        task, rule, training: its parts.
+        run: rounds, quorum, seed, timeouts.
+        sites: names; ``None``: every connected site.
+        task_file: where the class of ``task`` comes from.
+    """
+
+    method: Method
+    task: Task
+    rule: Rule
+    training: LocalTraining
+    run: RunSettings
+    sites: list[str] | None
+    task_file: Path
+
+
+def make_plan(
+    method: str,
+    *,
+    task: str | None = None,
+    sites: int | Sequence[str] | None = 0,
+    settings: Mapping[str, Any] | None = None,
+    small: bool = True,
+    task_file: str | Path | None = None,
+    **run: Any,
+) -> Plan:
+    """Puts a run together.
+
+    Args:
+        method: a name of ``fairflare list``.
+        task: ``"segmentation"`` or ``"classification"``; default: what the method's paper learns.
+        sites: number of sites (named ``site-1`` ...), their names, or ``None`` for every connected site; 0: as many as
+            the method's small job has.
+        settings: of the method's halves and of the task, by name, wherever they belong; on top of those of the
+            method's small job unless ``small`` is False. A part of a half is chosen with ``{"weighting": "som"}`` and
+            set with ``{"weighting.grid": [4, 4]}``.
+        small: False: the papers' settings, also for what is not named in ``settings``.
+        task_file: a Python file with a class ``Task``; default: the packaged one of the kind of task.
+        run: of :class:`fairflare.federation.rounds.RunSettings`.
+
+    Raises:
+        ValueError: unknown method, kind of task or setting (suggests the nearest), or a value out of range.
+    """
+    chosen = get_method(method)
+    kind = choice("task", chosen.task if task is None else task, TASKS_BY_KIND)
+    file = Path(task_file) if task_file else TASKS_BY_KIND[kind]
+    task_class = load_task_class(file)
+    # Another kind of task than the paper's has none of its small settings, but its length.
+    quick = chosen.small if small and kind == chosen.task else {}
+    server, site, learns = route_settings({**quick, **(settings or {})}, chosen, task_class)
+    if kind == chosen.task:
+        learns = {**chosen.learns, **learns}
+    names = site_list(chosen.num_sites if sites == 0 else sites)
+    given = {key: value for key, value in run.items() if value is not None}
+    plan = RunSettings(**{"num_rounds": chosen.num_rounds, "label": chosen.name, **given})
+    if names is not None and plan.min_sites > len(names):
+        raise ValueError(f"min_sites={plan.min_sites}, but the job has {len(names)} site(s)")
+    return Plan(
+        method=chosen,
+        task=_task(task_class, learns),
+        rule=build(chosen.rule, {**chosen.server, **server}),
+        training=build(chosen.training, {**chosen.site, **site}),
+        run=plan,
+        sites=names,
+        task_file=file,
+    )
+
+
+def site_list(sites: int | Sequence[str] | None) -> list[str] | None:
+    """``3`` -> ``["site-1", "site-2", "site-3"]``; names are checked for repeats."""
+    if sites is None:
+        return None
+    if isinstance(sites, str) or not isinstance(sites, Sequence):
+        return [f"site-{i}" for i in range(1, whole("sites", sites) + 1)]
+    return list(different("sites", sites))
+
+
+def route_settings(
+    settings: Mapping[str, Any], method: Method, task: type
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Gives each setting to rule, training and task, wherever there is one of that name (``preset``: to both halves).
+
+    Raises:
+        ValueError: nothing has such a setting (suggests the nearest, or says what took the place of an older one).
+    """
+    parts: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] = ({}, {}, {})
+    owners = [set(field_names(part)) for part in (method.rule, method.training, task)]
+    retired = {**getattr(method.training, "retired", {}), **method.rule.retired}
+    for key, value in settings.items():
+        owner, dot, rest = key.partition(".")
+        takers = [part for part, names in zip(parts, owners, strict=True) if owner in names]
+        for part in takers:
+            part[key] = value
+        if not takers:
+            now = retired.get(key, OLD_JOB)
+            if now != OLD_JOB:  # that one is about job folders
+                raise ValueError(f"method {method.name!r} has no setting {key!r} any more: {now}")
+            if key in field_names(RunSettings):
+                raise ValueError(f"{key!r} is no setting of method {method.name!r} but an option of the run")
+            known = sorted(set().union(*owners))
+            hint = nearest(key, [name + dot + rest for name in known]) or ";"
+            raise ValueError(f"method {method.name!r} has no setting {key!r}{hint} Available: {', '.join(known)}")
+    return parts
+
+
+def load_task_class(path: Path) -> type[Task]:
+    """The class ``Task`` of a task file.
+
+    Raises:
+        TaskFileError: no such file, no such class in it, or the file cannot be run.
+    """
+    if not path.is_file():
+        raise TaskFileError(f"task file {path} does not exist")
+    spec = importlib.util.spec_from_file_location("fairflare_task_file", path)
+    if spec is None or spec.loader is None:
+        raise TaskFileError(f"task file {path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise TaskFileError(f"task file {path} cannot be run: {type(error).__name__}: {error}") from error
+    found = getattr(module, "Task", None)
+    if not isinstance(found, type) or not issubclass(found, Task):
+        raise TaskFileError(f"task file {path} must define a class Task (a subclass of fairflare.tasks.base.Task)")
+    return found
+
+
+def _task(cls: type[Task], learns: Mapping[str, Any]) -> Task:
+    made: Task = cls(**learns)
+    return made

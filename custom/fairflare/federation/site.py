@@ -1,0 +1,259 @@
+"""What a task does at a site: plain functions of (task, model, directives, state folder), without FLARE.
+
+The executor calls :meth:`SiteWorker.perform` in its own process or, with ``isolate``, in a child process whose death
+costs one task instead of the whole job.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import logging
+import shutil
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fairflare.core.states import difference
+from fairflare.exchange.messages import (
+    STATUS_FAILED,
+    STATUS_OK,
+    STATUS_SKIPPED,
+    TASK_ANCHOR,
+    TASK_TRAIN,
+    TASK_VALIDATE,
+    SiteReply,
+    SiteTask,
+    clean_state,
+)
+from fairflare.federation.site_store import SiteStore
+from fairflare.methods.training import LocalTraining, SiteError, SiteRun
+
+if TYPE_CHECKING:
+    from fairflare.core.task import SiteData, Task
+
+log = logging.getLogger(__name__)
+
+SITE_FILE = "fairflare.json"  # in the folder local/ of a FLARE workspace
+# Settings of local/fairflare.json that the shell reads; all others belong to the task.
+SHELL_SETTINGS = ("sites", "state_root", "checkpoint_root", "num_threads", "device", "isolate")
+
+
+def round_seed(seed: int, site: str, current_round: int) -> int:
+    """A seed for one experiment, site and round; independent of order and process."""
+    digest = hashlib.sha256(f"{seed}/{site}/{current_round}".encode()).digest()
+    return int.from_bytes(digest[:7], "big") % 2**31
+
+
+class SiteWorker:
+    """Performs tasks at one site; keeps data and network between tasks of one process.
+
+    Args:
+        site: name.
+        task: what is learned.
+        training: the method's site half.
+        settings: the site's private settings (``local/fairflare.json``).
+        state_folder: of this experiment and site.
+    """
+
+    def __init__(
+        self,
+        site: str,
+        task: Task,
+        training: LocalTraining,
+        settings: Mapping[str, Any],
+        state_folder: Path,
+        *,
+        num_threads: int | None = None,
+    ) -> None:
+        self.site = site
+        self.task = task
+        self.training = training
+        self.settings = dict(settings)
+        self.store = SiteStore(state_folder)
+        self.device = pick_device(site, self.settings.get("device"))
+        threads = self.settings.get("num_threads", num_threads)
+        if threads is not None:
+            if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
+                raise SiteError(f"site {site!r}: setting 'num_threads' must be an integer >= 1, got {threads!r}")
+            torch.set_num_threads(threads)
+        self._data: SiteData | None = None
+        self._model: torch.nn.Module | None = None
+
+    def perform(self, request: SiteTask, should_stop: Callable[[], bool] = lambda: False) -> SiteReply:
+        """Does one task; whatever goes wrong becomes a reply with a reason, and details go to this site's log."""
+        jobs = {TASK_TRAIN: self._train, TASK_ANCHOR: self._anchor, TASK_VALIDATE: self._validate}
+        started = time.monotonic()
+        try:
+            if request.name not in jobs:
+                raise SiteError(f"site {self.site!r}: unknown task {request.name!r}, known: {sorted(jobs)}")
+            reply = jobs[request.name](request, should_stop)
+        except SiteError as e:
+            log.warning("%s", e)
+            return SiteReply(STATUS_SKIPPED if e.skipped else STATUS_FAILED, reason=e.public)
+        except (torch.cuda.OutOfMemoryError, MemoryError) as e:
+            self._model = None
+            traceback.clear_frames(e.__traceback__)  # they hold the model and its gradients
+            e.__traceback__ = None  # and so do the closures that ran on them
+            gc.collect()  # an optimizer may refer to itself
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            log.warning("site %s, task %s: out of memory: %s", self.site, request.name, e)
+            return SiteReply(
+                STATUS_FAILED,
+                reason=f"site {self.site!r}: out of memory in {request.name}; lower batch_size or image_size",
+            )
+        except Exception as e:
+            # DataError carries a text for the server; of anything else only the kind may leave the site.
+            public = getattr(e, "public", None)
+            if public:
+                log.warning("%s", e)
+            else:
+                log.warning("site %s, task %s failed", self.site, request.name, exc_info=e)
+            kind = f"site {self.site!r}: {request.name} failed with {type(e).__name__} (details in the site's log)"
+            return SiteReply(STATUS_FAILED, reason=public or kind)
+        reply.stats["seconds"] = round(time.monotonic() - started, 3)
+        return reply
+
+    # -- the three tasks
+
+    def _train(self, request: SiteTask, should_stop: Callable[[], bool]) -> SiteReply:
+        run, model = self._open(request, should_stop)
+        received = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        metrics = self._evaluate(model, run, "validation")
+        run.metrics = metrics
+        trained = self.training.train(run, model)
+        local = clean_state(model.state_dict())
+        report = self.training.report(run, model)
+        self.store.save_model(request.current_round, local)
+        return SiteReply(
+            STATUS_OK,
+            update=difference(local, clean_state(received)),
+            metrics=metrics,
+            report=report,
+            stats={
+                "train_loss": trained.train_loss,
+                "epoch_losses": trained.epoch_losses,
+                "synthetic": bool(run.data.synthetic),
+            },
+            num_samples=trained.num_samples,
+            num_steps=trained.num_steps,
+        )
+
+    def _anchor(self, request: SiteTask, should_stop: Callable[[], bool]) -> SiteReply:
+        kept = self.store.load_model(request.current_round)
+        if kept is None:
+            raise SiteError(
+                f"site {self.site!r} has no local model of round {request.current_round} to compare the anchor with",
+                skipped=True,
+            )
+        run, anchor = self._open(request, should_stop)
+        local = self.task.build_model().to(self.device)
+        local.load_state_dict(kept)
+        return SiteReply(STATUS_OK, report=self.training.report_anchor(run, local, anchor))
+
+    def _validate(self, request: SiteTask, should_stop: Callable[[], bool]) -> SiteReply:
+        run, model = self._open(request, should_stop)
+        metrics = self._evaluate(model, run, "test")
+        for split in run.data.test_splits:
+            if split != "test":
+                further = self._evaluate(model, run, split)
+                metrics.update({f"{split.removeprefix('test_')}/{name}": value for name, value in further.items()})
+        return SiteReply(STATUS_OK, metrics=metrics, num_samples=run.data.num_samples("test"))
+
+    # -- pieces
+
+    def _evaluate(self, model: torch.nn.Module, run: SiteRun, split: str) -> dict[str, float]:
+        batches = run.data.batches(split, batch_size=self.training.batch_size)
+        return self.task.evaluate(model, batches, self.device)
+
+    def _open(self, request: SiteTask, should_stop: Callable[[], bool]) -> tuple[SiteRun, torch.nn.Module]:
+        if self._data is None:
+            own = {k: v for k, v in self.settings.items() if k not in SHELL_SETTINGS}
+            self._data = self.task.open_site(self.site, own)
+            log.info("site %s: %s", self.site, self._data.description)
+        if self._model is None:
+            self._model = self.task.build_model().to(self.device)
+        try:
+            self._model.load_state_dict(request.state)
+        except RuntimeError as e:
+            raise SiteError(
+                f"site {self.site!r}: the server's model does not fit the task's network here: {e}",
+                public=f"site {self.site!r}: the server's model does not fit the task's network at this site; "
+                "server and site must run the same job",
+            ) from e
+        scratch = self.store.folder / "scratch"
+        if scratch.exists():  # left by a process that was killed
+            shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir()
+        run = SiteRun(
+            site=self.site,
+            task=self.task,
+            data=self._data,
+            device=self.device,
+            current_round=request.current_round,
+            num_rounds=request.num_rounds,
+            seed=round_seed(request.seed, self.site, request.current_round),
+            directives=request.directives,
+            store=self.store,
+            scratch=scratch,
+            should_stop=should_stop,
+            settings=self.settings,
+        )
+        return run, self._model
+
+
+def read_site_file(path: Path, identity: str) -> dict[str, Any]:
+    """The private settings of a site or of the server: ``local/fairflare.json`` of its workspace.
+
+    A block ``"sites": {name: {...}}`` overrides for one name, so that one file serves all sites of a simulator.
+
+    Raises:
+        SiteError: not a JSON object (names the file's place, not its content).
+    """
+    if not path.exists():
+        return {}
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as e:
+        raise SiteError(
+            f"site {identity!r}: {path} is not readable JSON: {e}",
+            public=f"site {identity!r}: local/{SITE_FILE} is not readable JSON",
+        ) from e
+    return own_settings(settings, identity)
+
+
+def own_settings(settings: Any, identity: str) -> dict[str, Any]:
+    """The part of a site file that is meant for one site; its own block goes before what stands outside.
+
+    Raises:
+        SiteError: not a JSON object.
+    """
+    blocks = settings.get("sites", {}) if isinstance(settings, Mapping) else None
+    if not isinstance(settings, Mapping) or not isinstance(blocks, Mapping):
+        raise SiteError(f"site {identity!r}: local/{SITE_FILE} must hold a JSON object (and 'sites' in it another)")
+    own = blocks.get(identity, {})
+    if not isinstance(own, Mapping):
+        raise SiteError(f"site {identity!r}: 'sites.{identity}' in local/{SITE_FILE} must be a JSON object")
+    return {**{k: v for k, v in settings.items() if k != "sites"}, **own}
+
+
+def pick_device(site: str, wanted: str | None) -> torch.device:
+    """The site's ``device`` setting, else the first GPU, else the CPU.
+
+    Raises:
+        SiteError: the wanted device does not exist here.
+    """
+    if wanted is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as e:
+        raise SiteError(f"site {site!r}: setting 'device' is {wanted!r}, which is not usable here: {e}") from e
+    return device

@@ -1,0 +1,77 @@
+"""What a run needs of whatever carries its messages: FLARE, one process, or a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fairflare.exchange.messages import Message
+from fairflare.reporting.records import RoundRecord
+
+__all__ = ["Listener", "Question", "RoundRecord", "Transport"]
+
+
+@dataclass(frozen=True)
+class Question:
+    """One task for some sites.
+
+    Attributes:
+        name: ``train``, ``anchor`` or ``validate``.
+        task: what they get.
+        sites: who is asked.
+        timeout: seconds until the answers that are missing no longer count.
+        enough: says whether to stop waiting before that.
+        hand_over: to be called with a site and its message, or with the reason why there is none; True: it is used.
+    """
+
+    name: str
+    task: Message
+    sites: list[str]
+    timeout: float
+    enough: Callable[[], bool]
+    hand_over: Callable[[str, Message | str], bool]
+
+
+class Transport(Protocol):
+    """How the server reaches the sites."""
+
+    def sites(self) -> list[str]:
+        """Names of the sites of the job, also of those that do not answer at present."""
+
+    def ask(self, question: Question) -> None:
+        """Sends the task and hands over each reply as it arrives, from any thread, one at a time.
+
+        Returns when every site has answered, after the timeout, when there is ``enough()``, or when :meth:`stopped`.
+        """
+
+    def stopped(self) -> bool:
+        """Whether the run is to stop."""
+
+    def say(self, text: str, *, warning: bool = False) -> None:
+        """A line for the server's log."""
+
+    def watch(self, seen: Callable[[str], None]) -> None:
+        """``seen`` is called with a site that shows signs of life outside of its answers."""
+
+
+class Listener:
+    """Is told how a run goes; does nothing by itself."""
+
+    def event(self, kind: str, details: Mapping[str, Any]) -> None:
+        """Something that the event log has too: ``phase``, ``site``, ``round_done``."""
+
+    def round_started(self, current_round: int) -> None:
+        """Before the sites are asked."""
+
+    def before_aggregation(self) -> None:
+        """All replies of the round are in."""
+
+    def aggregated(self, state: Mapping[str, Any]) -> None:
+        """The new global model."""
+
+    def round_done(self, record: RoundRecord, metric: str) -> None:
+        """Everything about a round; ``metric`` is the task's primary one."""
+
+    def tested(self, test: Mapping[str, Mapping[str, float]], metric: str, step: int) -> None:
+        """The metrics of the final model on the sites' test splits."""

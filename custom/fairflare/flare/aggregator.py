@@ -1,0 +1,189 @@
+"""A rule under FLARE's own controllers: ``FedAvgRecipe(aggregator=FairAggregator(rule=FedISM()))``.
+
+FLARE calls ``accept_model`` for each result and ``aggregate_model`` once. An exception in the first is logged and the
+site silently left out, so a refusal is recorded here instead; the second raises below ``min_sites``, with every site's
+reason, and ends the job.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import torch
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
+
+from fairflare import __version__
+from fairflare.core.settings import PositiveInt, settings
+from fairflare.core.states import State, check_state
+from fairflare.exchange.messages import STATUS_OK, Message, clean_state
+from fairflare.federation.collector import Collector, is_finite, printable
+from fairflare.flare.wire import META_KEY, from_model
+from fairflare.methods.reports import ReportError
+from fairflare.methods.rule import Rule, Weighing
+
+log = logging.getLogger(__name__)
+Signature = tuple[Any, ...]
+
+
+class AsSent:
+    """Under a stock controller nobody says what was sent out: models are collected as they come, and compared later."""
+
+    def __init__(self) -> None:
+        self.updates = False
+        self.signatures: dict[str, Signature] = {}
+
+    def read(self, message: Message, site: str) -> State:
+        state = clean_state(message.params)
+        check_state(state, state, site)  # finite, real
+        shapes = tuple((name, tuple(t.shape), t.is_floating_point()) for name, t in sorted(state.items()))
+        self.signatures[site] = (message.is_update, message.current_round, shapes)
+        return state
+
+
+@settings
+class FairAggregator(ModelAggregator):
+    """A single-phase rule as FLARE's ``ModelAggregator``.
+
+    What the results must look like is what most of them do: sites whose names or shapes of tensors, kind of parameters
+    or round differ from the majority's are left out by name.
+
+    Args:
+        rule: a method's server half.
+        min_sites: usable results a round needs.
+
+    The result's metrics are the means over the sites, whatever their range, for the controller's ``stop_cond``.
+
+    Raises:
+        ValueError: the rule asks the sites twice a round, which a stock controller does not do.
+    """
+
+    rule: Rule
+    min_sites: PositiveInt = 1
+
+    def __post_init__(self) -> None:
+        ModelAggregator.__init__(self)
+        if self.rule.two_phase:
+            raise ValueError(
+                f"{type(self.rule).__name__} asks the sites twice a round; run it with "
+                "fairflare.flare.controller.RoundsController instead of a stock controller"
+            )
+        self._collector = Collector(self.rule)
+        self.last_weighing: Weighing | None = None
+        self.reset_stats()
+
+    @property
+    def accepted(self) -> list[str]:
+        """Sites of the round so far."""
+        return self._collector.accepted
+
+    @property
+    def rejected(self) -> dict[str, str]:
+        """Why others are left out."""
+        return self._collector.rejected
+
+    def reset_stats(self) -> None:
+        """Begins a round (not the rule's own state)."""
+        self._shape = AsSent()
+        self._numpy: dict[str, bool] = {}
+        self._metrics: dict[str, dict[str, float]] = {}
+        self._fault: OSError | None = None
+        self._collector.begin(0, 1, shape=self._shape, received=None)
+
+    def accept_model(self, model: FLModel) -> None:
+        """Takes one site's result, or records in ``rejected`` why not."""
+        site = str((model.meta or {}).get("client_name") or "?")
+        try:
+            training = self._collector.read_training(site, self._with_head(model), needs_metrics=False)
+            self._collector.keep(training)
+        except ReportError as error:
+            self._refuse(site, str(error))
+            return
+        except OSError as error:  # the server's own fault; raised here, FLARE would drop the site and go on
+            self._fault = error
+            return
+        except Exception as error:
+            self._refuse(site, f"site {site!r}: {printable(f'{type(error).__name__}: {error}')}")
+            return
+        self._metrics[site] = _finite_numbers(model.metrics or {})
+        self._numpy[site] = not any(isinstance(value, torch.Tensor) for value in model.params.values())
+
+    def aggregate_model(self) -> FLModel:
+        """The aggregated model, or update where the sites sent updates.
+
+        Raises:
+            QuorumError: fewer than ``min_sites`` usable results (gives the reasons).
+            OSError: the server could not write a site's model.
+        """
+        if self._fault is not None:
+            raise self._fault
+        self._keep_majority()
+        for reason in self._collector.screen().values():
+            log.warning("left out: %s", reason)
+        self._collector.require(self.min_sites)
+        is_update, current_round, _ = self._shape.signatures[self.accepted[0]]
+        self._shape.updates = is_update
+        if current_round is not None:
+            self._collector.at_round(int(current_round))
+        state, self.last_weighing = self._collector.aggregate()
+        as_numpy = all(self._numpy[site] for site in self.accepted)
+        params: dict[str, Any] = {k: v.numpy() for k, v in state.items()} if as_numpy else dict(state)
+        return FLModel(
+            params=params,
+            params_type=ParamsType.DIFF if is_update else ParamsType.FULL,
+            metrics=_mean([self._metrics[site] for site in self.accepted]) or None,
+            current_round=current_round,
+            meta={META_KEY: {"sites": self.accepted, "rejected": dict(self.rejected)}},
+        )
+
+    def _keep_majority(self) -> None:
+        signatures = {site: self._shape.signatures[site] for site in self.accepted}
+        if len(set(signatures.values())) <= 1:
+            return
+        common, _ = Counter(signatures[site] for site in sorted(signatures)).most_common(1)[0]
+        for site, found in signatures.items():
+            if found != common:
+                self._collector.drop(site, f"site {site!r} sent {_difference(found, common)}")
+                log.warning("left out: %s", self.rejected[site])
+
+    def _refuse(self, site: str, reason: str) -> None:
+        self._collector.reject(site, reason)
+        log.warning("left out: %s", reason)
+
+    def _with_head(self, model: FLModel) -> Message:
+        """A script that sends no report still has a version and a status, as far as its rule is concerned."""
+        message = from_model(model)
+        given = message.meta if isinstance(message.meta, dict) else {}
+        message.meta = {"version": __version__, "status": STATUS_OK, **given}
+        message.metrics = None  # of the stock controller; an accuracy in percent is none of a rule's business
+        if message.current_round is not None:
+            self._collector.at_round(int(message.current_round))
+        return message
+
+
+def _difference(found: Signature, common: Signature) -> str:
+    if found[0] != common[0]:
+        kinds = {True: ParamsType.DIFF.value, False: ParamsType.FULL.value}
+        return f"params of type {kinds[found[0]]}, most sites {kinds[common[0]]}"
+    if found[1] != common[1]:
+        return f"a result of round {found[1]}, most sites of round {common[1]}"
+    odd = sorted(set(found[2]) ^ set(common[2]))[0]
+    return f"another model than most sites: tensor {odd[0]!r} differs"
+
+
+def _finite_numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    numbers = (int, float, np.integer, np.floating)
+    for name, value in metrics.items():
+        if isinstance(value, numbers) and not isinstance(value, bool) and is_finite(value):
+            found[str(name)] = float(value)
+    return found
+
+
+def _mean(metrics: list[dict[str, float]]) -> dict[str, float]:
+    """Mean of what all sites measured, so that a stock controller's ``stop_cond`` has something to look at."""
+    shared = set.intersection(*(set(m) for m in metrics)) if metrics else set()
+    return {name: sum(m[name] for m in metrics) / len(metrics) for name in sorted(shared)}

@@ -1,0 +1,76 @@
+"""A plan as a FLARE job: FLARE's own exporter, and the one place where ours differs from it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from nvflare.job_config.api import FedJob
+from nvflare.job_config.fed_job_config import FedJobConfig
+
+import fairflare
+from fairflare.core.settings import field_names
+from fairflare.exchange.messages import TASKS
+from fairflare.federation.plan import Plan
+from fairflare.flare.controller import RoundsController
+from fairflare.flare.executor import SiteExecutor
+from fairflare.flare.tracking import TensorBoard
+
+PACKAGINGS = ("task_file", "preinstalled", "bundle")
+# A site asks for its next task this often; FLARE's default of 2 s would dominate short phases.
+SERVER_CONFIG = {"server": {"task_request_interval": 0.05}}
+
+
+def make_job(plan: Plan, name: str, packaging: str, *, isolate: bool = False) -> FedJob:
+    """A job with one app for server and sites, deployed to the plan's sites where it names them.
+
+    Args:
+        packaging: ``"task_file"``: the job carries ``app/custom/task.py``; ``"preinstalled"``: no custom code;
+            ``"bundle"``: the whole package too.
+        isolate: each task in a child process at the site.
+    """
+    deployed = None if plan.sites is None else {"deploy_map": {"app": ["server", *plan.sites]}}
+    job = FedJob(name=name, min_clients=plan.run.min_sites, meta_props=deployed)
+    job.job = _JobConfig(plan, packaging, job_name=name, min_clients=plan.run.min_sites, meta_props=deployed)
+    job.set_app_packages(["fairflare"])  # the sites have it, or get it whole
+    settings = {key: getattr(plan.run, key) for key in field_names(type(plan.run))}
+    job.to_server(RoundsController(task=plan.task, rule=plan.rule, **settings), id="rounds")
+    job.to_server(TensorBoard(), id="tensorboard")
+    job.to_server(dict(SERVER_CONFIG))
+    executor = SiteExecutor(task=plan.task, training=plan.training, isolate=isolate)
+    job.to_clients(executor, tasks=list(TASKS))
+    return job
+
+
+class _JobConfig(FedJobConfig):
+    """FLARE names a class after the file it comes from; the task of a job is always ``task.Task``."""
+
+    def __init__(self, plan: Plan, packaging: str, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.plan = plan
+        self.packaging = packaging
+
+    def _get_class_path(self, obj: Any, custom_dir: str) -> str:
+        if obj is not self.plan.task:
+            path: str = super()._get_class_path(obj, custom_dir)
+            return path
+        if self.packaging != "preinstalled":
+            return "task.Task"
+        base = type(obj).__mro__[1]  # the packaged class that the template's Task subclasses
+        return f"{base.__module__}.{base.__name__}"
+
+    def generate_job_config(self, job_root: str) -> None:
+        super().generate_job_config(job_root)
+        if self.packaging == "preinstalled":
+            return
+        custom = Path(job_root) / self.job_name / "app" / "custom"
+        custom.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(self.plan.task_file, custom / "task.py")
+        if self.packaging == "bundle":
+            shutil.copytree(
+                Path(fairflare.__file__).parent,
+                custom / "fairflare",
+                ignore=shutil.ignore_patterns("__pycache__", "*.pyc"),
+                dirs_exist_ok=True,
+            )

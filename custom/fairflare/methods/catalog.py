@@ -1,0 +1,69 @@
+"""The methods by name: which rule and which training make one, and with which settings."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import fairflare.methods
+from fairflare.core.checks import nearest
+from fairflare.methods.rule import Rule
+from fairflare.methods.training import LocalTraining
+
+
+@dataclass(frozen=True)
+class Method:
+    """One entry of ``fairflare list``.
+
+    Args:
+        name: of the job folder and the command line.
+        title: as in the paper.
+        summary: one line.
+        rule, training: server half and site half.
+        server, site: settings of the halves that differ from their defaults.
+        source: paper.
+        task: the kind of task its job learns unless told otherwise; see :mod:`fairflare.federation.plan`.
+        learns: settings of the task that differ from its defaults.
+        small: settings of a job that is quick to try; the defaults above are the paper's.
+        num_sites, num_rounds: of that job.
+    """
+
+    name: str
+    title: str
+    summary: str
+    rule: type[Rule]
+    training: type[LocalTraining]
+    server: Mapping[str, Any] = field(default_factory=dict)
+    site: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+    task: str = "segmentation"
+    learns: Mapping[str, Any] = field(default_factory=dict)
+    small: Mapping[str, Any] = field(default_factory=lambda: {"local_epochs": 5})
+    num_sites: int = 6
+    num_rounds: int = 3
+
+
+def all_methods() -> dict[str, Method]:
+    """Every :class:`Method` that a module of :mod:`fairflare.methods` lists in ``METHODS``, by name, sorted."""
+    found: dict[str, Method] = {}
+    for info in pkgutil.iter_modules(fairflare.methods.__path__):
+        for method in getattr(importlib.import_module(f"fairflare.methods.{info.name}"), "METHODS", ()):
+            if method.name in found:
+                raise ValueError(f"two methods are called {method.name!r}")
+            found[method.name] = method
+    return dict(sorted(found.items()))
+
+
+def get_method(name: str) -> Method:
+    """The method of that name.
+
+    Raises:
+        ValueError: unknown (suggests the nearest).
+    """
+    methods = all_methods()
+    if name not in methods:
+        raise ValueError(f"unknown method {name!r}{nearest(name, methods)} Available: {', '.join(methods)}")
+    return methods[name]

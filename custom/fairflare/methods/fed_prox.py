@@ -1,0 +1,91 @@
+r"""FedProx: local training is pulled towards the received model.
+
+Li et al., MLSys 2020. Also the proximal term of FedMRL, where the server chooses mu for every site.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fairflare.core import losses
+from fairflare.core.settings import NonNegative, settings
+from fairflare.methods.catalog import Method
+from fairflare.methods.fed_avg import FedAvg
+from fairflare.methods.training import LocalTraining, SiteRun
+
+FALLBACK_MU = 1e-5  # in place of one that a server sends and that is no proximal coefficient
+
+
+@dataclass
+class Pull:
+    """Of one task: mu in force, and where the training is pulled to."""
+
+    mu: float
+    received: dict[str, torch.Tensor]
+
+
+@settings
+class ProximalTraining(LocalTraining):
+    r"""FedProx, site half: :math:`\ell(w) + \frac{\mu}{2} \lVert w - w^r \rVert^2` over the trainable parameters.
+
+    Args:
+        mu: strength of the pull. A value that the server sends for this site goes before this one; one that is
+            negative or no number counts as 1e-5.
+
+    Source:
+        Li et al., MLSys 2020, Eq. (2).
+    """
+
+    mu: NonNegative = 0.1
+
+    def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
+        run.own = self.pull(run, model)
+
+    def pull(self, run: SiteRun, model: torch.nn.Module) -> Pull:
+        """What this round pulls with."""
+        told = (run.directives.get("mu") or {}).get(run.site)
+        mu = self.mu
+        if told is not None:
+            mu = float(told) if math.isfinite(told) and told >= 0 else FALLBACK_MU
+        return Pull(mu, {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad})
+
+    def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        own = self.criterion_loss(run, model(inputs), targets)
+        return own + losses.proximal_term(model, run.own.received, run.own.mu)
+
+
+# Of FedMRL's paper and its code, whose baseline it is; the paper's text says SGD, its code Adam.
+SETTINGS: dict[str, Any] = {
+    "optimizer": "adam",
+    "learning_rate": 1e-3,
+    "betas": (0.9, 0.999),
+    "weight_decay": 0.0,
+    "batch_size": 32,
+    "local_epochs": 1,
+    "keep_optimizer_state": False,
+}
+JOB: dict[str, Any] = {
+    "task": "classification",
+    "learns": {
+        "phantom": "dermoscopy7", "phantom_sites": 4, "partition": "shards", "eta": 1.0, "corrupted_sites": 0,
+    },
+    "small": {"max_pool": True, "phantom_samples": 1500, "phantom_test": 300},
+    "num_sites": 4,
+    "num_rounds": 5,
+}  # fmt: skip
+METHODS = [
+    Method(
+        name="fed_prox",
+        title="FedProx",
+        summary="local training is pulled towards the received model with strength mu",
+        rule=FedAvg,
+        training=ProximalTraining,
+        site=SETTINGS,
+        source="Li et al., MLSys 2020",
+        **JOB,
+    )
+]

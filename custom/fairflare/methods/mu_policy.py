@@ -1,0 +1,226 @@
+"""Who chooses the proximal coefficient mu of each site: the site, chance, or agents that learn (FedMRL's part C).
+
+A rule has a policy as a part: it asks for directives before a round, and lets it choose when it weighs.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from fairflare.core.mu_rewards import INITIAL_MU, MU_GRID, global_accuracy, observation, reward
+from fairflare.core.q_learning import CAPACITY
+from fairflare.core.qmix import REWARD_DELAY, QMix
+from fairflare.core.settings import Flag, Fraction, NonNegativeInt, Part, Positive, PositiveInt, settings
+
+if TYPE_CHECKING:
+    from fairflare.methods.rule import RoundInputs
+
+log = logging.getLogger(__name__)
+FEWEST_UPDATES = 20  # with fewer, a run is told that its agents hardly learn
+
+
+def _ascending(actions: tuple[float, ...]) -> tuple[float, ...]:
+    if list(actions) != sorted(set(actions)):
+        raise ValueError(f"actions must be ascending numbers in [0, 1], at least one, got {list(actions)}")
+    return actions
+
+
+def _no_percentage(zeta: Any) -> Any:
+    if isinstance(zeta, (int, float)) and zeta > 1:
+        raise ValueError(f"zeta is a fraction in [0, 1], got {zeta!r} (a percentage is 100 times too large)")
+    return zeta
+
+
+Actions = Annotated[tuple[Fraction, ...], Field(min_length=1), AfterValidator(_ascending)]
+
+
+class MuPolicy(Part):
+    """What a rule asks of a policy. ``_mu`` is what has been chosen, by site."""
+
+    def __post_init__(self) -> None:
+        self._mu: dict[str, float] = {}
+
+    def directives(self, asked: Sequence[str]) -> dict[str, float]:
+        """Mu of the coming round by site; a site without an entry keeps its own."""
+        return {site: self._mu.get(site, INITIAL_MU) for site in asked}
+
+    def accepts(self, site: str) -> str:
+        """Why a site's answer cannot be used; empty: it can."""
+        return ""
+
+    def choose(self, inputs: RoundInputs) -> dict[str, float]:
+        """Chooses mu for the next round from what the sites reported of this one; returns values to record.
+
+        The reports hold ``accuracy``, ``train_loss``, ``entropy``, ``num_classes`` (the last two may be None), and of
+        the received model ``global_accuracy`` over ``num_validation`` images.
+        """
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What outlives a round: plain values and tensors."""
+        return {"mu": dict(self._mu)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes back what :meth:`state_dict` gave."""
+        self._mu = {site: float(mu) for site, mu in state["mu"].items()}
+
+
+@settings
+class FixedMu(MuPolicy):
+    """The sites keep their own mu; nothing is told."""
+
+    kind: ClassVar[str] = "fixed"
+
+    def directives(self, asked: Sequence[str]) -> dict[str, float]:
+        return {}
+
+
+@settings
+class RandomMu(MuPolicy):
+    """Mu of each site is drawn anew after every round: the control for the agents.
+
+    Args:
+        actions: mu to choose from, ascending.
+        seed: a draw depends on it, the site and the round alone.
+    """
+
+    kind: ClassVar[str] = "random"
+    actions: Actions = MU_GRID
+    seed: NonNegativeInt = 0
+
+    def choose(self, inputs: RoundInputs) -> dict[str, float]:
+        for site in inputs.sites:
+            self._mu[site] = random.Random(f"{self.seed}/{site}/{inputs.current_round}").choice(self.actions)
+        return {}
+
+
+@settings
+class QMixMu(MuPolicy):
+    """An agent for each site; QMIX trains them together, on the accuracy of the global model.
+
+    The agents are the sites of the first round, also those that failed in it; a site that joins later is refused. One
+    that is absent keeps its last observation and action.
+
+    Args:
+        actions: mu to choose from, ascending.
+        zeta: target accuracy of the reward exp(accuracy - zeta) - 1, a fraction.
+        gamma: discount of later rewards.
+        learning_rate: of the agents.
+        hidden: width of an agent's two layers.
+        warmup: transitions (one a round from the third round on) before the first update.
+        updates: gradient steps after each transition.
+        explore: share of the rounds in which random actions fall from all to 5 %.
+        cautious: explore with mu up to 0.1 only, until the warm-up is over.
+        share_agents: one network for all agents; advisable for more than 8 sites.
+        double_q: choose the next action by the trained networks and value it by the target ones.
+        seed: of everything random in the agents.
+
+    Source:
+        Sahoo et al., MICCAI 2024 (FedMRL), section 3.1; Rashid et al., ICML 2018 (QMIX).
+    """
+
+    kind: ClassVar[str] = "qmix"
+    actions: Actions = MU_GRID
+    zeta: Annotated[Fraction, BeforeValidator(_no_percentage)] = 0.95
+    gamma: Fraction = 0.99
+    learning_rate: Positive = 1e-3
+    hidden: PositiveInt = 64
+    warmup: Annotated[PositiveInt, Field(le=CAPACITY)] = 10
+    updates: PositiveInt = 8
+    explore: Fraction = 0.3
+    cautious: Flag = False
+    share_agents: Flag = False
+    double_q: Flag = False
+    seed: NonNegativeInt = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._agents: QMix | None = None
+        self._steps = 0  # decisions until exploration has fallen
+        self._entropy: dict[str, float] = {}  # told once, kept
+        self._classes = 1
+
+    def accepts(self, site: str) -> str:
+        if self._agents is None or site in self._agents.agents:
+            return ""
+        return (
+            f"site {site!r} joined after the first round; FedMRL has an agent for each site from the start "
+            f"({', '.join(self._agents.agents)}): start a new run"
+        )
+
+    def choose(self, inputs: RoundInputs) -> dict[str, float]:
+        if self._agents is None:
+            self._steps = round(self.explore * inputs.num_rounds)
+            self._agents = self._new_agents({*inputs.asked, *inputs.sites})
+            self._warn(inputs.num_rounds)
+        accuracy = global_accuracy(
+            {site: inputs.reports[site]["global_accuracy"] for site in inputs.sites},
+            {site: inputs.reports[site]["num_validation"] for site in inputs.sites},
+        )
+        earned = None if accuracy is None else reward(accuracy, self.zeta)
+        epsilon = self._agents.epsilon
+        last = inputs.current_round == inputs.num_rounds - 1
+        step, loss = self._agents.end_round(self._observations(inputs), earned, done=last)
+        self._mu = self._agents.chosen(step)
+        values = {"reward": earned, "epsilon": epsilon, "q_tot": self._agents.joint_value(step), "td_loss": loss}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _observations(self, inputs: RoundInputs) -> dict[str, Sequence[float]]:
+        seen: dict[str, Sequence[float]] = {}
+        reports = {site: inputs.reports[site] for site in inputs.sites}
+        self._classes = max([self._classes, *(int(report["num_classes"] or 1) for report in reports.values())])
+        self._entropy |= {site: r["entropy"] for site, r in reports.items() if r["entropy"] is not None}
+        total = sum(inputs.num_samples[site] for site in reports)
+        for site, report in reports.items():
+            entropy = self._entropy.get(site)
+            if entropy is not None:  # where sites do not agree on the number of classes
+                entropy = max(entropy, -math.log(self._classes))
+            share = inputs.num_samples[site] / total
+            loss = report["train_loss"]
+            seen[site] = observation(entropy, share, report["accuracy"], loss, num_classes=self._classes)
+        return seen
+
+    def _new_agents(self, names: set[str]) -> QMix:
+        return QMix(
+            names, actions=self.actions, mixer=self.kind, share_agents=self.share_agents, double_q=self.double_q,
+            gamma=self.gamma, lr=self.learning_rate, hidden=self.hidden, warmup=self.warmup, updates=self.updates,
+            eps_steps=self._steps, eps_prior="small" if self.cautious else None, seed=self.seed,
+        )  # fmt: skip
+
+    def _warn(self, num_rounds: int) -> None:
+        possible = self.updates * max(num_rounds - REWARD_DELAY - self.warmup + 1, 0)
+        if possible < FEWEST_UPDATES:
+            enough = REWARD_DELAY + self.warmup - 1 + math.ceil(FEWEST_UPDATES / self.updates)
+            log.warning(
+                "the agents that choose mu can make %d updates in %d rounds (each round from the third on gives a "
+                "transition, the first update needs warmup=%d of them), so they hardly do better than chance; take at "
+                "least %d rounds or a smaller warmup, or a policy that does not learn ('fixed', 'random')",
+                possible, num_rounds, self.warmup, enough,
+            )  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        agents = None if self._agents is None else self._agents.state_dict()
+        own = {"entropy": dict(self._entropy), "classes": self._classes, "steps": self._steps}
+        return {**super().state_dict(), **own, "agents": agents}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._entropy = {site: float(entropy) for site, entropy in state["entropy"].items()}
+        self._classes, self._steps = int(state["classes"]), int(state["steps"])
+        self._agents = None
+        if state["agents"] is not None:
+            self._agents = self._new_agents(set(state["agents"]["settings"]["agents"]))
+            self._agents.load_state_dict(state["agents"])
+
+
+@settings
+class VdnMu(QMixMu):
+    """As :class:`QMixMu`, but the agents' values are simply added (the paper's Eq. 4)."""
+
+    kind: ClassVar[str] = "vdn"

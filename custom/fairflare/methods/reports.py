@@ -1,0 +1,141 @@
+"""What sites report, declared: name, kind and range of every value, checked before anything reads it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+__all__ = ["Field", "ReportError", "numbers", "read_report"]
+
+MAX_TEXT = 200
+MAX_ENTRIES = 100_000  # of a vector or a list of names; no network has more layers
+
+
+class ReportError(ValueError):
+    """A site's message cannot be used; the text names the site, the field and the value."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One declared value of a report.
+
+    Args:
+        name: key in the report.
+        kind: ``"number"``, ``"whole"`` (an integer), ``"flag"``, ``"text"`` (at most 200 characters), ``"vector"``
+            (list of numbers) or ``"names"`` (list of strings).
+        low, high: closed range of each number.
+        nan_ok: NaN is a legal value with a meaning that the method defines ("undefined here").
+        infinite_ok: so are the infinities; they are read as NaN.
+        same_length_as: a vector or list of names with as many entries as this other field.
+        required: a report without it is refused.
+    """
+
+    name: str
+    kind: Literal["number", "whole", "flag", "text", "vector", "names"] = "number"
+    low: float = -math.inf
+    high: float = math.inf
+    nan_ok: bool = False
+    infinite_ok: bool = False
+    same_length_as: str | None = None
+    required: bool = True
+
+    def read(self, report: Mapping[str, Any], site: str) -> Any:
+        """The checked value, ``None`` when it is optional and absent.
+
+        Raises:
+            ReportError: missing, of another type, out of range (names site, field and value).
+        """
+        value = report.get(self.name)
+        if value is None:
+            if self.required:
+                raise ReportError(f"site {site!r}: the report lacks the field {self.name!r}")
+            return None
+        if self.kind in ("number", "whole"):
+            return self._number(value, site, self.name)
+        if self.kind in ("text", "flag"):
+            return self._plain(value, site)
+        checked = self._list(value, site)
+        if self.same_length_as is not None:
+            partner = report.get(self.same_length_as)
+            wanted = len(partner) if isinstance(partner, (list, tuple)) else 0
+            if len(checked) != wanted:
+                raise ReportError(
+                    f"site {site!r}: field {self.name!r} has {len(checked)} entries, "
+                    f"field {self.same_length_as!r} has {wanted}"
+                )
+        return checked
+
+    def _plain(self, value: Any, site: str) -> str | bool:
+        if self.kind == "flag":
+            if not isinstance(value, bool):
+                raise self._wrong(site, self.name, "be true or false", value)
+            return value
+        if not isinstance(value, str) or len(value) > MAX_TEXT:
+            raise self._wrong(site, self.name, f"be a text of at most {MAX_TEXT} characters", value)
+        return value
+
+    def _list(self, value: Any, site: str) -> list[Any]:
+        if not isinstance(value, (list, tuple)):
+            raise ReportError(f"site {site!r}: field {self.name!r} must be a list, got {type(value).__name__}")
+        if len(value) > MAX_ENTRIES:
+            raise ReportError(f"site {site!r}: field {self.name!r} has {len(value)} entries, more than {MAX_ENTRIES}")
+        if self.kind == "vector":
+            return [self._number(v, site, f"{self.name}[{i}]") for i, v in enumerate(value)]
+        for entry in value:
+            if not isinstance(entry, str) or len(entry) > MAX_TEXT:
+                raise self._wrong(site, self.name, "list names", entry)
+        return list(value)
+
+    def _number(self, value: Any, site: str, where: str) -> float:
+        allowed = isinstance(value, int) if self.kind == "whole" else isinstance(value, (int, float))
+        if isinstance(value, bool) or not allowed:
+            raise self._wrong(site, where, "be an integer" if self.kind == "whole" else "be a number", value)
+        try:
+            number = float(value)
+        except OverflowError:
+            raise self._wrong(site, where, "be finite", value) from None
+        if math.isnan(number) and self.nan_ok:
+            return number
+        if math.isinf(number) and self.infinite_ok:
+            return math.nan
+        if not math.isfinite(number):
+            raise self._wrong(site, where, "be finite", number)
+        if not self.low <= number <= self.high:
+            raise self._wrong(site, where, f"lie in [{self.low:g}, {self.high:g}]", number)
+        return number
+
+    @staticmethod
+    def _wrong(site: str, where: str, wanted: str, value: Any) -> ReportError:
+        return ReportError(f"site {site!r}: field {where!r} must {wanted}, got {shortened(value)}")
+
+
+def shortened(value: Any) -> str:
+    """A value as a message may show it: printable, at most 80 characters."""
+    if isinstance(value, int) and not -(10**40) < value < 10**40:
+        return "an integer of over 40 digits"  # printing it could take minutes
+    if isinstance(value, (bool, int, float, str, bytes)) or value is None:
+        return f"{value if not isinstance(value, (str, bytes)) else value[:80]!r:.80}"
+    return f"a {type(value).__name__}"
+
+
+def read_report(report: Any, fields: Iterable[Field], site: str, where: str = "report") -> dict[str, Any]:
+    """The declared fields of a report, checked, absent optional ones as ``None``. Undeclared ones are ignored.
+
+    Raises:
+        ReportError: as :meth:`Field.read`; a field is required and there is no report; or it is no dict.
+    """
+    fields = tuple(fields)
+    if report is None:
+        if any(f.required for f in fields):
+            raise ReportError(f"site {site!r}: the message carries no {where}")
+        report = {}
+    if not isinstance(report, Mapping):
+        raise ReportError(f"site {site!r}: field {where!r} must be a dict, got {shortened(report)}")
+    return {f.name: f.read(report, site) for f in fields}
+
+
+def numbers(report: Mapping[str, Any]) -> dict[str, float]:
+    """The single numbers of a report, which results and curves show."""
+    return {name: value for name, value in report.items() if isinstance(value, float)}

@@ -1,0 +1,125 @@
+"""The server half of a method: what sites report, how reports become weights, what the sites are told.
+
+A rule collects nothing, stores nothing and sums nothing: :class:`fairflare.federation.collector.Collector` does that
+once for all methods.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from fairflare.core import checks
+from fairflare.core.settings import settings
+from fairflare.core.weighting import normalise
+from fairflare.methods.reports import Field
+
+log = logging.getLogger(__name__)
+State = Mapping[str, torch.Tensor]
+SiteWeights = dict[str, float]
+LayerWeights = dict[str, dict[str, float]]  # layer -> site -> weight
+OLD_JOB = "this job folder was exported by an older fairflare; export it again"
+
+
+@dataclass
+class RoundInputs:
+    """What a rule sees when it weighs: everything by site name, sites sorted.
+
+    ``states`` are lazy: a tensor is read from disk when it is asked for. They are full local models in FairFlare's own
+    rounds, and whatever the sites sent (updates or models) under FLARE's stock controllers.
+    """
+
+    current_round: int
+    num_rounds: int
+    sites: list[str]
+    num_samples: dict[str, int]
+    reports: dict[str, dict[str, Any]]
+    anchor_reports: dict[str, dict[str, Any]]
+    states: Mapping[str, State]
+    owner: dict[str, str]  # tensor name -> layer name
+    asked: list[str] = field(default_factory=list)  # also those that did not answer
+    received: State | None = None  # what the sites started from; unknown under stock controllers
+
+
+@dataclass
+class Weighing:
+    """A rule's decision: a weight for each site, or for each layer and site; and what to record of it.
+
+    Args:
+        sites: weight by site, or
+        layers: weight by layer and site.
+        record: values by layer and site.
+        reports: values by site; default: the numbers of the sites' reports.
+        values: of the round as a whole.
+        details: more of it for the results file, JSON-like (for instance what a picture needs).
+    """
+
+    sites: SiteWeights | None = None
+    layers: LayerWeights | None = None
+    record: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+    reports: dict[str, dict[str, float]] = field(default_factory=dict)
+    values: dict[str, float] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@settings
+class Rule(ABC):
+    """Server half of a method.
+
+    A subclass declares what a site must report (``report_fields``, and ``anchor_fields`` for a two-phase method) and
+    implements :meth:`weigh`. Its settings are typed fields; see :func:`fairflare.core.settings.settings`.
+    """
+
+    report_fields: ClassVar[tuple[Field, ...]] = ()
+    anchor_fields: ClassVar[tuple[Field, ...]] = ()
+    #: The sites are asked twice a round: to train, and about the plain average of their models (the anchor).
+    two_phase: ClassVar[bool] = False
+    #: Settings that are gone, and what to do instead; the first that is given is named.
+    retired: ClassVar[dict[str, str]] = {"min_sites": OLD_JOB}
+
+    def __post_init__(self) -> None:
+        #: For what is too large for :meth:`state_dict`; given by the run, ``None`` when it keeps nothing.
+        self.memory_folder: Path | None = None
+
+    @abstractmethod
+    def weigh(self, inputs: RoundInputs) -> Weighing:
+        """Weights of this round; each set must be ``>= 0`` and sum to 1 over ``inputs.sites``."""
+
+    def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
+        """What ``sites`` are told besides the model."""
+        return {}
+
+    def check_report(self, report: dict[str, Any], site: str) -> dict[str, Any]:
+        """Checks that no single field can do.
+
+        Raises:
+            ReportError: names site, field and value.
+        """
+        return report
+
+    def check_anchor_report(self, report: dict[str, Any], site: str, layers: Sequence[str]) -> dict[str, Any]:
+        """The same for the report about the anchor; ``layers`` are the model's."""
+        return report
+
+    def misfits(self, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+        """Sites whose checked reports do not go together with those of the others, and why; they are left out."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What outlives a round: plain values and tensors, saved with the checkpoint."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes back what :meth:`state_dict` gave."""
+        checks.same_names(f"what {type(self).__name__} keeps", (), "the checkpoint", state, of="value")
+
+
+def sample_weights(inputs: RoundInputs) -> SiteWeights:
+    """n_k / sum n over the round's sites."""
+    return normalise({site: float(inputs.num_samples[site]) for site in inputs.sites})

@@ -1,0 +1,292 @@
+"""The site half of a method: local training, with a few hooks, and what a site says about it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import torch
+
+from fairflare.core import losses
+from fairflare.core.settings import BelowOne, Flag, NonNegative, Positive, PositiveInt, settings
+
+if TYPE_CHECKING:
+    from fairflare.core.task import SiteData, Task
+
+
+class SiteError(RuntimeError):
+    """A task cannot be done at a site.
+
+    Args:
+        message: for this site's own log; may name files.
+        public: what the server may know: no file name, path or identifier.
+        skipped: an expected refusal (too little data), not a failure.
+    """
+
+    def __init__(self, message: str, *, public: str | None = None, skipped: bool = False) -> None:
+        super().__init__(message)
+        self.public = public or message
+        self.skipped = skipped
+
+
+class StateStore(Protocol):
+    """What a site keeps between tasks; see :class:`fairflare.federation.site_store.SiteStore`."""
+
+    def save(self, name: str, current_round: int, value: Mapping[str, Any]) -> None: ...
+
+    def load_before(self, name: str, current_round: int) -> dict[str, Any] | None: ...
+
+
+@dataclass
+class SiteRun:
+    """One task at one site, as a site half sees it. It lives as long as the task."""
+
+    site: str
+    task: Task
+    data: SiteData
+    device: torch.device
+    current_round: int
+    num_rounds: int
+    seed: int  # of this experiment, site and round
+    directives: Mapping[str, Any]
+    store: StateStore
+    scratch: Path
+    should_stop: Callable[[], bool] = lambda: False
+    settings: Mapping[str, Any] = field(default_factory=dict)  # the site's private file
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of the received model, on the validation split
+    # While training: epoch from 0, and which training samples the batch holds (None: the data do not say).
+    epoch: int = 0
+    batch: list[int] | None = None
+    first_pass: bool = True  # of the batch's step, which may look at the loss twice
+    #: What the site half keeps from one hook to the next. Here and not on the half, so that nothing outlives the task:
+    #: after an out-of-memory an optimizer kept elsewhere would hold a second model.
+    own: Any = None
+
+    def check_stop(self) -> None:
+        """Raises :class:`SiteError` when the job was stopped."""
+        if self.should_stop():
+            raise SiteError(f"site {self.site!r}: the job was stopped", skipped=True)
+
+
+@dataclass
+class Trained:
+    """What :meth:`LocalTraining.train` leaves besides the trained model."""
+
+    train_loss: float  # mean over the samples of the last epoch, measured while training
+    epoch_losses: list[float]
+    num_steps: int
+    num_samples: int
+
+
+@settings
+class LocalTraining:
+    """Site half of FedAvg, and the frame of every other: E epochs over the site's training images.
+
+    Args:
+        optimizer: ``"adam"`` (L2 weight decay, as the papers), ``"adamw"`` or ``"sgd"``.
+        learning_rate: step size of the optimizer.
+        weight_decay: of the optimizer.
+        betas: decay rates of Adam's moments.
+        momentum: of SGD, with Nesterov's form when > 0.
+        batch_size: images in a batch.
+        local_epochs: passes over the training images in a round.
+        keep_optimizer_state: moments stay at the site between rounds (Fed-LWR's code); else a new optimizer a round.
+        max_grad_norm: gradients are clipped to this global norm; ``None``: not.
+        augment: use the task's training augmentation.
+        criterion: ``"task"`` (the task's own loss), or for classification with the site's class counts
+            ``"logit_adjusted"``, ``"balanced_softmax"`` or ``"fedlc"``.
+        prior_strength: tau of logit adjustment and FedLC; ``None``: the papers' 1 and 0.5.
+        schedule: of the learning rate over the rounds: ``"constant"``, or ``"cosine"`` down to 0 after the last one.
+
+    Source:
+        Defaults: Yan et al., MICCAI 2024, section 3.1 and the authors' code (betas, moments kept).
+    """
+
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    learning_rate: Positive = 1e-3
+    weight_decay: NonNegative = 1e-4
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.99)
+    momentum: BelowOne = 0.9
+    batch_size: PositiveInt = 8
+    local_epochs: PositiveInt = 1
+    keep_optimizer_state: Flag = True
+    max_grad_norm: Positive | None = None
+    augment: Flag = False
+    criterion: Literal["task", "logit_adjusted", "balanced_softmax", "fedlc"] = "task"
+    prior_strength: NonNegative | None = None
+    schedule: Literal["constant", "cosine"] = "constant"
+
+    # -- hooks
+
+    def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
+        """Called with the received model before training; what later hooks need goes to ``run.own``."""
+
+    def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Objective of one batch: the criterion, unless a method adds terms."""
+        return self.criterion_loss(run, model(inputs), targets)
+
+    def criterion_loss(self, run: SiteRun, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The task's loss, or the chosen loss for imbalanced classes; the mean over the batch."""
+        if self.criterion == "task":
+            return run.task.loss(outputs, targets)
+        return self.criterion_losses(run, outputs, targets).mean()
+
+    def criterion_losses(self, run: SiteRun, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The same for each sample, (n,).
+
+        Raises:
+            SiteError: the site's data have no classes to count.
+        """
+        if self.criterion == "task":
+            return run.task.sample_losses(outputs, targets)
+        counts = run.data.class_counts("training")
+        if counts is None:
+            raise SiteError(
+                f"site {run.site!r}: criterion {self.criterion!r} needs classes, which the task's data do not have; "
+                "set criterion to 'task' or choose a classification task"
+            )
+        if self.criterion == "balanced_softmax":
+            return losses.balanced_softmax(outputs, targets, counts, reduction="none")
+        strength = {} if self.prior_strength is None else {"tau": self.prior_strength}
+        rule = losses.logit_adjusted_cross_entropy if self.criterion == "logit_adjusted" else losses.fedlc_loss
+        return rule(outputs, targets, counts, reduction="none", **strength)
+
+    def step(
+        self,
+        run: SiteRun,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        closure: Callable[[], torch.Tensor],
+    ) -> torch.Tensor:
+        """One optimizer step. ``closure`` zeroes the gradients, backpropagates the loss, clips, returns the loss."""
+        loss = closure()
+        optimizer.step()
+        return loss
+
+    def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        """What the rule needs, after training: the fields it declares."""
+        return {}
+
+    def report_anchor(self, run: SiteRun, local: torch.nn.Module, anchor: torch.nn.Module) -> dict[str, Any]:
+        """What a two-phase rule needs to know about the anchor."""
+        raise SiteError(
+            f"site {run.site!r}: the server asks about an anchor, but {type(self).__name__} has no anchor report; "
+            "choose the site half that belongs to the server half"
+        )
+
+    # -- the frame
+
+    def rate(self, current_round: int, num_rounds: int) -> float:
+        """Learning rate of a round."""
+        if self.schedule == "constant":
+            return self.learning_rate
+        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * current_round / max(num_rounds, 1)))
+
+    def make_optimizer(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        """A new optimizer with this rule's settings."""
+        params = list(parameters)
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(
+                params,
+                lr=self.learning_rate,
+                momentum=self.momentum,
+                nesterov=self.momentum > 0,
+                weight_decay=self.weight_decay,
+            )
+        kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
+        return kind(params, lr=self.learning_rate, betas=self.betas, weight_decay=self.weight_decay)
+
+    def train(self, run: SiteRun, model: torch.nn.Module) -> Trained:
+        """Trains ``model`` in place, deterministically for a given ``run.seed``.
+
+        Raises:
+            SiteError: a loss or a trained tensor that is not finite (names site, round, and where).
+        """
+        torch.manual_seed(run.seed)
+        model.train()
+        self.begin_round(run, model)
+        optimizer = self.make_optimizer(p for p in model.parameters() if p.requires_grad)
+        if self.keep_optimizer_state:
+            kept = run.store.load_before("optimizer", run.current_round)
+            if kept is not None:
+                optimizer.load_state_dict(kept)
+        rate = self.rate(run.current_round, run.num_rounds)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        num_steps, epoch_losses = 0, []
+        for epoch in range(self.local_epochs):
+            run.epoch = epoch
+            loss, steps = self._one_epoch(run, model, optimizer, num_steps)
+            epoch_losses.append(loss)
+            num_steps += steps
+        _check_finite(run, model)
+        # Behind the check, and only finite ones: moments of a broken round would break every later one, or (a square
+        # that overflowed) stop its weights for good.
+        if self.keep_optimizer_state and _finite_moments(optimizer):
+            run.store.save("optimizer", run.current_round, optimizer.state_dict())
+        return Trained(epoch_losses[-1], epoch_losses, num_steps, run.data.num_samples("training"))
+
+    def _one_epoch(
+        self, run: SiteRun, model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps_before: int
+    ) -> tuple[float, int]:
+        """Mean loss over the samples, and the number of steps."""
+        seed = run.seed + run.epoch
+        order = run.data.order("training", seed)
+        total, seen, steps = 0.0, 0, 0
+        for inputs, targets in run.data.batches(
+            "training", batch_size=self.batch_size, shuffle_seed=seed, augment=self.augment
+        ):
+            run.check_stop()
+            run.batch = None if order is None else order[seen : seen + len(inputs)]
+            loss = self._one_step(run, model, optimizer, inputs, targets)
+            if not math.isfinite(loss):
+                raise SiteError(
+                    f"site {run.site!r}: the training loss became {loss} in round {run.current_round}, epoch "
+                    f"{run.epoch}, step {steps_before + steps}; lower learning_rate (now {self.learning_rate:g}), set "
+                    "max_grad_norm, or look for extreme values in the images"
+                )
+            total += loss * len(inputs)
+            seen += len(inputs)
+            steps += 1
+        return total / max(seen, 1), steps
+
+    def _one_step(
+        self,
+        run: SiteRun,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        inputs: torch.Tensor,
+        targets: torch.Tensor,
+    ) -> float:
+        inputs, targets = inputs.to(run.device), targets.to(run.device)
+        run.first_pass = True
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad(set_to_none=True)
+            loss = self.loss(run, model, inputs, targets)
+            run.first_pass = False
+            # Backpropagating a NaN would only spread it; the caller stops with a message.
+            if torch.isfinite(loss):
+                loss.backward()
+            if self.max_grad_norm is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), self.max_grad_norm)
+            return loss.detach()
+
+        return float(self.step(run, model, optimizer, closure))
+
+
+def _finite_moments(optimizer: torch.optim.Optimizer) -> bool:
+    moments = (value for by_name in optimizer.state.values() for value in by_name.values())
+    return all(bool(torch.isfinite(value).all()) for value in moments if isinstance(value, torch.Tensor))
+
+
+def _check_finite(run: SiteRun, model: torch.nn.Module) -> None:
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise SiteError(
+                f"site {run.site!r}: tensor {name!r} is not finite after training in round {run.current_round}; "
+                "lower learning_rate or set max_grad_norm"
+            )

@@ -1,0 +1,5 @@
+"""The import path that ``project.yml`` files name, which lie outside this repository: it has to stay."""
+
+from fairflare.flare.provision import AUTHORIZATION, SitePolicyBuilder
+
+__all__ = ["AUTHORIZATION", "SitePolicyBuilder"]

@@ -1,0 +1,172 @@
+"""What is recorded of a run, and its form in files: plain JSON values and CSV rows.
+
+The format is described in ``docs/results.md``.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import date, datetime
+from typing import Any
+
+#: Columns of the CSV files.
+CSV_COLUMNS: dict[str, tuple[str, ...]] = {
+    "sites.csv": ("round", "phase", "site", "metric", "value"),
+    "layers.csv": ("round", "layer", "site", "cka", "dissimilarity", "weight"),
+    "phases.csv": ("round", "phase", "seconds", "bytes_out", "bytes_in", "asked", "answered"),
+    "left_out.csv": ("round", "phase", "site", "reason"),
+}
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A site that a round went on without."""
+
+    site: str
+    phase: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class PhaseRecord:
+    """One exchange with the sites: wall time, bytes on the wire, how many sites were asked and answered."""
+
+    name: str
+    seconds: float
+    bytes_out: int
+    bytes_in: int
+    asked: int
+    answered: int
+
+
+@dataclass
+class RoundRecord:
+    """What is kept of one round.
+
+    Attributes:
+        current_round: from 0.
+        sites: sites asked.
+        accepted: sites whose model is in the new global model.
+        left_out: sites asked and not accepted, with the phase and the reason.
+        phases: in the order in which they ran.
+        validation: ``{site: {metric: value}}`` of the *received* model, on the site's validation split.
+        train: ``{site: {"loss": ..., "num_samples": ..., ...}}`` of the local training.
+        site_weights: ``{site: weight}`` where the method has one weight for a whole model.
+        layers: ``{layer: {site: {"cka": ..., "dissimilarity": ..., "weight": ...}}}`` where it has one per
+            layer.
+        reports: ``{site: {field: value}}``, the method's own reports.
+        values: what the method says of the round as a whole.
+        details: more of it, JSON-like.
+    """
+
+    current_round: int
+    sites: list[str]
+    accepted: list[str] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    phases: list[PhaseRecord] = field(default_factory=list)
+    validation: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    train: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    site_weights: Mapping[str, float] | None = None
+    layers: Mapping[str, Mapping[str, Mapping[str, float]]] | None = None
+    reports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    values: Mapping[str, float] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+# ------------------------------------------------------------------------------------------------ JSON
+
+
+def encode(value: Any) -> str:
+    """One line of strict JSON, of what :func:`as_json` gave."""
+    return json.dumps(value, allow_nan=False, ensure_ascii=False)
+
+
+def as_json(value: Any, where: str) -> Any:
+    """The value as JSON types; NaN and infinity, which JSON does not have, become None.
+
+    Args:
+        value: records, mappings, sequences, sets, paths, dates, NumPy and torch scalars and arrays, within each other.
+        where: name of the value, for the message.
+
+    Raises:
+        TypeError: something else (names its place).
+    """
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: as_json(getattr(value, f.name), f"{where}.{f.name}") for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): as_json(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, (set, frozenset)):
+        return [as_json(item, where) for item in sorted(value)]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, (date, datetime)):
+        return value.isoformat()
+    if hasattr(value, "tolist"):  # NumPy and torch, scalars and arrays
+        return as_json(value.tolist(), where)
+    raise TypeError(f"{where} is of type {type(value).__name__}, which results.json cannot hold")
+
+
+# ------------------------------------------------------------------------------------------------ CSV
+
+
+def table_rows(record: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
+    """The CSV rows of an encoded round."""
+    number = record["current_round"]
+    sites = _metric_rows(number, "validation", record["validation"])
+    sites += _metric_rows(number, "train", record["train"])
+    sites += _metric_rows(number, "report", record["reports"])
+    sites += [[number, "aggregate", site, "weight", w] for site, w in (record["site_weights"] or {}).items()]
+    return {
+        "sites.csv": sites,
+        "layers.csv": [
+            [number, layer, site, *(values.get(column) for column in CSV_COLUMNS["layers.csv"][3:])]
+            for layer, by_site in (record["layers"] or {}).items()
+            for site, values in by_site.items()
+        ],
+    } | _exchange_rows(number, record)
+
+
+def final_rows(number: int, final: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
+    """The CSV rows of what follows the last round."""
+    return {"sites.csv": _metric_rows(number, "test", final["test"] or {})} | _exchange_rows(number, final)
+
+
+def _exchange_rows(number: int, record: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
+    return {
+        "phases.csv": [
+            [number, phase["name"], *(phase[column] for column in CSV_COLUMNS["phases.csv"][2:])]
+            for phase in record["phases"]
+        ],
+        "left_out.csv": [[number, left["phase"], left["site"], left["reason"]] for left in record["left_out"]],
+    }
+
+
+def _metric_rows(number: int, phase: str, by_site: Mapping[str, Mapping[str, Any]]) -> list[list[Any]]:
+    """Rows for the plain numbers; arrays and text stay in ``results.json``."""
+    return [
+        [number, phase, site, metric, value]
+        for site, metrics in by_site.items()
+        for metric, value in metrics.items()
+        if value is None or isinstance(value, (int, float))
+    ]
+
+
+def csv_text(rows: Iterable[list[Any]]) -> str:
+    """Rows as lines of a CSV file."""
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows(rows)  # None becomes an empty cell
+    return buffer.getvalue()

@@ -1,0 +1,104 @@
+"""Batches of a site's images through torch's loader, and MONAI's random changes of training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import torch
+from monai.transforms import Compose, RandAdjustContrastd, RandAffined, RandFlipd, RandScaleIntensityd
+from torch.utils.data import DataLoader, Dataset
+
+from fairflare.core.task import Batches
+
+if TYPE_CHECKING:
+    from fairflare.core.task import Batch
+
+
+class Images(Protocol):
+    """What the loader needs of a site's data; :class:`fairflare.tasks.images.ImageData` has it."""
+
+    moves_targets: ClassVar[bool]
+
+    def num_samples(self, split: str) -> int: ...
+
+    def read(self, split: str, indices: Sequence[int]) -> Batch: ...
+
+
+class Split(Dataset[Any]):
+    """A split as the loader sees it; it asks for the samples of a batch at once."""
+
+    def __init__(self, data: Images, split: str) -> None:
+        self.data = data
+        self.split = split
+
+    def __len__(self) -> int:
+        return self.data.num_samples(self.split)
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        inputs, targets = self.data.read(self.split, indices)
+        return inputs, targets.float() if self.data.moves_targets else targets
+
+
+def loaded(data: Images, split: str, batch_size: int, order: Sequence[int]) -> Batches:
+    """The samples of a split in this order; can be gone through again."""
+    # A generator of its own: the loader would draw from torch's global one, which belongs to the training.
+    return DataLoader(Split(data, split), batch_size, sampler=order, collate_fn=_whole, generator=torch.Generator())
+
+
+def _whole(batch: Any) -> Any:
+    return batch
+
+
+class Augmented:
+    """Batches with random changes, the same for the same seed however they are cut.
+
+    One stream of random numbers goes through the samples in their order, in the thread of the one who asks, so it does
+    not matter how many threads read them.
+
+    Args:
+        batches: of (inputs, targets) in [0, 1], that can be gone through again.
+        names: which changes: ``"flip"``, ``"affine"``, ``"intensity"``.
+        seed: of the epoch.
+        with_targets: the targets are images that move along.
+    """
+
+    def __init__(self, batches: Batches, names: Sequence[str], seed: int, *, with_targets: bool) -> None:
+        self.batches = batches
+        self.names = names
+        self.seed = seed
+        self.with_targets = with_targets
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Batch]:
+        transform = changes(self.names, with_targets=self.with_targets)
+        transform.set_random_state(seed=self.seed % 2**32)
+        for inputs, targets in self.batches:
+            items = [transform({"image": a, "label": b}) for a, b in zip(inputs, targets, strict=True)]
+            yield _plain(items, "image").clamp(0.0, 1.0), _plain(items, "label") if self.with_targets else targets
+
+
+def changes(names: Sequence[str], *, with_targets: bool) -> Compose:
+    """The random changes of one sample."""
+    moved = ("image", "label") if with_targets else ("image",)
+    modes = ("bilinear", "nearest") if with_targets else ("bilinear",)
+    steps: list[Any] = []
+    if "flip" in names:
+        steps.append(RandFlipd(keys=moved, prob=0.5, spatial_axis=1))
+    if "affine" in names:
+        steps.append(
+            RandAffined(
+                keys=moved, prob=0.5, rotate_range=0.17, scale_range=(0.1, 0.1), mode=modes,
+                padding_mode="border", cache_grid=False,
+            )
+        )  # fmt: skip
+    if "intensity" in names:
+        steps.append(RandAdjustContrastd(keys="image", prob=0.3, gamma=(0.8, 1.25)))
+        steps.append(RandScaleIntensityd(keys="image", prob=0.3, factors=0.1))
+    return Compose(steps)
+
+
+def _plain(items: Sequence[Mapping[str, Any]], key: str) -> torch.Tensor:
+    return torch.stack([torch.as_tensor(item[key]).as_subclass(torch.Tensor) for item in items])

@@ -1,0 +1,235 @@
+"""A federation in one process: the same rounds and site halves as anywhere, without FLARE."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fairflare.federation.local import run_local
+from fairflare.federation.plan import make_plan
+from fairflare.federation.rounds import Stopped
+from fairflare.federation.transport import Listener
+from fairflare.methods.fed_lwr import LayerSimilarityReport
+from fairflare.methods.training import SiteError
+
+SITES = ["site-1", "site-2", "site-3"]
+METRICS = {"accuracy", "balanced_accuracy", "auc_ovo", "auc_ovr", "f1_macro", "loss"}
+TINY: dict[str, Any] = {
+    "image_size": [33, 33], "features": [4, 4, 8, 8], "phantom": "fundus", "phantom_sites": 3, "phantom_samples": 60,
+    "phantom_test": 40, "partition": "iid", "local_epochs": 1, "batch_size": 16,
+}  # fmt: skip
+
+
+def run(folder: Path, method: str = "fed_avg", local: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+    settings = {**TINY, **options.pop("settings", {})}
+    plan = make_plan(method, task="classification", sites=3, settings=settings, **{"num_rounds": 2, **options})
+    return read(run_local(plan, folder, local))
+
+
+def read(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "results.json").read_text())
+
+
+def model(folder: Path) -> dict[str, torch.Tensor]:
+    file = folder / "server" / "simulate_job" / "FL_global_model.pt"
+    return torch.load(file, weights_only=True)["model"]
+
+
+def without_times(value: Any) -> Any:
+    """Results without what a clock wrote."""
+    clocks = ("seconds", "started", "updated", "finished")
+    if isinstance(value, dict):
+        return {k: without_times(v) for k, v in value.items() if k not in clocks and not k.endswith("seconds")}
+    return [without_times(v) for v in value] if isinstance(value, list) else value
+
+
+@pytest.fixture(scope="module")
+def averaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fed_avg")
+    run(folder)
+    return folder
+
+
+def test_fed_avg(averaged: Path) -> None:
+    results = read(averaged / "server" / "simulate_job" / "fairflare")
+    assert results["status"] == "completed"
+    assert results["info"]["synthetic"] is True
+    assert results["info"]["primary_metric"] == "balanced_accuracy"
+    assert results["info"]["sites"] == SITES
+    assert [r["accepted"] for r in results["rounds"]] == [SITES, SITES]
+    assert sorted(results["test"]) == SITES
+    for metrics in results["test"].values():
+        for quality in ("", "clean/", "corrupted/"):
+            assert {quality + name for name in METRICS} <= set(metrics)
+        assert all(0 <= value <= 1 for name, value in metrics.items() if not name.endswith("loss"))
+    test = results["test"]
+    own = {name: value for name, value in test["site-3"].items() if "/" not in name}  # the corrupted site
+    assert own == {name: test["site-3"][f"corrupted/{name}"] for name in own}
+    assert own != {name: test["site-3"][f"clean/{name}"] for name in own}
+    assert {name: value for name, value in test["site-1"].items() if "/" in name} == {
+        name: value for name, value in test["site-3"].items() if "/" in name
+    }
+    assert {"balanced_accuracy", "clean/auc_ovo", "corrupted/auc_ovo"} <= set(results["fairness"])
+    assert all(
+        metrics.keys() >= {"balanced_accuracy", "loss"} for metrics in results["rounds"][1]["validation"].values()
+    )
+
+
+def test_twice_the_same(averaged: Path, tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    torch.manual_seed(99)  # somebody else's random numbers
+    again = run(tmp_path)
+    assert torch.get_num_threads() == threads
+    first = read(averaged / "server" / "simulate_job" / "fairflare")
+    assert without_times(first) == without_times(again)
+    models = model(averaged), model(tmp_path)
+    assert models[0].keys() == models[1].keys()
+    assert all(torch.equal(models[0][name], tensor) for name, tensor in models[1].items())
+    other = run(tmp_path / "other", seed=1)
+    assert without_times(other["test"]) != without_times(first["test"])
+
+
+def test_fed_ism(tmp_path: Path) -> None:
+    results = run(tmp_path, "fed_ism")
+    assert results["status"] == "completed"
+    for site in SITES:
+        assert {"clean/auc_ovo", "corrupted/auc_ovo"} <= set(results["test"][site])
+    for record in results["rounds"]:
+        assert record["accepted"] == SITES
+        assert sorted(record["reports"]) == SITES
+        assert all(report["perturbed_loss"] > 0 for report in record["reports"].values())
+        assert sum(record["site_weights"].values()) == pytest.approx(1)
+    weights = results["rounds"][-1]["site_weights"]
+    assert len(set(weights.values())) == 3
+
+
+def test_a_site_with_bad_data_is_left_out_by_name(tmp_path: Path) -> None:
+    secret = tmp_path / "nowhere"
+    results = run(tmp_path, local={"sites": {"site-2": {"data_root": str(secret)}}})
+    assert results["status"] == "completed"
+    assert [r["accepted"] for r in results["rounds"]] == [["site-1", "site-3"]] * 2
+    for record in results["rounds"]:
+        assert [(gone["site"], gone["phase"]) for gone in record["left_out"]] == [("site-2", "train")]
+        assert "site 'site-2': the data folder does not exist" in record["left_out"][0]["reason"]
+    assert sorted(results["test"]) == ["site-1", "site-3"]
+    assert [gone["site"] for gone in results["left_out"]] == ["site-2"]
+    assert str(secret) not in json.dumps(results)
+
+
+def test_too_few_good_sites_fail_with_the_reason(tmp_path: Path) -> None:
+    local = {"sites": {site: {"data_root": str(tmp_path / "nowhere")} for site in SITES[:2]}}
+    with pytest.raises(RuntimeError, match=r"(?s)site-1.*the data folder does not exist"):
+        run(tmp_path, local=local, min_sites=2)
+    results = read(tmp_path / "server" / "simulate_job" / "fairflare")
+    assert results["status"] == "failed"
+    assert "site 'site-2': the data folder does not exist" in results["reason"]
+
+
+def test_the_servers_file_names_the_initial_weights(averaged: Path, tmp_path: Path) -> None:
+    """The global model of one run starts another; site files and the job know nothing of it."""
+    started = averaged / "server" / "simulate_job" / "FL_global_model.pt"
+    settings = {"learning_rate": 1e-12, "optimizer": "sgd", "momentum": 0.0, "norm_momentum": 1e-12}
+    run(tmp_path, local={"sites": {"server": {"initial_weights": str(started)}}}, settings=settings)
+    before, after = model(averaged), model(tmp_path)
+    for name, tensor in before.items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(after[name], tensor, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match=r"gone.pt does not exist; nothing is downloaded"):
+        run(tmp_path / "b", local={"initial_weights": str(tmp_path / "gone.pt")})
+
+
+def test_sites_are_needed(tmp_path: Path) -> None:
+    plan = make_plan("fed_avg", task="classification", sites=None, settings=TINY)
+    with pytest.raises(ValueError, match="give their number or names"):
+        run_local(plan, tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------ how it goes
+
+
+class Heard(Listener):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def event(self, kind, details):
+        phase = details.get("phase")
+        self.told.append((kind, phase, details["current_round"], details.get("site")))
+
+    def round_started(self, current_round):
+        self.told.append(("round_started", current_round))
+
+    def before_aggregation(self):
+        self.told.append("before_aggregation")
+
+    def aggregated(self, state):
+        self.told.append("aggregated")
+
+    def round_done(self, record, metric):
+        self.told.append(("record", record.current_round, metric))
+
+    def tested(self, test, metric, step):
+        self.told.append(("tested", sorted(test), metric, step))
+
+
+def test_a_listener_hears_everything_in_order(tmp_path: Path) -> None:
+    heard = Heard()
+    plan = make_plan("fed_avg", task="classification", sites=3, num_rounds=1, settings=TINY)
+    run_local(plan, tmp_path, listeners=[heard])
+    assert heard.told == [
+        ("round_started", 0),
+        ("phase", "train", 0, None),
+        *(("site", "train", 0, site) for site in SITES),
+        "before_aggregation",
+        "aggregated",
+        ("record", 0, "balanced_accuracy"),
+        ("round_done", None, 0, None),
+        ("phase", "validate", 1, None),
+        *(("site", "validate", 1, site) for site in SITES),
+        ("tested", SITES, "balanced_accuracy", 1),
+    ]
+
+
+def test_told_to_stop(tmp_path: Path) -> None:
+    """While the second site trains: nothing more is asked, and the results say that it failed."""
+    heard = Heard()
+    plan = make_plan("fed_avg", task="classification", sites=3, num_rounds=2, settings=TINY)
+
+    def stop() -> bool:
+        return ("site", "train", 0, "site-1") in heard.told
+
+    with pytest.raises(Stopped, match="the job was aborted"):
+        run_local(plan, tmp_path, listeners=[heard], should_stop=stop)
+    run_dir = tmp_path / "server" / "simulate_job"
+    results = read(run_dir / "fairflare")
+    assert results["status"] == "failed"
+    assert results["rounds"] == []
+    assert "before_aggregation" not in heard.told
+    assert not list((run_dir / "fairflare" / "staging").glob("*.safetensors"))
+
+
+def test_nobody_answers_about_the_anchor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fed-LWR goes on with equal weights (as plain averaging), and says who is to blame."""
+    original = LayerSimilarityReport.report_anchor
+
+    def refuse(self, run, local, anchor):
+        if run.current_round == 0:
+            raise SiteError(f"site {run.site!r}: no time for this")
+        return original(self, run, local, anchor)
+
+    monkeypatch.setattr(LayerSimilarityReport, "report_anchor", refuse)
+    results = run(tmp_path, "fed_lwr")
+    assert results["status"] == "completed"
+    first, second = results["rounds"]
+    assert first["accepted"] == second["accepted"] == SITES
+    assert [(gone["site"], gone["phase"]) for gone in first["left_out"]] == [(site, "anchor") for site in SITES]
+    assert all("no time for this" in gone["reason"] for gone in first["left_out"])
+    for by_site in first["layers"].values():
+        assert [by_site[site]["weight"] for site in SITES] == pytest.approx([1 / 3] * 3, rel=1e-9)
+    assert second["left_out"] == []
+    assert any(len({by_site[site]["weight"] for site in SITES}) == 3 for by_site in second["layers"].values())

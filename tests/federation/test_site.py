@@ -1,0 +1,255 @@
+"""What a task does at a site: determinism, state between tasks, refusals, and the sanitizer."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+from fairflare.core.states import difference
+from fairflare.exchange.messages import clean_meta, clean_state
+from fairflare.federation.site import own_settings, read_site_file, round_seed
+from fairflare.federation.site_store import SiteStore, safe_name
+from fairflare.methods.fed_ism import SharpnessAwareTraining
+from fairflare.methods.fed_lwr import LayerSimilarityReport
+from fairflare.methods.fed_prox import ProximalTraining
+from fairflare.methods.training import LocalTraining, SiteError
+from fairflare.tasks.segmentation import SegmentationTask
+
+from ..methods.support import SEGMENTATION, at_site, initial, request, same
+
+
+@pytest.fixture
+def worker(tmp_path):
+    def make(training=None, folder="state", settings=None, task=None):
+        return at_site(tmp_path / folder, training, settings, task=task)
+
+    return make
+
+
+def test_metrics_are_of_the_received_model(worker):
+    state = initial()
+    reply = worker().perform(request("train", state))
+    task = SegmentationTask(**SEGMENTATION)
+    model = task.build_model()
+    model.load_state_dict(state)
+    data = task.open_site("site-1", {})
+    expected = task.evaluate(model, data.batches("validation", batch_size=4), "cpu")
+    assert reply.metrics == pytest.approx(expected)
+
+
+def test_update_is_local_minus_received(worker):
+    state = initial()
+    here = worker()
+    reply = here.perform(request("train", state))
+    local = here.store.load_model(0)
+    for name, tensor in local.items():
+        assert torch.allclose(tensor, state[name] + reply.update[name], atol=1e-6)
+    assert same(reply.update, difference(local, state))
+    assert reply.update["conv_0.conv_0.adn.N.num_batches_tracked"] == reply.num_steps
+
+
+def test_anchor_needs_the_local_model_of_that_round(worker):
+    state = initial()
+    here = worker(LayerSimilarityReport(batch_size=4))
+    refused = here.perform(request("anchor", state, 0))
+    assert refused.status == "skipped"
+    assert "no local model of round 0" in refused.reason
+    here.perform(request("train", state, 0))
+    assert here.perform(request("anchor", state, 1)).status == "skipped"
+    reply = worker(LayerSimilarityReport(batch_size=4)).perform(request("anchor", state, 0))
+    assert reply.status == "ok"
+    assert reply.report["layers"] == list(dict.fromkeys(k.rpartition(".")[0] for k in state))
+    assert all(0 <= c <= 1 + 1e-9 for c in reply.report["cka"])
+    assert reply.update is None
+
+
+def test_test_splits_and_the_received_model(worker):
+    """``validate`` measures the model it gets, on the test split, and nothing of it is trained or kept."""
+    state = initial(seed=5)
+    here = worker()
+    reply = here.perform(request("validate", state))
+    task = SegmentationTask(**SEGMENTATION)
+    model = task.build_model()
+    model.load_state_dict(state)
+    data = task.open_site("site-1", {})
+    assert reply.metrics == pytest.approx(task.evaluate(model, data.batches("test", batch_size=4), "cpu"))
+    assert reply.num_samples == data.num_samples("test")
+    assert reply.update is None
+    assert here.store.load_model(0) is None
+
+
+def failing(error: type[Exception], text: str, after: int = 0) -> SegmentationTask:
+    """A task whose loss raises in step ``after``; ``task.built`` refers to its networks without keeping them alive."""
+    task = SegmentationTask(**SEGMENTATION)
+    loss, build = task.loss, task.build_model
+    steps = []
+    task.built = []
+
+    def build_model():
+        model = build()
+        task.built.append(weakref.ref(model))
+        return model
+
+    def fail(outputs, targets):
+        if not outputs.requires_grad:  # evaluation
+            return loss(outputs, targets)
+        steps.append(1)
+        if len(steps) > after:
+            raise error(text)
+        return loss(outputs, targets)
+
+    task.build_model, task.loss = build_model, fail
+    return task
+
+
+def test_out_of_memory_and_other_errors_are_replies_without_details(worker):
+    oom = worker(task=failing(torch.cuda.OutOfMemoryError, "CUDA out of memory")).perform(request("train", initial()))
+    assert "out of memory in train; lower batch_size" in oom.reason
+    other = worker(task=failing(RuntimeError, "/secret/patient.png")).perform(request("train", initial()))
+    assert other.status == "failed"
+    assert "failed with RuntimeError" in other.reason
+    assert "patient" not in other.reason
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        LocalTraining(batch_size=4),
+        ProximalTraining(batch_size=4),
+        SharpnessAwareTraining(batch_size=4),
+        SharpnessAwareTraining(batch_size=4, rho=0.0),
+    ],
+    ids=lambda t: f"{type(t).__name__}-{getattr(t, 'rho', '')}",
+)
+@pytest.mark.parametrize("error", [torch.cuda.OutOfMemoryError, MemoryError])
+def test_an_out_of_memory_leaves_nothing_of_the_model(worker, training, error, monkeypatch):
+    """A second model beside a dead one would not fit either. Optimizer and stepper are in use by then."""
+    runs = []
+    begin = type(training).begin_round
+
+    class Watched(type(training)):
+        def begin_round(self, run, model):
+            runs.append(weakref.ref(run))
+            begin(self, run, model)
+
+    training.__class__ = Watched
+    task = failing(error, "no memory", after=3)
+    here = worker(training, task=task)
+    alive = []  # when the GPU's memory is given back
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: alive.append(task.built[0]() is not None))
+    reply = here.perform(request("train", initial()))
+    assert "out of memory in train" in reply.reason
+    assert len(task.built) == len(runs) == 1
+    assert alive == [False]
+    gc.collect()
+    assert task.built[0]() is None
+    assert runs[0]() is None
+    task.loss = SegmentationTask.loss.__get__(task)
+    assert here.perform(request("train", initial())).status == "ok"
+
+
+def test_model_of_another_network_is_refused(worker):
+    state = initial()
+    state.pop("final_conv.weight")
+    assert "does not fit the task's network" in worker().perform(request("train", state)).reason
+
+
+def test_a_task_nobody_knows_is_refused(worker):
+    reply = worker().perform(request("submit_model", initial()))
+    assert reply.status == "failed"
+    assert "unknown task 'submit_model', known: ['anchor', 'train', 'validate']" in reply.reason
+
+
+def test_unknown_device_and_threads_are_named(worker):
+    with pytest.raises(SiteError, match="'device' is 'cuda:99'"):
+        worker(settings={"device": "cuda:99"})
+    with pytest.raises(SiteError, match="'num_threads' must be an integer >= 1, got 0"):
+        worker(settings={"num_threads": 0})
+
+
+def test_store_keeps_two_rounds_and_forgets_later_ones(tmp_path):
+    store = SiteStore(tmp_path)
+    for number in range(5):
+        store.save("moments", number, {"x": torch.tensor(number)})
+    assert store.load_before("moments", 4)["x"] == 3
+    assert store.load_at("moments", 2) is None
+    store.save("moments", 3, {"x": torch.tensor(30)})  # the server went back to its checkpoint
+    assert store.load_at("moments", 4) is None
+    assert store.load_before("moments", 9)["x"] == 30
+    assert store.load_before("moments", 3) is None or store.load_before("moments", 3)["x"] == 2
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", ".hidden", "a b", "x" * 129])
+def test_names_cannot_leave_their_folder(name):
+    with pytest.raises(ValueError, match="must be 1 to 128"):
+        safe_name(name)
+
+
+def test_seeds_differ_by_site_round_and_experiment():
+    seeds = {round_seed(e, s, r) for e in range(3) for s in ("a", "b") for r in range(3)}
+    assert len(seeds) == 18
+    assert round_seed(0, "a", 0) == round_seed(0, "a", 0)
+
+
+# ------------------------------------------------------------------------------------------------ the private file
+
+
+def test_a_sites_own_block_goes_first_and_nobody_elses_is_seen(tmp_path):
+    content = {"device": "cpu", "cache_bytes": 1, "sites": {"a": {"cache_bytes": 2, "prior": "x"}, "b": {"device": 3}}}
+    file = tmp_path / "fairflare.json"
+    file.write_text(json.dumps(content))
+    assert read_site_file(file, "a") == own_settings(content, "a") == {"device": "cpu", "cache_bytes": 2, "prior": "x"}
+    assert read_site_file(file, "c") == {"device": "cpu", "cache_bytes": 1}
+    assert read_site_file(tmp_path / "none.json", "a") == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([1], "must hold a JSON object"),
+        ({"sites": ["a"]}, "and 'sites' in it another"),
+        ({"sites": {"a": 3}}, r"'sites\.a' in local/fairflare\.json must be a JSON object"),
+    ],
+)
+def test_a_private_file_of_another_form_is_named(tmp_path, content, message):
+    (tmp_path / "f.json").write_text(json.dumps(content))
+    with pytest.raises(SiteError, match=message):
+        read_site_file(tmp_path / "f.json", "a")
+
+
+def test_an_unreadable_private_file_tells_the_server_no_path(tmp_path):
+    (tmp_path / "f.json").write_text("{")
+    with pytest.raises(SiteError, match="is not readable JSON") as caught:
+        read_site_file(tmp_path / "f.json", "a")
+    assert str(tmp_path) in str(caught.value)
+    assert str(tmp_path) not in caught.value.public
+
+
+# ------------------------------------------------------------------------------------------------ the sanitizer
+
+
+def test_sanitizer_makes_plain_values():
+    dirty = {"a": np.float32(0.5), "b": np.bool_(True), "c": np.arange(2), "d": (1, torch.tensor(2.0)), 3: None}
+    assert clean_meta(dirty) == {"a": 0.5, "b": True, "c": [0, 1], "d": [1, 2.0], "3": None}
+    with pytest.raises(TypeError, match=r"meta\.x\.y: a complex cannot travel"):
+        clean_meta({"x": {"y": 1j}})
+    with pytest.raises(TypeError, match="more than 64 bits"):
+        clean_meta({"x": 2**70})
+
+
+def test_sanitizer_makes_plain_contiguous_tensors():
+    matrix = torch.arange(6.0).reshape(2, 3)
+    state = clean_state({"t": matrix.t(), "p": torch.nn.Parameter(matrix), "n": np.float64(3.0) * np.ones(2)})
+    assert state["t"].is_contiguous()
+    assert torch.equal(state["t"], matrix.t())
+    assert type(state["p"]) is torch.Tensor
+    assert not state["p"].requires_grad
+    assert state["n"].dtype == torch.float64
+    with pytest.raises(TypeError, match="tensor 'x' must be a tensor"):
+        clean_state({"x": [1.0]})

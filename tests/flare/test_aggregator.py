@@ -1,0 +1,378 @@
+"""A rule under FLARE's stock controllers: models or updates, tensors or arrays, who is left out, what comes back."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.signal import Signal
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.app_common.workflows.fedavg import FedAvg as StockFedAvg
+from nvflare.job_config.api import FedJob
+
+from fairflare.core.settings import build, values_of
+from fairflare.exchange.staging import Staging
+from fairflare.federation.collector import QuorumError
+from fairflare.flare.aggregator import FairAggregator
+from fairflare.flare.wire import META_KEY
+from fairflare.methods.catalog import all_methods
+from fairflare.methods.fed_avg import FedAvg
+from fairflare.methods.fed_ism import FedISM
+from fairflare.methods.fed_lwr import FedLWR
+
+from ..federation.examples import example_report
+from ..unit.test_settings import Builder
+
+
+def result(
+    site: str, params: Any, *, update: bool = True, samples: Any = None, current_round: Any = 0, metrics: Any = None,
+    report: Any = None, **meta: Any,
+) -> FLModel:  # fmt: skip
+    """What a site's script sends; without ``samples`` and ``report`` it knows nothing of FairFlare."""
+    head = {**({"num_samples": samples} if samples else {}), **({"report": report} if report else {}), **meta}
+    return FLModel(
+        params=params,
+        params_type=ParamsType.DIFF if update else ParamsType.FULL,
+        metrics=metrics,
+        current_round=current_round,
+        meta={"client_name": site, **({META_KEY: head} if head else {})},
+    )
+
+
+def collect(*results: FLModel, rule: Any = None, min_sites: int = 1) -> tuple[FairAggregator, FLModel]:
+    aggregator = FairAggregator(rule=rule or FedAvg(), min_sites=min_sites)
+    for model in results:
+        aggregator.accept_model(model)
+    return aggregator, aggregator.aggregate_model()
+
+
+def flat(value: float, size: int = 2) -> dict[str, torch.Tensor]:
+    return {"w": torch.full((size,), value)}
+
+
+# ------------------------------------------------------------------------------------------------ what comes back
+
+
+@pytest.mark.parametrize("update", [True, False])
+@pytest.mark.parametrize("as_numpy", [True, False])
+def test_the_controller_gets_back_what_it_sent(update: bool, as_numpy: bool) -> None:
+    params = [{"w": torch.tensor([v, v]), "n": torch.tensor(int(v) + 5)} for v in (1.0, -3.0)]
+    if as_numpy:
+        params = [{name: value.numpy() for name, value in each.items()} for each in params]
+    aggregator, merged = collect(
+        result("a", params[0], update=update, samples=1), result("b", params[1], update=update, samples=3)
+    )
+    assert aggregator.rejected == {}
+    assert merged.params_type == (ParamsType.DIFF if update else ParamsType.FULL)
+    kind = np.ndarray if as_numpy else torch.Tensor
+    assert all(isinstance(value, kind) for value in merged.params.values())
+    assert merged.params["w"].tolist() == [-2.0, -2.0]
+    assert merged.params["n"].tolist() == 6
+    assert merged.params["n"].shape == ()
+    assert merged.meta[META_KEY] == {"sites": ["a", "b"], "rejected": {}}
+    assert merged.current_round == 0
+    assert aggregator.last_weighing is not None
+    assert aggregator.last_weighing.sites == {"a": 0.25, "b": 0.75}
+
+
+def test_counters_of_svt_privacy_keep_their_shape() -> None:
+    """NumPy without a dimension, as FLARE's SVTPrivacy sends it, also as a bare scalar."""
+    for counter in (np.array(7), np.int64(7), np.float32(7.0)):
+        _, merged = collect(result("a", {"bn.num_batches_tracked": counter, "w": np.ones(2, np.float32)}))
+        assert merged.params["bn.num_batches_tracked"].shape == ()
+        assert merged.params["bn.num_batches_tracked"].dtype == counter.dtype
+
+
+def test_mixed_arrays_and_tensors_come_back_as_tensors() -> None:
+    arrays = {"w": np.ones(2, np.float32)}
+    _, merged = collect(result("a", arrays), result("b", flat(3.0)))
+    assert isinstance(merged.params["w"], torch.Tensor)
+    assert merged.params["w"].tolist() == [2.0, 2.0]
+
+
+def test_a_site_that_is_left_out_does_not_decide_the_kind() -> None:
+    arrays = {"w": np.ones(2, np.float32)}
+    for odd in (result("c", flat(1.0, 5)), result("c", flat(math.nan))):
+        _, merged = collect(result("a", arrays), result("b", arrays), odd)
+        assert isinstance(merged.params["w"], np.ndarray)
+
+
+def test_updates_of_a_variance_may_be_negative() -> None:
+    updates = [result(site, {"bn.running_var": torch.full((2,), v)}) for site, v in (("a", -1.0), ("b", -3.0))]
+    _, merged = collect(*updates, rule=FedAvg(weighting="uniform"))
+    assert merged.params["bn.running_var"].tolist() == [-2.0, -2.0]
+    models = [copy.copy(u) for u in updates]
+    for model in models:
+        model.params_type = ParamsType.FULL
+    _, merged = collect(*models, rule=FedAvg(weighting="uniform"))
+    assert merged.params["bn.running_var"].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("method", [m for m in all_methods().values() if not m.rule.two_phase], ids=lambda m: m.name)
+def test_every_single_phase_method_over_several_rounds(method: Any, tmp_path: Path) -> None:
+    rule = build(method.rule, method.server)
+    rule.memory_folder = tmp_path
+    aggregator = FairAggregator(rule=rule, min_sites=2)
+    for current_round, sites in enumerate((("a", "b", "c"), ("a", "c"), ("c", "b", "a"))):
+        aggregator.reset_stats()
+        rule.directives(current_round, 3, sites)
+        for site in sites:
+            index = ord(site) - ord("a")
+            g = torch.Generator().manual_seed(10 * current_round + index)
+            params = {"conv.weight": torch.randn(3, 2, generator=g), "head.weight": torch.randn(2, generator=g)}
+            report = example_report(rule.report_fields, index)
+            aggregator.accept_model(
+                result(site, params, update=False, samples=5 + index, report=report, current_round=current_round)
+            )
+        assert aggregator.rejected == {}
+        assert aggregator.accepted == sorted(sites)
+        try:
+            merged = aggregator.aggregate_model()
+        except RuntimeError as error:  # a rule that needs what a stock controller does not give says so
+            if "run it with fairflare.flare.controller.RoundsController" not in str(error):
+                raise
+            return
+        assert merged.current_round == current_round
+        weights = aggregator.last_weighing.sites
+        assert weights is not None
+        assert sum(weights.values()) == pytest.approx(1)
+        assert sorted(weights) == sorted(sites)
+        assert all(bool(torch.isfinite(t).all()) for t in merged.params.values())
+
+
+# ------------------------------------------------------------------------------------------------ the majority
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_the_majority_says_what_a_model_looks_like(order: tuple[int, ...]) -> None:
+    """The first to arrive defines nothing."""
+    results = [result("a", flat(9.0, 7)), result("b", flat(1.0)), result("c", flat(3.0))]
+    aggregator, merged = collect(*[results[i] for i in order])
+    assert merged.params["w"].tolist() == [2.0, 2.0]
+    assert aggregator.accepted == ["b", "c"]
+    assert aggregator.rejected == {"a": "site 'a' sent another model than most sites: tensor 'w' differs"}
+    assert merged.meta[META_KEY]["rejected"] == aggregator.rejected
+
+
+def test_kinds_of_parameters_and_names_count_too() -> None:
+    aggregator, merged = collect(
+        result("a", flat(9.0)), result("b", flat(1.0), update=False), result("c", flat(3.0), update=False),
+        result("d", {"v": torch.ones(2)}, update=False), result("e", {"w": torch.ones(2, dtype=torch.long)}),
+    )  # fmt: skip
+    assert merged.params_type == ParamsType.FULL
+    assert merged.params["w"].tolist() == [2.0, 2.0]
+    assert aggregator.rejected["a"] == "site 'a' sent params of type DIFF, most sites FULL"
+    assert aggregator.rejected["d"] == "site 'd' sent another model than most sites: tensor 'v' differs"
+    assert sorted(aggregator.rejected) == ["a", "d", "e"]
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_a_straggler_of_an_earlier_round_is_left_out(late: int) -> None:
+    results = [result("b", flat(1.0), current_round=5), result("c", flat(3.0), current_round=5)]
+    results.insert(late, result("a", flat(9.0), current_round=4))
+    aggregator, merged = collect(*results)
+    assert merged.current_round == 5
+    assert merged.params["w"].tolist() == [2.0, 2.0]
+    assert aggregator.rejected == {"a": "site 'a' sent a result of round 4, most sites of round 5"}
+
+
+def test_a_tie_goes_the_same_way_in_any_order() -> None:
+    results = [result("a", flat(1.0)), result("b", flat(2.0, 3))]
+    assert collect(*results)[0].accepted == collect(*results[::-1])[0].accepted == ["a"]
+
+
+def test_the_majority_may_be_too_few() -> None:
+    with pytest.raises(QuorumError, match=r"FedAvg, round 0: 2 usable.*min_sites=3 \(a: site 'a' sent another model"):
+        collect(result("a", flat(9.0, 7)), result("b", flat(1.0)), result("c", flat(3.0)), min_sites=3)
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (result("b", flat(math.nan)), "site 'b': tensor 'w'"),
+        (result("b", {"w": {"x": 1}}), "site 'b': tensor 'w' must be a tensor or an array, got dict"),
+        (result("b", {}), "site 'b' sent no model"),
+        (result("b", "x"), "site 'b' sent no model"),
+        (result("b", flat(1.0), samples=-1), "site 'b': field 'num_samples' must lie in"),
+        (result("b", flat(1.0), status="failed", reason="no data"), "site 'b': no data"),
+        (result("b", flat(1.0), version="9.0"), "site 'b' answers with fairflare '9.0'"),
+        (result("b", flat(1.0), stats="x"), "site 'b': field 'stats' must be a dict, got 'x'"),
+    ],
+)
+def test_bad_results_cost_their_site(bad: FLModel, message: str) -> None:
+    aggregator, merged = collect(result("a", flat(1.0)), bad, result("c", flat(3.0)))
+    assert merged.params["w"].tolist() == [2.0, 2.0]
+    assert list(aggregator.rejected) == ["b"]
+    assert aggregator.rejected["b"].startswith(message)
+
+
+def test_a_site_counts_once() -> None:
+    aggregator, merged = collect(result("a", flat(1.0)), result("a", flat(5.0)), result("b", flat(3.0)))
+    assert merged.params["w"].tolist() == [2.0, 2.0]
+    assert aggregator.rejected == {"a": "site 'a' answered twice in round 0"}
+
+
+def test_a_report_that_the_rule_needs() -> None:
+    report = {"sharpness": 0.5, "perturbed_loss": 1.0}
+    with pytest.raises(QuorumError, match=r"1 usable.*of min_sites=2 \(b: site 'b': the report lacks the field 'sharp"):
+        collect(result("a", flat(1.0), report=report), result("b", flat(1.0)), rule=FedISM(), min_sites=2)
+
+
+def test_too_few_sites_raise_with_every_reason() -> None:
+    with pytest.raises(QuorumError, match=r"0 usable result\(s\) of min_sites=1 \(no answer\)"):
+        collect()
+    with pytest.raises(QuorumError, match=r"1 usable.*min_sites=3 \(b: site 'b': ill; c: site 'c': tensor 'w'.*finite"):
+        collect(
+            result("a", flat(1.0)), result("b", flat(1.0), status="failed", reason="ill"), result("c", flat(math.inf)),
+            min_sites=3,
+        )  # fmt: skip
+
+
+def test_a_new_round_forgets_the_refusals() -> None:
+    aggregator, _ = collect(result("a", flat(1.0)), result("b", flat(math.nan)))
+    aggregator.reset_stats()
+    assert (aggregator.accepted, aggregator.rejected) == ([], {})
+    aggregator.accept_model(result("b", flat(4.0), current_round=1))
+    assert aggregator.aggregate_model().params["w"].tolist() == [4.0, 4.0]
+
+
+def test_a_full_disk_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raised where the result arrives, FLARE would log it and go on without the site."""
+    aggregator = FairAggregator(rule=FedAvg())
+    aggregator.accept_model(result("a", flat(1.0)))
+    with monkeypatch.context() as patch:
+
+        def full(self: Staging, site: str, state: Any) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        patch.setattr(Staging, "put", full)
+        aggregator.accept_model(result("b", flat(1.0)))
+    assert aggregator.rejected == {}
+    with pytest.raises(OSError, match="No space left"):
+        aggregator.aggregate_model()
+    aggregator.reset_stats()
+    aggregator.accept_model(result("a", flat(1.0)))
+    assert aggregator.aggregate_model().params["w"].tolist() == [1.0, 1.0]
+
+
+def test_two_phase_rule_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match=r"FedLWR asks the sites twice a round; run it with .*RoundsController"):
+        FairAggregator(rule=FedLWR())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rule": FedAvg(), "min_sites": 0}, "min_sites must be an integer >= 1, got 0"),
+        ({"rule": None}, "rule must be Rule, got None"),
+        ({"rule": {}}, "rule must be Rule, got {}"),
+        ({}, "FairAggregator needs the setting 'rule'"),
+    ],
+)
+def test_bad_settings_fail_at_once(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match="^" + message):
+        FairAggregator(**given)
+
+
+# ------------------------------------------------------------------------------------------------ metrics
+
+
+def test_metrics_are_the_mean_over_the_sites() -> None:
+    """Whatever range a stock script uses: percent, NumPy numbers, losses."""
+    _, merged = collect(
+        result("a", flat(1.0), metrics={"accuracy": 80.0, "loss": np.float32(2.0), "own": 1.0, "text": "x"}),
+        result("b", flat(1.0), metrics={"accuracy": 90, "loss": 4.0, "flag": True}),
+        result("c", flat(math.nan), metrics={"accuracy": 0.0, "loss": 0.0}),
+    )
+    assert merged.metrics == {"accuracy": 85.0, "loss": 3.0}
+
+
+@pytest.mark.parametrize("metrics", [None, {}, {"accuracy": math.nan}, {"accuracy": 10**400}, {"accuracy": "good"}])
+def test_sites_without_a_metric_still_count(metrics: Any) -> None:
+    aggregator, merged = collect(
+        result("a", flat(1.0), metrics={"accuracy": 0.5}), result("b", flat(3.0), metrics=metrics)
+    )
+    assert aggregator.rejected == {}
+    assert merged.params["w"].tolist() == [2.0, 2.0]
+    assert merged.metrics is None
+
+
+class Controller(StockFedAvg):
+    """FLARE's own, with sites that answer at once."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.fl_ctx, self.abort_signal = FLContext(), Signal()
+        self.engine = SimpleNamespace(get_clients=lambda: [SimpleNamespace(name=s) for s in ("a", "b")])
+        self.rounds: list[int] = []
+        self.saved: list[FLModel] = []
+
+    def send_model(self, task_name: str = "train", data: Any = None, callback: Any = None, **rest: Any) -> None:
+        self.rounds.append(data.current_round)
+        for site, score in (("a", 0.4), ("b", 0.6)):
+            update = {"w": torch.full((2,), 1.0)}
+            callback(
+                result(
+                    site, update, current_round=data.current_round, metrics={"accuracy": score + 0.1 * len(self.rounds)}
+                )
+            )
+
+    def load_model(self) -> FLModel:
+        return FLModel(params={"w": torch.zeros(2)})
+
+    def save_model(self, model: FLModel) -> None:
+        self.saved.append(FLModel(params={k: v.clone() for k, v in model.params.items()}))
+
+    def get_num_standing_tasks(self) -> int:
+        return 0
+
+    def event(self, *args: Any, **kwargs: Any) -> None: ...
+    def fire_event_with_data(self, *args: Any, **kwargs: Any) -> None: ...
+    def info(self, *args: Any) -> None: ...
+
+
+def test_flares_own_fed_avg_stops_by_the_metrics() -> None:
+    controller = Controller(
+        num_clients=2, num_rounds=9, aggregator=FairAggregator(rule=FedAvg()), stop_cond="accuracy >= 0.75"
+    )
+    controller.run()
+    assert controller.rounds == [0, 1, 2]  # 0.6, 0.7, 0.8
+    assert controller.saved[-1].params["w"].tolist() == [3.0, 3.0]
+
+
+# ------------------------------------------------------------------------------------------------ jobs
+
+
+def test_it_travels_in_a_job(tmp_path: Path) -> None:
+    job = FedJob(name="stock", min_clients=1)
+    aggregator = FairAggregator(rule=FedISM(q=3, tau=0.5), min_sites=4)
+    job.to_server(Controller.__base__(num_clients=2, aggregator=aggregator), id="controller")
+    job.export_job(str(tmp_path))
+    config = json.loads((tmp_path / "stock" / "app_server" / "config" / "config_fed_server.json").read_text())
+    again = Builder().build_component(config["workflows"][0]).aggregator
+    assert isinstance(again, FairAggregator)
+    assert values_of(again) == values_of(aggregator)
+    old = {"path": "fairflare.methods.fed_avg.FedAvg", "args": {"weighting": "uniform", "min_sites": 2}}
+    with pytest.raises(ValueError, match=r"no setting 'min_sites' any more: .*older fairflare; export it again"):
+        Builder().build_component(old)
+
+
+def test_what_flare_made_of_the_message_is_understood() -> None:
+    """Through FLARE's own conversion, as it happens in a run."""
+    sent = FLModelUtils.from_shareable(FLModelUtils.to_shareable(result("a", flat(2.0), samples=3)))
+    sent.meta["client_name"] = "a"
+    _, merged = collect(sent)
+    assert merged.params["w"].tolist() == [2.0, 2.0]

@@ -1,0 +1,547 @@
+"""Fed-MAS: the site half on tiny phantoms, the server half with reports in hand, and both in one process."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from fairflare.core.priors import prior_distance
+from fairflare.core.sharpness import GSAM
+from fairflare.federation.collector import QuorumError
+from fairflare.federation.local import run_local
+from fairflare.federation.plan import make_plan
+from fairflare.federation.rounds import RoundFailed
+from fairflare.methods.bsm import SETTINGS
+from fairflare.methods.catalog import get_method
+from fairflare.methods.fed_mas import FedMAS, RescueTraining
+from fairflare.methods.prior_features import FeatureCache, SitePrior
+from fairflare.methods.training import LocalTraining
+from fairflare.tasks.base import SiteData, evaluating
+from fairflare.tasks.classification import ClassificationTask
+from fairflare.tasks.networks import Classifier
+from fairflare.tasks.priors import build_encoder, fingerprint, load_prior
+
+from . import support
+from .support import at_site, collected, request
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TINY = {
+    "phantom": "fundus", "image_size": [32, 32], "features": [4, 8, 8, 16], "phantom_sites": 2, "phantom_samples": 90,
+    "phantom_test": 40, "partition": "dirichlet", "alpha": 0.5, "corrupted_sites": 0,
+}  # fmt: skip
+TASK = {**TINY, "projector_dim": 96}
+QUICK = {"optimizer": "adam", "learning_rate": 1e-3, "batch_size": 16, "criterion": "balanced_softmax"}
+TOLD = {"rescue_factor": True}
+
+
+@pytest.fixture
+def worker(tmp_path):
+    def make(training=None, settings=None, *, site="site-1", folder="state", **task):
+        return at_site(
+            tmp_path / folder / site,
+            training or RescueTraining(**QUICK),
+            settings,
+            task=ClassificationTask(**{**TASK, **task}),
+            name=site,
+        )
+
+    return make
+
+
+def initial(**task) -> dict[str, torch.Tensor]:
+    return support.initial(ClassificationTask(**{**TASK, **task}), seed=3)
+
+
+def train(worker, state=None, current_round=0, directives=TOLD):
+    asked = request("train", state or initial(), current_round, num_rounds=4, directives=dict(directives))
+    return worker.perform(asked)
+
+
+def cache_of(worker) -> FeatureCache:
+    return worker.training._priors._caches[worker.site]
+
+
+def divergence(worker, current_round=0):
+    return worker.store.load_at("divergence", current_round)
+
+
+# ------------------------------------------------------------------------------------------------ site half
+
+
+def naive_divergence(site_worker, model, batch_size=7):
+    """Eqs. 1-2 in loops, with the model as it is."""
+    network = load_prior()
+    data = site_worker._data
+    distances: dict[int, list[float]] = {}
+    with evaluating(model):
+        for inputs, targets in data.batches("training", batch_size=batch_size):
+            y, y_prior = model.project(model.embed(inputs)), network(inputs)
+            for row in range(len(inputs)):
+                cosine = torch.dot(y[row], y_prior[row]) / (y[row].norm() * y_prior[row].norm())
+                distances.setdefault(int(targets[row]), []).append(2 - 2 * float(cosine))
+    return {c: sum(found) / len(found) for c, found in distances.items()}
+
+
+def test_divergence_of_the_received_model(worker):
+    site = worker()
+    state = initial()
+    reply = train(site, state)
+    assert reply.status == "ok", reply.reason
+    model = ClassificationTask(**TASK).build_model()
+    model.load_state_dict(state)
+    expected = naive_divergence(site, model)
+    kept = divergence(site)
+    assert set(expected) == set(kept["counts"].nonzero().flatten().tolist())
+    for c, value in expected.items():
+        assert kept["before"][c].item() == pytest.approx(value, abs=1e-6)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, state[name])  # the pass of the reference left no trace either
+
+
+def test_the_pass_before_training_leaves_no_trace(worker):
+    """Not in the model, its modes or the random numbers, and it sees the images as they are."""
+    seen = {}
+
+    class Watched(RescueTraining):
+        def begin_round(self, run, model):
+            state = {n: t.clone() for n, t in model.state_dict().items()}
+            modes = [m.training for m in model.modules()]
+            before = torch.get_rng_state()
+            super().begin_round(run, model)
+            seen["random"] = torch.equal(torch.get_rng_state(), before)
+            seen["modes"] = modes == [m.training for m in model.modules()]
+            seen["state"] = all(torch.equal(t, state[n]) for n, t in model.state_dict().items())
+            seen["before"] = run.own.before.clone()
+
+    states = {}
+    for augment in (True, False):
+        reply = train(worker(Watched(**QUICK, augment=augment), folder=str(augment)))
+        assert reply.status == "ok", reply.reason
+        assert (seen["random"], seen["modes"], seen["state"]) == (True, True, True)
+        states[augment] = seen["before"]
+    assert torch.equal(states[True].nan_to_num(), states[False].nan_to_num())
+
+
+def test_before_is_measured_without_a_trace(worker):
+    """The update with and without the measurement is the same: no batch-norm statistics, no random numbers."""
+    with_rf = train(worker(folder="a"))
+    without = train(worker(folder="b"), directives={})
+    for name, tensor in without.update.items():
+        assert torch.equal(tensor, with_rf.update[name]), name
+    assert "rescue_factor" not in without.report
+    assert without.report["prior"] == with_rf.report["prior"] == load_prior().fingerprint
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_rescue_factor_is_what_was_gathered(worker, epochs, monkeypatch):
+    """w^ by hand: mean by class and epoch of the distances in front of each step, summed over the epochs."""
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    gathered: list[torch.Tensor] = []
+    batches: list[list[int]] = []
+    original = SitePrior.distances
+
+    def spy(self, run, model, features, inputs):
+        batches.append(run.batch)
+        return original(self, run, model, features, inputs)
+
+    def distance(projected, target):
+        found = prior_distance(projected, target)
+        if projected.requires_grad:  # training, not the pass in front of it
+            gathered.append(found.detach())
+            seen.append((torch.tensor(batches[-1]), target.clone()))
+        return found
+
+    monkeypatch.setattr(SitePrior, "distances", spy)
+    monkeypatch.setattr("fairflare.methods.prior_features.prior_distance", distance)
+    site = worker(RescueTraining(**QUICK, local_epochs=epochs, augment=True))
+    reply = train(site)
+    kept = divergence(site)
+    labels = torch.cat([t for _, t in site._data.batches("training", batch_size=64)])
+    everything = torch.cat([n for n, _ in seen])
+    assert len(everything) == epochs * len(labels)
+    means = torch.zeros(epochs, 5, dtype=torch.float64)
+    values = torch.cat(gathered)
+    for epoch in range(epochs):
+        part = slice(epoch * len(labels), (epoch + 1) * len(labels))
+        assert sorted(everything[part].tolist()) == list(range(len(labels)))
+        for c in range(5):
+            mine = labels[everything[part]] == c
+            means[epoch, c] = values[part][mine].double().mean()
+    present = kept["counts"] > 0
+    assert torch.allclose(kept["during"][present], means.sum(0)[present], atol=1e-6)
+    expected = float((kept["before"] * means.sum(0))[present].sum())
+    assert reply.report["rescue_factor"] == pytest.approx(expected, abs=1e-6)
+    # The targets of a batch are those of its own images, also when shuffled and changed.
+    plain = torch.cat([x for x, _ in site._data.batches("training", batch_size=64)])
+    wanted = torch.nn.functional.normalize(load_prior()(plain), dim=1)
+    for numbers, found in seen:
+        assert torch.allclose(found, wanted[numbers], atol=1e-6)
+
+
+def test_batch_size_does_not_change_the_divergence(worker):
+    found = []
+    for number, batch_size in enumerate((5, 16, 1000)):
+        site = worker(RescueTraining(**{**QUICK, "batch_size": batch_size}), folder=str(number))
+        assert train(site).status == "ok"
+        found.append(divergence(site)["before"])
+    for other in found[1:]:
+        assert torch.allclose(found[0], other, atol=1e-6, equal_nan=True)
+
+
+def test_prior_is_computed_once(worker):
+    site = worker()
+    train(site)
+    cache = cache_of(site)
+    assert cache.computed == site._data.num_samples("training")
+    train(site, current_round=1)
+    assert cache_of(site) is cache
+    assert cache.computed == site._data.num_samples("training")
+    # Another process: from the state folder.
+    other = worker()
+    train(other, current_round=2)
+    assert cache_of(other).computed == 0
+    assert torch.equal(cache_of(other).features, cache.features)
+    # Other images, and another number of them: all computed again.
+    changed = worker(phantom_seed=1, folder="state")
+    reply = train(changed, current_round=3)
+    assert reply.status == "ok", reply.reason
+    assert cache_of(changed).computed == changed._data.num_samples("training")
+
+
+class Exchanged(SiteData):
+    """The same data but for one training image, of which somebody put another version into the folder."""
+
+    def __init__(self, data: SiteData, number: int) -> None:
+        self.data, self.number = data, number
+
+    def num_samples(self, split):
+        return self.data.num_samples(split)
+
+    def class_counts(self, split):
+        return self.data.class_counts(split)
+
+    def order(self, split, shuffle_seed=None):
+        return self.data.order(split, shuffle_seed)
+
+    def batches(self, split, *, batch_size, shuffle_seed=None, augment=False) -> Iterator:
+        order = iter(self.order(split, shuffle_seed))
+        asked = {"batch_size": batch_size, "shuffle_seed": shuffle_seed, "augment": augment}
+        for inputs, targets in self.data.batches(split, **asked):
+            inputs = inputs.clone()
+            for image in inputs:
+                if next(order) == self.number and split == "training":
+                    image.copy_(1 - image)
+            yield inputs, targets
+
+
+@pytest.mark.parametrize("same_process", [True, False])
+def test_the_features_of_an_exchanged_image_are_computed_again(worker, same_process):
+    """As many images as before, so that only the checksums tell."""
+    here = worker()
+    train(here)
+    before = cache_of(here).features.clone()
+    there = here if same_process else worker()
+    data = ClassificationTask(**TASK).open_site("site-1", {})
+    there._data = Exchanged(data, 7)
+    known = cache_of(there).computed if same_process else 0
+    reply = train(there, current_round=1)
+    assert reply.status == "ok", reply.reason
+    assert cache_of(there).computed == known + 1
+    (images,) = [x for x, _ in Exchanged(data, 7).batches("training", batch_size=1000)]
+    wanted = torch.nn.functional.normalize(load_prior()(images), dim=1)
+    assert torch.allclose(cache_of(there).features, wanted, atol=1e-6)
+    changed = (cache_of(there).features != before).any(dim=1).nonzero().flatten().tolist()
+    assert changed == [7]
+    kept = there.store.load_at("prior_features", 1)
+    assert torch.equal(kept["features"], cache_of(there).features)
+
+
+class Sharp(RescueTraining):
+    """Fed-MAS's training with sharpness-aware steps: two looks at every batch, the second one uphill."""
+
+    def step(self, run, model, optimizer, closure):
+        return GSAM(optimizer, rho=2.0, model=model).step(closure)
+
+
+def test_a_step_that_looks_twice_counts_once(worker):
+    """w^ is of the forward pass in front of the step; at this distance the second one is far from it."""
+    still = {**QUICK, "optimizer": "sgd", "momentum": 0.0, "learning_rate": 1e-12, "local_epochs": 2}
+    found = {}
+    for name, training in (("once", RescueTraining(**still)), ("twice", Sharp(**still))):
+        here = worker(training, folder=name)
+        reply = train(here)
+        assert reply.status == "ok", reply.reason
+        found[name] = (divergence(here)["during"], reply.report["rescue_factor"])
+    present = ~found["once"][0].isnan()
+    assert torch.allclose(found["twice"][0][present], found["once"][0][present], rtol=1e-5)
+    assert found["twice"][1] == pytest.approx(found["once"][1], rel=1e-5)
+
+
+def test_with_and_without_cache_agree_without_augmentation(worker):
+    kept = train(worker(folder="a"))
+    fresh = train(worker(RescueTraining(**QUICK, cache_features=False), folder="b"))
+    assert kept.report["rescue_factor"] == pytest.approx(fresh.report["rescue_factor"], abs=1e-4)
+    for name, tensor in kept.update.items():
+        assert torch.allclose(tensor, fresh.update[name], atol=1e-4), name
+
+
+def test_prior_is_neither_trained_nor_sent(worker):
+    site = worker()
+    reply = train(site)
+    (network,) = site.training._priors._networks.values()
+    assert all(p.grad is None for p in network.parameters())
+    assert network.fingerprint == load_prior().fingerprint
+    assert fingerprint(network.encoder.state_dict(), "embedded/None") == network.fingerprint
+    assert set(reply.update) == set(initial())
+    assert set(reply.report) == {"rescue_factor", "prior"}  # nothing by class
+
+
+def test_training_pulls_the_features_to_the_prior(worker):
+    site = worker(RescueTraining(**{**QUICK, "learning_rate": 3e-3}, local_epochs=8))
+    state = initial()
+    first = train(site, state)
+    local = {name: tensor + first.update[name] for name, tensor in state.items()}
+    train(site, local, current_round=1)
+    present = divergence(site)["counts"] > 0
+    assert divergence(site, 1)["before"][present].mean() < 0.5 * divergence(site)["before"][present].mean()
+
+
+def test_without_both_it_is_balanced_softmax(worker):
+    """Spec test 7: lambda_f = 0 and no MAS is BSM-FL, and needs no prior."""
+    kd = worker(RescueTraining(**QUICK, lambda_f=0.0, prior_network="resnet50"), folder="a")
+    ours = train(kd, directives={})
+    bsm = train(worker(LocalTraining(**QUICK), folder="b"), directives={})
+    assert ours.status == "ok", ours.reason
+    assert ours.report == {}
+    for name, tensor in bsm.update.items():
+        assert torch.equal(tensor, ours.update[name]), name
+
+
+@pytest.mark.parametrize("source", ["prior", "supervised"])
+def test_without_the_loss_but_with_mas(worker, source):
+    site = worker(RescueTraining(**QUICK, lambda_f=0.0, rf_source=source))
+    reply = train(site)
+    assert reply.status == "ok", reply.reason
+    assert reply.report["rescue_factor"] > 0
+    assert ("prior" in reply.report) == (source == "prior")
+    weights = {n: t for n, t in reply.update.items() if n.startswith("projector") and "running" not in n}
+    moved = {n for n, t in weights.items() if bool((t != 0).any())}
+    assert moved <= {"projector.1.num_batches_tracked"}
+
+
+@pytest.mark.parametrize("last_only", [True, False])
+def test_a_batch_of_one(worker, last_only):
+    """Batch norm of the projector cannot train on it; every image still counts once."""
+    size = ClassificationTask(**TASK).open_site("site-1", {}).num_samples("training") - 1 if last_only else 1
+    site = worker(RescueTraining(**{**QUICK, "batch_size": size}))
+    reply = train(site)
+    assert reply.status == "ok", reply.reason
+    assert math.isfinite(reply.report["rescue_factor"])
+    if not last_only:
+        assert bool((reply.update["projector.1.running_mean"] == 0).all())
+
+
+def test_class_absent_and_class_of_one(worker):
+    """Sites of a long-tailed Dirichlet federation have both."""
+    kinds = set()
+    learns = {"phantom": "endoscopy", "phantom_sites": 4, "phantom_samples": 160, "phantom_test": 184}
+    for number in (1, 2, 3, 4):
+        site = worker(site=f"site-{number}", **learns)
+        reply = train(site, initial(**learns))
+        assert reply.status == "ok", reply.reason
+        kept = divergence(site)
+        kinds |= set(kept["counts"].clamp(0, 2).tolist())
+        assert torch.equal(kept["before"].isnan(), kept["counts"] == 0)
+        assert math.isfinite(reply.report["rescue_factor"])
+    assert kinds == {0, 1, 2}
+
+
+def test_site_file_names_the_checkpoint(worker, tmp_path):
+    """The published layout through the real path: site file, loader, training, report."""
+    torch.manual_seed(0)
+    encoder, width = build_encoder("resnet50")
+    path = tmp_path / "moco_v2_800ep_pretrain.pth.tar"
+    torch.save({"state_dict": {f"module.encoder_q.{n}": t for n, t in encoder.state_dict().items()}}, path)
+    training = RescueTraining(**QUICK, prior_network="resnet50", prior="/nowhere/of/the/job.pt")
+    site = worker(training, {"prior": str(path)}, projector_dim=width, phantom_samples=60)
+    reply = train(site, initial(projector_dim=width))
+    assert reply.status == "ok", reply.reason
+    assert reply.report["prior"] == load_prior("resnet50", path).fingerprint
+    assert cache_of(site).features.shape[1] == 2048
+
+
+@pytest.mark.parametrize(
+    ("training", "settings", "task", "message"),
+    [
+        ({"prior_network": "resnet50"}, {}, {}, "its checkpoint of the prior network 'resnet50' cannot be used"),
+        ({"prior": "/secret/name.pt"}, {}, {}, "its checkpoint of the prior network 'embedded' cannot be used"),
+        ({}, {"prior": 3}, {}, "key 'prior' in the site file is not usable"),
+        ({}, {}, {"projector_dim": 64}, r"'embedded' has 96 features, the projection head 64; set projector_dim=96"),
+        ({}, {}, {"projector_dim": None}, r"needs a projection head.*set projector_dim=96"),
+    ],
+)
+def test_bad_settings_are_replies(worker, training, settings, task, message, caplog):
+    reply = train(worker(RescueTraining(**QUICK, **training), settings, **task), initial(**task))
+    assert reply.status == "failed"
+    assert "site 'site-1'" in reply.reason
+    assert re.search(message, reply.reason)
+    assert "/secret" not in reply.reason  # but in the site's own log
+    if "prior" in training:
+        assert "/secret/name.pt does not exist" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lambda_f": -1}, "lambda_f must be a number >= 0, got -1"),
+        ({"rf_mode": "papr"}, "rf_mode must be one of"),
+        ({"rf_source": "sup"}, "rf_source must be one of"),
+        ({"prior": ""}, "prior must be a text, not empty or nothing, got ''"),
+        ({"prior_network": "vgg"}, "prior_network must be one of"),
+        ({"prior_image_size": 1.5}, "prior_image_size must be an integer >= 32 or nothing, got 1.5"),
+    ],
+)
+def test_bad_arguments(settings, message):
+    with pytest.raises(ValueError, match=message):
+        RescueTraining(**settings)
+
+
+# ------------------------------------------------------------------------------------------------ server half
+
+STATE = {"w": torch.zeros(2)}
+
+
+def feed(rule, folder, reports, samples=None):
+    updates = {site: {"w": torch.full((2,), float(number))} for number, site in enumerate(reports)}
+    return collected(rule, folder, reports, samples=samples, updates=updates, received=STATE, current_round=3)
+
+
+def rf(value, prior="abc"):
+    return {"rescue_factor": value, "prior": prior}
+
+
+@pytest.mark.parametrize(
+    ("factors", "expected"),
+    [
+        ((2.8, 1.2), (0.7, 0.3)),
+        ((0.0, 0.0), (0.5, 0.5)),
+        ((math.nan, 2.0, 4.0), (1 / 3, 2 / 9, 4 / 9)),
+        ((math.inf, 2.0, 4.0), (1 / 3, 2 / 9, 4 / 9)),
+        ((math.nan, math.nan), (0.5, 0.5)),
+        ((0.25,), (1.0,)),
+    ],
+)
+def test_weights(tmp_path, factors, expected):
+    sites = "abc"[: len(factors)]
+    reports = {site: rf(value) for site, value in zip(sites, factors, strict=True)}
+    collector = feed(FedMAS(), tmp_path, reports)
+    assert collector.rejected == {}
+    state, weighing = collector.aggregate()
+    assert weighing.sites == pytest.approx(dict(zip(sites, expected, strict=True)))
+    assert state["w"][0].item() == pytest.approx(sum(i * a for i, a in enumerate(expected)))
+    assert set(weighing.reports) == set(sites)  # recorded
+
+
+def test_without_mas_samples_count(tmp_path):
+    rule = FedMAS(mas=False)
+    assert rule.directives(0, 1, ["a"]) == {}
+    assert FedMAS().directives(0, 1, ["a"]) == {"rescue_factor": True}
+    collector = feed(rule, tmp_path, {"a": {"prior": "abc"}, "b": {"prior": "abc"}}, {"a": 3, "b": 1})
+    assert collector.aggregate()[1].sites == {"a": 0.75, "b": 0.25}
+
+
+@pytest.mark.parametrize("mas", [True, False])
+@pytest.mark.parametrize(("odd", "named"), [("xyz", "xyz"), (None, "none")])
+def test_another_prior_than_most_sites_hold_costs_the_site_its_round(tmp_path, mas, odd, named):
+    collector = feed(FedMAS(mas=mas), tmp_path, {"a": rf(1.0), "b": rf(7.0, odd), "c": rf(2.0)})
+    assert collector.screen() == collector.rejected
+    assert re.search(f"site 'b' holds the prior network '{named}', most sites 'abc'", collector.rejected["b"])
+    assert collector.accepted == ["a", "c"]
+    weights = collector.aggregate()[1].sites
+    assert weights == pytest.approx({"a": 1 / 3, "c": 2 / 3} if mas else {"a": 0.5, "c": 0.5})
+
+
+def test_priors_that_nobody_shares_leave_nobody(tmp_path):
+    collector = feed(FedMAS(), tmp_path, {"a": rf(1.0, "x"), "b": rf(1.0, "y"), "c": rf(2.0, "x"), "d": rf(2.0, "y")})
+    assert sorted(collector.screen()) == ["a", "b", "c", "d"]
+    assert collector.accepted == []
+    with pytest.raises(QuorumError, match="site 'd' holds the prior network 'y', and no prior is held by most sites"):
+        collector.require(1)
+
+
+@pytest.mark.parametrize(
+    ("report", "message"),
+    [
+        ({"prior": "abc"}, "lacks the field 'rescue_factor'"),
+        (rf(-0.5), r"'rescue_factor' must lie in \[0"),
+        (rf(1e12), r"'rescue_factor' must lie in \[0"),
+        (rf("2"), "'rescue_factor' must be a number"),
+        (rf(1.0, 17), "'prior' must be a text"),
+        (rf(1.0, "x" * 1000), "'prior' must be a text"),
+    ],
+)
+def test_bad_reports_are_left_out(tmp_path, report, message):
+    collector = feed(FedMAS(), tmp_path, {"a": rf(1.0), "b": report})
+    assert collector.accepted == ["a"]
+    assert re.search(message, collector.rejected["b"])
+
+
+# ------------------------------------------------------------------------------------------------ both halves
+
+
+def run(tmp_path, method, local=None, sites=2, **settings):
+    plan = make_plan(method, num_rounds=2, sites=sites, min_sites=2, settings={**TINY, "local_epochs": 1, **settings})
+    folder = run_local(plan, tmp_path, local)
+    return json.loads((folder / "results.json").read_text())
+
+
+def test_federation(tmp_path):
+    results = run(tmp_path, "fed_mas")
+    assert results["status"] == "completed"
+    for record in results["rounds"]:
+        factors = {site: report["rescue_factor"] for site, report in record["reports"].items()}
+        total = sum(factors.values())
+        assert record["site_weights"] == pytest.approx({s: f / total for s, f in factors.items()})
+    again = run(tmp_path / "again", "fed_mas")
+    assert [r["reports"] for r in again["rounds"]] == [r["reports"] for r in results["rounds"]]
+
+
+def test_federation_of_the_ablations(tmp_path):
+    """BSM + KD without KD is BSM-FL."""
+    kd = run(tmp_path / "kd", "bsm_kd", lambda_f=0.0)
+    bsm = run(tmp_path / "bsm", "bsm_fl")
+    for a, b in zip(kd["rounds"], bsm["rounds"], strict=True):
+        assert a["site_weights"] == b["site_weights"]
+        for site in ("site-1", "site-2"):
+            assert a["validation"][site]["loss"] == pytest.approx(b["validation"][site]["loss"], abs=1e-5)
+
+
+def test_federation_where_one_site_holds_another_prior(tmp_path):
+    torch.manual_seed(5)
+    torch.save(build_encoder("embedded")[0].state_dict(), tmp_path / "other.pt")
+    local = {"sites": {"site-2": {"prior": str(tmp_path / "other.pt")}}}
+    results = run(tmp_path / "three", "fed_mas", local, sites=3, phantom_sites=3)
+    for record in results["rounds"]:
+        assert record["accepted"] == ["site-1", "site-3"]
+        (left,) = record["left_out"]
+        assert (left["site"], left["phase"]) == ("site-2", "train")
+        assert "site 'site-2' holds the prior network" in left["reason"]
+    with pytest.raises(RoundFailed, match=r"0 usable result.*site-1.*no prior is held by most.*site-2"):
+        run(tmp_path / "two", "fed_mas", local)
+
+
+def test_paper_settings_and_the_projector_of_the_paper():
+    plan = make_plan("fed_mas", small=False, settings={"projector_dim": 2048, "prior_network": "resnet50"})
+    training = plan.training
+    assert (training.lambda_f, training.local_epochs, training.learning_rate) == (3.0, 10, 0.1)
+    assert (training.optimizer, training.schedule, training.criterion) == ("sgd", "cosine", "balanced_softmax")
+    assert plan.task.projector_dim == 2048
+    assert plan.task.phantom == "endoscopy"
+    assert get_method("bsm_fl").site is SETTINGS
+    model = Classifier(torch.nn.Identity(), 512, 23, projector_dim=2048)
+    assert sum(p.numel() for p in model.projector.parameters()) == 1_314_304

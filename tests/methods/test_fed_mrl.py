@@ -1,0 +1,936 @@
+"""FedMRL, the rule made of parts: both halves against the specification's numbers, alone and in one process.
+
+What a policy or a weighting does by itself is in ``tests/unit/test_mu_policy.py`` and ``test_weightings.py``.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import re
+import shlex
+import tempfile
+from itertools import combinations, permutations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fairflare.cli.commands import parse_settings
+from fairflare.core import losses
+from fairflare.core.mu_rewards import MU_GRID
+from fairflare.core.settings import build, described, values_of
+from fairflare.exchange.messages import STATUS_FAILED, STATUS_OK, SiteReply, SiteTask, encode_reply
+from fairflare.federation import site as site_half
+from fairflare.federation.checkpoint import CheckpointFolder
+from fairflare.federation.collector import Collector, LikeReceived
+from fairflare.federation.journal import Journal
+from fairflare.federation.local import LocalTransport, run_local
+from fairflare.federation.plan import make_plan
+from fairflare.federation.site import SiteWorker
+from fairflare.methods.catalog import get_method
+from fairflare.methods.fed_avg import FedAvg
+from fairflare.methods.fed_mrl import FairProximalTraining, FedMRL
+from fairflare.methods.fed_prox import ProximalTraining
+from fairflare.methods.mu_policy import FixedMu, QMixMu, RandomMu, VdnMu
+from fairflare.methods.reports import ReportError
+from fairflare.methods.training import LocalTraining
+from fairflare.methods.weightings import BySamples, BySom, Uniform
+from fairflare.tasks.segmentation import SegmentationTask
+
+from ..unit.test_som import Reference
+from .mrl import PLAIN, Regression, differences, federation, model_of, plan, same, start, train
+from .support import net_state
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SITES = ("a", "b", "c")
+DOCS = Path(__file__).parents[2] / "docs" / "fed_mrl.md"
+LEARN: dict[str, Any] = {"mu_policy.warmup": 2, "mu_policy.updates": 2, "mu_policy.explore": 0.5}
+
+
+def report(**own: Any) -> dict[str, Any]:
+    return {
+        "train_loss": 1.0, "accuracy": 0.5, "global_accuracy": 0.5, "num_validation": 10, "entropy": -0.5,
+        "num_classes": 7, "mu": 1e-5, **own,
+    }  # fmt: skip
+
+
+def everybody(**own: Any) -> dict[str, dict[str, Any]]:
+    return {site: report(**own) for site in SITES}
+
+
+class Server:
+    """A rule with replies in hand, as it stands in the rounds of a run."""
+
+    def __init__(self, rule: FedMRL | None = None, *, num_rounds: int = 4) -> None:
+        self.rule, self.num_rounds = rule or FedMRL(), num_rounds
+        self.collector = Collector(self.rule)
+
+    def told(self, current_round: int, asked=SITES) -> dict[str, Any]:
+        return self.rule.directives(current_round, self.num_rounds, asked)
+
+    def round(self, reports, current_round=0, *, asked=SITES, samples=None, states=None, received=None):
+        """The directives in front of a round, its new model, and how it was weighed."""
+        received = net_state(99) if received is None else received
+        told = self.told(current_round, asked)
+        shape = LikeReceived(received)
+        self.collector.begin(current_round, self.num_rounds, shape=shape, received=received, sites=asked)
+        for site, found in reports.items():
+            state = (states or {}).get(site, net_state(ord(site[0]) + current_round))
+            update = {name: state[name] - tensor for name, tensor in received.items()}
+            count = (samples or {}).get(site, 10)
+            message = encode_reply(SiteReply(STATUS_OK, update=update, report=found, num_samples=count), current_round)
+            try:
+                self.collector.keep(self.collector.read_training(site, message, needs_metrics=False))
+            except ReportError as error:
+                self.collector.reject(site, str(error))
+        model, weighing = self.collector.aggregate()
+        return told, model, weighing
+
+    @property
+    def rejected(self) -> dict[str, str]:
+        return self.collector.rejected
+
+
+def agents(rule: FedMRL) -> dict[str, Any]:
+    found: dict[str, Any] = rule.state_dict()["mu_policy"]["agents"]
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ part A
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.3])
+@pytest.mark.parametrize("above", [-2.0, -0.3, 0.0, 0.4, 20.0])
+@pytest.mark.parametrize("weight", [1.0, 0.1])
+def test_gradient_of_the_objective_against_finite_differences(mu, above, weight):
+    """``above``: how far the batch's loss lies above the mean of the sites."""
+    problem = Regression()
+    received, here = problem.point(), problem.point()
+    own = problem.loss(here)
+    told = {"mean_loss": own - above, "mu": {"h": mu, "other": 0.9}}
+
+    def proximal(w):
+        return mu / 2 * float(np.sum((w - received) ** 2))
+
+    def literal(w):
+        return problem.loss(w) + proximal(w) + weight * (problem.loss(w) - (own - above)) ** 2
+
+    value, found = problem.gradient(FairProximalTraining(fair_weight=weight, fair_clamp=None), told, received, here)
+    assert value == pytest.approx(literal(here), rel=1e-12)
+    np.testing.assert_allclose(found, differences(literal, here), rtol=1e-5, atol=1e-7)
+
+    factor = min(max(1 + 2 * weight * above, 0.0), 10.0)  # at ``here``, constant
+    value, found = problem.gradient(FairProximalTraining(fair_weight=weight), told, received, here)
+    assert value == pytest.approx(factor * own + proximal(here), rel=1e-12)
+    np.testing.assert_allclose(
+        found, differences(lambda w: factor * problem.loss(w) + proximal(w), here), rtol=1e-5, atol=1e-7
+    )
+
+
+def test_first_round_and_switched_off_have_no_fairness_term():
+    problem = Regression()
+    received, here = problem.point(), problem.point()
+    _, plain = problem.gradient(ProximalTraining(mu=0.2), {}, received, here)
+    for settings, told in (
+        ({}, {}),
+        ({}, {"mean_loss": math.nan}),
+        ({"use_fair": False}, {"mean_loss": 9.0}),
+        ({"fair_weight": 0.0}, {"mean_loss": 9.0}),
+    ):
+        _, found = problem.gradient(FairProximalTraining(mu=0.2, **settings), told, received, here)
+        assert np.array_equal(found, plain)
+    _, found = problem.gradient(FairProximalTraining(mu=0.2), {"mean_loss": 9.0}, received, here)
+    assert not np.allclose(found, plain)
+
+
+def test_one_training_serves_several_sites():
+    """In one process the sites share it: what belongs to a task lies on the task's run."""
+    problem, training = Regression(), FairProximalTraining()
+    received, here = problem.point(), problem.point()
+    alone = {}
+    directives = {"a": {"mean_loss": 0.5, "mu": {"h": 0.2}}, "b": {"mean_loss": 2.0, "mu": {"h": 0.9}}}
+    for name, told in directives.items():
+        alone[name] = problem.gradient(FairProximalTraining(), told, received, here)
+    runs = {name: problem.run(told) for name, told in directives.items()}
+    problem.put(received)
+    for run in runs.values():
+        training.begin_round(run, problem.model)
+    problem.put(here)
+    for name, run in runs.items():
+        value, gradient = problem.objective(training, run)
+        assert value == alone[name][0]
+        assert np.array_equal(gradient, alone[name][1])
+        assert len(run.own.batches) == 1
+
+
+@pytest.mark.parametrize(
+    ("weight", "clamp", "loss", "factor"),
+    [
+        (1.0, 0.0, 0.4, 0.2), (1.0, 0.0, 0.8, 1.0), (1.0, 0.0, 1.2, 1.8),
+        (0.5, 0.0, 0.4, 0.6), (0.5, 0.0, 0.8, 1.0), (0.5, 0.0, 1.2, 1.4),
+        (1.0, None, 0.2, -0.2), (1.0, 0.0, 0.2, 0.0), (1.0, 0.1, 0.2, 0.1), (1.0, 0.0, 99.0, 10.0),
+        (1.0, None, 20.8, 41.0), (1.0, None, -19.2, -39.0),
+    ],
+)  # fmt: skip
+def test_gradient_factors_of_the_spec(weight, clamp, loss, factor):
+    training, problem = FairProximalTraining(fair_weight=weight, fair_clamp=clamp), Regression()
+    run = problem.run({"mean_loss": 0.8})
+    training.begin_round(run, problem.model)
+    own = torch.tensor(loss, dtype=torch.float64, requires_grad=True)
+    training.fair(own, run.own).backward()
+    assert own.grad is not None
+    assert float(own.grad) == pytest.approx(factor, abs=1e-12)
+
+
+@pytest.mark.parametrize(("clamp", "factor", "low"), [(0.0, 10.0, 0.0), (None, 41.0, -39.0)])
+def test_literal_means_without_limits_in_both_modes(tmp_path, clamp, factor, low):
+    for mean, expected in ((-20.0, factor), (20.0, low)):
+        training = FairProximalTraining(fair_clamp=clamp, fair_mode="epoch")
+        training._whole_loss = lambda run, model: 0.0  # type: ignore[method-assign]
+        problem = Regression()
+        run = problem.run({"mean_loss": mean})
+        training.begin_round(run, problem.model)
+        assert run.own.factor == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mu": -0.1}, "mu must be a number >= 0, got -0.1"),
+        ({"mu": math.nan}, "mu must be a number >= 0, got nan"),
+        ({"fair_weight": -1.0}, "fair_weight must be a number >= 0, got -1.0"),
+        ({"fair_weight": math.inf}, "fair_weight must be a number >= 0, got inf"),
+        ({"fair_clamp": -0.1}, "fair_clamp must be a number >= 0 or nothing, got -0.1"),
+        ({"fair_clamp": 11.0}, "fair_clamp must be at most fair_max=10.0, got 11.0"),
+        ({"fair_clamp": 1.0, "fair_max": 0.5}, "fair_clamp must be at most fair_max=0.5, got 1.0"),
+        ({"fair_max": math.nan}, "fair_max must be a number > 0, got nan"),
+        ({"fair_max": 0.0}, "fair_max must be a number > 0, got 0.0"),
+        ({"fair_mode": "round"}, "fair_mode must be one of 'batch', 'epoch', got 'round'"),
+        ({"use_fair": 1}, "use_fair must be true or false, got 1"),
+        ({"share_entropy": "no"}, "share_entropy must be true or false, got 'no'"),
+    ],
+)
+def test_site_settings_out_of_range(settings, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        FairProximalTraining(**settings)
+
+
+# ------------------------------------------------------------------------------------------------ a site
+
+
+def test_report(tmp_path):
+    """What each number is measured on."""
+    state = start()
+    training = FairProximalTraining(batch_size=8, local_epochs=2, learning_rate=0.01)
+    worker, reply = train(training, tmp_path, state, {"mean_loss": 1.5})
+    data = worker._data
+    assert data is not None
+    assert reply.update is not None
+    model = worker.task.build_model()
+    found = []
+    for tensors in (state, {name: tensor + reply.update[name] for name, tensor in state.items()}):
+        model.load_state_dict(tensors)
+        found.append(worker.task.evaluate(model, data.batches("validation", batch_size=8), worker.device)["accuracy"])
+    assert (reply.report["global_accuracy"], reply.report["accuracy"]) == tuple(found)
+    assert found[0] != found[1]
+    assert reply.report["num_validation"] == data.num_samples("validation")
+    counts = data.class_counts("training").double()
+    shares = counts[counts > 0] / counts.sum()
+    assert reply.report["entropy"] == pytest.approx(float((shares * shares.log()).sum()))
+    assert reply.report["num_classes"] == 7
+    assert reply.report["mu"] == 0.1
+    assert set(reply.report) == {f.name for f in FedMRL.report_fields}
+
+
+def test_reported_loss_is_that_of_the_last_epoch_without_the_further_terms(tmp_path):
+    state = start()
+    settings = {**PLAIN, "batch_size": 7, "local_epochs": 2}
+    _, plain = train(LocalTraining(**settings), tmp_path / "plain", state)
+    _, reply = train(FairProximalTraining(**settings, mu=0.0, use_fair=False), tmp_path / "off", state)
+    assert plain.num_samples % 7 != 0  # the last batch counts for less
+    assert same(plain.update, reply.update)
+    assert reply.report["train_loss"] == pytest.approx(plain.stats["epoch_losses"][-1], rel=1e-12)
+    assert reply.report["train_loss"] != pytest.approx(plain.stats["epoch_losses"][0], rel=1e-3)
+
+    still = {**settings, "learning_rate": 1e-12}
+    _, plain = train(LocalTraining(**still), tmp_path / "plain still", state)
+    _, reply = train(
+        FairProximalTraining(**still), tmp_path / "still", state, {"mean_loss": 0.1, "mu": {"site-1": 9.0}}
+    )
+    assert reply.report["train_loss"] == pytest.approx(plain.stats["train_loss"], rel=1e-6)
+    assert reply.stats["train_loss"] > 2 * plain.stats["train_loss"]  # the objective
+    assert reply.report["mu"] == 9.0
+
+
+def test_a_site_may_withhold_its_entropy(tmp_path):
+    _, reply = train(FairProximalTraining(share_entropy=False), tmp_path, start())
+    assert reply.report["entropy"] is None
+    server = Server()
+    server.round({"a": report(entropy=-0.3), "b": report(entropy=None)}, asked=("a", "b"))
+    assert server.rejected == {}
+    assert agents(server.rule)["last_observation"][:, 0].tolist() == pytest.approx([-0.3 / math.log(7), -0.5])
+
+
+def test_factor_of_the_whole_round(tmp_path, monkeypatch):
+    """fair_mode epoch: from the mean loss of the received model over the training set, which leaves no trace."""
+    state = start()
+    factors = []
+    fair = FairProximalTraining.fair
+    monkeypatch.setattr(
+        FairProximalTraining, "fair", lambda self, own, told: factors.append(told.factor) or fair(self, own, told)
+    )
+    settings = {"batch_size": 8, "keep_optimizer_state": False, "fair_mode": "epoch"}
+    told = {"mean_loss": 1.2}
+    worker, reply = train(FairProximalTraining(**settings), tmp_path / "a", state, told)
+    assert worker._data is not None
+    model = worker.task.build_model().double()
+    model.load_state_dict(state)
+    model.eval()
+    ((images, labels),) = worker._data.batches("training", batch_size=10**6)
+    whole = float(torch.nn.functional.cross_entropy(model(images.double()), labels).detach())
+    assert len(set(factors)) == 1
+    assert len(factors) == reply.num_steps > 1
+    assert factors[0] == pytest.approx(1 + 2 * (whole - 1.2), rel=1e-5)
+
+    one = train(FairProximalTraining(**settings, fair_clamp=1.0, fair_max=1.0), tmp_path / "b", state, told)[1].update
+    none = train(ProximalTraining(batch_size=8, keep_optimizer_state=False), tmp_path / "c", state)[1].update
+    assert same(one, none)
+
+
+def test_a_loss_that_blows_up_costs_the_site_its_round(tmp_path):
+    state = start()
+    broken = {name: tensor * 1e30 if tensor.is_floating_point() else tensor for name, tensor in state.items()}
+    _, reply = train(FairProximalTraining(**{**PLAIN, "learning_rate": 1e30}), tmp_path, state, {"mean_loss": 1.0})
+    assert reply.status == STATUS_FAILED
+    assert "not finite" in reply.reason or "loss became" in reply.reason
+    _, reply = train(FairProximalTraining(), tmp_path / "b", broken, {"mean_loss": 1.0})
+    assert reply.status == STATUS_FAILED
+
+
+def test_segmentation_has_no_classes(tmp_path):
+    task = SegmentationTask(image_size=(32, 32), features=(4, 4, 4, 8, 8, 4), phantom_cases=0.1)
+    torch.manual_seed(0)
+    state = task.build_model().state_dict()
+    server, reports, states = Server(num_rounds=3), {}, {}
+    for site in ("site-1", "site-2"):
+        worker = SiteWorker(site, task, FairProximalTraining(fair_mode="epoch"), {}, tmp_path / site)
+        reply = worker.perform(SiteTask("train", dict(state), 0, 3, 0, {"mean_loss": 0.5, "mu": {site: 0.1}}))
+        assert reply.status == STATUS_OK, reply.reason
+        assert reply.report["entropy"] is reply.report["num_classes"] is None
+        assert reply.report["global_accuracy"] == reply.metrics["dice"]
+        reports[site] = reply.report
+        states[site] = {name: tensor + reply.update[name] for name, tensor in state.items()}
+    server.round(reports, asked=("site-1", "site-2"), received=state, states=states)
+    assert server.rejected == {}
+    assert agents(server.rule)["last_observation"][:, 0].tolist() == [-0.5, -0.5]
+
+
+# ------------------------------------------------------------------------------------------------ the rule's parts
+
+
+CONFIGURATIONS: list[tuple[dict[str, Any], type, type]] = [
+    ({}, QMixMu, BySom),
+    ({"mu_policy": "qmix", "weighting": "som"}, QMixMu, BySom),
+    ({"mu_policy.gamma": 0.9, "weighting.grid": [4, 3]}, QMixMu, BySom),
+    ({"mu_policy": "vdn", "mu_policy.hidden": 8}, VdnMu, BySom),
+    ({"mu_policy": "random", "mu_policy.actions": [0.0, 0.5], "mu_policy.seed": 3}, RandomMu, BySom),
+    ({"mu_policy": "fixed"}, FixedMu, BySom),
+    ({"weighting": "samples"}, QMixMu, BySamples),
+    ({"weighting": "uniform"}, QMixMu, Uniform),
+    ({"weighting.space": "updates", "weighting.restart": True}, QMixMu, BySom),
+    ({"mu_policy": "fixed", "weighting": "samples", "mean_loss": "weighted"}, FixedMu, BySamples),
+]
+
+
+@pytest.mark.parametrize(("given", "policy", "weighting"), CONFIGURATIONS)
+@pytest.mark.parametrize("way", ["build", "make_plan"])
+def test_an_ablation_is_another_part(given, policy, weighting, way):
+    rule = build(FedMRL, given) if way == "build" else make_plan("fed_mrl", settings=given).rule
+    assert type(rule) is FedMRL
+    assert (type(rule.mu_policy), type(rule.weighting)) == (policy, weighting)
+    for name, value in given.items():
+        part, _, setting = name.partition(".")
+        if setting:
+            found = getattr(getattr(rule, part), setting)
+            assert (list(found) if isinstance(found, tuple) else found) == value
+    args = values_of(rule)["args"]
+    assert args["mu_policy"]["path"] == f"fairflare.methods.mu_policy.{policy.__name__}"
+    assert args["weighting"]["path"] == f"fairflare.methods.weightings.{weighting.__name__}"
+    assert args["mean_loss"] == given.get("mean_loss", "mean")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"mu_policy": "dqn"}, "mu_policy must be one of 'fixed', 'random', 'qmix', 'vdn', got 'dqn'"),
+        ({"weighting": "soms"}, "did you mean 'som'"),
+        ({"mean_loss": "median"}, "mean_loss must be one of 'mean', 'weighted', 'sum', got 'median'"),
+        ({"mu_policy.zeta": 95.0}, r"mu_policy=qmix: zeta is a fraction in \[0, 1\], got 95.0"),
+        ({"mu_policy": "fixed", "mu_policy.zeta": 0.5}, "mu_policy=fixed: FixedMu has no setting 'zeta'"),
+        ({"weighting": "samples", "weighting.grid": [4, 4]}, "weighting=samples: BySamples has no setting 'grid'"),
+        ({"weighting.sigma_w": 0.0}, "weighting=som: sigma_w must be a number > 0, got 0.0"),
+        ({"weightings.grid": [4, 4]}, "weighting"),
+        ({"use_som": False}, "no setting 'use_som'"),
+    ],
+)
+def test_settings_out_of_range(given, message):
+    for make in (lambda: build(FedMRL, given), lambda: make_plan("fed_mrl", settings=given)):
+        with pytest.raises(ValueError, match=message):
+            make()
+
+
+def test_two_rules_have_no_part_in_common():
+    one, other = FedMRL(), FedMRL()
+    assert one.mu_policy is not other.mu_policy
+    assert one.weighting is not other.weighting
+
+
+def test_a_setting_of_the_training_does_not_reach_the_rule():
+    made = make_plan("fed_mrl", settings={"mu": 0.25, "use_fair": False, "mu_policy": "fixed"})
+    assert (made.training.mu, made.training.use_fair) == (0.25, False)  # type: ignore[attr-defined]
+    assert make_plan("fed_mrl").training.mu == 1e-5  # type: ignore[attr-defined]
+
+
+def test_commands_and_settings_of_the_docs():
+    page = DOCS.read_text(encoding="utf-8")
+    commands = re.findall(r"`fairflare run (fed_\w+)((?: --set [^`]+)?)`", page)
+    assert len(commands) >= 9
+    for method, options in commands:
+        given = [word for word in shlex.split(options) if word != "--set"]
+        made = make_plan(method, settings=parse_settings(given))
+        assert made.method.name == method
+    known = {setting.name for setting in described(FedMRL)}
+    for name in re.findall(r"`((?:mu_policy|weighting)\.\w+)(?:=[^`]*)?`", page):
+        assert name in known, name
+    own = {setting.name for setting in described(FairProximalTraining)}
+    common = {setting.name for setting in described(LocalTraining)}
+    for name in sorted(known | (own - common)):
+        assert re.search(rf"`(?:\w*\.)?{name.rpartition('.')[2]}\b", page), f"{name} is not on the page"
+
+
+# ------------------------------------------------------------------------------------------------ server half
+
+
+def test_the_rule_is_its_parts():
+    """Weights are the weighting's, values the policy's, on the same inputs; and F beside them."""
+    rule, weighting, policy = FedMRL(), BySom(), QMixMu()
+    seen = []
+    original = rule.weigh
+    rule.weigh = lambda inputs: seen.append(inputs) or original(inputs)  # type: ignore[method-assign]
+    server = Server(rule, num_rounds=5)
+    for r in range(5):
+        reports = {s: report(accuracy=0.1 * r, train_loss=1.0 + k + r) for k, s in enumerate(SITES)}
+        told, model, weighing = server.round(reports, r, samples={"a": 5, "b": 9, "c": 2})
+        assert told.get("mu") == policy.directives(SITES)
+        weights, details = weighting.weigh(seen[-1])
+        assert weighing.sites == weights
+        assert weighing.details == details
+        assert weighing.values == {"mean_loss": pytest.approx(2.0 + r), **policy.choose(seen[-1])}
+        for name, tensor in model.items():
+            if tensor.is_floating_point():
+                expected = sum(weights[s] * net_state(ord(s) + r)[name].double() for s in SITES)
+                torch.testing.assert_close(tensor.double(), expected, atol=1e-6, rtol=1e-6)
+
+
+def test_mean_loss_of_the_spec():
+    """Spec 10.1; the sum over sites of the squared distances is 0.32."""
+    found = {}
+    for mode in ("mean", "weighted", "sum"):
+        server = Server(FedMRL(mean_loss=mode))
+        reports = {site: report(train_loss=loss) for site, loss in zip(SITES, (0.4, 0.8, 1.2), strict=True)}
+        told, _, weighing = server.round(reports, samples={"a": 100, "b": 300, "c": 600})
+        assert "mean_loss" not in told
+        found[mode] = server.told(1)["mean_loss"]
+        assert weighing.values["mean_loss"] == found[mode]
+    assert found == pytest.approx({"mean": 0.8, "weighted": 1.0, "sum": 2.4})
+    terms = [float(losses.fairness_term(torch.tensor(x, dtype=torch.float64), 0.8)) for x in (0.4, 0.8, 1.2)]
+    assert sum(terms) == pytest.approx(0.32)
+
+
+def test_identical_models_keep_their_scale():
+    """Spec 10.9: the literal Eq. 10 would give 0.5."""
+    ones = {"w": torch.ones(4), "b": torch.ones(1)}
+    server = Server()
+    for r in range(2):
+        reports = {"a": report(), "b": report()}
+        _, model, weighing = server.round(reports, r, asked=("a", "b"), received=ones, states={"a": ones, "b": ones})
+        assert weighing.sites == pytest.approx({"a": 0.5, "b": 0.5})
+        assert same(model, ones)
+
+
+def test_zero_model_and_equal_similarities():
+    zeros = {"w": torch.zeros(4), "b": torch.zeros(2)}
+    states = {"a": zeros, "b": {"w": torch.zeros(4), "b": torch.tensor([1.0, 0.0])}, "c": zeros}
+    for space in ("weights", "updates"):
+        server = Server(FedMRL(weighting=BySom(space=space)))
+        for r in range(3):
+            _, model, weighing = server.round(everybody(), r, received=zeros, states=states)
+            assert sum(weighing.sites.values()) == pytest.approx(1)
+            assert all(math.isfinite(w) and w > 0 for w in weighing.sites.values())
+            assert float(model["b"][0]) == pytest.approx(weighing.sites["b"])
+    _, _, weighing = Server().round(everybody(), received=zeros, states=dict.fromkeys(SITES, zeros))
+    assert weighing.sites == pytest.approx(dict.fromkeys(SITES, 1 / 3))
+
+
+def test_one_site():
+    server = Server()
+    for r in range(4):
+        _, model, weighing = server.round({"a": report(train_loss=0.7)}, r, asked=("a",))
+        assert weighing.sites == {"a": 1.0}
+        torch.testing.assert_close(model["head.weight"], net_state(ord("a") + r)["head.weight"])
+    assert server.told(4)["mean_loss"] == 0.7
+
+
+def test_site_that_does_not_fit_on_the_map_has_no_weight():
+    received = {"w": torch.ones(4, dtype=torch.float64)}
+    states = {"a": {"w": received["w"] * 1.1}, "b": {"w": received["w"] * 1e200}, "c": {"w": received["w"] * 0.9}}
+    _, model, weighing = Server().round(everybody(), received=received, states=states)
+    assert weighing.sites["b"] == 0
+    assert weighing.sites["a"] + weighing.sites["c"] == pytest.approx(1)
+    assert bool((model["w"] < 1.2).all())
+    assert set(weighing.details["som"]["bmu"]) == {"a", "c"}
+
+
+@pytest.mark.parametrize("samples", [{"a": 1, "b": 2, "c": 5}, {"a": 7, "b": 7, "c": 7}])
+def test_without_the_map(samples):
+    total = sum(samples.values())
+    for weighting, expected in (
+        (BySamples(), {site: n / total for site, n in samples.items()}),
+        (Uniform(), dict.fromkeys(SITES, 1 / 3)),
+    ):
+        _, _, weighing = Server(FedMRL(weighting=weighting)).round(everybody(), samples=samples)
+        assert weighing.sites == pytest.approx(expected, rel=1e-15)
+        assert weighing.details == {}
+
+
+@pytest.mark.parametrize("policy", [FixedMu, RandomMu, QMixMu, VdnMu])
+def test_what_sites_are_told(policy):
+    """Fixed: the sites' own mu, nothing is said. Others: 1e-5 first, then one of the grid."""
+    told = []
+    for _ in range(2):
+        rule = FedMRL(mu_policy=policy() if policy is FixedMu else policy(seed=3))
+        server = Server(rule)
+        told.append([server.round(everybody(), r)[0].get("mu") for r in range(4)])
+    assert told[0] == told[1]
+    if policy is FixedMu:
+        assert told[0] == [None] * 4
+        return
+    assert told[0][0] == dict.fromkeys(SITES, 1e-5)
+    assert all(mu in MU_GRID for by in told[0] for mu in by.values())
+    assert len({mu for by in told[0][1:] for mu in by.values()}) > 2
+
+
+@pytest.mark.parametrize("policy", [QMixMu, VdnMu])
+def test_a_choice_is_used_in_the_next_round_and_rewarded_two_rounds_later(policy):
+    """Spec 10.11 through the rule: gacc of round r belongs to the choice at the end of round r - 2."""
+    server = Server(FedMRL(mu_policy=policy(zeta=0.5)))
+    told, earned = [], []
+    for r, accuracy in enumerate((0.1, 0.2, 0.3, 0.4)):
+        reports = {s: report(global_accuracy=accuracy, num_validation=n) for s, n in zip(SITES, (5, 9, 1), strict=True)}
+        before, _, weighing = server.round(reports, r)
+        told.append(before["mu"])
+        earned.append(weighing.values["reward"])
+    assert earned == pytest.approx([math.exp(accuracy - 0.5) - 1 for accuracy in (0.1, 0.2, 0.3, 0.4)])
+    replay = agents(server.rule)["replay"]
+    assert replay["reward"].tolist() == pytest.approx(earned[2:])
+    assert replay["done"].tolist() == [0.0, 1.0]
+    for r in range(2):
+        assert told[r + 1] == {s: MU_GRID[int(a)] for s, a in zip(SITES, replay["action"][r], strict=True)}
+
+
+def test_loss_that_is_no_number():
+    """F is the mean of the others; the agent sees the largest loss and accuracy 0."""
+    server = Server()
+    server.round({"a": report(train_loss=0.4), "b": report(train_loss=math.nan), "c": report(train_loss=math.inf)})
+    assert server.rejected == {}
+    assert server.told(1)["mean_loss"] == 0.4
+    seen = agents(server.rule)["last_observation"]
+    assert seen[:, 3].tolist() == pytest.approx([0.04, 1.0, 1.0])
+    assert seen[:, 2].tolist() == [0.5, 0.0, 0.0]
+    _, _, weighing = server.round(everybody(train_loss=math.nan), 1)
+    assert "mean_loss" not in weighing.values
+    assert "mean_loss" not in server.told(2)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"train_loss": -1.0}, "'train_loss' must lie in"),
+        ({"train_loss": None}, "lacks the field 'train_loss'"),
+        ({"accuracy": 95.0}, r"'accuracy' must lie in \[0, 1\]"),
+        ({"global_accuracy": math.nan}, "'global_accuracy' must be finite"),
+        ({"num_validation": -1}, "'num_validation' must lie in"),
+        ({"entropy": 0.7}, "'entropy' must lie in"),
+        ({"mu": "much"}, "'mu' must be a number"),
+    ],
+)
+def test_a_bad_report_leaves_the_site_out(bad, message):
+    server = Server()
+    _, _, weighing = server.round({**everybody(), "b": report(**bad)})
+    assert server.collector.accepted == ["a", "c"] == sorted(weighing.sites)
+    assert re.search(f"site 'b'.*{message}", server.rejected["b"])
+    assert set(server.told(1)["mu"]) == set(SITES)  # an agent for it all the same
+
+
+def test_site_leaves_and_comes_back():
+    server = Server(FedMRL(mu_policy=QMixMu(seed=1)), num_rounds=6)
+    server.round(everybody(accuracy=0.3, train_loss=5.0))
+    before, seen = server.told(1)["mu"], agents(server.rule)["last_observation"]
+    for r in (1, 2):
+        _, _, weighing = server.round({"a": report(train_loss=1.0), "b": report(train_loss=2.0)}, r)
+        assert set(weighing.sites) == {"a", "b"}
+        assert sum(weighing.sites.values()) == pytest.approx(1)
+        assert weighing.values["mean_loss"] == 1.5
+        assert server.told(r + 1)["mu"]["c"] == before["c"]
+        now = agents(server.rule)["last_observation"]
+        assert torch.equal(now[2], seen[2])
+        assert not torch.equal(now[:2], seen[:2])
+    _, _, weighing = server.round(everybody(accuracy=0.9), 3)
+    assert set(weighing.sites) == set(SITES)
+    assert not torch.equal(agents(server.rule)["last_observation"][2], seen[2])
+
+
+@pytest.mark.parametrize("policy", [QMixMu, RandomMu])
+def test_site_that_failed_in_the_first_round_takes_part(policy):
+    server = Server(FedMRL(mu_policy=policy()))
+    server.round({s: report() for s in ("a", "b")})
+    assert server.told(1)["mu"]["c"] == 1e-5  # not a site's own setting
+    server.round(everybody(), 1)
+    assert server.rejected == {}
+
+
+@pytest.mark.parametrize("policy", [QMixMu, VdnMu, RandomMu, FixedMu])
+def test_site_that_joins_later(policy):
+    """Refused by name where agents are fixed; without agents it is welcome."""
+    server = Server(FedMRL(mu_policy=policy()))
+    server.round({s: report() for s in ("a", "b")}, asked=("a", "b"))
+    told, _, weighing = server.round(everybody(), 1)
+    if policy in (QMixMu, VdnMu):
+        assert list(server.rejected) == ["c"]
+        assert "site 'c' joined after the first round" in server.rejected["c"]
+        assert "(a, b): start a new run" in server.rejected["c"]
+        assert set(weighing.sites) == {"a", "b"}
+    else:
+        assert server.rejected == {}
+        assert set(weighing.sites) == set(SITES)
+        assert told.get("mu", {}).get("c") == (1e-5 if policy is RandomMu else None)
+
+
+def test_stock_controllers_cannot_tell_the_sites():
+    from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+
+    from fairflare.flare.aggregator import FairAggregator
+
+    def aggregator(**parts: Any) -> FairAggregator:
+        found = FairAggregator(rule=FedMRL(**parts))
+        for k, site in enumerate(SITES):
+            meta = {"client_name": site, "fairflare": {"status": "ok", "num_samples": k + 1, "report": report()}}
+            found.accept_model(FLModel(params=net_state(k), params_type=ParamsType.FULL, current_round=0, meta=meta))
+        assert found.rejected == {}
+        return found
+
+    for parts in ({}, {"weighting": BySamples()}, {"mu_policy": FixedMu()}, {"mu_policy": RandomMu()},
+                  {"weighting": Uniform(), "mu_policy": RandomMu()}):  # fmt: skip
+        with pytest.raises(RuntimeError, match=r"run it with fairflare\.flare\.controller\.RoundsController"):
+            aggregator(**parts).aggregate_model()
+    model = aggregator(weighting=BySamples(), mu_policy=FixedMu()).aggregate_model()
+    expected = sum((k + 1) / 6 * net_state(k)["head.weight"] for k in range(3))
+    torch.testing.assert_close(model.params["head.weight"], expected)
+
+
+# ------------------------------------------------------------------------------------------------ renamed sites
+
+
+@pytest.mark.parametrize("settings", [{}, {"weighting.space": "updates"}, {"weighting": "samples"}])
+def test_renaming_the_sites_leaves_their_weights(settings):
+    """Through the whole rule, all renamings, three rounds."""
+
+    def run(names: tuple[str, ...]) -> list[dict[str, float]]:
+        server, found = Server(build(FedMRL, settings)), []
+        for r in range(3):
+            _, _, weighing = server.round(
+                {name: report(train_loss=1.0 + k, accuracy=0.2 * k) for k, name in enumerate(names)}, r, asked=names,
+                states={name: net_state(10 * r + k) for k, name in enumerate(names)},
+                samples={name: 3 + 5 * k for k, name in enumerate(names)},
+            )  # fmt: skip
+            found.append({k: weighing.sites[name] for k, name in enumerate(names)} | weighing.values)
+        return found
+
+    expected = [{k: v for k, v in by.items() if k != "q_tot"} for by in run(SITES)]  # each agent draws its own network
+    for names in permutations(("z", "b", "M")):
+        for ours, theirs in zip(run(names), expected, strict=True):
+            assert {k: ours[k] for k in theirs} == pytest.approx(theirs, rel=0, abs=1e-12)
+
+
+def test_renaming_the_sites_of_a_run_leaves_their_weights(tmp_path, monkeypatch):
+    """Data and seeds go with the site, not with the name; mu is fixed, since each agent draws its own network."""
+    seed_of = site_half.round_seed
+    found = []
+    for number, names in enumerate((["site-1", "site-2", "site-3"], ["zeta", "mid", "Alpha"])):
+        own = {name: f"site-{k + 1}" for k, name in enumerate(names)}
+        monkeypatch.setattr(site_half, "round_seed", lambda seed, site, r, own=own: seed_of(seed, own[site], r))
+        local = {"sites": {name: {"phantom_site": k + 1} for k, name in enumerate(names)}}
+        settings = {"mu_policy": "fixed", "mu": 0.1, "partition": "dirichlet"}
+        results, _ = federation(tmp_path / str(number), local, sites=names, num_rounds=3, settings=settings)
+        assert all(record["accepted"] == sorted(names) for record in results["rounds"])
+        found.append([[record["site_weights"][name] for name in names] for record in results["rounds"]])
+    assert np.ptp(np.array(found[0]), axis=1).min() > 1e-9  # the sites do differ
+    np.testing.assert_allclose(found[1], found[0], rtol=0, atol=1e-12)
+
+
+# ------------------------------------------------------------------------------------------------ what outlives a round
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        LEARN,
+        {"mu_policy": "vdn", **LEARN, "mu_policy.share_agents": True, "mean_loss": "weighted"},
+        {"mu_policy": "random", "weighting.restart": True},
+    ],
+)
+def test_state_goes_on_in_another_process(tmp_path, on_disk, settings):
+    """Every round from a fresh rule, against one that lives on: the same directives, weights and model."""
+
+    def make(name):
+        rule = build(FedMRL, settings)
+        rule.memory_folder = tmp_path / name if on_disk else None
+        return Server(rule, num_rounds=6)
+
+    whole, parts = make("whole"), make("parts")
+    rng = np.random.default_rng(0)
+    for r in range(6):
+        torch.save(parts.rule.state_dict(), tmp_path / "state.pt")
+        parts = make("parts")
+        parts.rule.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+        reports = {
+            s: report(
+                train_loss=5 * rng.random(), accuracy=rng.random(), global_accuracy=rng.random(),
+                entropy=None if r > 2 else -rng.random(),
+            )
+            for s in (SITES if r != 3 else SITES[:2])
+        }  # fmt: skip
+        samples = {site: int(rng.integers(1, 99)) for site in SITES}
+        ours, theirs = (server.round(reports, r, samples=samples) for server in (parts, whole))
+        assert ours[0] == theirs[0]
+        assert ours[2] == theirs[2]
+        assert same(ours[1], theirs[1])
+    assert parts.told(6) == whole.told(6)
+    assert ("td_loss" in theirs[2].values) == (settings.get("mu_policy") != "random")
+
+
+def test_neurons_lie_in_the_folder_of_the_run(tmp_path):
+    server = Server()
+    server.rule.memory_folder = tmp_path
+    for r in range(5):
+        server.round(everybody(), r)
+        assert len(list((tmp_path / "som").iterdir())) <= 2
+    assert sorted(p.name for p in (tmp_path / "som").iterdir()) == ["000004", "000005"]
+    assert server.rule.state_dict()["weighting"]["neurons"] is None
+    other = Server()
+    other.rule.memory_folder = tmp_path / "elsewhere"
+    other.rule.load_state_dict(server.rule.state_dict())
+    with pytest.raises(RuntimeError, match=r"the map's neurons after 5 round\(s\) are not in .*elsewhere"):
+        other.round(everybody(), 5)
+
+
+def test_neurons_that_travelled_lie_in_the_folder_from_then_on(tmp_path):
+    server, other = Server(), Server()
+    server.round(everybody())
+    other.rule.memory_folder = tmp_path
+    other.rule.load_state_dict(server.rule.state_dict())
+    assert [p.name for p in (tmp_path / "som").iterdir()] == ["000001"]
+    assert other.round(everybody(), 1)[2] == server.round(everybody(), 1)[2]
+
+
+# ------------------------------------------------------------------------------------------------ together
+
+ROUNDS = 6
+
+
+def roots(folder: Path) -> dict[str, str]:
+    return {"state_root": str(folder / "s"), "checkpoint_root": str(folder / "c")}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    results, found = federation(folder, roots(folder), num_rounds=ROUNDS, experiment="e", settings=LEARN)
+    return results, found, folder
+
+
+def test_everything_is_recorded(whole):
+    results, found, _ = whole
+    assert results["status"] == "completed"
+    for record in results["rounds"]:
+        assert sum(record["site_weights"].values()) == pytest.approx(1)
+        assert {"mean_loss", "reward", "epsilon", "q_tot"} <= set(record["values"])
+        assert set(record["details"]["som"]["bmu"]) == set(record["accepted"]) == set(results["info"]["sites"])
+    assert [("td_loss" in record["values"]) for record in results["rounds"]] == [False] * 3 + [True] * 3
+    for name in ("som_map.png", "mu.png"):
+        assert (found / name).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_mu_of_a_round_is_the_choice_of_the_round_before(whole):
+    """The replay in the checkpoint against the sites' own reports."""
+    results, _, folder = whole
+    (path,) = (folder / "c" / "e").glob("rule-*.pt")
+    replay = torch.load(path, weights_only=True)["mu_policy"]["agents"]["replay"]
+    rounds, sites = results["rounds"], sorted(results["info"]["sites"])
+    assert {rounds[0]["reports"][site]["mu"] for site in sites} == {1e-5}
+    assert replay["done"].tolist() == [0.0, 0.0, 0.0, 1.0]
+    for r in range(ROUNDS - 2):
+        used = [rounds[r + 1]["reports"][site]["mu"] for site in sites]
+        assert [MU_GRID[int(a)] for a in replay["action"][r]] == used
+        after = rounds[r + 2]["reports"].values()
+        accuracy = sum(x["global_accuracy"] * x["num_validation"] for x in after) / sum(
+            x["num_validation"] for x in after
+        )
+        assert float(replay["reward"][r]) == pytest.approx(math.exp(accuracy - 0.95) - 1, rel=1e-5)
+        assert rounds[r]["values"]["mean_loss"] == pytest.approx(
+            np.mean([x["train_loss"] for x in rounds[r]["reports"].values()])
+        )
+
+
+def test_recorded_weights_recomputed_with_explicit_vectors(whole):
+    """The batch update of the map in float64 loops over the local models that the run left."""
+    results, found, _ = whole
+    torch.manual_seed(results["info"]["seed"])
+    state = plan(settings=LEARN).task.build_model().state_dict()
+    reference = Reference()
+    for record in results["rounds"]:
+        sites = sorted(record["accepted"])
+        folder = found / "local_models" / f"round_{record['current_round']:04d}"
+        loaded = {site: load_file(folder / f"{site}.safetensors") for site in sites}
+        models = {site: {name: model[name] for name in state} for site, model in loaded.items()}  # files sort names
+        expected = reference.step(models, state)
+        assert record["site_weights"] == pytest.approx(expected.weights, rel=0, abs=1e-9)
+        som = record["details"]["som"]
+        assert som["bmu"] == {site: list(cell) for site, cell in expected.bmu.items()}
+        assert som["sigma"] == pytest.approx(expected.sigma)
+        np.testing.assert_allclose(som["u_matrix"], expected.u_matrix, rtol=1e-5)
+        state = {
+            name: sum(w * models[site][name].double() for site, w in expected.weights.items()).to(tensor.dtype)
+            if tensor.is_floating_point()
+            else tensor
+            for name, tensor in state.items()
+        }
+    final = model_of(found)
+    for name, tensor in state.items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(final[name], tensor, atol=1e-6, rtol=1e-5)
+
+
+class Killed(BaseException):
+    """Stands for a server that dies."""
+
+
+def dies(monkeypatch, when: str) -> None:
+    perform, save, tell = LocalTransport._perform, CheckpointFolder.save, Journal.tell
+
+    def dying_perform(self, site, name, task):
+        if site == "site-2" and name == "train" and task.current_round == 3:
+            raise Killed
+        return perform(self, site, name, task)
+
+    def dying_save(self, checkpoint):
+        if checkpoint.next_round == 4:
+            raise Killed
+        save(self, checkpoint)
+
+    def dying_tell(self, kind, **details):
+        if kind == "round_done" and details["current_round"] == 3:
+            raise Killed
+        tell(self, kind, **details)
+
+    if when == "training":
+        monkeypatch.setattr(LocalTransport, "_perform", dying_perform)
+    elif when == "before_checkpoint":
+        monkeypatch.setattr(CheckpointFolder, "save", dying_save)
+    else:
+        monkeypatch.setattr(Journal, "tell", dying_tell)
+
+
+@pytest.mark.parametrize(("when", "at"), [("training", 3), ("before_checkpoint", 3), ("between_rounds", 4)])
+def test_killed_and_resumed_is_as_if_never_interrupted(tmp_path, whole, when, at, monkeypatch):
+    """While the sites train; when the map's neurons are on disk but the checkpoint is not; and when both are."""
+    options: dict[str, Any] = {"num_rounds": ROUNDS, "experiment": "e", "settings": LEARN}
+    with monkeypatch.context() as patched:
+        dies(patched, when)
+        with pytest.raises(Killed):
+            run_local(plan(**options), tmp_path / "dead", roots(tmp_path))
+    results, found = federation(tmp_path / "alive", roots(tmp_path), **options)
+    assert results["info"]["resumed_at_round"] == at
+    expected, folder, root = whole
+    assert results["test"] == expected["test"]
+    for now, before in zip(results["rounds"], expected["rounds"], strict=True):
+        for key in ("site_weights", "reports", "values", "details", "validation"):
+            assert now[key] == before[key], (now["current_round"], key)
+    theirs = model_of(folder)
+    assert same(model_of(found), theirs)
+    som = [sorted((base / "c" / "e" / "memory" / "som").rglob("*.safetensors")) for base in (tmp_path, root)]
+    assert {p.parent.name for p in som[0]} == {f"{ROUNDS - 1:06d}", f"{ROUNDS:06d}"}
+    for ours, other in zip(*som, strict=True):
+        assert ours.name == other.name
+        assert ours.read_bytes() == other.read_bytes()
+    size = sum(p.stat().st_size for p in som[0])
+    assert size < 2 * 25 * 4 * sum(t.numel() for t in theirs.values()) + 200 * len(som[0])
+
+
+def test_an_absent_site_in_a_run(tmp_path, monkeypatch):
+    """It fails in round 1 of 4: no weight, out of F and of the map; its agent is there when it comes back."""
+    perform = LocalTransport._perform
+
+    def failing(self, site, name, task):
+        if site == "site-3" and name == "train" and task.current_round == 1:
+            return SiteReply(STATUS_FAILED, reason="site 'site-3': not today")
+        return perform(self, site, name, task)
+
+    monkeypatch.setattr(LocalTransport, "_perform", failing)
+    results, found = federation(tmp_path, num_rounds=4, settings=LEARN)
+    assert results["status"] == "completed"
+    assert [len(record["site_weights"]) for record in results["rounds"]] == [3, 2, 3, 3]
+    record = results["rounds"][1]
+    assert [left["reason"] for left in record["left_out"]] == ["site 'site-3': not today"]
+    assert set(record["details"]["som"]["bmu"]) == {"site-1", "site-2"}
+    assert record["values"]["mean_loss"] == pytest.approx(
+        np.mean([x["train_loss"] for x in record["reports"].values()])
+    )
+    assert results["rounds"][2]["reports"]["site-3"]["mu"] in MU_GRID
+    assert (found / "mu.png").exists()
+
+
+PARTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "fed_avg": ("fed_avg", {}),
+    "off": ("fed_mrl", {"mu": 0.0, "use_fair": False, "weighting": "samples", "mu_policy": "fixed"}),
+    "fair": ("fed_mrl", {"mu": 0.0, "use_fair": True, "weighting": "samples", "mu_policy": "fixed"}),
+    "som": ("fed_mrl", {"mu": 0.0, "use_fair": False, "weighting": "som", "mu_policy": "fixed"}),
+    "mu": ("fed_mrl", {"mu": 0.0, "use_fair": False, "weighting": "samples", "mu_policy": "random"}),
+}
+
+
+def test_all_parts_off_is_fed_avg_and_each_part_alone_is_not(tmp_path, monkeypatch):
+    local = {**get_method("fed_prox").site, "batch_size": 16, "partition": "dirichlet"}
+    memory = tmp_path / "temporary"
+    memory.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(memory))
+    states, results = {}, {}
+    for name, (method, settings) in PARTS.items():
+        results[name], found = federation(tmp_path / name, method=method, settings={**local, **settings})
+        states[name] = model_of(found)
+        assert (found / "som_map.png").exists() == (name == "som")
+    gc.collect()
+    assert list(memory.iterdir()) == []  # nobody can go on without an experiment: the map's neurons are gone
+    assert type(plan("fed_avg").rule) is FedAvg
+    assert same(states["off"], states["fed_avg"])
+    assert results["off"]["test"] == results["fed_avg"]["test"]
+    for mine, theirs in zip(results["off"]["rounds"], results["fed_avg"]["rounds"], strict=True):
+        assert mine["site_weights"] == theirs["site_weights"]
+        assert mine["validation"] == theirs["validation"]
+    for one, other in combinations(("fed_avg", "fair", "som", "mu"), 2):
+        assert not same(states[one], states[other]), (one, other)

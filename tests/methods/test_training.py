@@ -1,0 +1,231 @@
+"""Local training, the frame of every site half: determinism, rates, moments, refusals."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from fairflare.exchange.messages import SiteReply
+from fairflare.federation.site import round_seed
+from fairflare.methods.training import LocalTraining
+from fairflare.tasks.classification import ClassificationTask
+
+from .support import at_site, initial, request, same
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def worker(tmp_path):
+    def make(training=None, folder="state", **more):
+        return at_site(tmp_path / folder, training, **more)
+
+    return make
+
+
+def test_training_is_deterministic_and_depends_on_the_round(worker):
+    state = initial()
+    first = worker(folder="a").perform(request("train", state))
+    torch.rand(3)  # somebody else's random numbers
+    again = worker(folder="b").perform(request("train", state))
+    other = worker(folder="c").perform(request("train", state, current_round=1))
+    assert first.status == "ok"
+    assert same(first.update, again.update)
+    assert first.metrics == again.metrics
+    assert not same(first.update, other.update)
+    assert first.num_steps == math.ceil(first.num_samples / 4)
+
+
+def test_optimizer_moments_cross_processes_and_a_repeated_round_starts_the_same(worker):
+    """A new worker per task, as the simulator does with few workers; then the server asks for round 1 again."""
+    state = initial()
+    worker().perform(request("train", state, 0))
+    kept = worker().perform(request("train", state, 1))
+    repeated = worker().perform(request("train", state, 1))
+    fresh = worker(folder="fresh").perform(request("train", state, 1))
+    assert same(kept.update, repeated.update)
+    assert not same(kept.update, fresh.update)
+    without = LocalTraining(batch_size=4, keep_optimizer_state=False)
+    worker(without, folder="no").perform(request("train", state, 0))
+    assert same(fresh.update, worker(without, folder="no").perform(request("train", state, 1)).update)
+
+
+def test_nan_loss_names_the_site_and_the_remedy(worker):
+    reply = worker(LocalTraining(batch_size=4, learning_rate=1e30)).perform(request("train", initial()))
+    assert reply.status == "failed"
+    assert reply.update is None
+    assert "site 'site-1'" in reply.reason
+    assert "lower learning_rate" in reply.reason
+
+
+def test_every_epoch_has_an_order_and_an_augmentation_of_its_own(worker):
+    """Those of the round's seed plus the epoch; and ``run.batch`` says which images a batch holds."""
+    seen = []
+
+    class Watched(LocalTraining):
+        def loss(self, run, model, inputs, targets):
+            seen.append((run.epoch, list(run.batch), inputs.clone()))
+            return super().loss(run, model, inputs, targets)
+
+    here = worker(Watched(batch_size=5, local_epochs=3, augment=True))
+    reply = here.perform(request("train", initial(), 2))
+    assert reply.status == "ok", reply.reason
+    assert len(reply.stats["epoch_losses"]) == 3
+    assert reply.num_steps == len(seen) == 3 * math.ceil(reply.num_samples / 5)
+    data = here.task.open_site("site-1", {})
+    changed = []
+    for epoch in range(3):
+        mine = [(numbers, inputs) for e, numbers, inputs in seen if e == epoch]
+        seed = round_seed(0, "site-1", 2) + epoch
+        order = [number for numbers, _ in mine for number in numbers]
+        assert order == data.order("training", seed)
+        assert sorted(order) == list(range(reply.num_samples))
+        wanted = list(data.batches("training", batch_size=5, shuffle_seed=seed, augment=True))
+        assert all(torch.equal(inputs, x) for (_, inputs), (x, _) in zip(mine, wanted, strict=True))
+        images = torch.cat([inputs for _, inputs in mine])
+        changed.append(images[torch.tensor(order).argsort()])
+    assert not torch.equal(changed[0], changed[1])
+    assert not torch.equal(changed[1], changed[2])
+
+
+class BadLastStep(LocalTraining):
+    """In round 1 the loss stays as it is, the gradient of the last step does not."""
+
+    def begin_round(self, run, model):
+        self.seen = 0
+
+    def loss(self, run, model, inputs, targets):
+        loss = super().loss(run, model, inputs, targets)
+        self.seen += len(inputs)
+        if run.current_round == 1 and self.seen == run.data.num_samples("training"):
+            loss = loss + self.nothing(next(model.parameters()).sum())
+        return loss
+
+    def nothing(self, value):
+        return (0 * value).sqrt()  # slope 0 * inf
+
+
+class HugeLastStep(BadLastStep):
+    """Finite, but not its square: Adam's step is 0, and would be from then on."""
+
+    def nothing(self, value):
+        return 1e25 * (value - value.detach())
+
+
+@pytest.mark.parametrize("broken", [BadLastStep, HugeLastStep])
+def test_moments_of_a_broken_round_are_not_kept(worker, broken):
+    """One such step would otherwise shut the site out of every later round."""
+    state = initial()
+    here = worker(broken(batch_size=4))
+    assert here.perform(request("train", state, 0)).status == "ok"
+    reply = here.perform(request("train", state, 1))
+    if broken is BadLastStep:
+        assert reply.status == "failed"
+        assert "is not finite after training in round 1" in reply.reason
+        assert here.store.load_model(1) is None
+    else:
+        assert reply.status == "ok", reply.reason
+    assert here.store.load_at("optimizer", 1) is None
+    after = here.perform(request("train", state, 2))
+    assert after.status == "ok", after.reason
+    healthy = worker(LocalTraining(batch_size=4), folder="healthy")
+    healthy.perform(request("train", state, 0))
+    assert same(after.update, healthy.perform(request("train", state, 2)).update)
+
+
+# ------------------------------------------------------------------------------------------------ rates
+
+# (1 + cos(pi r / R)) / 2 for R = 4: cos 0, 45, 90, 135 degrees.
+COSINE = [1.0, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2]
+
+
+def test_rates_of_the_schedules():
+    cosine = LocalTraining(learning_rate=0.1, schedule="cosine")
+    assert [cosine.rate(r, 4) for r in range(4)] == pytest.approx([0.1 * c for c in COSINE], rel=1e-12)
+    # A run of 100 rounds: 36 degrees after a fifth of them, 178.2 degrees in the last one.
+    assert cosine.rate(20, 100) == pytest.approx(0.0904508497, rel=1e-8)
+    assert cosine.rate(99, 100) == pytest.approx(2.46719818e-05, rel=1e-8)
+    assert cosine.rate(0, 1) == 0.1
+    constant = LocalTraining(learning_rate=0.1)
+    assert [constant.rate(r, 4) for r in range(4)] == [0.1] * 4
+
+
+def moved(reply: SiteReply) -> torch.Tensor:
+    """The change of all weights; batch norm's statistics do not depend on the rate."""
+    assert reply.status == "ok", reply.reason
+    return torch.cat([t.flatten().double() for n, t in reply.update.items() if n.endswith(("weight", "bias"))])
+
+
+@pytest.mark.parametrize("current_round", range(4))
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_the_schedule_sets_the_step(worker, optimizer, current_round):
+    """One step over all images: the cosine's is the constant rate's, shrunk."""
+    settings = {"optimizer": optimizer, "learning_rate": 0.1, "momentum": 0.0, "batch_size": 100}
+    steps = {}
+    for schedule in ("constant", "cosine"):
+        training = LocalTraining(**settings, schedule=schedule)
+        steps[schedule] = worker(training, schedule).perform(request("train", initial(), current_round, num_rounds=4))
+        assert steps[schedule].num_steps == 1
+    found, full = moved(steps["cosine"]), moved(steps["constant"])
+    assert float(full.norm()) > 1e-3
+    torch.testing.assert_close(found, COSINE[current_round] * full, rtol=1e-4, atol=2e-7)
+
+
+def test_the_rounds_rate_goes_before_the_kept_optimizers(worker):
+    """What an optimizer keeps includes the rate of the round before."""
+    steps = {}
+    for schedule in ("constant", "cosine"):
+        training = LocalTraining(learning_rate=0.1, schedule=schedule, batch_size=100)
+        here = worker(training, schedule)
+        for current_round in (0, 2):
+            steps[schedule] = here.perform(request("train", initial(), current_round, num_rounds=4))
+    torch.testing.assert_close(moved(steps["cosine"]), 0.5 * moved(steps["constant"]), rtol=1e-4, atol=2e-7)
+
+
+# ------------------------------------------------------------------------------------------------ criteria
+
+
+def naive_criterion(criterion: str, tau: float, logits: torch.Tensor, label: int, counts: list[int]) -> float:
+    """One sample's loss, in plain numbers."""
+    total = sum(counts)
+    shift = {
+        "logit_adjusted": lambda n: tau * math.log(n / total),
+        "balanced_softmax": math.log,
+        "fedlc": lambda n: -tau * n**-0.25,
+    }[criterion]
+    changed = {c: float(z) + shift(counts[c]) for c, z in enumerate(logits) if counts[c]}
+    return math.log(sum(math.exp(z) for z in changed.values())) - changed[label]
+
+
+@pytest.mark.parametrize(
+    ("criterion", "strength", "tau"),
+    [
+        ("logit_adjusted", None, 1.0),
+        ("logit_adjusted", 0.3, 0.3),
+        ("balanced_softmax", None, math.nan),
+        ("fedlc", None, 0.5),
+        ("fedlc", 2.0, 2.0),
+    ],
+)
+def test_criterion_of_the_first_step(worker, criterion, strength, tau):
+    """The recorded loss of one step over all images is the criterion's mean with this site's class counts."""
+    task = ClassificationTask(
+        image_size=(33, 33), features=(4, 4, 8, 8), phantom="fundus", phantom_sites=3, phantom_samples=60,
+        phantom_test=40, partition="iid", corrupted_sites=0,
+    )  # fmt: skip
+    state = initial(task)
+    training = LocalTraining(batch_size=1000, criterion=criterion, prior_strength=strength)
+    reply = worker(training, task=task).perform(request("train", state))
+    assert reply.status == "ok", reply.reason
+    data = task.open_site("site-1", {})
+    ((images, labels),) = data.batches("training", batch_size=1000)
+    counts = data.class_counts("training").tolist()
+    assert len(set(counts)) > 1
+    model = task.build_model()
+    model.load_state_dict(state)
+    with torch.no_grad():
+        logits = model.train()(images)
+    losses = [naive_criterion(criterion, tau, z, int(y), counts) for z, y in zip(logits, labels, strict=True)]
+    assert reply.stats["train_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)

@@ -1,0 +1,64 @@
+"""What the tests of the tasks on images share."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from fairflare.data.datalist import DataError
+from fairflare.tasks.base import SiteData
+
+HEAVY = ("monai", "torch", "sklearn", "nibabel", "matplotlib", "PIL", "nvflare")
+
+
+def heavy_imports(code: str) -> str:
+    """Which of the slow packages a new process has imported after some code."""
+    code = f"import sys\n{code}\nprint([name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def all_of(data: SiteData, split: str, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets of a split, from batches of three."""
+    batches = list(data.batches(split, batch_size=3, **options))
+    return torch.cat([inputs for inputs, _ in batches]), torch.cat([targets for _, targets in batches])
+
+
+def refusal(
+    action: Callable[[], object], settings: Mapping[str, Any], site: str, secrets: Sequence[str]
+) -> DataError:  # fmt: skip
+    """The error of an action at a site; its public text names the site, and neither the data folder nor a secret."""
+    with pytest.raises(DataError) as caught:
+        action()
+    error = caught.value
+    assert f"site '{site}'" in str(error)
+    assert f"site '{site}'" in error.public
+    for secret in (str(settings.get("data_root", "no root")), *secrets):
+        assert secret not in error.public
+    return error
+
+
+def whole_split(data: SiteData) -> tuple[torch.Tensor, torch.Tensor]:
+    """The training images and targets in order, after a look at the batches: how many, and shuffled by their seed."""
+    count = data.num_samples("training")
+    plain = data.batches("training", batch_size=3)
+    assert len(plain) == len(list(plain)) == -(-count // 3)
+    assert [len(inputs) for inputs, _ in plain][-1] == (count % 3 or 3)
+    inputs, targets = all_of(data, "training")
+    assert len(inputs) == count
+    assert torch.equal(inputs, all_of(data, "training")[0])
+    shuffled, moved = all_of(data, "training", shuffle_seed=5)
+    same, _ = all_of(data, "training", shuffle_seed=5)
+    other, _ = all_of(data, "training", shuffle_seed=6)
+    assert torch.equal(shuffled, same)
+    assert not torch.equal(shuffled, other)
+    order = [next(i for i in range(count) if torch.equal(inputs[i], image)) for image in shuffled]
+    assert sorted(order) == list(range(count))
+    assert order != sorted(order)
+    assert torch.equal(targets[order], moved)
+    return inputs, targets

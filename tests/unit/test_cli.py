@@ -1,0 +1,475 @@
+"""The command line: what it describes, what it refuses and how, and what it shows of a run."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from fairflare.cli import commands as cli
+from fairflare.cli.run_view import RunView
+from fairflare.core.settings import Part, choices, described, settings, typed, values_of
+from fairflare.federation.describe import sections
+from fairflare.federation.plan import TASKS_BY_KIND, load_task_class, make_plan
+from fairflare.methods.catalog import all_methods
+from fairflare.methods.fed_mrl import FedMRL
+
+ROOT = Path(__file__).parents[2]
+METHODS = list(all_methods())
+TINY = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.3, "local_epochs": 1}
+
+
+@pytest.fixture(autouse=True)
+def eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "console", Console(width=80))
+    monkeypatch.setattr(cli, "errors", Console(width=80, stderr=True))
+
+
+def fairflare(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, list(arguments))
+
+
+def given(values: dict[str, Any]) -> list[str]:
+    return [part for key, value in values.items() for part in ("--set", f"{key}={typed(value)}")]
+
+
+def one_line(result: Result) -> str:
+    """The error: exit code 2, one line, nothing else."""
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr.removeprefix("error: ").rstrip("\n")
+
+
+# ------------------------------------------------------------------------------------------------ what there is
+
+
+def test_version() -> None:
+    result = fairflare("--version")
+    assert result.exit_code == 0
+    assert re.match(r"fairflare \d+\.\d+\.\d+, python 3\.\d+\.\d+, nvflare 2\.9", result.stdout)
+    for name in ("torch", "monai", "numpy"):
+        assert re.search(rf"\b{name} \d", result.stdout)
+
+
+def test_list_names_every_method_in_full_at_80_columns() -> None:
+    result = fairflare("list")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in result.stdout
+    assert [word for word in (line.split(" ")[0] for line in lines[1:]) if word] == METHODS
+
+
+def test_no_command_shows_the_help() -> None:
+    result = fairflare()
+    assert "describe" in result.output
+    assert "in-process" in fairflare("run", "--help").output
+
+
+# ------------------------------------------------------------------------------------------------ describe
+
+
+def expected_names(cls: type, prefix: str = "") -> set[str]:
+    """Every argument of a class, and of every kind of part that it takes, found by looking at signatures."""
+    found = set()
+    for name, parameter in inspect.signature(cls.__init__).parameters.items():
+        if name == "self":
+            continue
+        found.add(prefix + name)
+        if isinstance(parameter.default, Part):
+            base = next(b for b in reversed(type(parameter.default).__mro__) if b is not Part and issubclass(b, Part))
+            kinds = choices(base).values()
+            assert len(kinds) > 1
+            for kind in kinds:
+                found |= expected_names(kind, f"{prefix}{name}.")
+    return found
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_setting_is_described_with_type_range_default_and_meaning(name: str) -> None:
+    method = all_methods()[name]
+    found = list(sections(name).values())
+    classes = (method.rule, method.training, load_task_class(TASKS_BY_KIND[method.task]))
+    for cls, group in zip(classes, found, strict=True):
+        assert {setting.name for setting in group} == expected_names(cls)
+    for setting in (setting for group in found for setting in group):
+        assert len(setting.meaning) > 3, setting
+        assert setting.wanted, setting
+        assert "Annotated" not in setting.wanted, setting
+        assert "typing" not in setting.wanted, setting
+        for markup in ("``", ":class:", ":func:", ":mod:", ":math:"):
+            assert markup not in setting.meaning, setting
+        assert ("." in setting.name) == bool(setting.only), setting
+    defaults = {setting.name: setting.default for group in found for setting in group if not setting.only}
+    paper = make_plan(name, small=False)
+    for owner in (paper.rule, paper.training, paper.task):
+        for key, value in values_of(owner)["args"].items():
+            if isinstance(value, dict) and "path" in value:
+                value = getattr(owner, key).kind
+            assert typed(defaults[key]) == typed(value), key
+
+
+def test_both_tasks_are_described() -> None:
+    for kind, file in TASKS_BY_KIND.items():
+        assert all(setting.meaning for setting in described(load_task_class(file))), kind
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_describe_is_readable_at_80_columns(name: str) -> None:
+    result = fairflare("describe", name)
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in result.stdout
+    shown = [line.split(" ")[0] for line in lines]
+    for setting in (setting for group in sections(name).values() for setting in group):
+        assert setting.name in shown, setting.name
+    text = " ".join(result.stdout.split())
+    assert "learning_rate a number > 0; default" in text
+    assert "--set NAME=VALUE" in text
+    small = all_methods()[name].small
+    for key, value in small.items():
+        assert f"{key}={typed(value)}" in text
+
+
+def test_describe_fed_mrl() -> None:
+    text = " ".join(fairflare("describe", "fed_mrl").stdout.split())
+    assert "mu_policy one of 'fixed', 'random', 'qmix', 'vdn'; default qmix who chooses mu" in text
+    gamma = "mu_policy.gamma a number in [0, 1]; default 0.99 discount of later rewards. only with mu_policy=qmix, vdn"
+    assert gamma in text
+    assert "mu_policy.seed an integer >= 0; default 0 a draw depends on it" in text
+    assert "weighting.grid 2 entries, each an integer >= 1; default [5, 5] rows and columns" in text
+    assert text.count("mu_policy.gamma") == 1  # the same in both kinds that have it
+    assert "learning_rate a number > 0; default 0.001" in text
+    assert "max_grad_norm a number > 0 or nothing; default null" in text
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_markdown_is_a_table_of_every_setting(name: str) -> None:
+    result = fairflare("describe", name, "--markdown")
+    assert result.exit_code == 0
+    titles = re.findall(r"^## (.*)$", result.stdout, re.MULTILINE)
+    groups = sections(name)
+    assert titles == list(groups)
+    rows = [line for line in result.stdout.splitlines() if line.startswith("| `")]
+    cells = [re.split(r"(?<!\\)\|", row)[1:-1] for row in rows]
+    assert all(len(row) == 4 for row in cells)
+    assert [row[0].strip(" `") for row in cells] == [s.name for group in groups.values() for s in group]
+    assert all(row[1].strip() and row[3].strip() for row in cells)
+
+
+def test_describe_suggests_the_method() -> None:
+    assert "unknown method 'fedmrl'; did you mean 'fed_mrl'?" in one_line(fairflare("describe", "fedmrl"))
+
+
+# ------------------------------------------------------------------------------------------------ wrong values
+
+WRONG = [
+    ("fed_avg", ["learning_rate=abc"], "learning_rate must be a number > 0, got 'abc'"),
+    ("fed_mrl", ["weighting.grid=5"], "weighting=som: grid must be 2 entries, each an integer >= 1, got 5"),
+    ("fed_mrl", ["weighting.grid=[2,0]"], "weighting=som: grid must be 2 entries, each an integer >= 1; entry 1 is 0"),
+    ("fed_mrl", ["mu_policy.actions=0.1"], "actions must be a list, each entry a number in [0, 1], not empty, got 0.1"),
+    ("fed_mrl", ["mu_policy.actions=[]"], "actions must be a list, each entry a number in [0, 1], not empty, got []"),
+    ("fed_mrl", ["mu_policy.zeta=95"], "zeta is a fraction in [0, 1], got 95"),
+    ("fed_avg", ["local_epochs=true"], "local_epochs must be an integer >= 1, got True"),
+    ("fed_avg", ["local_epochs=1.5"], "local_epochs must be an integer >= 1, got 1.5"),
+    ("fed_mrl", ["use_fair=1"], "use_fair must be true or false, got 1"),
+    ("fed_avg", ["features=wide"], "features must be 6 entries, each an integer >= 1, got 'wide'"),
+    ("fed_avg", ["betas=[0.9]"], "betas must be 2 entries, each a number in [0, 1), got [0.9]"),
+    ("fed_avg", ["momentum=1"], "momentum must be a number in [0, 1), got 1"),
+    ("fed_avg", ["max_grad_norm=0"], "max_grad_norm must be a number > 0 or nothing, got 0"),
+    ("fed_avg", ["learning_rate=null"], "learning_rate must be a number > 0, got None"),
+    ("fed_avg", ["learning_rate=NaN"], "learning_rate must be a number > 0, got nan"),
+    ("fed_avg", ["lerning_rate=1"], "has no setting 'lerning_rate'; did you mean 'learning_rate'?"),
+    ("fed_avg", ["min_sites=2"], "'min_sites' is no setting of method 'fed_avg' but an option of the run"),
+    ("fed_mrl", ["wieghting.grid=[2,2]"], "has no setting 'wieghting.grid'; did you mean 'weighting.grid'?"),
+    ("fed_mrl", ["weighting.gird=[2,2]"], "weighting=som: BySom has no setting 'gird'; did you mean 'grid'?"),
+    ("fed_mrl", ["weighting=somm"], "must be one of 'samples', 'uniform', 'som', got 'somm'; did you mean 'som'?"),
+    ("fed_mrl", ["mu_policy=5"], "mu_policy must be one of 'fixed', 'random', 'qmix', 'vdn', got 5"),
+    ("fed_mrl", ["weighting=samples", "weighting.grid=[2,2]"], "BySamples has no setting 'grid'; it has none"),
+    ("fed_mrl", ["mu_policy=random", "mu_policy.gamma=0.9"], "RandomMu has no setting 'gamma'; Available: actions, s"),
+    ("fed_mrl", ["mean_loss.x=1"], "FedMRL has no part 'mean_loss'"),
+    ("fed_mrl", ["fair_clamp=20"], "fair_clamp must be at most fair_max=10.0, got 20"),
+    ("fed_ism", ["q=-1"], "q must be a number >= 0, got -1"),
+    ("fed_lwr", ["preset=author"], "preset must be one of 'paper', 'authors', got 'author'; did you mean 'authors'?"),
+    ("fed_mas", ["severity=6"], "severity must be an integer in [1, 5], got 6"),
+    ("fed_avg", ["in_channels=2"], "in_channels must be one of 1, 3, got 2"),
+    ("fed_avg", ["learning_rate"], "--set wants KEY=VALUE, got 'learning_rate'"),
+    ("fed_avg", ["mu=1", "mu=2"], "--set gives 'mu' twice"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "items", "message"), WRONG)
+def test_wrong_values_are_one_line_that_names_the_setting(
+    tmp_path: Path, method: str, items: list[str], message: str
+) -> None:
+    arguments = [part for item in items for part in ("--set", item)]
+    said = one_line(fairflare("export", method, "--out", str(tmp_path), *arguments))
+    assert message in said
+    assert said == one_line(fairflare("run", method, "--in-process", "-w", str(tmp_path / "run"), *arguments))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_old_settings_of_fed_mrl_are_answered_with_the_new_names(tmp_path: Path) -> None:
+    from tests.old_jobs import OLD_FED_MRL
+
+    known = {setting.name for setting in described(FedMRL)}
+    gone = {key for key in OLD_FED_MRL if key not in known} | {"actions"}
+    assert {"use_som", "som_input", "agent_rate", "warmup", "agent_seed", "action_mode"} <= gone
+    for key in gone:
+        said = one_line(fairflare("export", "fed_mrl", "--out", str(tmp_path), "--set", f"{key}=1"))
+        assert said.startswith(f"method 'fed_mrl' has no setting '{key}' any more: ")
+        if key != "use_som":
+            (name,) = re.findall(r"\b(?:mu_policy|weighting)\.\w+", said)
+            assert name in known, said
+    said = one_line(fairflare("export", "fed_mrl", "--out", str(tmp_path), "--set", "agent_rate=1"))
+    assert said.endswith("it is mu_policy.learning_rate now")
+    said = one_line(fairflare("export", "fed_mrl", "--out", str(tmp_path), "--set", "som_input=updates"))
+    assert said.endswith("it is weighting.space now")
+    said = one_line(fairflare("export", "fed_mrl", "--out", str(tmp_path), "--set", "use_som=false"))
+    assert "weighting=som or =samples" in said
+
+
+def test_a_retired_setting_is_named_before_what_is_wrong_beside_it() -> None:
+    """An old job folder differs in many ways; the sentence that helps comes first."""
+    with pytest.raises(ValueError, match=r"^FedMRL has no setting 'min_sites' any more: .* export it again$"):
+        FedMRL(mu_policy="qmix", unheard_of=1, grid=[5, 5], min_sites=1)  # type: ignore[arg-type, call-arg]
+    with pytest.raises(ValueError, match=r"^FedMRL has no setting 'grid' any more: it is weighting\.grid now$"):
+        FedMRL(mu_policy="qmix", unheard_of=1, grid=[5, 5])  # type: ignore[arg-type, call-arg]
+    with pytest.raises(ValueError, match=r"^mu_policy must be a MuPolicy \(FixedMu, RandomMu, QMixMu, VdnMu\), got 'q"):
+        FedMRL(mu_policy="qmix")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "fed_avg", "--in-process", "--threads", "2"], "--threads is of the simulator"),
+        (["run", "fed_avg", "--in-process", "--sites", "a,a"], "sites must be one or more different names"),
+        (["run", "fed_avg", "--task", "regression"], "task must be one of 'segmentation', 'classification'"),
+        (["run", "fed_avg", "--data", "nowhere.json"], "nowhere.json"),
+        (["run", "fed_avg", "--sites", "2", "--min-sites", "3"], "min_sites=3, but the job has 2 site(s)"),
+        (["run", "fed_avg", "--timeout", "0"], "timeout must be a number > 0, got 0"),
+        (["export", "fed_avg", "--out", "x", "--preinstalled", "--bundle"], "exclude each other"),
+        (["show", "nowhere"], "no results.json in nowhere"),
+    ],
+)
+def test_other_mistakes_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fairflare.cli.simulate.simulate", lambda *a: pytest.fail("the simulator was started"))
+    assert message in one_line(fairflare(*arguments))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("class Task(:\n", "SyntaxError"),
+        ("import nothing_of_this_name\n", "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
+        ("1 / 0\n", "ZeroDivisionError"),
+        ("class Task: pass\n", "must define a class Task"),
+    ],
+)
+def test_a_broken_task_file_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    said = one_line(fairflare("export", "fed_avg", "--out", str(tmp_path / "jobs"), "--task-file", str(path)))
+    assert message in said
+    assert "mine.py" in said
+    assert not (tmp_path / "jobs").exists()
+
+
+BUG = """
+import sys
+import fairflare.flare.recipes
+from fairflare.cli import commands as cli
+
+
+def broken(*arguments, **named):
+    return "a" + 1
+
+
+fairflare.flare.recipes.make_plan = broken
+sys.argv = ["fairflare", *sys.argv[1:]]
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("command", [["export", "fed_avg", "--out", "jobs"], ["run", "fed_avg", "--in-process"]])
+def test_a_bug_of_ours_shows_its_traceback(tmp_path: Path, command: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BUG, *command], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "TypeError: can only concatenate str" in done.stderr
+    assert "in broken" in done.stderr
+    assert "error: " not in done.stderr
+
+
+def test_a_bug_in_a_settings_class_is_no_wrong_value() -> None:
+    @settings
+    class Broken:
+        size: int = 1
+
+        def __post_init__(self) -> None:
+            self.size + "text"  # type: ignore[operator]
+
+    with pytest.raises(TypeError, match="unsupported operand"):
+        Broken(size=2)
+
+
+# ------------------------------------------------------------------------------------------------ the pages
+
+
+def documented() -> list[str]:
+    """Every complete ``fairflare run`` and ``fairflare export`` command of README and pages."""
+    found = []
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "poc" / "README.md"):
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL):
+            found += re.findall(r"^fairflare (?:run|export) .*$", block, re.MULTILINE)
+        found += re.findall(r"`(fairflare (?:run|export) [^`]+)`", text)
+    # The method that a page writes is tested with the page.
+    return sorted({command for command in found if "METHOD" not in command and "loss_power" not in command})
+
+
+def test_there_are_documented_commands() -> None:
+    assert len(documented()) > 15
+
+
+@pytest.mark.parametrize("command", documented())
+def test_documented_commands_are_accepted(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fairflare.cli.simulate.simulate", lambda recipe, *rest: ran.append(recipe.name) or 0)
+    monkeypatch.setattr(cli, "run_here", lambda recipe, *rest: ran.append(recipe.name) or 0)
+    monkeypatch.setattr(cli, "report", lambda *rest: 0)
+    words = shlex.split(command, comments=True)[1:]
+    for option in ("--data", "-d"):
+        if option in words:
+            Path(words[words.index(option) + 1]).write_text("{}")
+    result = fairflare(*words)
+    assert result.exit_code == 0, result.output
+    assert ran == [words[1]] if words[0] == "run" else "job folder: " in result.stdout
+
+
+# ------------------------------------------------------------------------------------------------ a run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Two runs in this process: one that completes, one that cannot; and what the view of the first was told."""
+    root = tmp_path_factory.mktemp("runs")
+    told: list[tuple[str, dict[str, Any]]] = []
+    original = RunView.event
+
+    def event(self: RunView, kind: str, details: Any) -> None:
+        told.append((kind, dict(details)))
+        original(self, kind, details)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli, "console", Console(width=80))
+        patch.setattr(cli, "errors", Console(width=80, stderr=True))
+        patch.setattr(RunView, "event", event)
+        common = ["run", "fed_avg", "--in-process", "--sites", "2", "--rounds", "1", *given(TINY)]
+        good = fairflare(*common, "-w", str(root / "good"))
+        seen = list(told)
+        bad = fairflare(*common, "-w", str(root / "bad"), "--set", "learning_rate=1e30")
+    return {"root": root, "good": good, "bad": bad, "told": seen}
+
+
+def test_a_run_in_process_shows_how_it_goes(runs: dict[str, Any]) -> None:
+    good = runs["good"]
+    assert good.exit_code == 0, good.output
+    told = runs["told"]
+    assert [(d["phase"], d["sites"]) for kind, d in told if kind == "phase"] == [
+        ("train", ["site-1", "site-2"]),
+        ("validate", ["site-1", "site-2"]),
+    ]
+    assert [(d["phase"], d["site"], d["ok"]) for kind, d in told if kind == "site"] == [
+        (phase, site, True) for phase in ("train", "validate") for site in ("site-1", "site-2")
+    ]
+    assert [d["current_round"] for kind, d in told if kind == "round_done"] == [0]
+    # What the bars say at the end, and then the table.
+    for site in ("site-1", "site-2"):
+        assert re.search(rf"^{site} .* 2/2 validate dice 0\.\d{{3}} \(", good.stdout, re.MULTILINE), good.stdout
+    assert re.search(r"^fed_avg .* 1/1 ", good.stdout, re.MULTILINE)
+    assert "SYNTHETIC" in good.stdout
+    assert "worst" in good.stdout
+    assert max(map(len, good.stdout.split("results: ")[0].splitlines())) <= 80
+    results = runs["root"] / "good" / "server" / "simulate_job" / "fairflare" / "results.json"
+    assert f"results: {results}" in good.stdout
+    document = json.loads(results.read_text())
+    assert document["status"] == "completed"
+    config = document["info"]["config"]
+    assert sorted(config) == ["num_rounds", "rule", "seed", "task", "training"]
+    assert config["rule"] == {"path": "fairflare.methods.fed_avg.FedAvg", "args": {"weighting": "samples"}}
+    assert config["training"]["args"]["local_epochs"] == 1
+    assert config["task"]["args"]["phantom_cases"] == 0.3
+    log = (runs["root"] / "good.log").read_text()
+    assert "round 1 of 1" in log
+
+
+def test_a_run_that_fails_says_why_with_exit_code_1(runs: dict[str, Any]) -> None:
+    bad = runs["bad"]
+    assert bad.exit_code == 1
+    assert bad.stderr.startswith("failed: round 0, train: 0 usable result(s) of 2 asked")
+    assert "lower learning_rate" in bad.stderr
+    assert f"log: {runs['root'] / 'bad.log'}" in bad.stderr
+    assert "Traceback" not in bad.stderr
+    assert "left out:" in bad.stdout
+    assert "worst" not in bad.stdout
+
+
+def test_show_finds_the_results(runs: dict[str, Any], tmp_path: Path) -> None:
+    good = runs["root"] / "good"
+    folder = good / "server" / "simulate_job" / "fairflare"
+    shown = fairflare("show", str(good))
+    assert shown.exit_code == 0
+    table = runs["good"].stdout
+    for line in (line for line in shown.stdout.splitlines() if "site-" in line or "average" in line):
+        assert line in table
+    for path in (folder, folder.parent, folder / "results.json"):
+        assert fairflare("show", str(path)).stdout == shown.stdout, path
+    several = fairflare("show", str(good), str(folder))
+    assert several.exit_code == 0
+    assert "fed_avg" in several.stdout
+    broken = tmp_path / "results.json"
+    broken.write_text("{")
+    assert "results.json" in one_line(fairflare("show", str(tmp_path)))
+    assert "no results.json" in one_line(fairflare("show", str(tmp_path / "nothing")))
+
+
+def test_a_site_left_out_is_shown_with_its_reason() -> None:
+    console = Console(width=80, record=True, force_terminal=False)
+    with RunView(["a", "b"], "trial", console) as view:
+        view.event("phase", {"current_round": 0, "num_rounds": 2, "phase": "train", "sites": ["a", "b", "later"]})
+        told = {"current_round": 0, "num_rounds": 2, "phase": "train", "seconds": 1.5}
+        view.event("site", {**told, "site": "a", "ok": True, "metrics": {"loss": 1.0, "dice": 0.25}})
+        view.event("site", {**told, "site": "b", "ok": False, "reason": "[b] no answer within 5 s"})
+        view.event("site", {**told, "site": "later", "ok": True, "metrics": {}})
+        view.event("round_done", {"current_round": 0, "num_rounds": 2})
+        view.event("something new", {})
+    text = console.export_text()
+    assert re.search(r"^a .* 0/3 train dice 0\.250 \(1\.5 s\)", text, re.MULTILINE), text
+    assert "left out: [b] no" in text
+    assert re.search(r"^trial .* 1/2 ", text, re.MULTILINE), text
+
+
+def test_run_needs_sites_that_can_be_counted() -> None:
+    done = fairflare("run", "fed_avg", "--sites", "all")
+    assert done.exit_code == 2
+    assert "--sites all is for export" in " ".join(done.output.split())

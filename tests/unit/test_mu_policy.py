@@ -1,0 +1,477 @@
+"""Policies that choose mu: what sites are told, what agents see and earn, restarts, and that every setting counts."""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fairflare.core.mu_rewards import MU_GRID
+from fairflare.core.qmix import QMix
+from fairflare.core.settings import build, choices, field_names
+from fairflare.methods import mu_policy
+from fairflare.methods.mu_policy import FixedMu, MuPolicy, QMixMu, RandomMu, VdnMu
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SITES = ("a", "b", "c")
+LEARN: dict[str, Any] = {"warmup": 2, "updates": 2, "explore": 0.5, "hidden": 8}
+
+
+def report(**own: Any) -> dict[str, Any]:
+    return {
+        "train_loss": 1.0, "accuracy": 0.5, "global_accuracy": 0.5, "num_validation": 10, "entropy": -0.5,
+        "num_classes": 7, **own,
+    }  # fmt: skip
+
+
+def inputs(reports, current_round=0, *, num_rounds=6, asked=SITES, samples=None):
+    return SimpleNamespace(
+        current_round=current_round,
+        num_rounds=num_rounds,
+        sites=sorted(reports),
+        num_samples={site: (samples or {}).get(site, 10) for site in reports},
+        reports=dict(reports),
+        asked=list(asked),
+    )
+
+
+def everybody(**own: Any) -> dict[str, dict[str, Any]]:
+    return {site: report(**own) for site in SITES}
+
+
+def state_of(policy) -> dict[str, Any]:
+    return policy.state_dict()["agents"]
+
+
+# ------------------------------------------------------------------------------------------------ settings
+
+
+def test_kinds():
+    assert choices(MuPolicy) == {"fixed": FixedMu, "random": RandomMu, "qmix": QMixMu, "vdn": VdnMu}
+    assert build(VdnMu, {"gamma": 0.5, "actions": [0, 0.5]}).actions == (0.0, 0.5)
+
+
+@pytest.mark.parametrize("policy", [QMixMu, VdnMu])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"zeta": 95.0}, r"zeta is a fraction in \[0, 1\], got 95.0 \(a percentage is 100 times too large\)"),
+        ({"zeta": -0.01}, r"zeta must be a number in \[0, 1\], got -0.01"),
+        ({"zeta": math.nan}, "zeta must be a number"),
+        ({"zeta": True}, "zeta must be a number"),
+        ({"gamma": 1.5}, r"gamma must be a number in \[0, 1\], got 1.5"),
+        ({"learning_rate": 0.0}, "learning_rate must be a number > 0, got 0.0"),
+        ({"learning_rate": "abc"}, "learning_rate must be a number > 0, got 'abc'"),
+        ({"hidden": 0}, "hidden must be an integer >= 1, got 0"),
+        ({"warmup": 0}, r"warmup must be an integer in \[1, 1000\], got 0"),
+        ({"warmup": 1001}, r"warmup must be an integer in \[1, 1000\], got 1001"),
+        ({"updates": 0}, "updates must be an integer >= 1, got 0"),
+        ({"explore": 1.5}, r"explore must be a number in \[0, 1\], got 1.5"),
+        ({"cautious": 1}, "cautious must be true or false, got 1"),
+        ({"share_agents": "yes"}, "share_agents must be true or false, got 'yes'"),
+        ({"double_q": None}, "double_q must be true or false, got None"),
+        ({"seed": -1}, "seed must be an integer >= 0, got -1"),
+        ({"action_mode": "critic"}, "has no setting 'action_mode'"),
+    ],
+)
+def test_settings_out_of_range(policy, settings, message):
+    with pytest.raises(ValueError, match=message):
+        policy(**settings)
+
+
+@pytest.mark.parametrize("policy", [QMixMu, VdnMu, RandomMu])
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        ([], r"actions must be a list, each entry a number in \[0, 1\], not empty, got \[\]"),
+        ([0.1, 0.1], r"actions must be ascending numbers in \[0, 1\], at least one, got \[0.1, 0.1\]"),
+        ([0.5, 0.1], "actions must be ascending"),
+        ([0.0, 1.5], r"actions must be a list, each entry a number in \[0, 1\].*; entry 1 is 1.5"),
+        ([math.nan], "entry 0 is nan"),
+        ("0.1", "actions must be a list"),
+    ],
+)
+def test_bad_actions(policy, actions, message):
+    with pytest.raises(ValueError, match=message):
+        policy(actions=actions)
+
+
+SET: dict[str, Any] = {
+    "actions": [0.0, 0.05, 0.25], "zeta": 0.5, "gamma": 0.25, "learning_rate": 0.03, "hidden": 6, "warmup": 3,
+    "updates": 5, "explore": 0.75, "cautious": True, "share_agents": True, "double_q": True, "seed": 11,
+}  # fmt: skip
+TAKEN = {  # as QMIX calls it, and what it gets in a run of 40 rounds
+    "actions": (0.0, 0.05, 0.25), "gamma": 0.25, "lr": 0.03, "hidden": 6, "warmup": 3, "updates": 5, "eps_steps": 30,
+    "eps_prior": "small", "share_agents": True, "double_q": True, "seed": 11,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("policy", "mixer"), [(QMixMu, "qmix"), (VdnMu, "vdn")])
+def test_every_setting_reaches_the_agents(policy, mixer, monkeypatch):
+    assert set(SET) == set(field_names(policy))
+    assert all(getattr(policy(), name) != value for name, value in SET.items())  # none is the default
+    taken = []
+    monkeypatch.setattr(mu_policy, "QMix", lambda names, **options: taken.append(options) or QMix(names, **options))
+    found = policy(**SET)
+    values = found.choose(inputs(everybody(global_accuracy=0.9), num_rounds=40))
+    assert taken == [{**TAKEN, "mixer": mixer}]
+    assert values["reward"] == pytest.approx(math.exp(0.9 - 0.5) - 1)  # zeta
+    again = policy(**SET)
+    again.load_state_dict(found.state_dict())
+    assert taken[1] == taken[0]  # eps_steps too, without knowing the number of rounds
+
+
+def test_defaults_are_those_of_qmix(monkeypatch):
+    taken = []
+    monkeypatch.setattr(mu_policy, "QMix", lambda names, **options: taken.append(options) or QMix(names, **options))
+    QMixMu().choose(inputs(everybody(), num_rounds=200))
+    assert taken == [
+        {
+            "actions": MU_GRID, "mixer": "qmix", "share_agents": False, "double_q": False, "gamma": 0.99, "lr": 1e-3,
+            "hidden": 64, "warmup": 10, "updates": 8, "eps_steps": 60, "eps_prior": None, "seed": 0,
+        }
+    ]  # fmt: skip
+    assert QMixMu().zeta == 0.95
+
+
+# ------------------------------------------------------------------------------------------------ without agents
+
+
+def test_fixed_says_nothing():
+    policy = FixedMu()
+    for r in range(2):
+        assert policy.directives(SITES) == {}
+        assert policy.choose(inputs(everybody(), r)) == {}
+    assert policy.accepts("late") == ""
+    policy.load_state_dict(policy.state_dict())
+
+
+def test_random_depends_on_seed_site_and_round_alone():
+    def told(policy, sites, rounds):
+        found = []
+        for r in rounds:
+            assert policy.choose(inputs({site: report() for site in sites}, r, num_rounds=400)) == {}
+            found.append(policy.directives(sites))
+        return found
+
+    assert RandomMu().directives(SITES) == dict.fromkeys(SITES, 1e-5)
+    whole = told(RandomMu(seed=3), SITES, range(400))
+    part = told(RandomMu(seed=3), ("b",), range(400))
+    assert [x["b"] for x in whole] == [x["b"] for x in part]
+    assert told(RandomMu(seed=3), SITES, [7]) == [whole[7]]
+    assert told(RandomMu(seed=4), SITES, range(9)) != whole[:9]
+    assert len({tuple(x[site] for x in whole) for site in SITES}) == 3
+    counts = Counter(mu for x in whole for mu in x.values())
+    assert set(counts) == set(MU_GRID)
+    assert all(abs(count - 120) < 50 for count in counts.values())  # 1200 draws of ten; 10.4 is one deviation
+    assert {mu for x in told(RandomMu(actions=[0.0, 0.25]), SITES, range(20)) for mu in x.values()} == {0.0, 0.25}
+
+
+def test_random_with_sites_that_come_and_go():
+    policy = RandomMu()
+    policy.choose(inputs(everybody()))
+    before = policy.directives(SITES)
+    policy.choose(inputs({"a": report()}, 1))
+    now = policy.directives([*SITES, "late"])
+    assert {site: now[site] for site in "bc"} == {site: before[site] for site in "bc"}
+    assert now["late"] == 1e-5
+    assert policy.accepts("late") == ""
+
+
+# ------------------------------------------------------------------------------------------------ what agents see
+
+
+def reference_observations(rounds):
+    """(E / log C, P, acc, min(loss, 10) / 10) of every site, read from all reports so far. In loops."""
+    seen: dict[str, list[float]] = {}
+    entropies: dict[str, float] = {}
+    classes = 1
+    for reports, samples in rounds:
+        for found in reports.values():
+            if found["num_classes"] is not None and found["num_classes"] > classes:
+                classes = found["num_classes"]
+        for site, found in reports.items():
+            if found["entropy"] is not None:
+                entropies[site] = found["entropy"]
+        everyone = 0
+        for site in reports:
+            everyone = everyone + samples[site]
+        for site, found in reports.items():
+            scaled = -0.5
+            if site in entropies:
+                scaled = 0.0 if classes == 1 else max(-1.0, min(0.0, entropies[site] / math.log(classes)))
+            broken = not math.isfinite(found["train_loss"])
+            seen[site] = [
+                scaled,
+                samples[site] / everyone,
+                0.0 if broken else found["accuracy"],
+                1.0 if broken else min(found["train_loss"], 10.0) / 10.0,
+            ]
+    return seen
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_observations_are_those_of_the_specification(seed):
+    """Sites of different size, absent ones, withheld and later told entropies, broken losses."""
+    rng = np.random.default_rng(seed)
+    policy, rounds = QMixMu(**LEARN), []
+    for r in range(6):
+        present = SITES if r == 0 else [site for site in SITES if rng.random() < 0.7] or ["b"]
+        samples = {site: int(rng.integers(1, 500)) for site in present}
+        reports = {
+            site: report(
+                train_loss=math.nan if rng.random() < 0.2 else float(20 * rng.random()),
+                accuracy=float(rng.random()),
+                entropy=None if rng.random() < 0.5 else float(-2 * rng.random()),
+                num_classes=None if rng.random() < 0.3 else int(rng.integers(1, 8)),
+            )
+            for site in present
+        }
+        rounds.append((reports, samples))
+        policy.choose(inputs(reports, r, samples=samples))
+        expected = reference_observations(rounds)
+        assert state_of(policy)["last_observation"].tolist() == [
+            pytest.approx(expected[site], rel=1e-6, abs=1e-9) for site in SITES
+        ]
+
+
+def test_a_site_that_keeps_its_entropy_to_itself():
+    policy = QMixMu()
+    policy.choose(inputs({"a": report(entropy=-0.3), "b": report(entropy=None)}, asked=("a", "b")))
+    assert state_of(policy)["last_observation"][:, 0].tolist() == pytest.approx([-0.3 / math.log(7), -0.5])
+    policy.choose(inputs({"a": report(entropy=None), "b": report(entropy=None)}, 1, asked=("a", "b")))
+    assert state_of(policy)["last_observation"][:, 0].tolist() == pytest.approx([-0.3 / math.log(7), -0.5])
+
+
+def test_a_task_without_classes():
+    policy = QMixMu()
+    policy.choose(inputs(everybody(entropy=None, num_classes=None)))
+    assert state_of(policy)["last_observation"][:, 0].tolist() == [-0.5] * 3
+
+
+# ------------------------------------------------------------------------------------------------ what they earn
+
+
+@pytest.mark.parametrize("kind", [QMixMu, VdnMu])
+def test_a_choice_is_used_in_the_next_round_and_rewarded_two_rounds_later(kind):
+    """Spec 10.11: gacc of round r belongs to the choice at the end of round r - 2; validation images count."""
+    policy, told, values = kind(zeta=0.5), [], []
+    for r, accuracy in enumerate((0.1, 0.2, 0.3, 0.4)):
+        told.append(policy.directives(SITES))
+        reports = everybody()
+        reports["a"] |= {"global_accuracy": accuracy, "num_validation": 30}
+        reports["b"] |= {"global_accuracy": 1.0, "num_validation": 10}
+        reports["c"] |= {"global_accuracy": 0.9, "num_validation": 0}
+        values.append(policy.choose(inputs(reports, r, num_rounds=4)))
+    told.append(policy.directives(SITES))
+    earned = [math.exp((30 * accuracy + 10) / 40 - 0.5) - 1 for accuracy in (0.1, 0.2, 0.3, 0.4)]
+    assert [found["reward"] for found in values] == pytest.approx(earned)
+    assert told[0] == dict.fromkeys(SITES, 1e-5)
+    replay = state_of(policy)["replay"]
+    assert replay["reward"].tolist() == pytest.approx(earned[2:])
+    assert replay["done"].tolist() == [0.0, 1.0]  # the last round ends the episode
+    for r in range(2):
+        assert told[r + 1] == {site: MU_GRID[int(a)] for site, a in zip(SITES, replay["action"][r], strict=True)}
+
+
+def test_a_round_that_nobody_measured():
+    policy = QMixMu()
+    values = policy.choose(inputs(everybody(num_validation=0)))
+    assert set(values) == {"epsilon", "q_tot"}
+    for r in range(1, 4):
+        policy.choose(inputs(everybody(num_validation=0 if r == 2 else 5), r))
+    assert len(state_of(policy)["replay"]["reward"]) == 1
+
+
+def test_exploration_falls_from_one():
+    """The recorded epsilon is the one of this round's choice: 1 at first, 0.05 after 30 % of the rounds."""
+    policy = QMixMu()
+    found = [policy.choose(inputs(everybody(), r, num_rounds=10))["epsilon"] for r in range(5)]
+    assert found == pytest.approx([1.0, 1 - 0.95 / 3, 1 - 1.9 / 3, 0.05, 0.05])
+
+
+@pytest.mark.parametrize(("kind", "plain"), [(VdnMu, True), (QMixMu, False)])
+def test_q_tot(kind, plain):
+    policy = kind(explore=0.0)
+    value = policy.choose(inputs(everybody()))["q_tot"]
+    agents = policy._agents
+    (step,) = agents._pending
+    values = agents.values(step)
+    total = sum(values[site][int(a)] for site, a in zip(SITES, step.action, strict=True))
+    assert (value == pytest.approx(total, abs=1e-6)) == plain
+    assert value == agents.joint_value(step)
+
+
+def test_td_loss_from_the_end_of_the_warm_up():
+    policy = QMixMu(**LEARN)
+    values = [policy.choose(inputs(everybody(), r)) for r in range(6)]
+    assert ["td_loss" in found for found in values] == [False] * 3 + [True] * 3
+    assert all(found["td_loss"] > 0 for found in values[3:])
+
+
+def test_only_who_is_asked_is_told():
+    policy = QMixMu(explore=1.0)
+    policy.choose(inputs(everybody()))
+    everything = policy.directives(SITES)
+    assert set(everything) == set(SITES)
+    assert policy.directives(["b"]) == {"b": everything["b"]}
+
+
+# ------------------------------------------------------------------------------------------------ who takes part
+
+
+def test_an_absent_site_keeps_its_observation_and_action():
+    policy = QMixMu(seed=1, explore=1.0)
+    policy.choose(inputs(everybody(accuracy=0.3)))
+    before, seen = policy.directives(SITES), state_of(policy)["last_observation"]
+    changed = set()
+    for r in range(1, 4):
+        policy.choose(inputs({site: report(accuracy=0.9) for site in ("a", "b")}, r))
+        assert policy.directives(SITES)["c"] == before["c"]
+        changed |= {site for site in "ab" if policy.directives(SITES)[site] != before[site]}
+        now = state_of(policy)["last_observation"]
+        assert torch.equal(now[2], seen[2])
+        assert not torch.equal(now[:2], seen[:2])
+    assert changed == {"a", "b"}
+    policy.choose(inputs(everybody(accuracy=0.9), 4))
+    assert not torch.equal(state_of(policy)["last_observation"][2], seen[2])
+
+
+@pytest.mark.parametrize("kind", [QMixMu, VdnMu])
+def test_a_site_that_joins_later_is_refused(kind):
+    policy = kind()
+    assert policy.accepts("c") == ""  # nobody knows yet who takes part
+    policy.choose(inputs({site: report() for site in ("a", "b")}, asked=("a", "b")))
+    assert policy.accepts("a") == policy.accepts("b") == ""
+    assert policy.accepts("c") == (
+        "site 'c' joined after the first round; FedMRL has an agent for each site from the start (a, b): "
+        "start a new run"
+    )
+    again = kind()
+    again.load_state_dict(policy.state_dict())
+    assert again.accepts("c") == policy.accepts("c")
+
+
+def test_a_site_that_failed_in_the_first_round_has_an_agent():
+    policy = QMixMu(explore=1.0)
+    policy.choose(inputs({site: report() for site in ("a", "b")}))
+    assert policy.directives(SITES)["c"] == 1e-5
+    assert policy.accepts("c") == ""
+    assert state_of(policy)["settings"]["agents"] == list(SITES)
+    told = []
+    for r in range(1, 6):
+        policy.choose(inputs(everybody(), r))
+        told.append(policy.directives(SITES)["c"])
+    assert set(told) != {1e-5}
+
+
+# ------------------------------------------------------------------------------------------------ restarts
+
+
+def scripted(policy, rounds) -> list[Any]:
+    found = []
+    for r in rounds:
+        rng = np.random.default_rng(r)
+        present = SITES if r != 3 else SITES[:2]
+        reports = {
+            site: report(
+                accuracy=float(rng.random()),
+                global_accuracy=float(rng.random()),
+                entropy=None if r > 2 else float(-rng.random()),
+                num_classes=None if r > 2 else 3 + r,
+            )
+            for site in present
+        }
+        samples = {site: int(rng.integers(1, 99)) for site in present}
+        told = policy.directives(SITES)
+        found.append((told, policy.choose(inputs(reports, r, num_rounds=9, samples=samples))))
+    return found
+
+
+def saved(policy) -> dict[str, Any]:
+    file = io.BytesIO()
+    torch.save(policy.state_dict(), file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (FixedMu, {}),
+        (RandomMu, {"seed": 5}),
+        (QMixMu, LEARN),
+        (QMixMu, {**LEARN, "share_agents": True, "double_q": True}),
+        (QMixMu, {**LEARN, "cautious": True, "actions": [0.0, 0.05, 0.5]}),
+        (VdnMu, LEARN),
+    ],
+)
+def test_stopped_and_gone_on_is_as_if_never_stopped(kind, settings):
+    """Every round from a fresh object and a state read back, against one that lives on; bit by bit."""
+    whole = kind(**settings)
+    expected = scripted(whole, range(9))
+    parts = kind(**settings)
+    for r in range(9):
+        state = saved(parts)
+        parts = kind(**settings)
+        parts.load_state_dict(state)
+        assert scripted(parts, [r]) == expected[r : r + 1]
+    if kind in (QMixMu, VdnMu):
+        assert "td_loss" in expected[-1][1]
+        mine, theirs = state_of(parts), state_of(whole)
+        assert all(torch.equal(mine["online"][name], theirs["online"][name]) for name in theirs["online"])
+
+
+def test_the_same_seed_gives_the_same_choices_and_another_does_not():
+    told = [[x for x, _ in scripted(QMixMu(**LEARN, seed=seed), range(9))] for seed in (1, 1, 2)]
+    assert told[0] == told[1] != told[2]
+
+
+# ------------------------------------------------------------------------------------------------ too short a run
+
+
+def steps_taken(policy) -> int:
+    moments = state_of(policy)["optimizer"]
+    return int(next(iter(moments.values()))["step"]) if moments else 0
+
+
+@pytest.mark.parametrize("kind", [QMixMu, VdnMu])
+@pytest.mark.parametrize(
+    ("num_rounds", "settings", "updates", "enough"),
+    [
+        (5, {}, 0, 14),  # as the job is shipped
+        (1, {}, 0, 14),
+        (13, {}, 16, 14),
+        (14, {}, 24, None),
+        (6, {"warmup": 2, "updates": 5}, 15, 7),
+        (7, {"warmup": 2, "updates": 5}, 20, None),
+    ],
+)
+def test_a_run_too_short_to_learn_says_so(kind, num_rounds, settings, updates, enough, caplog):
+    """The number in the log is that of the gradient steps that follow, and the remedy is a remedy."""
+    policy = kind(**settings)
+    with caplog.at_level(logging.WARNING, logger="fairflare.methods.mu_policy"):
+        for r in range(num_rounds):
+            policy.choose(inputs(everybody(), r, num_rounds=num_rounds))
+    assert steps_taken(policy) == updates
+    if enough is None:
+        assert caplog.messages == []
+        return
+    (message,) = caplog.messages
+    warmup = settings.get("warmup", 10)
+    assert f"can make {updates} updates in {num_rounds} rounds" in message
+    assert f"needs warmup={warmup} of them" in message
+    assert f"take at least {enough} rounds or a smaller warmup" in message
+
+
+@pytest.mark.parametrize("kind", [FixedMu, RandomMu])
+def test_policies_that_do_not_learn_are_silent(kind, caplog):
+    kind().choose(inputs(everybody(), num_rounds=3))
+    assert caplog.messages == []

@@ -1,0 +1,176 @@
+"""The synthetic prostate sites."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fairflare.data.phantoms import prostate_site
+from fairflare.data.phantoms.prostate import SCANNERS, SLICES, SPLITS, scanner
+from fairflare.data.phantoms.sheet import main
+
+SITES = [f"site-{number}" for number in range(1, 7)]
+
+
+def test_shapes_types_and_counts() -> None:
+    assert list(SCANNERS) == SITES
+    training = 0
+    for site in SITES:
+        data = prostate_site(site, cases=1.0, image_size=(32, 48))
+        assert tuple(data) == SPLITS
+        for split, patients in zip(SPLITS, scanner(site).patients, strict=True):
+            images, masks = data[split]
+            assert images.shape == masks.shape == (patients * SLICES, 1, 32, 48)
+            assert images.dtype == masks.dtype == np.uint8
+            assert set(np.unique(masks)) == {0, 1}
+            assert (masks.sum(axis=(1, 2, 3)) >= 4).all()  # some gland on every slice
+        training += len(data["training"][0])
+    assert 240 <= training <= 320
+
+
+def test_the_same_seed_gives_the_same_images_and_another_seed_others() -> None:
+    first, again = prostate_site("site-2", seed=3, cases=0.2), prostate_site("site-2", seed=3, cases=0.2)
+    other = prostate_site("site-2", seed=4, cases=0.2)
+    for split in SPLITS:
+        for a, b in zip(first[split], again[split], strict=True):
+            np.testing.assert_array_equal(a, b)
+        assert (first[split][0] != other[split][0]).any(axis=(1, 2, 3)).all()
+
+
+def test_more_cases_keep_the_first_ones() -> None:
+    few, many = prostate_site("site-1", cases=0.1), prostate_site("site-1", cases=2.0)
+    np.testing.assert_array_equal(few["training"][0], many["training"][0][: len(few["training"][0])])
+    assert len(many["test"][0]) == 2 * scanner("site-1").patients[2] * SLICES
+
+
+def test_no_patient_is_in_two_splits_or_two_sites() -> None:
+    seen: dict[bytes, tuple[str, str]] = {}
+    for site in SITES:
+        for split, (images, _) in prostate_site(site, cases=0.5, image_size=(32, 32)).items():
+            for image in images:
+                assert seen.setdefault(image.tobytes(), (site, split)) == (site, split)
+    # patients differ from each other more than the slices of one: the masks of neighbours overlap
+    _, masks = prostate_site("site-1")["training"]
+    pairs = masks[1::SLICES] & masks[2::SLICES]
+    assert (pairs.sum(axis=(1, 2, 3)) > 0.5 * masks[1::SLICES].sum(axis=(1, 2, 3))).all()
+
+
+def test_a_patient_has_the_same_anatomy_at_every_size() -> None:
+    small = prostate_site("site-5", cases=0.1, image_size=(64, 64))["test"][1].mean(axis=(1, 2, 3))
+    large = prostate_site("site-5", cases=0.1, image_size=(128, 128))["test"][1].mean(axis=(1, 2, 3))
+    np.testing.assert_allclose(small, large, rtol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("site", "grey", "glands"),
+    [
+        ("site-1", 140.14, [96, 125, 126, 77]),
+        ("site-2", 54.59, [115, 141, 139, 90]),
+        ("site-3", 104.88, [26, 33, 31, 15]),
+        ("site-4", 83.85, [77, 123, 108, 60]),
+        ("site-5", 108.49, [94, 180, 191, 100]),
+        ("site-6", 130.95, [65, 96, 85, 57]),
+        ("hospital-a", 140.47, [54, 86, 84, 45]),
+    ],
+)
+def test_images_are_those_of_earlier_versions(site: str, grey: float, glands: list[int]) -> None:
+    images, masks = prostate_site(site, image_size=(40, 48), seed=5, cases=0.01)["training"]
+    assert images.mean() == pytest.approx(grey, abs=0.05)
+    np.testing.assert_allclose(masks.sum((1, 2, 3)), glands, atol=2)
+
+
+def test_an_image_of_two_sizes_has_its_own_height_and_width() -> None:
+    """The field of view is across the shorter edge; the longer shows more."""
+    square, wide = (prostate_site("site-1", image_size=size, cases=0.01)["test"] for size in ((48, 48), (48, 80)))
+    middle = wide[1][..., 16:64]
+    assert (middle != square[1]).mean() < 0.01
+    assert wide[1].sum() == middle.sum()
+
+
+def test_large_transition_zones_come_with_large_glands(monkeypatch: pytest.MonkeyPatch) -> None:
+    area = {}
+    for share in (0.0, 1.0):
+        monkeypatch.setitem(SCANNERS, "site-1", replace(SCANNERS["site-1"], enlarged=share))
+        area[share] = prostate_site("site-1", image_size=(96, 96), cases=0.3)["training"][1].mean()
+    # both half axes by 1.16 / 0.98, the one from front to back by another 1.12
+    assert area[1.0] / area[0.0] == pytest.approx((1.16 / 0.98) ** 2 * 1.12, rel=0.05)
+
+
+def test_sites_differ_as_scanners_do() -> None:
+    data = {site: prostate_site(site, cases=0.5) for site in SITES}
+    images = {site: data[site]["training"][0].astype(float) for site in SITES}
+    masks = {site: data[site]["training"][1] > 0 for site in SITES}
+    counts = [len(images[site]) for site in SITES]
+    assert max(counts) > 2 * min(counts)
+    share = {site: masks[site].mean() for site in SITES}
+    assert max(share.values()) > 2 * min(share.values())  # field of view, gland size
+    contrast = {site: images[site][masks[site]].mean() / images[site][~masks[site]].mean() for site in SITES}
+    assert contrast["site-6"] < 1 < contrast["site-4"]  # grey on bright fat; bright on suppressed fat
+    columns = slice(24, 40)
+    coil = {site: images[site][:, 0, 30:40, columns].mean() / images[site].mean() for site in SITES}
+    assert max(coil, key=lambda site: coil[site]) == "site-2"  # bright spot in front of the coil
+    # noise: second differences along a row
+    rough = {site: np.median(np.abs(np.diff(images[site][:, 0], n=2, axis=2)), axis=(1, 2)).mean() for site in SITES}
+    assert min(rough["site-3"], rough["site-6"]) > 2 * min(rough["site-1"], rough["site-2"])
+
+
+def test_any_other_name_is_a_site_and_always_the_same_one() -> None:
+    names = ["site-7", "site-8", "site-13", "hospital-a", "krankenhaus", "Universitätsklinikum 3", ""]
+    machines = [scanner(name) for name in names]
+    assert machines == [scanner(name) for name in names]
+    assert len({repr(machine) for machine in (*machines, *SCANNERS.values())}) == len(names) + 6
+    assert scanner("site-8").coil > 0
+    assert scanner("site-7").coil == 0
+    data = prostate_site("hospital-a", cases=0.01, image_size=(32, 32))
+    assert [len(data[split][0]) for split in SPLITS] == [SLICES] * 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"image_size": (16, 64)}, "image_size must be an integer >= 32, got 16"),
+        ({"image_size": (64, 31)}, "image_size must be an integer >= 32, got 31"),
+        ({"image_size": (64, 48.5)}, "image_size must be an integer >= 32, got 48.5"),
+        ({"seed": -1}, "phantom_seed must be an integer >= 0, got -1"),
+        ({"seed": True}, "phantom_seed must be an integer >= 0, got True"),
+        ({"cases": 0}, r"phantom_cases must be in \(0, 1000\], got 0"),
+        ({"cases": 1001}, r"phantom_cases must be in \(0, 1000\], got 1001"),
+        ({"cases": float("nan")}, "phantom_cases must be in"),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        prostate_site("site-1", **arguments)  # type: ignore[arg-type]
+
+
+def test_a_site_is_drawn_quickly() -> None:
+    prostate_site("site-2", cases=0.1)
+    start = time.process_time()
+    prostate_site("site-2")
+    assert time.process_time() - start < 5.0  # 0.5 s on an idle core
+
+
+def test_contact_sheet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "sheet.png"
+    assert main(["prostate", "--out", str(file), "--sites", "site-1", "site-4", "--columns", "3", "--size", "32"]) == 0
+    assert "synthetic" in capsys.readouterr().out
+    with Image.open(file) as image:
+        sheet = np.asarray(image)
+    assert sheet.shape == (2 * 34, 3 * 34, 3)
+    outlined = (sheet == (255, 220, 0)).all(-1)
+    for row, site in enumerate(("site-1", "site-4")):  # outlined from the second of three columns on
+        images, masks = prostate_site(site, image_size=(32, 32))["training"]
+        for column in range(3):
+            place = slice(row * 34 + 1, row * 34 + 33), slice(column * 34 + 1, column * 34 + 33)
+            edge = outlined[place]
+            np.testing.assert_array_equal(sheet[place][~edge][:, 1], images[column, 0][~edge])
+            assert edge.any() == (column > 0)
+            assert not (edge & (masks[column, 0] == 0)).any()
+    with pytest.raises(SystemExit) as caught:
+        main(["prostate", "--out", str(tmp_path / "missing" / "sheet.png"), "--sites", "site-1", "--size", "32"])
+    assert caught.value.code == 1

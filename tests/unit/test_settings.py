@@ -1,0 +1,446 @@
+"""Settings declared once: what they accept, what they say, how they travel to a job folder and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pickle
+import re
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import pytest
+from nvflare.fuel.utils.class_utils import ModuleScanner, get_component_init_parameters
+from nvflare.fuel.utils.component_builder import ComponentBuilder
+from nvflare.job_config.api import FedJob
+
+from fairflare.core.settings import (
+    BelowOne,
+    Flag,
+    Fraction,
+    NonNegative,
+    NonNegativeInt,
+    Number,
+    Part,
+    Positive,
+    PositiveInt,
+    Share,
+    Whole,
+    build,
+    choices,
+    described,
+    field_names,
+    markdown,
+    parts_of,
+    settings,
+    values_of,
+)
+from fairflare.methods.catalog import all_methods
+
+
+@settings
+class Spice(Part):
+    """Base of spices."""
+
+
+@settings
+class Salt(Spice):
+    """Plain.
+
+    Args:
+        grams: how much.
+    """
+
+    kind = "salt"
+    grams: Positive = 1.5
+
+
+@settings
+class Herbs(Spice):
+    """Green.
+
+    Args:
+        names: which.
+        share: of the pot.
+    """
+
+    kind = "herbs"
+    names: list[str] = dataclasses.field(default_factory=lambda: ["basil"])
+    share: Share = 0.25
+
+
+@settings
+class Dish:
+    """Anything cooked.
+
+    Args:
+        minutes: on the stove,
+            at most an hour.
+        warm, cold: how it is served | eaten.
+    """
+
+    retired: ClassVar[dict[str, str]] = {"oven": "it was sold"}
+
+    minutes: PositiveInt = 10
+    warm: Flag = True
+    cold: Flag = False
+
+
+@settings
+class Soup(Dish):
+    """With water.
+
+    Args:
+        litres: of water.
+        spice: what goes in last.
+
+    Source:
+        Grandmother.
+    """
+
+    number: Number = 0.0
+    litres: NonNegative = 1.0
+    left: Fraction = 0.5
+    rest: BelowOne = 0.5
+    part: Share = 1.0
+    guests: Whole = -1
+    spoons: NonNegativeInt = 0
+    size: Literal["small", "large"] = "small"
+    pair: tuple[BelowOne, BelowOne] = (0.5, 0.75)
+    layers: list[PositiveInt] = dataclasses.field(default_factory=lambda: [1, 2])
+    prices: dict[str, PositiveInt] = dataclasses.field(default_factory=dict)
+    limit: PositiveInt | None = None
+    note: str = ""
+    spice: Spice = dataclasses.field(default_factory=Salt)
+
+    def __post_init__(self) -> None:
+        self.memory: list[int] = []
+        if self.minutes > 60:
+            raise ValueError("minutes: nobody waits that long")
+
+
+class Stew(Soup):
+    """Not decorated, as the class Task in a job folder."""
+
+
+class Broth(Soup):
+    """With an ``__init__`` of its own."""
+
+    def __init__(self, bones: int = 3, **more: Any) -> None:
+        super().__init__(**more)
+        self.bones = bones
+
+
+class Consomme(Broth):
+    def __init__(self, eggs: int = 2, **more: Any) -> None:
+        super().__init__(**more)
+        self.eggs = eggs
+
+
+@settings
+class Needy:
+    """Args: none."""
+
+    must: PositiveInt
+    may: int = 1
+
+
+class Kettle:
+    """No settings class at all."""
+
+    def __init__(self, size: int = 2, sizes: tuple[int, ...] = (1, 2), hidden: int = 0) -> None:
+        self.size, self.sizes = size, sizes
+
+
+# ------------------------------------------------------------------------------------------------ values and ranges
+
+GOOD = {
+    "number": [-1e300, 0, 3],
+    "litres": [0, 2.5],
+    "left": [0, 1, 0.25],
+    "rest": [0, 0.999],
+    "part": [1, 1e-9],
+    "guests": [-5, 0],
+    "spoons": [0, 4],
+    "minutes": [1, 60],
+    "warm": [True, False],
+    "size": ["small", "large"],
+    "pair": [(0, 0.5), [0.25, 0.5]],
+    "layers": [[], [3]],
+    "prices": [{}, {"egg": 1}],
+    "limit": [None, 7],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in GOOD.items() for value in values])
+def test_values_in_range_are_kept(name: str, value: Any) -> None:
+    kept = getattr(Soup(**{name: value}), name)
+    assert kept == (tuple(value) if name == "pair" else value)
+    if name in ("number", "litres", "left", "rest", "part"):
+        assert type(kept) is float
+
+
+BAD = {
+    "number": ("a number", [math.nan, math.inf, True, "1", None, 10**400]),
+    "litres": ("a number >= 0", [-1e-9, math.nan, math.inf, "abc", "1", True]),
+    "left": ("a number in [0, 1]", [-0.1, 1.1, math.nan, True, "0.5"]),
+    "rest": ("a number in [0, 1)", [1, -0.1, math.nan, math.inf, False, "0.5"]),
+    "part": ("a number in (0, 1]", [0, 1.5, math.nan, False, True, "0.5"]),
+    "guests": ("an integer", [1.0, "1", True, None, math.nan]),
+    "spoons": ("an integer >= 0", [-1, 0.0, False, "1"]),
+    "minutes": ("an integer >= 1", [0, -3, 2.5, True, "10"]),
+    "warm": ("true or false", [1, "true", None]),
+    "size": ("one of 'small', 'large'", ["medium", 1, None]),
+    "limit": ("an integer >= 1 or nothing", [0, "x"]),
+    "note": ("a text", [1, None]),
+    "pair": ("2 entries, each a number in [0, 1)", [(0.5,), (0.1, 0.2, 0.3), 0.5, None]),
+    "layers": ("a list, each entry an integer >= 1", ["x", 3, {"a": 1}]),
+    "prices": ("a dict of a text to an integer >= 1", [[1], "x"]),
+    "spice": ("a Spice (Salt, Herbs)", [3, {"kind": "salt"}]),
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, (_, bad) in BAD.items() for value in bad])
+@pytest.mark.parametrize("cls", [Soup, Stew, Broth])
+def test_others_are_refused_in_one_line(cls: type, name: str, value: Any) -> None:
+    with pytest.raises(ValueError) as caught:
+        cls(**{name: value})
+    assert str(caught.value) == f"{name} must be {BAD[name][0]}, got {value!r:.80}"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"pair": (0.5, 2)}, "pair must be 2 entries, each a number in [0, 1); entry 1 is 2"),
+        ({"layers": [1, 0]}, "layers must be a list, each entry an integer >= 1; entry 1 is 0"),
+        ({"prices": {"egg": 0}}, "prices must be a dict of a text to an integer >= 1; entry 'egg' is 0"),
+        ({"minute": 1}, "Soup has no setting 'minute'; did you mean 'minutes'? Available: cold, guests, layers, "),
+        ({"xyzzy": 1}, "Soup has no setting 'xyzzy'; Available: cold, "),
+        ({"oven": 1}, "Soup has no setting 'oven' any more: it was sold"),
+        ({"oven": 1, "minutes": 0}, "Soup has no setting 'oven' any more: it was sold"),
+        ({"minutes": 61}, "minutes: nobody waits that long"),
+    ],
+)
+def test_mistakes_name_setting_and_entry(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match="^" + re.escape(message)):
+        Soup(**given)
+
+
+def test_a_missing_setting_is_named_and_a_retired_one_goes_first() -> None:
+    with pytest.raises(ValueError, match=r"^Needy needs the setting 'must'$"):
+        Needy()
+    assert Needy(must=2).may == 1
+
+    @settings
+    class Newer(Needy):
+        retired: ClassVar[dict[str, str]] = {"old": "export it again"}
+
+    with pytest.raises(ValueError, match=r"^Newer has no setting 'old' any more: export it again$"):
+        Newer(old=1)  # 'must' is missing too, which tells nothing
+
+
+def test_settings_are_keyword_only() -> None:
+    with pytest.raises(TypeError, match=r"Soup\.__init__\(\) takes 1 positional argument"):
+        Soup(3)  # type: ignore[misc]
+
+
+def test_a_bug_in_post_init_is_no_wrong_setting() -> None:
+    @settings
+    class Broken:
+        x: int = 1
+
+        def __post_init__(self) -> None:
+            raise KeyError("inside")
+
+    with pytest.raises(KeyError, match="inside"):
+        Broken()
+
+
+def test_defaults_are_not_shared() -> None:
+    first, second = Soup(), Soup()
+    first.layers.append(9)
+    first.memory.append(1)
+    assert second.layers == [1, 2]
+    assert second.memory == []
+    assert first.spice is not second.spice
+
+
+def test_it_travels_through_pickle() -> None:
+    soup = pickle.loads(pickle.dumps(Broth(bones=7, litres=2, spice=Herbs(share=0.5))))
+    assert (soup.bones, soup.litres, soup.spice.share, soup.minutes) == (7, 2.0, 0.5, 10)
+    assert type(soup) is Broth
+
+
+# ------------------------------------------------------------------------------------------------ in words
+
+
+def test_described_has_type_default_and_meaning_also_the_inherited() -> None:
+    found = {s.name: s for s in described(Soup)}
+    assert list(found)[:4] == ["minutes", "warm", "cold", "number"]
+    assert (found["minutes"].wanted, found["minutes"].default, found["minutes"].required) == (
+        "an integer >= 1", 10, False,
+    )  # fmt: skip
+    assert found["minutes"].meaning == "on the stove, at most an hour."
+    assert found["warm"].meaning == found["cold"].meaning == "how it is served | eaten."
+    assert found["litres"].meaning == "of water."
+    assert found["spice"].meaning == "what goes in last."
+    assert found["number"].meaning == ""
+    assert found["spice"].wanted == "one of 'salt', 'herbs'"
+    assert found["spice"].default == "salt"
+    assert found["spice.grams"].only == "spice=salt"
+    assert found["spice"].only == found["minutes"].only == ""
+    assert found["spice.share"].wanted == "a number in (0, 1]"
+    assert found["spice.names"].default == ["basil"]
+    assert found["limit"].default is None
+    assert not found["limit"].required
+    (must, may) = described(Needy)
+    assert must.required
+    assert not may.required
+
+
+def test_the_subclass_that_is_not_decorated_is_described_alike() -> None:
+    assert [s.name for s in described(Stew)] == [s.name for s in described(Soup)]
+    assert {s.name: s.meaning for s in described(Stew)} == {s.name: s.meaning for s in described(Soup)}
+
+
+def test_markdown_is_one_table_row_a_setting() -> None:
+    lines = markdown(described(Soup)).splitlines()
+    assert lines[:2] == ["| setting | wanted | default | meaning |", "| --- | --- | --- | --- |"]
+    assert len(lines) == 2 + len(described(Soup))
+    assert "| `warm` | true or false | `true` | how it is served \\| eaten. |" in lines
+    assert "| `spice.grams` | a number > 0 | `1.5` | how much. (`spice=salt`) |" in lines
+    assert "| `limit` | an integer >= 1 or nothing |  |  |" in lines
+    assert "| `must` | an integer >= 1 | required |  |" in markdown(described(Needy))
+    for line in lines:
+        assert line.replace("\\|", "").count("|") == 5
+
+
+@pytest.mark.parametrize("method", all_methods().values(), ids=lambda m: m.name)
+def test_every_setting_of_every_method_has_a_meaning(method: Any) -> None:
+    for half in (method.rule, method.training):
+        for setting in described(half):
+            assert setting.meaning, f"{half.__name__}.{setting.name}"
+            assert "Annotated" not in setting.wanted
+
+
+# ------------------------------------------------------------------------------------------------ parts
+
+
+def test_kinds_of_a_part() -> None:
+    assert choices(Spice) == {"salt": Salt, "herbs": Herbs}
+    assert parts_of(Soup, "spice") == {"salt": Salt, "herbs": Herbs}
+    assert parts_of(Soup, "minutes") == {}
+    assert parts_of(Soup, "nothing") == {}
+
+
+def test_build_chooses_and_sets_parts() -> None:
+    assert type(build(Soup, {}).spice) is Salt
+    assert type(build(Soup, {"spice": "herbs"}).spice) is Herbs
+    changed = build(Soup, {"spice.grams": 3, "minutes": 5})
+    assert (type(changed.spice), changed.spice.grams, changed.minutes) == (Salt, 3.0, 5)
+    herbs = build(Soup, {"spice": "herbs", "spice.share": 1, "spice.names": ["mint"]}).spice
+    assert (herbs.share, herbs.names) == (1.0, ["mint"])
+    own = Herbs()
+    assert build(Soup, {"spice": own}).spice is own
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"spice": "herb"}, "spice must be one of 'salt', 'herbs', got 'herb'; did you mean 'herbs'?"),
+        ({"spice": "salt", "spice.share": 1}, "spice=salt: Salt has no setting 'share'; Available: grams"),
+        ({"spice.grams": 0}, "spice=salt: grams must be a number > 0, got 0"),
+        ({"spicy.grams": 1}, "Soup has no part 'spicy'; did you mean 'spice'?"),
+        ({"minutes.x": 1}, "Soup has no part 'minutes'"),
+        ({"minutes": 0}, "minutes must be an integer >= 1, got 0"),
+    ],
+)
+def test_wrong_parts_are_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match="^" + re.escape(message)):
+        build(Soup, given)
+
+
+# ------------------------------------------------------------------------------------------------ FLARE and back
+
+FIELDS = [
+    "minutes", "warm", "cold", "number", "litres", "left", "rest", "part", "guests", "spoons", "size", "pair",
+    "layers", "prices", "limit", "note", "spice",
+]  # fmt: skip
+
+
+def test_flare_sees_every_setting() -> None:
+    for component in (Soup(), Stew()):
+        parameters = get_component_init_parameters(component)
+        assert list(parameters) == ["self", *FIELDS]
+        assert parameters["litres"].default == 1.0
+    assert field_names(Stew) == FIELDS
+    assert sorted(field_names(Consomme)) == sorted(["eggs", "bones", *FIELDS])
+    assert set(get_component_init_parameters(Consomme())) == {"self", "eggs", "bones", *FIELDS}
+    assert field_names(Kettle) == ["size", "sizes", "hidden"]
+
+
+def test_values_of_is_what_json_gives_back() -> None:
+    values = values_of(Soup(pair=(0, 0.5), prices={"egg": 1}, spice=Herbs()))
+    assert json.loads(json.dumps(values)) == values
+    assert values["path"] == f"{__name__}.Soup"
+    assert values["args"]["spice"] == {"path": f"{__name__}.Herbs", "args": {"names": ["basil"], "share": 0.25}}
+    assert values["args"]["pair"] == [0.0, 0.5]
+    assert "memory" not in values["args"]
+    assert values_of(Broth(bones=5, minutes=6))["args"].items() >= {"bones": 5, "minutes": 6}.items()
+
+
+def test_values_of_a_plain_class_are_what_it_keeps() -> None:
+    """A task of the user's own: resume must notice that its arguments changed."""
+    assert values_of(Kettle(size=3)) == {"path": f"{__name__}.Kettle", "args": {"size": 3, "sizes": [1, 2]}}
+
+
+class Builder(ComponentBuilder):
+    """FLARE's own, as its job configurators use it."""
+
+    def get_module_scanner(self) -> ModuleScanner:
+        return ModuleScanner([], [], True)
+
+
+def exported(component: Any, folder: Path) -> dict[str, Any]:
+    job = FedJob(name="cooking", min_clients=1)
+    job.to_server(component, id="it")
+    job.export_job(str(folder))
+    text = (folder / "cooking" / "app_server" / "config" / "config_fed_server.json").read_text()
+    (config,) = [c for c in json.loads(text)["components"] if c["id"] == "it"]
+    return config
+
+
+@pytest.mark.parametrize(
+    "component",
+    [
+        Soup(minutes=3, pair=(0, 0.25), layers=[4], prices={"egg": 2}, limit=8, spice=Herbs(names=["mint"], share=1)),
+        Soup(),
+        Stew(size="large", spice=Salt(grams=2)),
+        Broth(bones=9, minutes=4, spice=Herbs()),
+        Consomme(eggs=1, bones=2, warm=False),
+    ],
+    ids=lambda c: type(c).__name__,
+)
+def test_round_trip_through_a_job_folder(component: Any, tmp_path: Path) -> None:
+    config = exported(component, tmp_path)
+    again = Builder().build_component(json.loads(json.dumps(config)))
+    assert type(again) is type(component)
+    assert values_of(again) == values_of(component)
+    assert type(again.spice) is type(component.spice)
+
+
+def test_a_job_folder_shows_defaults_but_not_what_is_unset(tmp_path: Path) -> None:
+    config = exported(Soup(), tmp_path)
+    assert list(config["args"]) == [name for name in FIELDS if name != "limit"]
+    assert config["args"]["minutes"] == 10
+    assert config["args"]["spice"] == {"path": f"{__name__}.Salt", "args": {"grams": 1.5}}
+
+
+@pytest.mark.parametrize("method", all_methods().values(), ids=lambda m: m.name)
+def test_every_half_of_every_method_makes_the_trip(method: Any, tmp_path: Path) -> None:
+    for number, (half, chosen) in enumerate([(method.rule, method.server), (method.training, method.site)]):
+        component = build(half, chosen)
+        again = Builder().build_component(exported(component, tmp_path / str(number)))
+        assert type(again) is half
+        assert values_of(again) == values_of(component)

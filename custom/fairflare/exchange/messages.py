@@ -27,6 +27,10 @@ STATUS_SKIPPED = "skipped"  # an expected refusal: too little data, no local mod
 STATUS_FAILED = "failed"
 
 
+class NotSendable(TypeError):
+    """A value that no message can carry; the text names its place."""
+
+
 class VersionError(ValueError):
     """Server and site run versions that do not understand each other."""
 
@@ -154,10 +158,10 @@ def clean_state(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         if isinstance(value, (np.ndarray, np.generic)):
             value = torch.from_numpy(np.array(value))  # a copy; np.ascontiguousarray would give a scalar a dimension
         if not isinstance(value, torch.Tensor):
-            raise TypeError(f"tensor {name!r} must be a tensor or an array, got {type(value).__name__}")
+            raise NotSendable(f"tensor {name!r} must be a tensor or an array, got {type(value).__name__}")
         if value.layout != torch.strided or value.is_quantized or value.is_meta:
             kind = "without data" if value.is_meta else "quantized" if value.is_quantized else str(value.layout)
-            raise TypeError(f"tensor {name!r} must be dense, got one that is {kind}")
+            raise NotSendable(f"tensor {name!r} must be dense, got one that is {kind}")
         tensor = value.detach().to("cpu").contiguous()
         clean[str(name)] = tensor.as_subclass(torch.Tensor) if type(tensor) is not torch.Tensor else tensor
     return clean
@@ -167,7 +171,7 @@ def clean_meta(value: Any, where: str = "meta") -> Any:
     """Only dict, list, str, int, float, bool and None, whatever NumPy or torch scalars came in.
 
     Raises:
-        TypeError: a value of another type, an integer over 64 bits (names its place).
+        NotSendable: a value of another type, an integer over 64 bits (names its place).
     """
     if value is None or (isinstance(value, (str, bool, float)) and not isinstance(value, np.generic)):
         return value
@@ -175,7 +179,7 @@ def clean_meta(value: Any, where: str = "meta") -> Any:
         return clean_meta(value.item(), where)
     if isinstance(value, int):
         if not -(2**63) <= value < 2**63:
-            raise TypeError(f"{where}: integer {value} needs more than 64 bits")
+            raise NotSendable(f"{where}: integer {value} needs more than 64 bits")
         return value
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return clean_meta(value.tolist(), where)
@@ -183,7 +187,7 @@ def clean_meta(value: Any, where: str = "meta") -> Any:
         return {str(key): clean_meta(item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [clean_meta(item, f"{where}[{i}]") for i, item in enumerate(value)]
-    raise TypeError(f"{where}: a {type(value).__name__} cannot travel; send numbers, strings, lists or dicts")
+    raise NotSendable(f"{where}: a {type(value).__name__} cannot travel; send numbers, strings, lists or dicts")
 
 
 def num_bytes(state: Any) -> int:

@@ -21,6 +21,10 @@ from fairflare.exchange.messages import clean_state
 STATE_FILE = "state.json"
 
 
+class CheckpointError(ValueError):
+    """A checkpoint cannot be gone on from; the text says which, why, and what to do."""
+
+
 @dataclass
 class Checkpoint:
     """What is known after a round.
@@ -73,7 +77,7 @@ class CheckpointFolder:
         """The last complete checkpoint; ``None`` when there is none.
 
         Raises:
-            ValueError: the folder holds something else (names the file).
+            CheckpointError: the folder holds something else (names the file).
         """
         path = self.folder / STATE_FILE
         if not path.exists():
@@ -89,7 +93,7 @@ class CheckpointFolder:
                 extra=dict(state["extra"]),
             )
         except Exception as e:
-            raise ValueError(
+            raise CheckpointError(
                 f"checkpoint {path} cannot be read ({type(e).__name__}: {e}); remove its folder to start anew, or use "
                 "another experiment id"
             ) from e
@@ -99,14 +103,14 @@ def check_same_config(old: Mapping[str, Any], new: Mapping[str, Any], experiment
     """Refuses to go on with an experiment under other settings; another number of rounds is fine.
 
     Raises:
-        ValueError: names each differing setting with both values.
+        CheckpointError: names each differing setting with both values.
     """
     differing = []
     for key in sorted(set(old) | set(new)):
         if key != "num_rounds" and old.get(key) != new.get(key):
             differing.append(f"{key}: was {old.get(key)!r}, is {new.get(key)!r}")
     if differing:
-        raise ValueError(
+        raise CheckpointError(
             f"experiment {experiment!r} has a checkpoint of other settings ({'; '.join(differing)}); give the run "
             "another experiment id, or remove the checkpoint folder"
         )

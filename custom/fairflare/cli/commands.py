@@ -230,9 +230,15 @@ def show(
 
 
 def parse_sites(text: str) -> int | list[str] | None:
-    """``"4"`` -> 4; ``"a,b"`` -> ``["a", "b"]``; ``"all"`` -> ``None``."""
+    """``"4"`` -> 4; ``"a,b"`` -> ``["a", "b"]``; ``"all"`` -> ``None``.
+
+    Raises:
+        ValueError: ``"0"``.
+    """
     if text == "all":
         return None
+    if text == "0":  # elsewhere it means the method's own number
+        raise ValueError("--sites must be at least 1, got 0")
     return int(text) if text.isdigit() else [name.strip() for name in text.split(",") if name.strip()]
 
 
@@ -268,10 +274,10 @@ def run_here(recipe: Any, workspace: Path, local: dict[str, Any], log_path: Path
     root.addHandler(handler)
     root.setLevel(logging.INFO)
     try:
-        with RunView(recipe.plan.sites or [], recipe.name, console) as view, user_errors():
+        with RunView(recipe.plan.sites or [], recipe.name, console) as view:
             run_local(recipe.plan, workspace, local, listeners=[view])
         return 0
-    except RuntimeError:
+    except (RuntimeError, ValueError):  # the reason is in the results, where it came from in the log
         root.error("the run failed", exc_info=True)
         return 1
     finally:

@@ -129,7 +129,9 @@ def test_one_of_an_older_version_is_named(tmp_path: Path) -> None:
     state = json.loads((tmp_path / "state.json").read_text())
     state["aggregator"] = state.pop("rule")
     (tmp_path / "state.json").write_text(json.dumps(state))
-    with pytest.raises(ValueError, match=r"state\.json cannot be read .*an older fairflare wrote it.*; remove its folder"):
+    with pytest.raises(
+        ValueError, match=r"state\.json cannot be read .*an older fairflare wrote it.*; remove its folder"
+    ):
         folder.load()
 
 

@@ -330,7 +330,7 @@ def test_a_task_file_may_declare_settings(tmp_path: Path) -> None:
     task = make_plan("fed_avg", task_file=file, settings={"depth": 4}).task
     assert task.depth == 4  # type: ignore[attr-defined]
     assert type(pickle.loads(pickle.dumps(task))) is type(task)
-    with pytest.raises(ValueError, match="^depth must be an integer >= 1, got 'x'$"):
+    with pytest.raises(ValueError, match=r"^depth must be an integer >= 1, got 'x'$"):
         make_plan("fed_avg", task_file=file, settings={"depth": "x"})
 
 
@@ -472,6 +472,28 @@ def test_a_run_that_may_not_go_on_says_so_once(tmp_path: Path) -> None:
     log = (tmp_path / "run.log").read_text()
     assert "ValueError: experiment 'e' has a checkpoint" in log
     assert "typer" not in log
+
+
+def test_results_of_an_earlier_run_are_not_taken_for_this_ones(tmp_path: Path) -> None:
+    common = [
+        "run",
+        "fed_avg",
+        "--in-process",
+        "--sites",
+        "2",
+        "--rounds",
+        "1",
+        *given(TINY),
+        "-w",
+        str(tmp_path / "r"),
+    ]
+    assert fairflare(*common).exit_code == 0
+    data = tmp_path / "data.json"
+    data.write_text('{"sites": {"server": 3}}')
+    failed = fairflare(*common, "--data", str(data))
+    assert failed.exit_code == 1
+    assert "failed: the run ended with code 1 before the first round" in failed.stderr
+    assert "'sites.server' in local/fairflare.json must be a JSON object" in failed.stderr
 
 
 def test_show_finds_the_results(runs: dict[str, Any], tmp_path: Path) -> None:

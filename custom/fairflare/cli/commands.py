@@ -167,7 +167,7 @@ def run(
     ] = False,
 ) -> None:
     """Runs a method in FLARE's simulator and prints the fairness table. Exit code 1 when the run failed."""
-    from fairflare.cli.simulate import simulate
+    from fairflare.cli.simulate import RUN_FOLDER, simulate
     from fairflare.flare.recipes import FairRecipe
 
     workspace = (workspace or Path("runs") / plan["method"]).absolute()
@@ -180,6 +180,9 @@ def run(
         recipe = FairRecipe(**{**plan, "sites": sites, "keep_local_models": keep_local_models})
         local = site_settings(site_file, plan["experiment"], workspace)
     workspace.parent.mkdir(parents=True, exist_ok=True)
+    (workspace / RUN_FOLDER / "results.json").unlink(
+        missing_ok=True
+    )  # of an earlier run; not to be taken for this one's
     log = workspace.with_name(workspace.name + ".log")
     if in_process:
         code = run_here(recipe, workspace, local, log)

@@ -78,9 +78,8 @@ class SiteWorker:
         self.store = SiteStore(state_folder)
         self.device = pick_device(site, self.settings.get("device"))
         threads = self.settings.get("num_threads", num_threads)
-        if threads is not None:
-            if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
-                raise SiteError(f"site {site!r}: setting 'num_threads' must be an integer >= 1, got {threads!r}")
+        if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
+            raise SiteError(f"site {site!r}: setting 'num_threads' must be an integer >= 1, got {threads!r}")
         self.threads: int | None = threads
         self._data: SiteData | None = None
         self._model: torch.nn.Module | None = None

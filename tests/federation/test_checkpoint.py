@@ -122,6 +122,19 @@ def test_damage_is_named(tmp_path: Path, spoil: Callable[[Path], Any]) -> None:
         folder.load()
 
 
+def test_one_of_an_older_version_is_named(tmp_path: Path) -> None:
+    """Version 0.1 called the rule an aggregator."""
+    folder = CheckpointFolder(tmp_path)
+    folder.save(made(1))
+    state = json.loads((tmp_path / "state.json").read_text())
+    state["aggregator"] = state.pop("rule")
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    with pytest.raises(
+        ValueError, match=r"state\.json cannot be read .*an older fairflare wrote it.*; remove its folder"
+    ):
+        folder.load()
+
+
 def test_nothing_is_unpickled(tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,10 @@ import torch
 from fairflare.federation.local import run_local
 from fairflare.federation.plan import make_plan
 from fairflare.federation.rounds import Stopped
+from fairflare.federation.site import SiteWorker
 from fairflare.federation.transport import Listener
 from fairflare.methods.fed_lwr import LayerSimilarityReport
-from fairflare.methods.training import SiteError
+from fairflare.methods.training import LocalTraining, SiteError
 
 SITES = ["site-1", "site-2", "site-3"]
 METRICS = {"accuracy", "balanced_accuracy", "auc_ovo", "auc_ovr", "f1_macro", "loss"}
@@ -233,3 +236,62 @@ def test_nobody_answers_about_the_anchor(tmp_path: Path, monkeypatch: pytest.Mon
         assert [by_site[site]["weight"] for site in SITES] == pytest.approx([1 / 3] * 3, rel=1e-9)
     assert second["left_out"] == []
     assert any(len({by_site[site]["weight"] for site in SITES}) == 3 for by_site in second["layers"].values())
+
+
+def left_out(results: dict[str, Any]) -> dict[str, str]:
+    return {gone["site"]: gone["reason"] for gone in results["rounds"][0]["left_out"]}
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ({"device": ["cpu"]}, "site 'site-2': setting 'device' is ['cpu'], which is not usable here"),
+        ({"num_threads": True}, "site 'site-2': setting 'num_threads' must be an integer >= 1, got True"),
+        ({"state_root": 5}, "site 'site-2': train failed with TypeError (details in the site's log)"),
+    ],
+)
+def test_a_wrong_setting_of_a_site_costs_that_site_its_round(tmp_path: Path, setting: Any, reason: str) -> None:
+    results = run(tmp_path, local={"sites": {"site-2": setting}}, num_rounds=1, experiment="e")
+    assert results["status"] == "completed"
+    assert list(left_out(results)) == ["site-2"]
+    assert left_out(results)["site-2"].startswith(reason)
+
+
+def test_each_site_has_its_own_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every round: the workers are made in the first one."""
+    used: list[tuple[str, int]] = []
+    original = LocalTraining.train
+
+    def train(self: LocalTraining, run: Any, model: Any) -> Any:
+        used.append((run.site, torch.get_num_threads()))
+        return original(self, run, model)
+
+    monkeypatch.setattr(LocalTraining, "train", train)
+    run(tmp_path, local={"sites": {"site-2": {"num_threads": 2}}})
+    assert used == [("site-1", 1), ("site-2", 2), ("site-3", 1)] * 2
+
+
+def test_a_plan_can_be_run_again(tmp_path: Path) -> None:
+    """What the rule learned in one run is nothing to the next one."""
+    plan = make_plan("fed_ism", task="classification", sites=3, num_rounds=2, settings=TINY)
+    first, second = (run_local(plan, tmp_path / name) for name in ("first", "second"))
+    weights = [[r["site_weights"] for r in read(folder)["rounds"]] for folder in (first, second)]
+    assert weights[0] == weights[1]
+
+
+def test_an_update_is_not_held_while_the_next_site_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    updates: list[weakref.ref[torch.Tensor]] = []
+    held: list[int] = []
+    original = SiteWorker.perform
+
+    def perform(self: SiteWorker, request: Any, *more: Any) -> Any:
+        gc.collect()
+        held.append(sum(update() is not None for update in updates))
+        reply = original(self, request, *more)
+        updates.extend(weakref.ref(tensor) for tensor in (reply.update or {}).values())
+        return reply
+
+    monkeypatch.setattr(SiteWorker, "perform", perform)
+    run(tmp_path, num_rounds=1)
+    assert held == [0] * 6
+    assert updates

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import math
 import re
+import threading
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from fairflare.core.fairness import summarize
 from fairflare.core.settings import settings
 from fairflare.exchange.messages import Message
 from fairflare.exchange.staging import Staging
-from fairflare.federation.phase import ServerFault
+from fairflare.federation.phase import Roster, ServerFault
 from fairflare.federation.rounds import RoundFailed, RunSettings, Stopped
 from fairflare.federation.transport import Listener, Question
 from fairflare.methods.fed_avg import FedAvg
@@ -26,7 +29,7 @@ from fairflare.methods.fed_lwr import FedLWR
 from fairflare.methods.rule import RoundInputs, Rule, Weighing
 from fairflare.reporting.results import ResultsStore, RoundRecord
 
-from .network import SILENT, SITES, Line, Run, good, misbehave, number
+from .network import SILENT, SITES, Line, Network, Run, good, misbehave, number
 
 
 def start_model(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -410,6 +413,98 @@ def test_a_sign_of_life_brings_a_dropped_site_back(tmp_path: Path) -> None:
     assert run.rounds.roster.live() == SITES
 
 
+class Returning(dict[str, int]):
+    """The count of missed phases, where the site shows up right after it was written."""
+
+    def __init__(self, roster: Roster) -> None:
+        super().__init__()
+        self.roster = roster
+        self.thread: threading.Thread | None = None
+
+    def __setitem__(self, site: str, count: int) -> None:
+        super().__setitem__(site, count)
+        self.thread = threading.Thread(target=self.roster.seen, args=(site,))
+        self.thread.start()
+        self.thread.join(0.2)
+
+
+def test_a_site_that_comes_back_while_it_is_counted_as_missing(tmp_path: Path) -> None:
+    """Signs of life come in threads of the transport."""
+    roster = Run(tmp_path, max_missed=1).rounds.roster
+    counts = roster._missed = Returning(roster)
+    roster.missed("site-1")
+    assert counts.thread is not None
+    counts.thread.join(5)
+    assert roster.live() == SITES
+
+
+def test_an_answer_after_a_broken_transport_is_not_staged(tmp_path: Path) -> None:
+    run = Run(tmp_path, num_rounds=1)
+    asked: list[Question] = []
+
+    def ask(question: Question) -> None:
+        asked.append(question)
+        raise ConnectionError("no network")
+
+    run.net.ask = ask  # type: ignore[method-assign]
+    with pytest.raises(ConnectionError):
+        run()
+    assert asked[0].hand_over("site-1", good("site-1", "train", asked[0].task)) is False
+    assert run.staged == []
+
+
+def test_models_that_are_not_needed_any_more_are_let_go(tmp_path: Path) -> None:
+    """The anchor while the server averages; while the sites test, all but the final model."""
+    held: dict[str, int] = {}
+    seen: list[weakref.ref[torch.Tensor]] = []
+
+    class Watch(Listener):
+        def before_aggregation(self) -> None:
+            note("anchor")
+
+        def event(self, kind: str, details: Any) -> None:
+            if kind == "phase" and details["phase"] == "validate":
+                note("received")
+
+    def note(which: str) -> None:
+        gc.collect()
+        held[which] = sum(tensor() is not None for tensor in seen)
+
+    class Light(Network):
+        """Keeps no message, as little as the other transports do."""
+
+        def ask(self, question: Question) -> None:
+            super().ask(question)
+            for thread in self.threads:
+                thread.join()
+            self.tasks.clear()
+            self.threads.clear()
+            if question.name == "anchor":
+                seen.extend(weakref.ref(tensor) for tensor in question.task.params.values())
+
+    run = Run(tmp_path, num_rounds=1, rule=FedLWR(), listeners=[Watch()])
+    run.net.__class__ = Light
+    start: list[weakref.ref[torch.Tensor]] = []
+    original = run.rounds._start
+
+    def begin() -> Any:
+        first, state = original()
+        start.extend(weakref.ref(tensor) for tensor in state.values())
+        return first, state
+
+    run.rounds._start = begin  # type: ignore[method-assign]
+    test = run.rounds._finish
+
+    def finish(state: Any) -> None:
+        seen[:] = start
+        test(state)
+
+    run.rounds._finish = finish  # type: ignore[method-assign]
+    run()
+    assert held == {"anchor": 0, "received": 0}
+    assert len(start) == 2
+
+
 def test_all_are_asked_when_too_few_would_be_left(tmp_path: Path) -> None:
     def behaviour(s: str, n: str, task: Message) -> Any:
         return SILENT if s == "site-1" and task.current_round == 0 else good(s, n, task)
@@ -712,14 +807,40 @@ def test_damaged_checkpoint_is_named(tmp_path: Path) -> None:
 
 
 def test_without_an_experiment_nothing_outlives_the_run(tmp_path: Path) -> None:
-    run = Run(tmp_path, num_rounds=2, rule=FedLWR())()
+    run = Run(tmp_path, num_rounds=2, rule=Remembers())()
     assert not (tmp_path / "kept").exists()
-    assert run.rounds.rule.memory_folder is None
+    # On the run's own disk, not in the machine's temporary folder, and gone at the end, also of a run that fails.
+    assert run.rounds.rule.memory_folder == run.folder / "fairflare" / "memory"
+    assert run.rounds.rule.wrote == 2
+    assert not run.rounds.rule.memory_folder.exists()
+    failed = Run(tmp_path, misbehave("site-1", "validate", SILENT), job="failed", num_rounds=1, rule=Remembers(),
+                 min_sites=3, validate_timeout=0.1)  # fmt: skip
+    with pytest.raises(RoundFailed):
+        failed()
+    assert failed.rounds.rule.wrote == 1
+    assert not failed.rounds.rule.memory_folder.exists()
     assert sorted(p.name for p in run.folder.iterdir()) == [
         "FL_global_model.pt", "best_FL_global_model.pt", "fairflare",
     ]  # fmt: skip
-    kept = Run(tmp_path, num_rounds=1, experiment="e")()
+    kept = Run(tmp_path, num_rounds=1, experiment="e", rule=Remembers())()
     assert kept.rounds.rule.memory_folder == tmp_path / "kept" / "e" / "memory"
+    assert (kept.rounds.rule.memory_folder / "0").exists()
+
+
+@settings
+class Remembers(FedAvg):
+    """FedAvg that writes something large."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.wrote = 0
+
+    def weigh(self, inputs: RoundInputs) -> Weighing:
+        assert self.memory_folder is not None
+        self.memory_folder.mkdir(parents=True, exist_ok=True)
+        (self.memory_folder / str(inputs.current_round)).write_bytes(b"1")
+        self.wrote += 1
+        return super().weigh(inputs)
 
 
 # ------------------------------------------------------------------------------------------------ settings

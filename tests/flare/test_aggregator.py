@@ -93,6 +93,14 @@ def test_counters_of_svt_privacy_keep_their_shape() -> None:
         assert merged.params["bn.num_batches_tracked"].dtype == counter.dtype
 
 
+def test_a_result_of_nobody_is_refused() -> None:
+    nameless = result("a", flat(9.0))
+    nameless.meta.pop("client_name")
+    aggregator, merged = collect(nameless, result("b", flat(3.0)))
+    assert aggregator.rejected == {"?": "a result without a site name (meta 'client_name')"}
+    assert merged.params["w"].tolist() == [3.0, 3.0]
+
+
 def test_mixed_arrays_and_tensors_come_back_as_tensors() -> None:
     arrays = {"w": np.ones(2, np.float32)}
     _, merged = collect(result("a", arrays), result("b", flat(3.0)))

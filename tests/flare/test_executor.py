@@ -107,6 +107,20 @@ def test_a_bad_site_file_costs_the_task(tmp_path: Path) -> None:
     assert reply.meta["reason"].startswith("site 'site-1': setting 'num_threads' must be an integer >= 1, got 0")
 
 
+@pytest.mark.parametrize("isolate", ["false", 1, None])
+def test_isolate_is_not_guessed(tmp_path: Path, isolate: Any) -> None:
+    reply = Site(tmp_path, local={"isolate": isolate}).reply()
+    assert reply.meta["reason"] == f"site 'site-1': setting 'isolate' must be true or false, got {isolate!r}"
+
+
+def test_a_bad_site_file_says_the_same_with_isolate(tmp_path: Path) -> None:
+    """In the child process too: not only that it ended."""
+    site = Site(tmp_path, task=Line(), local={"num_threads": 0, "isolate": True})
+    reply = site.reply()
+    assert reply.meta["status"] == "failed"
+    assert reply.meta["reason"] == "site 'site-1': setting 'num_threads' must be an integer >= 1, got 0"
+
+
 def test_codes(tmp_path: Path) -> None:
     site = Site(tmp_path)
     assert site("submit_model").get_return_code() == ReturnCode.TASK_UNKNOWN

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import pickle
 import re
 import shlex
 import subprocess
@@ -255,6 +256,8 @@ def test_a_retired_setting_is_named_before_what_is_wrong_beside_it() -> None:
     ("arguments", "message"),
     [
         (["run", "fed_avg", "--in-process", "--threads", "2"], "--threads is of the simulator"),
+        (["run", "fed_avg", "--in-process", "--sites", "0"], "--sites must be at least 1, got 0"),
+        (["export", "fed_avg", "--sites", "0", "--out", "x"], "--sites must be at least 1, got 0"),
         (["run", "fed_avg", "--in-process", "--sites", "a,a"], "sites must be one or more different names"),
         (["run", "fed_avg", "--task", "regression"], "task must be one of 'segmentation', 'classification'"),
         (["run", "fed_avg", "--data", "nowhere.json"], "nowhere.json"),
@@ -305,6 +308,30 @@ fairflare.flare.recipes.make_plan = broken
 sys.argv = ["fairflare", *sys.argv[1:]]
 cli.main()
 """
+
+
+TASK_WITH_SETTING = """
+from __future__ import annotations
+
+from fairflare.core.settings import PositiveInt, settings
+from fairflare.tasks.segmentation import SegmentationTask
+
+
+@settings
+class Task(SegmentationTask):
+    depth: PositiveInt = 3
+"""
+
+
+def test_a_task_file_may_declare_settings(tmp_path: Path) -> None:
+    """Also with annotations that are texts, which are looked up in its module."""
+    file = tmp_path / "task.py"
+    file.write_text(TASK_WITH_SETTING)
+    task = make_plan("fed_avg", task_file=file, settings={"depth": 4}).task
+    assert task.depth == 4  # type: ignore[attr-defined]
+    assert type(pickle.loads(pickle.dumps(task))) is type(task)
+    with pytest.raises(ValueError, match=r"^depth must be an integer >= 1, got 'x'$"):
+        make_plan("fed_avg", task_file=file, settings={"depth": "x"})
 
 
 @pytest.mark.parametrize("command", [["export", "fed_avg", "--out", "jobs"], ["run", "fed_avg", "--in-process"]])
@@ -432,6 +459,41 @@ def test_a_run_that_fails_says_why_with_exit_code_1(runs: dict[str, Any]) -> Non
     assert "Traceback" not in bad.stderr
     assert "left out:" in bad.stdout
     assert "worst" not in bad.stdout
+
+
+def test_a_run_that_may_not_go_on_says_so_once(tmp_path: Path) -> None:
+    """The reason is in the results and its origin in the log, whatever kind of error it was."""
+    common = ["run", "fed_avg", "--in-process", "--sites", "2", "--rounds", "1", "--experiment", "e", *given(TINY)]
+    assert fairflare(*common, "-w", str(tmp_path / "run")).exit_code == 0
+    refused = fairflare(*common, "-w", str(tmp_path / "run"), "--seed", "4")
+    assert refused.exit_code == 1
+    assert refused.stderr.startswith("failed: experiment 'e' has a checkpoint of other settings (seed: was 0, is 4)")
+    assert refused.stderr.count("checkpoint of other settings") == 1
+    log = (tmp_path / "run.log").read_text()
+    assert "ValueError: experiment 'e' has a checkpoint" in log
+    assert "typer" not in log
+
+
+def test_results_of_an_earlier_run_are_not_taken_for_this_ones(tmp_path: Path) -> None:
+    common = [
+        "run",
+        "fed_avg",
+        "--in-process",
+        "--sites",
+        "2",
+        "--rounds",
+        "1",
+        *given(TINY),
+        "-w",
+        str(tmp_path / "r"),
+    ]
+    assert fairflare(*common).exit_code == 0
+    data = tmp_path / "data.json"
+    data.write_text('{"sites": {"server": 3}}')
+    failed = fairflare(*common, "--data", str(data))
+    assert failed.exit_code == 1
+    assert "failed: the run ended with code 1 before the first round" in failed.stderr
+    assert "'sites.server' in local/fairflare.json must be a JSON object" in failed.stderr
 
 
 def test_show_finds_the_results(runs: dict[str, Any], tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def run(
     ] = False,
 ) -> None:
     """Runs a method in FLARE's simulator and prints the fairness table. Exit code 1 when the run failed."""
-    from fairflare.cli.simulate import simulate
+    from fairflare.cli.simulate import RUN_FOLDER, simulate
     from fairflare.flare.recipes import FairRecipe
 
     workspace = (workspace or Path("runs") / plan["method"]).absolute()
@@ -180,6 +180,9 @@ def run(
         recipe = FairRecipe(**{**plan, "sites": sites, "keep_local_models": keep_local_models})
         local = site_settings(site_file, plan["experiment"], workspace)
     workspace.parent.mkdir(parents=True, exist_ok=True)
+    (workspace / RUN_FOLDER / "results.json").unlink(
+        missing_ok=True
+    )  # of an earlier run; not to be taken for this one's
     log = workspace.with_name(workspace.name + ".log")
     if in_process:
         code = run_here(recipe, workspace, local, log)
@@ -230,9 +233,15 @@ def show(
 
 
 def parse_sites(text: str) -> int | list[str] | None:
-    """``"4"`` -> 4; ``"a,b"`` -> ``["a", "b"]``; ``"all"`` -> ``None``."""
+    """``"4"`` -> 4; ``"a,b"`` -> ``["a", "b"]``; ``"all"`` -> ``None``.
+
+    Raises:
+        ValueError: ``"0"``.
+    """
     if text == "all":
         return None
+    if text == "0":  # elsewhere it means the method's own number
+        raise ValueError("--sites must be at least 1, got 0")
     return int(text) if text.isdigit() else [name.strip() for name in text.split(",") if name.strip()]
 
 
@@ -268,10 +277,10 @@ def run_here(recipe: Any, workspace: Path, local: dict[str, Any], log_path: Path
     root.addHandler(handler)
     root.setLevel(logging.INFO)
     try:
-        with RunView(recipe.plan.sites or [], recipe.name, console) as view, user_errors():
+        with RunView(recipe.plan.sites or [], recipe.name, console) as view:
             run_local(recipe.plan, workspace, local, listeners=[view])
         return 0
-    except RuntimeError:
+    except (RuntimeError, ValueError):  # the reason is in the results, where it came from in the log
         root.error("the run failed", exc_info=True)
         return 1
     finally:

@@ -35,7 +35,7 @@ class Checkpoint:
         rule: the rule's own state.
         results: the results store's state.
         config: what the run was configured with; compared on resume.
-        extra: the controller's small state.
+        extra: the run's small state.
     """
 
     next_round: int
@@ -84,6 +84,8 @@ class CheckpointFolder:
             return None
         try:
             state = json.loads(path.read_text(encoding="utf-8"))
+            if "aggregator" in state:
+                raise ValueError("an older fairflare wrote it")
             return Checkpoint(
                 next_round=int(state["next_round"]),
                 model=load_file(self.folder / state["model"]),

@@ -133,8 +133,9 @@ class Collector:
         self._round.number = current_round
 
     def clear(self) -> None:
-        """Removes the local models of the round."""
+        """Removes the local models of the round, and lets go of the model that the sites received."""
         self.staging.clear()
+        self._round.received = self._shape = None
 
     @property
     def accepted(self) -> list[str]:

@@ -19,7 +19,7 @@ from safetensors.torch import load as load_bytes
 from safetensors.torch import save as save_bytes
 
 from fairflare.exchange.messages import STATUS_FAILED, SiteReply, SiteTask, clean_state
-from fairflare.federation.site import SiteWorker
+from fairflare.federation.site import SiteWorker, refusal
 
 
 def perform_isolated(
@@ -65,7 +65,10 @@ def perform_isolated(
 def _child(pipe: Connection, worker: dict[str, Any], packed: tuple[SiteTask, bytes]) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     request, state = packed
-    reply = SiteWorker(**worker).perform(replace(request, state=load_bytes(state)))
+    try:
+        reply = SiteWorker(**worker).perform(replace(request, state=load_bytes(state)))
+    except Exception as error:  # a setting of the site is wrong
+        reply = refusal(worker["site"], request.name, error)
     update = None if reply.update is None else save_bytes(clean_state(reply.update))
     pipe.send((replace(reply, update=None), update))
     pipe.close()

@@ -6,6 +6,7 @@ one thread a site, so the results are the simulator's, bit for bit; there is no 
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import tempfile
@@ -17,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fairflare.core.settings import values_of
-from fairflare.exchange.messages import STATUS_FAILED, Message, SiteReply, decode_task, encode_reply
+from fairflare.exchange.messages import Message, decode_task, encode_reply
 from fairflare.federation.rounds import RESULTS_FOLDER, Place, Rounds
-from fairflare.federation.site import SITE_FILE, SiteWorker, own_settings
+from fairflare.federation.site import SITE_FILE, SiteWorker, own_settings, refusal
 from fairflare.federation.site_store import safe_name
 from fairflare.federation.transport import Listener, Question
-from fairflare.methods.training import LocalTraining, SiteError
+from fairflare.methods.training import LocalTraining
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,8 +68,7 @@ class LocalTransport:
         for site in question.sites:
             if question.enough() or self.stopped():
                 return
-            reply = self._perform(site, question.name, question.task)
-            question.hand_over(site, encode_reply(reply, question.task.current_round))
+            question.hand_over(site, self._answer(site, question.name, question.task))
 
     def say(self, text: str, *, warning: bool = False) -> None:
         log.log(logging.WARNING if warning else logging.INFO, "%s", text)
@@ -76,13 +76,13 @@ class LocalTransport:
     def watch(self, seen: Callable[[str], None]) -> None:
         """A site here only ever speaks when it is asked."""
 
-    def _perform(self, site: str, name: str, task: Message) -> SiteReply:
+    def _answer(self, site: str, name: str, task: Message) -> Message:
         try:
             request = decode_task(name, task, site)
-            return self._worker(site, request.experiment).perform(request, self.stopped)
-        except SiteError as error:  # a setting of one site costs that site its round
-            log.warning("%s", error)
-            return SiteReply(STATUS_FAILED, reason=error.public)
+            reply = self._worker(site, request.experiment).perform(request, self.stopped)
+        except Exception as error:  # a setting of one site costs that site its round
+            reply = refusal(site, name, error)
+        return encode_reply(reply, task.current_round)
 
     def _worker(self, site: str, experiment: str) -> SiteWorker:
         if site not in self._workers:
@@ -143,7 +143,8 @@ def run_local(
         # With an experiment what sites keep must be there for the next run too.
         state = folder / "fairflare_state" if plan.run.experiment else Path(temporary)
         transport = LocalTransport(plan.sites, plan.task, plan.training, local, state, should_stop)
-        Rounds(plan.task, plan.rule, plan.run, transport, place, listeners).run()
+        rule = copy.deepcopy(plan.rule)  # what it learns is of this run; the plan may be run again
+        Rounds(plan.task, rule, plan.run, transport, place, listeners).run()
     return run_dir / RESULTS_FOLDER
 
 

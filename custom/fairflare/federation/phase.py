@@ -75,6 +75,7 @@ class Roster:
         self.min_sites = min_sites
         self._missed: dict[str, int] = {}
         self._dropped: set[str] = set()
+        self._lock = threading.Lock()  # sites show up in the transport's threads
         transport.watch(self.seen)
 
     def live(self) -> list[str]:
@@ -85,17 +86,20 @@ class Roster:
 
     def seen(self, site: str) -> None:
         """A site is alive."""
-        self._missed.pop(site, None)
-        self._dropped.discard(site)
+        with self._lock:
+            self._missed.pop(site, None)
+            self._dropped.discard(site)
 
     def missed(self, site: str) -> None:
         """A site was silent for a whole phase."""
-        self._missed[site] = self._missed.get(site, 0) + 1
-        if self._missed[site] >= self.max_missed and site not in self._dropped:
-            self._dropped.add(site)
+        with self._lock:
+            count = self._missed[site] = self._missed.get(site, 0) + 1
+            drop = count >= self.max_missed and site not in self._dropped
+            if drop:
+                self._dropped.add(site)
+        if drop:
             self.transport.say(
-                f"site {site!r} was silent in {self._missed[site]} phases running and is not asked again until it "
-                "shows up",
+                f"site {site!r} was silent in {count} phases running and is not asked again until it shows up",
                 warning=True,
             )
 
@@ -163,9 +167,12 @@ class Exchange:
             late = self.grace > 0 and bool(enough_since) and time.monotonic() > enough_since[0] + self.grace
             return bool(fault) or late
 
-        self.transport.ask(Question(phase.name, task, phase.asked, timeout, enough, hand_over))
+        try:
+            self.transport.ask(Question(phase.name, task, phase.asked, timeout, enough, hand_over))
+        finally:
+            with lock:
+                over.append(True)  # what comes now is of a round that is done, or of a run that was stopped
         with lock:
-            over.append(True)  # what comes now is of a round that is done, or of a run that was stopped
             phase.seconds = time.monotonic() - started
             if fault:
                 raise ServerFault(

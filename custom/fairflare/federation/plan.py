@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,6 +150,7 @@ def load_task_class(path: Path) -> type[Task]:
     if spec is None or spec.loader is None:
         raise TaskFileError(f"task file {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where the type hints of its classes are looked up
     try:
         spec.loader.exec_module(module)
     except Exception as error:

@@ -136,6 +136,8 @@ class Rounds:
         self.roster = Roster(transport, run.max_missed, run.min_sites)
         self.exchange = Exchange(transport, self.roster, run.min_sites, run.straggler_grace, self.journal.tell)
         self.checkpoints = CheckpointFolder(place.experiments / run.experiment) if run.experiment else None
+        kept = self.checkpoints.folder if self.checkpoints else place.run_dir / RESULTS_FOLDER
+        self.rule.memory_folder = kept / "memory"
         self._config: dict[str, Any] = {}
 
     # -------------------------------------------------------------------------------------------- the run
@@ -157,12 +159,13 @@ class Rounds:
             raise
         finally:
             self.collector.clear()
+            if self.checkpoints is None and self.rule.memory_folder is not None:
+                # Nobody can go on with this run, and the rule's memory may be many models large.
+                shutil.rmtree(self.rule.memory_folder, ignore_errors=True)
 
     def _start(self) -> tuple[int, State]:
         """Initial or checkpointed model, and the first round to do."""
         run, place = self.settings, self.place
-        if self.checkpoints is not None:
-            self.rule.memory_folder = self.checkpoints.folder / "memory"
         torch.manual_seed(run.seed)
         model = self.task.build_model()
         self.transport.say(self.task.initialise(model, place.settings.get("initial_weights")))
@@ -245,12 +248,7 @@ class Rounds:
         if len(record.accepted) < self.settings.min_sites:
             raise RoundFailed(self._too_few(train))
         if self.rule.two_phase and len(record.accepted) > 1:
-            anchor = clean_state(self.collector.anchor_model())
-            phase = self._ask(
-                TASK_ANCHOR, current_round, anchor, record.accepted, self.settings.anchor_timeout, self._about_anchor
-            )
-            self._note_left_out(phase)
-            self.journal.left_out(phase, record)
+            self._ask_about_anchor(record)
         next_state = self._aggregate(record)
         self.files.keep_best(state, record.validation, self.task.primary_metric, current_round - 1)
         self.journal.round_done(record)
@@ -258,6 +256,14 @@ class Rounds:
         self._checkpoint(current_round + 1, next_state)
         self.journal.tell("round_done", current_round=current_round, num_rounds=self.settings.num_rounds)
         return next_state
+
+    def _ask_about_anchor(self, record: RoundRecord) -> None:
+        """The second phase; the anchor's memory is free again afterwards."""
+        anchor = clean_state(self.collector.anchor_model())
+        timeout = self.settings.anchor_timeout
+        phase = self._ask(TASK_ANCHOR, record.current_round, anchor, record.accepted, timeout, self._about_anchor)
+        self._note_left_out(phase)
+        self.journal.left_out(phase, record)
 
     def _aggregate(self, record: RoundRecord) -> State:
         for listener in self.listeners:

@@ -78,10 +78,9 @@ class SiteWorker:
         self.store = SiteStore(state_folder)
         self.device = pick_device(site, self.settings.get("device"))
         threads = self.settings.get("num_threads", num_threads)
-        if threads is not None:
-            if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
-                raise SiteError(f"site {site!r}: setting 'num_threads' must be an integer >= 1, got {threads!r}")
-            torch.set_num_threads(threads)
+        if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
+            raise SiteError(f"site {site!r}: setting 'num_threads' must be an integer >= 1, got {threads!r}")
+        self.threads: int | None = threads
         self._data: SiteData | None = None
         self._model: torch.nn.Module | None = None
 
@@ -89,13 +88,12 @@ class SiteWorker:
         """Does one task; whatever goes wrong becomes a reply with a reason, and details go to this site's log."""
         jobs = {TASK_TRAIN: self._train, TASK_ANCHOR: self._anchor, TASK_VALIDATE: self._validate}
         started = time.monotonic()
+        if self.threads is not None:  # for each task: in one process another site may have set its own
+            torch.set_num_threads(self.threads)
         try:
             if request.name not in jobs:
                 raise SiteError(f"site {self.site!r}: unknown task {request.name!r}, known: {sorted(jobs)}")
             reply = jobs[request.name](request, should_stop)
-        except SiteError as e:
-            log.warning("%s", e)
-            return SiteReply(STATUS_SKIPPED if e.skipped else STATUS_FAILED, reason=e.public)
         except (torch.cuda.OutOfMemoryError, MemoryError) as e:
             self._model = None
             traceback.clear_frames(e.__traceback__)  # they hold the model and its gradients
@@ -109,14 +107,7 @@ class SiteWorker:
                 reason=f"site {self.site!r}: out of memory in {request.name}; lower batch_size or image_size",
             )
         except Exception as e:
-            # DataError carries a text for the server; of anything else only the kind may leave the site.
-            public = getattr(e, "public", None)
-            if public:
-                log.warning("%s", e)
-            else:
-                log.warning("site %s, task %s failed", self.site, request.name, exc_info=e)
-            kind = f"site {self.site!r}: {request.name} failed with {type(e).__name__} (details in the site's log)"
-            return SiteReply(STATUS_FAILED, reason=public or kind)
+            return refusal(self.site, request.name, e)
         reply.stats["seconds"] = round(time.monotonic() - started, 3)
         return reply
 
@@ -208,6 +199,18 @@ class SiteWorker:
         return run, self._model
 
 
+def refusal(site: str, task: str, error: Exception) -> SiteReply:
+    """The answer when a task could not be done; details go to this site's log."""
+    # SiteError and DataError carry a text for the server; of anything else only the kind may leave the site.
+    public = getattr(error, "public", None)
+    if public:
+        log.warning("%s", error)
+    else:
+        log.warning("site %s, task %s failed", site, task, exc_info=error)
+    kind = f"site {site!r}: {task} failed with {type(error).__name__} (details in the site's log)"
+    return SiteReply(STATUS_SKIPPED if getattr(error, "skipped", False) else STATUS_FAILED, reason=public or kind)
+
+
 def read_site_file(path: Path, identity: str) -> dict[str, Any]:
     """The private settings of a site or of the server: ``local/fairflare.json`` of its workspace.
 
@@ -254,6 +257,6 @@ def pick_device(site: str, wanted: str | None) -> torch.device:
     try:
         device = torch.device(wanted)
         torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as e:
+    except (RuntimeError, AssertionError, TypeError) as e:
         raise SiteError(f"site {site!r}: setting 'device' is {wanted!r}, which is not usable here: {e}") from e
     return device

@@ -95,7 +95,10 @@ class FairAggregator(ModelAggregator):
 
     def accept_model(self, model: FLModel) -> None:
         """Takes one site's result, or records in ``rejected`` why not."""
-        site = str((model.meta or {}).get("client_name") or "?")
+        site = str((model.meta or {}).get("client_name") or "")
+        if not site:
+            self._refuse("?", "a result without a site name (meta 'client_name')")
+            return
         try:
             training = self._collector.read_training(site, self._with_head(model), needs_metrics=False)
             self._collector.keep(training)

@@ -1,4 +1,4 @@
-"""For sites that keep their own training script (FLARE's Client API): what a script adds to work with our aggregators.
+"""For sites that keep their own training script (FLARE's Client API): what a script adds to work with our rules.
 
     report = client.sharpness_report(model, loss_fn, batches, rho)      # before training: measures the received model
     flare.send(client.with_report(flare.FLModel(params=...), report, num_samples=n))
@@ -26,12 +26,12 @@ __all__ = ["search_distance", "sharpness_report", "with_report"]
 
 
 def with_report(model: FLModel, report: Mapping[str, Any], *, num_samples: int | None = None) -> FLModel:
-    """The model to send, with the report that a FairFlare aggregator reads.
+    """The model to send, with the report that a rule reads.
 
     Args:
         model: what the script is about to send; changed in place.
-        report: the fields that the aggregator declares (its ``report_fields``); numbers, texts or lists of them.
-        num_samples: number of training samples, for aggregators that weigh by it; ``>= 1``.
+        report: the fields that the rule declares (its ``report_fields``); numbers, texts or lists of them.
+        num_samples: number of training samples, for rules that weigh by it; ``>= 1``.
 
     Raises:
         TypeError: a value that cannot travel (names the field), or ``model`` is no FLModel.

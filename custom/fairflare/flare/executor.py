@@ -85,7 +85,10 @@ class SiteExecutor(Executor):
             workspace = fl_ctx.get_engine().get_workspace()
             self._settings = read_site_file(Path(workspace.get_file_path_in_site_config(SITE_FILE)), site)
         arguments = self._worker_arguments(site, request.experiment, self._settings, fl_ctx)
-        if bool(self._settings.get("isolate", self.isolate)):
+        isolate = self._settings.get("isolate", self.isolate)
+        if not isinstance(isolate, bool):
+            raise SiteError(f"site {site!r}: setting 'isolate' must be true or false, got {isolate!r}")
+        if isolate:
             return perform_isolated(arguments, request, lambda: bool(abort_signal.triggered))
         key = str(arguments["state_folder"])
         if key not in self._workers:

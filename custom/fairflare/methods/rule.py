@@ -84,7 +84,7 @@ class Rule(ABC):
     retired: ClassVar[dict[str, str]] = {"min_sites": OLD_JOB}
 
     def __post_init__(self) -> None:
-        #: For what is too large for :meth:`state_dict`; given by the run, ``None`` when it keeps nothing.
+        #: For what is too large for :meth:`state_dict`; given by the run; ``None``: outside one.
         self.memory_folder: Path | None = None
 
     @abstractmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from fairflare.core.settings import (
     Flag,
@@ -18,11 +18,9 @@ from fairflare.core.settings import (
     settings,
 )
 from fairflare.core.som import SelfOrganizingMap
-from fairflare.core.weighting import normalise, uniform_weights
+from fairflare.core.weighting import uniform_weights
 from fairflare.exchange.tensor_folder import TensorFolders
-
-if TYPE_CHECKING:
-    from fairflare.methods.rule import RoundInputs
+from fairflare.methods.rule import RoundInputs, sample_weights
 
 __all__ = ["BySamples", "BySom", "Uniform", "Weighting"]
 
@@ -58,7 +56,7 @@ class BySamples(Weighting):
     kind: ClassVar[str] = "samples"
 
     def weigh(self, inputs: RoundInputs) -> tuple[dict[str, float], dict[str, Any]]:
-        return normalise({site: float(inputs.num_samples[site]) for site in inputs.sites}), {}
+        return sample_weights(inputs), {}
 
 
 @settings

@@ -256,8 +256,6 @@ def test_a_retired_setting_is_named_before_what_is_wrong_beside_it() -> None:
     ("arguments", "message"),
     [
         (["run", "fed_avg", "--in-process", "--threads", "2"], "--threads is of the simulator"),
-        (["run", "fed_avg", "--in-process", "--sites", "0"], "--sites must be at least 1, got 0"),
-        (["export", "fed_avg", "--sites", "0", "--out", "x"], "--sites must be at least 1, got 0"),
         (["run", "fed_avg", "--in-process", "--sites", "a,a"], "sites must be one or more different names"),
         (["run", "fed_avg", "--task", "regression"], "task must be one of 'segmentation', 'classification'"),
         (["run", "fed_avg", "--data", "nowhere.json"], "nowhere.json"),
@@ -470,7 +468,7 @@ def test_a_run_that_may_not_go_on_says_so_once(tmp_path: Path) -> None:
     assert refused.stderr.startswith("failed: experiment 'e' has a checkpoint of other settings (seed: was 0, is 4)")
     assert refused.stderr.count("checkpoint of other settings") == 1
     log = (tmp_path / "run.log").read_text()
-    assert "ValueError: experiment 'e' has a checkpoint" in log
+    assert "CheckpointError: experiment 'e' has a checkpoint" in log
     assert "typer" not in log
 
 
@@ -535,3 +533,9 @@ def test_run_needs_sites_that_can_be_counted() -> None:
     done = fairflare("run", "fed_avg", "--sites", "all")
     assert done.exit_code == 2
     assert "--sites all is for export" in " ".join(done.output.split())
+
+
+def test_export_for_as_many_sites_as_the_quick_job_has(tmp_path: Path) -> None:
+    assert fairflare("export", "fed_avg", "--sites", "0", "--out", str(tmp_path)).exit_code == 0
+    committed = Path(__file__).parents[2] / "jobs" / "fed_avg" / "meta.json"
+    assert json.loads((tmp_path / "fed_avg" / "meta.json").read_text()) == json.loads(committed.read_text())

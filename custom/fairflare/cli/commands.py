@@ -39,8 +39,8 @@ def plan_options(
         typer.Option(
             "--sites",
             "-s",
-            help="Number of sites, or names separated by commas. Default of run: the method's quick job; of export: "
-            "'all', every connected site.",
+            help="Number of sites, or names separated by commas; 0: as many as the method's quick job has (the default "
+            "of run); all: every connected one (the default of export).",
         ),
     ] = None,
     task: Annotated[
@@ -180,9 +180,8 @@ def run(
         recipe = FairRecipe(**{**plan, "sites": sites, "keep_local_models": keep_local_models})
         local = site_settings(site_file, plan["experiment"], workspace)
     workspace.parent.mkdir(parents=True, exist_ok=True)
-    (workspace / RUN_FOLDER / "results.json").unlink(
-        missing_ok=True
-    )  # of an earlier run; not to be taken for this one's
+    # Of an earlier run; not to be taken for this one's.
+    (workspace / RUN_FOLDER / "results.json").unlink(missing_ok=True)
     log = workspace.with_name(workspace.name + ".log")
     if in_process:
         code = run_here(recipe, workspace, local, log)
@@ -233,15 +232,9 @@ def show(
 
 
 def parse_sites(text: str) -> int | list[str] | None:
-    """``"4"`` -> 4; ``"a,b"`` -> ``["a", "b"]``; ``"all"`` -> ``None``.
-
-    Raises:
-        ValueError: ``"0"``.
-    """
+    """``"4"`` -> 4; ``"a,b"`` -> ``["a", "b"]``; ``"all"`` -> ``None``."""
     if text == "all":
         return None
-    if text == "0":  # elsewhere it means the method's own number
-        raise ValueError("--sites must be at least 1, got 0")
     return int(text) if text.isdigit() else [name.strip() for name in text.split(",") if name.strip()]
 
 

@@ -256,8 +256,8 @@ def test_a_retired_setting_is_named_before_what_is_wrong_beside_it() -> None:
     ("arguments", "message"),
     [
         (["run", "fed_avg", "--in-process", "--threads", "2"], "--threads is of the simulator"),
-        (["run", "fed_avg", "--in-process", "--sites", "0"], "--sites must be at least 1, got 0"),
-        (["export", "fed_avg", "--sites", "0", "--out", "x"], "--sites must be at least 1, got 0"),
+        (["run", "fed_avg", "--in-process", "--sites", "0"], "--sites must be an integer >= 1, got 0"),
+        (["export", "fed_avg", "--sites", "0", "--out", "x"], "--sites must be an integer >= 1, got 0"),
         (["run", "fed_avg", "--in-process", "--sites", "a,a"], "sites must be one or more different names"),
         (["run", "fed_avg", "--task", "regression"], "task must be one of 'segmentation', 'classification'"),
         (["run", "fed_avg", "--data", "nowhere.json"], "nowhere.json"),

@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fairflare.core.checks import whole
+
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -240,9 +242,9 @@ def parse_sites(text: str) -> int | list[str] | None:
     """
     if text == "all":
         return None
-    if text == "0":  # elsewhere it means the method's own number
-        raise ValueError("--sites must be at least 1, got 0")
-    return int(text) if text.isdigit() else [name.strip() for name in text.split(",") if name.strip()]
+    if text.isdigit():
+        return whole("--sites", int(text))  # 0 would mean the method's own number
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def parse_settings(items: list[str]) -> dict[str, Any]:

@@ -308,7 +308,10 @@ def test_errors_say_what_is_wrong() -> None:
         (lambda: two_pool_partition(LABELS, 3, -1, 1.0), "num_corrupted must be an integer >= 0, got -1"),
         (lambda: two_pool_partition(LABELS, 3, 1, 1.0, min_size=-1), "min_size must be an integer >= 0, got -1"),
         (lambda: shard_partition(LABELS, 3, 1.0, num_shards=0), "num_shards must be an integer >= 1, got 0"),
-        (lambda: two_pool_partition(LABELS, 3, 4, 1.0), "num_corrupted must be at most num_sites=3, got 4"),
+        (
+            lambda: two_pool_partition(LABELS, 3, 4, 1.0),
+            r"num_corrupted of num_sites=3 must be an integer in \[0, 3\], got 4",
+        ),
         (
             lambda: two_pool_partition(LABELS, 20, 4, 0.01, min_size=50),
             r"no two-pool draw with alpha=0\.01 gave each of 20 sites 50 of 1800 samples in 100 tries",

@@ -372,7 +372,7 @@ def test_validation_may_be_switched_off_and_is_not_empty_otherwise() -> None:
         ({"min_class_test": 0}, "min_class_test must be an integer >= 1, got 0"),
         ({"severity": 6}, r"severity must be an integer in \[1, 5\], got 6"),
         ({"severity": 0}, r"severity must be an integer in \[1, 5\], got 0"),
-        ({"corrupted_sites": 6}, "corrupted_sites must be at most num_sites=5, got 6"),
+        ({"corrupted_sites": 6}, r"corrupted_sites of num_sites=5 must be an integer in \[0, 5\], got 6"),
         ({"corrupted_sites": -1}, "corrupted_sites must be an integer >= 0, got -1"),
         ({"alpha": 0}, r"alpha must be a number in \[1e-06, 1e\+09\], got 0"),
         ({"alpha": float("nan")}, "alpha must be a number in"),

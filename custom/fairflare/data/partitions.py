@@ -130,8 +130,7 @@ def two_pool_partition(
     y = _labels(labels)
     sites = _whole("num_sites", num_sites)
     corrupted = _whole("num_corrupted", num_corrupted, low=0)
-    if corrupted > sites:
-        raise ValueError(f"num_corrupted must be at most num_sites={sites}, got {corrupted}")
+    number(f"num_corrupted of num_sites={sites}", corrupted, low=0, high=sites, whole=True)
     number("alpha", alpha, above=0)
     least = _whole("min_size", min_size, low=0)
     clean = sites - corrupted

@@ -82,10 +82,9 @@ class CheckpointFolder:
         path = self.folder / STATE_FILE
         if not path.exists():
             return None
+        state: Any = None
         try:
             state = json.loads(path.read_text(encoding="utf-8"))
-            if "aggregator" in state:
-                raise ValueError("an older fairflare wrote it")
             return Checkpoint(
                 next_round=int(state["next_round"]),
                 model=load_file(self.folder / state["model"]),
@@ -95,8 +94,10 @@ class CheckpointFolder:
                 extra=dict(state["extra"]),
             )
         except Exception as e:
+            old = isinstance(state, dict) and "aggregator" in state  # version 0.1's name of the rule
+            why = "an older fairflare wrote it" if old else f"{type(e).__name__}: {e}"
             raise CheckpointError(
-                f"checkpoint {path} cannot be read ({type(e).__name__}: {e}); remove its folder to start anew, or use "
+                f"checkpoint {path} cannot be read ({why}); remove its folder to start anew, or use "
                 "another experiment id"
             ) from e
 

@@ -182,11 +182,7 @@ class ResultsStore:
         Raises:
             ValueError: :meth:`start` was not called, or the state is of another schema version.
         """
-        if state.get("schema_version") != SCHEMA_VERSION:
-            raise ValueError(
-                f"saved results have schema version {state.get('schema_version')!r}, "
-                f"this FairFlare reads {SCHEMA_VERSION}"
-            )
+        _check_schema("saved results have", state)
         with self._lock:
             self._check_running()
             self._started = str(state["started"])
@@ -252,15 +248,18 @@ def read_results(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ValueError(f"{file}: not a results file: {error}") from error
     if not isinstance(document, dict) or "schema_version" not in document:
         raise ValueError(f"{file}: not a results file: it has no schema_version")
-    if document["schema_version"] != SCHEMA_VERSION:
-        raise ValueError(
-            f"{file}: schema version {document['schema_version']!r}, this FairFlare reads {SCHEMA_VERSION}"
-        )
+    _check_schema(f"{file}:", document)
     checks.choice(f"{file}: status", document.get("status"), ("running", *_ENDS))
     return document
 
 
 # ------------------------------------------------------------------------------------------------------------
+
+
+def _check_schema(what: str, content: Mapping[str, Any]) -> None:
+    found = content.get("schema_version")
+    if found != SCHEMA_VERSION:
+        raise ValueError(f"{what} schema version {found!r}, this FairFlare reads {SCHEMA_VERSION}")
 
 
 def _replace(path: Path, text: str) -> None:

@@ -156,8 +156,8 @@ class PhantomPlan:
         named = {"phantom": PHANTOMS, "partition": PARTITIONS, "shard_mode": SHARD_MODES, "corruption": CORRUPTIONS}
         for name, known in named.items():
             choice(name, getattr(self, name), known)
-        if self.corrupted_sites > self.num_sites:
-            raise ValueError(f"corrupted_sites must be at most num_sites={self.num_sites}, got {self.corrupted_sites}")
+        sites = self.num_sites
+        number(f"corrupted_sites of num_sites={sites}", self.corrupted_sites, low=0, high=sites, whole=True)
         classes = len(self.kind.class_names)
         for name, least in (
             ("num_samples", max(classes * self.min_class, self.num_sites * self.min_site)),

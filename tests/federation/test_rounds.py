@@ -113,6 +113,17 @@ class Told(FedAvg):
         return {"round": current_round, "of": num_rounds, "for": list(sites)}
 
 
+def test_the_largest_loss_is_the_worst(tmp_path: Path) -> None:
+    def with_loss(s: str, n: str, task: Message) -> Message:
+        reply = good(s, n, task)
+        reply.metrics = {"dice": 0.5, "loss": float(number(s))} if n == "validate" else reply.metrics
+        return reply
+
+    loss = Run(tmp_path, with_loss, num_rounds=1)().results["fairness"]["loss"]
+    assert (loss["worst_site"], loss["best_site"]) == ("site-3", "site-1")
+    assert (loss["worst"], loss["bottom_decile"]) == (3.0, 3.0)
+
+
 def test_two_phases_ask_exactly_twice(tmp_path: Path) -> None:
     run = Run(tmp_path, num_rounds=2, rule=FedLWR())()
     assert [name for name, _ in run.net.asked] == ["train", "anchor", "train", "anchor", "validate"]

@@ -49,6 +49,15 @@ class FairnessSummary:
         return asdict(self) | {"excluded": list(self.excluded)}
 
 
+#: Metrics that are better when lower; every other one is better when higher.
+LOWER_IS_BETTER = ("loss", "error", "hd95", "distance")
+
+
+def higher_is_better(metric: str) -> bool:
+    """Direction of a metric by its name: losses, errors and distances are better when small."""
+    return not any(word in metric.lower() for word in LOWER_IS_BETTER)
+
+
 def summarize(per_site: Mapping[str, float], *, higher_is_better: bool = True) -> FairnessSummary:
     """Mean, spread and extremes of a metric over the sites.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fairflare.core.fairness import summarize
+from fairflare.core.fairness import higher_is_better, summarize
 from fairflare.exchange.messages import TASK_VALIDATE
 from fairflare.federation.phase import Phase
 from fairflare.federation.transport import Listener, Transport
@@ -102,4 +102,5 @@ class Journal:
 
 def _fairness(test: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     names = sorted({name for values in test.values() for name in values})
-    return {name: summarize({site: by[name] for site, by in test.items() if name in by}) for name in names}
+    by_metric = {name: {site: by[name] for site, by in test.items() if name in by} for name in names}
+    return {name: summarize(by, higher_is_better=higher_is_better(name)) for name, by in by_metric.items()}

@@ -8,14 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from fairflare.core import checks
-from fairflare.core.fairness import FairnessSummary, summarize
+from fairflare.core.fairness import FairnessSummary, higher_is_better, summarize
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 SYNTHETIC_NOTE = "The data are SYNTHETIC (generated images): these figures say nothing about patients."
-#: Metrics that are better when lower; every other one is better when higher.
-_LOWER_IS_BETTER = ("loss", "error", "hd95", "distance")
 _MISSING = "-"
 
 
@@ -102,7 +100,7 @@ def compare(
         by_site = _by_site(run, chosen)
         if all(math.isnan(value) for value in by_site.values()):
             raise ValueError(f"a run of {label!r} has no test results for metric {chosen!r}")
-        groups.setdefault(label, []).append(summarize(by_site, higher_is_better=_higher_is_better(chosen)))
+        groups.setdefault(label, []).append(summarize(by_site, higher_is_better=higher_is_better(chosen)))
         values.setdefault(label, []).append(by_site)
 
     sites = sorted({site for group in values.values() for by_site in group for site in by_site})
@@ -192,7 +190,7 @@ def _summaries(results: Mapping[str, Any]) -> dict[str, FairnessSummary]:
     if not results.get("test"):
         return {}
     return {
-        metric: summarize(_by_site(results, metric), higher_is_better=_higher_is_better(metric))
+        metric: summarize(_by_site(results, metric), higher_is_better=higher_is_better(metric))
         for metric in _metrics(results)
     }
 
@@ -222,10 +220,6 @@ def _by_site(results: Mapping[str, Any], metric: str) -> dict[str, float]:
 def _label(results: Mapping[str, Any]) -> str:
     info = results["info"] or {}
     return str(info.get("label") or info.get("method") or "unknown method")
-
-
-def _higher_is_better(metric: str) -> bool:
-    return not any(word in metric.lower() for word in _LOWER_IS_BETTER)
 
 
 def _mean_and_std(values: Sequence[float]) -> str:

@@ -152,7 +152,11 @@ def test_same_config() -> None:
     old = {"num_rounds": 3, "seed": 0, "rule": {"q": 1}}
     check_same_config(old, {**old, "num_rounds": 9}, "e")
     check_same_config(json.loads(json.dumps(old)), old, "e")
-    with pytest.raises(ValueError, match=r"'e' has .*rule: was \{'q': 1\}, is \{'q': 2\}; seed: was 0, is 1"):
+    with pytest.raises(ValueError, match=r"other settings \(rule\.q: was 1, is 2; seed: was 0, is 1\)"):
         check_same_config(old, {**old, "seed": 1, "rule": {"q": 2}}, "e")
-    with pytest.raises(ValueError, match=r"training: was None, is 5"):
+    with pytest.raises(ValueError, match=r"other settings \(training: was None, is 5\)"):
         check_same_config(old, {**old, "training": 5}, "e")
+    parts = {"path": "a.Rule", "args": {"weighting": {"path": "a.Som", "args": {"eta": 0.5, "grid": [5, 5]}}}}
+    other = {"path": "a.Rule", "args": {"weighting": {"path": "a.Som", "args": {"eta": 0.6, "grid": [5, 5]}}}}
+    with pytest.raises(ValueError, match=r"other settings \(rule\.weighting\.eta: was 0\.5, is 0\.6\)"):
+        check_same_config({"rule": parts}, {"rule": other}, "e")

@@ -783,11 +783,13 @@ class Wide(Line):
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ({"site_half": {"args": {"learning_rate": 1.0}}}, {"site_half": {"args": {"learning_rate": 2.0}}},
-         r"training: was \{'args': \{'learning_rate': 1.0\}\}, is \{'args': \{'learning_rate': 2.0\}\}"),
-        ({"rule": FedAvg(weighting="uniform")}, {"rule": FedAvg()}, r"rule: was .*'uniform'.*is .*'samples'"),
-        ({"task": Wide(1)}, {"task": Wide(2)}, r"task: was .*'width': 1.*is .*'width': 2"),
-        ({}, {"rule": FedLWR()}, "rule: was .*FedAvg.*is .*FedLWR"),
+        ({"site_half": {"path": "x", "args": {"learning_rate": 1.0}}},
+         {"site_half": {"path": "x", "args": {"learning_rate": 2.0}}},
+         r"\(training\.learning_rate: was 1\.0, is 2\.0\)"),
+        ({"rule": FedAvg(weighting="uniform")}, {"rule": FedAvg()},
+         r"\(rule\.weighting: was 'uniform', is 'samples'\)"),
+        ({"task": Wide(1)}, {"task": Wide(2)}, r"\(task\.width: was 1, is 2\)"),
+        ({}, {"rule": FedLWR()}, r"rule\.path: was .*FedAvg.*is .*FedLWR"),
     ],
 )  # fmt: skip
 def test_resume_refuses(tmp_path: Path, before: dict[str, Any], after: dict[str, Any], message: str) -> None:

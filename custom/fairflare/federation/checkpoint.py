@@ -108,15 +108,28 @@ def check_same_config(old: Mapping[str, Any], new: Mapping[str, Any], experiment
     Raises:
         CheckpointError: names each differing setting with both values.
     """
-    differing = []
-    for key in sorted(set(old) | set(new)):
-        if key != "num_rounds" and old.get(key) != new.get(key):
-            differing.append(f"{key}: was {old.get(key)!r}, is {new.get(key)!r}")
+    was, now = _by_name(old), _by_name(new)
+    differing = [
+        f"{name}: was {was.get(name)!r}, is {now.get(name)!r}"
+        for name in sorted(set(was) | set(now))
+        if name != "num_rounds" and was.get(name) != now.get(name)
+    ]
     if differing:
         raise CheckpointError(
             f"experiment {experiment!r} has a checkpoint of other settings ({'; '.join(differing)}); give the run "
             "another experiment id, or remove the checkpoint folder"
         )
+
+
+def _by_name(value: Any, name: str = "") -> dict[str, Any]:
+    """``{"rule.q": 2.0, ...}``: a configuration by the names that a person sets."""
+    if not isinstance(value, Mapping):
+        return {name: value}
+    found: dict[str, Any] = {}
+    for key, entry in value.items():
+        inside = name if key == "args" and "path" in value else f"{name}.{key}".strip(".")
+        found.update(_by_name(entry, inside))
+    return found
 
 
 def _replace(path: Path, write: Any) -> None:

@@ -831,7 +831,7 @@ class Killed(BaseException):
 
 
 def dies(monkeypatch, when: str) -> None:
-    perform, save, tell = LocalTransport._perform, CheckpointFolder.save, Journal.tell
+    perform, save, tell = LocalTransport._answer, CheckpointFolder.save, Journal.tell
 
     def dying_perform(self, site, name, task):
         if site == "site-2" and name == "train" and task.current_round == 3:
@@ -849,7 +849,7 @@ def dies(monkeypatch, when: str) -> None:
         tell(self, kind, **details)
 
     if when == "training":
-        monkeypatch.setattr(LocalTransport, "_perform", dying_perform)
+        monkeypatch.setattr(LocalTransport, "_answer", dying_perform)
     elif when == "before_checkpoint":
         monkeypatch.setattr(CheckpointFolder, "save", dying_save)
     else:
@@ -884,14 +884,14 @@ def test_killed_and_resumed_is_as_if_never_interrupted(tmp_path, whole, when, at
 
 def test_an_absent_site_in_a_run(tmp_path, monkeypatch):
     """It fails in round 1 of 4: no weight, out of F and of the map; its agent is there when it comes back."""
-    perform = LocalTransport._perform
+    perform = LocalTransport._answer
 
     def failing(self, site, name, task):
         if site == "site-3" and name == "train" and task.current_round == 1:
-            return SiteReply(STATUS_FAILED, reason="site 'site-3': not today")
+            return encode_reply(SiteReply(STATUS_FAILED, reason="site 'site-3': not today"), task.current_round)
         return perform(self, site, name, task)
 
-    monkeypatch.setattr(LocalTransport, "_perform", failing)
+    monkeypatch.setattr(LocalTransport, "_answer", failing)
     results, found = federation(tmp_path, num_rounds=4, settings=LEARN)
     assert results["status"] == "completed"
     assert [len(record["site_weights"]) for record in results["rounds"]] == [3, 2, 3, 3]

@@ -603,7 +603,7 @@ def test_build_model() -> None:
         ({"phantom_sites": 0}, "phantom_sites must be an integer >= 1, got 0"),
         ({"phantom_samples": 40}, "phantom_samples must be at least 50 for 8 classes and 5 sites"),
         ({"phantom_test": 63}, "phantom_test must be at least 64 for 8 classes"),
-        ({"corrupted_sites": 6}, "corrupted_sites must be at most phantom_sites=5, got 6"),
+        ({"corrupted_sites": 6}, "corrupted_sites of phantom_sites=5 must be an integer in [0, 5], got 6"),
         ({"partition": "random"}, "partition must be one of 'iid', 'dirichlet', 'two_pool', 'shards', got 'random'"),
         ({"severity": 6}, "severity must be an integer in [1, 5], got 6"),
         ({"phantom": "fundus", "attributes": True}, "phantom 'fundus' has no attributes"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import json
@@ -21,7 +22,7 @@ from fairflare.core.fairness import summarize
 from fairflare.core.settings import settings
 from fairflare.exchange.messages import Message
 from fairflare.exchange.staging import Staging
-from fairflare.federation.phase import Roster, ServerFault
+from fairflare.federation.phase import Exchange, Phase, Roster, ServerFault
 from fairflare.federation.rounds import RoundFailed, RunSettings, Stopped
 from fairflare.federation.transport import Listener, Question
 from fairflare.methods.fed_avg import FedAvg
@@ -588,6 +589,30 @@ def test_abort_leaves_no_result_that_looks_complete(tmp_path: Path) -> None:
     assert run.net.used[-1] == ("train", "site-1", False)
     assert run.staged == []  # no hospital's model stays, not even one that came too late
     assert not any("silent" in line for line in run.net.warned)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_nothing_is_taken_once_the_exchange_is_over(broken: bool) -> None:
+    """Whoever holds the answers: a transport that was stopped, or one that broke."""
+    asked: list[Question] = []
+    taken: list[str] = []
+
+    class Ended(Network):
+        def ask(self, question: Question) -> None:
+            asked.append(question)
+            if broken:
+                raise ConnectionError("gone")
+
+    net = Ended(good)
+    net.abort = True
+    exchange = Exchange(net, Roster(net, 2, 1), 1, 0.0, lambda kind, **details: None)
+    phase = Phase("train", 0, ["site-1"])
+    task = Message(params={"w": torch.zeros(1)})
+    with pytest.raises(ConnectionError) if broken else contextlib.nullcontext():
+        exchange.run(phase, task, 1.0, 1, lambda _, site, message: taken.append(site) or {})
+    assert asked[0].hand_over("site-1", Message()) is False
+    assert taken == []
+    assert phase.good == {}
 
 
 @pytest.mark.parametrize("name", ["anchor", "validate"])

@@ -4,13 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test lint bench clean
+.PHONY: run test walks fuzz lint bench clean
 
 run: $(STAMP)
 	$(BIN)/fairflare run fed_lwr
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+walks: $(STAMP)
+	$(BIN)/python -m pytest -m walk -n 2 --dist loadfile
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

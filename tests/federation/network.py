@@ -13,7 +13,8 @@ import torch
 
 from fairflare import __version__
 from fairflare.exchange.messages import Message
-from fairflare.federation.rounds import Place, Rounds, RunSettings
+from fairflare.federation.rounds import Rounds
+from fairflare.federation.run_settings import Place, RunSettings
 from fairflare.federation.transport import Listener, Question
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.rule import Rule

@@ -23,7 +23,8 @@ from fairflare.core.settings import settings
 from fairflare.exchange.messages import Message
 from fairflare.exchange.staging import Staging
 from fairflare.federation.phase import Exchange, Phase, Roster, ServerFault
-from fairflare.federation.rounds import RoundFailed, RunSettings, Stopped
+from fairflare.federation.rounds import RoundFailed, Stopped
+from fairflare.federation.run_settings import RunSettings
 from fairflare.federation.transport import Listener, Question
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_lwr import FedLWR

@@ -65,6 +65,7 @@ class SiteTask:
     seed: int
     directives: dict[str, Any] = field(default_factory=dict)
     experiment: str = ""
+    run: str = ""  # the same for all jobs that go on with one run of an experiment, another for a new start
 
 
 @dataclass
@@ -86,6 +87,7 @@ def encode_task(task: SiteTask) -> Message:
     meta = {
         "version": __version__,
         "experiment": task.experiment,
+        "run": task.run,
         "seed": task.seed,
         "current_round": task.current_round,
         "num_rounds": task.num_rounds,
@@ -114,6 +116,7 @@ def decode_task(name: str, message: Message, site: str) -> SiteTask:
         seed=int(meta["seed"]),
         directives=dict(meta.get("directives") or {}),
         experiment=str(meta.get("experiment") or ""),
+        run=str(meta.get("run") or ""),
     )
 
 

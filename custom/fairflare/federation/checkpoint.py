@@ -7,7 +7,6 @@ what it names is complete whenever it can be read.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from fairflare.core.files import write_whole
 from fairflare.exchange.messages import clean_state
 
 STATE_FILE = "state.json"
@@ -58,8 +58,8 @@ class CheckpointFolder:
         tag = f"{checkpoint.next_round:06d}"
         model, rule = f"model-{tag}.safetensors", f"rule-{tag}.pt"
         plain = {name: tensor.clone() for name, tensor in clean_state(checkpoint.model).items()}
-        _replace(self.folder / model, lambda path: save_file(plain, path))
-        _replace(self.folder / rule, lambda path: torch.save(checkpoint.rule, path))
+        write_whole(self.folder / model, lambda path: save_file(plain, path))
+        write_whole(self.folder / rule, lambda path: torch.save(checkpoint.rule, path))
         state = {
             "next_round": checkpoint.next_round,
             "model": model,
@@ -68,7 +68,7 @@ class CheckpointFolder:
             "config": checkpoint.config,
             "extra": checkpoint.extra,
         }
-        _replace(self.folder / STATE_FILE, lambda path: path.write_text(json.dumps(state), encoding="utf-8"))
+        write_whole(self.folder / STATE_FILE, lambda path: path.write_text(json.dumps(state), encoding="utf-8"))
         for path in self.folder.iterdir():
             if path.name.startswith(("model-", "rule-")) and path.name not in (model, rule):
                 path.unlink(missing_ok=True)
@@ -130,11 +130,3 @@ def _by_name(value: Any, name: str = "") -> dict[str, Any]:
         inside = name if key == "args" and "path" in value else f"{name}.{key}".strip(".")
         found.update(_by_name(entry, inside))
     return found
-
-
-def _replace(path: Path, write: Any) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    write(temporary)
-    with temporary.open("rb") as f:
-        os.fsync(f.fileno())
-    temporary.replace(path)

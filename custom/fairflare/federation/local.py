@@ -19,7 +19,8 @@ import torch
 
 from fairflare.core.settings import values_of
 from fairflare.exchange.messages import Message, decode_task, encode_reply
-from fairflare.federation.rounds import RESULTS_FOLDER, Place, Rounds
+from fairflare.federation.rounds import Rounds
+from fairflare.federation.run_settings import RESULTS_FOLDER, Place
 from fairflare.federation.site import SITE_FILE, SiteWorker, own_settings, refusal
 from fairflare.federation.site_store import safe_name
 from fairflare.federation.transport import Listener, Question

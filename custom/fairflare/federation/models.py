@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from fairflare.core.files import write_whole
+
 MODEL_FILE = "FL_global_model.pt"
 BEST_MODEL_FILE = "best_FL_global_model.pt"
 
@@ -26,10 +28,8 @@ class ModelFiles:
 
     def save(self, state: Mapping[str, torch.Tensor], current_round: int, name: str = MODEL_FILE) -> None:
         """Replaces the file atomically."""
-        path = self.folder / name
-        temporary = path.with_suffix(".tmp")
-        torch.save({"model": dict(state), "train_conf": {"round": current_round, "method": self.method}}, temporary)
-        temporary.replace(path)
+        content = {"model": dict(state), "train_conf": {"round": current_round, "method": self.method}}
+        write_whole(self.folder / name, lambda path: torch.save(content, path))
 
     def keep_best(
         self, state: Mapping[str, torch.Tensor], validation: Mapping[str, Mapping[str, float]], metric: str, made: int

@@ -12,7 +12,7 @@ from typing import Any
 from fairflare.core.checks import choice, different, nearest, whole
 from fairflare.core.settings import build, field_names
 from fairflare.core.task import Task
-from fairflare.federation.rounds import RunSettings
+from fairflare.federation.run_settings import RunSettings
 from fairflare.methods.catalog import Method, get_method
 from fairflare.methods.rule import OLD_JOB, Rule
 from fairflare.methods.training import LocalTraining
@@ -71,7 +71,7 @@ def make_plan(
             set with ``{"weighting.grid": [4, 4]}``.
         small: False: the papers' settings, also for what is not named in ``settings``.
         task_file: a Python file with a class ``Task``; default: the packaged one of the kind of task.
-        run: of :class:`fairflare.federation.rounds.RunSettings`.
+        run: of :class:`fairflare.federation.run_settings.RunSettings`.
 
     Raises:
         ValueError: unknown method, kind of task or setting (suggests the nearest), or a value out of range.

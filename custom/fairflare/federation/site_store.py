@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from fairflare.core.files import write_whole
 from fairflare.exchange.messages import clean_state
 
 
@@ -32,10 +32,7 @@ class SiteStore:
 
     def save(self, name: str, current_round: int, value: Mapping[str, Any]) -> None:
         """Writes atomically; forgets what is older than the last two rounds written, or of a later round."""
-        path = self._path(name, current_round)
-        temporary = path.with_suffix(f".tmp{os.getpid()}")
-        torch.save(dict(value), temporary)
-        temporary.replace(path)
+        write_whole(self._path(name, current_round), lambda path: torch.save(dict(value), path))
         rounds = self._rounds(name)
         stale = [r for r in rounds if r > current_round]
         old = [r for r in rounds if r <= current_round][: -self.KEPT]
@@ -53,11 +50,9 @@ class SiteStore:
 
     def save_model(self, current_round: int, state: Mapping[str, torch.Tensor]) -> None:
         """The local model of a round, for the anchor phase; only the last one is kept."""
-        path = self.folder / "local.safetensors"
-        temporary = path.with_suffix(f".tmp{os.getpid()}")
         plain = {name: tensor.clone() for name, tensor in clean_state(state).items()}
-        save_file(plain, temporary, metadata={"round": str(current_round)})
-        temporary.replace(path)
+        mark = {"round": str(current_round)}
+        write_whole(self.folder / "local.safetensors", lambda path: save_file(plain, path, metadata=mark))
         (self.folder / "local.round").write_text(str(current_round))
 
     def load_model(self, current_round: int) -> dict[str, torch.Tensor] | None:

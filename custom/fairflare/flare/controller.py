@@ -24,7 +24,8 @@ from fairflare.core.settings import Positive, settings
 from fairflare.core.task import Task
 from fairflare.exchange.messages import Message
 from fairflare.federation.collector import printable
-from fairflare.federation.rounds import Place, Rounds, RunSettings, Stopped
+from fairflare.federation.rounds import Rounds, Stopped
+from fairflare.federation.run_settings import Place, RunSettings
 from fairflare.federation.site import SITE_FILE, read_site_file
 from fairflare.federation.transport import Question
 from fairflare.flare.tracking import FlareEvents

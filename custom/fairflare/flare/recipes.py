@@ -27,7 +27,7 @@ class FairRecipe(Recipe):
         min_sites: usable results a round needs; also FLARE's ``min_clients``.
         phase_timeout: seconds for each of train, anchor and validate.
         isolate: each task in a child process at the site.
-        run: further settings of :class:`fairflare.federation.rounds.RunSettings`: ``seed``, ``experiment``,
+        run: further settings of :class:`fairflare.federation.run_settings.RunSettings`: ``seed``, ``experiment``,
             ``straggler_grace``, ``max_missed``, ``keep_local_models``.
 
     Raises:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core import checks
+from fairflare.core.files import write_whole
 from fairflare.reporting.records import (
     CSV_COLUMNS,
     LeftOut,
@@ -263,13 +264,7 @@ def _check_schema(what: str, content: Mapping[str, Any]) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Writes a file so that a reader sees the old or the new one, never a part."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    write_whole(path, lambda partial: partial.write_text(text, encoding="utf-8", newline=""))
 
 
 def _now() -> str:

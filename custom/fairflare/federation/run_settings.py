@@ -1,0 +1,65 @@
+"""What a run is told: how it goes, and where it keeps its things."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fairflare.core.settings import Flag, NonNegative, Positive, PositiveInt, Whole, settings
+from fairflare.federation.site_store import safe_name
+
+RESULTS_FOLDER = "fairflare"  # in the run directory
+
+
+@settings
+class RunSettings:
+    """How a run goes, whatever the method.
+
+    Args:
+        num_rounds: communication rounds.
+        min_sites: usable results a round needs.
+        seed: of the initial model and of every site's training.
+        experiment: id under which checkpoint and site state outlive the job; empty: no resume.
+        train_timeout, anchor_timeout, validate_timeout: seconds a phase may take; a site may never answer.
+        straggler_grace: seconds that late sites get once ``min_sites`` answered well; 0: the phase's whole timeout.
+        max_missed: a site silent in so many phases running is not asked again until it shows up.
+        keep_local_models: leave each round's local models in the run directory (for audits; large).
+        label: what tables call this run; default: the class of the rule.
+    """
+
+    num_rounds: PositiveInt = 5
+    min_sites: PositiveInt = 1
+    seed: Whole = 0
+    experiment: str = ""
+    train_timeout: Positive = 3600.0
+    anchor_timeout: Positive = 3600.0
+    validate_timeout: Positive = 3600.0
+    straggler_grace: NonNegative = 0.0
+    max_missed: PositiveInt = 2
+    keep_local_models: Flag = False
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        if self.experiment:
+            safe_name(self.experiment)
+
+
+@dataclass
+class Place:
+    """Where a run keeps its things, and what the server's private file says.
+
+    Args:
+        run_dir: of this job; results, models and staging.
+        experiments: folder of all checkpoints.
+        job_id: of FLARE, or a name.
+        settings: the server's ``local/fairflare.json``.
+        site_half: the training's settings as the sites have them; ``None``: not known here.
+    """
+
+    run_dir: Path
+    experiments: Path
+    job_id: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    site_half: Any = None

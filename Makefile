@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .PHONY: run test walks fuzz lint bench clean
 
 run: $(STAMP)
-	$(BIN)/fairflare run fed_lwr
+	$(BIN)/fairflare run fed_lwr --overwrite
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile

@@ -7,16 +7,22 @@ import json
 import pickle
 import re
 import shlex
+import socket
 import subprocess
 import sys
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from fairflare.cli import commands as cli
+from fairflare.cli import doctor
 from fairflare.cli.run_view import RunView
 from fairflare.core.settings import Part, choices, described, settings, typed, values_of
 from fairflare.federation.describe import sections
@@ -296,6 +302,7 @@ BUG = """
 import sys
 import fairflare.flare.recipes
 from fairflare.cli import commands as cli
+from fairflare.cli import doctor
 
 
 def broken(*arguments, **named):
@@ -488,7 +495,7 @@ def test_results_of_an_earlier_run_are_not_taken_for_this_ones(tmp_path: Path) -
     assert fairflare(*common).exit_code == 0
     data = tmp_path / "data.json"
     data.write_text('{"sites": {"server": 3}}')
-    failed = fairflare(*common, "--data", str(data))
+    failed = fairflare(*common, "--overwrite", "--data", str(data))
     assert failed.exit_code == 1
     assert "failed: the run ended with code 1 before the first round" in failed.stderr
     assert "'sites.server' in local/fairflare.json must be a JSON object" in failed.stderr
@@ -507,10 +514,119 @@ def test_show_finds_the_results(runs: dict[str, Any], tmp_path: Path) -> None:
     several = fairflare("show", str(good), str(folder))
     assert several.exit_code == 0
     assert "fed_avg" in several.stdout
+    assert "1 of 2 runs stand there twice and count once." in several.stdout
+    assert fairflare("show", str(good), "--csv", "-m", "loss").stdout.startswith("site,loss\nsite-1,")
+    assert "| site | dice |" in fairflare("show", str(good), "--markdown", "-m", "dice").stdout
+    assert "has no metric 'dise'; did you mean 'dice'?" in one_line(fairflare("show", str(good), "-m", "dise"))
+    assert "exclude each other" in one_line(fairflare("show", str(good), "--csv", "--markdown"))
     broken = tmp_path / "results.json"
     broken.write_text("{")
     assert "results.json" in one_line(fairflare("show", str(tmp_path)))
     assert "no results.json" in one_line(fairflare("show", str(tmp_path / "nothing")))
+
+
+def test_a_run_is_not_replaced_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    common = ["run", "fed_avg", "--in-process", "--sites", "2", "--rounds", "1", *given(TINY)]
+    assert fairflare(*common, "--label", "mine", "--seed", "3").exit_code == 0
+    kept = tmp_path / "runs" / "mine-seed3" / "server" / "simulate_job" / "fairflare" / "results.json"
+    before = kept.read_bytes()
+    assert json.loads(before)["info"]["label"] == "mine"
+    refused = one_line(fairflare(*common, "--label", "mine", "--seed", "3"))
+    assert re.search(r"mine-seed3 holds a run already \(completed, of 20.*give --overwrite", refused)
+    assert kept.read_bytes() == before
+    assert fairflare(*common, "--label", "mine", "--seed", "3", "--overwrite").exit_code == 0
+    assert kept.read_bytes() != before
+    assert "'../x-seed0' must be" in one_line(fairflare(*common, "--label", "../x"))
+
+
+def test_an_experiment_goes_on_in_its_own_folder_only(tmp_path: Path) -> None:
+    common = ["run", "fed_avg", "--in-process", "--sites", "2", *given(TINY), "-w", str(tmp_path / "r")]
+    assert fairflare(*common, "--rounds", "1", "--experiment", "e").exit_code == 0
+    assert fairflare(*common, "--rounds", "2", "--experiment", "e").exit_code == 0
+    assert "holds a run already" in one_line(fairflare(*common, "--rounds", "2", "--experiment", "other"))
+
+
+def test_an_export_is_not_replaced_unasked(tmp_path: Path) -> None:
+    export = ["export", "fed_avg", "--out", str(tmp_path)]
+    assert fairflare(*export).exit_code == 0
+    mine = tmp_path / "fed_avg" / "app" / "custom" / "task.py"
+    mine.write_text("# mine")
+    assert "exists; give --overwrite" in one_line(fairflare(*export))
+    assert mine.read_text() == "# mine"
+    assert fairflare(*export, "--overwrite").exit_code == 0
+    assert mine.read_text() != "# mine"
+
+
+# ------------------------------------------------------------------------------------------------ doctor
+
+
+def found_by_doctor(*arguments: str) -> tuple[int, dict[str, str]]:
+    result = fairflare("doctor", *arguments)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    rows = re.findall(r"^(\S.*?) +(ok|warning|problem) ", result.stdout, re.MULTILINE)
+    return result.exit_code, dict(rows)
+
+
+def test_doctor_on_a_good_machine() -> None:
+    code, found = found_by_doctor()
+    assert code == 0
+    for name in ("python", "fairflare", "nvflare", "torch", "monai", "GPU", "disk"):
+        assert found[name] in ("ok", "warning")
+    assert max(map(len, fairflare("doctor").stdout.splitlines())) <= 80
+
+
+def test_doctor_sees_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = doctor.version
+    monkeypatch.setattr(doctor, "version", lambda name: "2.8.0" if name == "nvflare" else original(name))
+    assert found_by_doctor() == (1, found_by_doctor()[1] | {"nvflare": "problem"})
+
+
+def test_doctor_opens_the_data(tmp_path: Path) -> None:
+    data = tmp_path / "fairflare.json"
+    data.write_text(json.dumps({"sites": {"a": {}, "b": {"data_rot": "x"}}}))
+    code, found = found_by_doctor("--data", str(data))
+    assert code == 1
+    assert found["site file"] == "ok"
+    assert found["data of b"] == "problem"
+    assert "did you mean 'data_root'" in " ".join(fairflare("doctor", "--data", str(data)).stdout.split())
+    data.write_text("{}")
+    assert found_by_doctor("--data", str(data), "--sites", "site-1")[1]["data of site-1"] == "warning"
+    data.write_text("[")
+    assert found_by_doctor("--data", str(data))[1]["site file"] == "problem"
+
+
+def test_doctor_looks_at_a_kit(tmp_path: Path) -> None:
+    assert found_by_doctor("--kit", str(tmp_path))[1]["kit"] == "problem"
+    local = tmp_path / "local"
+    local.mkdir()
+    for listed, state in ((["nvflare."], "problem"), (["nvflare.", "fairflare."], "ok"), (["fair"], "problem")):
+        (local / "resources.json").write_text(json.dumps({"class_allow_list": listed}))
+        assert found_by_doctor("--kit", str(tmp_path))[1]["allow list"] == state
+    startup = tmp_path / "startup"
+    startup.mkdir()
+    for days, state in ((400, "ok"), (10, "warning"), (-1, "problem")):
+        (startup / "client.crt").write_bytes(certificate(days))
+        assert found_by_doctor("--kit", str(tmp_path))[1]["certificate client.crt"] == state
+
+
+def certificate(days: int) -> bytes:
+    """A self-signed one that ends in so many days."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "site-1")])
+    end = datetime.now(timezone.utc) + timedelta(days=days, hours=1)
+    made = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    made = made.serial_number(1).not_valid_before(end - timedelta(days=500)).not_valid_after(end)
+    return made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def test_doctor_tries_the_ports() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert found_by_doctor("--port", str(port))[1][f"port {port}"] == "problem"
+    assert found_by_doctor("--port", str(port))[1][f"port {port}"] == "ok"
 
 
 def test_a_site_left_out_is_shown_with_its_reason() -> None:

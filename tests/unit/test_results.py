@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import statistics
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 from rich.console import Console
 
 from fairflare.core.fairness import summarize
+from fairflare.reporting.comparison import compare
 from fairflare.reporting.results import (
     CSV_COLUMNS,
     SCHEMA_VERSION,
@@ -27,7 +29,7 @@ from fairflare.reporting.results import (
     RoundRecord,
     read_results,
 )
-from fairflare.reporting.table import SYNTHETIC_NOTE, compare, fairness_table, rich_table
+from fairflare.reporting.table import SYNTHETIC_NOTE, fairness_table, rich_table
 
 NAN = math.nan
 INFO = {
@@ -406,6 +408,80 @@ def test_compare_over_seeds(tmp_path):
     assert "0.1500 ± 0.0500" in compare(runs, metric="loss")
 
 
+def configured(tmp_path, preset, seed, **more):
+    found = finished(tmp_path / f"{preset}{seed}", seed=seed, **more)
+    found["info"]["config"] = {"seed": seed, "rule": {"path": "fairflare.R", "args": {"preset": preset, "q": 1}}}
+    return found
+
+
+def test_compare_takes_settings_apart_and_seeds_together(tmp_path):
+    runs = [configured(tmp_path, preset, seed) for preset in ("paper", "authors") for seed in (1, 2)]
+    lines = compare(runs, per_site=False).splitlines()
+    assert [line.split("  ")[0] for line in lines[2:4]] == ["fed_lwr (1)", "fed_lwr (2)"]
+    assert [line.split()[2] for line in lines[2:4]] == ["2", "2"]
+    assert "fed_lwr (1): rule.preset 'paper'" in lines
+    assert "fed_lwr (2): rule.preset 'authors'" in lines
+
+
+def test_compare_counts_a_run_once(tmp_path):
+    run = finished(tmp_path / "1")
+    text = compare([run, read_results(tmp_path / "1" / "results.json")])
+    assert text.splitlines()[2].split()[1] == "1"
+    assert "1 of 2 runs stand there twice and count once." in text
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"sites": ["A", "B", "D"]}, "their sites"),
+        ({"synthetic": False}, "synthetic or real data"),
+        ({"num_rounds": 99}, "the number of rounds"),
+        ({"config": {"task": {"path": "fairflare.T", "args": {"image_size": 64}}}}, "the task's settings"),
+    ],
+)
+def test_compare_says_when_runs_are_not_comparable(tmp_path, change, what):
+    runs = [finished(tmp_path / "1"), finished(tmp_path / "2", method="fed_avg")]
+    assert "NOT COMPARABLE" not in compare(runs)
+    runs[1]["info"].update(change)
+    assert f"NOT COMPARABLE as they stand: the runs differ in {what}." in compare(runs)
+
+
+def test_compare_as_csv_has_the_numbers_in_full(tmp_path):
+    runs = [
+        finished(tmp_path / "1", dice=(0.9, 0.5, 0.7), seed=1),
+        finished(tmp_path / "2", dice=(0.8, 0.6, 0.7), seed=2),
+    ]
+    (row,) = csv.DictReader(io.StringIO(compare(runs, style="csv")))
+    assert list(row)[:5] == ["method", "metric", "runs", "A mean", "A sd"]
+    assert float(row["A mean"]) == pytest.approx(0.85, abs=1e-12)
+    assert float(row["std sd"]) == pytest.approx(
+        statistics.pstdev([statistics.pstdev(v) for v in ((0.9, 0.5, 0.7), (0.8, 0.6, 0.7))])
+    )
+    assert float(row["worst mean"]) == pytest.approx(0.55)
+
+
+@pytest.mark.parametrize("width", [30, 50, 80])
+def test_wide_tables_are_cut_between_columns(tmp_path, width):
+    runs = [finished(tmp_path / str(i), dice=(0.9, 0.5, 0.7), seed=i) for i in range(2)]
+    table, _, _ = compare(runs, width=width).partition("\ndice on the test")
+    blocks = [block.splitlines() for block in table.split("\n\n")]
+    assert max(len(line) for block in blocks for line in block) <= width
+    assert {block[0].split()[0] for block in blocks} == {"method"}
+    whole = compare(runs).splitlines()[0].split()
+    assert [name for block in blocks for name in block[0].split()[1:]] == whole[1:]
+
+
+def test_one_run_as_markdown_and_csv(tmp_path):
+    run = finished(tmp_path)
+    lines = fairness_table(run, style="markdown", metric="dice").splitlines()
+    assert "| site | dice |" in lines
+    assert "| --- | ---: |" in lines
+    (a, *_) = csv.DictReader(io.StringIO(fairness_table(run, style="csv")))
+    assert float(a["dice"]) == run["test"]["A"]["dice"]
+    with pytest.raises(ValueError, match=r"has no metric 'dise'; did you mean 'dice'\? it has dice, loss"):
+        fairness_table(run, metric="dise")
+
+
 def test_compare_leaves_out_incomplete_runs_and_says_so(tmp_path):
     failed = ResultsStore(tmp_path / "f")
     failed.start(INFO)
@@ -416,5 +492,5 @@ def test_compare_leaves_out_incomplete_runs_and_says_so(tmp_path):
         compare(runs[1:])
     with pytest.raises(ValueError, match="no test results for metric 'auc'"):
         compare(runs, metric="auc")
-    with pytest.raises(ValueError, match="style must be one of 'text', 'markdown', got 'html'"):
+    with pytest.raises(ValueError, match="style must be one of 'text', 'markdown', 'csv', got 'html'"):
         compare(runs, style="html")  # type: ignore[arg-type]

@@ -26,6 +26,7 @@ errors = Console(stderr=True)
 
 VALUES = "Give them with --set NAME=VALUE; lists and numbers as JSON, null for nothing or None."
 
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 Method = Annotated[str, typer.Argument(help="A name that `fairflare list` prints.")]
 
 
@@ -50,6 +51,9 @@ def plan_options(
     min_sites: Annotated[int, typer.Option(min=1, help="Usable results that a round needs.")] = 2,
     seed: Annotated[int, typer.Option(help="Of the initial model and of all training.")] = 0,
     experiment: Annotated[str, typer.Option(help="Id under which a stopped run can be continued.")] = "",
+    label: Annotated[
+        str | None, typer.Option(help="What tables call the run, and its folder; default: the method's name.")
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="KEY=VALUE (JSON or text), see `fairflare describe`; may be repeated."),
@@ -72,6 +76,7 @@ def plan_options(
         "min_sites": min_sites,
         "seed": seed,
         "experiment": experiment,
+        **({} if label is None else {"label": label}),
         "phase_timeout": timeout,
         "straggler_grace": grace,
         "settings": parse_settings(settings or []),
@@ -153,7 +158,8 @@ def describe(
 def run(
     plan: dict[str, Any],
     workspace: Annotated[
-        Path | None, typer.Option("--workspace", "-w", help="Where the run is kept; default: runs/<method>.")
+        Path | None,
+        typer.Option("--workspace", "-w", help="Where the run is kept; default: runs/<method or label>-seed<seed>."),
     ] = None,
     site_file: Annotated[
         Path | None, typer.Option("--data", "-d", help="A local/fairflare.json that says where each site's data are.")
@@ -165,13 +171,16 @@ def run(
     in_process: Annotated[
         bool, typer.Option("--in-process", help="One process instead of FLARE's simulator: the same results, sooner.")
     ] = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Runs a method in FLARE's simulator and prints the fairness table. Exit code 1 when the run failed."""
     from fairflare.cli.simulate import RUN_FOLDER, simulate
+    from fairflare.federation.site_store import safe_name
     from fairflare.flare.recipes import FairRecipe
 
-    workspace = (workspace or Path("runs") / plan["method"]).absolute()
     with user_errors():
+        name = safe_name(f"{plan.get('label') or plan['method']}-seed{plan['seed']}")
+        workspace = (workspace or Path("runs") / name).absolute()
         if in_process and threads is not None:
             raise ValueError("--threads is of the simulator; --in-process works on the sites one after the other")
         if plan["sites"] is None:
@@ -179,6 +188,8 @@ def run(
         sites = 0 if plan["sites"] == "default" else plan["sites"]
         recipe = FairRecipe(**{**plan, "sites": sites, "keep_local_models": keep_local_models})
         local = site_settings(site_file, plan["experiment"], workspace)
+        if not overwrite:
+            refuse_to_replace_run(workspace, plan["experiment"])
     workspace.parent.mkdir(parents=True, exist_ok=True)
     # Of an earlier run; not to be taken for this one's.
     (workspace / RUN_FOLDER / "results.json").unlink(missing_ok=True)
@@ -199,6 +210,7 @@ def export(
         bool, typer.Option("--preinstalled", help="No custom code: sites have the package and allow 'fairflare.'.")
     ] = False,
     bundle: Annotated[bool, typer.Option("--bundle", help="Carry the whole package in the job.")] = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Writes a method as a FLARE job folder."""
     from fairflare.flare.recipes import FairRecipe
@@ -208,24 +220,77 @@ def export(
             raise ValueError("--preinstalled and --bundle exclude each other")
         packaging = "preinstalled" if preinstalled else "bundle" if bundle else "task_file"
         sites = None if plan["sites"] == "default" else plan["sites"]
-        FairRecipe(**{**plan, "sites": sites}, packaging=packaging).export(str(out))
-    console.print(f"job folder: {out / plan['method']}", soft_wrap=True)
+        recipe = FairRecipe(**{**plan, "sites": sites}, packaging=packaging)
+        folder = out / recipe.name
+        if folder.exists() and not overwrite:
+            raise ValueError(f"{folder} exists; give --overwrite to replace all of it, or another --out")
+        recipe.export(str(out))
+    console.print(f"job folder: {folder}", soft_wrap=True)
 
 
 @app.command()
 def show(
     runs: Annotated[list[Path], typer.Argument(help="Run folders or results.json files.")],
+    metric: Annotated[
+        str | None, typer.Option("--metric", "-m", help="Only this one; default: the task's own.")
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="A table in Markdown.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="CSV, numbers in full.")] = False,
+    sites: Annotated[bool, typer.Option(help="Of several runs: a column for each site.")] = True,
 ) -> None:
-    """The fairness table of a run; of several runs a comparison by method."""
+    """The fairness table of a run; of several runs a comparison, a row for each configuration."""
+    from fairflare.reporting.comparison import compare
     from fairflare.reporting.results import read_results
-    from fairflare.reporting.table import compare, rich_table
+    from fairflare.reporting.table import fairness_table, rich_table
 
     with user_errors():
+        if markdown and csv:
+            raise ValueError("--markdown and --csv exclude each other")
+        style: Any = "markdown" if markdown else "csv" if csv else "text"
         found = [read_results(results_path(path)) for path in runs]
-    if len(found) == 1:
-        console.print(rich_table(found[0]))
-    else:
-        print(compare(found))
+        if len(found) > 1:
+            text = compare(found, metric=metric, style=style, per_site=sites, width=console.width)
+        elif style == "text":
+            console.print(rich_table(found[0], metric=metric, width=console.width))
+            return
+        else:
+            text = fairness_table(found[0], metric=metric, style=style)
+    typer.echo(text)
+
+
+@app.command()
+def doctor(
+    data: Annotated[
+        Path | None, typer.Option("--data", "-d", help="A local/fairflare.json; the data that it names are opened.")
+    ] = None,
+    sites: Annotated[
+        str | None, typer.Option("--sites", "-s", help="Whose data, names separated by commas; default: the file's.")
+    ] = None,
+    kit: Annotated[Path | None, typer.Option(help="Start-up kit of a FLARE server or site.")] = None,
+    port: Annotated[list[int] | None, typer.Option(help="That a server would listen on; may be repeated.")] = None,
+    method: Annotated[str, typer.Option(help="Whose task opens the data.")] = "fed_avg",
+    task: Annotated[str | None, typer.Option("--task", help="segmentation or classification.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE of the task.")] = None,
+    task_file: Annotated[Path | None, typer.Option(help="Python file with a class Task.")] = None,
+) -> None:
+    """Looks at versions, GPU, disk, a site's data, a start-up kit and ports. Exit code 1 when something cannot work."""
+    from fairflare.cli.doctor import examine
+    from fairflare.federation.plan import make_plan
+
+    with user_errors():
+        names = parse_sites(sites) if sites else None
+        if isinstance(names, int):
+            raise ValueError("--sites wants names here")
+        given = parse_settings(settings or [])
+        plan = make_plan(method, task=task, sites=names or 0, settings=given, task_file=task_file, min_sites=1)
+    colours = {"ok": "green", "warning": "yellow", "problem": "red"}
+    table = Table("checked", "", "found", box=None, pad_edge=False)
+    found = list(examine(data, names, plan.task.open_site, kit, port or ()))
+    for finding in found:
+        state = f"[{colours[finding.state]}]{finding.state}[/]"
+        table.add_row(escape(finding.what), state, escape(finding.text))
+    console.print(table)
+    raise typer.Exit(int(any(finding.state == "problem" for finding in found)))
 
 
 # ------------------------------------------------------------------------------------------------ pieces
@@ -281,6 +346,22 @@ def run_here(recipe: Any, workspace: Path, local: dict[str, Any], log_path: Path
         handler.close()
 
 
+def refuse_to_replace_run(workspace: Path, experiment: str) -> None:
+    """Raises ValueError when the folder holds another run than the one that is gone on with."""
+    from fairflare.reporting.results import read_results
+
+    try:
+        found = read_results(results_path(workspace))
+    except ValueError:
+        return
+    own = (found["info"] or {}).get("experiment")
+    if not experiment or own != experiment:
+        raise ValueError(
+            f"{workspace} holds a run already ({found['status']}, of {found['started']}); give --overwrite to replace "
+            "it, or another --label, --seed or --workspace"
+        )
+
+
 def report(workspace: Path, code: int, log: Path) -> int:
     """Prints the table, or why there is none; the exit code."""
     from fairflare.reporting.results import read_results
@@ -300,7 +381,7 @@ def report(workspace: Path, code: int, log: Path) -> int:
         errors.print(reason, markup=False, highlight=False, soft_wrap=True)
         errors.print(f"log: {log}", soft_wrap=True)
         return 1
-    console.print(rich_table(results))
+    console.print(rich_table(results, width=console.width))
     console.print(f"results: {results_path(workspace)}", soft_wrap=True)
     return 0
 

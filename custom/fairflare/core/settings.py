@@ -422,3 +422,14 @@ def build(cls: type, given: Mapping[str, Any]) -> Any:
         known = [f.name for f in dataclasses.fields(cls) if parts_of(cls, f.name)]
         raise ValueError(f"{cls.__name__} has no part {part!r}{checks.nearest(part, known)}")
     return cls(**arguments)
+
+
+def by_name(value: Any, name: str = "") -> dict[str, Any]:
+    """``{"rule.q": 2.0, ...}``: what :func:`values_of` gives, by the names that a person sets."""
+    if not isinstance(value, Mapping):
+        return {name: value}
+    found: dict[str, Any] = {}
+    for key, entry in value.items():
+        inside = name if key == "args" and "path" in value else f"{name}.{key}".strip(".")
+        found.update(by_name(entry, inside))
+    return found

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fairflare.core.files import write_whole
+from fairflare.core.settings import by_name
 from fairflare.exchange.messages import clean_state
 
 STATE_FILE = "state.json"
@@ -108,7 +109,7 @@ def check_same_config(old: Mapping[str, Any], new: Mapping[str, Any], experiment
     Raises:
         CheckpointError: names each differing setting with both values.
     """
-    was, now = _by_name(old), _by_name(new)
+    was, now = by_name(old), by_name(new)
     differing = [
         f"{name}: was {was.get(name)!r}, is {now.get(name)!r}"
         for name in sorted(set(was) | set(now))
@@ -119,14 +120,3 @@ def check_same_config(old: Mapping[str, Any], new: Mapping[str, Any], experiment
             f"experiment {experiment!r} has a checkpoint of other settings ({'; '.join(differing)}); give the run "
             "another experiment id, or remove the checkpoint folder"
         )
-
-
-def _by_name(value: Any, name: str = "") -> dict[str, Any]:
-    """``{"rule.q": 2.0, ...}``: a configuration by the names that a person sets."""
-    if not isinstance(value, Mapping):
-        return {name: value}
-    found: dict[str, Any] = {}
-    for key, entry in value.items():
-        inside = name if key == "args" and "path" in value else f"{name}.{key}".strip(".")
-        found.update(_by_name(entry, inside))
-    return found

@@ -64,8 +64,7 @@ class FairRecipe(Recipe):
             task_file=task_file,
             num_rounds=num_rounds,
             min_sites=min_sites,
-            label=name,
-            **{**timeouts, **run},
+            **{"label": name, **timeouts, **run},
         )
         super().__init__(make_job(self.plan, name or self.plan.method.name, packaging, isolate=isolate))
 

@@ -1,130 +1,82 @@
-"""Fairness tables of finished runs: for logs, for the terminal, and over seeds for papers."""
+"""The fairness table of one run: for logs and for the terminal."""
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from fairflare.core import checks
 from fairflare.core.fairness import FairnessSummary, higher_is_better, summarize
+from fairflare.reporting.layout import MISSING, blocks, csv_lines, cut, markdown_lines, number
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Group
 
+STYLES = ("text", "markdown", "csv")
 SYNTHETIC_NOTE = "The data are SYNTHETIC (generated images): these figures say nothing about patients."
-_MISSING = "-"
 
 
-def fairness_table(results: Mapping[str, Any]) -> str:
-    """The result of a run as aligned text: metrics per site, their average and spread, and who was left out.
+def fairness_table(
+    results: Mapping[str, Any],
+    *,
+    metric: str | None = None,
+    style: Literal["text", "markdown", "csv"] = "text",
+    width: int | None = None,
+) -> str:
+    """The result of a run: metrics per site, their average and spread, and who was left out.
 
     Args:
         results: a document as :func:`fairflare.reporting.results.read_results` returns it.
+        metric: only this one; None: those that the task wants in tables.
+        style: aligned text, a Markdown table, or CSV with the numbers in full and without the notes.
+        width: of the text; a wider table is cut into several, one below the other. None: as wide as it is.
 
     Returns:
         Lines without a trailing newline. A run without test results gets its status and reason instead.
-    """
-    lines = [_title(results)]
-    header, sites, totals = _cells(results)
-    if sites:
-        rows = [header, *sites, *totals]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-        rule = "  ".join("-" * width for width in widths)
-        text = [_aligned(row, widths) for row in rows]
-        lines += [text[0], rule, *text[1 : 1 + len(sites)], rule, *text[1 + len(sites) :]]
-    return "\n".join(lines + _notes(results))
-
-
-def rich_table(results: Mapping[str, Any]) -> Table:
-    """:func:`fairness_table` for a terminal; the worst site stands out.
-
-    Args:
-        results: a document as :func:`fairflare.reporting.results.read_results` returns it.
-    """
-    from rich.markup import escape
-    from rich.table import Table
-
-    header, sites, totals = _cells(results)
-    table = Table(
-        title=escape(_title(results)),
-        caption=escape("\n".join(_notes(results))),
-        title_justify="left",
-        caption_justify="left",
-    )
-    for index, name in enumerate(header):
-        table.add_column(escape(name), justify="left" if index == 0 else "right")
-    worst = {summary.worst_site for summary in list(_summaries(results).values())[:1]}
-    for row in sites:
-        table.add_row(*map(escape, row), style="bold red" if row[0] in worst else None)
-    if sites:
-        table.add_section()
-    for row in totals:
-        table.add_row(*map(escape, row))
-    return table
-
-
-def compare(
-    runs: Sequence[Mapping[str, Any]],
-    *,
-    metric: str | None = None,
-    style: Literal["text", "markdown"] = "text",
-    per_site: bool = True,
-) -> str:
-    """Methods side by side: mean ± population standard deviation over runs (seeds) of the same method.
-
-    Runs are grouped by ``info["label"]``, or ``info["method"]`` where there is none, in the order given. Of
-    every run the sites' values, their average, their standard deviation and the value of the worst site are
-    taken first.
-
-    Args:
-        runs: documents as ``read_results`` returns them. Ones that did not complete are left out and counted.
-        metric: the metric to compare; the primary metric of the first complete run when None.
-        style: aligned text, or a Markdown table.
-        per_site: a column for each site as well.
 
     Raises:
-        ValueError: no complete run, an unknown style, or a run without the metric (names it).
+        ValueError: an unknown style, or a metric that the run does not have (names it).
     """
-    checks.choice("style", style, ("text", "markdown"))
-    complete = [run for run in runs if run["status"] == "completed"]
-    if not complete:
-        raise ValueError(f"none of the {len(runs)} runs is complete")
-    chosen = metric or _metrics(complete[0])[0]
+    checks.choice("style", style, STYLES)
+    header, sites, totals = _cells(results, metric, exact=style == "csv")
+    table = [header, *sites, *totals]
+    if style == "csv":
+        return csv_lines(table)
+    title, notes = _title(results), _notes(results)
+    if not sites:
+        return "\n".join([title, *notes])
+    if style == "markdown":
+        return "\n".join([title, "", *markdown_lines(table), "", *notes])
+    return "\n".join([title, blocks(table, width, rules=(1, 1 + len(sites))), *notes])
 
-    groups: dict[str, list[FairnessSummary]] = {}
-    values: dict[str, list[dict[str, float]]] = {}
-    for run in complete:
-        label = _label(run)
-        by_site = _by_site(run, chosen)
-        if all(math.isnan(value) for value in by_site.values()):
-            raise ValueError(f"a run of {label!r} has no test results for metric {chosen!r}")
-        groups.setdefault(label, []).append(summarize(by_site, higher_is_better=higher_is_better(chosen)))
-        values.setdefault(label, []).append(by_site)
 
-    sites = sorted({site for group in values.values() for by_site in group for site in by_site})
-    sites = sites if per_site else []
-    rows = [["method", "runs", *sites, "average", "std", "worst"]]
-    for label, summaries in groups.items():
-        columns = [[by_site.get(site, math.nan) for by_site in values[label]] for site in sites]
-        columns += [[s.mean for s in summaries], [s.std for s in summaries], [s.worst for s in summaries]]
-        rows.append([label, str(len(summaries)), *map(_mean_and_std, columns)])
+def rich_table(results: Mapping[str, Any], *, metric: str | None = None, width: int | None = None) -> Group:
+    """:func:`fairness_table` for a terminal; the worst site stands out.
 
-    notes = [f"{chosen} on the test splits; ± is the population standard deviation over runs."]
-    if len(complete) < len(runs):
-        notes.append(f"{len(runs) - len(complete)} of {len(runs)} runs did not complete and are left out.")
-    if any(run["info"].get("synthetic") for run in complete):
-        notes.append(SYNTHETIC_NOTE)
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    if style == "text":
-        body = [_aligned(row, widths) for row in rows]
-        body.insert(1, "  ".join("-" * width for width in widths))
-        return "\n".join(body + notes)
-    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    body = ["| " + " | ".join(row) + " |" for row in escaped]
-    body.insert(1, "| --- |" + " ---: |" * (len(widths) - 1))
-    return "\n".join([*body, "", *notes])
+    Raises:
+        ValueError: as there.
+    """
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    header, sites, totals = _cells(results, metric)
+    worst = {summary.worst_site for summary in list(_summaries(results, header[1:]).values())[:1]}
+    rows = [header, *sites, *totals]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
+    tables = []
+    for block in cut(widths, None if width is None else width - 4, gap=3) if sites else []:
+        table = Table()
+        for index in block:
+            table.add_column(Text(header[index]), justify="left" if index == 0 else "right", no_wrap=True)
+        for row in sites:
+            table.add_row(*(Text(row[i]) for i in block), style="bold red" if row[0] in worst else None)
+        table.add_section()
+        for row in totals:
+            table.add_row(*(Text(row[i]) for i in block))
+        tables.append(table)
+    return Group(Text(_title(results), style="bold"), *tables, Text("\n".join(_notes(results))))
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -133,7 +85,7 @@ def compare(
 def _title(results: Mapping[str, Any]) -> str:
     info = results["info"] or {}
     count = len(results["rounds"])
-    parts = [_label(results)]
+    parts = [label_of(results)]
     if info.get("experiment"):
         parts.append(f"experiment {info['experiment']}")
     if info.get("seed") is not None:
@@ -169,39 +121,51 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-def _cells(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]], list[list[str]]]:
-    """Header, one row for each site, and the rows of totals."""
+def _cells(
+    results: Mapping[str, Any], metric: str | None = None, *, exact: bool = False
+) -> tuple[list[str], list[list[str]], list[list[str]]]:
+    """Header, one row for each site, and the rows of totals; ``exact``: numbers in full."""
     if not results.get("test"):
         return ["site"], [], []
-    metrics = _metrics(results)
-    columns = {metric: _by_site(results, metric) for metric in metrics}
+    metrics = metrics_of(results) if metric is None else [_known(results, metric)]
+    columns = {name: by_site_of(results, name) for name in metrics}
     names = sorted({site for column in columns.values() for site in column})
-    sites = [[name, *(_number(columns[m].get(name, math.nan)) for m in metrics)] for name in names]
-    summaries = _summaries(results)
+    shown = _exact if exact else number
+    sites = [[site, *(shown(columns[m].get(site, math.nan)) for m in metrics)] for site in names]
+    summaries = _summaries(results, metrics)
     totals = [
-        [title, *(_number(getattr(summaries[m], attribute)) for m in metrics)]
+        [title, *(shown(getattr(summaries[m], attribute)) for m in metrics)]
         for title, attribute in (("average", "mean"), ("std", "std"), ("worst", "worst"), ("range", "range"))
     ]
-    totals.insert(3, ["worst site", *(summaries[m].worst_site or _MISSING for m in metrics)])
+    totals.insert(3, ["worst site", *(summaries[m].worst_site or MISSING for m in metrics)])
     return ["site", *metrics], sites, totals
 
 
-def _summaries(results: Mapping[str, Any]) -> dict[str, FairnessSummary]:
-    if not results.get("test"):
-        return {}
+def _exact(value: float) -> str:
+    return repr(value) if math.isfinite(value) else ""
+
+
+def _known(results: Mapping[str, Any], metric: str) -> str:
+    known = sorted({name for values in results["test"].values() for name in values})
+    if metric not in known:
+        hint = checks.nearest(metric, known)
+        raise ValueError(f"{label_of(results)!r} has no metric {metric!r}{hint or ';'} it has {', '.join(known)}")
+    return metric
+
+
+def _summaries(results: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, FairnessSummary]:
     return {
-        metric: summarize(_by_site(results, metric), higher_is_better=higher_is_better(metric))
-        for metric in _metrics(results)
+        metric: summarize(by_site_of(results, metric), higher_is_better=higher_is_better(metric)) for metric in metrics
     }
 
 
-def _metrics(results: Mapping[str, Any]) -> list[str]:
+def metrics_of(results: Mapping[str, Any]) -> list[str]:
     """Metrics of the test results that the task wants in tables (default: all), the primary one first."""
     metrics: list[str] = []
     for by_metric in (results.get("test") or {}).values():
         metrics += [metric for metric in by_metric if metric not in metrics]
     if not metrics:
-        raise ValueError(f"{_label(results)!r} has no test results")
+        raise ValueError(f"{label_of(results)!r} has no test results")
     info = results["info"] or {}
     shown = info.get("shown_metrics")
     if shown:
@@ -209,7 +173,7 @@ def _metrics(results: Mapping[str, Any]) -> list[str]:
     return sorted(metrics, key=lambda metric: metric != info.get("primary_metric"))
 
 
-def _by_site(results: Mapping[str, Any], metric: str) -> dict[str, float]:
+def by_site_of(results: Mapping[str, Any], metric: str) -> dict[str, float]:
     """``{site: value}``, NaN where a site of the run has none."""
     test = results.get("test") or {}
     names = {*((results["info"] or {}).get("sites") or ()), *test}
@@ -217,35 +181,17 @@ def _by_site(results: Mapping[str, Any], metric: str) -> dict[str, float]:
     return {site: math.nan if value is None else float(value) for site, value in found.items()}
 
 
-def _label(results: Mapping[str, Any]) -> str:
+def label_of(results: Mapping[str, Any]) -> str:
     info = results["info"] or {}
     return str(info.get("label") or info.get("method") or "unknown method")
-
-
-def _mean_and_std(values: Sequence[float]) -> str:
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite:
-        return _MISSING
-    mean = _number(statistics.fmean(finite))
-    return mean if len(values) == 1 else f"{mean} ± {_number(statistics.pstdev(finite))}"
-
-
-def _number(value: float) -> str:
-    return f"{value:.4f}" if math.isfinite(value) else _MISSING
-
-
-def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
-    first, *others = row
-    cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-    return "  ".join([first.ljust(widths[0]), *cells]).rstrip()
 
 
 def _ranges(numbers: Sequence[int]) -> str:
     """1, 2, 3, 7 as ``1-3, 7``."""
     parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
+    for this in numbers:
+        if parts and this == parts[-1][-1] + 1:
+            parts[-1].append(this)
         else:
-            parts.append([number])
+            parts.append([this])
     return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)

@@ -1,0 +1,185 @@
+"""Runs side by side: over the seeds of one configuration, as text, Markdown or CSV."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fairflare.core import checks
+from fairflare.core.fairness import FairnessSummary, higher_is_better, summarize
+from fairflare.core.settings import by_name
+from fairflare.reporting.layout import MISSING, blocks, csv_lines, markdown_lines, number
+from fairflare.reporting.table import SYNTHETIC_NOTE, by_site_of, label_of, metrics_of
+
+__all__ = ["compare"]
+
+Run = Mapping[str, Any]
+STYLES = ("text", "markdown", "csv")
+
+
+@dataclass
+class _Row:
+    """Runs of one configuration."""
+
+    label: str
+    values: list[dict[str, float]]  # by site, a dict for each run
+    summaries: list[FairnessSummary]
+    settings: str = ""  # what tells it from others of the same label
+
+
+def compare(
+    runs: Sequence[Run],
+    *,
+    metric: str | None = None,
+    style: Literal["text", "markdown", "csv"] = "text",
+    per_site: bool = True,
+    width: int | None = None,
+) -> str:
+    """Methods side by side: mean ± population standard deviation over runs that differ in nothing but the seed.
+
+    Of every run the sites' values, their average, their standard deviation and the value of the worst site are taken
+    first. Runs of one label with different settings get a row each, and a note says what differs.
+
+    Args:
+        runs: documents as ``read_results`` returns them. Ones that did not complete are left out and counted, and so
+            are repeats of the same run.
+        metric: the metric to compare; the primary metric of the first complete run when None.
+        style: aligned text, a Markdown table, or CSV with means and deviations as numbers.
+        per_site: a column for each site as well.
+        width: of the text; a table that is wider is cut into several, one below the other. None: as wide as it is.
+
+    Raises:
+        ValueError: no complete run, an unknown style, or a run without the metric (names it).
+    """
+    checks.choice("style", style, STYLES)
+    complete = _different([run for run in runs if run["status"] == "completed"])
+    if not complete:
+        raise ValueError(f"none of the {len(runs)} runs is complete")
+    chosen = metric or metrics_of(complete[0])[0]
+    rows = _rows(complete, chosen)
+    sites = sorted({site for row in rows for values in row.values for site in values}) if per_site else []
+    if style == "csv":
+        return _csv(rows, sites, chosen)
+    table = [["method", "runs", *sites, "average", "std", "worst"]]
+    for row in rows:
+        table.append([row.label, str(len(row.values)), *(_mean_and_std(column) for column in _columns(row, sites))])
+    notes = _notes(runs, complete, chosen, rows)
+    if style == "markdown":
+        return "\n".join([*markdown_lines(table), "", *notes])
+    return "\n".join([blocks(table, width), *notes])
+
+
+def _different(runs: Sequence[Run]) -> list[Run]:
+    """The same run given twice (its folder and its file, a copy) counts once."""
+    found: dict[str, Run] = {}
+    for run in runs:
+        found.setdefault(json.dumps([run["info"], run.get("started"), run.get("test")], sort_keys=True), run)
+    return list(found.values())
+
+
+def _rows(runs: Sequence[Run], metric: str) -> list[_Row]:
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((label_of(run), json.dumps(_settings(run), sort_keys=True)), []).append(run)
+    labels = [label for label, _ in groups]
+    rows = []
+    for index, ((label, _), group) in enumerate(groups.items()):
+        values = [_values(run, metric) for run in group]
+        row = _Row(label, values, [summarize(v, higher_is_better=higher_is_better(metric)) for v in values])
+        if labels.count(label) > 1:
+            row.label = f"{label} ({labels[: index + 1].count(label)})"
+            row.settings = _difference(group[0], [others[0] for (other, _), others in groups.items() if other == label])
+        rows.append(row)
+    return rows
+
+
+def _values(run: Run, metric: str) -> dict[str, float]:
+    by_site = by_site_of(run, metric)
+    if all(math.isnan(value) for value in by_site.values()):
+        raise ValueError(f"a run of {label_of(run)!r} has no test results for metric {metric!r}")
+    return by_site
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    """Every setting by its dotted name but the seed."""
+    config = dict((run["info"] or {}).get("config") or {})
+    config.pop("seed", None)
+    found = by_name(config)
+    found.pop("task.path", None)  # the same file has another module name in a job
+    return found
+
+
+def _difference(run: Run, alike: Sequence[Run]) -> str:
+    """The settings that are not the same in all of ``alike``, as ``run`` has them; at most six."""
+    own, others = _settings(run), [_settings(other) for other in alike]
+    names = {name for other in others for name in other}
+    differing = sorted(name for name in names if len({json.dumps(other.get(name)) for other in others}) > 1)
+    shown = [f"{name} {own[name]!r}" if name in own else f"no {name}" for name in differing[:6]]
+    return ", ".join(shown) + (f", and {len(differing) - 6} more" if len(differing) > 6 else "")
+
+
+def _columns(row: _Row, sites: Sequence[str]) -> list[list[float]]:
+    columns = [[values.get(site, math.nan) for values in row.values] for site in sites]
+    found = row.summaries
+    return [*columns, [s.mean for s in found], [s.std for s in found], [s.worst for s in found]]
+
+
+def _notes(runs: Sequence[Run], complete: Sequence[Run], metric: str, rows: Sequence[_Row]) -> list[str]:
+    notes = [f"{metric} on the test splits; ± is the population standard deviation over runs."]
+    notes += [f"{row.label}: {row.settings}" for row in rows if row.settings]
+    unfinished = [run for run in runs if run["status"] != "completed"]
+    if unfinished:
+        notes.append(f"{len(unfinished)} of {len(runs)} runs did not complete and are left out.")
+    repeats = len(runs) - len(unfinished) - len(complete)
+    if repeats:
+        notes.append(f"{repeats} of {len(runs)} runs stand there twice and count once.")
+    differing = [what for what, found in _conditions(complete).items() if len(found) > 1]
+    if differing:
+        notes.append(f"NOT COMPARABLE as they stand: the runs differ in {', '.join(differing)}.")
+    if any((run["info"] or {}).get("synthetic") for run in complete):
+        notes.append(SYNTHETIC_NOTE)
+    return notes
+
+
+def _conditions(runs: Sequence[Run]) -> dict[str, set[str]]:
+    """What must be equal between runs of different methods, and the values it has."""
+    found: dict[str, set[str]] = {}
+    for run in runs:
+        info = run["info"] or {}
+        task = {name: value for name, value in _settings(run).items() if name.startswith("task.")}
+        values = {
+            "their sites": info.get("sites"),
+            "synthetic or real data": bool(info.get("synthetic")),
+            "the task's settings": task,
+            "the number of rounds": info.get("num_rounds"),
+        }
+        for what, value in values.items():
+            found.setdefault(what, set()).add(json.dumps(value, sort_keys=True))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ forms
+
+
+def _csv(rows: Sequence[_Row], sites: Sequence[str], metric: str) -> str:
+    names = [*sites, "average", "std", "worst"]
+    table = [["method", "metric", "runs", *(f"{name} {part}" for name in names for part in ("mean", "sd"))]]
+    for row in rows:
+        cells: list[Any] = [row.label, metric, len(row.values)]
+        for column in _columns(row, sites):
+            finite = [value for value in column if math.isfinite(value)]
+            cells += [statistics.fmean(finite), statistics.pstdev(finite)] if finite else ["", ""]
+        table.append(cells)
+    return csv_lines(table)
+
+
+def _mean_and_std(values: Sequence[float]) -> str:
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return MISSING
+    mean = number(statistics.fmean(finite))
+    return mean if len(values) == 1 else f"{mean} ± {number(statistics.pstdev(finite))}"

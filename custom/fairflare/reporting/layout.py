@@ -1,0 +1,70 @@
+"""Tables of text cells as aligned lines or Markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+MISSING = "-"
+Table = Sequence[Sequence[str]]  # rows of cells, the header first
+
+
+def number(value: float) -> str:
+    """Four digits, or the sign for a missing value."""
+    return f"{value:.4f}" if math.isfinite(value) else MISSING
+
+
+def blocks(table: Table, width: int | None = None, rules: Sequence[int] = (1,)) -> str:
+    """Aligned text: the first column to the left, the others to the right.
+
+    Args:
+        table: cells.
+        width: a wider table is cut between columns into several, one below the other, each with the first column.
+            None: it stays whole.
+        rules: before which rows a line is drawn.
+    """
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    return "\n\n".join(
+        "\n".join(_lines([[row[i] for i in block] for row in table], [widths[i] for i in block], rules))
+        for block in cut(widths, width)
+    )
+
+
+def markdown_lines(table: Table) -> list[str]:
+    """The lines of a Markdown table."""
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table]
+    lines.insert(1, "| --- |" + " ---: |" * (len(table[0]) - 1))
+    return lines
+
+
+def csv_lines(rows: Iterable[Sequence[Any]]) -> str:
+    """Rows as CSV, numbers in full; no newline at the end."""
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows(rows)
+    return buffer.getvalue().rstrip("\n")
+
+
+def cut(widths: Sequence[int], width: int | None, gap: int = 2) -> list[list[int]]:
+    """Which columns stand side by side, the first in each of the blocks; ``gap``: between two columns."""
+    found: list[list[int]] = [[0]]
+    taken = widths[0]
+    for index, own in enumerate(widths[1:], start=1):
+        if width is not None and len(found[-1]) > 1 and taken + gap + own > width:
+            found.append([0])
+            taken = widths[0]
+        found[-1].append(index)
+        taken += gap + own
+    return found
+
+
+def _lines(table: Table, widths: Sequence[int], rules: Sequence[int]) -> list[str]:
+    lines = []
+    for index, (first, *others) in enumerate(table):
+        if index in rules:
+            lines.append("  ".join("-" * width for width in widths))
+        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
+    return lines

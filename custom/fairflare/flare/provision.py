@@ -15,13 +15,14 @@ from pydantic import Field
 from fairflare.core.settings import Flag, Positive, settings
 
 EVERY_SITE = "*"
-# Who may do what at a site, unless the project file says otherwise: nobody may bring code or open a shell.
+# Who may do what at a site, unless the project file says otherwise: nobody may bring code or open a shell. The right to
+# a job's log is in no category of FLARE's, so it has to be named.
 AUTHORIZATION: dict[str, Any] = {
     "format_version": "1.0",
     "permissions": {
         "project_admin": {
             "submit_job": "any", "clone_job": "any", "manage_job": "any", "download_job": "any", "view": "any",
-            "operate": "any", "shell_commands": "none", "byoc": "none",
+            "operate": "any", "shell_commands": "none", "byoc": "none", "get_job_log": "any",
         },
         "org_admin": {
             "submit_job": "none", "clone_job": "none", "manage_job": "o:submitter", "download_job": "none",
@@ -30,7 +31,7 @@ AUTHORIZATION: dict[str, Any] = {
         "lead": {
             "submit_job": "any", "clone_job": "n:submitter", "manage_job": "n:submitter",
             "download_job": "n:submitter", "view": "any", "operate": "o:site", "shell_commands": "none",
-            "byoc": "none",
+            "byoc": "none", "get_job_log": "n:submitter",
         },
         "member": {"view": "any"},
     },

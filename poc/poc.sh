@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# FLARE's POC mode from beginning to end: one server and three sites in processes of their own, a job without custom
+# code, its results, and the same bits as a run in one process. Needs nothing but the installed package; leaves nothing
+# behind (KEEP=1 keeps the folder).
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+step "three sites, on free ports"
+read -r service admin < <(free_ports)
+sed "s/fed_learn_port: .*/fed_learn_port: $service/; s/admin_port: .*/admin_port: $admin/" \
+  "$repository/poc/poc.yml" > poc.yml
+export NVFLARE_POC_WORKSPACE="$folder/poc"
+nvflare poc prepare -i poc.yml
+kits="$folder/poc/fairflare_poc/prod_00"
+
+step "every participant allows the package"
+for name in localhost site-1 site-2 site-3; do
+  "$python" - "$kits/$name/local" <<'END'
+import json, pathlib, sys
+local = pathlib.Path(sys.argv[1])
+path = local / "resources.json"
+resources = json.loads((path if path.exists() else local / "resources.json.default").read_text())
+resources["class_allow_list"].append("fairflare.")
+path.write_text(json.dumps(resources, indent=2))
+(local / "fairflare.json").write_text('{"num_threads": 1}')
+END
+  fairflare doctor --kit "$kits/$name"
+done
+
+step "start"
+nvflare poc start --timeout 180
+
+step "a job"
+what=(fed_lwr --sites 3 --rounds 2 --seed 7 --set phantom_cases=0.3 --set local_epochs=1)
+fairflare export "${what[@]}" --out jobs --preinstalled
+job=$(submit jobs/fed_lwr)
+nvflare job wait "$job" --timeout 600
+nvflare job download "$job" -o results
+fairflare show "results/$job"
+
+step "stop"
+nvflare poc stop
+
+step "the same in one process"
+OMP_NUM_THREADS=1 fairflare run "${what[@]}" --in-process -w here
+same_model "results/$job/workspace/FL_global_model.pt" here/server/simulate_job/FL_global_model.pt
+step "done"

@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# A provisioned network of three hospitals from beginning to end, on this machine: kits, policies, start, a signed job
+# of the lead scientist, an abort, a resume, logs, download, shutdown; and the same bits as FLARE's simulator gives.
+# Needs nothing but the installed package; leaves nothing behind (KEEP=1 keeps the folder).
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+step "kits"
+read -r service admin < <(free_ports)
+sed "s/fed_learn_port: .*/fed_learn_port: $service/; s/admin_port: .*/admin_port: $admin/; \
+  s#/tmp/fairflare_demo#$folder/server#; s/\"\\*\": {isolate: false}/\"*\": {isolate: false, num_threads: 1}/" \
+  "$repository/poc/project.yml" > project.yml
+nvflare provision -p project.yml -w provisioned
+kits="$folder/provisioned/fairflare_demo/prod_00"
+hospitals=(hospital-a hospital-b hospital-c)
+for name in localhost "${hospitals[@]}"; do
+  fairflare doctor --kit "$kits/$name"
+done
+# Before a site starts, not while it runs: FLARE's check takes a running site's token.
+nvflare preflight-check -p "$kits/localhost"
+
+step "start"
+for name in localhost "${hospitals[@]}"; do
+  (cd "$kits/$name" && nohup ./startup/start.sh > start.out 2>&1 < /dev/null &)
+done
+as_lead=(--startup-kit "$kits/lead@consortium.example")
+as_admin=(--startup-kit "$kits/admin@consortium.example")
+for _ in $(seq 60); do
+  sleep 3
+  connected=$(nvflare system status "${as_lead[@]}" 2>/dev/null || true)
+  if [ "$(grep -o 'hospital-[abc]' <<<"$connected" | sort -u | wc -l)" -eq 3 ]; then break; fi
+done
+echo "$connected"
+
+step "the lead scientist submits"
+names=$(IFS=,; echo "${hospitals[*]}")
+what=(fed_lwr --rounds 3 --seed 7 --timeout 600 --set phantom_cases=0.3 --set local_epochs=1)
+fairflare export "${what[@]}" --sites "$names" --experiment walk --out jobs --preinstalled
+job=$(submit jobs/fed_lwr "${as_lead[@]}")
+
+step "abort after the first round"
+progress="$kits/localhost/$job/fairflare/progress.jsonl"
+for _ in $(seq 300); do
+  if grep -qs '"kind": "round_done"' "$progress"; then break; fi
+  sleep 1
+done
+nvflare job abort "$job" --force "${as_lead[@]}"
+nvflare job wait "$job" --timeout 120 "${as_lead[@]}" || true
+
+step "the same job again goes on"
+job=$(submit jobs/fed_lwr "${as_lead[@]}")
+nvflare job wait "$job" --timeout 600 "${as_lead[@]}"
+nvflare job logs "$job" "${as_lead[@]}" > job.log
+grep -o "experiment 'walk': going on at round [0-9]*" job.log | head -1
+nvflare job download "$job" -o results "${as_lead[@]}"
+fairflare show "results/$job"
+
+step "shutdown"
+nvflare system shutdown all "${as_admin[@]}" --force
+
+step "the same in FLARE's simulator"
+fairflare run "${what[@]}" --sites "$names" -w simulated --threads 3
+same_model "results/$job/workspace/FL_global_model.pt" simulated/server/simulate_job/FL_global_model.pt
+step "done"

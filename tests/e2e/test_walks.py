@@ -1,0 +1,91 @@
+"""The walk-throughs of ``poc/`` and of ``docs/install.md``, as a person would go through them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.walk, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[2]
+
+
+def environment(temporary: Path) -> dict[str, str]:
+    """With this Python's environment active."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "VIRTUAL_ENV": sys.prefix, "TMPDIR": str(temporary)}
+
+
+def run_script(name: str, tmp_path: Path) -> str:
+    """Runs a script of ``poc/`` in an environment of its own; it has to end by itself and clean up."""
+    out = tmp_path / "out.txt"
+    # What FLARE's start scripts leave behind inherits the streams, so these are a file and no pipe.
+    with out.open("wb") as log:
+        command = ["bash", str(ROOT / "poc" / name)]
+        done = subprocess.run(
+            command, stdout=log, stderr=subprocess.STDOUT, env=environment(tmp_path), timeout=850, check=False
+        )
+    text = out.read_text(errors="replace")
+    assert done.returncode == 0, text[-3000:]
+    assert [path.name for path in tmp_path.iterdir()] == ["out.txt"]
+    return text
+
+
+def test_poc(tmp_path: Path) -> None:
+    text = run_script("poc.sh", tmp_path)
+    assert "FINISHED:COMPLETED" in text
+    assert "the same bits in" in text
+
+
+def test_provisioned(tmp_path: Path) -> None:
+    text = run_script("provisioned.sh", tmp_path)
+    assert "FINISHED:ABORTED" in text
+    assert "experiment 'walk': going on at round" in text
+    assert "FINISHED:COMPLETED" in text
+    assert "the same bits in" in text
+
+
+def test_a_walk_that_fails_cleans_up(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.sh"
+    started = tmp_path / "started"
+    common = ROOT / "poc" / "common.sh"
+    broken.write_text(f'source "{common}"\nsleep 600 &\necho "$! $folder" > {started}\nfalse\n')
+    done = subprocess.run(["bash", str(broken)], timeout=60, check=False, env=environment(tmp_path))
+    assert done.returncode == 1
+    process, folder = started.read_text().split()
+    assert not Path(f"/proc/{process}").exists()
+    assert not Path(folder).exists()
+
+
+def test_the_wheel_works_outside_of_the_repository(tmp_path: Path) -> None:
+    """As on a hospital's machine; the dependencies are those of this environment, offline."""
+    pip = [sys.executable, "-m", "pip"]
+    build = [*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(tmp_path / "wheels"), str(ROOT)]
+    subprocess.run(build, check=True, cwd=tmp_path, timeout=300)
+    (wheel,) = (tmp_path / "wheels").glob("fairflare-*.whl")
+    venv.create(tmp_path / "site", with_pip=False, system_site_packages=False)
+    python = tmp_path / "site" / "bin" / "python"
+    purelib = subprocess.run(
+        [python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"],
+        capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    subprocess.run([*pip, "install", "--quiet", "--no-deps", "--target", purelib, str(wheel)], check=True, timeout=300)
+    packages = [path for path in sys.path if path.endswith("site-packages")]
+    bare = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    # Behind the wheel's own folder, and without the hooks of an editable install.
+    code = (
+        f"import sys; sys.path += {packages!r}; import fairflare; print(fairflare.__file__); "
+        "sys.argv = ['fairflare', 'run', 'fed_avg', '--in-process', '--sites', '2', '--rounds', '1', "
+        "'--set', 'phantom_cases=0.3', '--set', 'local_epochs=1']; from fairflare.cli import main; main()"
+    )
+    done = subprocess.run(
+        [python, "-c", code], cwd=tmp_path, env=bare, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith(purelib)
+    assert "average" in done.stdout

@@ -16,7 +16,6 @@ from fairflare.data.datalist import DataError, Datalist, Sample
 from fairflare.data.phantoms import PHANTOMS, PhantomPlan
 from fairflare.tasks.base import SiteData, evaluating
 from fairflare.tasks.images import (
-    CACHE_BYTES,
     Augmentations,
     Coding,
     FolderImages,
@@ -258,9 +257,7 @@ class ClassificationTask(ImageTask):
         with setting_of(site, "class_numbers"):
             for number in (own.class_numbers or {}).values():
                 checks.number("class_numbers: class", number, low=0, high=self.classes - 1, whole=True)
-        return FolderClasses(
-            self, datalist, own.class_numbers, cache_bytes=own.cache_bytes, num_workers=own.num_workers
-        )
+        return FolderClasses(self, datalist, own.class_numbers, **own.memory())
 
     def open_phantom(self, site: str, own: ClassificationSite) -> SiteData:
         classes = len(PHANTOMS[self.phantom].class_names)
@@ -279,10 +276,9 @@ class FolderClasses(FolderImages):
     task: ClassificationTask
 
     def __init__(
-        self, task: ClassificationTask, datalist: Datalist, coding: Mapping[int, int] | None = None, *,
-        cache_bytes: int = CACHE_BYTES, num_workers: int = 0,
-    ) -> None:  # fmt: skip
-        super().__init__(task, datalist, coding, cache_bytes=cache_bytes, num_workers=num_workers)
+        self, task: ClassificationTask, datalist: Datalist, coding: Mapping[int, int] | None = None, **memory: int
+    ) -> None:
+        super().__init__(task, datalist, coding, **memory)
         # All labels are looked at before the first round, not in the middle of it.
         found = {split: [self.class_of(s, split) for s in samples] for split, samples in datalist.splits.items()}
         self._counts = {split: np.bincount(numbers, minlength=task.classes) for split, numbers in found.items()}
@@ -311,7 +307,8 @@ class FolderClasses(FolderImages):
     def transform(self, split: str) -> Compose:
         from fairflare.tasks.transforms import Read, with_classes
 
-        return with_classes(Read(self.site, split, self.class_of), self.task.in_channels, self.task.image_size)
+        read = Read(self.site, split, self.max_image_bytes, self.class_of)
+        return with_classes(read, self.task.in_channels, self.task.image_size)
 
     def class_counts(self, split: str) -> torch.Tensor:
         import torch

@@ -169,7 +169,7 @@ class SegmentationTask(ImageTask):
             coding = own.mask_values
             with setting_of(site):
                 _check_reachable(self.structures, coding)
-        return FolderData(self, datalist, coding, cache_bytes=own.cache_bytes, num_workers=own.num_workers)
+        return FolderData(self, datalist, coding, **own.memory())
 
     def open_phantom(self, site: str, own: SegmentationSite) -> SiteData:
         self.check_phantom_fits(site, "prostate", "one structure", self.num_classes == 1)
@@ -193,7 +193,7 @@ class FolderData(FolderImages):
 
         task = self.task
         structured = Structured("label", task.structures, self.coding, self.site, split)
-        return with_masks(Read(self.site, split), structured, task.in_channels, task.image_size)
+        return with_masks(Read(self.site, split, self.max_image_bytes), structured, task.in_channels, task.image_size)
 
 
 class PhantomData(PhantomImages):

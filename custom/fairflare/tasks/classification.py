@@ -14,7 +14,7 @@ from fairflare.core import checks
 from fairflare.core.settings import Flag, Fraction, NonNegativeInt, PositiveInt, settings
 from fairflare.data.datalist import DataError, Datalist, Sample
 from fairflare.data.phantoms import PHANTOMS, PhantomPlan
-from fairflare.tasks.base import SiteData, evaluating
+from fairflare.tasks.base import LOSS, Metric, SiteData, evaluating
 from fairflare.tasks.images import (
     Augmentations,
     Coding,
@@ -29,7 +29,7 @@ from fairflare.tasks.images import (
     setting_error,
     setting_of,
 )
-from fairflare.tasks.metrics import NAMES
+from fairflare.tasks.metrics import MEANINGS, NAMES, REVEALS
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +41,17 @@ if TYPE_CHECKING:
 PLAN_NAMES = {  # arguments of the plan as the task calls them
     "seed": "phantom_seed", "num_sites": "phantom_sites", "num_samples": "phantom_samples", "num_test": "phantom_test"
 }  # fmt: skip
+RECALL: dict[str, Any] = {
+    "doc": "share of the images of this class that were told",
+    "reveals": "there or not: whether the site has images of the class",
+    "by_class": True,
+    "family": "recall_<class>",
+}
+GROUP: dict[str, Any] = {
+    "doc": "mean recall of a group's classes that occur (head, medium, tail)",
+    "reveals": "whether the site has any class of the group, and the recall of a class that is there alone",
+    "family": "<group>",
+}
 
 
 @settings
@@ -252,6 +263,18 @@ class ClassificationTask(ImageTask):
             labels.numpy(), torch.softmax(logits, 1).numpy(), class_names=self.names(), groups=self.groups()
         )
         return {**metrics, "loss": float(self.loss(logits, labels))}
+
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        """Means of groups are by class where a group has one class, or one class no group: both can be solved for."""
+        groups = {group: set(members) for group, members in self.groups().items()}
+        alone = self.classes - len(set().union(*groups.values())) == 1 or any(len(m) == 1 for m in groups.values())
+        return (
+            *(Metric(name=name, doc=doc, reveals=REVEALS.get(name, "")) for name, doc in MEANINGS.items()),
+            LOSS,
+            *(Metric(name=f"recall_{name}", **RECALL) for name in self.names()),
+            *(Metric(name=name, by_class=alone, **GROUP) for name in groups),
+            *([Metric(name="all", doc="mean of the groups", by_class=alone)] if groups else []),
+        )
 
     def open_folder(self, site: str, own: ClassificationSite, datalist: Datalist) -> SiteData:
         with setting_of(site, "class_numbers"):

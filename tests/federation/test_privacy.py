@@ -119,6 +119,14 @@ def test_nothing_else_is_in_a_message() -> None:
     assert set(answer.meta) == {*ENVELOPE, *HOLDERS, *(f.name for f in COUNTS)} - {"params", "current_round", "metrics"}
 
 
+def test_nothing_is_added_on_the_way_through_flare() -> None:
+    from fairflare.flare.wire import META_KEY, NUM_STEPS, to_model
+
+    reply = encode_reply(SiteReply("ok", metrics={"dice": 0.5}, num_steps=3), 0)
+    assert to_model(reply).meta == {META_KEY: reply.meta, NUM_STEPS: 3}
+    assert f"`{NUM_STEPS}`" in page()
+
+
 def check_declared(plan: Plan, name: str, sent: Message, reply: Message) -> None:
     """Every key that travelled is a declared one, in the answer that it is declared for."""
     rule = plan.rule

@@ -259,8 +259,15 @@ def assert_damaged(path: Path) -> str:
 
 def test_slices_of_a_volume_asked_for_at_once_decode_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = nifti(tmp_path / "a.nii.gz", np.arange(96, dtype=np.uint8).reshape(4, 3, 8))
-    decoded, together = [], threading.Barrier(8)
-    monkeypatch.setattr(reading, "decode", lambda *args, **options: decoded.append(1) or decode(*args, **options))
+    decoded: list[int] = []
+    together, again = threading.Barrier(8), threading.Event()
+
+    def slowly(*args: Any, **options: Any) -> Any:
+        decoded.append(1)
+        again.set() if len(decoded) > 1 else again.wait(0.5)  # for a second one, which should not come
+        return decode(*args, **options)
+
+    monkeypatch.setattr(reading, "decode", slowly)
     reading._decode.cache_clear()
 
     def read(number: int) -> float:

@@ -9,8 +9,10 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from fairflare.core.states import difference
+from fairflare.data.datalist import SPLITS, write_datalist
 from fairflare.exchange.messages import clean_meta, clean_state
 from fairflare.federation.site import own_settings, read_site_file, round_seed
 from fairflare.federation.site_store import SiteStore, safe_name
@@ -171,6 +173,35 @@ def test_unknown_device_and_threads_are_named(worker):
         worker(settings={"device": "cuda:99"})
     with pytest.raises(SiteError, match="'num_threads' must be an integer >= 1, got 0"):
         worker(settings={"num_threads": 0})
+
+
+@pytest.mark.parametrize("value", ["false", 0, None])
+def test_metrics_by_class_is_true_or_false(worker, value):
+    with pytest.raises(SiteError, match="'metrics_by_class' must be true or false, got"):
+        worker(settings={"metrics_by_class": value})
+
+
+@pytest.mark.parametrize("name", ["train", "validate"])
+def test_the_dice_of_structures_stays_at_home(worker, tmp_path, name, caplog):
+    for number in range(len(SPLITS)):
+        for kind, top in (("image", 256), ("mask", 3)):
+            values = np.random.default_rng(number).integers(0, top, (32, 32), np.uint8)
+            Image.fromarray(values).save(tmp_path / f"{kind}{number}.png")
+    entries = {s: [{"image": f"image{n}.png", "label": f"mask{n}.png"}] for n, s in enumerate(SPLITS)}
+    write_datalist(tmp_path / "datalist.json", {**entries, "test_other": entries["test"]})
+    task = SegmentationTask(**SEGMENTATION, num_classes=2, class_names=["a", "b"])
+    own = {"data_root": str(tmp_path)}
+    everything = worker(settings=own, task=task).perform(request(name, initial(task)))
+    caplog.set_level("INFO")
+    kept = worker(folder="kept", settings={**own, "metrics_by_class": False}, task=task).perform(
+        request(name, initial(task))
+    )
+    expected = {"dice_a", "dice_b"} | ({"other/dice_a", "other/dice_b"} if name == "validate" else set())
+    assert set(everything.metrics) - set(kept.metrics) == expected
+    assert kept.metrics == {k: v for k, v in everything.metrics.items() if k not in expected}
+    assert kept.stats["classes_at_home"] is True
+    assert "classes_at_home" not in everything.stats
+    assert "dice_a" not in caplog.text  # where a site streams its log, it would leave that way
 
 
 def test_store_keeps_two_rounds_and_forgets_later_ones(tmp_path):

@@ -379,7 +379,18 @@ def test_site_file_names_the_checkpoint(worker, tmp_path):
     ("training", "settings", "task", "message"),
     [
         ({"prior_network": "resnet50"}, {}, {}, "its checkpoint of the prior network 'resnet50' cannot be used"),
-        ({"prior": "/secret/name.pt"}, {}, {}, "its checkpoint of the prior network 'embedded' cannot be used"),
+        (
+            {"prior": "/secret/name.pt"},
+            {"linked_roots": ["/secret"]},
+            {},
+            "its checkpoint of the prior network 'embedded' cannot be used",
+        ),
+        (
+            {"prior": "/secret/name.pt"},
+            {"linked_roots": "/secret"},
+            {},
+            "key 'linked_roots' in the site file is not usable",
+        ),
         ({}, {"prior": 3}, {}, "key 'prior' in the site file is not usable"),
         ({}, {}, {"projector_dim": 64}, r"'embedded' has 96 features, the projection head 64; set projector_dim=96"),
         ({}, {}, {"projector_dim": None}, r"needs a projection head.*set projector_dim=96"),
@@ -391,7 +402,7 @@ def test_bad_settings_are_replies(worker, training, settings, task, message, cap
     assert "site 'site-1'" in reply.reason
     assert re.search(message, reply.reason)
     assert "/secret" not in reply.reason  # but in the site's own log
-    if "prior" in training:
+    if settings.get("linked_roots") == ["/secret"]:
         assert "/secret/name.pt does not exist" in caplog.text
 
 

@@ -154,6 +154,14 @@ def describe(
 
 
 @app.command()
+def privacy() -> None:
+    """What leaves a site with each method and task, field by field, in Markdown."""
+    from fairflare.federation.privacy import page
+
+    typer.echo(page(), nl=False)
+
+
+@app.command()
 @takes_plan
 def run(
     plan: dict[str, Any],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 _PARTIAL = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d+)\.partial")
@@ -39,6 +39,21 @@ def remove_partials(folder: Path) -> int:
     for path in gone:
         path.unlink(missing_ok=True)
     return len(gone)
+
+
+def real_folders(roots: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:
+    """Folders with all links followed, for :func:`lies_in`; ``~`` is the user's home."""
+    return tuple(Path(root).expanduser().resolve() for root in roots)
+
+
+def lies_in(path: Path, folders: Iterable[Path]) -> bool:
+    """Whether a file lies in one of these :func:`real_folders` when all links are followed.
+
+    What the links are when somebody reads the file later is another matter: whoever can change them meanwhile can also
+    change the files.
+    """
+    real = path.resolve()
+    return any(real.is_relative_to(folder) for folder in folders)
 
 
 def _partials(folder: Path) -> list[Path]:

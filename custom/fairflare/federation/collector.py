@@ -22,6 +22,7 @@ from fairflare.core.layers import layers_of
 from fairflare.core.states import add_update, check_state, layerwise_average, weighted_average
 from fairflare.exchange.messages import STATUS_OK, Message, clean_state, same_version
 from fairflare.exchange.staging import Staging
+from fairflare.federation.leaving import AT_HOME
 from fairflare.methods.reports import MAX_TEXT, Field, ReportError, numbers, read_report, shortened
 from fairflare.methods.rule import RoundInputs, Rule, State, Weighing
 
@@ -32,15 +33,36 @@ MAX_METRICS = 1000  # entries that are read
 MAX_REASON = 300
 #: What a site says about its training besides the rule's report. Shown in results; nothing is computed from it.
 STATS = (
-    Field("train_loss", nan_ok=True, infinite_ok=True, required=False),
-    Field("epoch_losses", "vector", nan_ok=True, infinite_ok=True, required=False),
-    Field("seconds", low=0, required=False),
-    Field("synthetic", "flag", required=False),
-)
+    Field(
+        "train_loss", nan_ok=True, infinite_ok=True, required=False,
+        doc="mean training loss of the last epoch",
+    ),
+    Field(
+        "epoch_losses", "vector", nan_ok=True, infinite_ok=True, required=False,
+        doc="mean training loss of each epoch",
+    ),
+    Field(
+        "seconds", low=0, required=False,
+        doc="how long the task took",
+        reveals="the site's hardware, and with it roughly the number of images",
+    ),
+    Field("synthetic", "flag", required=False, doc="whether the data are made up"),
+    Field(
+        AT_HOME, "flag", required=False,
+        doc="there, and true, where metrics by class stay at home",
+    ),
+)  # fmt: skip
 COUNTS = (
-    Field("num_samples", "whole", low=1, high=MAX_SAMPLES, required=False),
-    Field("num_steps", "whole", low=0, high=MAX_SAMPLES, required=False),
-)
+    Field(
+        "num_samples", "whole", low=1, high=MAX_SAMPLES, required=False,
+        doc="number of training images; in `validate` of test images",
+    ),
+    Field(
+        "num_steps", "whole", low=0, high=MAX_SAMPLES, required=False,
+        doc="optimizer steps of this round; for FLARE's controllers it also stands under `NUM_STEPS_CURRENT_ROUND`",
+        reveals="with the job's batch size the number of images",
+    ),
+)  # fmt: skip
 
 
 class QuorumError(RuntimeError):
@@ -168,7 +190,7 @@ class Collector:
             state=_or_refused(site, self._shape, message),
             report=report,
             metrics=read_metrics(site, message.metrics, needed=needs_metrics),
-            stats=read_report(meta.get("stats"), STATS, site, "stats"),
+            stats=read_stats(site, meta),
             num_samples=None if counts["num_samples"] is None else int(counts["num_samples"]),
             num_steps=None if counts["num_steps"] is None else int(counts["num_steps"]),
         )
@@ -313,6 +335,15 @@ def read_head(site: str, message: Message, current_round: int) -> Mapping[str, A
         answered = shortened(message.current_round)
         raise ReportError(f"site {site!r} answered for round {answered}, asked for round {current_round}")
     return meta
+
+
+def read_stats(site: str, meta: Mapping[str, Any]) -> dict[str, Any]:
+    """What a reply says besides report and metrics.
+
+    Raises:
+        ReportError: a value of another kind (names site, field and value).
+    """
+    return read_report(meta.get("stats"), STATS, site, "stats")
 
 
 def read_metrics(site: str, metrics: Any, *, needed: bool = True) -> dict[str, float]:

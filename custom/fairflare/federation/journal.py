@@ -8,6 +8,7 @@ from typing import Any
 
 from fairflare.core.fairness import higher_is_better, summarize
 from fairflare.exchange.messages import TASK_VALIDATE
+from fairflare.federation.leaving import AT_HOME
 from fairflare.federation.phase import Phase
 from fairflare.federation.transport import Listener, Transport
 from fairflare.methods.rule import Weighing
@@ -32,6 +33,7 @@ class Journal:
         self.listeners = list(listeners)
         self.metric = metric
         self.synthetic = False
+        self._classes_at_home: set[str] = set()
 
     def tell(self, kind: str, **details: Any) -> None:
         """An event: into the log file and to the listeners."""
@@ -52,10 +54,20 @@ class Journal:
             }
             for site, found in sorted(phase.trained.items())
         }
+        self._note_classes_at_home(phase)
         if not self.synthetic and any(found.stats["synthetic"] for found in phase.trained.values()):
             self.synthetic = True
             self.store.update_info(synthetic=True)
             self.say("the data are SYNTHETIC (a phantom): the figures say nothing about patients")
+
+    def _note_classes_at_home(self, phase: Phase) -> None:
+        """A table that lacks a site's metrics says why."""
+        stats = {site: training.stats for site, training in phase.trained.items()} | phase.stats
+        found = {site for site in phase.good if stats[site][AT_HOME]}
+        if not found <= self._classes_at_home:
+            self._classes_at_home |= found
+            self.store.update_info(classes_at_home=sorted(self._classes_at_home))
+            self.say(f"metrics by class stay at home at: {', '.join(sorted(self._classes_at_home))}")
 
     def left_out(self, phase: Phase, record: RoundRecord) -> None:
         """An exchange of the round, and who is not in it."""
@@ -83,6 +95,7 @@ class Journal:
         left_out = [LeftOut(site, TASK_VALIDATE, reason) for site, reason in sorted(phase.left_out.items())]
         for left in left_out:
             self.say(f"validate: site {left.site!r} left out: {left.reason}", warning=True)
+        self._note_classes_at_home(phase)
         test = {site: dict(values) for site, values in sorted(phase.good.items())}
         self.store.finish("completed", test=test, fairness=_fairness(test), phases=[phase.record()], left_out=left_out)
         results = read_results(self.store.folder)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from fairflare.exchange.messages import Message, num_bytes
 from fairflare.federation.collector import Training
@@ -24,6 +25,7 @@ class Phase:
 
     Attributes:
         good: sites whose answer is used, with the metrics in it.
+        stats: what the answers to the final test say besides.
         left_out: why another one is not.
     """
 
@@ -32,6 +34,7 @@ class Phase:
     asked: list[str]
     good: dict[str, dict[str, float]] = field(default_factory=dict)
     trained: dict[str, Training] = field(default_factory=dict)
+    stats: dict[str, dict[str, Any]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     bytes_out: int = 0

@@ -30,7 +30,7 @@ from fairflare.exchange.messages import (
     num_bytes,
 )
 from fairflare.federation.checkpoint import Checkpoint, CheckpointFolder, check_same_config
-from fairflare.federation.collector import Collector, LikeReceived, read_head, read_metrics, reasons
+from fairflare.federation.collector import Collector, LikeReceived, read_head, read_metrics, read_stats, reasons
 from fairflare.federation.journal import Journal
 from fairflare.federation.models import ModelFiles
 from fairflare.federation.phase import Exchange, Phase, Roster
@@ -285,7 +285,7 @@ class Rounds:
         return {}
 
     def _validated(self, phase: Phase, site: str, message: Message) -> dict[str, float]:
-        read_head(site, message, phase.current_round)
+        phase.stats[site] = read_stats(site, read_head(site, message, phase.current_round))
         return read_metrics(site, message.metrics)
 
     def _note_left_out(self, phase: Phase) -> None:

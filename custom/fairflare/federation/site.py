@@ -31,6 +31,7 @@ from fairflare.exchange.messages import (
     SiteTask,
     clean_state,
 )
+from fairflare.federation.leaving import METRICS_BY_CLASS, keep_classes_home, sends_classes
 from fairflare.federation.site_store import SiteStore
 from fairflare.methods.training import LocalTraining, SiteError, SiteRun
 
@@ -41,7 +42,7 @@ log = logging.getLogger(__name__)
 
 SITE_FILE = "fairflare.json"  # in the folder local/ of a FLARE workspace
 # Settings of local/fairflare.json that the shell reads; all others belong to the task.
-SHELL_SETTINGS = ("sites", "state_root", "checkpoint_root", "num_threads", "device", "isolate")
+SHELL_SETTINGS = ("sites", "state_root", "checkpoint_root", "num_threads", "device", "isolate", METRICS_BY_CLASS)
 
 
 def round_seed(seed: int, site: str, current_round: int) -> int:
@@ -76,6 +77,7 @@ class SiteWorker:
         self.training = training
         self.settings = dict(settings)
         self.store = SiteStore(state_folder)
+        self.sends_classes = sends_classes(site, self.settings)
         self.device = pick_device(site, self.settings.get("device"))
         threads = self.settings.get("num_threads", num_threads)
         if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
@@ -108,6 +110,8 @@ class SiteWorker:
             )
         except Exception as e:
             return refusal(self.site, request.name, e)
+        if not self.sends_classes:
+            keep_classes_home(self.site, reply, self.task, self._data.test_splits if self._data else ())
         reply.stats["seconds"] = round(time.monotonic() - started, 3)
         return reply
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -136,9 +136,21 @@ class FedISM(Rule):
     """
 
     report_fields = (
-        Field("sharpness", nan_ok=True, infinite_ok=True, required=False),
-        Field("perturbed_loss", low=0, nan_ok=True, infinite_ok=True, required=False),
-    )
+        Field(
+            "sharpness", nan_ok=True, infinite_ok=True, required=False,
+            doc="S, by how much the mean training loss of the received model rises at the search distance",
+            reveals="with `perturbed_loss` the mean training loss of the received model",
+            keep="`saga=false` of the job",
+        ),
+        Field(
+            "perturbed_loss", low=0, nan_ok=True, infinite_ok=True, required=False,
+            doc="L_p, the mean training loss at that distance",
+            keep="`saga=false` of the job",
+        ),
+    )  # fmt: skip
+    directive_docs: ClassVar[dict[str, str]] = {
+        "search_distance": "the distance of this round, which follows from the job's settings"
+    }
 
     variant: Literal["S", "L"] = "S"
     q: NonNegative = 2.0

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field as Bounds
@@ -190,9 +190,22 @@ class FedMAS(Rule):
     """
 
     report_fields = (
-        Field("rescue_factor", low=0, high=MAX_RESCUE_FACTOR, nan_ok=True, infinite_ok=True, required=False),
-        Field("prior", "text", required=False),
-    )
+        Field(
+            "rescue_factor", low=0, high=MAX_RESCUE_FACTOR, nan_ok=True, infinite_ok=True, required=False,
+            doc="RF, the sum over the site's classes of the divergence before times that while training",
+            reveals="it grows with the number of classes that the site has; not which. The divergences by class and "
+            "the class counts that it is made of stay in the site's state folder",
+            keep="`mas=false` of the job",
+        ),
+        Field(
+            "prior", "text", required=False,
+            doc="fingerprint of the frozen prior network, 64 bits of SHA-256 in hexadecimal digits",
+            reveals="which published checkpoint the site holds",
+        ),
+    )  # fmt: skip
+    directive_docs: ClassVar[dict[str, str]] = {
+        "rescue_factor": "true: the server weighs by the rescue factor, so sites measure it"
+    }
 
     mas: Flag = True
 

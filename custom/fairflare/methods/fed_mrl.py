@@ -159,14 +159,31 @@ class FedMRL(Rule):
     """
 
     report_fields = (
-        Field("train_loss", low=0, nan_ok=True, infinite_ok=True),
-        Field("accuracy", low=0, high=1),
-        Field("global_accuracy", low=0, high=1),
-        Field("num_validation", low=0, high=1e9),
-        Field("entropy", low=-50, high=1e-6, required=False),
-        Field("num_classes", low=1, high=1e6, required=False),
-        Field("mu", low=0, required=False),
-    )
+        Field(
+            "train_loss", low=0, nan_ok=True, infinite_ok=True,
+            doc="mean criterion of the last epoch, without the two further terms",
+        ),
+        Field(
+            "accuracy", low=0, high=1,
+            doc="of the local model on the validation images; the primary metric where a task has no accuracy",
+        ),
+        Field("global_accuracy", low=0, high=1, doc="the same of the received model"),
+        Field("num_validation", low=0, high=1e9, doc="number of validation images"),
+        Field(
+            "entropy", low=-50, high=1e-6, required=False,
+            doc="sum of p log p over the classes of the training images, the same in every round",
+            reveals="how unequal the class counts are: 0, one class only; -log of the number of classes: all alike",
+            keep="`share_entropy=false` of the job",
+        ),
+        Field("num_classes", low=1, high=1e6, required=False, doc="number of classes of the task, not of the site"),
+        Field("mu", low=0, required=False, doc="the proximal coefficient that was used"),
+    )  # fmt: skip
+    directive_docs: ClassVar[dict[str, str]] = {
+        "mean_loss": "F, mean or sum of the sites' `train_loss` of the round before; of two sites each then knows "
+        "the other's",
+        "mu": "the proximal coefficient of every site of the round, by name: each site learns the names of the others, "
+        "and what the agents chose for them from their losses, accuracies and numbers of images",
+    }
 
     retired: ClassVar[dict[str, str]] = {**Rule.retired, "use_som": "it is weighting=som or =samples now", **_moved(
         mu_policy="actions zeta gamma agent_rate:learning_rate agent_hidden:hidden warmup updates explore cautious "

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import zlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from fairflare.core.files import lies_in, real_folders
 from fairflare.core.priors import prior_distance
 from fairflare.methods.training import SiteError, SiteRun
 
@@ -39,6 +41,8 @@ class Priors:
             SiteError: the checkpoint cannot be used, or does not fit the model's projection head.
         """
         file = run.settings.get("prior", self.checkpoint)
+        if file is not None and "prior" not in run.settings:
+            check_may_read(run, file)
         if file is not None and (not isinstance(file, str) or not file):
             raise SiteError(
                 f"site {run.site!r}: 'prior' in the site's fairflare.json must be a path, got {file!r}",
@@ -141,6 +145,24 @@ class FeatureCache:
             value = {"fingerprint": self.fingerprint, "checks": self.checks, "features": self.features}
             run.store.save("prior_features", run.current_round, value)
             self._changed = False
+
+
+def check_may_read(run: SiteRun, file: str) -> None:
+    """A job, unlike the site, may name files of the site's data folders only.
+
+    Raises:
+        SiteError: the file, links followed, lies elsewhere.
+    """
+    own, more = run.settings.get("data_root"), run.settings.get("linked_roots", [])
+    if not isinstance(more, list):  # of a text every character would be a folder
+        raise SiteError(f"site {run.site!r}: setting 'linked_roots' must be a list of folders")
+    if not lies_in(Path(file).expanduser(), real_folders([*([own] if own else []), *more])):
+        raise SiteError(
+            f"site {run.site!r}: the job's checkpoint of the prior network, {file!r}, lies outside data_root and "
+            "linked_roots of this site; name it with 'prior' in the site's fairflare.json if it may be read",
+            public=f"site {run.site!r}: it does not let a job name the checkpoint of the prior network; name the file "
+            "with 'prior' in the site's fairflare.json",
+        )
 
 
 def project(model: torch.nn.Module, features: torch.Tensor) -> torch.Tensor:

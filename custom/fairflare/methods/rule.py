@@ -78,6 +78,8 @@ class Rule(ABC):
 
     report_fields: ClassVar[tuple[Field, ...]] = ()
     anchor_fields: ClassVar[tuple[Field, ...]] = ()
+    #: What each of the :meth:`directives` is, and what it says about other sites; for ``docs/privacy.md``.
+    directive_docs: ClassVar[dict[str, str]] = {}
     #: The sites are asked twice a round: to train, and about the plain average of their models (the anchor).
     two_phase: ClassVar[bool] = False
     #: Settings that are gone, and what to do instead; the first that is given is named.

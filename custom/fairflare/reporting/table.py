@@ -116,6 +116,8 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
         notes += [f"  {site} after the last round, {phase}: {reason}" for site, phase, reason in in_test]
     elif results["rounds"]:
         notes.append("No site was left out of a round.")
+    if info.get("classes_at_home"):
+        notes.append(f"Metrics by class stay at home at: {', '.join(info['classes_at_home'])}.")
     if info.get("synthetic"):
         notes.append(SYNTHETIC_NOTE)
     return notes

@@ -14,9 +14,8 @@ from fairflare.core import checks
 from fairflare.core.settings import Flag, Fraction, NonNegativeInt, PositiveInt, settings
 from fairflare.data.datalist import DataError, Datalist, Sample
 from fairflare.data.phantoms import PHANTOMS, PhantomPlan
-from fairflare.tasks.base import SiteData, evaluating
+from fairflare.tasks.base import LOSS, Metric, SiteData, evaluating
 from fairflare.tasks.images import (
-    CACHE_BYTES,
     Augmentations,
     Coding,
     FolderImages,
@@ -30,7 +29,7 @@ from fairflare.tasks.images import (
     setting_error,
     setting_of,
 )
-from fairflare.tasks.metrics import NAMES
+from fairflare.tasks.metrics import MEANINGS, NAMES, REVEALS
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +41,17 @@ if TYPE_CHECKING:
 PLAN_NAMES = {  # arguments of the plan as the task calls them
     "seed": "phantom_seed", "num_sites": "phantom_sites", "num_samples": "phantom_samples", "num_test": "phantom_test"
 }  # fmt: skip
+RECALL: dict[str, Any] = {
+    "doc": "share of the images of this class that were told",
+    "reveals": "there or not: whether the site has images of the class",
+    "by_class": True,
+    "family": "recall_<class>",
+}
+GROUP: dict[str, Any] = {
+    "doc": "mean recall of a group's classes that occur (head, medium, tail)",
+    "reveals": "whether the site has any class of the group, and the recall of a class that is there alone",
+    "family": "<group>",
+}
 
 
 @settings
@@ -254,13 +264,23 @@ class ClassificationTask(ImageTask):
         )
         return {**metrics, "loss": float(self.loss(logits, labels))}
 
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        """Means of groups are by class where a group has one class, or one class no group: both can be solved for."""
+        groups = {group: set(members) for group, members in self.groups().items()}
+        alone = self.classes - len(set().union(*groups.values())) == 1 or any(len(m) == 1 for m in groups.values())
+        return (
+            *(Metric(name=name, doc=doc, reveals=REVEALS.get(name, "")) for name, doc in MEANINGS.items()),
+            LOSS,
+            *(Metric(name=f"recall_{name}", **RECALL) for name in self.names()),
+            *(Metric(name=name, by_class=alone, **GROUP) for name in groups),
+            *([Metric(name="all", doc="mean of the groups", by_class=alone)] if groups else []),
+        )
+
     def open_folder(self, site: str, own: ClassificationSite, datalist: Datalist) -> SiteData:
         with setting_of(site, "class_numbers"):
             for number in (own.class_numbers or {}).values():
                 checks.number("class_numbers: class", number, low=0, high=self.classes - 1, whole=True)
-        return FolderClasses(
-            self, datalist, own.class_numbers, cache_bytes=own.cache_bytes, num_workers=own.num_workers
-        )
+        return FolderClasses(self, datalist, own.class_numbers, **own.memory())
 
     def open_phantom(self, site: str, own: ClassificationSite) -> SiteData:
         classes = len(PHANTOMS[self.phantom].class_names)
@@ -279,10 +299,9 @@ class FolderClasses(FolderImages):
     task: ClassificationTask
 
     def __init__(
-        self, task: ClassificationTask, datalist: Datalist, coding: Mapping[int, int] | None = None, *,
-        cache_bytes: int = CACHE_BYTES, num_workers: int = 0,
-    ) -> None:  # fmt: skip
-        super().__init__(task, datalist, coding, cache_bytes=cache_bytes, num_workers=num_workers)
+        self, task: ClassificationTask, datalist: Datalist, coding: Mapping[int, int] | None = None, **memory: int
+    ) -> None:
+        super().__init__(task, datalist, coding, **memory)
         # All labels are looked at before the first round, not in the middle of it.
         found = {split: [self.class_of(s, split) for s in samples] for split, samples in datalist.splits.items()}
         self._counts = {split: np.bincount(numbers, minlength=task.classes) for split, numbers in found.items()}
@@ -311,7 +330,8 @@ class FolderClasses(FolderImages):
     def transform(self, split: str) -> Compose:
         from fairflare.tasks.transforms import Read, with_classes
 
-        return with_classes(Read(self.site, split, self.class_of), self.task.in_channels, self.task.image_size)
+        read = Read(self.site, split, self.max_image_bytes, self.class_of)
+        return with_classes(read, self.task.in_channels, self.task.image_size)
 
     def class_counts(self, split: str) -> torch.Tensor:
         import torch

@@ -11,10 +11,30 @@ import numpy.typing as npt
 
 from fairflare.core import checks
 
-NAMES = (
-    "accuracy", "balanced_accuracy", "precision", "recall", "f1", "precision_macro", "f1_macro", "f1_harmonic",
-    "auc_ovo", "auc_ovr",
-)  # fmt: skip
+MEANINGS = {
+    "accuracy": "share of images whose class was told",
+    "balanced_accuracy": "mean recall of the classes that occur",
+    "precision": "precision, weighted by class size",
+    "recall": "recall, weighted by class size",
+    "f1": "F1, weighted by class size",
+    "precision_macro": "mean precision over the classes that occur",
+    "f1_macro": "mean F1 over the classes that occur",
+    "f1_harmonic": "2PR / (P + R) of the weighted two",
+    "auc_ovo": "area under the ROC curve, one versus one; absent where one class only occurs",
+    "auc_ovr": "the same, one versus rest, weighted by class size",
+}
+NAMES = tuple(MEANINGS)
+#: What the figures of one model say, beyond how good it is there.
+STEERED = "a server that sends a model which always answers one class reads off that class's share"
+REVEALS = {
+    "accuracy": STEERED,
+    "recall": STEERED,
+    "precision": STEERED,
+    "f1": STEERED,
+    "balanced_accuracy": "of such a model it is 1 / (number of classes that occur), or 0 where that one does not",
+    "auc_ovo": "there or not: whether the site has more than one class",
+    "auc_ovr": "the same",
+}
 
 
 def classification_metrics(

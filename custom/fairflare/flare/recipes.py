@@ -22,7 +22,7 @@ class FairRecipe(Recipe):
         packaging: ``"task_file"``: the job carries ``app/custom/task.py`` and sites must permit custom code;
             ``"preinstalled"``: no custom code, sites need the package and ``fairflare.`` in their class allow list;
             ``"bundle"``: the job carries the whole package.
-        task, sites, settings, small, task_file: see :func:`fairflare.federation.plan.make_plan`.
+        task, sites, settings, small, train_like, task_file: see :func:`fairflare.federation.plan.make_plan`.
         num_rounds: communication rounds; default: the method's small job.
         min_sites: usable results a round needs; also FLARE's ``min_clients``.
         phase_timeout: seconds for each of train, anchor and validate.
@@ -44,6 +44,7 @@ class FairRecipe(Recipe):
         sites: int | Sequence[str] | None = 0,
         settings: Mapping[str, Any] | None = None,
         small: bool = True,
+        train_like: str | None = None,
         task_file: str | Path | None = None,
         num_rounds: int | None = None,
         min_sites: int = 2,
@@ -61,6 +62,7 @@ class FairRecipe(Recipe):
             sites=sites,
             settings=settings,
             small=small,
+            train_like=train_like,
             task_file=task_file,
             num_rounds=num_rounds,
             min_sites=min_sites,

@@ -47,6 +47,7 @@ JOB: dict[str, Any] = {
     },
     "num_sites": 4,
     "num_rounds": 5,
+    "keeps": ("criterion", "projector_dim"),
 }
 METHODS = [
     Method(

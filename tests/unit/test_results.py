@@ -141,7 +141,7 @@ def test_csv_rows(store):
         ["0", "aggregate", "A", "weight", "0.25"],
         ["1", "test", "A", "dice", "0.9"],
     ]
-    assert rows(store, "layers.csv")[1:] == [
+    assert rows(store, "layers.csv.bz2")[1:] == [
         ["0", "conv", "A", "0.9", "0.1", "1.0"],
         ["0", "conv", "B", "", "", "0.0"],
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
 import io
 import json
@@ -18,6 +19,7 @@ import torch
 from rich.console import Console
 
 from fairflare.core.fairness import summarize
+from fairflare.core.record_log import DamagedLog, RecordLog, records
 from fairflare.reporting.results import (
     CSV_COLUMNS,
     SCHEMA_VERSION,
@@ -72,12 +74,13 @@ def strict(path: Path) -> dict[str, Any]:
 
 
 def rows(store: ResultsStore, name: str) -> list[list[str]]:
-    with (store.folder / name).open(encoding="utf-8", newline="") as file:
+    opened = bz2.open if name.endswith(".bz2") else open
+    with opened(store.folder / name, "rt", encoding="utf-8", newline="") as file:
         return list(csv.reader(file))
 
 
-def snapshot(store: ResultsStore) -> dict[str, str]:
-    return {name: (store.folder / name).read_text(encoding="utf-8") for name in CSV_COLUMNS}
+def snapshot(store: ResultsStore) -> dict[str, list[list[str]]]:
+    return {name: rows(store, name) for name in CSV_COLUMNS}
 
 
 def finished(folder: Path, *, method: str = "fed_lwr", dice: tuple[float, ...] = (0.9, 0.5, 0.7), **info: Any) -> Any:
@@ -87,6 +90,13 @@ def finished(folder: Path, *, method: str = "fed_lwr", dice: tuple[float, ...] =
     test = {site: {"loss": 1 - value, "dice": value} for site, value in zip("ABC", dice, strict=False)}
     store.finish("completed", test, {"dice": summarize({site: m["dice"] for site, m in test.items()})})
     return read_results(folder)
+
+
+def kept_log(store: ResultsStore, folder: Path) -> RecordLog:
+    """A copy, as a checkpoint has it."""
+    log = RecordLog(folder / "kept.bz2")
+    log.take_over(store.log)
+    return log
 
 
 # the store
@@ -103,7 +113,8 @@ def test_a_run_from_start_to_finish(store):
 
     store.add_round(record(0))
     store.add_round(record(1, site_weights={"A": 0.25, "B": np.float32(0.75)}, layers=None))
-    document = strict(store.folder / "results.json")
+    assert strict(store.folder / "results.json")["rounds"] == []
+    document = read_results(store.folder)
     assert document["status"] == "running"
     first, second = document["rounds"]
     assert first["validation"]["B"] == {"dice": None, "loss": 0.2}
@@ -230,10 +241,11 @@ def test_files_are_replaced_as_a_whole(store, tmp_path):
     before = {name: (store.folder / name).read_bytes() for name in ("results.json", *CSV_COLUMNS)}
     for name in before:
         os.link(store.folder / name, tmp_path / name)
-    store.load_state_dict(state | {"rounds": []})
+    store.load_state_dict(state | {"last_round": -1}, RecordLog(tmp_path / "none"))
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
     assert all((store.folder / name).read_bytes() != content for name, content in before.items())
-    assert {path.name for path in store.folder.iterdir()} == {*before, "progress.jsonl"}  # nothing half-written
+    others = {"progress.jsonl", "rounds.jsonl.bz2", ".reserve"}
+    assert {path.name for path in store.folder.iterdir()} == {*before, *others}  # nothing half-written
 
 
 def test_start_forgets_an_earlier_run(store):
@@ -252,12 +264,12 @@ def test_resume_in_another_folder(store, tmp_path):
     store.start(INFO)
     store.add_round(record(0))
     store.add_round(record(1))
-    saved = json.loads(json.dumps(store.state_dict(), allow_nan=False))
+    saved, log = json.loads(json.dumps(store.state_dict(), allow_nan=False)), kept_log(store, tmp_path)
     store.add_round(record(2))
 
     other = ResultsStore(tmp_path / "second")
     other.start(INFO | {"job_id": "j-2"})
-    other.load_state_dict(saved)
+    other.load_state_dict(saved, log)
     other.add_round(record(2))
     assert snapshot(other) == snapshot(store)
     before, after = read_results(store.folder), read_results(other.folder)
@@ -265,26 +277,25 @@ def test_resume_in_another_folder(store, tmp_path):
     assert after["started"] == before["started"]
     assert after["info"]["job_id"] == "j-2"
     assert [entry["next_round"] for entry in after["resumed"]] == [2]
-    assert len(saved["rounds"]) == 2
 
 
-def test_resume_replaces_rows_that_the_checkpoint_does_not_know(store):
+def test_resume_replaces_rows_that_the_checkpoint_does_not_know(store, tmp_path):
     store.start(INFO)
     store.add_round(record(0))
-    saved, files = store.state_dict(), snapshot(store)
+    saved, files, log = store.state_dict(), snapshot(store), kept_log(store, tmp_path)
     store.add_round(record(1))
     again = ResultsStore(store.folder)
     again.start(INFO)
-    again.load_state_dict(saved)
+    again.load_state_dict(saved, log)
     assert snapshot(again) == files
 
 
 def test_resume_refusals(store):
     with pytest.raises(ValueError, match="was not started"):
-        store.load_state_dict(store.state_dict())
+        store.load_state_dict(store.state_dict(), store.log)
     store.start(INFO)
     with pytest.raises(ValueError, match="saved results have schema version 99"):
-        store.load_state_dict(store.state_dict() | {"schema_version": 99})
+        store.load_state_dict(store.state_dict() | {"schema_version": 99}, store.log)
 
 
 def test_events(store):

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 #: What :func:`write_whole` writes to, and what it was called before version 0.2.
 _PARTIAL = re.compile(r"\..+\.(?P<pid>\d+)\.(partial|tmp)|.+\.tmp(?P<old_pid>\d*)")
@@ -100,7 +100,7 @@ def save_torch(value: Any, path: Path) -> None:
     with path.open("wb", buffering=0) as file:
         told = _Told(file)
         try:
-            torch.save(value, told)
+            torch.save(value, cast(BinaryIO, told))
         except RuntimeError:  # its own words are about the archive's positions
             if told.error is not None:
                 raise told.error from None
@@ -110,7 +110,7 @@ def save_torch(value: Any, path: Path) -> None:
 class _Told:
     """A file that remembers what went wrong."""
 
-    def __init__(self, file: BinaryIO | Any) -> None:
+    def __init__(self, file: Any) -> None:
         self.file = file
         self.error: OSError | None = None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
@@ -316,6 +316,36 @@ def check_same_config(old: Mapping[str, Any], new: Mapping[str, Any], experiment
         raise CheckpointError(
             f"experiment {experiment!r} has a checkpoint of other settings ({'; '.join(differing)}); give the run "
             "another experiment id, or remove the checkpoint folder"
+        )
+
+
+def check_same_rounds(was: int, now: int, next_round: int, following: Sequence[str], experiment: str) -> None:
+    """Refuses another number of rounds where it would change rounds that are done.
+
+    Args:
+        was, now: ``num_rounds`` before and now.
+        next_round: the first round that is not done.
+        following: settings whose effect in a round depends on ``num_rounds``.
+        experiment: id.
+
+    Raises:
+        CheckpointError: names the settings, or the least number.
+    """
+    if next_round > was:
+        raise CheckpointError(
+            f"the checkpoint of experiment {experiment!r} is of round {next_round}, but its run had {was} rounds; "
+            f"{_REMEDY}"
+        )
+    if now < next_round:
+        raise CheckpointError(
+            f"experiment {experiment!r} has done {next_round} rounds already, num_rounds is {now}; set it to at least "
+            f"{next_round}, or use another experiment id"
+        )
+    if now != was and following:
+        raise CheckpointError(
+            f"experiment {experiment!r} was begun with num_rounds={was}, is {now}, and {', '.join(following)} "
+            f"depends on it: the rounds that are done would have gone another way. Set num_rounds={was}, or use "
+            "another experiment id"
         )
 
 

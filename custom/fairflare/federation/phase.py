@@ -25,6 +25,7 @@ class Phase:
     Attributes:
         good: sites whose answer is used, with the metrics in it.
         left_out: why another one is not.
+        unheard: those of them that did not answer in time.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Phase:
     good: dict[str, dict[str, float]] = field(default_factory=dict)
     trained: dict[str, Training] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    unheard: list[str] = field(default_factory=list)
     seconds: float = 0.0
     bytes_out: int = 0
     bytes_in: int = 0
@@ -186,6 +188,7 @@ class Exchange:
     def _close(self, phase: Phase) -> None:
         for site in phase.silent:
             phase.left_out[site] = f"no answer within {phase.seconds:.1f} s"
+            phase.unheard.append(site)
             self._tell_site(phase, site, phase.seconds)
             self.roster.missed(site)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,12 @@ class CsvFiles:
     def rewrite(self, rounds: Iterable[Mapping[str, Any]]) -> None:
         """All files anew, with these rounds."""
         for name, columns in CSV_COLUMNS.items():
+            head = csv_text([list(columns)])
             if name in self._packed:
                 self._packed[name].clear()
-                self._packed[name].append(csv_text([list(columns)]))
+                self._packed[name].append(head)
             else:
-                text = csv_text([list(columns)])
-                write_whole(self.folder / name, lambda path, text=text: path.write_text(text, "utf-8", newline=""))
+                write_whole(self.folder / name, partial(_write_text, head), durable=False)
         for record in rounds:
             self.add_round(record)
 
@@ -54,3 +55,7 @@ class CsvFiles:
         else:
             with (self.folder / name).open("a", encoding="utf-8", newline="") as file:
                 file.write(csv_text(rows))
+
+
+def _write_text(text: str, path: Path) -> None:
+    path.write_text(text, encoding="utf-8", newline="")

@@ -16,6 +16,7 @@ from typing import Any
 from fairflare.core import checks
 from fairflare.core.files import remove_partials, write_whole
 from fairflare.core.record_log import DamagedLog, RecordLog, records
+from fairflare.reporting.csv_files import CsvFiles
 from fairflare.reporting.records import (
     CSV_COLUMNS,
     LeftOut,
@@ -26,7 +27,6 @@ from fairflare.reporting.records import (
     final_rows,
     round_as_json,
 )
-from fairflare.reporting.csv_files import CsvFiles
 
 __all__ = ["CSV_COLUMNS", "SCHEMA_VERSION", "LeftOut", "PhaseRecord", "ResultsStore", "RoundRecord", "read_results"]
 
@@ -93,6 +93,11 @@ class ResultsStore:
             self._tables.rewrite(())
             # Bytes that no file system can leave out.
             write_whole(self.folder / RESERVE_FILE, lambda path: path.write_bytes(os.urandom(RESERVED)))
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What the run is, as JSON types."""
+        return dict(self._info or {})
 
     def update_info(self, **values: Any) -> None:
         """Adds to ``info`` what is known only after the start (``synthetic``).

@@ -44,7 +44,7 @@ def model(folder: Path) -> dict[str, torch.Tensor]:
 
 def without_times(value: Any) -> Any:
     """Results without what a clock wrote."""
-    clocks = ("seconds", "started", "updated", "finished")
+    clocks = ("seconds", "started", "updated", "finished", "run")  # and the id of the run
     if isinstance(value, dict):
         return {k: without_times(v) for k, v in value.items() if k not in clocks and not k.endswith("seconds")}
     return [without_times(v) for v in value] if isinstance(value, list) else value
@@ -233,7 +233,7 @@ def test_nobody_answers_about_the_anchor(tmp_path: Path, monkeypatch: pytest.Mon
     assert [(gone["site"], gone["phase"]) for gone in first["left_out"]] == [(site, "anchor") for site in SITES]
     assert all("no time for this" in gone["reason"] for gone in first["left_out"])
     for by_site in first["layers"].values():
-        assert [by_site[site]["weight"] for site in SITES] == pytest.approx([1 / 3] * 3, rel=1e-9)
+        assert [by_site[site]["weight"] for site in SITES] == pytest.approx([1 / 3] * 3, rel=1e-7)
     assert second["left_out"] == []
     assert any(len({by_site[site]["weight"] for site in SITES}) == 3 for by_site in second["layers"].values())
 

@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 
 from fairflare.core.fairness import summarize
-from fairflare.core.record_log import DamagedLog, RecordLog, records
+from fairflare.core.record_log import RecordLog
 from fairflare.reporting.results import (
     CSV_COLUMNS,
     SCHEMA_VERSION,

@@ -78,7 +78,7 @@ class Dying:
         self.count += 1
         if self.count == self.dies_at:
             if flushed is not None:
-                path = Path(os.readlink(f"/proc/self/fd/{flushed}"))
+                path = Path(f"/proc/self/fd/{flushed}").readlink()
                 if path.name.endswith(".partial"):
                     size = path.stat().st_size
                     os.ftruncate(os.open(path, os.O_WRONLY), size // 2)

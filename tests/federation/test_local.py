@@ -96,6 +96,33 @@ def test_twice_the_same(averaged: Path, tmp_path: Path) -> None:
     assert without_times(other["test"]) != without_times(first["test"])
 
 
+def test_two_runs_in_one_folder_do_not_write_over_each_other(averaged: Path, tmp_path: Path) -> None:
+    refused: list[str] = []
+
+    class Second(Listener):
+        def round_started(self, current_round: int) -> None:
+            with pytest.raises(RuntimeError) as caught:
+                run(tmp_path, experiment=f"other-{current_round}")
+            refused.append(str(caught.value))
+
+    plan = make_plan("fed_avg", task="classification", sites=3, settings=TINY, num_rounds=2)
+    results = read(run_local(plan, tmp_path, listeners=[Second()]))
+    assert len(refused) == 2
+    assert "is in use by another run (process " in refused[0]
+    assert refused[0].endswith("wait until that run is over, or give this one another folder")
+    first = read(averaged / "server" / "simulate_job" / "fairflare")
+    assert without_times(results) == without_times(first)
+
+
+def test_a_changed_schedule_or_number_of_rounds_is_noticed_in_one_process(tmp_path: Path) -> None:
+    cosine = {"schedule": "cosine"}
+    run(tmp_path, num_rounds=1, experiment="e", settings=cosine)
+    with pytest.raises(ValueError, match=r"num_rounds=1, is 2, and training\.schedule depends on it"):
+        run(tmp_path, num_rounds=2, experiment="e", settings=cosine)
+    with pytest.raises(ValueError, match=r"training\.schedule: was 'cosine', is 'constant'"):
+        run(tmp_path, num_rounds=1, experiment="e")
+
+
 def test_fed_ism(tmp_path: Path) -> None:
     results = run(tmp_path, "fed_ism")
     assert results["status"] == "completed"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fairflare.core.folder_lock import FolderLock
+from fairflare.core.folder_lock import FolderInUse, FolderLock
 from fairflare.core.settings import values_of
 from fairflare.exchange.messages import Message, decode_task, encode_reply
 from fairflare.federation.rounds import Rounds
@@ -123,8 +123,7 @@ def run_local(
 
     Raises:
         ValueError: the plan names no sites, a checkpoint does not fit, or another run has its experiment.
-        FolderInUse: another run writes to ``folder``.
-        RuntimeError: the run failed; the text says why.
+        RuntimeError: the run failed, or another one writes to ``folder``; the text says why.
         Stopped: ``should_stop`` said so.
     """
     if not plan.sites:
@@ -155,7 +154,10 @@ def run_local(
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     lock = FolderLock(folder, {})
-    lock.take()
+    try:
+        lock.take()
+    except FolderInUse as error:
+        raise RuntimeError(f"{error}; wait until that run is over, or give this one another folder") from None
     try:
         yield
     finally:

@@ -24,6 +24,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/bench_cka.py
 	$(BIN)/python benchmarks/bench_aggregation.py
 	$(BIN)/python benchmarks/bench_idle.py
+	$(BIN)/python benchmarks/bench_results.py
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

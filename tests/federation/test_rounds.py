@@ -835,12 +835,12 @@ def test_resume_allows_other_sites_and_quorum(tmp_path: Path) -> None:
     assert rest.results["info"]["sites"] == SITES[:2]
 
 
-def test_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+def test_a_checkpoint_of_an_older_version_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "kept" / "e1"
     folder.mkdir(parents=True)
     (folder / "state.json").write_text("{")
     run = Run(tmp_path, experiment="e1")
-    with pytest.raises(ValueError, match=r"state\.json cannot be read.*another experiment id"):
+    with pytest.raises(ValueError, match=r"state\.json is a checkpoint of an older fairflare.*another experiment id"):
         run()
     assert json.loads((run.folder / "fairflare" / "results.json").read_text())["status"] == "failed"
 

@@ -161,6 +161,7 @@ def test_what_a_site_receives(tmp_path: Path) -> None:
     assert (model.current_round, model.total_rounds) == (0, 1)
     assert model.meta[META_KEY] == {
         "version": __version__, "experiment": "e", "seed": 3, "current_round": 0, "num_rounds": 1, "directives": {},
+        "run": server.results["info"]["run"],
     }  # fmt: skip
 
 
@@ -314,9 +315,9 @@ def test_a_failure_is_logged_and_raised(tmp_path: Path) -> None:
 
 def test_checkpoints_lie_where_the_servers_file_says(tmp_path: Path) -> None:
     Server(tmp_path, num_rounds=1, experiment="e1").run()
-    assert (tmp_path / "fairflare_checkpoints" / "e1" / "state.json").exists()
+    assert (tmp_path / "fairflare_checkpoints" / "e1" / "state-000001.json").exists()
     Server(tmp_path, num_rounds=1, experiment="e1", local={"checkpoint_root": str(tmp_path / "kept")}).run()
-    assert (tmp_path / "kept" / "e1" / "state.json").exists()
+    assert (tmp_path / "kept" / "e1" / "state-000001.json").exists()
 
 
 def test_resume_notices_other_settings_at_the_sites(tmp_path: Path) -> None:
@@ -337,6 +338,40 @@ def test_resume_notices_other_settings_at_the_sites(tmp_path: Path) -> None:
     rest = Server(tmp_path, num_rounds=2, experiment="e")
     rest.run()
     assert [s["name"] for s in rest.sent] == ["train", "validate"]
+
+
+def test_a_second_job_of_the_same_experiment_is_refused(tmp_path: Path) -> None:
+    """The first one is still running, for instance in a job that FLARE has not noticed to be over."""
+    (tmp_path / "2").mkdir()
+    refused: list[Server] = []
+
+    def meanwhile(site: str, name: str, task: Message) -> Any:
+        if site == "site-1" and name == "train":
+            other = Server(tmp_path / "2", num_rounds=1, experiment="e", job="job-2",
+                           local={"checkpoint_root": str(tmp_path / "kept")})  # fmt: skip
+            with pytest.raises(ValueError, match="is being run by job 'job-1'"):
+                other.run()
+            refused.append(other)
+        return good(site, name, task)
+
+    local = {"checkpoint_root": str(tmp_path / "kept")}
+    first = Server(tmp_path, meanwhile, num_rounds=1, experiment="e", job="job-1", local=local)
+    first.run()
+    assert first.results["status"] == "completed"
+    (other,) = refused
+    assert other.sent == []
+    assert other.results["status"] == "failed"
+    assert "wait until that run is over or abort it, or give this one another experiment id" in other.results["reason"]
+
+
+def test_a_schedule_in_the_sites_configuration_holds_the_number_of_rounds(tmp_path: Path) -> None:
+    config = tmp_path / "app" / "config" / "config_fed_client.json"
+    config.parent.mkdir(parents=True)
+    training = {"path": "fairflare.methods.training.LocalTraining", "args": {"schedule": "cosine"}}
+    config.write_text(json.dumps({"executors": [{"executor": {"args": {"training": training}}}]}))
+    Server(tmp_path, num_rounds=1, experiment="e").run()
+    with pytest.raises(ValueError, match=r"num_rounds=1, is 2, and training\.schedule depends on it.*Set num_rounds=1"):
+        Server(tmp_path, num_rounds=2, experiment="e").run()
 
 
 # ------------------------------------------------------------------------------------------------ settings and jobs

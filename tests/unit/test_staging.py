@@ -126,7 +126,7 @@ def test_sites_are_sorted_and_can_be_removed(staging):
     staging.discard("b")
     staging.discard("never staged")
     assert list(staging.open_all()) == ["a", "c"]
-    (staging.folder / "d.safetensors.partial").write_bytes(b"left by a killed process")
+    (staging.folder / ".d.safetensors.99999999.partial").write_bytes(b"left by a killed process")
     assert staging.sites() == ["a", "c"]
     staging.clear()
     assert staging.sites() == []

@@ -123,7 +123,7 @@ def top(
 ) -> None:
     """Fair federated learning for medical images on NVIDIA FLARE."""
     if version:
-        from fairflare.federation.rounds import versions
+        from fairflare.federation.run_info import versions
 
         console.print(", ".join(f"{name} {number}" for name, number in versions().items()), highlight=False)
         raise typer.Exit()

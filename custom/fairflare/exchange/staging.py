@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from fairflare.exchange.tensor_folder import PARTIAL, SUFFIX, file_of, names_in, write_whole
+from fairflare.core.files import remove_partials, write_whole
+from fairflare.exchange.tensor_folder import SUFFIX, file_of, names_in, save_tensors
 
 #: dtype names of the file format.
 _DTYPES = {
@@ -65,7 +66,10 @@ class Staging:
             OSError: the disk is full or cannot be written; nothing of the new state is then left behind.
         """
         metadata = {"site": site, "names": json.dumps(list(state))}
-        return write_whole(self._path(site), _writable(site, state), metadata, f"the model of site {site!r}")
+        path, tensors, whose = self._path(site), _writable(site, state), f"the model of site {site!r}"
+        # Nobody reads it after a power cut: the round is done again.
+        write_whole(path, lambda partial: save_tensors(partial, tensors, metadata, whose), durable=False)
+        return path.stat().st_size
 
     def open(self, site: str) -> Mapping[str, torch.Tensor]:
         """The staged state of a site as a mapping that reads a tensor when it is asked for, and keeps none.
@@ -95,9 +99,9 @@ class Staging:
 
     def clear(self) -> None:
         """Removes every staged state, and what an interrupted :meth:`put` left."""
-        for pattern in (f"*{SUFFIX}", f"*{SUFFIX}{PARTIAL}"):
-            for path in self.folder.glob(pattern):
-                path.unlink(missing_ok=True)
+        remove_partials(self.folder, mine=True)
+        for path in self.folder.glob(f"*{SUFFIX}"):
+            path.unlink(missing_ok=True)
 
     def _path(self, site: str) -> Path:
         return file_of(self.folder, "site", site)

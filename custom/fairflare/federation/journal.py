@@ -35,6 +35,11 @@ class Journal:
         self.synthetic = False
         self._classes_at_home: set[str] = set()
 
+    @property
+    def info(self) -> dict[str, Any]:
+        """What the results say of the run."""
+        return self.store.info
+
     def tell(self, kind: str, **details: Any) -> None:
         """An event: into the log file and to the listeners."""
         self.store.event(kind, **details)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fairflare.core.folder_lock import FolderInUse, FolderLock
 from fairflare.core.settings import values_of
 from fairflare.exchange.messages import Message, decode_task, encode_reply
 from fairflare.federation.rounds import Rounds
@@ -121,8 +122,8 @@ def run_local(
         The folder with ``results.json``.
 
     Raises:
-        ValueError: the plan names no sites, or a checkpoint does not fit.
-        RuntimeError: the run failed; the text says why.
+        ValueError: the plan names no sites, a checkpoint does not fit, or another run has its experiment.
+        RuntimeError: the run failed, or another one writes to ``folder``; the text says why.
         Stopped: ``should_stop`` said so.
     """
     if not plan.sites:
@@ -140,13 +141,27 @@ def run_local(
         settings=own,
         site_half=values_of(plan.training),
     )
-    with tempfile.TemporaryDirectory(prefix="fairflare-sites-") as temporary, _one_thread():
+    # Two runs in one folder would write each other's results; of one experiment they exclude each other anyway.
+    with _alone(run_dir), tempfile.TemporaryDirectory(prefix="fairflare-sites-") as temporary, _one_thread():
         # With an experiment what sites keep must be there for the next run too.
         state = folder / "fairflare_state" if plan.run.experiment else Path(temporary)
         transport = LocalTransport(plan.sites, plan.task, plan.training, local, state, should_stop)
         rule = copy.deepcopy(plan.rule)  # what it learns is of this run; the plan may be run again
         Rounds(plan.task, rule, plan.run, transport, place, listeners).run()
     return run_dir / RESULTS_FOLDER
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    lock = FolderLock(folder, {})
+    try:
+        lock.take()
+    except FolderInUse as error:
+        raise RuntimeError(f"{error}; wait until that run is over, or give this one another folder") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager

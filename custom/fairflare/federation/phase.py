@@ -27,6 +27,7 @@ class Phase:
         good: sites whose answer is used, with the metrics in it.
         stats: what the answers to the final test say besides.
         left_out: why another one is not.
+        unheard: those of them that did not answer in time.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Phase:
     trained: dict[str, Training] = field(default_factory=dict)
     stats: dict[str, dict[str, Any]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    unheard: list[str] = field(default_factory=list)
     seconds: float = 0.0
     bytes_out: int = 0
     bytes_in: int = 0
@@ -189,6 +191,7 @@ class Exchange:
     def _close(self, phase: Phase) -> None:
         for site in phase.silent:
             phase.left_out[site] = f"no answer within {phase.seconds:.1f} s"
+            phase.unheard.append(site)
             self._tell_site(phase, site, phase.seconds)
             self.roster.missed(site)
 

@@ -73,6 +73,9 @@ class SharpnessAwareTraining(LocalTraining):
     gsam_alpha: NonNegative = 0.1
     probe_loss: Literal["ce", "la"] = "ce"
 
+    def follows_num_rounds(self) -> list[str]:
+        return super().follows_num_rounds() + ([] if self.tau is None else ["tau"])
+
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         told = run.directives.get("search_distance")
         own = distance(run.current_round, run.num_rounds, self.rho, self.tau)
@@ -162,6 +165,9 @@ class FedISM(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._average: dict[str, float] = {}  # by site name, also of sites that are absent now
+
+    def follows_num_rounds(self) -> list[str]:
+        return ["tau"] if self.saga and self.tau is not None else []
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         if not self.saga:

@@ -200,6 +200,9 @@ class FedMRL(Rule):
         super().__post_init__()
         self._mean: float | None = None
 
+    def follows_num_rounds(self) -> list[str]:
+        return [f"mu_policy.{name}" for name in self.mu_policy.follows_num_rounds()]
+
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         told: dict[str, Any] = {} if self._mean is None else {"mean_loss": self._mean}
         chosen = self.mu_policy.directives(sites)

@@ -62,6 +62,10 @@ class MuPolicy(Part):
         """
         return {}
 
+    def follows_num_rounds(self) -> list[str]:
+        """Settings whose effect in a round depends on the number of rounds."""
+        return []
+
     def state_dict(self) -> dict[str, Any]:
         """What outlives a round: plain values and tensors."""
         return {"mu": dict(self._mu)}
@@ -145,6 +149,9 @@ class QMixMu(MuPolicy):
         self._steps = 0  # decisions until exploration has fallen
         self._entropy: dict[str, float] = {}  # told once, kept
         self._classes = 1
+
+    def follows_num_rounds(self) -> list[str]:
+        return ["explore"]  # and the agents learn that the last round is the last
 
     def accepts(self, site: str) -> str:
         if self._agents is None or site in self._agents.agents:

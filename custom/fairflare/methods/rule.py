@@ -113,6 +113,10 @@ class Rule(ABC):
         """Sites whose checked reports do not go together with those of the others, and why; they are left out."""
         return {}
 
+    def follows_num_rounds(self) -> list[str]:
+        """Settings whose effect in a round depends on the number of rounds: an experiment cannot go on with another."""
+        return []
+
     def state_dict(self) -> dict[str, Any]:
         """What outlives a round: plain values and tensors, saved with the checkpoint."""
         return {}

@@ -179,6 +179,10 @@ class LocalTraining:
 
     # -- the frame
 
+    def follows_num_rounds(self) -> list[str]:
+        """Settings whose effect in a round depends on the number of rounds: an experiment cannot go on with another."""
+        return [] if self.schedule == "constant" else ["schedule"]
+
     def rate(self, current_round: int, num_rounds: int) -> float:
         """Learning rate of a round."""
         if self.schedule == "constant":

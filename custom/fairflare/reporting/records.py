@@ -18,10 +18,15 @@ from typing import Any
 #: Columns of the CSV files.
 CSV_COLUMNS: dict[str, tuple[str, ...]] = {
     "sites.csv": ("round", "phase", "site", "metric", "value"),
-    "layers.csv": ("round", "layer", "site", "cka", "dissimilarity", "weight"),
+    "layers.csv.bz2": ("round", "layer", "site", "cka", "dissimilarity", "weight"),
     "phases.csv": ("round", "phase", "seconds", "bytes_out", "bytes_in", "asked", "answered"),
     "left_out.csv": ("round", "phase", "site", "reason"),
 }
+
+#: Of the values by layer and site, which a long run has millions of: significant digits, decimals, digits as CSV.
+LAYER_DIGITS = 8
+CKA_DECIMALS = 6
+CSV_DIGITS = 6
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,25 @@ class RoundRecord:
 
 def encode(value: Any) -> str:
     """One line of strict JSON, of what :func:`as_json` gave."""
-    return json.dumps(value, allow_nan=False, ensure_ascii=False)
+    return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+
+
+def round_as_json(record: RoundRecord) -> dict[str, Any]:
+    """A round as JSON types; of the values by layer and site, by far the most of it, the first digits.
+
+    ``cka`` has :data:`CKA_DECIMALS` (``dissimilarity`` is the accurate one), any other :data:`LAYER_DIGITS`.
+
+    Raises:
+        TypeError: a value that JSON cannot hold (names its place).
+    """
+    plain: dict[str, Any] = as_json(record, "round")
+    for by_site in (plain["layers"] or {}).values():
+        for values in by_site.values():
+            for name, value in values.items():
+                if isinstance(value, float):
+                    digits = f".{CKA_DECIMALS}f" if name == "cka" else f".{LAYER_DIGITS}g"
+                    values[name] = float(format(value, digits))
+    return plain
 
 
 def as_json(value: Any, where: str) -> Any:
@@ -132,8 +155,8 @@ def table_rows(record: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
     sites += [[number, "aggregate", site, "weight", w] for site, w in (record["site_weights"] or {}).items()]
     return {
         "sites.csv": sites,
-        "layers.csv": [
-            [number, layer, site, *(values.get(column) for column in CSV_COLUMNS["layers.csv"][3:])]
+        "layers.csv.bz2": [
+            [number, layer, site, *(_short(values.get(column)) for column in CSV_COLUMNS["layers.csv.bz2"][3:])]
             for layer, by_site in (record["layers"] or {}).items()
             for site, values in by_site.items()
         ],
@@ -163,6 +186,10 @@ def _metric_rows(number: int, phase: str, by_site: Mapping[str, Mapping[str, Any
         for metric, value in metrics.items()
         if value is None or isinstance(value, (int, float))
     ]
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.{CSV_DIGITS}g}") if isinstance(value, float) else value
 
 
 def csv_text(rows: Iterable[list[Any]]) -> str:

@@ -13,7 +13,7 @@ import torch
 from fairflare.core.states import difference
 from fairflare.exchange.messages import clean_meta, clean_state
 from fairflare.federation.site import own_settings, read_site_file, round_seed
-from fairflare.federation.site_store import SiteStore, safe_name
+from fairflare.federation.site_store import safe_name
 from fairflare.methods.fed_ism import SharpnessAwareTraining
 from fairflare.methods.fed_lwr import LayerSimilarityReport
 from fairflare.methods.fed_prox import ProximalTraining
@@ -46,7 +46,7 @@ def test_update_is_local_minus_received(worker):
     state = initial()
     here = worker()
     reply = here.perform(request("train", state))
-    local = here.store.load_model(0)
+    local = here.state.store().load_at("local_model", 0)
     for name, tensor in local.items():
         assert torch.allclose(tensor, state[name] + reply.update[name], atol=1e-6)
     assert same(reply.update, difference(local, state))
@@ -80,7 +80,7 @@ def test_test_splits_and_the_received_model(worker):
     assert reply.metrics == pytest.approx(task.evaluate(model, data.batches("test", batch_size=4), "cpu"))
     assert reply.num_samples == data.num_samples("test")
     assert reply.update is None
-    assert here.store.load_model(0) is None
+    assert here.state.store().load_at("local_model", 0) is None
 
 
 def failing(error: type[Exception], text: str, after: int = 0) -> SegmentationTask:
@@ -171,18 +171,6 @@ def test_unknown_device_and_threads_are_named(worker):
         worker(settings={"device": "cuda:99"})
     with pytest.raises(SiteError, match="'num_threads' must be an integer >= 1, got 0"):
         worker(settings={"num_threads": 0})
-
-
-def test_store_keeps_two_rounds_and_forgets_later_ones(tmp_path):
-    store = SiteStore(tmp_path)
-    for number in range(5):
-        store.save("moments", number, {"x": torch.tensor(number)})
-    assert store.load_before("moments", 4)["x"] == 3
-    assert store.load_at("moments", 2) is None
-    store.save("moments", 3, {"x": torch.tensor(30)})  # the server went back to its checkpoint
-    assert store.load_at("moments", 4) is None
-    assert store.load_before("moments", 9)["x"] == 30
-    assert store.load_before("moments", 3) is None or store.load_before("moments", 3)["x"] == 2
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", ".hidden", "a b", "x" * 129])

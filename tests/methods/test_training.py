@@ -124,10 +124,10 @@ def test_moments_of_a_broken_round_are_not_kept(worker, broken):
     if broken is BadLastStep:
         assert reply.status == "failed"
         assert "is not finite after training in round 1" in reply.reason
-        assert here.store.load_model(1) is None
+        assert here.state.store().load_at("local_model", 1) is None
     else:
         assert reply.status == "ok", reply.reason
-    assert here.store.load_at("optimizer", 1) is None
+    assert here.state.store().load_at("optimizer", 1) is None
     after = here.perform(request("train", state, 2))
     assert after.status == "ok", after.reason
     healthy = worker(LocalTraining(batch_size=4), folder="healthy")

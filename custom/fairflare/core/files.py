@@ -30,12 +30,17 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     _to_disk(path.parent)
 
 
-def remove_partials(folder: Path) -> int:
+def remove_partials(folder: Path, *, held: bool = False) -> int:
     """Removes what :func:`write_whole` of processes that are gone left in a folder; how many.
 
     A process of another machine is taken for gone: call this only with a folder that one machine owns.
+
+    Args:
+        folder: may be missing.
+        held: the caller alone may write there, and writes nothing now: then all are of the dead, also those whose
+            process number is in use again (in a container it always is).
     """
-    gone = [path for path in _partials(folder) if not _is_alive(path)]
+    gone = [path for path in _partials(folder) if held or not _is_alive(path)]
     for path in gone:
         path.unlink(missing_ok=True)
     return len(gone)

@@ -36,6 +36,7 @@ STATS = (
     Field("epoch_losses", "vector", nan_ok=True, infinite_ok=True, required=False),
     Field("seconds", low=0, required=False),
     Field("synthetic", "flag", required=False),
+    Field("state_lost", "text", required=False),  # what the site had kept of earlier rounds and could not use
 )
 COUNTS = (
     Field("num_samples", "whole", low=1, high=MAX_SAMPLES, required=False),

@@ -353,7 +353,7 @@ def test_three_runs_are_kept_and_the_oldest_that_nobody_holds_is_removed(
         work(run)
     assert work("a") == ["a", "b", "c", "notes"]  # b is the oldest now
     assert work("d") == ["a", "c", "d", "notes"]
-    assert "state of run b removed, the 3 last ones stay" in caplog.text
+    assert "state of the old run b removed; those of 3 runs are kept" in caplog.text
     with locked(tmp_path / "c" / "lock", "another job"):
         assert work("e") == ["c", "d", "e", "notes"]
         assert (tmp_path / "c" / "moments.000000.pt").exists()

@@ -14,11 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class LoneSample(ValueError):
-    """A batch norm can do nothing with one sample. The text names no file."""
-
-    @property
-    def public(self) -> str:
-        return str(self)
+    """A batch norm can do nothing with one sample."""
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import torch
 
 from fairflare.core import losses
-from fairflare.core.norms import lone_samples
+from fairflare.core.norms import LoneSample, lone_samples
 from fairflare.core.settings import BelowOne, Flag, NonNegative, Positive, PositiveInt, settings
 
 if TYPE_CHECKING:
@@ -198,7 +198,8 @@ class LocalTraining:
         """Trains ``model`` in place, deterministically for a given ``run.seed``.
 
         Raises:
-            SiteError: a loss or a trained tensor that is not finite (names site, round, and where).
+            SiteError: a loss or a trained tensor that is not finite (names site, round, and where); a batch norm without
+                running statistics and a batch of one sample.
         """
         torch.manual_seed(run.seed)
         model.train()
@@ -212,12 +213,15 @@ class LocalTraining:
         for group in optimizer.param_groups:
             group["lr"] = rate
         num_steps, epoch_losses = 0, []
-        with lone_samples(model):
-            for epoch in range(self.local_epochs):
-                run.epoch = epoch
-                loss, steps = self._one_epoch(run, model, optimizer, num_steps)
-                epoch_losses.append(loss)
-                num_steps += steps
+        try:
+            with lone_samples(model):
+                for epoch in range(self.local_epochs):
+                    run.epoch = epoch
+                    loss, steps = self._one_epoch(run, model, optimizer, num_steps)
+                    epoch_losses.append(loss)
+                    num_steps += steps
+        except LoneSample as error:
+            raise SiteError(f"site {run.site!r}: {error}") from error
         _check_finite(run, model)
         # Behind the check, and only finite ones: moments of a broken round would break every later one, or (a square
         # that overflowed) stop its weights for good.

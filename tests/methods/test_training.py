@@ -214,11 +214,11 @@ def test_a_norm_without_statistics_is_named(worker):
         return model
 
     task.build_model = build_model
-    reply = worker(LocalTraining(batch_size=1), task=task).perform(request("train", initial(task)))
+    reply = worker(LocalTraining(batch_size=27), task=task).perform(request("train", initial(task)))
     assert reply.status == "failed"
     assert reply.reason.startswith(
-        f"site 'site-1': batch norm {DEEP!r} has no running statistics and got one sample with 1x1 features; choose another "
-        "batch_size"
+        f"site 'site-1': batch norm {DEEP!r} has no running statistics and got one sample with 1x1 features; "
+        "choose another batch_size"
     )
 
 

@@ -198,8 +198,8 @@ class LocalTraining:
         """Trains ``model`` in place, deterministically for a given ``run.seed``.
 
         Raises:
-            SiteError: a loss or a trained tensor that is not finite (names site, round, and where); a batch norm without
-                running statistics and a batch of one sample.
+            SiteError: a loss or a trained tensor that is not finite (names site, round, and where); one sample for a
+                batch norm without running statistics.
         """
         torch.manual_seed(run.seed)
         model.train()

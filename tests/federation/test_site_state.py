@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import multiprocessing
 import os
@@ -170,7 +171,9 @@ def save_and_die(folder: Path, count: int) -> None:
         SiteStore(folder).save("moments", 3, values(3))
 
 
-def test_killed_in_the_middle_of_saving_leaves_the_old_value_or_the_new_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("again", [False, True])
+def test_killed_in_the_middle_of_saving_leaves_the_old_value_or_the_new_one(tmp_path: Path, again: bool) -> None:
+    """Of a new round, or of one that the server asks for again."""
     outcomes = []
     for count in range(1, 30):
         folder = SiteFolder("site-1", tmp_path / str(count))
@@ -178,6 +181,8 @@ def test_killed_in_the_middle_of_saving_leaves_the_old_value_or_the_new_one(tmp_
         store.folder.mkdir(parents=True)
         for number in (1, 2):
             store.save("moments", number, values(number))
+        if again:
+            store.save("moments", 3, values(2))
         child = FORK.Process(target=save_and_die, args=(store.folder, count))
         child.start()
         child.join(30)
@@ -189,7 +194,7 @@ def test_killed_in_the_middle_of_saving_leaves_the_old_value_or_the_new_one(tmp_
             assert not list(store.folder.glob(".*")), "a part of a file is left"
             repeated = store.load_before("moments", 3)  # the server asks for the round again
             assert repeated is not None
-            assert equal(repeated, values(2))
+            assert again or equal(repeated, values(2))
         outcomes.append(int(found["x"][0]))
         if child.exitcode == 0:
             break
@@ -355,6 +360,7 @@ def test_three_runs_are_kept_and_the_oldest_that_nobody_holds_is_removed(
     assert work("d") == ["a", "c", "d", "notes"]
     assert "state of the old run b removed; those of 3 runs are kept" in caplog.text
     with locked(tmp_path / "c" / "lock", "another job"):
+        os.utime(tmp_path / "c" / "lock", (0, 0))
         assert work("e") == ["c", "d", "e", "notes"]
         assert (tmp_path / "c" / "moments.000000.pt").exists()
 
@@ -451,6 +457,22 @@ def test_the_lock_of_a_removed_folder_is_not_one(tmp_path: Path) -> None:
     assert got.is_set()
 
 
+def test_a_folder_that_is_removed_between_opening_and_locking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = fcntl.flock
+    calls = []
+
+    def flock(descriptor: int, how: int) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            (tmp_path / "a").rename(tmp_path / "gone")
+        lock(descriptor, how)
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with locked(tmp_path / "a" / "lock", "me"):
+        assert (tmp_path / "a" / "lock").read_text() == "me"
+    assert len(calls) == 2
+
+
 def test_a_lock_is_free_again_after_an_error(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with pytest.raises(KeyError), locked(path, "first"):
@@ -508,14 +530,34 @@ def test_a_write_that_fails_half_way_leaves_the_old_value_and_no_part(tmp_path: 
     def work() -> list[Any]:
         store = SiteStore(tmp_path)
         store.save("moments", 1, values(1))
-        with small_files(700):
+        with small_files(100_000):
             try:
-                store.save("moments", 2, values(2))
+                store.save("moments", 2, {"x": torch.zeros(200_000)})
             except OSError as error:
                 return [error.errno, kept(store), equal(store.load_before("moments", 3), values(1))]
         return []
 
     assert in_child(work) == [errno.EFBIG, ["moments.000001.pt"], True]
+
+
+def test_a_training_that_failed_leaves_nothing(worker: Any) -> None:
+    class Fails(LocalTraining):
+        """Behind the moments' saving."""
+
+        def report(self, run: Any, model: Any) -> dict[str, Any]:
+            if run.current_round == 1:
+                raise KeyError
+            return {}
+
+    state, here = initial(), worker("a", Fails(batch_size=4))
+    replies = [here.perform(request("train", state, number)) for number in range(3)]
+    assert [reply.status for reply in replies] == ["ok", "failed", "ok"]
+    without = worker("b", LocalTraining(batch_size=4))
+    without.perform(request("train", state, 0))
+    assert same(replies[2].update, without.perform(request("train", state, 2)).update)
+    assert kept(here.state.store()) == [
+        "local_model.000002.pt", "lock", "optimizer.000000.pt", "optimizer.000002.pt"
+    ]  # fmt: skip
 
 
 def test_a_site_on_a_full_disk_is_left_out_and_comes_back(worker: Any) -> None:

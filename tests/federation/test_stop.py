@@ -46,7 +46,7 @@ class Counted(SiteData):
     def __init__(self, data: SiteData) -> None:
         self.data = data
         self.test_splits = ("test", "test_again")
-        self.read = 0
+        self.read = self.asked = 0
         self.stop_after = math.inf
         self.own = "of the task"
 
@@ -74,7 +74,9 @@ class Counted(SiteData):
         return Batches()
 
     def should_stop(self) -> bool:
-        return self.read >= self.stop_after
+        """From the second question after that batch on: the first comes when it is read, the second when it is done."""
+        self.asked += self.read >= self.stop_after
+        return self.asked > 1
 
 
 def counted(task: Any) -> tuple[Any, Counted]:
@@ -84,7 +86,7 @@ def counted(task: Any) -> tuple[Any, Counted]:
 
 
 def ask(here: SiteWorker, data: Counted, name: str, state: Any, **more: Any) -> SiteReply:
-    data.read = 0
+    data.read = data.asked = 0
     return here.perform(request(name, state, **more), data.should_stop)
 
 
@@ -202,10 +204,12 @@ def test_opening_of_data(tmp_path: Path) -> None:
         assert load_datalist(str(tmp_path), site="site-1", class_labels=True)
     with stoppable(stopped_after(2)), pytest.raises(TaskStopped):
         prostate_site("site-1", image_size=(32, 32), seed=0, cases=1.0)
-    task = ClassificationTask(**{**CLASSES, "phantom_seed": 77, "corrupted_sites": 2})
-    with stoppable(stopped_after(10)), pytest.raises(TaskStopped):
-        for _ in task.open_site("site-1", {}).batches("training", batch_size=16):
-            pass
+    for corrupted in (0, 2):  # drawing the images, and corrupting them after that
+        task = ClassificationTask(**{**CLASSES, "phantom_seed": 77 + corrupted, "corrupted_sites": corrupted})
+        data = task.open_site("site-1", {})
+        steps = 10 if corrupted == 0 else data.num_samples("training") + 5
+        with stoppable(stopped_after(steps)), pytest.raises(TaskStopped):
+            list(data.batches("training", batch_size=16))
 
 
 def test_outside_of_a_task_nobody_asks() -> None:

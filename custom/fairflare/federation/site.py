@@ -143,6 +143,13 @@ class SiteWorker:
     # -- the three tasks
 
     def _train(self, request: SiteTask, store: SiteStore) -> SiteReply:
+        try:
+            return self._trained(request, store)
+        except BaseException:  # the server has no such round of this site
+            store.forget(request.current_round)
+            raise
+
+    def _trained(self, request: SiteTask, store: SiteStore) -> SiteReply:
         run, model = self._open(request, store)
         received = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
         metrics = self._evaluate(model, run, "validation")

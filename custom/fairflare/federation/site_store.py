@@ -86,6 +86,11 @@ class SiteStore:
         self._lose(f"its {name} of round {current_round} is damaged")
         return None
 
+    def forget(self, current_round: int) -> None:
+        """Removes what was saved in a round that came to nothing."""
+        for path in self.folder.glob(f"*.{current_round:06d}.pt"):
+            path.unlink(missing_ok=True)
+
     def _lose(self, what: str) -> None:
         if what not in self.lost:
             self.lost.append(what)

@@ -264,7 +264,7 @@ def test_batch_norm_sees_only_the_first_pass_of_a_step(tmp_path, start, directiv
     ((images, _),) = task.open_site("site-3", {}).batches("training", batch_size=1000, shuffle_seed=seed)
     with torch.no_grad():
         model.train()(images)
-    local = worker.store.load_model(0)
+    local = worker.state.store().load_at("local_model", 0)
     compared = 0
     for name, tensor in model.state_dict().items():
         if name.endswith("num_batches_tracked"):
@@ -311,7 +311,7 @@ def test_a_step_is_gsam_by_hand(tmp_path, start):
             p += rho * g[name] / norm
     perturbed = gradient()
     along = dot(g, perturbed) / dot(perturbed, perturbed)
-    local = worker.store.load_model(0)
+    local = worker.state.store().load_at("local_model", 0)
     for name in params:
         direction = perturbed[name] - alpha * (g[name] - along * perturbed[name])
         expected = start[name].double() - rate * direction

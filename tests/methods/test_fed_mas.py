@@ -67,7 +67,7 @@ def cache_of(worker) -> FeatureCache:
 
 
 def divergence(worker, current_round=0):
-    return worker.store.load_at("divergence", current_round)
+    return worker.state.store().load_at("divergence", current_round)
 
 
 # ------------------------------------------------------------------------------------------------ site half
@@ -257,7 +257,7 @@ def test_the_features_of_an_exchanged_image_are_computed_again(worker, same_proc
     assert torch.allclose(cache_of(there).features, wanted, atol=1e-6)
     changed = (cache_of(there).features != before).any(dim=1).nonzero().flatten().tolist()
     assert changed == [7]
-    kept = there.store.load_at("prior_features", 1)
+    kept = there.state.store().load_at("prior_features", 1)
     assert torch.equal(kept["features"], cache_of(there).features)
 
 

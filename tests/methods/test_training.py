@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
 
+from fairflare.core.norms import lone_samples
 from fairflare.exchange.messages import SiteReply
 from fairflare.federation.site import round_seed
+from fairflare.methods.fed_ism import SharpnessAwareTraining
+from fairflare.methods.fed_mas import RescueTraining
+from fairflare.methods.fed_mrl import FairProximalTraining
 from fairflare.methods.training import LocalTraining
 from fairflare.tasks.classification import ClassificationTask
+from fairflare.tasks.networks import build_classifier
 
 from .support import at_site, initial, request, same
 
@@ -124,15 +130,124 @@ def test_moments_of_a_broken_round_are_not_kept(worker, broken):
     if broken is BadLastStep:
         assert reply.status == "failed"
         assert "is not finite after training in round 1" in reply.reason
-        assert here.store.load_model(1) is None
+        assert here.state.store().load_at("local_model", 1) is None
     else:
         assert reply.status == "ok", reply.reason
-    assert here.store.load_at("optimizer", 1) is None
+    assert here.state.store().load_at("optimizer", 1) is None
     after = here.perform(request("train", state, 2))
     assert after.status == "ok", after.reason
     healthy = worker(LocalTraining(batch_size=4), folder="healthy")
     healthy.perform(request("train", state, 0))
     assert same(after.update, healthy.perform(request("train", state, 2)).update)
+
+
+# ------------------------------------------------------------------------------------------------ one sample
+
+
+def small_task() -> ClassificationTask:
+    """Somebody's own network, whose last stage has features of 1x1."""
+    task = ClassificationTask(
+        phantom="fundus", image_size=(32, 32), phantom_sites=2, phantom_samples=60, phantom_test=40, partition="iid",
+        corrupted_sites=0,
+    )  # fmt: skip
+    network = {"in_channels": 3, "classes": 5, "features": (4, 4, 8, 8), "norm_momentum": 0.1, "projector_dim": 96}
+    task.build_model = lambda: build_classifier("resnet18", max_pool=True, **network)
+    return task
+
+
+DEEP, SHALLOW = "encoder.layer4.0.bn1", "encoder.bn1"
+TOLD = {"search_distance": 0.05, "rescue_factor": True, "mean_loss": 0.5}
+
+
+@pytest.mark.parametrize(
+    "training",
+    [LocalTraining, SharpnessAwareTraining, FairProximalTraining, RescueTraining],
+    ids=lambda kind: kind.__name__,
+)
+def test_a_last_batch_of_one_sample_is_trained_on(worker, training):
+    """With the running statistics where it has none of its own; elsewhere with its own."""
+    task = small_task()
+    count = task.open_site("site-1", {}).num_samples("training")
+    here = worker(training(batch_size=count - 1), task=task)
+    reply = here.perform(request("train", initial(task), directives=TOLD))
+    assert reply.status == "ok", reply.reason
+    assert (reply.num_samples, reply.num_steps) == (count, 2)
+    batches = {name: int(reply.update[f"{name}.num_batches_tracked"]) for name in (DEEP, SHALLOW)}
+    assert batches == {DEEP: 1, SHALLOW: 2}
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in reply.update.values())
+
+
+def test_batches_of_one_sample_alone(worker, caplog):
+    caplog.set_level("INFO")
+    task = small_task()
+    reply = worker(LocalTraining(batch_size=1), task=task).perform(request("train", initial(task)))
+    assert reply.status == "ok", reply.reason
+    assert bool((reply.update[f"{DEEP}.running_mean"] == 0).all())
+    assert bool((reply.update[f"{SHALLOW}.running_mean"] != 0).all())
+    assert float(reply.update["encoder.layer4.0.conv1.weight"].norm()) > 0
+    said = [r.getMessage() for r in caplog.records if "one sample" in r.getMessage()]
+    assert said == [f"a batch of one sample: batch norm {DEEP!r} takes its running statistics, unchanged"]
+
+
+@pytest.mark.parametrize("batch_size", [8, 10])
+def test_other_batches_do_not_notice(worker, monkeypatch, batch_size):
+    task = small_task()
+    assert task.open_site("site-1", {}).num_samples("training") % batch_size > 1
+    asked = request("train", initial(task))
+    watched = worker(LocalTraining(batch_size=batch_size), "a", task=task).perform(asked)
+    monkeypatch.setattr("fairflare.methods.training.lone_samples", lambda model: nullcontext())
+    plain = worker(LocalTraining(batch_size=batch_size), "b", task=task).perform(asked)
+    assert watched.status == plain.status == "ok"
+    assert same(watched.update, plain.update)
+
+
+def test_a_norm_without_statistics_is_named(worker):
+    task = small_task()
+    build = task.build_model
+
+    def build_model():
+        model = build()
+        for module in model.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.track_running_stats = False
+                module.running_mean = module.running_var = module.num_batches_tracked = None
+        return model
+
+    task.build_model = build_model
+    reply = worker(LocalTraining(batch_size=27), task=task).perform(request("train", initial(task)))
+    assert reply.status == "failed"
+    assert reply.reason.startswith(
+        f"site 'site-1': batch norm {DEEP!r} has no running statistics and got one sample with 1x1 features; "
+        "choose another batch_size"
+    )
+
+
+def test_one_sample_is_normed_as_in_evaluation_and_nothing_stays():
+    torch.manual_seed(0)
+    norm = torch.nn.BatchNorm1d(3)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), norm)
+    for _ in range(5):
+        model(torch.randn(4, 2))
+    before = {name: tensor.clone() for name, tensor in norm.state_dict().items()}
+    one = torch.randn(1, 2)
+    with lone_samples(model):
+        found = model(one)
+        assert norm.training
+        assert all(torch.equal(tensor, before[name]) for name, tensor in norm.state_dict().items())
+        model(torch.randn(2, 2))
+        assert not torch.equal(norm.running_mean, before["running_mean"])
+        norm.load_state_dict(before)
+        norm.eval()
+        assert torch.equal(model(one), found)
+        assert not norm.training  # evaluation stays evaluation
+        norm.train()
+        with pytest.raises(RuntimeError):
+            norm(torch.randn(1, 3).double())  # fails inside
+        assert norm.training
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        model(one)
+    assert not norm._forward_hooks
+    assert not norm._forward_pre_hooks
 
 
 # ------------------------------------------------------------------------------------------------ rates

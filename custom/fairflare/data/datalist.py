@@ -32,6 +32,7 @@ from typing import Any
 
 from fairflare.core import checks
 from fairflare.core.files import lies_in, real_folders
+from fairflare.core.stopping import check_stop
 
 SPLITS = ("training", "validation", "test")
 EXTRA_TEST = "test_"  # how the names of further test lists begin
@@ -226,6 +227,7 @@ class _List:
         return entries
 
     def sample(self, entry: Any, where: str) -> Sample:
+        check_stop()  # a look at each file can take long on a network drive
         if not isinstance(entry, dict):
             raise self.bad(
                 f"{where} must be an object with the keys 'image' and 'label', got {_kind(entry)}",

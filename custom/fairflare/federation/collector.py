@@ -51,6 +51,10 @@ STATS = (
         AT_HOME, "flag", required=False,
         doc="there, and true, where metrics by class stay at home",
     ),
+    Field(
+        "state_lost", "text", required=False,
+        doc="what the site had kept of earlier rounds and could not use",
+    ),
 )  # fmt: skip
 COUNTS = (
     Field(

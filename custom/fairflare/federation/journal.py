@@ -8,6 +8,7 @@ from typing import Any
 
 from fairflare.core.fairness import higher_is_better, summarize
 from fairflare.exchange.messages import TASK_VALIDATE
+from fairflare.federation.collector import Training, printable
 from fairflare.federation.leaving import AT_HOME
 from fairflare.federation.phase import Phase
 from fairflare.federation.transport import Listener, Transport
@@ -50,15 +51,7 @@ class Journal:
         """What the sites said of their training."""
         self.left_out(phase, record)
         record.validation = {site: dict(phase.good[site]) for site in sorted(phase.good)}
-        record.train = {
-            site: {
-                "loss": found.stats["train_loss"],
-                "num_samples": found.num_samples,
-                "num_steps": found.num_steps,
-                "seconds": found.stats["seconds"],
-            }
-            for site, found in sorted(phase.trained.items())
-        }
+        record.train = {site: self._trained(site, found, record) for site, found in sorted(phase.trained.items())}
         self._note_classes_at_home(phase)
         if not self.synthetic and any(found.stats["synthetic"] for found in phase.trained.values()):
             self.synthetic = True
@@ -73,6 +66,18 @@ class Journal:
             self._classes_at_home |= found
             self.store.update_info(classes_at_home=sorted(self._classes_at_home))
             self.say(f"metrics by class stay at home at: {', '.join(sorted(self._classes_at_home))}")
+
+    def _trained(self, site: str, found: Training, record: RoundRecord) -> dict[str, Any]:
+        said = {
+            "loss": found.stats["train_loss"],
+            "num_samples": found.num_samples,
+            "num_steps": found.num_steps,
+            "seconds": found.stats["seconds"],
+        }
+        if lost := printable(found.stats["state_lost"] or ""):
+            said["state_lost"] = lost
+            self.say(f"round {record.current_round}: site {site!r} lost some of its state: {lost}", warning=True)
+        return said
 
     def left_out(self, phase: Phase, record: RoundRecord) -> None:
         """An exchange of the round, and who is not in it."""

@@ -25,7 +25,7 @@ from fairflare.exchange.messages import (
     encode_reply,
 )
 from fairflare.federation.isolation import perform_isolated
-from fairflare.federation.site import SITE_FILE, SiteWorker, read_site_file
+from fairflare.federation.site import SITE_FILE, SiteWorker, read_site_file, refusal
 from fairflare.federation.site_store import safe_name
 from fairflare.flare.wire import from_model, to_model
 from fairflare.methods.training import LocalTraining, SiteError
@@ -67,8 +67,7 @@ class SiteExecutor(Executor):
             reply = SiteReply(STATUS_FAILED, reason=getattr(e, "public", str(e)))
         except Exception as e:
             # An exception would reach the server as a bare code, and its text FLARE's uploaded error log.
-            self.log_warning(fl_ctx, f"task {task_name} failed: {type(e).__name__}: {e}")
-            reply = SiteReply(STATUS_FAILED, reason=f"site {site!r}: {task_name} failed with {type(e).__name__}")
+            reply = refusal(site, task_name, e)
         if abort_signal.triggered:
             return make_reply(ReturnCode.TASK_ABORTED)
         if reply.status == STATUS_OK:

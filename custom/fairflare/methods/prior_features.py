@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,6 @@ from fairflare.methods.training import SiteError, SiteRun
 
 if TYPE_CHECKING:
     from fairflare.core.task import PriorNetwork
-
-log = logging.getLogger(__name__)
 
 
 class Priors:
@@ -98,7 +95,7 @@ class SitePrior:
             known = self.cache.features[run.batch].to(run.device)
         else:
             known = self.network(inputs)
-        return prior_distance(project(model, features), known)
+        return prior_distance(model.project(features), known)  # type: ignore[operator]
 
     def look(self, run: SiteRun, inputs: torch.Tensor) -> None:
         """Computes what is not known of the batch, given without augmentation."""
@@ -163,20 +160,6 @@ def check_may_read(run: SiteRun, file: str) -> None:
             public=f"site {run.site!r}: it does not let a job name the checkpoint of the prior network; name the file "
             "with 'prior' in the site's fairflare.json",
         )
-
-
-def project(model: torch.nn.Module, features: torch.Tensor) -> torch.Tensor:
-    """The projections; a batch of one has no statistics, so batch norm then uses its running ones."""
-    projector = model.projector
-    assert isinstance(projector, torch.nn.Module)
-    if len(features) > 1 or not projector.training:
-        return model.project(features)  # type: ignore[operator]
-    log.debug("a batch of one image: the projector's batch norm is not updated")
-    projector.eval()
-    try:
-        return model.project(features)  # type: ignore[operator]
-    finally:
-        projector.train()
 
 
 def last_width(projector: torch.nn.Module) -> int | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import torch
 
 from fairflare.core import losses
+from fairflare.core.norms import LoneSample, lone_samples
 from fairflare.core.settings import BelowOne, Flag, NonNegative, Positive, PositiveInt, settings
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class SiteRun:
 
     site: str
     task: Task
-    data: SiteData
+    data: SiteData  # going through their batches ends with TaskStopped when the job is stopped
     device: torch.device
     current_round: int
     num_rounds: int
@@ -54,7 +55,6 @@ class SiteRun:
     directives: Mapping[str, Any]
     store: StateStore
     scratch: Path
-    should_stop: Callable[[], bool] = lambda: False
     settings: Mapping[str, Any] = field(default_factory=dict)  # the site's private file
     metrics: Mapping[str, float] = field(default_factory=dict)  # of the received model, on the validation split
     # While training: epoch from 0, and which training samples the batch holds (None: the data do not say).
@@ -64,11 +64,6 @@ class SiteRun:
     #: What the site half keeps from one hook to the next. Here and not on the half, so that nothing outlives the task:
     #: after an out-of-memory an optimizer kept elsewhere would hold a second model.
     own: Any = None
-
-    def check_stop(self) -> None:
-        """Raises :class:`SiteError` when the job was stopped."""
-        if self.should_stop():
-            raise SiteError(f"site {self.site!r}: the job was stopped", skipped=True)
 
 
 @dataclass
@@ -207,7 +202,8 @@ class LocalTraining:
         """Trains ``model`` in place, deterministically for a given ``run.seed``.
 
         Raises:
-            SiteError: a loss or a trained tensor that is not finite (names site, round, and where).
+            SiteError: a loss or a trained tensor that is not finite (names site, round, and where); one sample for a
+                batch norm without running statistics.
         """
         torch.manual_seed(run.seed)
         model.train()
@@ -221,11 +217,15 @@ class LocalTraining:
         for group in optimizer.param_groups:
             group["lr"] = rate
         num_steps, epoch_losses = 0, []
-        for epoch in range(self.local_epochs):
-            run.epoch = epoch
-            loss, steps = self._one_epoch(run, model, optimizer, num_steps)
-            epoch_losses.append(loss)
-            num_steps += steps
+        try:
+            with lone_samples(model):
+                for epoch in range(self.local_epochs):
+                    run.epoch = epoch
+                    loss, steps = self._one_epoch(run, model, optimizer, num_steps)
+                    epoch_losses.append(loss)
+                    num_steps += steps
+        except LoneSample as error:
+            raise SiteError(f"site {run.site!r}: {error}") from error
         _check_finite(run, model)
         # Behind the check, and only finite ones: moments of a broken round would break every later one, or (a square
         # that overflowed) stop its weights for good.
@@ -243,7 +243,6 @@ class LocalTraining:
         for inputs, targets in run.data.batches(
             "training", batch_size=self.batch_size, shuffle_seed=seed, augment=self.augment
         ):
-            run.check_stop()
             run.batch = None if order is None else order[seen : seen + len(inputs)]
             loss = self._one_step(run, model, optimizer, inputs, targets)
             if not math.isfinite(loss):

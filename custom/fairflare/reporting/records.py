@@ -61,7 +61,8 @@ class RoundRecord:
         left_out: sites asked and not accepted, with the phase and the reason.
         phases: in the order in which they ran.
         validation: ``{site: {metric: value}}`` of the *received* model, on the site's validation split.
-        train: ``{site: {"loss": ..., "num_samples": ..., ...}}`` of the local training.
+        train: ``{site: {"loss": ..., "num_samples": ..., ...}}`` of the local training; ``"state_lost"`` where the site
+            could not use what it had kept of earlier rounds.
         site_weights: ``{site: weight}`` where the method has one weight for a whole model.
         layers: ``{layer: {site: {"cka": ..., "dissimilarity": ..., "weight": ...}}}`` where it has one per
             layer.
@@ -76,7 +77,7 @@ class RoundRecord:
     left_out: list[LeftOut] = field(default_factory=list)
     phases: list[PhaseRecord] = field(default_factory=list)
     validation: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    train: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    train: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     site_weights: Mapping[str, float] | None = None
     layers: Mapping[str, Mapping[str, Mapping[str, float]]] | None = None
     reports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

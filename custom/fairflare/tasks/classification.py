@@ -81,7 +81,7 @@ class ClassificationTask(ImageTask):
             ``"densenet121"``: ignored.
         max_pool: the ResNet's pooling behind its first convolution (published: yes; images of 48x48 do without).
         image_size: height and width that images are resized to, at least 32; 33 with ``max_pool``, 64 for
-            ``"densenet121"``, which would otherwise end in one pixel, and a last batch of one image could not train.
+            ``"densenet121"``, which would otherwise end in one pixel.
         in_channels: 1 (colour images become luminance) or 3 (grey images are repeated).
         num_classes: number of classes. Default: the phantom's.
         class_names: names of the classes for the metrics ``recall_<name>``. Default: the phantom's, or ``class_0``,

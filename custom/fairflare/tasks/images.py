@@ -14,6 +14,7 @@ from pydantic import Field
 
 from fairflare.core import checks
 from fairflare.core.settings import NonNegativeInt, PositiveInt, field_names, settings
+from fairflare.core.stopping import check_stop
 from fairflare.data.datalist import DataError, Datalist, load_datalist, suggest
 from fairflare.data.decoding import MAX_IMAGE_BYTES
 from fairflare.tasks.base import Batches, SiteData, Task
@@ -287,7 +288,9 @@ class FolderImages(ImageData):
                 with ThreadPool(self.num_workers) as threads:
                     found.update(zip(missing, threads.map(dataset.__getitem__, missing), strict=True))
             else:
-                found.update((i, dataset[i]) for i in missing)
+                for i in missing:
+                    check_stop()
+                    found[i] = dataset[i]
         except RuntimeError as error:  # MONAI's words around ours
             if isinstance(error.__cause__, DataError):
                 raise error.__cause__ from None

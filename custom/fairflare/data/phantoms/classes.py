@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflare.core.checks import number
+from fairflare.core.stopping import check_stop
 from fairflare.data.corruptions import corrupt, image_seed
 from fairflare.data.partitions import (
     apportion,
@@ -188,6 +189,7 @@ def _render(plan: PhantomPlan, batch: _Batch, chosen: npt.NDArray[np.int64], cor
     size, kind = plan.image_size, plan.kind
     images = np.empty((len(chosen), size, size, 3), np.uint8)
     for row, place in enumerate(chosen.tolist()):
+        check_stop()
         rng = np.random.default_rng(image_seed(f"{plan.phantom}/{batch.purpose}/{place}", plan.seed))
         attribute = kind.attributes[int(batch.attributes[place])] if kind.attributes else None
         images[row] = kind.draw(int(batch.labels[place]), rng, size, attribute)
@@ -198,6 +200,7 @@ def _render(plan: PhantomPlan, batch: _Batch, chosen: npt.NDArray[np.int64], cor
 
 def _corrupt_all(plan: PhantomPlan, batch: _Batch, chosen: npt.NDArray[np.int64], images: Images) -> None:
     for row, place in enumerate(chosen.tolist()):
+        check_stop()
         seed = image_seed(f"{plan.corruption}/{batch.purpose}/{place}", plan.seed)
         images[row] = corrupt(images[row], plan.corruption, plan.severity, seed)
 

@@ -12,6 +12,7 @@ from typing import Any
 from fairflare.core.checks import choice, different, nearest, whole
 from fairflare.core.settings import build, field_names
 from fairflare.core.task import Task
+from fairflare.federation.influence import Bounds
 from fairflare.federation.run_settings import RunSettings
 from fairflare.methods.catalog import Method, get_method
 from fairflare.methods.rule import OLD_JOB, Rule
@@ -68,7 +69,7 @@ def make_plan(
             the method's small job has.
         settings: of the method's halves and of the task, by name, wherever they belong; on top of those of the
             method's small job unless ``small`` is False. A part of a half is chosen with ``{"weighting": "som"}`` and
-            set with ``{"weighting.grid": [4, 4]}``.
+            set with ``{"weighting.grid": [4, 4]}``. Also of :class:`fairflare.federation.influence.Bounds`.
         small: False: the papers' settings, also for what is not named in ``settings``.
         task_file: a Python file with a class ``Task``; default: the packaged one of the kind of task.
         run: of :class:`fairflare.federation.run_settings.RunSettings`.
@@ -82,12 +83,14 @@ def make_plan(
     task_class = load_task_class(file)
     # Another kind of task than the paper's has none of its small settings, but its length.
     quick = chosen.small if small and kind == chosen.task else {}
-    server, site, learns = route_settings({**quick, **(settings or {})}, chosen, task_class)
+    given = {**quick, **(settings or {})}
+    bounds = {name: given.pop(name) for name in field_names(Bounds) if name in given}
+    server, site, learns = route_settings(given, chosen, task_class)
     if kind == chosen.task:
         learns = {**chosen.learns, **learns}
     names = site_list(chosen.num_sites if sites == 0 else sites)
-    given = {key: value for key, value in run.items() if value is not None}
-    plan = RunSettings(**{"num_rounds": chosen.num_rounds, "label": chosen.name, **given})
+    wanted = {key: value for key, value in {**run, **bounds}.items() if value is not None}
+    plan = RunSettings(**{"num_rounds": chosen.num_rounds, "label": chosen.name, **wanted})
     if names is not None and plan.min_sites > len(names):
         raise ValueError(f"min_sites={plan.min_sites}, but the job has {len(names)} site(s)")
     return Plan(
@@ -132,7 +135,7 @@ def route_settings(
                 raise ValueError(f"method {method.name!r} has no setting {key!r} any more: {now}")
             if key in field_names(RunSettings):
                 raise ValueError(f"{key!r} is no setting of method {method.name!r} but an option of the run")
-            known = sorted(set().union(*owners))
+            known = sorted(set().union(*owners, field_names(Bounds)))
             hint = nearest(key, [name + dot + rest for name in known]) or ";"
             raise ValueError(f"method {method.name!r} has no setting {key!r}{hint} Available: {', '.join(known)}")
     return parts

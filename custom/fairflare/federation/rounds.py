@@ -31,6 +31,7 @@ from fairflare.exchange.messages import (
 )
 from fairflare.federation.checkpoint import Checkpoint, CheckpointFolder, check_same_config
 from fairflare.federation.collector import Collector, LikeReceived, read_head, read_metrics, reasons
+from fairflare.federation.influence import bounds_of
 from fairflare.federation.journal import Journal
 from fairflare.federation.models import ModelFiles
 from fairflare.federation.phase import Exchange, Phase, Roster
@@ -76,7 +77,7 @@ class Rounds:
         self.transport, self.place, self.listeners = transport, place, list(listeners)
         self.journal = Journal(place.run_dir / RESULTS_FOLDER, transport, listeners, task.primary_metric)
         self.files = ModelFiles(place.run_dir, type(rule).__name__)
-        self.collector = Collector(rule, place.run_dir / RESULTS_FOLDER / "staging")
+        self.collector = Collector(rule, place.run_dir / RESULTS_FOLDER / "staging", run)
         self.roster = Roster(transport, run.max_missed, run.min_sites)
         self.exchange = Exchange(transport, self.roster, run.min_sites, run.straggler_grace, self.journal.tell)
         self.checkpoints = CheckpointFolder(place.experiments / run.experiment) if run.experiment else None
@@ -165,6 +166,7 @@ class Rounds:
             "shown_metrics": list(self.task.shown_metrics),
             "num_rounds": self.settings.num_rounds,
             "min_sites": self.settings.min_sites,
+            "bounds": bounds_of(self.settings),
             "seed": self.settings.seed,
             "sites": sites,
             "config": self._config,
@@ -218,7 +220,7 @@ class Rounds:
         record.phases.append(PhaseRecord("aggregate", round(time.monotonic() - started, 4), 0, 0, 0, 0))
         for listener in self.listeners:
             listener.aggregated(next_state)
-        self.journal.weighed(weighing, record)
+        self.journal.weighed(weighing, record, self.collector.warnings)
         if self.settings.keep_local_models:
             kept = self.place.run_dir / RESULTS_FOLDER / "local_models" / f"round_{record.current_round:04d}"
             shutil.copytree(self.collector.staging.folder, kept, dirs_exist_ok=True)

@@ -26,6 +26,7 @@ from fairflare.methods.reports import Field
 from fairflare.methods.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.training import LocalTraining, SiteError, SiteRun
 
+MAX_LOSS = 1e6  # mean loss over a site's images; a network that is wrong by a million is of no use to anybody
 VARIANTS = {"S": "sharpness", "L": "perturbed_loss"}
 
 
@@ -136,8 +137,8 @@ class FedISM(Rule):
     """
 
     report_fields = (
-        Field("sharpness", nan_ok=True, infinite_ok=True, required=False),
-        Field("perturbed_loss", low=0, nan_ok=True, infinite_ok=True, required=False),
+        Field("sharpness", low=-MAX_LOSS, high=MAX_LOSS, nan_ok=True, infinite_ok=True, required=False),
+        Field("perturbed_loss", low=0, high=MAX_LOSS, nan_ok=True, infinite_ok=True, required=False),
     )
 
     variant: Literal["S", "L"] = "S"
@@ -166,7 +167,7 @@ class FedISM(Rule):
         if not self.saga:
             return Weighing(sites=sample_weights(inputs))
         name = VARIANTS[self.variant]
-        fresh = power_weights({site: inputs.reports[site][name] for site in inputs.sites}, self.q)
+        fresh = inputs.remembered(power_weights({site: inputs.reports[site][name] for site in inputs.sites}, self.q))
         self._average = moving_average(fresh, self._average, self.beta)
         return Weighing(
             sites=normalise({site: self._average[site] for site in inputs.sites}),

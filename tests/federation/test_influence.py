@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from fairflare.core.clipping import clipped_states
 from fairflare.core.settings import build, described
 from fairflare.exchange.messages import Message
 from fairflare.federation.collector import Collector
@@ -173,6 +174,19 @@ def test_a_norm_that_no_number_holds_is_recorded_as_none(tmp_path: Path) -> None
     assert "norm inf of its update" in run.net.said[-1]
     for name, tensor in run.net.tasks[0].params.items():
         torch.testing.assert_close(run.model()["model"][name], tensor + (10 * 0.1 + 20 * 0.2) / 60)
+
+
+def test_the_sites_are_measured_once_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the anchor and for the sum; every local model is read from disk for it."""
+    measured: list[list[str]] = []
+
+    def count(states: Any, received: Any, factor: float) -> Any:
+        measured.append(sorted(states))
+        return clipped_states(states, received, factor)
+
+    monkeypatch.setattr("fairflare.federation.influence.clipped_states", count)
+    Run(tmp_path, sends(1e6), rule=FedLWR(), num_rounds=2, max_update_norm=3)()
+    assert measured == [["site-1", "site-2", "site-3"]] * 2
 
 
 def test_the_received_model_is_let_go(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from fairflare.cli import doctor
 from fairflare.cli.run_view import RunView
 from fairflare.core.settings import Part, choices, described, settings, typed, values_of
 from fairflare.federation.describe import sections
+from fairflare.federation.influence import Bounds
 from fairflare.federation.plan import TASKS_BY_KIND, load_task_class, make_plan
 from fairflare.methods.catalog import all_methods
 from fairflare.methods.fed_mrl import FedMRL
@@ -107,7 +108,7 @@ def expected_names(cls: type, prefix: str = "") -> set[str]:
 def test_every_setting_is_described_with_type_range_default_and_meaning(name: str) -> None:
     method = all_methods()[name]
     found = list(sections(name).values())
-    classes = (method.rule, method.training, load_task_class(TASKS_BY_KIND[method.task]))
+    classes = (method.rule, method.training, load_task_class(TASKS_BY_KIND[method.task]), Bounds)
     for cls, group in zip(classes, found, strict=True):
         assert {setting.name for setting in group} == expected_names(cls)
     for setting in (setting for group in found for setting in group):

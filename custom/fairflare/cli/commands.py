@@ -226,7 +226,12 @@ def export(
     plan: dict[str, Any],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder that the job folder is put into.")],
     preinstalled: Annotated[
-        bool, typer.Option("--preinstalled", help="No custom code: sites have the package and allow 'fairflare.'.")
+        bool,
+        typer.Option(
+            "--preinstalled",
+            help="For hospitals: no custom code (sites have the package and allow 'fairflare.'), and bounds on one "
+            "site's influence (docs/robustness.md; --set max_weight=null: without).",
+        ),
     ] = False,
     bundle: Annotated[bool, typer.Option("--bundle", help="Carry the whole package in the job.")] = False,
     overwrite: Overwrite = False,

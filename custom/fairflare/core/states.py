@@ -196,7 +196,7 @@ def sq_norm(update: State, names: Iterable[str] | None = None) -> float:
     for name in [n for n, t in update.items() if t.is_floating_point()] if names is None else names:
         if name not in update:
             raise ValueError(f"tensor {name!r} is not in the update")
-        squares = [block.double().square_().sum().item() for block in _blocks(update[name])]
+        squares = [block.double().square_().sum().item() for block in blocks(update[name])]
         if not all(map(math.isfinite, squares)):
             raise ValueError(f"squared norm of tensor {name!r} is not finite")
         parts.extend(squares)
@@ -331,10 +331,10 @@ def _all_finite(tensor: torch.Tensor) -> bool:
     return all(
         math.isfinite(block.sum(dtype=torch.float32 if block.element_size() < 4 else None).item())
         or bool(torch.isfinite(block).all())
-        for block in _blocks(tensor)
+        for block in blocks(tensor)
     )
 
 
-def _blocks(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def blocks(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The tensor in flat pieces that PyTorch handles in one thread and that fit the cache."""
     return tensor.detach().reshape(-1).split(_BLOCK)

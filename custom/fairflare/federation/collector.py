@@ -22,9 +22,11 @@ from fairflare.core.layers import layers_of
 from fairflare.core.states import add_update, check_state, layerwise_average, weighted_average
 from fairflare.exchange.messages import STATUS_OK, Message, clean_state, same_version
 from fairflare.exchange.staging import Staging
+from fairflare.federation.influence import Bounds, Influence
 from fairflare.federation.leaving import AT_HOME
 from fairflare.methods.reports import MAX_TEXT, Field, ReportError, numbers, read_report, shortened
 from fairflare.methods.rule import RoundInputs, Rule, State, Weighing
+from fairflare.reporting.records import Warned
 
 log = logging.getLogger(__name__)
 
@@ -130,10 +132,13 @@ class Collector:
     Args:
         rule: the method's server half.
         folder: where local models wait; ``None``: a temporary folder.
+        bounds: on what one site can do.
     """
 
-    def __init__(self, rule: Rule, folder: Path | None = None) -> None:
+    def __init__(self, rule: Rule, folder: Path | None = None, bounds: Bounds | None = None) -> None:
         self.rule = rule
+        self.bounds = bounds or Bounds()
+        self._influence = Influence(self.bounds)
         self._temporary = tempfile.TemporaryDirectory(prefix="fairflare-staging-") if folder is None else None
         self.staging = Staging(Path(self._temporary.name) if self._temporary else folder or Path())
         self._round = _Round()
@@ -153,6 +158,7 @@ class Collector:
         self.staging.clear()
         self._round = _Round(current_round, num_rounds, sorted(sites), received)
         self._shape = shape
+        self._influence = Influence(self.bounds)
 
     def at_round(self, current_round: int) -> None:
         """Under a stock controller the round is known only when the first answer is there."""
@@ -162,6 +168,7 @@ class Collector:
         """Removes the local models of the round, and lets go of the model that the sites received."""
         self.staging.clear()
         self._round.received = self._shape = None
+        self._influence = Influence(self.bounds)
 
     @property
     def accepted(self) -> list[str]:
@@ -172,6 +179,11 @@ class Collector:
     def rejected(self) -> dict[str, str]:
         """Why others are not, by site."""
         return self._round.rejected
+
+    @property
+    def warnings(self) -> list[Warned]:
+        """Where a bound was at work in this round, and who held more than half of the weight."""
+        return self._influence.warnings
 
     # -- reading what a site says
 
@@ -275,9 +287,9 @@ class Collector:
         sites = self.accepted
         if self.rule.two_phase and len(sites) == 1:
             # One model is its own average: every weight is 1 and there is nothing to ask.
-            return self.anchor_model(), Weighing(sites={sites[0]: 1.0})
+            return self.anchor_model(), self._influence.weighed(Weighing(sites={sites[0]: 1.0}))
         inputs = self._inputs()
-        weighing = self.rule.weigh(inputs)
+        weighing = self._influence.weighed(self.rule.weigh(inputs))
         if not weighing.reports:
             found = {site: numbers(report) for site, report in inputs.reports.items()}
             weighing.reports = {site: values for site, values in found.items() if values}
@@ -297,17 +309,19 @@ class Collector:
             num_rounds=self._round.num_rounds,
             sites=sites,
             # Without a declared count every site counts the same.
-            num_samples={site: trained[site].num_samples or 1 for site in sites},
+            num_samples=self._influence.samples({site: trained[site].num_samples or 1 for site in sites}),
             reports={site: trained[site].report for site in sites},
             anchor_reports=self._round.anchor_reports,
             states=self._states(),
             owner=self._owner(),
             asked=self._round.asked or sites,
             received=self._round.received,
+            remembered=self._influence.remembered,
         )
 
     def _states(self) -> dict[str, State]:
-        return {site: self.staging.open(site) for site in self.accepted}
+        """Local models as they count; a tensor is read when it is asked for."""
+        return self._influence.states({site: self.staging.open(site) for site in self.accepted}, self._round.received)
 
     def _owner(self) -> dict[str, str]:
         return layers_of(self.staging.open(self.accepted[0]))

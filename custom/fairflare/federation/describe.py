@@ -6,8 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from fairflare.core.settings import Setting, described, markdown, typed
+from fairflare.federation.influence import Bounds
 from fairflare.federation.plan import TASKS_BY_KIND, load_task_class
 from fairflare.methods.catalog import all_methods, get_method
+
+#: In a preinstalled job other defaults hold, see :data:`fairflare.federation.influence.FOR_HOSPITALS`.
+BOUNDS_TITLE = "Every method, at the server: bounds on one site's influence"
 
 
 def overview() -> list[tuple[str, str, str, str]]:
@@ -16,7 +20,7 @@ def overview() -> list[tuple[str, str, str, str]]:
 
 
 def sections(name: str) -> dict[str, list[Setting]]:
-    """Settings of a method's rule, its training and its task, by heading; defaults are those of the method's paper.
+    """Settings of a method's rule, training and task, and the bounds, by heading; defaults are of the method's paper.
 
     Raises:
         ValueError: unknown method.
@@ -27,6 +31,7 @@ def sections(name: str) -> dict[str, list[Setting]]:
         f"{method.title}, at the server: {method.rule.__name__}": _with(described(method.rule), method.server),
         f"{method.title}, at the sites: {method.training.__name__}": _with(described(method.training), method.site),
         f"{method.title}, task: {method.task}": _with(described(task), method.learns),
+        BOUNDS_TITLE: described(Bounds),
     }
 
 

@@ -14,6 +14,7 @@ from fairflare.federation.phase import Phase
 from fairflare.federation.transport import Listener, Transport
 from fairflare.methods.rule import Weighing
 from fairflare.reporting.pictures import draw_pictures
+from fairflare.reporting.records import Warned
 from fairflare.reporting.results import LeftOut, ResultsStore, RoundRecord, read_results
 from fairflare.reporting.table import fairness_table
 
@@ -86,13 +87,17 @@ class Journal:
             record.left_out.append(LeftOut(site=site, phase=phase.name, reason=reason))
             self.say(f"round {record.current_round}, {phase.name}: site {site!r} left out: {reason}", warning=True)
 
-    def weighed(self, weighing: Weighing, record: RoundRecord) -> None:
-        """How the rule decided."""
+    def weighed(self, weighing: Weighing, record: RoundRecord, warnings: Sequence[Warned] = ()) -> None:
+        """How the rule decided, and what one site could do or would have done."""
         record.site_weights = weighing.sites
         record.layers = weighing.record or None
         record.reports = weighing.reports
         record.values = weighing.values
         record.details = weighing.details
+        record.warnings = list(warnings)
+        for warned in warnings:
+            who = f"site {warned.site!r}: " if warned.site else ""
+            self.say(f"round {record.current_round}: {who}{warned.text}", warning=True)
 
     def round_done(self, record: RoundRecord) -> None:
         """A whole round."""

@@ -12,6 +12,7 @@ from typing import Any
 from fairflare.core.checks import choice, different, nearest, whole
 from fairflare.core.settings import build, field_names
 from fairflare.core.task import Task
+from fairflare.federation.influence import Bounds
 from fairflare.federation.run_settings import RunSettings
 from fairflare.methods.catalog import Method, get_method
 from fairflare.methods.papers import PAPERS
@@ -72,7 +73,7 @@ def make_plan(
             the method's small job has.
         settings: of the method's halves and of the task, by name, wherever they belong; on top of those of the
             method's small job unless ``small`` is False. A part of a half is chosen with ``{"weighting": "som"}`` and
-            set with ``{"weighting.grid": [4, 4]}``.
+            set with ``{"weighting.grid": [4, 4]}``. Also of :class:`fairflare.federation.influence.Bounds`.
         small: False: the papers' settings, also for what is not named in ``settings``; see
             :mod:`fairflare.methods.papers`.
         train_like: another method whose set-up this one gets, so that the two can be compared: task, network, data,
@@ -93,14 +94,16 @@ def make_plan(
     usual = {} if kind != model.task else model.small if paper is None else paper.learns
     if model is not chosen:
         usual = _shared_setup(model, chosen, usual, task_class, own_task=kind == model.task)
-    server, site, learns = route_settings({**usual, **(settings or {})}, chosen, task_class)
+    given = {**usual, **(settings or {})}
+    bounds = {name: given.pop(name) for name in field_names(Bounds) if name in given}
+    server, site, learns = route_settings(given, chosen, task_class)
     if kind == chosen.task:
         keeps = chosen.learns if model is chosen else chosen.keeps
         learns = {**{name: chosen.learns[name] for name in keeps if name in chosen.learns}, **learns}
     length = model if paper is None else paper
     names = site_list(length.num_sites if sites == 0 else sites)
-    given = {key: value for key, value in run.items() if value is not None}
-    plan = RunSettings(**{"num_rounds": length.num_rounds, "label": chosen.name, **given})
+    wanted = {key: value for key, value in {**run, **bounds}.items() if value is not None}
+    plan = RunSettings(**{"num_rounds": length.num_rounds, "label": chosen.name, **wanted})
     if names is not None and plan.min_sites > len(names):
         raise ValueError(f"min_sites={plan.min_sites}, but the job has {len(names)} site(s)")
     return Plan(
@@ -157,7 +160,7 @@ def route_settings(
                 raise ValueError(f"method {method.name!r} has no setting {key!r} any more: {now}")
             if key in field_names(RunSettings):
                 raise ValueError(f"{key!r} is no setting of method {method.name!r} but an option of the run")
-            known = sorted(set().union(*owners))
+            known = sorted(set().union(*owners, field_names(Bounds)))
             hint = nearest(key, [name + dot + rest for name in known]) or ";"
             raise ValueError(f"method {method.name!r} has no setting {key!r}{hint} Available: {', '.join(known)}")
     return parts

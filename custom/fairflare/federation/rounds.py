@@ -76,7 +76,7 @@ class Rounds:
         self.transport, self.place, self.listeners = transport, place, list(listeners)
         self.journal = Journal(place.run_dir / RESULTS_FOLDER, transport, listeners, task.primary_metric)
         self.files = ModelFiles(place.run_dir, type(rule).__name__)
-        self.collector = Collector(rule, place.run_dir / RESULTS_FOLDER / "staging")
+        self.collector = Collector(rule, place.run_dir / RESULTS_FOLDER / "staging", run)
         self.roster = Roster(transport, run.max_missed, run.min_sites)
         self.exchange = Exchange(transport, self.roster, run.min_sites, run.straggler_grace, self.journal.tell)
         self.experiment = Experiment(run, place, rule, self.journal, self.files, transport.say)
@@ -194,7 +194,7 @@ class Rounds:
         record.phases.append(PhaseRecord("aggregate", round(time.monotonic() - started, 4), 0, 0, 0, 0))
         for listener in self.listeners:
             listener.aggregated(next_state)
-        self.journal.weighed(weighing, record)
+        self.journal.weighed(weighing, record, self.collector.warnings)
         if self.settings.keep_local_models:
             kept = self.place.run_dir / RESULTS_FOLDER / "local_models" / f"round_{record.current_round:04d}"
             shutil.copytree(self.collector.staging.folder, kept, dirs_exist_ok=True)

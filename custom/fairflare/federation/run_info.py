@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fairflare import __version__
 from fairflare.core.settings import values_of
 from fairflare.exchange.messages import num_bytes
+from fairflare.federation.influence import bounds_of
 from fairflare.federation.run_settings import Place, RunSettings
 from fairflare.methods.rule import Rule, State
 from fairflare.methods.training import LocalTraining
@@ -49,6 +50,7 @@ def info_of(
         "shown_metrics": list(task.shown_metrics),
         "num_rounds": run.num_rounds,
         "min_sites": run.min_sites,
+        "bounds": bounds_of(run),
         "seed": run.seed,
         "sites": list(sites),
         "config": dict(config),

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.settings import Flag, NonNegative, Positive, PositiveInt, Whole, settings
+from fairflare.federation.influence import Bounds
 from fairflare.federation.site_store import safe_name
 
 RESULTS_FOLDER = "fairflare"  # in the run directory
 
 
 @settings
-class RunSettings:
+class RunSettings(Bounds):
     """How a run goes, whatever the method.
 
     Args:

@@ -21,6 +21,7 @@ from fairflare.core.settings import PositiveInt, settings
 from fairflare.core.states import State, check_state
 from fairflare.exchange.messages import STATUS_OK, Message, clean_state
 from fairflare.federation.collector import Collector, is_finite, printable
+from fairflare.federation.influence import Bounds
 from fairflare.flare.wire import META_KEY, from_model
 from fairflare.methods.reports import ReportError
 from fairflare.methods.rule import Rule, Weighing
@@ -30,13 +31,23 @@ Signature = tuple[Any, ...]
 
 
 class AsSent:
-    """Under a stock controller nobody says what was sent out: models are collected as they come, and compared later."""
+    """Under a stock controller nobody says what was sent out: models are collected as they come, and compared later.
 
-    def __init__(self) -> None:
+    Args:
+        only_updates: whole models are refused, as nobody knows how far they are from what was sent out.
+    """
+
+    def __init__(self, only_updates: bool = False) -> None:
         self.updates = False
+        self.only_updates = only_updates
         self.signatures: dict[str, Signature] = {}
 
     def read(self, message: Message, site: str) -> State:
+        if self.only_updates and not message.is_update:
+            raise ValueError(
+                f"site {site!r} sent a whole model; max_update_norm needs updates here (params of type DIFF): have the "
+                "sites send them, or leave max_update_norm out"
+            )
         state = clean_state(message.params)
         check_state(state, state, site)  # finite, real
         shapes = tuple((name, tuple(t.shape), t.is_floating_point()) for name, t in sorted(state.items()))
@@ -45,7 +56,7 @@ class AsSent:
 
 
 @settings
-class FairAggregator(ModelAggregator):
+class FairAggregator(Bounds, ModelAggregator):
     """A single-phase rule as FLARE's ``ModelAggregator``.
 
     What the results must look like is what most of them do: sites whose names or shapes of tensors, kind of parameters
@@ -54,6 +65,9 @@ class FairAggregator(ModelAggregator):
     Args:
         rule: a method's server half.
         min_sites: usable results a round needs.
+
+    With ``max_update_norm`` the sites must send updates (DIFF): a stock controller does not say which model a whole one
+    started from, so one is refused by name.
 
     The result's metrics are the means over the sites, whatever their range, for the controller's ``stop_cond``.
 
@@ -71,7 +85,7 @@ class FairAggregator(ModelAggregator):
                 f"{type(self.rule).__name__} asks the sites twice a round; run it with "
                 "fairflare.flare.controller.RoundsController instead of a stock controller"
             )
-        self._collector = Collector(self.rule)
+        self._collector = Collector(self.rule, bounds=self)
         self.last_weighing: Weighing | None = None
         self.reset_stats()
 
@@ -87,7 +101,7 @@ class FairAggregator(ModelAggregator):
 
     def reset_stats(self) -> None:
         """Begins a round (not the rule's own state)."""
-        self._shape = AsSent()
+        self._shape = AsSent(only_updates=self.max_update_norm is not None)
         self._numpy: dict[str, bool] = {}
         self._metrics: dict[str, dict[str, float]] = {}
         self._fault: OSError | None = None
@@ -132,6 +146,9 @@ class FairAggregator(ModelAggregator):
         if current_round is not None:
             self._collector.at_round(int(current_round))
         state, self.last_weighing = self._collector.aggregate()
+        warnings = [f"site {w.site!r}: {w.text}" if w.site else w.text for w in self._collector.warnings]
+        for warning in warnings:
+            log.warning("round %s: %s", current_round, warning)
         as_numpy = all(self._numpy[site] for site in self.accepted)
         params: dict[str, Any] = {k: v.numpy() for k, v in state.items()} if as_numpy else dict(state)
         return FLModel(
@@ -139,7 +156,7 @@ class FairAggregator(ModelAggregator):
             params_type=ParamsType.DIFF if is_update else ParamsType.FULL,
             metrics=_mean([self._metrics[site] for site in self.accepted]) or None,
             current_round=current_round,
-            meta={META_KEY: {"sites": self.accepted, "rejected": dict(self.rejected)}},
+            meta={META_KEY: {"sites": self.accepted, "rejected": dict(self.rejected), "warnings": warnings}},
         )
 
     def _keep_majority(self) -> None:

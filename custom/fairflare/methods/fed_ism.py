@@ -26,6 +26,7 @@ from fairflare.methods.reports import Field
 from fairflare.methods.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.training import LocalTraining, SiteError, SiteRun
 
+MAX_LOSS = 1e6  # mean loss over a site's images; a network that is wrong by a million is of no use to anybody
 VARIANTS = {"S": "sharpness", "L": "perturbed_loss"}
 
 
@@ -140,13 +141,13 @@ class FedISM(Rule):
 
     report_fields = (
         Field(
-            "sharpness", nan_ok=True, infinite_ok=True, required=False,
+            "sharpness", low=-MAX_LOSS, high=MAX_LOSS, nan_ok=True, infinite_ok=True, required=False,
             doc="S, by how much the mean training loss of the received model rises at the search distance",
             reveals="with `perturbed_loss` the mean training loss of the received model",
             keep="`saga=false` of the job",
         ),
         Field(
-            "perturbed_loss", low=0, nan_ok=True, infinite_ok=True, required=False,
+            "perturbed_loss", low=0, high=MAX_LOSS, nan_ok=True, infinite_ok=True, required=False,
             doc="L_p, the mean training loss at that distance",
             keep="`saga=false` of the job",
         ),
@@ -184,7 +185,7 @@ class FedISM(Rule):
         if not self.saga:
             return Weighing(sites=sample_weights(inputs))
         name = VARIANTS[self.variant]
-        fresh = power_weights({site: inputs.reports[site][name] for site in inputs.sites}, self.q)
+        fresh = inputs.remembered(power_weights({site: inputs.reports[site][name] for site in inputs.sites}, self.q))
         self._average = moving_average(fresh, self._average, self.beta)
         return Weighing(
             sites=normalise({site: self._average[site] for site in inputs.sites}),

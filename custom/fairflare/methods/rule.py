@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -45,6 +45,8 @@ class RoundInputs:
     owner: dict[str, str]  # tensor name -> layer name
     asked: list[str] = field(default_factory=list)  # also those that did not answer
     received: State | None = None  # what the sites started from; unknown under stock controllers
+    #: For weights that a rule keeps for later rounds: no site's share in them is larger than the run's ``max_weight``.
+    remembered: Callable[[SiteWeights], SiteWeights] = dict
 
 
 @dataclass

@@ -50,6 +50,26 @@ class PhaseRecord:
     answered: int
 
 
+@dataclass(frozen=True)
+class Warned:
+    """Something that one site could do to a round, or would have done without a bound.
+
+    Attributes:
+        site: whose; empty: nobody's.
+        kind: ``majority``, or the bound that was at work and on what.
+        value, used: as claimed or sent; as it counts.
+        text: in words, without site and round.
+        layers: in how many layers, where weights are by layer.
+    """
+
+    site: str
+    kind: str
+    value: float
+    used: float
+    text: str
+    layers: int | None = None
+
+
 @dataclass
 class RoundRecord:
     """What is kept of one round.
@@ -69,6 +89,7 @@ class RoundRecord:
         reports: ``{site: {field: value}}``, the method's own reports.
         values: what the method says of the round as a whole.
         details: more of it, JSON-like.
+        warnings: where a bound on one site's influence was at work, and who held more than half of the weight.
     """
 
     current_round: int
@@ -83,6 +104,7 @@ class RoundRecord:
     reports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     values: Mapping[str, float] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
+    warnings: list[Warned] = field(default_factory=list)
 
 
 # ------------------------------------------------------------------------------------------------ JSON

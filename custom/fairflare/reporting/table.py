@@ -118,9 +118,26 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
         notes.append("No site was left out of a round.")
     if info.get("classes_at_home"):
         notes.append(f"Metrics by class stay at home at: {', '.join(info['classes_at_home'])}.")
+    notes += _warnings(results)
     if info.get("synthetic"):
         notes.append(SYNTHETIC_NOTE)
     return notes
+
+
+def _warnings(results: Mapping[str, Any]) -> list[str]:
+    """What one site could do or would have done: a line a site and kind, in the words of its worst round."""
+    found: dict[tuple[str, str], list[tuple[float, int, str]]] = {}
+    for record in results["rounds"]:
+        for warned in record.get("warnings") or ():  # older results have none
+            far = math.inf if warned["value"] is None else abs(warned["value"])
+            entry = (far, record["current_round"], warned["text"])
+            found.setdefault((warned["site"], warned["kind"]), []).append(entry)
+    lines = []
+    for (site, _), entries in sorted(found.items()):
+        _, _, text = max(entries, key=lambda entry: entry[0])
+        which = f"round{'' if len(entries) == 1 else 's'} {_ranges([number for _, number, _ in entries])}"
+        lines.append(f"  {site or 'every site'} in {which}: {text}")
+    return ["Warnings, in the words of the worst round:", *lines] if lines else []
 
 
 def _cells(

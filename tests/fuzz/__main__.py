@@ -30,7 +30,7 @@ def main() -> int:
     started, faulty = time.monotonic(), 0
     total: Counter[str] = Counter()
     print("  ".join(f"{name:>12}" for name in COLUMNS), flush=True)
-    with _folder() as root, ProcessPoolExecutor(given.workers) as pool:
+    with memory_folder() as root, ProcessPoolExecutor(given.workers) as pool:
         every = range(given.cases) if given.case is None else range(given.case, given.case + 1)
         running = {pool.submit(attack, Path(root) / f"{m}-{p}", m, p, given.seed, every): (m, p) for m, p in jobs}
         for done in as_completed(running):
@@ -62,8 +62,9 @@ def told(method: str, phase: str, seed: int, verdict: Verdict) -> str:
     return "\n".join([*lines, *(f"    {kind}: {text}" for kind, text in verdict.faults.items())])
 
 
-def _folder() -> contextlib.AbstractContextManager[str]:
-    memory = Path("/dev/shm")  # each case writes some dozen small files
+def memory_folder() -> contextlib.AbstractContextManager[str]:
+    """A folder that is gone afterwards, on a memory disk where there is one: a case writes some dozen small files."""
+    memory = Path("/dev/shm")
     return tempfile.TemporaryDirectory(prefix="fairflare_fuzz_", dir=memory if os.access(memory, os.W_OK) else None)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import json
 import logging
 import shutil
@@ -379,10 +380,18 @@ def phases_of(method: str) -> list[str]:
     return ["train", *(["anchor"] if rule.two_phase else []), "validate"]
 
 
-def attack(folder: Path, method: str, phase: str, seed: int, cases: Iterable[int]) -> list[Verdict]:
-    """All these cases, on one thread."""
+def attack(
+    folder: Path, method: str, phase: str, seed: int, cases: Iterable[int] = (), *, replies: int = 0
+) -> list[Verdict]:
+    """These cases, or as many as it takes to send so many replies, on one thread."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message="torch.quantize_per_tensor")
     warnings.filterwarnings("ignore", message="overflow encountered")  # the spread of losses of 1e308
     bench = Bench(folder, method, phase, seed)
-    return [bench.run(index) for index in cases]
+    verdicts, sent = [], 0
+    for index in cases or itertools.count():
+        verdicts.append(bench.run(index))
+        sent += verdicts[-1].sent
+        if replies and sent == replies:
+            break
+    return verdicts

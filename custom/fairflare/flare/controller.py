@@ -154,16 +154,23 @@ class RoundsController(RunSettings, ModelController):
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
-        """A late answer: too late to be used, but the site is alive."""
+        """A late answer: too late to be used, but the site is alive.
+
+        FLARE's clients ask first whether a task still stands, so most late answers are not even sent.
+        """
         self._seen(client.name)
         self.info(f"site {client.name!r}: late answer to {shortened(task_name)} is not used")
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         super().handle_event(event_type, fl_ctx)
+        name = None
         if event_type == EventType.CLIENT_RECONNECTED:
             name = fl_ctx.get_prop(FLContextKey.RECONNECTED_CLIENT_NAME)
-            if name:
-                self._seen(str(name))
+        elif event_type == EventType.BEFORE_PROCESS_TASK_REQUEST:  # done with whatever kept it, it wants work
+            peer = fl_ctx.get_peer_context()
+            name = peer.get_identity_name() if isinstance(peer, FLContext) else None
+        if name:
+            self._seen(str(name))
 
 
 @dataclass

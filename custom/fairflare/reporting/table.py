@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SYNTHETIC_NOTE = "The data are SYNTHETIC (generated images): these figures say nothing about patients."
+MAX_COLUMNS = 20  # of metrics
 _MISSING = "-"
 
 
@@ -196,7 +197,7 @@ def _summaries(results: Mapping[str, Any]) -> dict[str, FairnessSummary]:
 
 
 def _metrics(results: Mapping[str, Any]) -> list[str]:
-    """Metrics of the test results that the task wants in tables (default: all), the primary one first."""
+    """Metrics of the test results that the task wants in tables (default: all, 20 at most), the primary one first."""
     metrics: list[str] = []
     for by_metric in (results.get("test") or {}).values():
         metrics += [metric for metric in by_metric if metric not in metrics]
@@ -206,7 +207,7 @@ def _metrics(results: Mapping[str, Any]) -> list[str]:
     shown = info.get("shown_metrics")
     if shown:
         metrics = [metric for metric in metrics if metric in shown] or metrics
-    return sorted(metrics, key=lambda metric: metric != info.get("primary_metric"))
+    return sorted(metrics, key=lambda metric: metric != info.get("primary_metric"))[:MAX_COLUMNS]
 
 
 def _by_site(results: Mapping[str, Any], metric: str) -> dict[str, float]:

@@ -13,7 +13,7 @@ import json
 import logging
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,10 +72,12 @@ class Bench:
         folder: to work in; on a memory disk a case takes some milliseconds.
         method, phase: whom to attack, and when.
         seed: of the draw.
+        sparing: see :meth:`run`.
     """
 
-    def __init__(self, folder: Path, method: str, phase: str, seed: int = 0) -> None:
+    def __init__(self, folder: Path, method: str, phase: str, seed: int = 0, *, sparing: bool = False) -> None:
         entry = get_method(method)
+        self.sparing = sparing
         self.phase, self.where = phase, f"{method}/{phase}/{seed}"
         self.folder = folder
         (folder / "server").mkdir(parents=True)
@@ -150,8 +152,8 @@ class Bench:
             shutil.copytree(self.rule.memory_folder, self.kept_memory)
         self.rule = copy.deepcopy(self.server.rule)
 
-    def _walk(self) -> Trace:
-        """The hostile exchange and a good one after it, from the state after the first round."""
+    def _walk(self, again: Callable[[Trace], bool] = lambda trace: True) -> Trace:
+        """The hostile exchange and, ``again``, a good one after it, from the state after the first round."""
         trace = Trace()
         rounds = self._fresh()
         state: Any = {name: tensor.clone() for name, tensor in self.state.items()}
@@ -162,12 +164,16 @@ class Bench:
                     rounds._finish(state)
                     final = json.loads((rounds.journal.store.folder / "results.json").read_text())
                     self._note(trace, rounds, state, {key: final[key] for key in ("test", "fairness", "left_out")})
+                    if not again(trace):
+                        break
                     rounds = self._fresh()
             else:
                 self.hostile_round = HOSTILE
                 for number in (HOSTILE, HOSTILE + 1):
                     state = rounds._round(number, state)
                     self._note(trace, rounds, dict(state), json.loads(rounds.journal.store.state_dict()["rounds"][-1]))
+                    if not again(trace):
+                        break
         except Exception as error:
             trace.killed = f"{type(error).__name__}: {error}"
         return trace
@@ -211,7 +217,10 @@ class Bench:
         return self.silent[site]
 
     def run(self, index: int) -> Verdict:
-        """One case, judged."""
+        """One case, judged.
+
+        ``sparing``: after a refusal that left every bit as it was, only every third case is followed by a good round.
+        """
         with self._quiet() as logged:
             case = self.cases[index]
             site = SITES[index % len(SITES)]
@@ -227,7 +236,8 @@ class Bench:
             self.server.heard.raised.clear()
             self.server.heard.lines.clear()
             logged.clear()
-            trace = self._walk()
+            skips = self.sparing and index % 3 > 0
+            trace = self._walk(lambda t: not (skips and t.prints[0] == reference.prints[0]))
             self._judge(verdict, case, site, trace, reference)
             self._judge_words(verdict, logged)
             return verdict
@@ -251,16 +261,17 @@ class Bench:
             verdict.fault("other", "a message outside of its task was taken")
         if others := [x for x in record["left_out"] if x["site"] != site]:
             verdict.fault("other", f"another site is out too: {others}")
-        if trace.killed or trace.done < 2:
+        for state in trace.states:
+            self._judge_model(verdict, state)
+        if trace.killed:
             verdict.fault("good failed", trace.killed)
+        if trace.done < 2:
             return
         after = trace.records[1]
         if after["left_out"] or ("accepted" in after and after["accepted"] != SITES):
             verdict.fault("good failed", f"left out of the good round: {after['left_out']}")
         if reasons and trace.prints[1] != reference.prints[1]:
             verdict.fault("changed", _difference(trace, reference, 1))
-        for state in trace.states:
-            self._judge_model(verdict, state)
 
     def _judge_refusal(self, verdict: Verdict, site: str, reason: str, spoke: bool) -> None:
         if spoke and not reason.startswith(f"site {site!r}"):
@@ -383,11 +394,11 @@ def phases_of(method: str) -> list[str]:
 def attack(
     folder: Path, method: str, phase: str, seed: int, cases: Iterable[int] = (), *, replies: int = 0
 ) -> list[Verdict]:
-    """These cases, or as many as it takes to send so many replies, on one thread."""
+    """These cases; or, sparingly, as many as it takes to send so many replies."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message="torch.quantize_per_tensor")
     warnings.filterwarnings("ignore", message="overflow encountered")  # the spread of losses of 1e308
-    bench = Bench(folder, method, phase, seed)
+    bench = Bench(folder, method, phase, seed, sparing=bool(replies))
     verdicts, sent = [], 0
     for index in cases or itertools.count():
         verdicts.append(bench.run(index))

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SYNTHETIC_NOTE = "The data are SYNTHETIC (generated images): these figures say nothing about patients."
-MAX_COLUMNS = 20  # of metrics
+MAX_COLUMNS = 20  # of metrics, whose names the sites choose
+MAX_HEADING = 32
 _MISSING = "-"
 
 
@@ -184,7 +185,7 @@ def _cells(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]], list
         for title, attribute in (("average", "mean"), ("std", "std"), ("worst", "worst"), ("range", "range"))
     ]
     totals.insert(3, ["worst site", *(summaries[m].worst_site or _MISSING for m in metrics)])
-    return ["site", *metrics], sites, totals
+    return ["site", *(metric[:MAX_HEADING] for metric in metrics)], sites, totals
 
 
 def _summaries(results: Mapping[str, Any]) -> dict[str, FairnessSummary]:

@@ -31,12 +31,12 @@ RECEIVED = net_state(99)
 LAYERS = list(dict.fromkeys(layers_of(RECEIVED).values()))
 
 
-def example_report(fields: Iterable[Field], index: int) -> dict[str, Any]:
+def example_report(fields: Iterable[Field], index: int, layers: Sequence[str] = LAYERS) -> dict[str, Any]:
     """A legal value for every declared field; numbers differ from site to site."""
     report: dict[str, Any] = {}
     for field in fields:
-        length = len(report[field.same_length_as]) if field.same_length_as else len(LAYERS)
-        plain = {"flag": True, "text": "same", "names": LAYERS}
+        length = len(report[field.same_length_as]) if field.same_length_as else len(layers)
+        plain = {"flag": True, "text": "same", "names": list(layers)}
         if field.kind == "vector":
             report[field.name] = [_number(field, index + 0.1 * place) for place in range(length)]
         else:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
@@ -247,7 +247,7 @@ def dropped(tmp_path: Path) -> tuple[Server, list[str]]:
     )
     seen: list[str] = []
     server.run()
-    assert [s["targets"] for s in server.sent] == [SITES, SITES[1:], SITES[1:]]
+    assert [s["targets"] for s in server.sent] == [SITES, SITES[1:], SITES]
     watch = server._seen
     server._seen = lambda site: (seen.append(site), watch(site))[1]
     return server, seen
@@ -274,6 +274,37 @@ def test_a_late_answer_in_the_middle_of_a_run_brings_the_site_back(tmp_path: Pat
     server = Server(tmp_path, behaviour, num_rounds=3, min_sites=1, train_timeout=0.2, max_missed=1)
     server.run()
     assert [s["targets"] for s in server.sent] == [SITES, SITES[1:], SITES, SITES]
+
+
+def test_a_site_that_asks_for_work_is_alive(tmp_path: Path) -> None:
+    """FLARE's clients do not send what is too late: that a site asks for its next task shows that it is done."""
+    server, seen = dropped(tmp_path)
+    server.handle_event(EventType.BEFORE_PROCESS_TASK_REQUEST, server.fl_ctx)
+    assert seen == []
+    peer = FLContext()
+    peer.set_prop(ReservedKey.IDENTITY_NAME, "site-1", private=False, sticky=False)
+    server.fl_ctx.set_peer_context(peer)
+    server.handle_event(EventType.BEFORE_PROCESS_TASK_REQUEST, server.fl_ctx)
+    assert seen == ["site-1"]
+
+
+@pytest.mark.parametrize("answer", [lambda: make_reply(ReturnCode.EXECUTION_EXCEPTION), lambda: make_reply("OK")])
+def test_a_late_error_is_not_booked_on_the_next_phase(tmp_path: Path, answer: Any) -> None:
+    """It passes FLARE's gate for the first task and is looked at when the second has begun."""
+    tasks: list[Any] = []
+
+    def behaviour(site: str, name: str, task: Message) -> Any:
+        if site == "site-1" and task.current_round == 1:
+            old = SimpleNamespace(result=answer(), client=SimpleNamespace(name="site-1"), task=tasks[0])
+            server._process_result(old, server.fl_ctx)
+        return good(site, name, task)
+
+    server = Server(tmp_path, behaviour, num_rounds=2, min_sites=3)
+    prepare = server._prepare_task
+    server._prepare_task = lambda **given: tasks.append(prepare(**given)) or tasks[-1]  # type: ignore[method-assign]
+    server.run()
+    assert [r["accepted"] for r in server.results["rounds"]] == [SITES, SITES]
+    assert server.results["rounds"][1]["left_out"] == []
 
 
 def test_a_reconnected_site_is_alive(tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ from fairflare.federation.collector import Collector, LikeReceived, read_head, r
 from fairflare.federation.experiment import Experiment, writing
 from fairflare.federation.journal import Journal
 from fairflare.federation.models import ModelFiles
-from fairflare.federation.phase import Exchange, Phase, Roster
+from fairflare.federation.phase import Exchange, Phase
+from fairflare.federation.roster import Roster
 from fairflare.federation.run_info import config_of, info_of
 from fairflare.federation.run_settings import RESULTS_FOLDER, Place, RunSettings
 from fairflare.federation.transport import Listener, Transport
@@ -154,11 +155,12 @@ class Rounds:
         for listener in self.listeners:
             listener.round_started(current_round)
         self.transport.say(f"round {current_round + 1} of {self.settings.num_rounds}")
-        record = RoundRecord(current_round=current_round, sites=self.roster.live())
+        record = RoundRecord(current_round=current_round, sites=self.roster.live(current_round))
         self.collector.begin(
             current_round, self.settings.num_rounds, shape=LikeReceived(state), received=state, sites=record.sites
         )
         train = self._ask(TASK_TRAIN, current_round, state, record.sites, self.settings.train_timeout, self._trained)
+        train.left_out |= self.roster.why_not(record.sites)
         for site, reason in self.collector.screen().items():
             train.refuse(site, reason)
         self._note_left_out(train)
@@ -181,7 +183,9 @@ class Rounds:
         """The second phase; the anchor's memory is free again afterwards."""
         anchor = clean_state(self.collector.anchor_model())
         timeout = self.settings.anchor_timeout
-        phase = self._ask(TASK_ANCHOR, record.current_round, anchor, record.accepted, timeout, self._about_anchor)
+        sites = self.roster.willing(record.accepted, TASK_ANCHOR, record.current_round)
+        phase = self._ask(TASK_ANCHOR, record.current_round, anchor, sites, timeout, self._about_anchor)
+        phase.left_out |= self.roster.why_not(sites, TASK_ANCHOR, record.accepted)
         self._note_left_out(phase)
         self.journal.left_out(phase, record)
 
@@ -207,7 +211,7 @@ class Rounds:
         """Test split of every site, and the summary over them."""
         number = self.settings.num_rounds
         phase = self._ask(
-            TASK_VALIDATE, number, state, self.roster.live(), self.settings.validate_timeout, self._validated
+            TASK_VALIDATE, number, state, self.roster.known(), self.settings.validate_timeout, self._validated
         )
         if len(phase.good) < self.settings.min_sites:
             raise self._too_few(phase)
@@ -230,7 +234,7 @@ class Rounds:
                 run=self.experiment.run_id,
             )
         )
-        phase = Phase(name, current_round, sorted(sites))
+        phase = Phase(name, current_round, sorted(sites), doubtful=self.roster.doubtful(sites))
         self.exchange.run(phase, task, timeout, self.settings.num_rounds, use)
         if self.transport.stopped():
             raise Stopped(

@@ -6,10 +6,12 @@ import json
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import ClientTask
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
@@ -30,6 +32,7 @@ from fairflare.federation.site import SITE_FILE, read_site_file
 from fairflare.federation.transport import Question
 from fairflare.flare.tracking import FlareEvents
 from fairflare.flare.wire import from_model, to_model
+from fairflare.methods.reports import shortened
 from fairflare.methods.rule import OLD_JOB, Rule
 
 
@@ -54,7 +57,6 @@ class RoundsController(RunSettings, ModelController):
         ModelController.__init__(
             self, persistor_id="", ignore_result_error=True, task_check_period=self.task_check_period
         )
-        self._hand_over: Callable[[str, Message | str], bool] | None = None
         self._seen: Callable[[str], None] = lambda site: None
 
     # -- the workflow
@@ -100,19 +102,12 @@ class RoundsController(RunSettings, ModelController):
         return sorted(client.name for client in self.engine.get_clients())
 
     def ask(self, question: Question) -> None:
-        def received(reply: FLModel) -> bool:
-            site = str((reply.meta or {}).get("client_name"))
-            used = question.hand_over(site, from_model(reply))
-            reply.params = None  # FLARE keeps the message for a while
-            return used
-
-        self._hand_over = question.hand_over
         self.send_model(
             task_name=question.name,
             data=to_model(question.task, self.num_rounds),
             targets=question.sites,
             timeout=math.ceil(question.timeout),
-            callback=received,
+            callback=_Received(question.hand_over),
         )
         end = time.monotonic() + question.timeout
         while self.get_num_standing_tasks():
@@ -122,7 +117,6 @@ class RoundsController(RunSettings, ModelController):
                 self.cancel_all_tasks()
                 break
             time.sleep(min(self.task_check_period, 0.05))
-        self._hand_over = None
 
     def stopped(self) -> bool:
         return bool(self.abort_signal.triggered)
@@ -135,16 +129,23 @@ class RoundsController(RunSettings, ModelController):
 
     # -- what FLARE tells otherwise
 
+    def _process_result(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
+        """Also hands over what FLARE keeps from the callback: an error reply, and a message that it cannot convert.
+
+        To the task that it answers: it may be over, and another one begun.
+        """
+        received = client_task.task.get_prop(AppConstants.TASK_PROP_CALLBACK)
+        why = _unreadable(client_task.client.name, client_task.result)
+        if why and isinstance(received, _Received):
+            received.hand_over(client_task.client.name, why)
+        super()._process_result(client_task, fl_ctx)
+
     def _accept_train_result(
         self, client_name: str, result: Shareable, fl_ctx: FLContext, is_unknown_task: bool = False
     ) -> bool:
-        """Hands over what FLARE keeps from the callback: an error reply, and a message that it cannot convert."""
         self.fl_ctx = fl_ctx
         why = _unreadable(client_name, result)
         if why:
-            hand_over = self._hand_over
-            if hand_over is not None and not is_unknown_task:
-                hand_over(client_name, why)
             self.warning(why)
             return False
         self.fl_ctx.set_prop(AppConstants.TRAINING_RESULT, result, private=True, sticky=False)
@@ -153,24 +154,44 @@ class RoundsController(RunSettings, ModelController):
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
-        """A late answer: too late to be used, but the site is alive."""
+        """A late answer: too late to be used, but the site is alive.
+
+        FLARE's clients ask first whether a task still stands, so most late answers are not even sent.
+        """
         self._seen(client.name)
-        self.info(f"site {client.name!r}: late answer to {task_name!r} is not used")
+        self.info(f"site {client.name!r}: late answer to {shortened(task_name)} is not used")
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         super().handle_event(event_type, fl_ctx)
+        name = None
         if event_type == EventType.CLIENT_RECONNECTED:
             name = fl_ctx.get_prop(FLContextKey.RECONNECTED_CLIENT_NAME)
-            if name:
-                self._seen(str(name))
+        elif event_type == EventType.BEFORE_PROCESS_TASK_REQUEST:  # done with whatever kept it, it wants work
+            peer = fl_ctx.get_peer_context()
+            name = peer.get_identity_name() if isinstance(peer, FLContext) else None
+        if name:
+            self._seen(str(name))
+
+
+@dataclass
+class _Received:
+    """FLARE's callback of one task."""
+
+    hand_over: Callable[[str, Message | str], bool]
+
+    def __call__(self, reply: FLModel) -> bool:
+        site = str((reply.meta or {}).get("client_name"))
+        used = self.hand_over(site, from_model(reply))
+        reply.params = None  # FLARE keeps the message for a while
+        return used
 
 
 def _unreadable(site: str, result: Shareable) -> str:
     """Why a result holds no message; empty when it does."""
-    code = result.get_return_code()
-    if code and code != ReturnCode.OK:
-        return f"site {site!r} answered {printable(str(code))}"
     try:
+        code = result.get_return_code()
+        if code and code != ReturnCode.OK:
+            return f"site {site!r} answered {printable(code) if isinstance(code, str) else shortened(code)}"
         FLModelUtils.from_shareable(result)
     except Exception as error:
         return f"site {site!r}: the message cannot be read: {printable(f'{type(error).__name__}: {error}')}"

@@ -78,7 +78,7 @@ class RoundRecord:
         current_round: from 0.
         sites: sites asked.
         accepted: sites whose model is in the new global model.
-        left_out: sites asked and not accepted, with the phase and the reason.
+        left_out: sites not asked, or asked and not accepted, with the phase and the reason.
         phases: in the order in which they ran.
         validation: ``{site: {metric: value}}`` of the *received* model, on the site's validation split.
         train: ``{site: {"loss": ..., "num_samples": ..., ...}}`` of the local training; ``"state_lost"`` where the site

@@ -52,6 +52,9 @@ class Journal:
             }
             for site, found in sorted(phase.trained.items())
         }
+        record.notes = [note for _, found in sorted(phase.trained.items()) for note in found.notes]
+        for note in record.notes:
+            self.say(f"round {record.current_round}, {note}")
         if not self.synthetic and any(found.stats["synthetic"] for found in phase.trained.values()):
             self.synthetic = True
             self.store.update_info(synthetic=True)

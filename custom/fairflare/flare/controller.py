@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,10 +18,11 @@ from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.app_common.utils.tensor_disk_offload_context import cleanup_tensor_disk_offload, setup_tensor_disk_offload
 from nvflare.app_common.workflows.model_controller import ModelController
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
-from fairflare.core.settings import Positive, settings
+from fairflare.core.settings import Flag, Positive, settings
 from fairflare.core.task import Task
 from fairflare.exchange.messages import Message
 from fairflare.federation.collector import printable
@@ -41,6 +43,8 @@ class RoundsController(RunSettings, ModelController):
         task: what is learned; builds the initial model.
         rule: the method's server half.
         task_check_period: seconds between FLARE's looks at a task.
+        disk_offload: replies wait on disk (in ``TMPDIR``) until they are taken, not in memory. FLARE does it in POC and
+            production only; in the simulator nothing changes.
     """
 
     retired: ClassVar[dict[str, str]] = {"aggregator": OLD_JOB}
@@ -48,6 +52,7 @@ class RoundsController(RunSettings, ModelController):
     task: Task
     rule: Rule
     task_check_period: Positive = 0.05
+    disk_offload: Flag = True
 
     def __post_init__(self) -> None:
         RunSettings.__post_init__(self)
@@ -64,7 +69,8 @@ class RoundsController(RunSettings, ModelController):
         self.fl_ctx.set_prop(AppConstants.NUM_ROUNDS, self.num_rounds, private=True, sticky=False)
         place = self._place()
         try:
-            Rounds(self.task, self.rule, self, self, place, [FlareEvents(self)]).run()
+            with self._replies_on_disk():
+                Rounds(self.task, self.rule, self, self, place, [FlareEvents(self)]).run()
         except Stopped as stopped:
             if self.fl_ctx.get_job_id() == SimulatorConstants.JOB_NAME:
                 self.panic(str(stopped))  # the simulator would end with exit code 0
@@ -72,6 +78,17 @@ class RoundsController(RunSettings, ModelController):
         except Exception as error:
             self.error(str(error))
             raise
+
+    @contextmanager
+    def _replies_on_disk(self) -> Iterator[None]:
+        """While a run lasts; what FLARE wrote is gone afterwards, however the run ends."""
+        context = setup_tensor_disk_offload(self.engine, self.disk_offload, self.fl_ctx.get_job_id("job"))
+        if self.disk_offload and not context.applied:
+            self.warning("FLARE offers no disk offload here: replies wait in memory")
+        try:
+            yield
+        finally:
+            cleanup_tensor_disk_offload(self.engine, context)
 
     def _place(self) -> Place:
         workspace = self.engine.get_workspace()

@@ -63,6 +63,7 @@ class RoundRecord:
         reports: ``{site: {field: value}}``, the method's own reports.
         values: what the method says of the round as a whole.
         details: more of it, JSON-like.
+        notes: sentences about single sites: what a filter at the site left of its model.
     """
 
     current_round: int
@@ -77,6 +78,7 @@ class RoundRecord:
     reports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     values: Mapping[str, float] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
 
 # ------------------------------------------------------------------------------------------------ JSON

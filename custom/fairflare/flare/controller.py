@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,7 +18,6 @@ from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
-from nvflare.app_common.utils.tensor_disk_offload_context import cleanup_tensor_disk_offload, setup_tensor_disk_offload
 from nvflare.app_common.workflows.model_controller import ModelController
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
@@ -30,6 +29,7 @@ from fairflare.federation.rounds import Rounds, Stopped
 from fairflare.federation.run_settings import Place, RunSettings
 from fairflare.federation.site import SITE_FILE, read_site_file
 from fairflare.federation.transport import Question
+from fairflare.flare.memory import give_large_blocks_back, replies_on_disk
 from fairflare.flare.tracking import FlareEvents
 from fairflare.flare.wire import from_model, to_model
 from fairflare.methods.rule import OLD_JOB, Rule
@@ -43,8 +43,7 @@ class RoundsController(RunSettings, ModelController):
         task: what is learned; builds the initial model.
         rule: the method's server half.
         task_check_period: seconds between FLARE's looks at a task.
-        disk_offload: replies wait on disk (in ``TMPDIR``) until they are taken, not in memory. FLARE does it in POC and
-            production only; in the simulator nothing changes.
+        disk_offload: replies wait on disk (in ``TMPDIR``) until they are taken, not in memory.
     """
 
     retired: ClassVar[dict[str, str]] = {"aggregator": OLD_JOB}
@@ -68,8 +67,14 @@ class RoundsController(RunSettings, ModelController):
         """FLARE's entry; see :class:`fairflare.federation.rounds.Rounds`."""
         self.fl_ctx.set_prop(AppConstants.NUM_ROUNDS, self.num_rounds, private=True, sticky=False)
         place = self._place()
+        give_large_blocks_back()
+        offload = (
+            replies_on_disk(self.engine, self.fl_ctx.get_job_id("job")) if self.disk_offload else nullcontext(True)
+        )
         try:
-            with self._replies_on_disk():
+            with offload as offered:
+                if not offered:
+                    self.warning("FLARE offers no disk offload here: replies wait in memory")
                 Rounds(self.task, self.rule, self, self, place, [FlareEvents(self)]).run()
         except Stopped as stopped:
             if self.fl_ctx.get_job_id() == SimulatorConstants.JOB_NAME:
@@ -78,17 +83,6 @@ class RoundsController(RunSettings, ModelController):
         except Exception as error:
             self.error(str(error))
             raise
-
-    @contextmanager
-    def _replies_on_disk(self) -> Iterator[None]:
-        """While a run lasts; what FLARE wrote is gone afterwards, however the run ends."""
-        context = setup_tensor_disk_offload(self.engine, self.disk_offload, self.fl_ctx.get_job_id("job"))
-        if self.disk_offload and not context.applied:
-            self.warning("FLARE offers no disk offload here: replies wait in memory")
-        try:
-            yield
-        finally:
-            cleanup_tensor_disk_offload(self.engine, context)
 
     def _place(self) -> Place:
         workspace = self.engine.get_workspace()

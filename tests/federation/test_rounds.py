@@ -247,7 +247,7 @@ BAD_ANSWERS = [
     (bad_version, "^site 'site-2' answers with fairflare '9.0.0', the server has "),
     (bad_metric, r"^site 'site-2': metric 'dice' must lie in \[0, 1\], got 1.5$"),
     (nan_update, "^site 'site-2'.*'0.weight'.*finite"),
-    (nested, "^site 'site-2': tensor '0' must be a tensor or an array, got dict$"),
+    (nested, "^site 'site-2': tensor '0' is unexpected, the global model has none$"),
     (sparse, "^site 'site-2': tensor '0.weight' must be dense, got one that is torch.sparse_coo$"),
     (nothing, "^site 'site-2' answers with fairflare None, the server has "),
 ]

@@ -52,13 +52,16 @@ class Server(RoundsController):
         self.logged: list[tuple[str, str]] = []
         self.events: list[Any] = []
         self.standing = 0
+        self.cell: Any = None
         (folder / "local").mkdir(exist_ok=True)
         (folder / "local" / "fairflare.json").write_text(json.dumps(local or {}))
         workspace = SimpleNamespace(
             get_file_path_in_site_config=lambda name: str(folder / "local" / name), get_root_dir=lambda: str(folder)
         )
         self.engine = SimpleNamespace(
-            get_clients=lambda: [SimpleNamespace(name=site) for site in SITES[::-1]], get_workspace=lambda: workspace
+            get_clients=lambda: [SimpleNamespace(name=site) for site in SITES[::-1]],
+            get_workspace=lambda: workspace,
+            get_cell=lambda: self.cell,
         )
         self.fl_ctx = FLContext()
         self.fl_ctx.set_prop(FLContextKey.CURRENT_RUN, job, private=True, sticky=False)

@@ -154,20 +154,22 @@ def clean_state(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     Raises:
         TypeError: a value is neither, or no plain dense one (names the key).
     """
-    clean: dict[str, torch.Tensor] = {}
-    for name, value in state.items():
-        if hasattr(value, "materialize"):  # FLARE's reference to a tensor that waits on disk
-            value = value.materialize()
-        if isinstance(value, (np.ndarray, np.generic)):
-            value = torch.from_numpy(np.array(value))  # a copy; np.ascontiguousarray would give a scalar a dimension
-        if not isinstance(value, torch.Tensor):
-            raise NotSendable(f"tensor {name!r} must be a tensor or an array, got {type(value).__name__}")
-        if value.layout != torch.strided or value.is_quantized or value.is_meta:
-            kind = "without data" if value.is_meta else "quantized" if value.is_quantized else str(value.layout)
-            raise NotSendable(f"tensor {name!r} must be dense, got one that is {kind}")
-        tensor = value.detach().to("cpu").contiguous()
-        clean[str(name)] = tensor.as_subclass(torch.Tensor) if type(tensor) is not torch.Tensor else tensor
-    return clean
+    return {str(name): clean_tensor(name, value) for name, value in state.items()}
+
+
+def clean_tensor(name: object, value: Any) -> torch.Tensor:
+    """One tensor of :func:`clean_state`; its shape stays, also one without a dimension."""
+    if hasattr(value, "materialize"):  # FLARE's reference to a tensor that waits on disk
+        value = value.materialize()
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = torch.from_numpy(np.array(value))  # a copy; np.ascontiguousarray would give a scalar a dimension
+    if not isinstance(value, torch.Tensor):
+        raise NotSendable(f"tensor {name!r} must be a tensor or an array, got {type(value).__name__}")
+    if value.layout != torch.strided or value.is_quantized or value.is_meta:
+        kind = "without data" if value.is_meta else "quantized" if value.is_quantized else str(value.layout)
+        raise NotSendable(f"tensor {name!r} must be dense, got one that is {kind}")
+    tensor = value.detach().to("cpu").contiguous()
+    return tensor.as_subclass(torch.Tensor) if type(tensor) is not torch.Tensor else tensor
 
 
 def clean_meta(value: Any, where: str = "meta") -> Any:
@@ -201,5 +203,5 @@ def num_bytes(state: Any) -> int:
 def _size(value: Any) -> int:
     try:
         return int(getattr(value, "nbytes", 0) or 0)
-    except (RuntimeError, TypeError, ValueError):  # a sparse tensor does not say
+    except Exception:  # a sparse tensor does not say, and a site may have sent anything
         return 0

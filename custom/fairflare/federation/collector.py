@@ -13,15 +13,17 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from fairflare import __version__
 from fairflare.core.layers import layers_of
-from fairflare.core.states import add_update, check_state, layerwise_average, weighted_average
-from fairflare.exchange.messages import STATUS_OK, Message, clean_state, same_version
+from fairflare.core.states import layerwise_average, weighted_average
+from fairflare.exchange.messages import STATUS_OK, Message, same_version
 from fairflare.exchange.staging import Staging
+from fairflare.federation.incoming import Incoming, Shape
+from fairflare.federation.incoming import LikeReceived as LikeReceived
 from fairflare.federation.influence import Bounds, Influence
 from fairflare.federation.leaving import AT_HOME
 from fairflare.methods.reports import MAX_TEXT, Field, ReportError, numbers, read_report, shortened
@@ -77,40 +79,16 @@ class QuorumError(RuntimeError):
 
 @dataclass
 class Training:
-    """A site's checked answer to ``train``."""
+    """A site's checked answer to ``train``; ``notes``: what results and log should say of it."""
 
     site: str
-    state: State
+    state: State  # made tensor by tensor; empty once it is kept
     report: dict[str, Any]
     metrics: dict[str, float]
     stats: dict[str, Any]
     num_samples: int | None
     num_steps: int | None
-
-
-class Shape(Protocol):
-    """What a model from a site must look like."""
-
-    updates: bool  # what is collected are updates, not models
-
-    def read(self, message: Message, site: str) -> State:
-        """The state to collect. Raises ``ValueError`` or ``TypeError`` (names site and tensor)."""
-
-
-class LikeReceived:
-    """Sites send updates of, or models like, the one that the server sent: what is collected are full models."""
-
-    updates = False
-
-    def __init__(self, received: State) -> None:
-        self.received = received
-
-    def read(self, message: Message, site: str) -> State:
-        state: State = clean_state(message.params)
-        if message.is_update:
-            state = add_update(self.received, state, site)
-        check_state(state, self.received, site)
-        return state
+    notes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -196,19 +174,21 @@ class Collector:
         if site in self._round.trained:
             raise ReportError(f"site {site!r} answered twice in round {self._round.number}")
         meta = read_head(site, message, self._round.number)
-        if not isinstance(message.params, Mapping) or not message.params:
+        if not isinstance(message.params, Mapping):
             raise ReportError(f"site {site!r} sent no model")
         report = self.rule.check_report(read_report(meta.get("report"), self.rule.report_fields, site), site)
         counts = read_report(meta, COUNTS, site)
         assert self._shape is not None
+        state = _or_refused(site, self._shape, message)
         return Training(
             site=site,
-            state=_or_refused(site, self._shape, message),
+            state=state,
             report=report,
             metrics=read_metrics(site, message.metrics, needed=needs_metrics),
             stats=read_stats(site, meta),
             num_samples=None if counts["num_samples"] is None else int(counts["num_samples"]),
             num_steps=None if counts["num_steps"] is None else int(counts["num_steps"]),
+            notes=state.notes,
         )
 
     def read_anchor(self, site: str, message: Message) -> dict[str, Any]:
@@ -321,10 +301,13 @@ class Collector:
 
     def _states(self) -> dict[str, State]:
         """Local models as they count; a tensor is read when it is asked for."""
-        return self._influence.states({site: self.staging.open(site) for site in self.accepted}, self._round.received)
+        assert self._shape is not None
+        found = {site: self._shape.collected(self.staging.open(site)) for site in self.accepted}
+        return self._influence.states(found, self._round.received)
 
     def _owner(self) -> dict[str, str]:
-        return layers_of(self.staging.open(self.accepted[0]))
+        assert self._shape is not None
+        return layers_of(self._shape.collected(self.staging.open(self.accepted[0])))
 
 
 # ------------------------------------------------------------------------------------------------ a site's words
@@ -410,7 +393,7 @@ def is_finite(value: Any) -> bool:
         return False
 
 
-def _or_refused(site: str, shape: Shape, message: Message) -> State:
+def _or_refused(site: str, shape: Shape, message: Message) -> Incoming:
     """The state to collect; whatever a tensor does that is none of ours is its site's fault."""
     try:
         return shape.read(message, site)

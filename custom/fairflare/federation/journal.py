@@ -54,6 +54,9 @@ class Journal:
         record.validation = {site: dict(phase.good[site]) for site in sorted(phase.good)}
         record.train = {site: self._trained(site, found, record) for site, found in sorted(phase.trained.items())}
         self._note_classes_at_home(phase)
+        record.notes = [note for _, found in sorted(phase.trained.items()) for note in found.notes]
+        for note in record.notes:
+            self.say(f"round {record.current_round}, {note}")
         if not self.synthetic and any(found.stats["synthetic"] for found in phase.trained.values()):
             self.synthetic = True
             self.store.update_info(synthetic=True)

@@ -18,13 +18,15 @@ from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 
 from fairflare import __version__
 from fairflare.core.settings import PositiveInt, settings
-from fairflare.core.states import State, check_state
-from fairflare.exchange.messages import STATUS_OK, Message, clean_state
+from fairflare.core.states import check_state
+from fairflare.exchange.messages import STATUS_OK, Message, clean_tensor
+from fairflare.exchange.tensor_file import Layout
 from fairflare.federation.collector import Collector, is_finite, printable
+from fairflare.federation.incoming import Conformed, Incoming, in_words, layout_of
 from fairflare.federation.influence import Bounds
 from fairflare.flare.wire import META_KEY, from_model
 from fairflare.methods.reports import ReportError
-from fairflare.methods.rule import Rule, Weighing
+from fairflare.methods.rule import Rule, State, Weighing
 
 log = logging.getLogger(__name__)
 Signature = tuple[Any, ...]
@@ -41,18 +43,44 @@ class AsSent:
         self.updates = False
         self.only_updates = only_updates
         self.signatures: dict[str, Signature] = {}
+        self.layouts: dict[str, Layout] = {}
+        self.common: Layout = {}
 
-    def read(self, message: Message, site: str) -> State:
+    def read(self, message: Message, site: str) -> Incoming:
         if self.only_updates and not message.is_update:
             raise ValueError(
                 f"site {site!r} sent a whole model; max_update_norm needs updates here (params of type DIFF): have the "
                 "sites send them, or leave max_update_norm out"
             )
-        state = clean_state(message.params)
-        check_state(state, state, site)  # finite, real
-        shapes = tuple((name, tuple(t.shape), t.is_floating_point()) for name, t in sorted(state.items()))
+        params = message.params
+        if not params:
+            raise ValueError(f"site {site!r} sent no model")
+        names = {str(name): name for name in params}
+
+        def make(name: str) -> torch.Tensor:
+            return clean_tensor(name, params[names[name]])
+
+        layout: Layout = {}
+        for name in names:
+            tensor = make(name)
+            check_state({name: tensor}, {name: tensor}, site)  # finite, real
+            layout[name] = tensor.dtype, tuple(tensor.shape)
+        shapes = tuple(sorted((name, shape, dtype.is_floating_point) for name, (dtype, shape) in layout.items()))
         self.signatures[site] = (message.is_update, message.current_round, shapes)
-        return state
+        self.layouts[site] = layout
+        return Incoming(layout, make)
+
+    def agree(self, signature: Signature) -> None:
+        """What the sites of this signature sent is what counts; of a tensor, the type that most of them gave it."""
+        alike = [self.layouts[site] for site in sorted(self.layouts) if self.signatures[site] == signature]
+        self.updates = signature[0]
+        self.common = {
+            name: (Counter(layout[name][0] for layout in alike).most_common(1)[0][0], shape)
+            for name, (_, shape) in alike[0].items()
+        }
+
+    def collected(self, state: State) -> State:
+        return Conformed(state, self.common) if layout_of(state) != self.common else state
 
 
 @settings
@@ -142,7 +170,6 @@ class FairAggregator(Bounds, ModelAggregator):
             log.warning("left out: %s", reason)
         self._collector.require(self.min_sites)
         is_update, current_round, _ = self._shape.signatures[self.accepted[0]]
-        self._shape.updates = is_update
         if current_round is not None:
             self._collector.at_round(int(current_round))
         state, self.last_weighing = self._collector.aggregate()
@@ -161,13 +188,18 @@ class FairAggregator(Bounds, ModelAggregator):
 
     def _keep_majority(self) -> None:
         signatures = {site: self._shape.signatures[site] for site in self.accepted}
-        if len(set(signatures.values())) <= 1:
+        if not signatures:
             return
         common, _ = Counter(signatures[site] for site in sorted(signatures)).most_common(1)[0]
         for site, found in signatures.items():
-            if found != common:
+            if _fits(found, common):
+                absent = sorted({name for name, *_ in common[2]} - {name for name, *_ in found[2]})
+                if absent:
+                    log.info("site %r: %s did not come and count as unchanged", site, in_words(absent))
+            else:
                 self._collector.drop(site, f"site {site!r} sent {_difference(found, common)}")
                 log.warning("left out: %s", self.rejected[site])
+        self._shape.agree(common)
 
     def _refuse(self, site: str, reason: str) -> None:
         self._collector.reject(site, reason)
@@ -182,6 +214,17 @@ class FairAggregator(Bounds, ModelAggregator):
         if message.current_round is not None:
             self._collector.at_round(int(message.current_round))
         return message
+
+
+def _fits(found: Signature, common: Signature) -> bool:
+    """Whether it is the same but for what a filter does: tensors of an update excluded, integers made floating."""
+    kinds = {(name, shape): floating for name, shape, floating in common[2]}
+    whole = found[0] or len(found[2]) == len(common[2])
+    return (
+        found[:2] == common[:2]
+        and whole
+        and all((name, shape) in kinds and (floating or not kinds[name, shape]) for name, shape, floating in found[2])
+    )
 
 
 def _difference(found: Signature, common: Signature) -> str:

@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,7 +23,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_common.workflows.model_controller import ModelController
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
-from fairflare.core.settings import Positive, settings
+from fairflare.core.settings import Flag, Positive, settings
 from fairflare.core.task import Task
 from fairflare.exchange.messages import Message
 from fairflare.federation.collector import printable
@@ -30,6 +31,7 @@ from fairflare.federation.rounds import Rounds, Stopped
 from fairflare.federation.run_settings import Place, RunSettings
 from fairflare.federation.site import SITE_FILE, read_site_file
 from fairflare.federation.transport import Question
+from fairflare.flare.memory import give_large_blocks_back, replies_on_disk
 from fairflare.flare.tracking import FlareEvents
 from fairflare.flare.wire import from_model, to_model
 from fairflare.methods.reports import shortened
@@ -44,6 +46,7 @@ class RoundsController(RunSettings, ModelController):
         task: what is learned; builds the initial model.
         rule: the method's server half.
         task_check_period: seconds between FLARE's looks at a task.
+        disk_offload: replies wait on disk (in ``TMPDIR``) until they are taken, not in memory.
     """
 
     retired: ClassVar[dict[str, str]] = {"aggregator": OLD_JOB}
@@ -51,6 +54,7 @@ class RoundsController(RunSettings, ModelController):
     task: Task
     rule: Rule
     task_check_period: Positive = 0.05
+    disk_offload: Flag = True
 
     def __post_init__(self) -> None:
         RunSettings.__post_init__(self)
@@ -65,8 +69,15 @@ class RoundsController(RunSettings, ModelController):
         """FLARE's entry; see :class:`fairflare.federation.rounds.Rounds`."""
         self.fl_ctx.set_prop(AppConstants.NUM_ROUNDS, self.num_rounds, private=True, sticky=False)
         place = self._place()
+        give_large_blocks_back()
+        offload = (
+            replies_on_disk(self.engine, self.fl_ctx.get_job_id("job")) if self.disk_offload else nullcontext(True)
+        )
         try:
-            Rounds(self.task, self.rule, self, self, place, [FlareEvents(self)]).run()
+            with offload as offered:
+                if not offered:
+                    self.warning("FLARE offers no disk offload here: replies wait in memory")
+                Rounds(self.task, self.rule, self, self, place, [FlareEvents(self)]).run()
         except Stopped as stopped:
             if self.fl_ctx.get_job_id() == SimulatorConstants.JOB_NAME:
                 self.panic(str(stopped))  # the simulator would end with exit code 0

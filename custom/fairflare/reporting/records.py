@@ -90,6 +90,7 @@ class RoundRecord:
         values: what the method says of the round as a whole.
         details: more of it, JSON-like.
         warnings: where a bound on one site's influence was at work, and who held more than half of the weight.
+        notes: sentences about single sites: what a filter at the site left of its model.
     """
 
     current_round: int
@@ -105,6 +106,7 @@ class RoundRecord:
     values: Mapping[str, float] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
     warnings: list[Warned] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 # ------------------------------------------------------------------------------------------------ JSON

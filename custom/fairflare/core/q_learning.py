@@ -119,8 +119,18 @@ class _Networks(nn.Module):
     number of agents and not with its square.
     """
 
+    actions: Tensor
+
     def __init__(
-        self, num_agents: int, actions: Tensor, hidden: int, shared: bool, critic: bool, mixer: str, gen: torch.Generator
+        self,
+        num_agents: int,
+        actions: Tensor,
+        gen: torch.Generator,
+        *,
+        hidden: int,
+        shared: bool,
+        critic: bool,
+        mixer: str,
     ) -> None:
         super().__init__()
         num_actions = len(actions)
@@ -139,7 +149,7 @@ class _Networks(nn.Module):
 
     def forward(self, seen: Tensor, previous: Tensor) -> Tensor:
         """Q of every action: (n, H, 4) and (n, H) to (n, H, actions)."""
-        first, *others = self.agents
+        first: Any = self.agents[0]
         weight, num_actions = first.weight, len(self.actions)
         x = seen.transpose(0, 1) @ weight[:, :OBSERVATION_SIZE] + first.bias  # (H, n, hidden)
         if self.shared:
@@ -147,7 +157,7 @@ class _Networks(nn.Module):
             x = x + who.unsqueeze(1) + before[previous.T]
         if self.critic:
             x = (x.unsqueeze(2) + self.actions[:, None] * weight[:, None, -1:]).flatten(1, 2)
-        for layer in others:
+        for layer in list(self.agents)[1:]:
             x = layer(x)
         return (x.reshape(seen.shape[1], len(seen), num_actions) if self.critic else x).transpose(0, 1)
 
@@ -210,23 +220,23 @@ class Learner:
         updates: int = 8,
     ) -> None:
         checks.choice("mixer", mixer, ("qmix", "vdn"))
-        shared = num_agents > MANY_AGENTS if shared is None else shared
+        shared = num_agents > MANY_AGENTS if shared is None else bool(shared)
         self.double_q, self.num_actions = double_q, len(actions)
         self.gamma = checks.number("gamma", gamma, low=0, high=1)
         self.warmup = checks.number("warmup", warmup, low=1, high=CAPACITY, whole=True)
         self.updates = checks.whole("updates", updates)
         self.observed = 0  # transitions
         self._generator = generator
-        self._online = _Networks(
-            num_agents, torch.tensor(actions), checks.whole("hidden", hidden), shared, critic, mixer, generator
-        )
+        #: What must agree for a state to mean the same here.
+        self.settings: dict[str, Any] = {
+            "mixer": mixer, "shared": shared, "critic": critic, "hidden": checks.whole("hidden", hidden)
+        }  # fmt: skip
+        self._online = _Networks(num_agents, torch.tensor(actions), generator, **self.settings)
         self._target = copy.deepcopy(self._online).requires_grad_(False)
         lr = checks.number("lr", lr, above=0)
         # without foreach the sums have one order on every machine
         self._optimizer = torch.optim.Adam(self._online.parameters(), lr=lr, foreach=False)
         self._replay: deque[dict[str, Tensor]] = deque(maxlen=CAPACITY)
-        #: What must agree for a state to mean the same here.
-        self.settings = {"mixer": mixer, "shared": shared, "critic": critic, "hidden": hidden}
 
     @property
     def warming_up(self) -> bool:

@@ -92,6 +92,11 @@ class QMix:
     # -- acting
 
     @property
+    def shared(self) -> bool:
+        """One network for all agents."""
+        return bool(self._settings["shared"])
+
+    @property
     def epsilon(self) -> float:
         """Share of random actions in the next decision."""
         return epsilon_at(self.decisions, start=EPS_START, end=EPS_END, steps=self.eps_steps)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fairflare.core.settings import values_of
-from fairflare.exchange.messages import Message, decode_task, encode_reply
+from fairflare.exchange.messages import Message, decode_task, encode_reply, for_site
 from fairflare.federation.rounds import Rounds
 from fairflare.federation.run_settings import RESULTS_FOLDER, Place
 from fairflare.federation.site import SITE_FILE, SiteWorker, own_settings, refusal
@@ -69,7 +69,7 @@ class LocalTransport:
         for site in question.sites:
             if question.enough() or self.stopped():
                 return
-            question.hand_over(site, self._answer(site, question.name, question.task))
+            question.hand_over(site, self._answer(site, question.name, for_site(question.task, site)))
 
     def say(self, text: str, *, warning: bool = False) -> None:
         log.log(logging.WARNING if warning else logging.INFO, "%s", text)

@@ -82,6 +82,9 @@ def make_plan(
     task_class = load_task_class(file)
     # Another kind of task than the paper's has none of its small settings, but its length.
     quick = chosen.small if small and kind == chosen.task else {}
+    # Whoever sets something of a part means the method's own part, not the small job's.
+    set_of = {name.partition(".")[0] for name in settings or {} if "." in name}
+    quick = {name: value for name, value in quick.items() if name not in set_of}
     server, site, learns = route_settings({**quick, **(settings or {})}, chosen, task_class)
     if kind == chosen.task:
         learns = {**chosen.learns, **learns}

@@ -264,6 +264,7 @@ class Rounds:
                 seed=self.settings.seed,
                 directives=self.rule.directives(current_round, self.settings.num_rounds, sites),
                 experiment=self.settings.experiment,
+                by_site=self.rule.directives_by_site,
             )
         )
         phase = Phase(name, current_round, sorted(sites))

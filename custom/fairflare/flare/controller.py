@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from nvflare.apis.client import Client
+from nvflare.apis.dxo import from_shareable
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
@@ -22,14 +23,14 @@ from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from fairflare.core.settings import Positive, settings
 from fairflare.core.task import Task
-from fairflare.exchange.messages import Message
+from fairflare.exchange.messages import Message, for_site
 from fairflare.federation.collector import printable
 from fairflare.federation.rounds import Rounds, Stopped
 from fairflare.federation.run_settings import Place, RunSettings
 from fairflare.federation.site import SITE_FILE, read_site_file
 from fairflare.federation.transport import Question
 from fairflare.flare.tracking import FlareEvents
-from fairflare.flare.wire import from_model, to_model
+from fairflare.flare.wire import META_KEY, from_model, to_model
 from fairflare.methods.rule import OLD_JOB, Rule
 
 
@@ -56,6 +57,7 @@ class RoundsController(RunSettings, ModelController):
         )
         self._hand_over: Callable[[str, Message | str], bool] | None = None
         self._seen: Callable[[str], None] = lambda site: None
+        self._task: Message | None = None  # asked last
 
     # -- the workflow
 
@@ -106,10 +108,10 @@ class RoundsController(RunSettings, ModelController):
             reply.params = None  # FLARE keeps the message for a while
             return used
 
-        self._hand_over = question.hand_over
+        self._hand_over, self._task = question.hand_over, question.task
         self.send_model(
             task_name=question.name,
-            data=to_model(question.task, self.num_rounds),
+            data=to_model(for_site(question.task, None), self.num_rounds),
             targets=question.sites,
             timeout=math.ceil(question.timeout),
             callback=received,
@@ -159,10 +161,24 @@ class RoundsController(RunSettings, ModelController):
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         super().handle_event(event_type, fl_ctx)
+        if event_type == EventType.BEFORE_TASK_DATA_FILTER and self._task is not None and self._task.by_site:
+            _add_own(self._task, fl_ctx)
         if event_type == EventType.CLIENT_RECONNECTED:
             name = fl_ctx.get_prop(FLContextKey.RECONNECTED_CLIENT_NAME)
             if name:
                 self._seen(str(name))
+
+
+def _add_own(task: Message, fl_ctx: FLContext) -> None:
+    """Adds to the copy of a task that FLARE made for one site what that site alone is told.
+
+    FLARE broadcasts one payload; the copy shares its tensors, and only its envelope is replaced here.
+    """
+    data = fl_ctx.get_prop(FLContextKey.TASK_DATA)
+    whole = from_shareable(data)
+    own = for_site(task, fl_ctx.get_peer_context().get_identity_name())
+    whole.meta = {**whole.meta, META_KEY: dict(own.meta)}
+    whole.update_shareable(data)
 
 
 def _unreadable(site: str, result: Shareable) -> str:

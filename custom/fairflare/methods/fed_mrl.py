@@ -325,7 +325,7 @@ METHODS = [
         summary="fairness loss, mu by QMIX, weights by a map (use_fair, mu_policy, weighting: ablations)",
         rule=FedMRL,
         training=FairProximalTraining,
-        site={**SETTINGS, "mu": INITIAL_MU, "optimizer": "sgd", "learning_rate": 0.01, "momentum": 0.9},
+        site={**SETTINGS, "mu": INITIAL_MU, "optimizer": "sgd", "learning_rate": 0.01, "momentum": 0.0},
         source="Sahoo et al., MICCAI 2024",
         **{
             **JOB,

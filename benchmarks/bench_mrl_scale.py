@@ -2,8 +2,8 @@
 
     python benchmarks/bench_mrl_scale.py --sites 8 30 100 300 --rounds 60
 
-Time is that of one transition, eight gradient steps of 32 transitions each, on one thread; the memory of transitions is
-as full as after so many rounds. ``own``: one network a site, also where there are more than eight of them.
+Time is the processor's for one transition, eight gradient steps of up to 32 transitions each, on one thread; the memory
+of transitions is as full as after so many rounds. ``own``: one network a site, also with more than eight of them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def play(agents: QMix, rounds: int) -> list[float]:
             site: observation(-rng.random(), 1 / len(agents.agents), rng.random(), 2 * rng.random(), num_classes=7)
             for site in agents.agents
         }
-        started = time.perf_counter()
+        started = time.process_time()
         _, learnt = agents.end_round(seen, reward(float(rng.random())), done=r == rounds - 1)
         if learnt is not None:
-            seconds.append(time.perf_counter() - started)
+            seconds.append(time.process_time() - started)
     return seconds
 
 
@@ -52,7 +52,7 @@ def main() -> None:
     torch.set_num_threads(1)
     shared = {"auto": None, "own": False, "shared": True}[arguments.agents]
     print(f"agents: {arguments.agents}; after {arguments.rounds} rounds")
-    print("sites  checkpoint MB  bytes a site  seconds of learning (median)")
+    print("sites  checkpoint MB  bytes a site  seconds of learning (median, processor)")
     for sites in arguments.sites:
         agents = QMix([f"site-{k}" for k in range(sites)], shared=shared)
         seconds = play(agents, arguments.rounds)

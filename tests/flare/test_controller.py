@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.shareable import Shareable, make_copy, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.app_constant import AppConstants
@@ -166,6 +167,40 @@ def test_what_a_site_receives(tmp_path: Path) -> None:
         "version": __version__, "experiment": "e", "seed": 3, "current_round": 0, "num_rounds": 1, "directives": {},
         "run": server.results["info"]["run"],
     }  # fmt: skip
+
+
+class Told(FedAvg):
+    """Tells each site a secret of its own and all of them a word."""
+
+    directives_by_site = ("secret",)
+
+    def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
+        return {"word": "for all", "secret": {site: f"of {site}" for site in sites}}
+
+
+def test_each_site_receives_its_own_directives_and_no_other_ones(tmp_path: Path) -> None:
+    """FLARE makes a copy of the broadcast task for each site and fires an event with it; the model is not copied."""
+    server = Server(tmp_path, num_rounds=1, rule=Told(weighting="uniform"))
+    server.run()
+    whole = server.sent[0]["data"]
+    broadcast = from_model(FLModelUtils.from_shareable(whole))
+    assert broadcast.meta["directives"] == {"word": "for all", "secret": {}}
+    task = Message(broadcast.params, meta={**broadcast.meta, "directives": server.rule.directives(0, 1, SITES)})
+    task.by_site = Told.directives_by_site
+    server._task = task
+    for site in SITES:
+        fl_ctx, peer = FLContext(), FLContext()
+        peer.set_prop(ReservedKey.IDENTITY_NAME, site, private=False, sticky=False)
+        fl_ctx.set_peer_context(peer)
+        copy = make_copy(whole)
+        fl_ctx.set_prop(FLContextKey.TASK_DATA, copy, private=True, sticky=False)
+        server.handle_event(EventType.BEFORE_TASK_DATA_FILTER, fl_ctx)
+        received = from_model(FLModelUtils.from_shareable(copy))
+        assert received.meta == {**broadcast.meta, "directives": {"word": "for all", "secret": {site: f"of {site}"}}}
+        assert (received.current_round, received.is_update) == (broadcast.current_round, broadcast.is_update)
+        for name, tensor in received.params.items():
+            assert tensor is broadcast.params[name]
+    assert from_model(FLModelUtils.from_shareable(whole)).meta == broadcast.meta  # the one for all is as it was
 
 
 def test_events_of_a_round(tmp_path: Path) -> None:

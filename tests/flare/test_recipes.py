@@ -160,7 +160,7 @@ def test_parts_are_nested_and_built_back(tmp_path, build):
     server, _ = configs(tmp_path / "fed_mrl")
     rule = server["workflows"][0]["args"]["rule"]
     assert rule["path"] == "fairflare.methods.fed_mrl.FedMRL"
-    assert sorted(rule["args"]) == ["mean_loss", "mu_policy", "weighting"]
+    assert sorted(rule["args"]) == ["fair_mean", "mean_loss", "mu_policy", "weighting"]
     assert rule["args"]["mu_policy"]["path"] == "fairflare.methods.mu_policy.VdnMu"
     assert rule["args"]["mu_policy"]["args"]["actions"] == [0.0, 0.5]
     assert rule["args"]["mu_policy"]["args"]["warmup"] == 3

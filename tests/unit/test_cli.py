@@ -187,8 +187,16 @@ WRONG = [
     ("fed_avg", ["learning_rate=abc"], "learning_rate must be a number > 0, got 'abc'"),
     ("fed_mrl", ["weighting.grid=5"], "weighting=som: grid must be 2 entries, each an integer >= 1, got 5"),
     ("fed_mrl", ["weighting.grid=[2,0]"], "weighting=som: grid must be 2 entries, each an integer >= 1; entry 1 is 0"),
-    ("fed_mrl", ["mu_policy.actions=0.1"], "actions must be a list, each entry a number in [0, 1], not empty, got 0.1"),
-    ("fed_mrl", ["mu_policy.actions=[]"], "actions must be a list, each entry a number in [0, 1], not empty, got []"),
+    (
+        "fed_mrl",
+        ["mu_policy.actions=0.1"],
+        "actions must be a list, each entry a number in [0, 1], not empty or nothing, got 0.1",
+    ),
+    (
+        "fed_mrl",
+        ["mu_policy.actions=[]"],
+        "actions must be a list, each entry a number in [0, 1], not empty or nothing, got []",
+    ),
     ("fed_mrl", ["mu_policy.zeta=95"], "zeta is a fraction in [0, 1], got 95"),
     ("fed_avg", ["local_epochs=true"], "local_epochs must be an integer >= 1, got True"),
     ("fed_avg", ["local_epochs=1.5"], "local_epochs must be an integer >= 1, got 1.5"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,7 @@ class Message:
         metrics: by name, measured on the received model.
         meta: directives to a site, or status, report and statistics from it.
         current_round: that it belongs to.
+        by_site: directives that hold an entry for each site; see :func:`for_site`. Stays at the server.
     """
 
     params: Any = None
@@ -52,6 +53,7 @@ class Message:
     metrics: Any = None
     meta: Any = field(default_factory=dict)
     current_round: Any = None
+    by_site: tuple[str, ...] = ()
 
 
 @dataclass
@@ -66,6 +68,7 @@ class SiteTask:
     directives: dict[str, Any] = field(default_factory=dict)
     experiment: str = ""
     run: str = ""  # the same for all jobs that go on with one run of an experiment, another for a new start
+    by_site: tuple[str, ...] = ()  # of the message
 
 
 @dataclass
@@ -93,7 +96,23 @@ def encode_task(task: SiteTask) -> Message:
         "num_rounds": task.num_rounds,
         "directives": task.directives,
     }
-    return Message(params=clean_state(task.state), meta=clean_meta(meta), current_round=task.current_round)
+    return Message(
+        clean_state(task.state), meta=clean_meta(meta), current_round=task.current_round, by_site=task.by_site
+    )
+
+
+def for_site(task: Message, site: str | None) -> Message:
+    """What one site is sent: of the directives that hold an entry for each site, its own; ``None``: what all are sent.
+
+    The model is the same object.
+    """
+    if not task.by_site:
+        return task
+    directives = {
+        name: value if name not in task.by_site else {key: entry for key, entry in value.items() if key == site}
+        for name, value in task.meta["directives"].items()
+    }
+    return replace(task, meta={**task.meta, "directives": directives}, by_site=())
 
 
 def decode_task(name: str, message: Message, site: str) -> SiteTask:

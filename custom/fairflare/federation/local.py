@@ -19,7 +19,7 @@ import torch
 
 from fairflare.core.folder_lock import FolderInUse, FolderLock
 from fairflare.core.settings import values_of
-from fairflare.exchange.messages import Message, decode_task, encode_reply
+from fairflare.exchange.messages import Message, decode_task, encode_reply, for_site
 from fairflare.federation.rounds import Rounds
 from fairflare.federation.run_settings import RESULTS_FOLDER, Place
 from fairflare.federation.site import SITE_FILE, SiteWorker, own_settings, refusal
@@ -70,7 +70,7 @@ class LocalTransport:
         for site in question.sites:
             if question.enough() or self.stopped():
                 return
-            question.hand_over(site, self._answer(site, question.name, question.task))
+            question.hand_over(site, self._answer(site, question.name, for_site(question.task, site)))
 
     def say(self, text: str, *, warning: bool = False) -> None:
         log.log(logging.WARNING if warning else logging.INFO, "%s", text)

@@ -94,7 +94,9 @@ def make_plan(
     usual = {} if kind != model.task else model.small if paper is None else paper.learns
     if model is not chosen:
         usual = _shared_setup(model, chosen, usual, task_class, own_task=kind == model.task)
-    given = {**usual, **(settings or {})}
+    # Whoever sets something of a part means the method's own part, not the small job's.
+    set_of = {name.partition(".")[0] for name in settings or {} if "." in name}
+    given = {**{name: value for name, value in usual.items() if name not in set_of}, **(settings or {})}
     bounds = {name: given.pop(name) for name in field_names(Bounds) if name in given}
     server, site, learns = route_settings(given, chosen, task_class)
     if kind == chosen.task:

@@ -232,6 +232,7 @@ class Rounds:
                 directives=self.rule.directives(current_round, self.settings.num_rounds, sites),
                 experiment=self.settings.experiment,
                 run=self.experiment.run_id,
+                by_site=self.rule.directives_by_site,
             )
         )
         phase = Phase(name, current_round, sorted(sites), doubtful=self.roster.doubtful(sites))

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask
+from nvflare.apis.dxo import from_shareable
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
@@ -25,7 +26,7 @@ from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from fairflare.core.settings import Flag, Positive, settings
 from fairflare.core.task import Task
-from fairflare.exchange.messages import Message
+from fairflare.exchange.messages import Message, for_site
 from fairflare.federation.collector import printable
 from fairflare.federation.rounds import Rounds, Stopped
 from fairflare.federation.run_settings import Place, RunSettings
@@ -33,7 +34,7 @@ from fairflare.federation.site import SITE_FILE, read_site_file
 from fairflare.federation.transport import Question
 from fairflare.flare.memory import give_large_blocks_back, replies_on_disk
 from fairflare.flare.tracking import FlareEvents
-from fairflare.flare.wire import from_model, to_model
+from fairflare.flare.wire import META_KEY, from_model, to_model
 from fairflare.methods.reports import shortened
 from fairflare.methods.rule import OLD_JOB, Rule
 
@@ -62,6 +63,7 @@ class RoundsController(RunSettings, ModelController):
             self, persistor_id="", ignore_result_error=True, task_check_period=self.task_check_period
         )
         self._seen: Callable[[str], None] = lambda site: None
+        self._task: Message | None = None  # asked last
 
     # -- the workflow
 
@@ -113,9 +115,10 @@ class RoundsController(RunSettings, ModelController):
         return sorted(client.name for client in self.engine.get_clients())
 
     def ask(self, question: Question) -> None:
+        self._task = question.task
         self.send_model(
             task_name=question.name,
-            data=to_model(question.task, self.num_rounds),
+            data=to_model(for_site(question.task, None), self.num_rounds),
             targets=question.sites,
             timeout=math.ceil(question.timeout),
             callback=_Received(question.hand_over),
@@ -175,6 +178,8 @@ class RoundsController(RunSettings, ModelController):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         super().handle_event(event_type, fl_ctx)
         name = None
+        if event_type == EventType.BEFORE_TASK_DATA_FILTER and self._task is not None and self._task.by_site:
+            _add_own(self._task, fl_ctx)
         if event_type == EventType.CLIENT_RECONNECTED:
             name = fl_ctx.get_prop(FLContextKey.RECONNECTED_CLIENT_NAME)
         elif event_type == EventType.BEFORE_PROCESS_TASK_REQUEST:  # done with whatever kept it, it wants work
@@ -195,6 +200,18 @@ class _Received:
         used = self.hand_over(site, from_model(reply))
         reply.params = None  # FLARE keeps the message for a while
         return used
+
+
+def _add_own(task: Message, fl_ctx: FLContext) -> None:
+    """Adds to the copy of a task that FLARE made for one site what that site alone is told.
+
+    FLARE broadcasts one payload; the copy shares its tensors, and only its envelope is replaced here.
+    """
+    data = fl_ctx.get_prop(FLContextKey.TASK_DATA)
+    whole = from_shareable(data)
+    own = for_site(task, fl_ctx.get_peer_context().get_identity_name())
+    whole.meta = {**whole.meta, META_KEY: dict(own.meta)}
+    whole.update_shareable(data)
 
 
 def _unreadable(site: str, result: Shareable) -> str:

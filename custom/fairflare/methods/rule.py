@@ -84,6 +84,8 @@ class Rule(ABC):
     directive_docs: ClassVar[dict[str, str]] = {}
     #: The sites are asked twice a round: to train, and about the plain average of their models (the anchor).
     two_phase: ClassVar[bool] = False
+    #: Directives that are a dict by site: a site is sent its own entry and hears nothing of the others.
+    directives_by_site: ClassVar[tuple[str, ...]] = ()
     #: Settings that are gone, and what to do instead; the first that is given is named.
     retired: ClassVar[dict[str, str]] = {"min_sites": OLD_JOB}
 

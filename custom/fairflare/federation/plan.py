@@ -68,7 +68,8 @@ def make_plan(
             the method's small job has.
         settings: of the method's halves and of the task, by name, wherever they belong; on top of those of the
             method's small job unless ``small`` is False. A part of a half is chosen with ``{"weighting": "som"}`` and
-            set with ``{"weighting.grid": [4, 4]}``.
+            set with ``{"weighting.grid": [4, 4]}``. Synthetic data are dealt to as many sites as the run has (every
+            connected one: as the small job has) unless ``phantom_sites`` is among them.
         small: False: the papers' settings, also for what is not named in ``settings``.
         task_file: a Python file with a class ``Task``; default: the packaged one of the kind of task.
         run: of :class:`fairflare.federation.run_settings.RunSettings`.
@@ -86,6 +87,8 @@ def make_plan(
     if kind == chosen.task:
         learns = {**chosen.learns, **learns}
     names = site_list(chosen.num_sites if sites == 0 else sites)
+    if "phantom_sites" in field_names(task_class) and "phantom_sites" not in learns:
+        learns["phantom_sites"] = chosen.num_sites if names is None else len(names)
     given = {key: value for key, value in run.items() if value is not None}
     plan = RunSettings(**{"num_rounds": chosen.num_rounds, "label": chosen.name, **given})
     if names is not None and plan.min_sites > len(names):

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from fairflare.tasks.networks import Classifier
 
 PLAN_NAMES = {  # arguments of the plan as the task calls them
-    "seed": "phantom_seed", "num_sites": "phantom_sites", "num_samples": "phantom_samples", "num_test": "phantom_test"
+    "seed": "phantom_seed", "num_sites": "phantom_sites", "num_samples": "phantom_samples", "num_test": "phantom_test",
+    "num_own_test": "phantom_own_test", "min_class": "phantom_min_class",
 }  # fmt: skip
 
 
@@ -86,9 +87,13 @@ class ClassificationTask(ImageTask):
         phantom: synthetic data, used where a site has none of its own: ``"dermoscopy"``, ``"dermoscopy7"``,
             ``"fundus"`` or ``"endoscopy"``.
         phantom_seed: of the synthetic data.
-        phantom_sites: number of sites that the synthetic data are dealt to.
+        phantom_sites: number of sites that the synthetic data are dealt to; a run whose sites are named or counted
+            sets it to their number unless told otherwise.
         phantom_samples: synthetic training and validation images of all sites together.
         phantom_test: synthetic images of the common test set.
+        phantom_own_test: synthetic images of each site's own test set.
+        phantom_min_class: images of every class in ``phantom_samples``; rarer classes are raised to it.
+        camera_shift: how much the cameras of the synthetic sites differ, 0 (not at all) to 1.5.
         partition: ``"iid"``, ``"dirichlet"``, ``"two_pool"`` or ``"shards"``; see :mod:`fairflare.data.partitions`.
         alpha: concentration of the Dirichlet and two-pool partitions; the smaller, the less alike the sites.
         eta: of the shard partition; the larger, the more shards of its dominant class a site gets.
@@ -96,13 +101,14 @@ class ClassificationTask(ImageTask):
         corrupted_sites: so many last sites have images of lower quality.
         corruption: ``"gaussian_noise"`` or ``"motion_blur"``.
         severity: of the corruption, from 1 (slight) to 5.
-        attributes: split the phantom's test set by its attribute (skin tone) as well.
+        attributes: split the phantom's common test set by its attribute (skin tone) as well.
     """
 
     primary_metric: ClassVar[str] = "balanced_accuracy"
     shown_metrics: ClassVar[tuple[str, ...]] = (
         "balanced_accuracy", "accuracy", "auc_ovo", "f1_macro", "head", "medium", "tail", "all",
-        "clean/balanced_accuracy", "corrupted/balanced_accuracy", "light/balanced_accuracy", "dark/balanced_accuracy",
+        "common/balanced_accuracy", "clean/balanced_accuracy", "corrupted/balanced_accuracy",
+        "light/balanced_accuracy", "dark/balanced_accuracy",
     )  # fmt: skip
 
     site_settings: ClassVar[type[SiteSettings]] = ClassificationSite
@@ -125,6 +131,9 @@ class ClassificationTask(ImageTask):
     phantom_sites: PositiveInt = 5
     phantom_samples: PositiveInt = 2000
     phantom_test: PositiveInt = 400
+    phantom_own_test: PositiveInt = 150
+    phantom_min_class: PositiveInt = 4
+    camera_shift: Annotated[float, Field(strict=True, ge=0, le=1.5)] = 1.0
     partition: Literal["iid", "dirichlet", "two_pool", "shards"] = "two_pool"
     alpha: Annotated[float, Field(strict=True, ge=1e-6, le=1e9)] = 1.0
     eta: Fraction = 1.0
@@ -173,7 +182,7 @@ class ClassificationTask(ImageTask):
         try:
             return self._plan(seed)
         except ValueError as error:  # in the words of the task's arguments
-            text = re.sub(r"\b(seed|num_sites|num_samples|num_test)\b", lambda m: PLAN_NAMES[m[0]], str(error))
+            text = re.sub(rf"\b({'|'.join(PLAN_NAMES)})\b", lambda m: PLAN_NAMES[m[0]], str(error))
             raise ValueError(text) from error
 
     def _plan(self, seed: int) -> PhantomPlan:
@@ -184,6 +193,9 @@ class ClassificationTask(ImageTask):
             num_sites=self.phantom_sites,
             num_samples=self.phantom_samples,
             num_test=self.phantom_test,
+            num_own_test=self.phantom_own_test,
+            min_class=self.phantom_min_class,
+            camera_shift=self.camera_shift,
             partition=self.partition,
             alpha=self.alpha,
             eta=self.eta,
@@ -332,7 +344,7 @@ class PhantomClasses(PhantomImages):
         self._arrays: dict[str, Batch] = {}
         self.test_splits = tuple(sorted(split for split in self._drawn.labels if split.startswith("test")))
         sizes = {split: len(labels) for split, labels in self._drawn.labels.items()}
-        self.describe(PHANTOMS[plan.phantom].title, sizes)
+        self.describe(f"{PHANTOMS[plan.phantom].title} (site {index + 1} of {plan.num_sites})", sizes)
 
     def num_samples(self, split: str) -> int:
         return len(self._drawn.labels[self.check_split(split)])

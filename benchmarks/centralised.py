@@ -20,12 +20,9 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from fairflare.cli.commands import parse_settings
-from fairflare.core.task import Batch
-from fairflare.data.phantoms import class_site
 from fairflare.federation.plan import make_plan
 from fairflare.federation.site_store import SiteStore
 from fairflare.methods.training import LocalTraining, SiteRun
@@ -33,7 +30,7 @@ from fairflare.tasks.classification import ClassificationTask, PhantomClasses
 from fairflare.tasks.images import PhantomImages
 
 if TYPE_CHECKING:
-    from fairflare.data.phantoms import PhantomPlan
+    from fairflare.core.task import Batch
 
 EACH = 40  # images of every class in the common test set
 
@@ -59,23 +56,6 @@ class Together(PhantomImages):
 
     def class_counts(self, split: str) -> torch.Tensor:
         return torch.bincount(self.arrays(split)[1], minlength=self.task.classes)
-
-
-class Common(PhantomImages):
-    """A common test set with as many images of every class."""
-
-    def __init__(self, task: ClassificationTask, plan: PhantomPlan) -> None:
-        super().__init__(task, "common")
-        even = replace(plan, num_test=EACH * task.classes, min_class_test=EACH)
-        site = class_site(even, 0)
-        images = torch.tensor(site.images["test_common"]).permute(0, 3, 1, 2)
-        self._arrays = images, torch.tensor(np.array(site.labels["test_common"]))
-
-    def arrays(self, split: str) -> Batch:
-        return self._arrays
-
-    def num_samples(self, split: str) -> int:
-        return len(self._arrays[1])
 
 
 def main() -> None:
@@ -123,9 +103,8 @@ def run(options: argparse.Namespace, seed: int) -> dict[str, float]:
                 model,
             )  # fmt: skip
             print(f"  epoch {epoch + 1}: training loss {trained.train_loss:.3f}", flush=True)
-    common = task.evaluate(
-        model, Common(task, task.plan(seed)).batches("test", batch_size=100), "cpu"
-    )
+    even = replace(task.plan(seed), num_test=EACH * task.classes, min_class_test=EACH)
+    common = task.evaluate(model, PhantomClasses(task, "site-1", even, 0).batches("test_common", batch_size=100), "cpu")
     wanted = [*task.groups(), "balanced_accuracy"]
     result = {f"common {name}": common[name] for name in wanted}
     for name, site in zip(names, sites, strict=True):

@@ -125,10 +125,9 @@ class LocalTraining:
     lowest_rate: Positive | None = None
 
     def __post_init__(self) -> None:
-        if self.lowest_rate is not None and self.lowest_rate > self.learning_rate:
-            raise ValueError(
-                f"lowest_rate must be at most learning_rate={self.learning_rate!r}, got {self.lowest_rate!r}"
-            )
+        low = self.lowest_rate
+        if self.schedule == "cosine" and low is not None and low > self.learning_rate:
+            raise ValueError(f"lowest_rate must be at most learning_rate={self.learning_rate!r}, got {low!r}")
 
     # -- hooks
 

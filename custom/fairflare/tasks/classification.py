@@ -41,8 +41,10 @@ if TYPE_CHECKING:
 
 PLAN_NAMES = {  # arguments of the plan as the task calls them
     "seed": "phantom_seed", "num_sites": "phantom_sites", "num_samples": "phantom_samples", "num_test": "phantom_test",
-    "num_own_test": "phantom_own_test", "min_class": "phantom_min_class",
+    "num_own_test": "phantom_own_test",
 }  # fmt: skip
+
+MIN_CLASS = 4  # images of a synthetic class, for training and validation
 
 
 @settings
@@ -92,7 +94,8 @@ class ClassificationTask(ImageTask):
         phantom_samples: synthetic training and validation images of all sites together.
         phantom_test: synthetic images of the common test set.
         phantom_own_test: synthetic images of each site's own test set.
-        phantom_min_class: images of every class in ``phantom_samples``; rarer classes are raised to it.
+        phantom_min_share: share of ``phantom_samples`` that every class has at least; rarer classes are raised to it,
+            and always to four images.
         camera_shift: how much the cameras of the synthetic sites differ, 0 (not at all) to 1.5.
         partition: ``"iid"``, ``"dirichlet"``, ``"two_pool"`` or ``"shards"``; see :mod:`fairflare.data.partitions`.
         alpha: concentration of the Dirichlet and two-pool partitions; the smaller, the less alike the sites.
@@ -132,7 +135,7 @@ class ClassificationTask(ImageTask):
     phantom_samples: PositiveInt = 2000
     phantom_test: PositiveInt = 400
     phantom_own_test: PositiveInt = 150
-    phantom_min_class: PositiveInt = 4
+    phantom_min_share: Fraction = 0.0
     camera_shift: Annotated[float, Field(strict=True, ge=0, le=1.5)] = 1.0
     partition: Literal["iid", "dirichlet", "two_pool", "shards"] = "two_pool"
     alpha: Annotated[float, Field(strict=True, ge=1e-6, le=1e9)] = 1.0
@@ -156,6 +159,8 @@ class ClassificationTask(ImageTask):
                 raise ValueError(f"class_groups: '{group}' is the name of a metric; choose another")
             for member in members:
                 checks.number(f"class_groups: class of {group!r}", member, low=0, high=self.classes - 1, whole=True)
+        most = 1 / len(PHANTOMS[self.phantom].class_names)
+        checks.number("phantom_min_share", self.phantom_min_share, low=0, high=most)
         self.plan(self.phantom_seed)  # refuses what does not fit together
 
     @property
@@ -194,7 +199,7 @@ class ClassificationTask(ImageTask):
             num_samples=self.phantom_samples,
             num_test=self.phantom_test,
             num_own_test=self.phantom_own_test,
-            min_class=self.phantom_min_class,
+            min_class=max(MIN_CLASS, round(self.phantom_min_share * self.phantom_samples)),
             camera_shift=self.camera_shift,
             partition=self.partition,
             alpha=self.alpha,

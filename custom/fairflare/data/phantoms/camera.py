@@ -16,7 +16,7 @@ from fairflare.data.phantoms.canvas import Colour, grid
 
 BALANCE = (0.06, 0.12)  # least and most: deviation of the logarithms of the three channels' gains
 CONTRAST = (-0.5, 0.5)  # towards a flat or a steep curve
-DARK_CORNERS = (0.0, 0.4)  # share of the light that the middle of an edge loses
+DARK_CORNERS = (0.0, 0.4)  # share of the light that a corner loses
 BLUR = (0.0, 0.016)  # deviation of the Gaussian, share of the width
 # Cameras of neighbouring numbers are far apart, and any number of them is spread evenly: multiples of the powers of
 # 1/x, modulo 1, with x ** 6 = x + 1 (the golden ratio for five quantities).
@@ -30,7 +30,7 @@ class Camera:
     Args:
         balance: gains of red, green and blue, ``> 0``.
         contrast: -1 to 1. Above 0 mid tones spread, below they draw together; black and white stay.
-        vignetting: 0 to 1, share of the light lost where the circle through the edges' middles runs.
+        vignetting: 0 to 1, share of the light lost in the corners; half as much at the middle of an edge.
         blur: deviation of a Gaussian, as a share of the width; ``>= 0``.
     """
 
@@ -44,7 +44,7 @@ class Camera:
 
         Lens first, then light, then colour: blur, vignetting, balance, contrast.
         """
-        if self == Camera() or not len(images):
+        if self == PLAIN or not len(images):
             return images
         return np.stack([self._one(image) for image in images])
 
@@ -56,11 +56,14 @@ class Camera:
 
             seen = gaussian_filter(seen, (self.blur * size, self.blur * size, 0), mode="nearest")
         x, y = grid(size)
-        seen *= (1 - np.float32(self.vignetting) * np.clip(x * x + y * y, 0, 1))[:, :, None]
+        seen *= (1 - np.float32(self.vignetting) * (x * x + y * y) / 2)[:, :, None]
         seen *= np.asarray(self.balance, np.float32)
         seen = np.clip(seen, 0, 1)
         seen += np.float32(self.contrast) * (seen * seen * (3 - 2 * seen) - seen)
         return np.round(np.clip(seen, 0, 1) * 255).astype(np.uint8)
+
+
+PLAIN = Camera()  # changes nothing
 
 
 def camera_of(site: int, strength: float = 1.0) -> Camera:
@@ -70,7 +73,7 @@ def camera_of(site: int, strength: float = 1.0) -> Camera:
         site: number from 0.
         strength: 0 for a camera that changes nothing, 1 for a mild and visible difference; at most 1.5.
 
-    >>> camera_of(0, 0.0) == Camera()
+    >>> camera_of(0, 0.0) == PLAIN
     True
     """
     whole("site", site, low=0)

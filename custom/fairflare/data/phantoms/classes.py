@@ -24,7 +24,7 @@ from fairflare.data.partitions import (
     stratified_split,
     two_pool_partition,
 )
-from fairflare.data.phantoms.camera import Camera, camera_of
+from fairflare.data.phantoms.camera import PLAIN, Camera, camera_of
 from fairflare.data.phantoms.plan import OWN_CLASS, Images, PhantomPlan
 
 Labels = npt.NDArray[np.int64]
@@ -92,7 +92,7 @@ class _Part:
     batch: _Batch
     chosen: npt.NDArray[np.int64]
     corrupted: bool
-    camera: Camera = Camera()
+    camera: Camera = PLAIN
 
 
 class _Drawn(Mapping[str, Images]):

@@ -105,7 +105,7 @@ def _colon(c: Canvas, vessels: float | None = None, blush: float | None = None, 
     return tube
 
 
-def _lit(tube: _Tube, colour: Colour) -> npt.NDArray[np.float32]:
+def _lit(tube: _Tube, colour: Colour) -> Map:
     """A colour in the light of its place, (3, size, size): what lies in the lumen is as dark as the lumen."""
     return np.asarray(colour, np.float32)[:, None, None] * tube.light
 
@@ -412,7 +412,8 @@ def _colitis(degree: float, spread: float = 0.22) -> Callable[[Canvas], None]:
             low = 2.6 - 0.6 * s
             c.paint(ramp(field, low, low + 0.3) * c.uniform(0.5, 0.9), _lit(tube, SLOUGH))
         if s > 1.8 and c.chance(0.3 * s - 0.3):
-            c.absorb((ramp(c.noise(6) + 0.4 * c.noise(12), 1.6 - 0.3 * s, 2.0 - 0.3 * s) * c.uniform(0.6, 1.3), BLEEDING))
+            field = c.noise(6) + 0.4 * c.noise(12)
+            c.absorb((ramp(field, 1.6 - 0.3 * s, 2.0 - 0.3 * s) * c.uniform(0.6, 1.3), BLEEDING))
         if c.chance(0.25):
             _dirt(c, c.uniform(0.02, 0.12), tube.light)
 

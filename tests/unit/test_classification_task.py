@@ -606,7 +606,7 @@ def test_build_model() -> None:
         ({"phantom_samples": 40}, "phantom_samples must be at least 50 for 8 classes and 5 sites"),
         ({"phantom_test": 63}, "phantom_test must be at least 64 for 8 classes"),
         ({"phantom_own_test": 31}, "phantom_own_test must be at least 32 for 8 classes"),
-        ({"phantom_min_share": 0.126}, "phantom_min_share must be a number in [0, 0.125], got 0.126"),
+        ({"phantom_min_share": 0.126}, "phantom_min_share must be in [0, 0.125], got 0.126"),
         ({"camera_shift": 2}, "camera_shift must be a number in [0, 1.5], got 2"),
         ({"corrupted_sites": 6}, "corrupted_sites of phantom_sites=5 must be an integer in [0, 5], got 6"),
         ({"partition": "random"}, "partition must be one of 'iid', 'dirichlet', 'two_pool', 'shards', got 'random'"),

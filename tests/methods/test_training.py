@@ -10,6 +10,7 @@ import torch
 
 from fairflare.core.norms import lone_samples
 from fairflare.exchange.messages import SiteReply
+from fairflare.federation.plan import make_plan
 from fairflare.federation.site import round_seed
 from fairflare.methods.fed_ism import SharpnessAwareTraining
 from fairflare.methods.fed_mas import RescueTraining
@@ -252,19 +253,47 @@ def test_one_sample_is_normed_as_in_evaluation_and_nothing_stays():
 
 # ------------------------------------------------------------------------------------------------ rates
 
-# (1 + cos(pi r / R)) / 2 for R = 4: cos 0, 45, 90, 135 degrees.
-COSINE = [1.0, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2]
+# (1 + cos(pi (r + 1) / R)) / 2 for R = 4: cos 45, 90, 135, 180 degrees.
+COSINE = [(1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2, 0.0]
+LOW = 0.001  # of the rate
+
+
+def share(current_round: int) -> float:
+    """Of the rate 0.1 in the tests below, which ends at a thousandth of it."""
+    return LOW + (1 - LOW) * COSINE[current_round]
 
 
 def test_rates_of_the_schedules():
-    cosine = LocalTraining(learning_rate=0.1, schedule="cosine")
-    assert [cosine.rate(r, 4) for r in range(4)] == pytest.approx([0.1 * c for c in COSINE], rel=1e-12)
-    # A run of 100 rounds: 36 degrees after a fifth of them, 178.2 degrees in the last one.
-    assert cosine.rate(20, 100) == pytest.approx(0.0904508497, rel=1e-8)
-    assert cosine.rate(99, 100) == pytest.approx(2.46719818e-05, rel=1e-8)
-    assert cosine.rate(0, 1) == 0.1
-    constant = LocalTraining(learning_rate=0.1)
+    """lr_r = 1e-4 + (0.1 - 1e-4) (1 + cos(pi (r + 1) / R)) / 2, of Fed-MAS's code."""
+    cosine = LocalTraining(learning_rate=0.1, schedule="cosine", lowest_rate=1e-4)
+    wanted = [1e-4 + 0.0999 * c for c in COSINE]
+    assert wanted == pytest.approx([0.0853699837, 0.05005, 0.0147300163, 1e-4], rel=1e-8)
+    assert [cosine.rate(r, 4) for r in range(4)] == pytest.approx(wanted, rel=1e-12)
+    # The paper's 200 rounds: 0.9, 90, 179.1 and 180 degrees.
+    rates = [cosine.rate(r, 200) for r in (0, 99, 198, 199)]
+    assert rates == pytest.approx([0.0999938378, 0.05005, 1.061622e-4, 1e-4], rel=1e-6)
+    assert cosine.rate(0, 1) == pytest.approx(1e-4)
+    own = LocalTraining(learning_rate=0.02, schedule="cosine")
+    assert own.rate(3, 4) == pytest.approx(2e-5, rel=1e-12)
+    assert own.rate(1, 4) == pytest.approx(0.01001, rel=1e-12)
+    constant = LocalTraining(learning_rate=0.1, lowest_rate=1e-4)
     assert [constant.rate(r, 4) for r in range(4)] == [0.1] * 4
+
+
+def test_the_preset_of_fed_mas_ends_at_the_rate_of_its_code():
+    for method in ("fed_mas", "bsm_kd", "bsm_fl"):
+        training = make_plan(method, small=False).training
+        assert [training.rate(r, 200) for r in (99, 199)] == pytest.approx([0.05005, 1e-4], rel=1e-9)
+
+
+def test_bad_lowest_rates():
+    with pytest.raises(ValueError, match=r"lowest_rate must be at most learning_rate=0\.001, got 0\.01"):
+        LocalTraining(schedule="cosine", lowest_rate=0.01)
+    with pytest.raises(ValueError, match="lowest_rate must be a number > 0 or nothing, got 0"):
+        LocalTraining(lowest_rate=0)
+    for training in (RescueTraining, FairProximalTraining):  # with checks of their own
+        with pytest.raises(ValueError, match="lowest_rate must be at most"):
+            training(schedule="cosine", lowest_rate=0.01)
 
 
 def moved(reply: SiteReply) -> torch.Tensor:
@@ -285,7 +314,7 @@ def test_the_schedule_sets_the_step(worker, optimizer, current_round):
         assert steps[schedule].num_steps == 1
     found, full = moved(steps["cosine"]), moved(steps["constant"])
     assert float(full.norm()) > 1e-3
-    torch.testing.assert_close(found, COSINE[current_round] * full, rtol=1e-4, atol=2e-7)
+    torch.testing.assert_close(found, share(current_round) * full, rtol=1e-4, atol=2e-7)
 
 
 def test_the_rounds_rate_goes_before_the_kept_optimizers(worker):
@@ -296,7 +325,7 @@ def test_the_rounds_rate_goes_before_the_kept_optimizers(worker):
         here = worker(training, schedule)
         for current_round in (0, 2):
             steps[schedule] = here.perform(request("train", initial(), current_round, num_rounds=4))
-    torch.testing.assert_close(moved(steps["cosine"]), 0.5 * moved(steps["constant"]), rtol=1e-4, atol=2e-7)
+    torch.testing.assert_close(moved(steps["cosine"]), share(2) * moved(steps["constant"]), rtol=1e-4, atol=2e-7)
 
 
 # ------------------------------------------------------------------------------------------------ criteria

@@ -73,7 +73,9 @@ def make_plan(
             the method's small job has.
         settings: of the method's halves and of the task, by name, wherever they belong; on top of those of the
             method's small job unless ``small`` is False. A part of a half is chosen with ``{"weighting": "som"}`` and
-            set with ``{"weighting.grid": [4, 4]}``. Also of :class:`fairflare.federation.influence.Bounds`.
+            set with ``{"weighting.grid": [4, 4]}``. Also of :class:`fairflare.federation.influence.Bounds`. Synthetic data
+            are dealt to as many sites as the run has (every connected one: as the small job has) unless
+            ``phantom_sites`` is among them.
         small: False: the papers' settings, also for what is not named in ``settings``; see
             :mod:`fairflare.methods.papers`.
         train_like: another method whose set-up this one gets, so that the two can be compared: task, network, data,
@@ -104,6 +106,8 @@ def make_plan(
         learns = {**{name: chosen.learns[name] for name in keeps if name in chosen.learns}, **learns}
     length = model if paper is None else paper
     names = site_list(length.num_sites if sites == 0 else sites)
+    if "phantom_sites" in field_names(task_class) and "phantom_sites" not in learns:
+        learns["phantom_sites"] = length.num_sites if names is None else len(names)
     wanted = {key: value for key, value in {**run, **bounds}.items() if value is not None}
     plan = RunSettings(**{"num_rounds": length.num_rounds, "label": chosen.name, **wanted})
     if names is not None and plan.min_sites > len(names):

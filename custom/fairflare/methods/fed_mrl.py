@@ -84,6 +84,7 @@ class FairProximalTraining(ProximalTraining):
     share_entropy: Flag = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.fair_clamp is not None and self.fair_clamp > self.fair_max:
             raise ValueError(f"fair_clamp must be at most fair_max={self.fair_max!r}, got {self.fair_clamp!r}")
 

@@ -88,10 +88,19 @@ class SitePrior:
     cache: FeatureCache | None = None
 
     def distances(
-        self, run: SiteRun, model: torch.nn.Module, features: torch.Tensor, inputs: torch.Tensor
+        self,
+        run: SiteRun,
+        model: torch.nn.Module,
+        features: torch.Tensor,
+        inputs: torch.Tensor,
+        *,
+        changed: bool = False,
     ) -> torch.Tensor:
-        """(n,), of the model's projected features of the batch to the prior's: known ones, else of the inputs."""
-        if self.cache is not None and run.batch is not None:
+        """(n,), of the model's projected features of the batch to the prior's of the same inputs.
+
+        Those that are known are of the images as they are, so not for ``changed`` (augmented) inputs.
+        """
+        if self.cache is not None and run.batch is not None and not changed:
             known = self.cache.features[run.batch].to(run.device)
         else:
             known = self.network(inputs)

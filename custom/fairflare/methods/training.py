@@ -17,6 +17,8 @@ from fairflare.core.settings import BelowOne, Flag, NonNegative, Positive, Posit
 if TYPE_CHECKING:
     from fairflare.core.task import SiteData, Task
 
+LOWEST_SHARE = 1e-3  # of the learning rate, at the end of a cosine: from 0.1 to 1e-4 in Fed-MAS's code
+
 
 class SiteError(RuntimeError):
     """A task cannot be done at a site.
@@ -94,7 +96,9 @@ class LocalTraining:
         criterion: ``"task"`` (the task's own loss), or for classification with the site's class counts
             ``"logit_adjusted"``, ``"balanced_softmax"`` or ``"fedlc"``.
         prior_strength: tau of logit adjustment and FedLC; ``None``: the papers' 1 and 0.5.
-        schedule: of the learning rate over the rounds: ``"constant"``, or ``"cosine"`` down to 0 after the last one.
+        schedule: of the learning rate over the rounds: ``"constant"``, or ``"cosine"``, down to ``lowest_rate`` in the
+            last one; see :meth:`rate`.
+        lowest_rate: of the cosine, ``> 0`` and at most ``learning_rate``; ``None``: a thousandth of it.
 
     Source:
         Defaults: Yan et al., MICCAI 2024, section 3.1 and the authors' code (betas, moments kept).
@@ -113,6 +117,12 @@ class LocalTraining:
     criterion: Literal["task", "logit_adjusted", "balanced_softmax", "fedlc"] = "task"
     prior_strength: NonNegative | None = None
     schedule: Literal["constant", "cosine"] = "constant"
+    lowest_rate: Positive | None = None
+
+    def __post_init__(self) -> None:
+        low = self.lowest_rate
+        if self.schedule == "cosine" and low is not None and low > self.learning_rate:
+            raise ValueError(f"lowest_rate must be at most learning_rate={self.learning_rate!r}, got {low!r}")
 
     # -- hooks
 
@@ -179,10 +189,18 @@ class LocalTraining:
         return [] if self.schedule == "constant" else ["schedule"]
 
     def rate(self, current_round: int, num_rounds: int) -> float:
-        """Learning rate of a round."""
+        r"""Learning rate of round r, from 0, of R.
+
+        .. math:: \eta_r = \eta_{low} + \tfrac12 (\eta - \eta_{low}) (1 + \cos(\pi (r + 1) / R))
+
+        for ``"cosine"`` (Fed-MAS's code): the first of many rounds has nearly ``learning_rate``, the last one
+        ``lowest_rate``.
+        """
         if self.schedule == "constant":
             return self.learning_rate
-        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * current_round / max(num_rounds, 1)))
+        low = LOWEST_SHARE * self.learning_rate if self.lowest_rate is None else self.lowest_rate
+        turn = math.pi * (current_round + 1) / max(num_rounds, 1)
+        return low + 0.5 * (self.learning_rate - low) * (1 + math.cos(turn))
 
     def make_optimizer(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         """A new optimizer with this rule's settings."""

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from fairflare.tasks.networks import Classifier
 
 PLAN_NAMES = {  # arguments of the plan as the task calls them
-    "seed": "phantom_seed", "num_sites": "phantom_sites", "num_samples": "phantom_samples", "num_test": "phantom_test"
+    "seed": "phantom_seed", "num_sites": "phantom_sites", "num_samples": "phantom_samples", "num_test": "phantom_test",
+    "num_own_test": "phantom_own_test",
 }  # fmt: skip
 RECALL: dict[str, Any] = {
     "doc": "share of the images of this class that were told",
@@ -52,6 +53,8 @@ GROUP: dict[str, Any] = {
     "reveals": "whether the site has any class of the group, and the recall of a class that is there alone",
     "family": "<group>",
 }
+
+MIN_CLASS = 4  # images of a synthetic class, for training and validation
 
 
 @settings
@@ -96,9 +99,14 @@ class ClassificationTask(ImageTask):
         phantom: synthetic data, used where a site has none of its own: ``"dermoscopy"``, ``"dermoscopy7"``,
             ``"fundus"`` or ``"endoscopy"``.
         phantom_seed: of the synthetic data.
-        phantom_sites: number of sites that the synthetic data are dealt to.
+        phantom_sites: number of sites that the synthetic data are dealt to; a run whose sites are named or counted
+            sets it to their number unless told otherwise.
         phantom_samples: synthetic training and validation images of all sites together.
         phantom_test: synthetic images of the common test set.
+        phantom_own_test: synthetic images of each site's own test set.
+        phantom_min_share: share of ``phantom_samples`` that every class has at least; rarer classes are raised to it,
+            and always to four images.
+        camera_shift: how much the cameras of the synthetic sites differ, 0 (not at all) to 1.5.
         partition: ``"iid"``, ``"dirichlet"``, ``"two_pool"`` or ``"shards"``; see :mod:`fairflare.data.partitions`.
         alpha: concentration of the Dirichlet and two-pool partitions; the smaller, the less alike the sites.
         eta: of the shard partition; the larger, the more shards of its dominant class a site gets.
@@ -106,13 +114,14 @@ class ClassificationTask(ImageTask):
         corrupted_sites: so many last sites have images of lower quality.
         corruption: ``"gaussian_noise"`` or ``"motion_blur"``.
         severity: of the corruption, from 1 (slight) to 5.
-        attributes: split the phantom's test set by its attribute (skin tone) as well.
+        attributes: split the phantom's common test set by its attribute (skin tone) as well.
     """
 
     primary_metric: ClassVar[str] = "balanced_accuracy"
     shown_metrics: ClassVar[tuple[str, ...]] = (
         "balanced_accuracy", "accuracy", "auc_ovo", "f1_macro", "head", "medium", "tail", "all",
-        "clean/balanced_accuracy", "corrupted/balanced_accuracy", "light/balanced_accuracy", "dark/balanced_accuracy",
+        "common/balanced_accuracy", "clean/balanced_accuracy", "corrupted/balanced_accuracy",
+        "light/balanced_accuracy", "dark/balanced_accuracy",
     )  # fmt: skip
 
     site_settings: ClassVar[type[SiteSettings]] = ClassificationSite
@@ -135,6 +144,9 @@ class ClassificationTask(ImageTask):
     phantom_sites: PositiveInt = 5
     phantom_samples: PositiveInt = 2000
     phantom_test: PositiveInt = 400
+    phantom_own_test: PositiveInt = 150
+    phantom_min_share: Fraction = 0.0
+    camera_shift: Annotated[float, Field(strict=True, ge=0, le=1.5)] = 1.0
     partition: Literal["iid", "dirichlet", "two_pool", "shards"] = "two_pool"
     alpha: Annotated[float, Field(strict=True, ge=1e-6, le=1e9)] = 1.0
     eta: Fraction = 1.0
@@ -157,6 +169,8 @@ class ClassificationTask(ImageTask):
                 raise ValueError(f"class_groups: '{group}' is the name of a metric; choose another")
             for member in members:
                 checks.number(f"class_groups: class of {group!r}", member, low=0, high=self.classes - 1, whole=True)
+        most = 1 / len(PHANTOMS[self.phantom].class_names)
+        checks.number("phantom_min_share", self.phantom_min_share, low=0, high=most)
         self.plan(self.phantom_seed)  # refuses what does not fit together
 
     @property
@@ -183,7 +197,7 @@ class ClassificationTask(ImageTask):
         try:
             return self._plan(seed)
         except ValueError as error:  # in the words of the task's arguments
-            text = re.sub(r"\b(seed|num_sites|num_samples|num_test)\b", lambda m: PLAN_NAMES[m[0]], str(error))
+            text = re.sub(rf"\b({'|'.join(PLAN_NAMES)})\b", lambda m: PLAN_NAMES[m[0]], str(error))
             raise ValueError(text) from error
 
     def _plan(self, seed: int) -> PhantomPlan:
@@ -194,6 +208,9 @@ class ClassificationTask(ImageTask):
             num_sites=self.phantom_sites,
             num_samples=self.phantom_samples,
             num_test=self.phantom_test,
+            num_own_test=self.phantom_own_test,
+            min_class=max(MIN_CLASS, round(self.phantom_min_share * self.phantom_samples)),
+            camera_shift=self.camera_shift,
             partition=self.partition,
             alpha=self.alpha,
             eta=self.eta,
@@ -352,7 +369,7 @@ class PhantomClasses(PhantomImages):
         self._arrays: dict[str, Batch] = {}
         self.test_splits = tuple(sorted(split for split in self._drawn.labels if split.startswith("test")))
         sizes = {split: len(labels) for split, labels in self._drawn.labels.items()}
-        self.describe(PHANTOMS[plan.phantom].title, sizes)
+        self.describe(f"{PHANTOMS[plan.phantom].title} (site {index + 1} of {plan.num_sites})", sizes)
 
     def num_samples(self, split: str) -> int:
         return len(self._drawn.labels[self.check_split(split)])

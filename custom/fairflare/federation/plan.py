@@ -73,8 +73,8 @@ def make_plan(
             the method's small job has.
         settings: of the method's halves and of the task, by name, wherever they belong; on top of those of the
             method's small job unless ``small`` is False. A part of a half is chosen with ``{"weighting": "som"}`` and
-            set with ``{"weighting.grid": [4, 4]}``. Also of :class:`fairflare.federation.influence.Bounds`. Synthetic data
-            are dealt to as many sites as the run has (every connected one: as the small job has) unless
+            set with ``{"weighting.grid": [4, 4]}``. Also of :class:`fairflare.federation.influence.Bounds`. Synthetic
+            data are dealt to as many sites as the run has (every connected one: as the small job has) unless
             ``phantom_sites`` is among them.
         small: False: the papers' settings, also for what is not named in ``settings``; see
             :mod:`fairflare.methods.papers`.

@@ -161,7 +161,7 @@ def dying_at(count: int) -> Iterator[None]:
 
     torch.save = half
     files._to_disk = counted(files._to_disk)
-    for name in ("open", "replace", "unlink"):
+    for name in ("open", "replace", "rename", "unlink"):
         setattr(Path, name, counted(getattr(Path, name)))
     yield
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from fairflare.core.settings import Part, Setting, described, field_names, markdown, typed
+from fairflare.core.settings import Part, Setting, described, markdown, typed, values_of
 from fairflare.federation.influence import Bounds
 from fairflare.federation.plan import TASKS_BY_KIND, load_task_class, make_plan
 from fairflare.methods.catalog import all_methods, get_method
@@ -57,8 +57,8 @@ def quick_job(name: str) -> str:
     quick, paper = make_plan(name), make_plan(name, small=False)
     given = []
     for one, other in ((quick.rule, paper.rule), (quick.training, paper.training), (quick.task, paper.task)):
-        differing = [name for name in field_names(type(one)) if getattr(one, name) != getattr(other, name)]
-        given += [f"{name}={_shown(getattr(one, name))}" for name in differing]
+        values, usual = values_of(one)["args"], values_of(other)["args"]
+        given += [f"{name}={_shown(getattr(one, name))}" for name in values if values[name] != usual[name]]
     number = f"{quick.run.num_rounds} rounds, {len(quick.sites or [])} sites"
     return f"Without --paper a job has {number}" + (f" and {', '.join(given)}." if given else ".")
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from fairflare.core.settings import Setting, described, markdown, typed
-from fairflare.federation.plan import TASKS_BY_KIND, load_task_class
+from fairflare.federation.plan import TASKS_BY_KIND, dealt_to, load_task_class
 from fairflare.methods.catalog import all_methods, get_method
 
 
@@ -23,10 +23,11 @@ def sections(name: str) -> dict[str, list[Setting]]:
     """
     method = get_method(name)
     task = load_task_class(TASKS_BY_KIND[method.task])
+    learns = {**dealt_to(method.num_sites, task), **method.learns}
     return {
         f"{method.title}, at the server: {method.rule.__name__}": _with(described(method.rule), method.server),
         f"{method.title}, at the sites: {method.training.__name__}": _with(described(method.training), method.site),
-        f"{method.title}, task: {method.task}": _with(described(task), method.learns),
+        f"{method.title}, task: {method.task}": _with(described(task), learns),
     }
 
 

@@ -87,8 +87,7 @@ def make_plan(
     if kind == chosen.task:
         learns = {**chosen.learns, **learns}
     names = site_list(chosen.num_sites if sites == 0 else sites)
-    if "phantom_sites" in field_names(task_class) and "phantom_sites" not in learns:
-        learns["phantom_sites"] = chosen.num_sites if names is None else len(names)
+    learns = {**dealt_to(chosen.num_sites if names is None else len(names), task_class), **learns}
     given = {key: value for key, value in run.items() if value is not None}
     plan = RunSettings(**{"num_rounds": chosen.num_rounds, "label": chosen.name, **given})
     if names is not None and plan.min_sites > len(names):
@@ -102,6 +101,11 @@ def make_plan(
         sites=names,
         task_file=file,
     )
+
+
+def dealt_to(sites: int, task: type) -> dict[str, Any]:
+    """The setting by which a task deals synthetic data to so many sites, where it has one."""
+    return {"phantom_sites": sites} if "phantom_sites" in field_names(task) else {}
 
 
 def site_list(sites: int | Sequence[str] | None) -> list[str] | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fairflare.core.settings import Part, Setting, described, markdown, typed, values_of
 from fairflare.federation.influence import Bounds
-from fairflare.federation.plan import TASKS_BY_KIND, load_task_class, make_plan
+from fairflare.federation.plan import TASKS_BY_KIND, dealt_to, load_task_class, make_plan
 from fairflare.methods.catalog import all_methods, get_method
 from fairflare.methods.papers import PAPERS
 
@@ -28,10 +28,12 @@ def sections(name: str) -> dict[str, list[Setting]]:
     """
     method = get_method(name)
     task = load_task_class(TASKS_BY_KIND[method.task])
+    paper = PAPERS[name]
+    learns = {**dealt_to(paper.num_sites, task), **method.learns, **paper.learns}
     return {
         f"{method.title}, at the server: {method.rule.__name__}": _with(described(method.rule), method.server),
         f"{method.title}, at the sites: {method.training.__name__}": _with(described(method.training), method.site),
-        f"{method.title}, task: {method.task}": _with(described(task), {**method.learns, **PAPERS[name].learns}),
+        f"{method.title}, task: {method.task}": _with(described(task), learns),
         BOUNDS_TITLE: described(Bounds),
     }
 

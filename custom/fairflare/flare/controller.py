@@ -180,7 +180,8 @@ def _unreadable(site: str, result: Shareable) -> str:
     """Why a result holds no message; empty when it does."""
     code = result.get_return_code()
     if code and code != ReturnCode.OK:
-        return f"site {site!r} answered {printable(str(code))}"
+        blocked = ": a filter at the site blocks this answer" if code == ReturnCode.TASK_RESULT_FILTER_ERROR else ""
+        return f"site {site!r} answered {printable(str(code))}{blocked}"
     try:
         FLModelUtils.from_shareable(result)
     except Exception as error:

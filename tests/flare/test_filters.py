@@ -390,8 +390,10 @@ def stock(site: str, filters: Sequence[Filter] = (), form: Params = AS_SENT["tor
 
 @pytest.mark.parametrize("form", AS_SENT)
 @pytest.mark.parametrize("name", ["percentile", "svt"])
-def test_one_filtered_site_under_a_stock_controller(name: str, form: str) -> None:
-    aggregator, merged = collect(stock("a"), stock("b", FILTERS[name](), AS_SENT[form]), stock("c"))
+@pytest.mark.parametrize("filtered", ["a", "b"])
+def test_one_filtered_site_under_a_stock_controller(name: str, form: str, filtered: str) -> None:
+    change = (FILTERS[name](), AS_SENT[form])
+    aggregator, merged = collect(*(stock(site, *(change if site == filtered else ())) for site in "abc"))
     assert aggregator.rejected == {}
     assert {k: (v.dtype, tuple(v.shape)) for k, v in merged.params.items()} == {
         "w": (torch.float32, (2, 2)), "b": (torch.float32, (3,)), "n": (torch.int64, ()),

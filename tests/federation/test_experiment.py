@@ -90,7 +90,7 @@ def test_the_lock_is_free_after_every_end(tmp_path: Path) -> None:
 HOLDS = """
 import sys, time
 from pathlib import Path
-from fairflare.core.folder_lock import FolderLock
+from fairflare.core.locks import FolderLock
 
 lock = FolderLock(Path(sys.argv[1]), {"job_id": "far away"})
 lock.take()

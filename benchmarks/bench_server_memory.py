@@ -44,7 +44,8 @@ def make_job(folder: Path, what: str, sites: Sequence[str], megabytes: int, roun
     (job / "app" / "custom").mkdir()
     shutil.copy(CODE, job / "app" / "custom" / CODE.name)
     task = {"path": "instant_sites.Task", "args": {"megabytes": megabytes}}
-    components: list[Any] = [{"id": "peak", "path": "instant_sites.Peak", "args": {"file": str(peak)}}]
+    meeting = {"meeting": str(folder / f"{name}_meeting"), "sites": len(sites)}
+    components: list[Any] = [{"id": "peak", "path": "instant_sites.Peak", "args": {"file": str(peak), **meeting}}]
     if what == OURS:
         path = "fairflare.flare.controller.RoundsController"
         rule = {"path": "fairflare.methods.fed_avg.FedAvg", "args": {}}
@@ -60,8 +61,7 @@ def make_job(folder: Path, what: str, sites: Sequence[str], megabytes: int, roun
         )
     workflow = {"id": "rounds", "path": path, "args": arguments}
     server = {"format_version": 2, "workflows": [workflow], "components": components, "task_request_interval": 0.05}
-    meeting = folder / f"{name}_meeting"
-    executor = {"path": "instant_sites.Instant", "args": {"meeting": str(meeting), "sites": len(sites)}}
+    executor = {"path": "instant_sites.Instant", "args": meeting}
     client = {"format_version": 2, "executors": [{"tasks": ["*"], "executor": executor}]}
     (config / "config_fed_server.json").write_text(json.dumps(server))
     (config / "config_fed_client.json").write_text(json.dumps(client))
@@ -71,17 +71,10 @@ def make_job(folder: Path, what: str, sites: Sequence[str], megabytes: int, roun
 
 
 def prepare_poc(poc: PocSystem, sites: Sequence[str]) -> None:
-    """Allows the package everywhere and starts the system; on a busy machine FLARE's own start may hang."""
+    """Allows the package everywhere and starts the system."""
     for name in (SERVER, *sites):
         poc.allow(name, "fairflare.")
-    for last in (False, False, True):
-        try:
-            poc.start(60 + 10 * len(sites))
-            return
-        except RuntimeError:
-            poc.close()
-            if last:
-                raise
+    poc.start(60 + 60 * len(sites))
 
 
 def in_poc(poc: PocSystem, folder: Path, what: str, sites: Sequence[str], megabytes: int, rounds: int) -> dict:
@@ -186,11 +179,11 @@ def table(rows: dict[str, dict[int, dict]], megabytes: int) -> None:
     counts = sorted({count for row in rows.values() for count in row})
     print(f"{'peak above the start, in models of ' + str(megabytes) + ' MB':<44}" + "".join(f"{c:>7}" for c in counts))
     for what, row in rows.items():
-        cells = "".join(
-            f"{(row[c]['peak'] - row[c]['start']) / megabytes:>7.1f}" if c in row else "      -" for c in counts
-        )
-        print(f"{what:<44}{cells}")
-    print("MB at the peak: " + json.dumps({w: {c: round(v["peak"]) for c, v in r.items()} for w, r in rows.items()}))
+        above = {count: f"{(found['peak'] - found['start']) / megabytes:.1f}" for count, found in row.items()}
+        print(f"{what:<44}" + "".join(f"{above.get(count, '-'):>7}" for count in counts))
+    for key in ("peak", "replies"):
+        megabyte = {what: {c: round(v[key]) for c, v in row.items() if key in v} for what, row in rows.items()}
+        print(f"MB, {key}: {megabyte}")
 
 
 def main() -> None:

@@ -14,12 +14,14 @@ MEGABYTES = 60
 @pytest.mark.walk
 @pytest.mark.timeout(900)
 def test_six_sites_need_little_more_than_two(tmp_path):
-    peaks = {}
+    found = {}
     for count in (2, 6):
         sites = [f"site-{number}" for number in range(1, count + 1)]
         folder = tmp_path / str(count)
         with poc_system(folder / "system", sites) as poc:
             prepare_poc(poc, sites)
-            peaks[count] = in_poc(poc, folder, OURS, sites, MEGABYTES, 2)["peak"]
-    # All held in memory it would be four models and their copies; FLARE's sending needs some tensors for each site.
-    assert peaks[6] - peaks[2] < 2 * MEGABYTES, peaks
+            found[count] = in_poc(poc, folder, OURS, sites, MEGABYTES, 2)
+    # Held in memory, four more replies would be four models and their copies.
+    assert found[6]["replies"] - found[2]["replies"] < 2 * MEGABYTES, found
+    # While the model goes out, FLARE needs some tensors for each site.
+    assert found[6]["peak"] - found[2]["peak"] < 4 * MEGABYTES, found

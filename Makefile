@@ -15,6 +15,9 @@ test: $(STAMP)
 walks: $(STAMP)
 	$(BIN)/python -m pytest -m walk -n 2 --dist loadfile
 
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz --cases 5000 --workers 2
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -24,6 +27,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/bench_cka.py
 	$(BIN)/python benchmarks/bench_aggregation.py
 	$(BIN)/python benchmarks/bench_idle.py
+	$(BIN)/python benchmarks/bench_results.py
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -3,14 +3,15 @@
 One site's ``train`` task of the endoscopy phantom, in a process of its own: the real site half, model and data, with
 
 - *BSM*: balanced softmax alone, the epoch without a prior;
-- *features kept* (the default): the prior's features are computed in the first round and kept;
-- *prior in every batch*: ``cache_features=False``, as the paper: the prior runs on every changed image.
+- *features kept* (the default): the prior's features of the images as they are are computed in the first round and
+  kept; they serve the measurement of the received model, and training where it changes no image (``--plain``);
+- *nothing kept*: ``cache_features=False``.
 
 ``round 1`` has the prior's pass over the images in it, later rounds not; both have the pass that measures the received
 model by class. Ratios are to BSM's later rounds. Time is of the processor, which a busy machine stretches less than the
 clock; memory is the peak growth of the resident size, and what the kept features take.
 
-    python benchmarks/bench_prior.py [--images 400] [--epochs 1] [--rounds 4] [--networks embedded resnet50]
+    python benchmarks/bench_prior.py [--plain] [--images 400] [--epochs 1] [--rounds 4] [--networks embedded resnet50]
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 
 from bench_aggregation import PeakMemory
 
-CASES = {"bsm": "BSM", "kept": "features kept", "every": "prior in every batch"}
+CASES = {"bsm": "BSM", "kept": "features kept", "every": "nothing kept"}
 WIDTHS = {"embedded": 96, "resnet18": 512, "resnet50": 2048, "densenet121": 1024}
 
 
@@ -52,7 +53,8 @@ def run_case(args: argparse.Namespace) -> dict[str, float]:
         max_pool=args.features[0] >= 64,
         projector_dim=None if args.case == "bsm" else WIDTHS[network],
     )
-    common = {"batch_size": 32, "local_epochs": args.epochs, "criterion": "balanced_softmax", "augment": True}
+    common = {"batch_size": 32, "local_epochs": args.epochs, "criterion": "balanced_softmax"}
+    common["augment"] = not args.plain
     with tempfile.TemporaryDirectory() as folder:
         file = None
         if network != "embedded":  # speed does not depend on the weights
@@ -97,6 +99,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--repeat", type=int, default=2, help="runs of each case; the best counts")
     parser.add_argument("--networks", nargs="+", choices=sorted(WIDTHS), default=["embedded", "resnet50"])
+    parser.add_argument("--plain", action="store_true", help="train on the images as they are, without augmentation")
     parser.add_argument("--case", choices=sorted(CASES), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rounds < 2:
@@ -109,6 +112,7 @@ def main() -> None:
         own = ["--case", case, "--networks", network, "--features", *map(str, args.features)]
         for name in ("images", "size", "epochs", "rounds"):
             own += [f"--{name}", str(getattr(args, name))]
+        own += ["--plain"] if args.plain else []
         done = subprocess.run([sys.executable, __file__, *own], capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"case {case} with {network} failed:\n{done.stderr}")

@@ -164,8 +164,8 @@ class PocSystem:
     def kit(self, name: str) -> Path:
         return self.workspace / PROJECT / "prod_00" / name
 
-    def start(self) -> None:
-        self.nvflare("poc", "start", "--timeout", "120", timeout=180)
+    def start(self, timeout: int = 120) -> None:
+        self.nvflare("poc", "start", "--timeout", str(timeout), timeout=timeout + 60)
 
     def stop(self) -> str:
         """By FLARE's own command; what it printed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,6 +64,27 @@ def test_bad_sites_are_left_out_by_name_and_the_rest_goes_on(job, simulate, tmp_
     assert "image0.png" in local_log  # the hospital's own log says which file
     # The broken files of sites 3 and 4 are training images: their test images measure the final model all the same.
     assert sorted(results["test"]) == ["site-1", "site-3", "site-4", "site-5"]
+
+
+def test_a_site_that_says_nonsense_is_left_out_of_every_round(job, simulate):
+    """Once one message like this ended the run for all."""
+    folder = job("fed_avg", num_rounds=2, min_sites=2)
+    shutil.copy(Path(__file__).with_name("odd_executor.py"), folder / "app" / "custom")
+    config = folder / "app" / "config" / "config_fed_client.json"
+    client = json.loads(config.read_text())
+    client["executors"][0]["executor"]["path"] = "odd_executor.OddExecutor"
+    config.write_text(json.dumps(client))
+    run = simulate(folder, threads=3)
+    assert run.code == 0, run.log[-3000:]
+    results = run.results
+    assert results["status"] == "completed"
+    why = "site 'site-2': field 'stats' must be a dict, got 'x'"
+    for number, record in enumerate(results["rounds"]):
+        assert record["sites"] == ["site-1", "site-2", "site-3"]  # it did answer: asked again
+        assert record["accepted"] == ["site-1", "site-3"]
+        assert record["left_out"] == [{"site": "site-2", "phase": "train", "reason": why}]
+        assert f"round {number}, train: site 'site-2' left out: {why}" in run.log
+    assert sorted(results["test"]) == ["site-1", "site-2", "site-3"]  # only its training reply was wrong
 
 
 def test_nan_loss_everywhere_fails_the_job(job, simulate):

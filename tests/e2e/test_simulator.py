@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
 import json
 import math
@@ -27,7 +28,7 @@ def global_model(run) -> dict[str, torch.Tensor]:
 
 
 def rows(path: Path) -> list[dict[str, str]]:
-    with path.open() as f:
+    with bz2.open(path, "rt") as f:
         return list(csv.DictReader(f))
 
 
@@ -58,7 +59,7 @@ def test_same_bits_whatever_the_number_of_workers(lwr, job, simulate, tmp_path):
 def test_recorded_weights_and_model_recomputed_from_the_local_models(lwr):
     """An independent few lines: scores -> Eq. 5 -> Eq. 6 -> the recorded weights and the global model."""
     run = lwr
-    layers = rows(run.folder / "layers.csv")
+    layers = rows(run.folder / "layers.csv.bz2")
     for number in (0, 1):
         folder = run.folder / "local_models" / f"round_{number:04d}"
         # Staged file names escape the site name; the file itself says whose it is.
@@ -158,7 +159,7 @@ def test_stopped_and_resubmitted_run_gives_the_same_bits(job, simulate, tmp_path
         assert torch.equal(tensor, global_model(rest)[name]), name
     assert rest.results["test"] == whole.results["test"]
     assert [r["current_round"] for r in rest.results["rounds"]] == [0, 1, 2]
-    assert rows(rest.folder / "layers.csv") == rows(whole.folder / "layers.csv")
+    assert rows(rest.folder / "layers.csv.bz2") == rows(whole.folder / "layers.csv.bz2")
 
     other = simulate(
         job("fed_lwr", num_rounds=3, folder="d", experiment="parts", seed=5), threads=3, name="p3", local=local

@@ -13,6 +13,7 @@ from fairflare import __version__
 from fairflare.core.layers import layers_of
 from fairflare.exchange.messages import Message
 from fairflare.federation.collector import Collector, LikeReceived
+from fairflare.federation.influence import Bounds
 from fairflare.methods.reports import Field
 from fairflare.methods.rule import Rule, Weighing
 from tests.methods.support import net_state as small_state
@@ -30,12 +31,12 @@ RECEIVED = net_state(99)
 LAYERS = list(dict.fromkeys(layers_of(RECEIVED).values()))
 
 
-def example_report(fields: Iterable[Field], index: int) -> dict[str, Any]:
+def example_report(fields: Iterable[Field], index: int, layers: Sequence[str] = LAYERS) -> dict[str, Any]:
     """A legal value for every declared field; numbers differ from site to site."""
     report: dict[str, Any] = {}
     for field in fields:
-        length = len(report[field.same_length_as]) if field.same_length_as else len(LAYERS)
-        plain = {"flag": True, "text": "same", "names": LAYERS}
+        length = len(report[field.same_length_as]) if field.same_length_as else len(layers)
+        plain = {"flag": True, "text": "same", "names": list(layers)}
         if field.kind == "vector":
             report[field.name] = [_number(field, index + 0.1 * place) for place in range(length)]
         else:
@@ -81,10 +82,16 @@ def anchor_message(site: str, rule: Rule, *, current_round: int = 0, **meta: Any
     return Message(meta=head, current_round=current_round)
 
 
-def begun(rule: Rule, folder: Path | None = None, current_round: int = 0, sites: Sequence[str] = SITES) -> Collector:
+def begun(
+    rule: Rule,
+    folder: Path | None = None,
+    current_round: int = 0,
+    sites: Sequence[str] = SITES,
+    bounds: Bounds | None = None,
+) -> Collector:
     """A collector at the start of a round of :data:`RECEIVED`."""
     rule.directives(current_round, 4, sites)
-    collector = Collector(rule, folder)
+    collector = Collector(rule, folder, bounds)
     start(collector, current_round, sites)
     return collector
 
@@ -110,10 +117,14 @@ def finish(collector: Collector, order: Sequence[str] | None = None) -> tuple[di
 
 
 def whole_round(
-    rule: Rule, folder: Path, current_round: int = 0, order: Sequence[str] = SITES
+    rule: Rule,
+    folder: Path,
+    current_round: int = 0,
+    order: Sequence[str] = SITES,
+    bounds: Bounds | None = None,
 ) -> tuple[dict[str, torch.Tensor], Weighing]:
     """One round in which the sites of ``order`` answer, in that order."""
-    collector = begun(rule, folder, current_round)
+    collector = begun(rule, folder, current_round, bounds=bounds)
     for site in order:
         take(collector, site, train_message(site, rule=rule, current_round=current_round))
     return finish(collector, order)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from fairflare import __version__
-from fairflare.exchange.messages import Message
+from fairflare.exchange.messages import Message, for_site
 from fairflare.federation.rounds import Rounds
 from fairflare.federation.run_settings import Place, RunSettings
 from fairflare.federation.transport import Listener, Question
@@ -100,7 +100,7 @@ class Network:
         waiting = set(sites)
 
         def work(site: str) -> None:
-            answer = self.behaviour(site, name, task)
+            answer = self.behaviour(site, name, for_site(task, site))
             if callable(answer):
                 answer = answer()
             if answer is SILENT:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,19 +11,48 @@ from typing import Any
 import pytest
 import torch
 
+from fairflare.core.files import sha256_of
+from fairflare.core.record_log import RecordLog
+from fairflare.exchange import tensor_folder
 from fairflare.federation import checkpoint as module
-from fairflare.federation.checkpoint import Checkpoint, CheckpointFolder, check_same_config
+from fairflare.federation.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    CheckpointFolder,
+    check_same_config,
+    check_same_rounds,
+)
 
 
-def made(next_round: int) -> Checkpoint:
+def made(next_round: int, **extra: Any) -> Checkpoint:
     return Checkpoint(
         next_round=next_round,
         model={"w": torch.full((3,), float(next_round)), "n": torch.tensor(next_round)},
         rule={"scores": {"a": float(next_round)}, "tensor": torch.tensor([next_round])},
-        results={"rounds": ["x"] * next_round},
+        results={"last_round": next_round - 1},
         config={"seed": 0},
-        extra={"best": 0.5},
+        extra={"best": 0.5, "best_round": None, **extra},
     )
+
+
+class Kept(CheckpointFolder):
+    """A folder with the results' log beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        self.rounds = RecordLog(folder.parent / f"{folder.name}.rounds")
+        self.rounds.clear()
+        self.lines = 0
+
+    def keep(self, next_round: int, **extra: Any) -> None:
+        while self.lines < next_round:
+            self.rounds.append(f"round {self.lines}\n")
+            self.lines += 1
+        self.save(made(next_round, **extra), self.rounds)
+
+    def names(self) -> set[str]:
+        return {path.name for path in self.folder.iterdir()}
 
 
 def same(found: Checkpoint | None, next_round: int) -> bool:
@@ -37,16 +67,23 @@ def same(found: Checkpoint | None, next_round: int) -> bool:
     )
 
 
-def test_round_trip(tmp_path: Path) -> None:
-    folder = CheckpointFolder(tmp_path / "deep" / "e")
+def files(number: int) -> set[str]:
+    return {f"model-{number:06d}.safetensors", f"rule-{number:06d}.pt", f"state-{number:06d}.json"}
+
+
+def test_round_trip_and_the_last_two_are_kept(tmp_path: Path) -> None:
+    folder = Kept(tmp_path / "deep" / "e")
     assert folder.load() is None
     for number in (1, 2, 3):
-        folder.save(made(number))
-        assert same(folder.load(), number)
-    found = folder.load()
+        folder.keep(number)
+        again = CheckpointFolder(folder.folder)
+        found = again.load()
+        assert same(found, number)
+        assert list(again.log.read()) == [f"round {k}\n" for k in range(number)]
     assert found is not None
     assert found.model["n"].shape == ()
-    assert len(list(folder.folder.iterdir())) == 3  # one model, one rule, state.json
+    assert found.passed_over == []
+    assert folder.names() == {"rounds.jsonl.bz2", *files(2), *files(3)}
 
 
 class Crash(BaseException):
@@ -59,8 +96,8 @@ class Doomed:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, dies_at: int) -> None:
         self.dies_at, self.count = dies_at, 0
         for owner, name, writes in (
-            (Path, "replace", None), (Path, "unlink", None), (Path, "write_text", 0),
-            (module, "save_file", 1), (torch, "save", 1),
+            (Path, "replace", None), (Path, "unlink", None), (Path, "write_text", 0), (os, "fsync", None),
+            (tensor_folder, "save_file", 1), (module, "save_torch", 1),
         ):  # fmt: skip
             monkeypatch.setattr(owner, name, self.wrapped(getattr(owner, name), writes))
 
@@ -81,58 +118,168 @@ class Doomed:
 
 def test_a_crash_at_any_file_operation_leaves_the_old_or_the_new(tmp_path: Path) -> None:
     seen = []
-    for dies_at in range(1, 30):
-        folder = CheckpointFolder(tmp_path / str(dies_at))
-        folder.save(made(1))
+    for dies_at in range(1, 60):
+        folder = Kept(tmp_path / str(dies_at))
+        folder.keep(1)
+        folder.keep(2)
+        folder.rounds.append("round 2\n")
+        folder.lines = 3
         with pytest.MonkeyPatch.context() as monkeypatch:
             Doomed(monkeypatch, dies_at)
             try:
-                folder.save(made(2))
+                folder.keep(3)
                 break
             except Crash:
                 pass
-        found = folder.load()
+        again = CheckpointFolder(folder.folder)
+        found = again.load()
         assert found is not None
         assert same(found, found.next_round)
+        assert found.passed_over == []
+        assert list(again.log.read()) == [f"round {k}\n" for k in range(found.next_round)]
         seen.append(found.next_round)
-        folder.save(made(3))  # and the next one goes well
-        assert same(folder.load(), 3)
+        folder.rounds.append("round 3\n")
+        again.save(made(4), folder.rounds)  # and the next one goes well
+        last = CheckpointFolder(folder.folder)
+        assert same(last.load(), 4)
+        assert list(last.log.read()) == [f"round {k}\n" for k in range(4)]
     else:
         raise AssertionError("no save came through")
     assert seen == sorted(seen)
-    assert len(seen) >= 8  # three files written and put in place, two removed
-    assert set(seen) == {1, 2}
+    assert len(seen) >= 15  # a record, three files written and put in place, three removed
+    assert set(seen) == {2, 3}
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda folder: (folder / "state.json").write_text("{"),
-        lambda folder: (folder / "state.json").write_text('{"next_round": 1}'),
-        lambda folder: (folder / "model-000001.safetensors").unlink(),
-        lambda folder: (folder / "model-000001.safetensors").write_bytes(b"x" * 40),
-        lambda folder: (folder / "rule-000001.pt").write_bytes(b""),
-    ],
-)
-def test_damage_is_named(tmp_path: Path, spoil: Callable[[Path], Any]) -> None:
-    folder = CheckpointFolder(tmp_path)
-    folder.save(made(1))
-    spoil(tmp_path)
-    with pytest.raises(ValueError, match=r"checkpoint .*state\.json cannot be read .*remove its folder"):
-        folder.load()
+def flip(path: Path) -> None:
+    """One bit in the middle."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+@pytest.mark.parametrize("spoil", [flip, cut, Path.unlink, lambda path: path.write_bytes(b"")])
+@pytest.mark.parametrize("name", [*sorted(files(2)), "rounds.jsonl.bz2"])
+def test_a_damaged_file_is_named_and_the_round_before_is_taken(
+    tmp_path: Path, name: str, spoil: Callable[[Path], Any]
+) -> None:
+    folder = Kept(tmp_path / "e")
+    folder.keep(1)
+    folder.keep(2)
+    if name == "rounds.jsonl.bz2":  # both checkpoints need its beginning
+        before = RecordLog(tmp_path / "before")
+        before.append("round 0\n")
+        tail = folder.folder / "tail"
+        tail.write_bytes((folder.folder / name).read_bytes()[before.size :])
+        spoil(tail)
+        rest = tail.read_bytes() if tail.exists() else b""
+        (folder.folder / name).write_bytes(before.path.read_bytes() + rest)
+    else:
+        spoil(folder.folder / name)
+    again = CheckpointFolder(folder.folder)
+    found = again.load()
+    if spoil is Path.unlink and name.startswith("state"):
+        assert found is not None  # as if it had not been written yet
+        assert found.passed_over == []
+        return
+    assert same(found, 1)
+    assert found is not None
+    (reason,) = found.passed_over
+    assert name in reason
+    assert list(again.log.read()) == ["round 0\n"]
+    again.save(made(2), folder.rounds)
+    assert same(CheckpointFolder(folder.folder).load(), 2)
+
+
+@pytest.mark.parametrize("name", ["state", "model", "rule"])
+def test_two_damaged_checkpoints_are_an_error(tmp_path: Path, name: str) -> None:
+    folder = Kept(tmp_path / "e")
+    folder.keep(1)
+    folder.keep(2)
+    spoiled = sorted(path for path in folder.folder.iterdir() if path.name.startswith(name))
+    for path in spoiled:
+        flip(path)
+    with pytest.raises(CheckpointError, match=r"no checkpoint can be read .*remove the checkpoint folder") as caught:
+        CheckpointFolder(folder.folder).load()
+    assert all(path.name in str(caught.value) for path in spoiled)
+
+
+def rewrite(folder: Path, number: int, **changes: Any) -> None:
+    """Other values in a state, with the checksum that belongs to them."""
+    path = folder / f"state-{number:06d}.json"
+    content = {**json.loads(path.read_text())["content"], **changes}
+    path.write_text(json.dumps({"sha256": module._sum_of(content), "content": content}))
+
+
+def test_numbers_that_do_not_fit_each_other(tmp_path: Path) -> None:
+    folder = Kept(tmp_path / "e")
+    folder.keep(1)
+    folder.keep(2)
+    rewrite(folder.folder, 2, next_round=99)
+    with pytest.raises(CheckpointError, match=r"state-000002\.json: next_round is 99, must be 2; remove"):
+        CheckpointFolder(folder.folder).load()
+    rewrite(folder.folder, 2, next_round=2, results={"last_round": 2})
+    with pytest.raises(CheckpointError, match=r"next_round is 2, but the last round in its results is 2; remove"):
+        CheckpointFolder(folder.folder).load()
+
+
+def test_what_the_rule_keeps_on_disk_is_checked_too(tmp_path: Path) -> None:
+    folder = Kept(tmp_path / "e")
+    neuron = folder.folder / "memory" / "som" / "000002" / "0.safetensors"
+    folder.keep(1)
+    neuron.parent.mkdir(parents=True)
+    neuron.write_bytes(b"0123456789")
+    folder.keep(2)
+    assert same(CheckpointFolder(folder.folder).load(), 2)
+    flip(neuron)
+    found = CheckpointFolder(folder.folder).load()
+    assert same(found, 1)
+    assert found is not None
+    assert "0.safetensors is not what was written" in found.passed_over[0]
+
+
+def test_the_best_model_stays_as_long_as_it_is_the_best(tmp_path: Path) -> None:
+    folder = Kept(tmp_path / "e")
+    folder.keep(0)
+    folder.keep(1, best_round=0)
+    for number in (2, 3, 4):
+        folder.keep(number, best_round=1)
+    again = CheckpointFolder(folder.folder)
+    found = again.load()
+    assert found is not None
+    best = again.best_model(found)
+    assert best is not None
+    assert best["w"].tolist() == [1.0] * 3
+    assert {n for n in folder.names() if n.startswith("model")} == {f"model-{k:06d}.safetensors" for k in (1, 3, 4)}
+    folder.keep(5, best_round=4)
+    folder.keep(6, best_round=4)
+    assert {n for n in folder.names() if n.startswith("model")} == {f"model-{k:06d}.safetensors" for k in (4, 5, 6)}
+    flip(folder.folder / "model-000004.safetensors")
+    again = CheckpointFolder(folder.folder)
+    found = again.load()
+    assert found is not None
+    assert found.next_round == 6  # it is not needed to go on
+    assert again.best_model(found) is None
+
+
+def test_going_back_makes_the_round_before_the_newest(tmp_path: Path) -> None:
+    folder = Kept(tmp_path / "e")
+    for number in (0, 1, 2):
+        folder.keep(number)
+    assert same(folder.back_from(2), 1)
+    assert list(folder.log.read()) == ["round 0\n"]
+    assert same(CheckpointFolder(folder.folder).load(), 1)
+    assert folder.back_from(1) is None  # only two are kept
+    assert same(CheckpointFolder(folder.folder).load(), 1)
 
 
 def test_one_of_an_older_version_is_named(tmp_path: Path) -> None:
-    """Version 0.1 called the rule an aggregator."""
-    folder = CheckpointFolder(tmp_path)
-    folder.save(made(1))
-    state = json.loads((tmp_path / "state.json").read_text())
-    state["aggregator"] = state.pop("rule")
-    (tmp_path / "state.json").write_text(json.dumps(state))
-    with pytest.raises(
-        ValueError, match=r"state\.json cannot be read .*an older fairflare wrote it.*; remove its folder"
-    ):
-        folder.load()
+    (tmp_path / "state.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"state\.json is a checkpoint of an older fairflare; remove"):
+        CheckpointFolder(tmp_path).load()
 
 
 def test_nothing_is_unpickled(tmp_path: Path) -> None:
@@ -140,11 +287,14 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
         def __reduce__(self) -> Any:
             return (Path.touch, (tmp_path / "owned",))
 
-    folder = CheckpointFolder(tmp_path / "e")
-    folder.save(made(1))
-    torch.save({"x": Evil()}, tmp_path / "e" / "rule-000001.pt")
-    with pytest.raises(ValueError, match="cannot be read"):
-        folder.load()
+    folder = Kept(tmp_path / "e")
+    folder.keep(1)
+    path = folder.folder / "rule-000001.pt"
+    torch.save({"x": Evil()}, path)
+    content = json.loads((folder.folder / "state-000001.json").read_text())["content"]
+    rewrite(folder.folder, 1, files={**content["files"], path.name: sha256_of(path)})
+    with pytest.raises(CheckpointError, match=r"rule-000001\.pt cannot be read: UnpicklingError"):
+        CheckpointFolder(folder.folder).load()
     assert not (tmp_path / "owned").exists()
 
 
@@ -160,3 +310,15 @@ def test_same_config() -> None:
     other = {"path": "a.Rule", "args": {"weighting": {"path": "a.Som", "args": {"eta": 0.6, "grid": [5, 5]}}}}
     with pytest.raises(ValueError, match=r"other settings \(rule\.weighting\.eta: was 0\.5, is 0\.6\)"):
         check_same_config({"rule": parts}, {"rule": other}, "e")
+
+
+def test_same_rounds() -> None:
+    check_same_rounds(3, 3, 2, ["training.schedule"], "e")
+    check_same_rounds(3, 9, 2, [], "e")
+    check_same_rounds(9, 2, 2, [], "e")
+    with pytest.raises(ValueError, match=r"'e' has done 2 rounds already, num_rounds is 1; set it to at least 2"):
+        check_same_rounds(3, 1, 2, [], "e")
+    with pytest.raises(ValueError, match=r"is of round 99, but its run had 3 rounds; remove"):
+        check_same_rounds(3, 3, 99, [], "e")
+    with pytest.raises(ValueError, match=r"num_rounds=3, is 9, and rule\.tau, training\.tau depends on it"):
+        check_same_rounds(3, 9, 2, ["rule.tau", "training.tau"], "e")

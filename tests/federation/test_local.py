@@ -44,7 +44,7 @@ def model(folder: Path) -> dict[str, torch.Tensor]:
 
 def without_times(value: Any) -> Any:
     """Results without what a clock wrote."""
-    clocks = ("seconds", "started", "updated", "finished")
+    clocks = ("seconds", "started", "updated", "finished", "run")  # and the id of the run
     if isinstance(value, dict):
         return {k: without_times(v) for k, v in value.items() if k not in clocks and not k.endswith("seconds")}
     return [without_times(v) for v in value] if isinstance(value, list) else value
@@ -94,6 +94,33 @@ def test_twice_the_same(averaged: Path, tmp_path: Path) -> None:
     assert all(torch.equal(models[0][name], tensor) for name, tensor in models[1].items())
     other = run(tmp_path / "other", seed=1)
     assert without_times(other["test"]) != without_times(first["test"])
+
+
+def test_two_runs_in_one_folder_do_not_write_over_each_other(averaged: Path, tmp_path: Path) -> None:
+    refused: list[str] = []
+
+    class Second(Listener):
+        def round_started(self, current_round: int) -> None:
+            with pytest.raises(RuntimeError) as caught:
+                run(tmp_path, experiment=f"other-{current_round}")
+            refused.append(str(caught.value))
+
+    plan = make_plan("fed_avg", task="classification", sites=3, settings=TINY, num_rounds=2)
+    results = read(run_local(plan, tmp_path, listeners=[Second()]))
+    assert len(refused) == 2
+    assert "is in use by another run (process " in refused[0]
+    assert refused[0].endswith("wait until that run is over, or give this one another folder")
+    first = read(averaged / "server" / "simulate_job" / "fairflare")
+    assert without_times(results) == without_times(first)
+
+
+def test_a_changed_schedule_or_number_of_rounds_is_noticed_in_one_process(tmp_path: Path) -> None:
+    cosine = {"schedule": "cosine"}
+    run(tmp_path, num_rounds=1, experiment="e", settings=cosine)
+    with pytest.raises(ValueError, match=r"num_rounds=1, is 2, and training\.schedule depends on it"):
+        run(tmp_path, num_rounds=2, experiment="e", settings=cosine)
+    with pytest.raises(ValueError, match=r"training\.schedule: was 'cosine', is 'constant'"):
+        run(tmp_path, num_rounds=1, experiment="e")
 
 
 def test_fed_ism(tmp_path: Path) -> None:
@@ -233,7 +260,7 @@ def test_nobody_answers_about_the_anchor(tmp_path: Path, monkeypatch: pytest.Mon
     assert [(gone["site"], gone["phase"]) for gone in first["left_out"]] == [(site, "anchor") for site in SITES]
     assert all("no time for this" in gone["reason"] for gone in first["left_out"])
     for by_site in first["layers"].values():
-        assert [by_site[site]["weight"] for site in SITES] == pytest.approx([1 / 3] * 3, rel=1e-9)
+        assert [by_site[site]["weight"] for site in SITES] == pytest.approx([1 / 3] * 3, rel=1e-7)
     assert second["left_out"] == []
     assert any(len({by_site[site]["weight"] for site in SITES}) == 3 for by_site in second["layers"].values())
 

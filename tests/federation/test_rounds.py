@@ -22,7 +22,8 @@ from fairflare.core.fairness import summarize
 from fairflare.core.settings import settings
 from fairflare.exchange.messages import Message
 from fairflare.exchange.staging import Staging
-from fairflare.federation.phase import Exchange, Phase, Roster, ServerFault
+from fairflare.federation.phase import Exchange, Phase, ServerFault
+from fairflare.federation.roster import Roster
 from fairflare.federation.rounds import RoundFailed, Stopped
 from fairflare.federation.run_settings import RunSettings
 from fairflare.federation.transport import Listener, Question
@@ -246,7 +247,7 @@ BAD_ANSWERS = [
     (bad_version, "^site 'site-2' answers with fairflare '9.0.0', the server has "),
     (bad_metric, r"^site 'site-2': metric 'dice' must lie in \[0, 1\], got 1.5$"),
     (nan_update, "^site 'site-2'.*'0.weight'.*finite"),
-    (nested, "^site 'site-2': tensor '0' must be a tensor or an array, got dict$"),
+    (nested, "^site 'site-2': tensor '0' is unexpected, the global model has none$"),
     (sparse, "^site 'site-2': tensor '0.weight' must be dense, got one that is torch.sparse_coo$"),
     (nothing, "^site 'site-2' answers with fairflare None, the server has "),
 ]
@@ -392,8 +393,14 @@ def test_silent_site_costs_the_timeout_and_is_dropped_after_two(tmp_path: Path) 
     assert time.monotonic() - started < 2.5
     assert [sites for name, sites in run.net.asked if name == "train"] == [SITES, SITES, SITES[1:], SITES[1:]]
     assert run.left_out()["site-1"][1].startswith("no answer within 0.")
-    assert sum("was silent in 2 phases running and is not asked again" in line for line in run.net.warned) == 1
+    assert sum("no answer in time in 2 phases running (this one: train) and is" in line for line in run.net.warned) == 1
     assert run.results["rounds"][3]["sites"] == SITES[1:]
+    for current in (2, 3):  # named in every round in which it is not asked
+        reason = "not asked: no answer in time in 2 phases running"
+        assert run.left_out(current) == {"site-1": ("train", reason)}
+        assert f"round {current}, train: site 'site-1' left out: {reason}" in run.net.warned
+    assert run.net.asked[-1] == ("validate", SITES)  # the final test asks everyone
+    assert sorted(run.results["test"]) == SITES
 
 
 def test_an_answer_in_between_begins_the_count_anew(tmp_path: Path) -> None:
@@ -418,37 +425,117 @@ def test_an_error_is_a_sign_of_life(tmp_path: Path) -> None:
 
 
 def test_a_sign_of_life_brings_a_dropped_site_back(tmp_path: Path) -> None:
-    run = Run(
-        tmp_path, misbehave("site-1", "train", SILENT), num_rounds=2, min_sites=1, train_timeout=0.1, max_missed=1
-    )()
-    assert run.rounds.roster.live() == SITES[1:]
+    def behaviour(s: str, n: str, task: Message) -> Any:
+        return SILENT if s == "site-1" else good(s, n, task)
+
+    run = Run(tmp_path, behaviour, num_rounds=2, train_timeout=0.1, max_missed=2)()
+    roster = run.rounds.roster
+    assert roster.live(99) == SITES[1:]
     run.net.seen("site-1")
-    assert run.rounds.roster.live() == SITES
+    assert roster.live(99) == SITES
+    roster.answered("site-1", "train")
+    assert roster.live(0) == SITES
 
 
-class Returning(dict[str, int]):
-    """The count of missed phases, where the site shows up right after it was written."""
+def late(site: str, name: str, run: list[Run]) -> Any:
+    """A site whose answers to one task always come while the next exchange is under way."""
+
+    def behaviour(s: str, n: str, task: Message) -> Any:
+        if (s, n) == (site, name):
+            return SILENT
+        run[0].net.seen(site)
+        return good(s, n, task)
+
+    return behaviour
+
+
+def test_a_site_that_is_always_late_costs_ever_fewer_timeouts(tmp_path: Path) -> None:
+    """Late answers show that it is alive; only one in time makes the count begin anew."""
+    runs: list[Run] = []
+    runs.append(Run(tmp_path, late("site-1", "train", runs), num_rounds=20, train_timeout=0.05, max_missed=2))
+    results = runs[0]().results
+    asked = [r["current_round"] for r in results["rounds"] if "site-1" in r["sites"]]
+    assert asked == [0, 1, 3, 7, 15]
+    for record in results["rounds"]:
+        (left,) = record["left_out"]
+        assert left["site"] == "site-1"
+        assert left["reason"].startswith("no answer within" if record["current_round"] in asked else "not asked: ")
+    assert sorted(results["test"]) == SITES
+
+
+def test_a_site_that_is_always_late_for_the_anchor_alone(tmp_path: Path) -> None:
+    runs: list[Run] = []
+    runs.append(
+        Run(tmp_path, late("site-1", "anchor", runs), num_rounds=10, rule=FedLWR(), anchor_timeout=0.05, max_missed=2)
+    )
+    results = runs[0]().results
+    assert all(record["accepted"] == SITES for record in results["rounds"])  # its models arrive in time
+    asked = [k // 2 for k, (name, sites) in enumerate(runs[0].net.asked) if name == "anchor" and sites == SITES]
+    assert asked == [0, 1, 3, 7]
+    reason = "not asked: no answer in time in 2 anchor phases running"
+    assert runs[0].left_out(2) == {"site-1": ("anchor", reason)}
+
+
+def test_an_answer_in_time_makes_all_good(tmp_path: Path) -> None:
+    roster = Run(tmp_path, max_missed=1).rounds.roster
+    for _ in range(2):
+        roster.missed("site-1", "train", 0)
+        roster.seen("site-1")
+        assert roster.live(1) == SITES[1:]
+        assert roster.live(2) == SITES
+        roster.answered("site-1", "train")
+        assert roster.live(1) == SITES
+    roster.missed("site-1", "train", 5)
+    roster.missed("site-1", "train", 7)
+    roster.seen("site-1")
+    assert roster.live(10) == SITES[1:]
+    assert roster.live(11) == SITES
+
+
+def test_the_final_test_does_not_wait_long_for_a_dead_site(tmp_path: Path) -> None:
+    def behaviour(s: str, n: str, task: Message) -> Any:
+        return SILENT if s == "site-1" else good(s, n, task)
+
+    run = Run(tmp_path, behaviour, num_rounds=2, min_sites=2, train_timeout=0.1, validate_timeout=120, max_missed=1)
+    started = time.monotonic()
+    run()
+    assert time.monotonic() - started < 30
+    (left,) = run.results["left_out"]
+    assert left["reason"].startswith("no answer within")
+    # One that has shown up is waited for.
+    slow = Run(
+        tmp_path / "b", behaviour, num_rounds=2, min_sites=2, train_timeout=0.1, validate_timeout=1, max_missed=1
+    )
+    slow.rounds.roster.missed("site-1", "train", 0)
+    slow.net.behaviour = late("site-1", "validate", [slow])
+    slow.rounds.run()
+    assert next(p for p in slow.results["phases"] if p["name"] == "validate")["seconds"] >= 1
+
+
+class Returning(dict[tuple[str, str], Any]):
+    """What is known of the sites' silence, where the site shows up right after it was written."""
 
     def __init__(self, roster: Roster) -> None:
         super().__init__()
         self.roster = roster
         self.thread: threading.Thread | None = None
 
-    def __setitem__(self, site: str, count: int) -> None:
-        super().__setitem__(site, count)
-        self.thread = threading.Thread(target=self.roster.seen, args=(site,))
+    def setdefault(self, key: tuple[str, str], default: Any = None) -> Any:
+        found = super().setdefault(key, default)
+        self.thread = threading.Thread(target=self.roster.seen, args=(key[0],))
         self.thread.start()
         self.thread.join(0.2)
+        return found
 
 
 def test_a_site_that_comes_back_while_it_is_counted_as_missing(tmp_path: Path) -> None:
     """Signs of life come in threads of the transport."""
     roster = Run(tmp_path, max_missed=1).rounds.roster
-    counts = roster._missed = Returning(roster)
-    roster.missed("site-1")
+    counts = roster._patience = Returning(roster)
+    roster.missed("site-1", "train", 0)
     assert counts.thread is not None
     counts.thread.join(5)
-    assert roster.live() == SITES
+    assert roster.live(2) == SITES
 
 
 def test_an_answer_after_a_broken_transport_is_not_staged(tmp_path: Path) -> None:
@@ -526,7 +613,7 @@ def test_all_are_asked_when_too_few_would_be_left(tmp_path: Path) -> None:
     run.net.names = SITES[:2]
     with pytest.raises(RoundFailed, match="1 usable"):
         run()
-    assert run.rounds.roster.live() == SITES[:2]
+    assert run.rounds.roster.live(1) == SITES[:2]
 
 
 def test_grace_ends_the_wait_for_stragglers(tmp_path: Path) -> None:
@@ -835,12 +922,12 @@ def test_resume_allows_other_sites_and_quorum(tmp_path: Path) -> None:
     assert rest.results["info"]["sites"] == SITES[:2]
 
 
-def test_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+def test_a_checkpoint_of_an_older_version_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "kept" / "e1"
     folder.mkdir(parents=True)
     (folder / "state.json").write_text("{")
     run = Run(tmp_path, experiment="e1")
-    with pytest.raises(ValueError, match=r"state\.json cannot be read.*another experiment id"):
+    with pytest.raises(ValueError, match=r"state\.json is a checkpoint of an older fairflare.*another experiment id"):
         run()
     assert json.loads((run.folder / "fairflare" / "results.json").read_text())["status"] == "failed"
 

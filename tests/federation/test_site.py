@@ -9,15 +9,21 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from fairflare.core.states import difference
+from fairflare.data.datalist import SPLITS, write_datalist
 from fairflare.exchange.messages import clean_meta, clean_state
 from fairflare.federation.site import own_settings, read_site_file, round_seed
-from fairflare.federation.site_store import SiteStore, safe_name
+from fairflare.federation.site_store import safe_name
 from fairflare.methods.fed_ism import SharpnessAwareTraining
 from fairflare.methods.fed_lwr import LayerSimilarityReport
+from fairflare.methods.fed_mas import RescueTraining
+from fairflare.methods.fed_mrl import FairProximalTraining
 from fairflare.methods.fed_prox import ProximalTraining
 from fairflare.methods.training import LocalTraining, SiteError
+from fairflare.tasks.base import Task
+from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
 
 from ..methods.support import SEGMENTATION, at_site, initial, request, same
@@ -46,7 +52,7 @@ def test_update_is_local_minus_received(worker):
     state = initial()
     here = worker()
     reply = here.perform(request("train", state))
-    local = here.store.load_model(0)
+    local = here.state.store().load_at("local_model", 0)
     for name, tensor in local.items():
         assert torch.allclose(tensor, state[name] + reply.update[name], atol=1e-6)
     assert same(reply.update, difference(local, state))
@@ -80,12 +86,12 @@ def test_test_splits_and_the_received_model(worker):
     assert reply.metrics == pytest.approx(task.evaluate(model, data.batches("test", batch_size=4), "cpu"))
     assert reply.num_samples == data.num_samples("test")
     assert reply.update is None
-    assert here.store.load_model(0) is None
+    assert here.state.store().load_at("local_model", 0) is None
 
 
-def failing(error: type[Exception], text: str, after: int = 0) -> SegmentationTask:
+def failing(error: type[Exception], text: str, after: int = 0, task: Task | None = None) -> Task:
     """A task whose loss raises in step ``after``; ``task.built`` refers to its networks without keeping them alive."""
-    task = SegmentationTask(**SEGMENTATION)
+    task = task or SegmentationTask(**SEGMENTATION)
     loss, build = task.loss, task.build_model
     steps = []
     task.built = []
@@ -116,6 +122,13 @@ def test_out_of_memory_and_other_errors_are_replies_without_details(worker):
     assert "patient" not in other.reason
 
 
+TOLD = {"search_distance": 0.05, "rescue_factor": True, "mean_loss": 0.5, "mu": {"site-1": 0.1}}
+CLASSES = {
+    "phantom": "fundus", "image_size": [32, 32], "features": [4, 4, 8, 8], "phantom_sites": 2, "phantom_samples": 60,
+    "phantom_test": 40, "partition": "iid", "corrupted_sites": 0, "projector_dim": 96,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "training",
     [
@@ -123,12 +136,17 @@ def test_out_of_memory_and_other_errors_are_replies_without_details(worker):
         ProximalTraining(batch_size=4),
         SharpnessAwareTraining(batch_size=4),
         SharpnessAwareTraining(batch_size=4, rho=0.0),
+        RescueTraining(batch_size=4),
+        RescueTraining(batch_size=4, cache_features=False, rf_source="supervised"),
+        FairProximalTraining(batch_size=4, fair_mode="epoch"),
     ],
-    ids=lambda t: f"{type(t).__name__}-{getattr(t, 'rho', '')}",
+    ids=lambda t: f"{type(t).__name__}-{getattr(t, 'rho', '')}{getattr(t, 'rf_source', '')}",
 )
 @pytest.mark.parametrize("error", [torch.cuda.OutOfMemoryError, MemoryError])
 def test_an_out_of_memory_leaves_nothing_of_the_model(worker, training, error, monkeypatch):
     """A second model beside a dead one would not fit either. Optimizer and stepper are in use by then."""
+    learned = ClassificationTask(**CLASSES) if isinstance(training, RescueTraining) else None
+    state = initial(learned)
     runs = []
     begin = type(training).begin_round
 
@@ -138,20 +156,21 @@ def test_an_out_of_memory_leaves_nothing_of_the_model(worker, training, error, m
             begin(self, run, model)
 
     training.__class__ = Watched
-    task = failing(error, "no memory", after=3)
+    task = failing(error, "no memory", after=3, task=learned)
+    loss = type(task).loss
     here = worker(training, task=task)
     alive = []  # when the GPU's memory is given back
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: alive.append(task.built[0]() is not None))
-    reply = here.perform(request("train", initial()))
+    reply = here.perform(request("train", state, directives=TOLD))
     assert "out of memory in train" in reply.reason
     assert len(task.built) == len(runs) == 1
     assert alive == [False]
     gc.collect()
     assert task.built[0]() is None
     assert runs[0]() is None
-    task.loss = SegmentationTask.loss.__get__(task)
-    assert here.perform(request("train", initial())).status == "ok"
+    task.loss = loss.__get__(task)
+    assert here.perform(request("train", state, directives=TOLD)).status == "ok"
 
 
 def test_model_of_another_network_is_refused(worker):
@@ -173,16 +192,33 @@ def test_unknown_device_and_threads_are_named(worker):
         worker(settings={"num_threads": 0})
 
 
-def test_store_keeps_two_rounds_and_forgets_later_ones(tmp_path):
-    store = SiteStore(tmp_path)
-    for number in range(5):
-        store.save("moments", number, {"x": torch.tensor(number)})
-    assert store.load_before("moments", 4)["x"] == 3
-    assert store.load_at("moments", 2) is None
-    store.save("moments", 3, {"x": torch.tensor(30)})  # the server went back to its checkpoint
-    assert store.load_at("moments", 4) is None
-    assert store.load_before("moments", 9)["x"] == 30
-    assert store.load_before("moments", 3) is None or store.load_before("moments", 3)["x"] == 2
+@pytest.mark.parametrize("value", ["false", 0, None])
+def test_metrics_by_class_is_true_or_false(worker, value):
+    with pytest.raises(SiteError, match="'metrics_by_class' must be true or false, got"):
+        worker(settings={"metrics_by_class": value})
+
+
+@pytest.mark.parametrize("name", ["train", "validate"])
+def test_the_dice_of_structures_stays_at_home(worker, tmp_path, name, caplog):
+    for number in range(len(SPLITS)):
+        for kind, top in (("image", 256), ("mask", 3)):
+            values = np.random.default_rng(number).integers(0, top, (32, 32), np.uint8)
+            Image.fromarray(values).save(tmp_path / f"{kind}{number}.png")
+    entries = {s: [{"image": f"image{n}.png", "label": f"mask{n}.png"}] for n, s in enumerate(SPLITS)}
+    write_datalist(tmp_path / "datalist.json", {**entries, "test_other": entries["test"]})
+    task = SegmentationTask(**SEGMENTATION, num_classes=2, class_names=["a", "b"])
+    own = {"data_root": str(tmp_path)}
+    everything = worker(settings=own, task=task).perform(request(name, initial(task)))
+    caplog.set_level("INFO")
+    kept = worker(folder="kept", settings={**own, "metrics_by_class": False}, task=task).perform(
+        request(name, initial(task))
+    )
+    expected = {"dice_a", "dice_b"} | ({"other/dice_a", "other/dice_b"} if name == "validate" else set())
+    assert set(everything.metrics) - set(kept.metrics) == expected
+    assert kept.metrics == {k: v for k, v in everything.metrics.items() if k not in expected}
+    assert kept.stats["classes_at_home"] is True
+    assert "classes_at_home" not in everything.stats
+    assert "dice_a" not in caplog.text  # where a site streams its log, it would leave that way
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", ".hidden", "a b", "x" * 129])

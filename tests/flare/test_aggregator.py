@@ -79,7 +79,10 @@ def test_the_controller_gets_back_what_it_sent(update: bool, as_numpy: bool) -> 
     assert merged.params["w"].tolist() == [-2.0, -2.0]
     assert merged.params["n"].tolist() == 6
     assert merged.params["n"].shape == ()
-    assert merged.meta[META_KEY] == {"sites": ["a", "b"], "rejected": {}}
+    assert merged.meta[META_KEY] == {
+        "sites": ["a", "b"], "rejected": {},
+        "warnings": ["site 'b': weight 0.75, more than all others together"],
+    }  # fmt: skip
     assert merged.current_round == 0
     assert aggregator.last_weighing is not None
     assert aggregator.last_weighing.sites == {"a": 0.25, "b": 0.75}
@@ -285,6 +288,7 @@ def test_two_phase_rule_is_refused_at_once() -> None:
     ("given", "message"),
     [
         ({"rule": FedAvg(), "min_sites": 0}, "min_sites must be an integer >= 1, got 0"),
+        ({"rule": FedAvg(), "max_weight": 2}, r"max_weight must be a number in \(0, 1\] or nothing, got 2"),
         ({"rule": None}, "rule must be Rule, got None"),
         ({"rule": {}}, "rule must be Rule, got {}"),
         ({}, "FairAggregator needs the setting 'rule'"),
@@ -293,6 +297,87 @@ def test_two_phase_rule_is_refused_at_once() -> None:
 def test_bad_settings_fail_at_once(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match="^" + message):
         FairAggregator(**given)
+
+
+# ------------------------------------------------------------------------------------------------ bounds
+
+
+def bounded(*results: FLModel, rule: Any = None, **bounds: Any) -> tuple[FairAggregator, FLModel]:
+    aggregator = FairAggregator(rule=rule or FedAvg(), **bounds)
+    for model in results:
+        aggregator.accept_model(model)
+    return aggregator, aggregator.aggregate_model()
+
+
+def test_weights_and_samples_are_bounded() -> None:
+    sites = [result("a", flat(1.0), samples=10), result("b", flat(2.0), samples=20)]
+    liar = result("c", flat(-9.0), samples=10**9)
+    aggregator, merged = bounded(*sites, liar, max_weight=0.4)
+    assert aggregator.last_weighing is not None
+    assert aggregator.last_weighing.sites == pytest.approx({"a": 0.2, "b": 0.4, "c": 0.4})
+    assert merged.params["w"].tolist() == pytest.approx([0.2 + 0.8 - 3.6] * 2)
+    assert merged.meta[META_KEY]["warnings"] == ["site 'c': weight 1 cut to 0.4 (max_weight)"]
+    aggregator, merged = bounded(*sites, liar, max_samples=30)
+    assert aggregator.last_weighing is not None
+    assert aggregator.last_weighing.sites == pytest.approx({"a": 1 / 6, "b": 2 / 6, "c": 3 / 6})
+
+
+@pytest.mark.parametrize("as_numpy", [True, False])
+def test_updates_are_bounded_without_the_received_model(as_numpy: bool, caplog: pytest.LogCaptureFixture) -> None:
+    params = [
+        {"w": torch.tensor([v, 0.0]), "bn.running_var": torch.tensor([u])}
+        for v, u in ((1.0, 1.0), (2.0, -1.0), (1e6, -1e6))
+    ]
+    if as_numpy:
+        params = [{name: value.numpy() for name, value in each.items()} for each in params]
+    sites = [result(site, each) for site, each in zip("abc", params, strict=True)]
+    for order in (sites, sites[::-1]):
+        aggregator, merged = bounded(*order, rule=FedAvg(weighting="uniform"), max_update_norm=3.0)
+        assert aggregator.rejected == {}
+        assert merged.params["w"].tolist() == pytest.approx([(1 + 2 + 6) / 3, 0.0])
+        assert merged.params["bn.running_var"].tolist() == pytest.approx([(1 - 1 - 3) / 3])
+        assert len(merged.meta[META_KEY]["warnings"]) == 2
+    assert "norm 1e+06 of its update (parameters) cut to 6, 3 times the median" in caplog.text
+
+
+def test_a_whole_model_is_refused_where_nobody_knows_what_it_started_from() -> None:
+    sites = [result("a", flat(1.0)), result("b", flat(9.0), update=False), result("c", flat(3.0))]
+    aggregator, merged = bounded(*sites, max_update_norm=3)
+    assert merged.params["w"].tolist() == [2.0, 2.0]
+    assert aggregator.rejected["b"].startswith("site 'b' sent a whole model; max_update_norm needs updates here")
+    with pytest.raises(QuorumError, match=r"0 usable.*a: site 'a' sent a whole model; .* leave max_update_norm out"):
+        bounded(*[result(site, flat(1.0), update=False) for site in "abc"], max_update_norm=3)
+    _, merged = bounded(*[result(site, flat(1.0), update=False) for site in "abc"], max_weight=0.4)
+    assert merged.params["w"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("method", [m for m in all_methods().values() if not m.rule.two_phase], ids=lambda m: m.name)
+def test_every_single_phase_method_with_bounds(method: Any, tmp_path: Path) -> None:
+    """One, two and three sites; in any order the same bits; nobody above the bound."""
+    bounds = {"max_weight": 0.4, "max_samples": 100, "max_update_norm": 3.0}
+    for sites in ("a", "ab", "abc"):
+        found = []
+        for number, order in enumerate((sites, sites[::-1])):
+            rule = build(method.rule, method.server)
+            rule.memory_folder = tmp_path / f"{sites}{number}"
+            results = []
+            for site in order:
+                index = ord(site) - ord("a")
+                g = torch.Generator().manual_seed(index)
+                params = {"conv.weight": torch.randn(3, 2, generator=g), "head.weight": torch.randn(2, generator=g)}
+                results.append(
+                    result(site, params, samples=10**index, report=example_report(rule.report_fields, index))
+                )
+            try:
+                found.append(bounded(*results, rule=rule, **bounds))
+            except RuntimeError as error:
+                if "run it with fairflare.flare.controller.RoundsController" not in str(error):
+                    raise
+                return
+        for aggregator, merged in found:
+            assert aggregator.last_weighing.sites == found[0][0].last_weighing.sites
+            assert max(aggregator.last_weighing.sites.values()) <= max(0.4, 1 / len(sites)) + 1e-9
+            assert all(torch.equal(t, found[0][1].params[name]) for name, t in merged.params.items())
 
 
 # ------------------------------------------------------------------------------------------------ metrics

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.shareable import Shareable, make_copy, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.app_constant import AppConstants
@@ -52,13 +53,16 @@ class Server(RoundsController):
         self.logged: list[tuple[str, str]] = []
         self.events: list[Any] = []
         self.standing = 0
+        self.cell: Any = None
         (folder / "local").mkdir(exist_ok=True)
         (folder / "local" / "fairflare.json").write_text(json.dumps(local or {}))
         workspace = SimpleNamespace(
             get_file_path_in_site_config=lambda name: str(folder / "local" / name), get_root_dir=lambda: str(folder)
         )
         self.engine = SimpleNamespace(
-            get_clients=lambda: [SimpleNamespace(name=site) for site in SITES[::-1]], get_workspace=lambda: workspace
+            get_clients=lambda: [SimpleNamespace(name=site) for site in SITES[::-1]],
+            get_workspace=lambda: workspace,
+            get_cell=lambda: self.cell,
         )
         self.fl_ctx = FLContext()
         self.fl_ctx.set_prop(FLContextKey.CURRENT_RUN, job, private=True, sticky=False)
@@ -161,7 +165,42 @@ def test_what_a_site_receives(tmp_path: Path) -> None:
     assert (model.current_round, model.total_rounds) == (0, 1)
     assert model.meta[META_KEY] == {
         "version": __version__, "experiment": "e", "seed": 3, "current_round": 0, "num_rounds": 1, "directives": {},
+        "run": server.results["info"]["run"],
     }  # fmt: skip
+
+
+class Told(FedAvg):
+    """Tells each site a secret of its own and all of them a word."""
+
+    directives_by_site = ("secret",)
+
+    def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
+        return {"word": "for all", "secret": {site: f"of {site}" for site in sites}}
+
+
+def test_each_site_receives_its_own_directives_and_no_other_ones(tmp_path: Path) -> None:
+    """FLARE makes a copy of the broadcast task for each site and fires an event with it; the model is not copied."""
+    server = Server(tmp_path, num_rounds=1, rule=Told(weighting="uniform"))
+    server.run()
+    whole = server.sent[0]["data"]
+    broadcast = from_model(FLModelUtils.from_shareable(whole))
+    assert broadcast.meta["directives"] == {"word": "for all", "secret": {}}
+    task = Message(broadcast.params, meta={**broadcast.meta, "directives": server.rule.directives(0, 1, SITES)})
+    task.by_site = Told.directives_by_site
+    server._task = task
+    for site in SITES:
+        fl_ctx, peer = FLContext(), FLContext()
+        peer.set_prop(ReservedKey.IDENTITY_NAME, site, private=False, sticky=False)
+        fl_ctx.set_peer_context(peer)
+        copy = make_copy(whole)
+        fl_ctx.set_prop(FLContextKey.TASK_DATA, copy, private=True, sticky=False)
+        server.handle_event(EventType.BEFORE_TASK_DATA_FILTER, fl_ctx)
+        received = from_model(FLModelUtils.from_shareable(copy))
+        assert received.meta == {**broadcast.meta, "directives": {"word": "for all", "secret": {site: f"of {site}"}}}
+        assert (received.current_round, received.is_update) == (broadcast.current_round, broadcast.is_update)
+        for name, tensor in received.params.items():
+            assert tensor is broadcast.params[name]
+    assert from_model(FLModelUtils.from_shareable(whole)).meta == broadcast.meta  # the one for all is as it was
 
 
 def test_events_of_a_round(tmp_path: Path) -> None:
@@ -246,7 +285,7 @@ def dropped(tmp_path: Path) -> tuple[Server, list[str]]:
     )
     seen: list[str] = []
     server.run()
-    assert [s["targets"] for s in server.sent] == [SITES, SITES[1:], SITES[1:]]
+    assert [s["targets"] for s in server.sent] == [SITES, SITES[1:], SITES]
     watch = server._seen
     server._seen = lambda site: (seen.append(site), watch(site))[1]
     return server, seen
@@ -273,6 +312,37 @@ def test_a_late_answer_in_the_middle_of_a_run_brings_the_site_back(tmp_path: Pat
     server = Server(tmp_path, behaviour, num_rounds=3, min_sites=1, train_timeout=0.2, max_missed=1)
     server.run()
     assert [s["targets"] for s in server.sent] == [SITES, SITES[1:], SITES, SITES]
+
+
+def test_a_site_that_asks_for_work_is_alive(tmp_path: Path) -> None:
+    """FLARE's clients do not send what is too late: that a site asks for its next task shows that it is done."""
+    server, seen = dropped(tmp_path)
+    server.handle_event(EventType.BEFORE_PROCESS_TASK_REQUEST, server.fl_ctx)
+    assert seen == []
+    peer = FLContext()
+    peer.set_prop(ReservedKey.IDENTITY_NAME, "site-1", private=False, sticky=False)
+    server.fl_ctx.set_peer_context(peer)
+    server.handle_event(EventType.BEFORE_PROCESS_TASK_REQUEST, server.fl_ctx)
+    assert seen == ["site-1"]
+
+
+@pytest.mark.parametrize("answer", [lambda: make_reply(ReturnCode.EXECUTION_EXCEPTION), lambda: make_reply("OK")])
+def test_a_late_error_is_not_booked_on_the_next_phase(tmp_path: Path, answer: Any) -> None:
+    """It passes FLARE's gate for the first task and is looked at when the second has begun."""
+    tasks: list[Any] = []
+
+    def behaviour(site: str, name: str, task: Message) -> Any:
+        if site == "site-1" and task.current_round == 1:
+            old = SimpleNamespace(result=answer(), client=SimpleNamespace(name="site-1"), task=tasks[0])
+            server._process_result(old, server.fl_ctx)
+        return good(site, name, task)
+
+    server = Server(tmp_path, behaviour, num_rounds=2, min_sites=3)
+    prepare = server._prepare_task
+    server._prepare_task = lambda **given: tasks.append(prepare(**given)) or tasks[-1]  # type: ignore[method-assign]
+    server.run()
+    assert [r["accepted"] for r in server.results["rounds"]] == [SITES, SITES]
+    assert server.results["rounds"][1]["left_out"] == []
 
 
 def test_a_reconnected_site_is_alive(tmp_path: Path) -> None:
@@ -314,9 +384,9 @@ def test_a_failure_is_logged_and_raised(tmp_path: Path) -> None:
 
 def test_checkpoints_lie_where_the_servers_file_says(tmp_path: Path) -> None:
     Server(tmp_path, num_rounds=1, experiment="e1").run()
-    assert (tmp_path / "fairflare_checkpoints" / "e1" / "state.json").exists()
+    assert (tmp_path / "fairflare_checkpoints" / "e1" / "state-000001.json").exists()
     Server(tmp_path, num_rounds=1, experiment="e1", local={"checkpoint_root": str(tmp_path / "kept")}).run()
-    assert (tmp_path / "kept" / "e1" / "state.json").exists()
+    assert (tmp_path / "kept" / "e1" / "state-000001.json").exists()
 
 
 def test_resume_notices_other_settings_at_the_sites(tmp_path: Path) -> None:
@@ -337,6 +407,40 @@ def test_resume_notices_other_settings_at_the_sites(tmp_path: Path) -> None:
     rest = Server(tmp_path, num_rounds=2, experiment="e")
     rest.run()
     assert [s["name"] for s in rest.sent] == ["train", "validate"]
+
+
+def test_a_second_job_of_the_same_experiment_is_refused(tmp_path: Path) -> None:
+    """The first one is still running, for instance in a job that FLARE has not noticed to be over."""
+    (tmp_path / "2").mkdir()
+    refused: list[Server] = []
+
+    def meanwhile(site: str, name: str, task: Message) -> Any:
+        if site == "site-1" and name == "train":
+            other = Server(tmp_path / "2", num_rounds=1, experiment="e", job="job-2",
+                           local={"checkpoint_root": str(tmp_path / "kept")})  # fmt: skip
+            with pytest.raises(ValueError, match="is being run by job 'job-1'"):
+                other.run()
+            refused.append(other)
+        return good(site, name, task)
+
+    local = {"checkpoint_root": str(tmp_path / "kept")}
+    first = Server(tmp_path, meanwhile, num_rounds=1, experiment="e", job="job-1", local=local)
+    first.run()
+    assert first.results["status"] == "completed"
+    (other,) = refused
+    assert other.sent == []
+    assert other.results["status"] == "failed"
+    assert "wait until that run is over or abort it, or give this one another experiment id" in other.results["reason"]
+
+
+def test_a_schedule_in_the_sites_configuration_holds_the_number_of_rounds(tmp_path: Path) -> None:
+    config = tmp_path / "app" / "config" / "config_fed_client.json"
+    config.parent.mkdir(parents=True)
+    training = {"path": "fairflare.methods.training.LocalTraining", "args": {"schedule": "cosine"}}
+    config.write_text(json.dumps({"executors": [{"executor": {"args": {"training": training}}}]}))
+    Server(tmp_path, num_rounds=1, experiment="e").run()
+    with pytest.raises(ValueError, match=r"num_rounds=1, is 2, and training\.schedule depends on it.*Set num_rounds=1"):
+        Server(tmp_path, num_rounds=2, experiment="e").run()
 
 
 # ------------------------------------------------------------------------------------------------ settings and jobs

@@ -14,9 +14,12 @@ from pathlib import Path
 import pytest
 from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.fuel.utils.component_builder import ComponentBuilder
+from typer.testing import CliRunner
 
 import fairflare
+from fairflare.cli.commands import app
 from fairflare.core.settings import field_names, values_of
+from fairflare.federation.influence import FOR_HOSPITALS
 from fairflare.federation.plan import TASKS_BY_KIND, load_task_class, site_list
 from fairflare.methods.catalog import all_methods
 from fairflare.recipes import FairRecipe, FedAvgRecipe, FedLWRRecipe
@@ -157,7 +160,7 @@ def test_parts_are_nested_and_built_back(tmp_path, build):
     server, _ = configs(tmp_path / "fed_mrl")
     rule = server["workflows"][0]["args"]["rule"]
     assert rule["path"] == "fairflare.methods.fed_mrl.FedMRL"
-    assert sorted(rule["args"]) == ["mean_loss", "mu_policy", "weighting"]
+    assert sorted(rule["args"]) == ["fair_mean", "mean_loss", "mu_policy", "weighting"]
     assert rule["args"]["mu_policy"]["path"] == "fairflare.methods.mu_policy.VdnMu"
     assert rule["args"]["mu_policy"]["args"]["actions"] == [0.0, 0.5]
     assert rule["args"]["mu_policy"]["args"]["warmup"] == 3
@@ -372,6 +375,23 @@ def test_command_line_lists_and_exports(tmp_path):
     assert out.returncode == 0, out.stderr
     server, _ = configs(tmp_path / "jobs" / "fed_lwr")
     assert server["workflows"][0]["args"]["rule"]["args"]["clip_max"] == 0.9
+    assert {name: server["workflows"][0]["args"].get(name) for name in FOR_HOSPITALS} == FOR_HOSPITALS
+
+
+def test_a_job_for_hospitals_bounds_what_one_site_can_do(tmp_path, build):
+    options = ["--set", "max_weight=0.3", "--set", "max_samples=null"]
+    done = CliRunner().invoke(app, ["export", "fed_avg", "--out", str(tmp_path), "--preinstalled", *options])
+    assert done.exit_code == 0, done.output
+    folder = tmp_path / "fed_avg"
+    controller = build(folder / "app", configs(folder)[0]["workflows"][0])
+    assert (controller.max_weight, controller.max_samples, controller.max_update_norm) == (0.3, None, 3.0)
+    plan = FairRecipe("fed_avg", packaging="preinstalled", max_samples=7, max_update_norm=None).plan
+    assert (plan.run.max_weight, plan.run.max_samples, plan.run.max_update_norm) == (0.4, 7, None)
+    for packaging in ("task_file", "bundle"):
+        run = FairRecipe("fed_avg", packaging=packaging, max_weight=0.5).plan.run
+        assert (run.max_weight, run.max_samples, run.max_update_norm) == (0.5, None, None)
+    FairRecipe("fed_avg").export(str(tmp_path / "plain"))
+    assert not FOR_HOSPITALS.keys() & configs(tmp_path / "plain" / "fed_avg")[0]["workflows"][0]["args"].keys()
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def compared(tmp_path_factory):
         trained = at_site(folder / name, training, task=task, name=name)
         reply = trained.perform(request("train", state, ROUND))
         assert reply.status == "ok", reply.reason
-        locals_.append(trained.store.load_model(ROUND))
+        locals_.append(trained.state.store().load_at("local_model", ROUND))
     local, other = locals_
     anchor = {n: (t + other[n]) / 2 if t.is_floating_point() else t for n, t in local.items()}
     data = task.open_site("site-1", {})
@@ -216,7 +216,7 @@ def test_the_references_differ(compared):
 def test_anchor_equal_to_the_local_model_is_fully_similar(tmp_path, settings):
     here = at_site(tmp_path, LayerSimilarityReport(batch_size=4, **settings))
     here.perform(request("train", initial(), 0))
-    reply = here.perform(request("anchor", here.store.load_model(0), 0))
+    reply = here.perform(request("anchor", here.state.store().load_at("local_model", 0), 0))
     assert max(abs(d) for d in reply.report["dissimilarity"] if math.isfinite(d)) < 1e-6
     assert sum(math.isfinite(d) for d in reply.report["dissimilarity"]) > 30
 
@@ -224,9 +224,9 @@ def test_anchor_equal_to_the_local_model_is_fully_similar(tmp_path, settings):
 def test_the_report_changes_neither_model(tmp_path):
     here = at_site(tmp_path, LayerSimilarityReport(preset="authors"))
     here.perform(request("train", initial(), 0))
-    kept, anchor = here.store.load_model(0), initial(seed=1)
+    kept, anchor = here.state.store().load_at("local_model", 0), initial(seed=1)
     assert here.perform(request("anchor", anchor, 0)).status == "ok"
-    assert same(here.store.load_model(0), kept)
+    assert same(here.state.store().load_at("local_model", 0), kept)
     assert same(clean_state(here._model.state_dict()), anchor)
 
 

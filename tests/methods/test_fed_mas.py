@@ -16,6 +16,7 @@ from fairflare.federation.collector import QuorumError
 from fairflare.federation.local import run_local
 from fairflare.federation.plan import make_plan
 from fairflare.federation.rounds import RoundFailed
+from fairflare.federation.site import round_seed
 from fairflare.methods.bsm import SETTINGS
 from fairflare.methods.catalog import get_method
 from fairflare.methods.fed_mas import FedMAS, RescueTraining
@@ -67,7 +68,7 @@ def cache_of(worker) -> FeatureCache:
 
 
 def divergence(worker, current_round=0):
-    return worker.store.load_at("divergence", current_round)
+    return worker.state.store().load_at("divergence", current_round)
 
 
 # ------------------------------------------------------------------------------------------------ site half
@@ -137,17 +138,17 @@ def test_before_is_measured_without_a_trace(worker):
     assert without.report["prior"] == with_rf.report["prior"] == load_prior().fingerprint
 
 
-@pytest.mark.parametrize("epochs", [1, 3])
-def test_rescue_factor_is_what_was_gathered(worker, epochs, monkeypatch):
+@pytest.mark.parametrize(("epochs", "augment", "kept"), [(1, True, True), (3, True, False), (2, False, True)])
+def test_rescue_factor_is_what_was_gathered(worker, epochs, augment, kept, monkeypatch):
     """w^ by hand: mean by class and epoch of the distances in front of each step, summed over the epochs."""
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
     gathered: list[torch.Tensor] = []
     batches: list[list[int]] = []
     original = SitePrior.distances
 
-    def spy(self, run, model, features, inputs):
+    def spy(self, run, model, features, inputs, **more):
         batches.append(run.batch)
-        return original(self, run, model, features, inputs)
+        return original(self, run, model, features, inputs, **more)
 
     def distance(projected, target):
         found = prior_distance(projected, target)
@@ -158,7 +159,7 @@ def test_rescue_factor_is_what_was_gathered(worker, epochs, monkeypatch):
 
     monkeypatch.setattr(SitePrior, "distances", spy)
     monkeypatch.setattr("fairflare.methods.prior_features.prior_distance", distance)
-    site = worker(RescueTraining(**QUICK, local_epochs=epochs, augment=True))
+    site = worker(RescueTraining(**QUICK, local_epochs=epochs, augment=augment, cache_features=kept))
     reply = train(site)
     kept = divergence(site)
     labels = torch.cat([t for _, t in site._data.batches("training", batch_size=64)])
@@ -176,11 +177,23 @@ def test_rescue_factor_is_what_was_gathered(worker, epochs, monkeypatch):
     assert torch.allclose(kept["during"][present], means.sum(0)[present], atol=1e-6)
     expected = float((kept["before"] * means.sum(0))[present].sum())
     assert reply.report["rescue_factor"] == pytest.approx(expected, abs=1e-6)
-    # The targets of a batch are those of its own images, also when shuffled and changed.
-    plain = torch.cat([x for x, _ in site._data.batches("training", batch_size=64)])
-    wanted = torch.nn.functional.normalize(load_prior()(plain), dim=1)
-    for numbers, found in seen:
-        assert torch.allclose(found, wanted[numbers], atol=1e-6)
+    # The prior sees what the model sees: the batch's own images, shuffled, and changed anew in every epoch.
+    network, plain = load_prior(), next(iter(site._data.batches("training", batch_size=1000)))[0]
+    batches_of = [
+        batch
+        for epoch in range(epochs)
+        for batch, _ in site._data.batches(
+            "training", batch_size=16, shuffle_seed=round_seed(0, "site-1", 0) + epoch, augment=augment
+        )
+    ]
+    changed = 0
+    for (numbers, found), shown in zip(seen, batches_of, strict=True):
+        found, wanted, still = (
+            torch.nn.functional.normalize(y, dim=1) for y in (found, network(shown), network(plain[numbers]))
+        )
+        assert torch.allclose(found, wanted, atol=1e-6)
+        changed += not torch.allclose(found, still, atol=1e-3)
+    assert changed == (len(seen) if augment else 0)
 
 
 def test_batch_size_does_not_change_the_divergence(worker):
@@ -257,7 +270,7 @@ def test_the_features_of_an_exchanged_image_are_computed_again(worker, same_proc
     assert torch.allclose(cache_of(there).features, wanted, atol=1e-6)
     changed = (cache_of(there).features != before).any(dim=1).nonzero().flatten().tolist()
     assert changed == [7]
-    kept = there.store.load_at("prior_features", 1)
+    kept = there.state.store().load_at("prior_features", 1)
     assert torch.equal(kept["features"], cache_of(there).features)
 
 
@@ -280,6 +293,26 @@ def test_a_step_that_looks_twice_counts_once(worker):
     present = ~found["once"][0].isnan()
     assert torch.allclose(found["twice"][0][present], found["once"][0][present], rtol=1e-5)
     assert found["twice"][1] == pytest.approx(found["once"][1], rel=1e-5)
+
+
+@pytest.mark.parametrize("directives", [TOLD, {}], ids=["fed_mas", "bsm_kd"])
+def test_kept_features_do_not_change_the_training_on_changed_images(worker, directives):
+    """Both published forms: with augmentation the kept ones serve w alone, and BSM + KD keeps none."""
+    replies = {}
+    for kept in (True, False):
+        site = worker(RescueTraining(**QUICK, augment=True, cache_features=kept), folder=str(kept))
+        replies[kept] = train(site, directives=directives)
+        assert replies[kept].status == "ok", replies[kept].reason
+        images = site._data.num_samples("training")
+        caches = site.training._priors._caches
+        assert {name: cache.computed for name, cache in caches.items()} == (
+            {"site-1": images} if kept and directives else {}
+        )
+    for name, tensor in replies[True].update.items():
+        assert torch.equal(tensor, replies[False].update[name]), name
+    if directives:
+        factors = [reply.report["rescue_factor"] for reply in replies.values()]
+        assert factors[0] == pytest.approx(factors[1], rel=1e-5)
 
 
 def test_with_and_without_cache_agree_without_augmentation(worker):
@@ -379,7 +412,18 @@ def test_site_file_names_the_checkpoint(worker, tmp_path):
     ("training", "settings", "task", "message"),
     [
         ({"prior_network": "resnet50"}, {}, {}, "its checkpoint of the prior network 'resnet50' cannot be used"),
-        ({"prior": "/secret/name.pt"}, {}, {}, "its checkpoint of the prior network 'embedded' cannot be used"),
+        (
+            {"prior": "/secret/name.pt"},
+            {"linked_roots": ["/secret"]},
+            {},
+            "its checkpoint of the prior network 'embedded' cannot be used",
+        ),
+        (
+            {"prior": "/secret/name.pt"},
+            {"linked_roots": "/secret"},
+            {},
+            "key 'linked_roots' in the site file is not usable",
+        ),
         ({}, {"prior": 3}, {}, "key 'prior' in the site file is not usable"),
         ({}, {}, {"projector_dim": 64}, r"'embedded' has 96 features, the projection head 64; set projector_dim=96"),
         ({}, {}, {"projector_dim": None}, r"needs a projection head.*set projector_dim=96"),
@@ -391,7 +435,7 @@ def test_bad_settings_are_replies(worker, training, settings, task, message, cap
     assert "site 'site-1'" in reply.reason
     assert re.search(message, reply.reason)
     assert "/secret" not in reply.reason  # but in the site's own log
-    if "prior" in training:
+    if settings.get("linked_roots") == ["/secret"]:
         assert "/secret/name.pt does not exist" in caplog.text
 
 

@@ -17,6 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import settings as trying
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from fairflare.cli.commands import parse_settings
@@ -33,7 +36,7 @@ from fairflare.federation.plan import make_plan
 from fairflare.federation.site import SiteWorker
 from fairflare.methods.catalog import get_method
 from fairflare.methods.fed_avg import FedAvg
-from fairflare.methods.fed_mrl import FairProximalTraining, FedMRL
+from fairflare.methods.fed_mrl import FairProximalTraining, FedMRL, winsorised
 from fairflare.methods.fed_prox import ProximalTraining
 from fairflare.methods.mu_policy import FixedMu, QMixMu, RandomMu, VdnMu
 from fairflare.methods.reports import ReportError
@@ -297,7 +300,8 @@ def test_factor_of_the_whole_round(tmp_path, monkeypatch):
     assert factors[0] == pytest.approx(1 + 2 * (whole - 1.2), rel=1e-5)
 
     one = train(FairProximalTraining(**settings, fair_clamp=1.0, fair_max=1.0), tmp_path / "b", state, told)[1].update
-    none = train(ProximalTraining(batch_size=8, keep_optimizer_state=False), tmp_path / "c", state)[1].update
+    plain = ProximalTraining(batch_size=8, keep_optimizer_state=False, optimizer="sgd")
+    none = train(plain, tmp_path / "c", state)[1].update
     assert same(one, none)
 
 
@@ -349,7 +353,7 @@ CONFIGURATIONS: list[tuple[dict[str, Any], type, type]] = [
 @pytest.mark.parametrize(("given", "policy", "weighting"), CONFIGURATIONS)
 @pytest.mark.parametrize("way", ["build", "make_plan"])
 def test_an_ablation_is_another_part(given, policy, weighting, way):
-    rule = build(FedMRL, given) if way == "build" else make_plan("fed_mrl", settings=given).rule
+    rule = build(FedMRL, given) if way == "build" else make_plan("fed_mrl", settings=given, small=False).rule
     assert type(rule) is FedMRL
     assert (type(rule.mu_policy), type(rule.weighting)) == (policy, weighting)
     for name, value in given.items():
@@ -369,6 +373,7 @@ def test_an_ablation_is_another_part(given, policy, weighting, way):
         ({"mu_policy": "dqn"}, "mu_policy must be one of 'fixed', 'random', 'qmix', 'vdn', got 'dqn'"),
         ({"weighting": "soms"}, "did you mean 'som'"),
         ({"mean_loss": "median"}, "mean_loss must be one of 'mean', 'weighted', 'sum', got 'median'"),
+        ({"fair_mean": "robust"}, "fair_mean must be one of 'winsorised', 'plain', got 'robust'"),
         ({"mu_policy.zeta": 95.0}, r"mu_policy=qmix: zeta is a fraction in \[0, 1\], got 95.0"),
         ({"mu_policy": "fixed", "mu_policy.zeta": 0.5}, "mu_policy=fixed: FixedMu has no setting 'zeta'"),
         ({"weighting": "samples", "weighting.grid": [4, 4]}, "weighting=samples: BySamples has no setting 'grid'"),
@@ -392,7 +397,56 @@ def test_two_rules_have_no_part_in_common():
 def test_a_setting_of_the_training_does_not_reach_the_rule():
     made = make_plan("fed_mrl", settings={"mu": 0.25, "use_fair": False, "mu_policy": "fixed"})
     assert (made.training.mu, made.training.use_fair) == (0.25, False)  # type: ignore[attr-defined]
-    assert make_plan("fed_mrl").training.mu == 1e-5  # type: ignore[attr-defined]
+    assert make_plan("fed_mrl", small=False).training.mu == 1e-5  # type: ignore[attr-defined]
+
+
+def test_the_quick_job_does_not_ask_agents_to_learn_in_five_rounds():
+    quick = make_plan("fed_mrl")
+    assert (quick.run.num_rounds, type(quick.rule.mu_policy)) == (5, FixedMu)  # type: ignore[attr-defined]
+    assert quick.training.mu == make_plan("fed_prox").training.mu == 0.1  # type: ignore[attr-defined]
+    for settings in ({"mu_policy": "qmix"}, {"mu_policy.warmup": 3}):
+        assert type(make_plan("fed_mrl", settings=settings).rule.mu_policy) is QMixMu  # type: ignore[attr-defined]
+
+
+def test_the_default_optimizer_is_the_papers():
+    for small in (True, False):
+        training = make_plan("fed_mrl", small=small).training
+        assert (training.optimizer, training.learning_rate, training.momentum) == ("sgd", 0.01, 0.0)
+    assert FairProximalTraining().optimizer == "sgd"
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_the_fairness_term_changes_a_step(tmp_path, optimizer):
+    """One step of the whole training set with the job's settings: the factor is in it, exactly."""
+    state = start()
+    settings = {"batch_size": 1000, "learning_rate": 0.01, "momentum": 0.0, "weight_decay": 0.0, "mu": 0.0}
+    training = FairProximalTraining(**settings, optimizer=optimizer)
+    worker, plain = train(training, tmp_path / "a", state)
+    own = plain.report["train_loss"]
+    _, reply = train(training, tmp_path / "b", state, {"mean_loss": own - 0.25})
+    assert reply.num_steps == 1
+    parameters = [name for name, _ in worker.task.build_model().named_parameters()]
+    before, after = (torch.cat([found.update[name].flatten() for name in parameters]) for found in (plain, reply))
+    assert float(before.norm()) > 0
+    torch.testing.assert_close(after, 1.5 * before, rtol=1e-3, atol=1e-6)  # 1 + 2 * 0.25
+    assert reply.report["clamped"] == 0.0
+
+
+def test_the_rate_is_that_of_the_round_again_after_a_step(tmp_path):
+    """Of Adam: the factor of one batch is not on the next one's step."""
+    state = start()
+    settings = {"batch_size": 8, "optimizer": "adam", "keep_optimizer_state": False, "fair_mode": "epoch"}
+    _, one = train(
+        FairProximalTraining(**settings, fair_clamp=1.0, fair_max=1.0), tmp_path / "a", state, {"mean_loss": 9.0}
+    )
+    _, none = train(ProximalTraining(batch_size=8, keep_optimizer_state=False), tmp_path / "b", state)
+    assert same(one.update, none.update)
+    _, half = train(
+        FairProximalTraining(**settings, fair_clamp=0.5, fair_max=0.5), tmp_path / "c", state, {"mean_loss": 9.0}
+    )
+    slow = ProximalTraining(batch_size=8, keep_optimizer_state=False, learning_rate=5e-4)
+    _, slow = train(slow, tmp_path / "d", state)
+    assert same(half.update, slow.update)
 
 
 def test_commands_and_settings_of_the_docs():
@@ -428,7 +482,9 @@ def test_the_rule_is_its_parts():
         assert told.get("mu") == policy.directives(SITES)
         weights, details = weighting.weigh(seen[-1])
         assert weighing.sites == weights
-        assert weighing.details == details
+        said = {"warnings"} if r == 0 else set()  # five rounds are too few to learn
+        assert {k: v for k, v in weighing.details.items() if k != "warnings"} == details
+        assert set(weighing.details) - set(details) == said
         assert weighing.values == {"mean_loss": pytest.approx(2.0 + r), **policy.choose(seen[-1])}
         for name, tensor in model.items():
             if tensor.is_floating_point():
@@ -449,6 +505,118 @@ def test_mean_loss_of_the_spec():
     assert found == pytest.approx({"mean": 0.8, "weighted": 1.0, "sum": 2.4})
     terms = [float(losses.fairness_term(torch.tensor(x, dtype=torch.float64), 0.8)) for x in (0.4, 0.8, 1.2)]
     assert sum(terms) == pytest.approx(0.32)
+
+
+# ------------------------------------------------------------------------------------------------ one site's loss
+
+
+@trying(deadline=None)
+@given(st.integers(2, 9), st.data(), st.floats(0, 50))
+def test_no_minority_stops_a_site_at_the_median(honest, data, loss):
+    """Whatever fewer than half of the sites claim: the default factor of the others stays above 0."""
+    claims = data.draw(st.lists(st.floats(0, 1e6), max_size=honest - 1))
+    found = winsorised({str(k): x for k, x in enumerate([loss] * honest + claims)})
+    factor = 1 + 2 * (loss - sum(found.values()) / len(found))
+    assert factor > 0
+    assert set(found.values()) <= {loss} | {min(max(x, loss / 4, loss - 1), 4 * loss, loss + 1) for x in claims}
+
+
+@pytest.mark.parametrize("mode", ["mean", "weighted", "sum"])
+def test_honest_losses_count_as_they_are(mode):
+    """Bit for bit the paper's mean."""
+    found = []
+    for fair_mean in ("winsorised", "plain"):
+        server = Server(FedMRL(mu_policy=FixedMu(), mean_loss=mode, fair_mean=fair_mean))
+        losses_ = {"a": 1.1234567, "b": 0.87654321, "c": 1.7}
+        _, _, weighing = server.round({s: report(train_loss=x) for s, x in losses_.items()}, samples={"a": 3})
+        assert "warnings" not in weighing.details
+        found.append(weighing.values["mean_loss"])
+    assert found[0] == found[1]
+
+
+def test_a_loss_far_from_the_others_is_told_by_name(caplog):
+    server = Server(FedMRL(mu_policy=FixedMu()))
+    reports = {site: report(train_loss=loss) for site, loss in zip(SITES, (1.5, 1.5, 10.0), strict=True)}
+    _, _, weighing = server.round(reports)
+    assert server.told(1)["mean_loss"] == pytest.approx((1.5 + 1.5 + 2.5) / 3)
+    (line,) = weighing.details["warnings"]
+    assert line == "losses far from the median count in F only in part: 'c' 10 as 2.5"
+    assert f"round 0: {line}" in caplog.text
+    plain = Server(FedMRL(mu_policy=FixedMu(), fair_mean="plain"))
+    plain.round(reports)
+    assert plain.told(1)["mean_loss"] == pytest.approx(13 / 3)
+
+
+def test_a_factor_at_its_limit_is_told_by_name(caplog):
+    server = Server(FedMRL(mu_policy=FixedMu()))
+    shares = {"a": 0.8, "b": 0.5, "c": None}
+    _, _, weighing = server.round({site: report(clamped=share) for site, share in shares.items()})
+    (line,) = weighing.details["warnings"]
+    assert "in most batches of 'a' 80%;" in line
+    assert f"round 0: {line}" in caplog.text
+    assert weighing.details["warnings"] == [line]
+    names = [f"s{k:02d}" for k in range(30)]
+    server = Server(FedMRL(mu_policy=FixedMu(), weighting=Uniform()))
+    _, _, weighing = server.round({name: report(clamped=1.0) for name in names}, asked=names)
+    assert "'s07' 100% and 22 more;" in weighing.details["warnings"][0]
+
+
+@pytest.mark.parametrize(
+    ("clamp", "most", "above", "share"),
+    [(0.0, 10.0, -9.0, 1.0), (0.0, 10.0, 99.0, 1.0), (0.0, 10.0, 0.1, 0.0), (None, 10.0, -9.0, None)],
+)
+def test_a_site_says_how_often_its_factor_sat_at_a_limit(tmp_path, clamp, most, above, share):
+    state = start()
+    training = FairProximalTraining(**PLAIN, fair_clamp=clamp, fair_max=most, batch_size=16)
+    loss = train(training, tmp_path / "first", state)[1].report
+    assert loss["clamped"] is None  # without F there is no factor
+    training = FairProximalTraining(
+        **{**PLAIN, "learning_rate": 1e-9}, fair_clamp=clamp, fair_max=most, batch_size=1000
+    )
+    _, reply = train(training, tmp_path / "b", state, {"mean_loss": max(loss["train_loss"] - above, -200.0)})
+    assert reply.report["clamped"] == share
+
+
+@pytest.mark.parametrize(("fair_mean", "learns"), [("winsorised", True), ("plain", False)])
+def test_a_claimed_loss_of_ten_does_not_stop_the_others(tmp_path, monkeypatch, fair_mean, learns):
+    honest = FairProximalTraining.report
+
+    def claiming(self, run, model):
+        said = honest(self, run, model)
+        return {**said, "train_loss": 10.0} if run.site == "site-3" else said
+
+    monkeypatch.setattr(FairProximalTraining, "report", claiming)
+    settings = {"mu_policy": "fixed", "mu": 0.0, "fair_mean": fair_mean, "weighting": "samples", "batch_size": 64}
+    results, found = federation(tmp_path, num_rounds=3, settings=settings)
+    for record in results["rounds"][1:]:
+        folder = found / "local_models" / f"round_{record['current_round']:04d}"
+        models = [load_file(folder / f"site-{k}.safetensors")["head.weight"] for k in (1, 2)]
+        assert (not torch.equal(*models)) == learns  # where nobody moves, all stay at the received model
+        assert all((record["reports"][f"site-{k}"]["clamped"] < 1) == learns for k in (1, 2))
+        said = " ".join(record["details"]["warnings"])
+        assert ("'site-1' 100%" in said) == (not learns)
+        assert ("'site-3' 10 as" in said) == learns
+
+
+def test_a_site_is_told_its_own_mu_only(tmp_path, monkeypatch):
+    """What arrives at each site of a run; F is for all."""
+    told, perform = [], SiteWorker.perform
+
+    def noting(self, request, *rest):
+        told.append((self.site, request.name, request.directives))
+        return perform(self, request, *rest)
+
+    monkeypatch.setattr(SiteWorker, "perform", noting)
+    results, _ = federation(tmp_path, num_rounds=3, settings={"mu_policy": "random", "weighting": "samples"})
+    assert len(told) == 12  # three rounds and the test of three sites
+    for site, name, directives in told:
+        assert set(directives) <= {"mu", "mean_loss"}
+        assert list(directives["mu"]) == [site], name
+        assert not any(other in str(directives) for other in results["info"]["sites"] if other != site)
+    assert len({directives["mean_loss"] for _, name, directives in told if "mean_loss" in directives}) == 3
+    rounds = results["rounds"]
+    for number, (site, name, directives) in enumerate(told[:9]):
+        assert rounds[number // 3]["reports"][site]["mu"] == directives["mu"][site], name
 
 
 def test_identical_models_keep_their_scale():
@@ -502,7 +670,7 @@ def test_without_the_map(samples):
         (BySamples(), {site: n / total for site, n in samples.items()}),
         (Uniform(), dict.fromkeys(SITES, 1 / 3)),
     ):
-        _, _, weighing = Server(FedMRL(weighting=weighting)).round(everybody(), samples=samples)
+        _, _, weighing = Server(FedMRL(mu_policy=FixedMu(), weighting=weighting)).round(everybody(), samples=samples)
         assert weighing.sites == pytest.approx(expected, rel=1e-15)
         assert weighing.details == {}
 
@@ -566,6 +734,9 @@ def test_loss_that_is_no_number():
         ({"num_validation": -1}, "'num_validation' must lie in"),
         ({"entropy": 0.7}, "'entropy' must lie in"),
         ({"mu": "much"}, "'mu' must be a number"),
+        ({"mu": 1e7}, r"'mu' must lie in \[0, 1e\+06\], got 10000000.0"),
+        ({"train_loss": 1e7}, r"'train_loss' must lie in \[0, 1e\+06\], got 10000000.0"),
+        ({"clamped": 1.1}, r"'clamped' must lie in \[0, 1\], got 1.1"),
     ],
 )
 def test_a_bad_report_leaves_the_site_out(bad, message):
@@ -660,7 +831,8 @@ def test_renaming_the_sites_leaves_their_weights(settings):
             found.append({k: weighing.sites[name] for k, name in enumerate(names)} | weighing.values)
         return found
 
-    expected = [{k: v for k, v in by.items() if k != "q_tot"} for by in run(SITES)]  # each agent draws its own network
+    of_networks = ("q_tot", "td_loss")  # each agent draws its own
+    expected = [{k: v for k, v in by.items() if k not in of_networks} for by in run(SITES)]
     for names in permutations(("z", "b", "M")):
         for ours, theirs in zip(run(names), expected, strict=True):
             assert {k: ours[k] for k in theirs} == pytest.approx(theirs, rel=0, abs=1e-12)
@@ -690,7 +862,7 @@ def test_renaming_the_sites_of_a_run_leaves_their_weights(tmp_path, monkeypatch)
     "settings",
     [
         LEARN,
-        {"mu_policy": "vdn", **LEARN, "mu_policy.share_agents": True, "mean_loss": "weighted"},
+        {"mu_policy": "vdn", **LEARN, "mu_policy.agents": "shared", "mean_loss": "weighted"},
         {"mu_policy": "random", "weighting.restart": True},
     ],
 )
@@ -771,7 +943,9 @@ def test_everything_is_recorded(whole):
         assert sum(record["site_weights"].values()) == pytest.approx(1)
         assert {"mean_loss", "reward", "epsilon", "q_tot"} <= set(record["values"])
         assert set(record["details"]["som"]["bmu"]) == set(record["accepted"]) == set(results["info"]["sites"])
-    assert [("td_loss" in record["values"]) for record in results["rounds"]] == [False] * 3 + [True] * 3
+    assert [("td_loss" in record["values"]) for record in results["rounds"]] == [False] * 2 + [True] * 4
+    (said,) = results["rounds"][0]["details"]["warnings"]
+    assert said.startswith("the agents that choose mu can learn in 4 of 6 rounds")
     for name in ("som_map.png", "mu.png"):
         assert (found / name).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
@@ -779,7 +953,7 @@ def test_everything_is_recorded(whole):
 def test_mu_of_a_round_is_the_choice_of_the_round_before(whole):
     """The replay in the checkpoint against the sites' own reports."""
     results, _, folder = whole
-    (path,) = (folder / "c" / "e").glob("rule-*.pt")
+    *_, path = sorted((folder / "c" / "e").glob("rule-*.pt"))  # of the last round
     replay = torch.load(path, weights_only=True)["mu_policy"]["agents"]["replay"]
     rounds, sites = results["rounds"], sorted(results["info"]["sites"])
     assert {rounds[0]["reports"][site]["mu"] for site in sites} == {1e-5}
@@ -838,10 +1012,10 @@ def dies(monkeypatch, when: str) -> None:
             raise Killed
         return perform(self, site, name, task)
 
-    def dying_save(self, checkpoint):
+    def dying_save(self, checkpoint, *rest):
         if checkpoint.next_round == 4:
             raise Killed
-        save(self, checkpoint)
+        save(self, checkpoint, *rest)
 
     def dying_tell(self, kind, **details):
         if kind == "round_done" and details["current_round"] == 3:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
 
+from fairflare.core.norms import lone_samples
 from fairflare.exchange.messages import SiteReply
+from fairflare.federation.plan import make_plan
 from fairflare.federation.site import round_seed
+from fairflare.methods.fed_ism import SharpnessAwareTraining
+from fairflare.methods.fed_mas import RescueTraining
+from fairflare.methods.fed_mrl import FairProximalTraining
 from fairflare.methods.training import LocalTraining
 from fairflare.tasks.classification import ClassificationTask
+from fairflare.tasks.networks import build_classifier
 
 from .support import at_site, initial, request, same
 
@@ -124,10 +131,10 @@ def test_moments_of_a_broken_round_are_not_kept(worker, broken):
     if broken is BadLastStep:
         assert reply.status == "failed"
         assert "is not finite after training in round 1" in reply.reason
-        assert here.store.load_model(1) is None
+        assert here.state.store().load_at("local_model", 1) is None
     else:
         assert reply.status == "ok", reply.reason
-    assert here.store.load_at("optimizer", 1) is None
+    assert here.state.store().load_at("optimizer", 1) is None
     after = here.perform(request("train", state, 2))
     assert after.status == "ok", after.reason
     healthy = worker(LocalTraining(batch_size=4), folder="healthy")
@@ -135,21 +142,158 @@ def test_moments_of_a_broken_round_are_not_kept(worker, broken):
     assert same(after.update, healthy.perform(request("train", state, 2)).update)
 
 
+# ------------------------------------------------------------------------------------------------ one sample
+
+
+def small_task() -> ClassificationTask:
+    """Somebody's own network, whose last stage has features of 1x1."""
+    task = ClassificationTask(
+        phantom="fundus", image_size=(32, 32), phantom_sites=2, phantom_samples=60, phantom_test=40, partition="iid",
+        corrupted_sites=0,
+    )  # fmt: skip
+    network = {"in_channels": 3, "classes": 5, "features": (4, 4, 8, 8), "norm_momentum": 0.1, "projector_dim": 96}
+    task.build_model = lambda: build_classifier("resnet18", max_pool=True, **network)
+    return task
+
+
+DEEP, SHALLOW = "encoder.layer4.0.bn1", "encoder.bn1"
+TOLD = {"search_distance": 0.05, "rescue_factor": True, "mean_loss": 0.5}
+
+
+@pytest.mark.parametrize(
+    "training",
+    [LocalTraining, SharpnessAwareTraining, FairProximalTraining, RescueTraining],
+    ids=lambda kind: kind.__name__,
+)
+def test_a_last_batch_of_one_sample_is_trained_on(worker, training):
+    """With the running statistics where it has none of its own; elsewhere with its own."""
+    task = small_task()
+    count = task.open_site("site-1", {}).num_samples("training")
+    here = worker(training(batch_size=count - 1), task=task)
+    reply = here.perform(request("train", initial(task), directives=TOLD))
+    assert reply.status == "ok", reply.reason
+    assert (reply.num_samples, reply.num_steps) == (count, 2)
+    batches = {name: int(reply.update[f"{name}.num_batches_tracked"]) for name in (DEEP, SHALLOW)}
+    assert batches == {DEEP: 1, SHALLOW: 2}
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in reply.update.values())
+
+
+def test_batches_of_one_sample_alone(worker, caplog):
+    caplog.set_level("INFO")
+    task = small_task()
+    reply = worker(LocalTraining(batch_size=1), task=task).perform(request("train", initial(task)))
+    assert reply.status == "ok", reply.reason
+    assert bool((reply.update[f"{DEEP}.running_mean"] == 0).all())
+    assert bool((reply.update[f"{SHALLOW}.running_mean"] != 0).all())
+    assert float(reply.update["encoder.layer4.0.conv1.weight"].norm()) > 0
+    said = [r.getMessage() for r in caplog.records if "one sample" in r.getMessage()]
+    assert said == [f"a batch of one sample: batch norm {DEEP!r} takes its running statistics, unchanged"]
+
+
+@pytest.mark.parametrize("batch_size", [8, 10])
+def test_other_batches_do_not_notice(worker, monkeypatch, batch_size):
+    task = small_task()
+    assert task.open_site("site-1", {}).num_samples("training") % batch_size > 1
+    asked = request("train", initial(task))
+    watched = worker(LocalTraining(batch_size=batch_size), "a", task=task).perform(asked)
+    monkeypatch.setattr("fairflare.methods.training.lone_samples", lambda model: nullcontext())
+    plain = worker(LocalTraining(batch_size=batch_size), "b", task=task).perform(asked)
+    assert watched.status == plain.status == "ok"
+    assert same(watched.update, plain.update)
+
+
+def test_a_norm_without_statistics_is_named(worker):
+    task = small_task()
+    build = task.build_model
+
+    def build_model():
+        model = build()
+        for module in model.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.track_running_stats = False
+                module.running_mean = module.running_var = module.num_batches_tracked = None
+        return model
+
+    task.build_model = build_model
+    reply = worker(LocalTraining(batch_size=27), task=task).perform(request("train", initial(task)))
+    assert reply.status == "failed"
+    assert reply.reason.startswith(
+        f"site 'site-1': batch norm {DEEP!r} has no running statistics and got one sample with 1x1 features; "
+        "choose another batch_size"
+    )
+
+
+def test_one_sample_is_normed_as_in_evaluation_and_nothing_stays():
+    torch.manual_seed(0)
+    norm = torch.nn.BatchNorm1d(3)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), norm)
+    for _ in range(5):
+        model(torch.randn(4, 2))
+    before = {name: tensor.clone() for name, tensor in norm.state_dict().items()}
+    one = torch.randn(1, 2)
+    with lone_samples(model):
+        found = model(one)
+        assert norm.training
+        assert all(torch.equal(tensor, before[name]) for name, tensor in norm.state_dict().items())
+        model(torch.randn(2, 2))
+        assert not torch.equal(norm.running_mean, before["running_mean"])
+        norm.load_state_dict(before)
+        norm.eval()
+        assert torch.equal(model(one), found)
+        assert not norm.training  # evaluation stays evaluation
+        norm.train()
+        with pytest.raises(RuntimeError):
+            norm(torch.randn(1, 3).double())  # fails inside
+        assert norm.training
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        model(one)
+    assert not norm._forward_hooks
+    assert not norm._forward_pre_hooks
+
+
 # ------------------------------------------------------------------------------------------------ rates
 
-# (1 + cos(pi r / R)) / 2 for R = 4: cos 0, 45, 90, 135 degrees.
-COSINE = [1.0, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2]
+# (1 + cos(pi (r + 1) / R)) / 2 for R = 4: cos 45, 90, 135, 180 degrees.
+COSINE = [(1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2, 0.0]
+LOW = 0.001  # of the rate
+
+
+def share(current_round: int) -> float:
+    """Of the rate 0.1 in the tests below, which ends at a thousandth of it."""
+    return LOW + (1 - LOW) * COSINE[current_round]
 
 
 def test_rates_of_the_schedules():
-    cosine = LocalTraining(learning_rate=0.1, schedule="cosine")
-    assert [cosine.rate(r, 4) for r in range(4)] == pytest.approx([0.1 * c for c in COSINE], rel=1e-12)
-    # A run of 100 rounds: 36 degrees after a fifth of them, 178.2 degrees in the last one.
-    assert cosine.rate(20, 100) == pytest.approx(0.0904508497, rel=1e-8)
-    assert cosine.rate(99, 100) == pytest.approx(2.46719818e-05, rel=1e-8)
-    assert cosine.rate(0, 1) == 0.1
-    constant = LocalTraining(learning_rate=0.1)
+    """lr_r = 1e-4 + (0.1 - 1e-4) (1 + cos(pi (r + 1) / R)) / 2, of Fed-MAS's code."""
+    cosine = LocalTraining(learning_rate=0.1, schedule="cosine", lowest_rate=1e-4)
+    wanted = [1e-4 + 0.0999 * c for c in COSINE]
+    assert wanted == pytest.approx([0.0853699837, 0.05005, 0.0147300163, 1e-4], rel=1e-8)
+    assert [cosine.rate(r, 4) for r in range(4)] == pytest.approx(wanted, rel=1e-12)
+    # The paper's 200 rounds: 0.9, 90, 179.1 and 180 degrees.
+    rates = [cosine.rate(r, 200) for r in (0, 99, 198, 199)]
+    assert rates == pytest.approx([0.0999938378, 0.05005, 1.061622e-4, 1e-4], rel=1e-6)
+    assert cosine.rate(0, 1) == pytest.approx(1e-4)
+    own = LocalTraining(learning_rate=0.02, schedule="cosine")
+    assert own.rate(3, 4) == pytest.approx(2e-5, rel=1e-12)
+    assert own.rate(1, 4) == pytest.approx(0.01001, rel=1e-12)
+    constant = LocalTraining(learning_rate=0.1, lowest_rate=1e-4)
     assert [constant.rate(r, 4) for r in range(4)] == [0.1] * 4
+
+
+def test_the_preset_of_fed_mas_ends_at_the_rate_of_its_code():
+    for method in ("fed_mas", "bsm_kd", "bsm_fl"):
+        training = make_plan(method, small=False).training
+        assert [training.rate(r, 200) for r in (99, 199)] == pytest.approx([0.05005, 1e-4], rel=1e-9)
+
+
+def test_bad_lowest_rates():
+    with pytest.raises(ValueError, match=r"lowest_rate must be at most learning_rate=0\.001, got 0\.01"):
+        LocalTraining(schedule="cosine", lowest_rate=0.01)
+    with pytest.raises(ValueError, match="lowest_rate must be a number > 0 or nothing, got 0"):
+        LocalTraining(lowest_rate=0)
+    for training in (RescueTraining, FairProximalTraining):  # with checks of their own
+        with pytest.raises(ValueError, match="lowest_rate must be at most"):
+            training(schedule="cosine", lowest_rate=0.01)
 
 
 def moved(reply: SiteReply) -> torch.Tensor:
@@ -170,7 +314,7 @@ def test_the_schedule_sets_the_step(worker, optimizer, current_round):
         assert steps[schedule].num_steps == 1
     found, full = moved(steps["cosine"]), moved(steps["constant"])
     assert float(full.norm()) > 1e-3
-    torch.testing.assert_close(found, COSINE[current_round] * full, rtol=1e-4, atol=2e-7)
+    torch.testing.assert_close(found, share(current_round) * full, rtol=1e-4, atol=2e-7)
 
 
 def test_the_rounds_rate_goes_before_the_kept_optimizers(worker):
@@ -181,7 +325,7 @@ def test_the_rounds_rate_goes_before_the_kept_optimizers(worker):
         here = worker(training, schedule)
         for current_round in (0, 2):
             steps[schedule] = here.perform(request("train", initial(), current_round, num_rounds=4))
-    torch.testing.assert_close(moved(steps["cosine"]), 0.5 * moved(steps["constant"]), rtol=1e-4, atol=2e-7)
+    torch.testing.assert_close(moved(steps["cosine"]), share(2) * moved(steps["constant"]), rtol=1e-4, atol=2e-7)
 
 
 # ------------------------------------------------------------------------------------------------ criteria

@@ -250,7 +250,7 @@ def test_phantom_of_a_site() -> None:
     )  # fmt: skip
     drawn = phantom_site(plan, 4)
     assert data.synthetic
-    assert data.test_splits == ("test", "test_clean", "test_corrupted")
+    assert data.test_splits == ("test", "test_clean", "test_common", "test_corrupted")
     assert data.description.startswith("SYNTHETIC fundus-like images")
     assert "not patient data" in data.description
     for split in drawn.labels:
@@ -263,10 +263,12 @@ def test_phantom_of_a_site() -> None:
         assert counts is not None
         assert counts.tolist() == np.bincount(drawn.labels[split], minlength=5).tolist()
         assert f"{len(targets)} {split}" in data.description
-    assert torch.equal(all_of(data, "test")[0], all_of(data, "test_corrupted")[0])  # the last site is corrupted
-    assert not torch.equal(all_of(data, "test")[0], all_of(data, "test_clean")[0])
+    assert "(site 5 of 5)" in data.description
+    common = all_of(data, "test_common")[0]
+    assert torch.equal(common, all_of(data, "test_corrupted")[0])  # the last site is corrupted
+    assert not torch.equal(common, all_of(data, "test_clean")[0])
     clean = task.open_site("site-1", {})
-    assert torch.equal(all_of(clean, "test")[0], all_of(data, "test_clean")[0])
+    assert torch.equal(all_of(clean, "test_common")[0], all_of(data, "test_clean")[0])
 
 
 def test_the_phantom_in_grey_and_not_square() -> None:
@@ -603,6 +605,9 @@ def test_build_model() -> None:
         ({"phantom_sites": 0}, "phantom_sites must be an integer >= 1, got 0"),
         ({"phantom_samples": 40}, "phantom_samples must be at least 50 for 8 classes and 5 sites"),
         ({"phantom_test": 63}, "phantom_test must be at least 64 for 8 classes"),
+        ({"phantom_own_test": 31}, "phantom_own_test must be at least 32 for 8 classes"),
+        ({"phantom_min_share": 0.126}, "phantom_min_share must be in [0, 0.125], got 0.126"),
+        ({"camera_shift": 2}, "camera_shift must be a number in [0, 1.5], got 2"),
         ({"corrupted_sites": 6}, "corrupted_sites of phantom_sites=5 must be an integer in [0, 5], got 6"),
         ({"partition": "random"}, "partition must be one of 'iid', 'dirichlet', 'two_pool', 'shards', got 'random'"),
         ({"severity": 6}, "severity must be an integer in [1, 5], got 6"),
@@ -621,6 +626,7 @@ def test_arguments_can_be_read_back_for_the_export_of_a_job() -> None:
         "num_classes": 7, "class_names": list("abcdefg"), "class_groups": {"rare": [5, 6]}, "norm_momentum": 0.2,
         "initial_weights": "w.pth", "projector_dim": 16, "augmentation": ["intensity"], "phantom": "dermoscopy7",
         "phantom_seed": 3, "phantom_sites": 4, "phantom_samples": 300, "phantom_test": 100,
+        "phantom_own_test": 90, "phantom_min_share": 0.05, "camera_shift": 0.5,
         "partition": "dirichlet", "alpha": 0.5, "eta": 0.25, "shard_mode": "complement", "corrupted_sites": 2,
         "corruption": "motion_blur", "severity": 1, "attributes": True,
     }  # fmt: skip
@@ -641,13 +647,14 @@ def test_every_setting_of_the_phantom_reaches_it() -> None:
     task = ClassificationTask(
         phantom="dermoscopy7", image_size=(40, 36), phantom_sites=4, phantom_samples=300, phantom_test=100, alpha=0.5,
         partition="dirichlet", eta=0.25, shard_mode="complement", corrupted_sites=2, corruption="motion_blur",
-        severity=1, attributes=True,
+        severity=1, attributes=True, phantom_own_test=90, phantom_min_share=0.05, camera_shift=0.5,
     )  # fmt: skip
     assert task.plan(9) == PhantomPlan(
         phantom="dermoscopy7", seed=9, image_size=40, num_sites=4, num_samples=300, num_test=100, alpha=0.5,
         partition="dirichlet", eta=0.25, shard_mode="complement", corrupted_sites=2, corruption="motion_blur",
-        severity=1, attributes=True,
+        severity=1, attributes=True, num_own_test=90, min_class=15, camera_shift=0.5,
     )  # fmt: skip
+    assert ClassificationTask(phantom_min_share=0.001).plan(0).min_class == 4  # never fewer
 
 
 def test_skin_tones_are_test_lists() -> None:
@@ -657,8 +664,8 @@ def test_skin_tones_are_test_lists() -> None:
     )  # fmt: skip
     data = task.open_site("site-1", {})
     tones = [f"test_{tone}" for tone in PHANTOMS["dermoscopy7"].attributes]
-    assert data.test_splits == ("test", *sorted(tones))
-    assert sum(data.num_samples(split) for split in tones) == data.num_samples("test")
+    assert data.test_splits == ("test", "test_common", *sorted(tones))
+    assert sum(data.num_samples(split) for split in tones) == data.num_samples("test_common")
 
 
 def test_the_import_is_light() -> None:

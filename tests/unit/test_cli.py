@@ -26,6 +26,7 @@ from fairflare.cli import doctor
 from fairflare.cli.run_view import RunView
 from fairflare.core.settings import Part, choices, described, settings, typed, values_of
 from fairflare.federation.describe import sections
+from fairflare.federation.influence import Bounds
 from fairflare.federation.plan import TASKS_BY_KIND, load_task_class, make_plan
 from fairflare.methods.catalog import all_methods
 from fairflare.methods.fed_mrl import FedMRL
@@ -107,7 +108,7 @@ def expected_names(cls: type, prefix: str = "") -> set[str]:
 def test_every_setting_is_described_with_type_range_default_and_meaning(name: str) -> None:
     method = all_methods()[name]
     found = list(sections(name).values())
-    classes = (method.rule, method.training, load_task_class(TASKS_BY_KIND[method.task]))
+    classes = (method.rule, method.training, load_task_class(TASKS_BY_KIND[method.task]), Bounds)
     for cls, group in zip(classes, found, strict=True):
         assert {setting.name for setting in group} == expected_names(cls)
     for setting in (setting for group in found for setting in group):
@@ -145,9 +146,15 @@ def test_describe_is_readable_at_80_columns(name: str) -> None:
     text = " ".join(result.stdout.split())
     assert "learning_rate a number > 0; default" in text
     assert "--set NAME=VALUE" in text
-    small = all_methods()[name].small
-    for key, value in small.items():
-        assert f"{key}={typed(value)}" in text
+    quick, paper = make_plan(name), make_plan(name, small=False)
+    for key in all_methods()[name].small:
+        one, other = next(
+            (getattr(a, key), getattr(b, key))
+            for a, b in ((quick.rule, paper.rule), (quick.training, paper.training), (quick.task, paper.task))
+            if hasattr(a, key)
+        )
+        shown = f"{key}={one.kind if isinstance(one, Part) else typed(one)}"
+        assert (shown in text) == (one != other), shown
 
 
 def test_describe_fed_mrl() -> None:
@@ -186,8 +193,16 @@ WRONG = [
     ("fed_avg", ["learning_rate=abc"], "learning_rate must be a number > 0, got 'abc'"),
     ("fed_mrl", ["weighting.grid=5"], "weighting=som: grid must be 2 entries, each an integer >= 1, got 5"),
     ("fed_mrl", ["weighting.grid=[2,0]"], "weighting=som: grid must be 2 entries, each an integer >= 1; entry 1 is 0"),
-    ("fed_mrl", ["mu_policy.actions=0.1"], "actions must be a list, each entry a number in [0, 1], not empty, got 0.1"),
-    ("fed_mrl", ["mu_policy.actions=[]"], "actions must be a list, each entry a number in [0, 1], not empty, got []"),
+    (
+        "fed_mrl",
+        ["mu_policy.actions=0.1"],
+        "actions must be a list, each entry a number in [0, 1], not empty or nothing, got 0.1",
+    ),
+    (
+        "fed_mrl",
+        ["mu_policy.actions=[]"],
+        "actions must be a list, each entry a number in [0, 1], not empty or nothing, got []",
+    ),
     ("fed_mrl", ["mu_policy.zeta=95"], "zeta is a fraction in [0, 1], got 95"),
     ("fed_avg", ["local_epochs=true"], "local_epochs must be an integer >= 1, got True"),
     ("fed_avg", ["local_epochs=1.5"], "local_epochs must be an integer >= 1, got 1.5"),

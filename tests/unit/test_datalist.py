@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,55 @@ def test_bad_lists(root: Path, training: Any, message: str) -> None:
 def test_top_level_must_be_an_object(root: Path) -> None:
     (root / "datalist.json").write_text("[]")
     assert "the top level must be an object" in str(refused(root))
+
+
+@pytest.fixture
+def elsewhere(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another folder with the same files."""
+    return Path(shutil.copytree(root, tmp_path_factory.mktemp("elsewhere") / "archive"))
+
+
+@pytest.mark.parametrize("key", ["image", "label"])
+def test_a_link_does_not_leave_the_data_folder(root: Path, elsewhere: Path, key: str) -> None:
+    for name, target in (("link.png", elsewhere / "images/1.png"), ("folder", elsewhere / "images")):
+        (root / name).symlink_to(target)
+    for value in ("link.png", "folder/1.png"):
+        change(root, training=[{**ENTRY, key: value}])
+        error = refused(root)
+        assert f"'{key}' of entry 0 of 'training', '{root / value}', is a link to '{elsewhere}/images/1.png'" in str(
+            error
+        )
+        assert "'linked_roots' of the site's fairflare.json" in str(error)
+        public = (
+            f"site 'hospital-a': the datalist is not usable: '{key}' of entry 0 of 'training' leads out of the data"
+        )
+        assert error.public.startswith(public)
+        assert str(elsewhere) not in error.public
+        for roots in ([str(elsewhere)], ["/somewhere", str(elsewhere / "images")], ["/"]):
+            loaded = load_datalist(root, site="a", linked_roots=roots)
+            assert getattr(loaded.splits["training"][0], key) == root / value
+        with pytest.raises(DataError, match="is a link to"):
+            load_datalist(root, site="a", linked_roots=[str(elsewhere) + "x", str(elsewhere / "masks")])
+
+
+def test_a_link_inside_and_a_data_folder_that_is_a_link_are_followed(root: Path, tmp_path: Path) -> None:
+    (root / "link.png").symlink_to("images/0.png")
+    change(root, training=[{**ENTRY, "image": "link.png"}])
+    (tmp_path / "root").symlink_to(root)
+    for folder in (root, tmp_path / "root"):
+        assert load_datalist(folder, site="a").splits["training"][0].image == folder / "link.png"
+
+
+def test_the_list_itself_does_not_leave_the_data_folder(root: Path, elsewhere: Path) -> None:
+    (root / "datalist.json").unlink()
+    (root / "datalist.json").symlink_to(elsewhere / "datalist.json")
+    error = refused(root)
+    assert f"leads to '{elsewhere}/datalist.json', outside data_root" in str(error)
+    assert error.public == "site 'hospital-a': the datalist leads out of the data folder"
+    with pytest.raises(DataError, match="leads to"):
+        load_datalist(root, f"../{elsewhere.parent.name}/archive/datalist.json", site="a")
+    assert load_datalist(root, site="a", linked_roots=[str(elsewhere)]).splits
+    assert load_datalist(root, str(elsewhere / "datalist.json"), site="a").splits  # the site's own word
 
 
 def test_one_image_under_two_names_is_seen(root: Path) -> None:

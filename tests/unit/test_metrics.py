@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import sklearn.metrics as skm
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fairflare.data.phantoms import PHANTOMS
 from fairflare.tasks.metrics import NAMES, classification_metrics
@@ -107,13 +111,36 @@ def test_worked_numbers_of_the_specification() -> None:
     assert all(type(value) is float for value in found.values())
 
 
-def test_a_class_that_is_only_predicted_has_no_say_in_the_means() -> None:
-    """Recalls 1/2 and 1; precisions 1 and 1; F1 2/3 and 1. Class 2 is said once and never occurs."""
+def test_a_class_that_is_only_predicted_counts_in_the_macro_means() -> None:
+    """Recalls 1/2 and 1; precisions 1, 1, 0; F1 2/3, 1, 0. Class 2 is said once and never occurs."""
     found = metrics_of([0, 0, 1], one_hot([0, 2, 1], 3))
-    assert found["balanced_accuracy"] == 0.75
-    assert found["precision"] == found["precision_macro"] == 1.0
-    assert found["f1_macro"] == pytest.approx(5 / 6)
+    assert found["balanced_accuracy"] == 0.75  # it has no recall
+    assert found["precision"] == 1.0
+    assert found["precision_macro"] == pytest.approx(2 / 3)
+    assert found["f1_macro"] == pytest.approx(5 / 9)
     assert found["f1"] == pytest.approx((2 * 2 / 3 + 1) / 3)
+
+
+LABELS = st.integers(0, 4)
+
+
+@given(st.lists(st.tuples(LABELS, LABELS), min_size=1, max_size=30))
+def test_labels_give_scikit_learns_metrics(pairs: list[tuple[int, int]]) -> None:
+    targets, said = (list(column) for column in zip(*pairs, strict=True))
+    found = metrics_of(targets, one_hot(said, 5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of classes that are only predicted
+        expected = {
+            "accuracy": skm.accuracy_score(targets, said),
+            "balanced_accuracy": skm.balanced_accuracy_score(targets, said),
+            "precision": skm.precision_score(targets, said, average="weighted", zero_division=0),
+            "recall": skm.recall_score(targets, said, average="weighted", zero_division=0),
+            "f1": skm.f1_score(targets, said, average="weighted", zero_division=0),
+            "precision_macro": skm.precision_score(targets, said, average="macro", zero_division=0),
+            "f1_macro": skm.f1_score(targets, said, average="macro", zero_division=0),
+        }
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(float(value), abs=1e-12), name
 
 
 def test_a_class_that_is_never_predicted_counts_as_zero() -> None:

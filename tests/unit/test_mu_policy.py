@@ -75,10 +75,11 @@ def test_kinds():
         ({"updates": 0}, "updates must be an integer >= 1, got 0"),
         ({"explore": 1.5}, r"explore must be a number in \[0, 1\], got 1.5"),
         ({"cautious": 1}, "cautious must be true or false, got 1"),
-        ({"share_agents": "yes"}, "share_agents must be true or false, got 'yes'"),
+        ({"agents": "some"}, "agents must be one of 'auto', 'own', 'shared', got 'some'"),
+        ({"share_agents": True}, "has no setting 'share_agents' any more: it is agents=shared or =own now"),
         ({"double_q": None}, "double_q must be true or false, got None"),
         ({"seed": -1}, "seed must be an integer >= 0, got -1"),
-        ({"action_mode": "critic"}, "has no setting 'action_mode'"),
+        ({"action_mode": "fine"}, "action_mode must be one of 'grid', 'critic', got 'fine'"),
     ],
 )
 def test_settings_out_of_range(policy, settings, message):
@@ -90,7 +91,7 @@ def test_settings_out_of_range(policy, settings, message):
 @pytest.mark.parametrize(
     ("actions", "message"),
     [
-        ([], r"actions must be a list, each entry a number in \[0, 1\], not empty, got \[\]"),
+        ([], r"actions must be a list, each entry a number in \[0, 1\], not empty(?: or nothing)?, got \[\]"),
         ([0.1, 0.1], r"actions must be ascending numbers in \[0, 1\], at least one, got \[0.1, 0.1\]"),
         ([0.5, 0.1], "actions must be ascending"),
         ([0.0, 1.5], r"actions must be a list, each entry a number in \[0, 1\].*; entry 1 is 1.5"),
@@ -105,11 +106,12 @@ def test_bad_actions(policy, actions, message):
 
 SET: dict[str, Any] = {
     "actions": [0.0, 0.05, 0.25], "zeta": 0.5, "gamma": 0.25, "learning_rate": 0.03, "hidden": 6, "warmup": 3,
-    "updates": 5, "explore": 0.75, "cautious": True, "share_agents": True, "double_q": True, "seed": 11,
+    "updates": 5, "explore": 0.75, "cautious": True, "agents": "shared", "double_q": True, "seed": 11,
+    "action_mode": "critic",
 }  # fmt: skip
 TAKEN = {  # as QMIX calls it, and what it gets in a run of 40 rounds
     "actions": (0.0, 0.05, 0.25), "gamma": 0.25, "lr": 0.03, "hidden": 6, "warmup": 3, "updates": 5, "eps_steps": 30,
-    "eps_prior": "small", "share_agents": True, "double_q": True, "seed": 11,
+    "eps_prior": "small", "shared": True, "critic": True, "double_q": True, "seed": 11,
 }  # fmt: skip
 
 
@@ -125,7 +127,7 @@ def test_every_setting_reaches_the_agents(policy, mixer, monkeypatch):
     assert values["reward"] == pytest.approx(math.exp(0.9 - 0.5) - 1)  # zeta
     again = policy(**SET)
     again.load_state_dict(found.state_dict())
-    assert taken[1] == taken[0]  # eps_steps too, without knowing the number of rounds
+    assert taken[1] == taken[0]  # eps_steps and warmup too, without knowing the number of rounds
 
 
 def test_defaults_are_those_of_qmix(monkeypatch):
@@ -134,8 +136,8 @@ def test_defaults_are_those_of_qmix(monkeypatch):
     QMixMu().choose(inputs(everybody(), num_rounds=200))
     assert taken == [
         {
-            "actions": MU_GRID, "mixer": "qmix", "share_agents": False, "double_q": False, "gamma": 0.99, "lr": 1e-3,
-            "hidden": 64, "warmup": 10, "updates": 8, "eps_steps": 60, "eps_prior": None, "seed": 0,
+            "actions": MU_GRID, "mixer": "qmix", "shared": None, "critic": False, "double_q": False, "gamma": 0.99,
+            "lr": 1e-3, "hidden": 64, "warmup": 10, "updates": 8, "eps_steps": 60, "eps_prior": None, "seed": 0,
         }
     ]  # fmt: skip
     assert QMixMu().zeta == 0.95
@@ -291,10 +293,25 @@ def test_a_round_that_nobody_measured():
 
 
 def test_exploration_falls_from_one():
-    """The recorded epsilon is the one of this round's choice: 1 at first, 0.05 after 30 % of the rounds."""
+    """The recorded epsilon is the one of this round's choice: 1 until the agents learn, 0.05 30 % of the rounds later.
+
+    Two transitions are the warm-up of ten rounds; the second is complete in round 3.
+    """
     policy = QMixMu()
-    found = [policy.choose(inputs(everybody(), r, num_rounds=10))["epsilon"] for r in range(5)]
-    assert found == pytest.approx([1.0, 1 - 0.95 / 3, 1 - 1.9 / 3, 0.05, 0.05])
+    found = [policy.choose(inputs(everybody(), r, num_rounds=10)) for r in range(8)]
+    assert [x["epsilon"] for x in found] == pytest.approx([1.0] * 4 + [1 - 0.95 / 3, 1 - 1.9 / 3, 0.05, 0.05])
+    assert ["td_loss" in x for x in found] == [False] * 3 + [True] * 5
+
+
+@pytest.mark.parametrize(("num_rounds", "warmup"), [(1, 1), (3, 1), (7, 1), (8, 2), (39, 9), (40, 10), (200, 10)])
+def test_the_warm_up_leaves_three_quarters_of_the_rounds(num_rounds, warmup):
+    policy = QMixMu()
+    learnt = ["td_loss" in policy.choose(inputs(everybody(), r, num_rounds=num_rounds)) for r in range(num_rounds)]
+    first = 2 + warmup - 1  # transition w is complete in round w + 1
+    assert learnt == [r >= first for r in range(num_rounds)]
+    again = QMixMu()
+    again.load_state_dict(policy.state_dict())
+    assert again._warmup == warmup
 
 
 @pytest.mark.parametrize(("kind", "plain"), [(VdnMu, True), (QMixMu, False)])
@@ -311,7 +328,7 @@ def test_q_tot(kind, plain):
 
 def test_td_loss_from_the_end_of_the_warm_up():
     policy = QMixMu(**LEARN)
-    values = [policy.choose(inputs(everybody(), r)) for r in range(6)]
+    values = [policy.choose(inputs(everybody(), r, num_rounds=8)) for r in range(6)]
     assert ["td_loss" in found for found in values] == [False] * 3 + [True] * 3
     assert all(found["td_loss"] > 0 for found in values[3:])
 
@@ -408,7 +425,8 @@ def saved(policy) -> dict[str, Any]:
         (FixedMu, {}),
         (RandomMu, {"seed": 5}),
         (QMixMu, LEARN),
-        (QMixMu, {**LEARN, "share_agents": True, "double_q": True}),
+        (QMixMu, {**LEARN, "agents": "shared", "double_q": True}),
+        (QMixMu, {**LEARN, "action_mode": "critic"}),
         (QMixMu, {**LEARN, "cautious": True, "actions": [0.0, 0.05, 0.5]}),
         (VdnMu, LEARN),
     ],
@@ -444,34 +462,89 @@ def steps_taken(policy) -> int:
 
 @pytest.mark.parametrize("kind", [QMixMu, VdnMu])
 @pytest.mark.parametrize(
-    ("num_rounds", "settings", "updates", "enough"),
+    ("num_rounds", "settings", "rounds", "enough"),
     [
-        (5, {}, 0, 14),  # as the job is shipped
-        (1, {}, 0, 14),
-        (13, {}, 16, 14),
-        (14, {}, 24, None),
-        (6, {"warmup": 2, "updates": 5}, 15, 7),
-        (7, {"warmup": 2, "updates": 5}, 20, None),
+        (5, {}, 3, 27),
+        (1, {}, 0, 27),
+        (26, {}, 19, 27),
+        (27, {}, 20, None),
+        (12, {"warmup": 2, "updates": 3}, 9, 23),
+        (23, {"warmup": 2, "updates": 1}, 20, None),
     ],
 )
-def test_a_run_too_short_to_learn_says_so(kind, num_rounds, settings, updates, enough, caplog):
-    """The number in the log is that of the gradient steps that follow, and the remedy is a remedy."""
+def test_a_run_too_short_to_learn_says_so(kind, num_rounds, settings, rounds, enough):
+    """The numbers are those of what follows, and the remedy is a remedy."""
     policy = kind(**settings)
-    with caplog.at_level(logging.WARNING, logger="fairflare.methods.mu_policy"):
-        for r in range(num_rounds):
-            policy.choose(inputs(everybody(), r, num_rounds=num_rounds))
-    assert steps_taken(policy) == updates
+    learnt = 0
+    for r in range(num_rounds):
+        learnt += "td_loss" in policy.choose(inputs(everybody(), r, num_rounds=num_rounds))
+    assert steps_taken(policy) == learnt * policy.updates
     if enough is None:
-        assert caplog.messages == []
+        assert learnt == rounds
+        assert policy.warnings == []
         return
-    (message,) = caplog.messages
-    warmup = settings.get("warmup", 10)
-    assert f"can make {updates} updates in {num_rounds} rounds" in message
-    assert f"needs warmup={warmup} of them" in message
-    assert f"take at least {enough} rounds or a smaller warmup" in message
+    (message,) = policy.warnings
+    assert f"can learn in {learnt} of {num_rounds} rounds ({learnt * policy.updates} updates;" in message
+    assert learnt == rounds
+    assert f"take at least {enough} rounds, or a policy that does not learn" in message
 
 
 @pytest.mark.parametrize("kind", [FixedMu, RandomMu])
-def test_policies_that_do_not_learn_are_silent(kind, caplog):
-    kind().choose(inputs(everybody(), num_rounds=3))
-    assert caplog.messages == []
+@pytest.mark.parametrize("num_rounds", [3, 27])
+def test_policies_that_do_not_learn_are_silent(kind, num_rounds, caplog):
+    """But for a word where agents could have learnt."""
+    with caplog.at_level(logging.INFO, logger="fairflare.methods.mu_policy"):
+        policy = kind()
+        for r in range(2):
+            policy.choose(inputs(everybody(), r, num_rounds=num_rounds))
+    assert policy.warnings == []
+    said = num_rounds == 27 and kind is FixedMu
+    assert len(caplog.messages) == said
+    assert not said or "in 27 rounds agents can learn to choose it: mu_policy=qmix" in caplog.text
+
+
+# ------------------------------------------------------------------------------------------------ many sites, critic
+
+
+@pytest.mark.parametrize(
+    ("num_sites", "agents", "shared"),
+    [(8, "auto", False), (9, "auto", True), (9, "own", False), (3, "shared", True), (1, "auto", False)],
+)
+@pytest.mark.parametrize("kind", [QMixMu, VdnMu])
+def test_one_network_for_all_beyond_eight_sites(kind, num_sites, agents, shared, caplog):
+    names = [f"s{k}" for k in range(num_sites)]
+    policy = kind(agents=agents, hidden=6)
+    with caplog.at_level(logging.INFO, logger="fairflare.methods.mu_policy"):
+        policy.choose(inputs({name: report() for name in names}, num_rounds=60, asked=names))
+    first = state_of(policy)["online"]["agents.0.weight"]
+    assert first.shape == ((1, 4 + num_sites + 10, 6) if shared else (num_sites, 4, 6))
+    said = f"{num_sites} sites: one network for all agents (mu_policy.agents=own: one each)"
+    assert (said in caplog.text) == (shared and agents == "auto")
+
+
+def test_critic_chooses_from_the_fine_grid():
+    """The specification's A_fine: 1e-5 and 0, 0.05, ... 1; the first choice is 1e-5."""
+    fine = sorted({1e-5} | {round(0.05 * k, 2) for k in range(21)})
+    policy = QMixMu(action_mode="critic", explore=1.0)
+    policy.choose(inputs(everybody(), num_rounds=60))
+    state = state_of(policy)
+    assert state["settings"]["actions"] == pytest.approx(fine)
+    assert len(fine) == 22
+    assert state["online"]["agents.0.weight"].shape == (3, 5, 64)  # the observation and the action
+    assert state["online"]["agents.4.weight"].shape == (3, 64, 1)
+    told = set()
+    for r in range(1, 30):
+        policy.choose(inputs(everybody(), r, num_rounds=60))
+        told |= set(policy.directives(SITES).values())
+    assert told - set(MU_GRID)
+    assert QMixMu(action_mode="critic").directives(SITES) == dict.fromkeys(SITES, 1e-5)
+    own = QMixMu(action_mode="critic", actions=[0.0, 0.5])
+    own.choose(inputs(everybody()))
+    assert state_of(own)["settings"]["actions"] == [0.0, 0.5]
+
+
+def test_a_refusal_names_a_few_of_many_sites():
+    names = [f"s{k:03d}" for k in range(300)]
+    policy = QMixMu()
+    policy.choose(inputs({name: report() for name in names}, asked=names))
+    assert "(s000, s001, s002, s003, s004, s005, s006, s007 and 292 more)" in policy.accepts("late")

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
 
+from fairflare.core.norms import lone_samples
 from fairflare.tasks.networks import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -208,7 +209,8 @@ def test_one_sample_is_projected_with_the_running_statistics() -> None:
     assert model.projector is not None
     features = torch.rand(5, 16)
     before = copy.deepcopy(model.projector.state_dict())
-    projected = model.project(features[:1])
+    with lone_samples(model):  # as every training
+        projected = model.project(features[:1])
     assert all(torch.equal(before[name], tensor) for name, tensor in model.projector.state_dict().items())
     assert all(module.training for module in model.modules())
     projected.sum().backward()

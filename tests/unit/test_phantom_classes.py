@@ -14,6 +14,7 @@ from fairflare.core.settings import field_names
 from fairflare.data.corruptions import corrupt, image_seed
 from fairflare.data.partitions import iid_partition, stratified_split
 from fairflare.data.phantoms import PHANTOMS, PhantomPlan, class_site, classes
+from fairflare.data.phantoms.camera import Camera, camera_of
 from fairflare.data.phantoms.canvas import Canvas
 from fairflare.data.phantoms.classes import class_counts
 from fairflare.data.phantoms.sheet import class_sheet, main
@@ -171,8 +172,8 @@ def test_long_tail_and_every_class_in_the_test_set(name: str) -> None:
     order = np.argsort(plan.kind.counts)
     assert (np.diff(counts[order]) >= 0).all()
     for site in sites:
-        np.testing.assert_array_equal(site.labels["test"], sites[0].labels["test"])
-    tested = np.bincount(sites[0].labels["test"], minlength=len(plan.kind.counts))
+        np.testing.assert_array_equal(site.labels["test_common"], sites[0].labels["test_common"])
+    tested = np.bincount(sites[0].labels["test_common"], minlength=len(plan.kind.counts))
     assert (tested.sum(), tested.min()) == (plan.num_test, plan.min_class_test)
 
 
@@ -198,26 +199,27 @@ def test_splits_share_no_image_and_match_their_labels() -> None:
     total = 0
     for index in range(PLAN.num_sites):
         site = class_site(PLAN, index)
-        for split in ("training", "validation"):
+        for split in ("training", "validation", "test"):
             images, labels = site.images[split], site.labels[split]
             assert images.shape == (len(labels), 32, 32, 3)
             assert (images.dtype, labels.dtype) == (np.uint8, np.int64)
             assert len(labels) >= 1
             seen |= {image.tobytes() for image in images}
             total += len(images)
-    assert total == len(seen) == PLAN.num_samples
-    assert not seen & {image.tobytes() for image in class_site(PLAN, 0).images["test"]}
+    assert total == len(seen) == PLAN.num_samples + PLAN.num_sites * PLAN.num_own_test
+    assert not seen & {image.tobytes() for image in class_site(PLAN, 0).images["test_common"]}
 
 
 def test_images_follow_their_label_not_their_place() -> None:
     """An image is a function of seed, id and label: with one more site it is at another site, but the same."""
+    alike = replace(PLAN, corrupted_sites=0, camera_shift=0.0)
     everywhere = {
         image.tobytes()
         for k in range(5)
         for split in ("training", "validation")
-        for image in class_site(replace(PLAN, corrupted_sites=0), k).images[split]
+        for image in class_site(alike, k).images[split]
     }
-    moved = class_site(replace(PLAN, corrupted_sites=0, num_sites=6, partition="iid", validation_fraction=0.2), 5)
+    moved = class_site(replace(alike, num_sites=6, partition="iid", validation_fraction=0.2), 5)
     assert {image.tobytes() for image in moved.images["training"]} <= everywhere
 
 
@@ -225,44 +227,49 @@ def test_images_follow_their_label_not_their_place() -> None:
 def test_corrupted_sites_see_a_corrupted_copy_of_the_same_test_set(kind: str) -> None:
     plan = replace(PLAN, corruption=kind, corrupted_sites=2)
     clean, corrupted = class_site(plan, 0), class_site(plan, 4)
-    assert list(clean.images) == ["training", "validation", "test", "test_clean", "test_corrupted"]
+    assert list(clean.images) == [
+        "training", "validation", "test", "test_common", "test_clean", "test_corrupted"
+    ]  # fmt: skip
     assert [plan.is_corrupted(k) for k in range(5)] == [False, False, False, True, True]
     for site in (clean, corrupted):
-        np.testing.assert_array_equal(site.images["test_clean"], clean.images["test"])
-        np.testing.assert_array_equal(site.images["test_corrupted"], corrupted.images["test"])
-        np.testing.assert_array_equal(site.labels["test_corrupted"], clean.labels["test"])
+        np.testing.assert_array_equal(site.images["test_clean"], clean.images["test_common"])
+        np.testing.assert_array_equal(site.images["test_corrupted"], corrupted.images["test_common"])
+        np.testing.assert_array_equal(site.labels["test_corrupted"], clean.labels["test_common"])
     for number in (0, 17):
-        expected = corrupt(clean.images["test"][number], kind, 3, image_seed(f"{kind}/test/{number}", plan.seed))
-        np.testing.assert_array_equal(corrupted.images["test"][number], expected)
+        seed = image_seed(f"{kind}/test/{number}", plan.seed)
+        expected = corrupt(clean.images["test_common"][number], kind, 3, seed)
+        np.testing.assert_array_equal(corrupted.images["test_common"][number], expected)
     # training images of a corrupted site are corrupted, those of a clean site are not
     same = class_site(replace(plan, severity=5), 0)
     np.testing.assert_array_equal(same.images["training"], clean.images["training"])
     worse = class_site(replace(plan, severity=5), 4)
-    for split in ("training", "validation"):
+    for split in ("training", "validation", "test"):
         np.testing.assert_array_equal(worse.labels[split], corrupted.labels[split])
         assert (worse.images[split] != corrupted.images[split]).any(axis=(1, 2, 3)).all()
 
 
 def test_without_corrupted_sites_there_are_no_such_splits() -> None:
-    assert list(class_site(replace(PLAN, corrupted_sites=0), 0).images) == ["training", "validation", "test"]
+    found = list(class_site(replace(PLAN, corrupted_sites=0), 0).images)
+    assert found == ["training", "validation", "test", "test_common"]
 
 
 def test_test_splits_by_attribute() -> None:
     plan = replace(PLAN, attributes=True, corrupted_sites=0, num_test=80)
     site = class_site(plan, 0)
-    assert plan.splits == tuple(site.images) == ("training", "validation", "test", "test_light", "test_dark")
+    assert plan.splits == tuple(site.images)
+    assert plan.splits == ("training", "validation", "test", "test_common", "test_light", "test_dark")
     light, dark = site.images["test_light"], site.images["test_dark"]
     assert len(light) + len(dark) == 80
     assert dark.mean() < 0.8 * light.mean()
     for tone in ("light", "dark"):  # equal parts within each class
         assert np.bincount(site.labels[f"test_{tone}"], minlength=8).min() >= 4
     both = np.concatenate([light, dark])
-    assert {i.tobytes() for i in both} == {i.tobytes() for i in site.images["test"]}
+    assert {i.tobytes() for i in both} == {i.tobytes() for i in site.images["test_common"]}
     all_light, all_dark = (
-        class_site(replace(plan, attribute_shares=shares), 0).images["training"].mean()
-        for shares in ((1.0, 0.0), (0.0, 1.0))
+        class_site(replace(plan, attribute_shares=shares), 0).images for shares in ((1.0, 0.0), (0.0, 1.0))
     )
-    assert all_dark < site.images["training"].mean() < all_light
+    for split in ("training", "test"):
+        assert all_dark[split].mean() < site.images[split].mean() < all_light[split].mean()
 
 
 @pytest.mark.parametrize(
@@ -304,8 +311,104 @@ def test_labels_of_a_site_by_the_definition() -> None:
         for place in (0, len(parts[0]) - 1):
             number = mine[parts[0][place]]
             rng = np.random.default_rng(image_seed(f"dermoscopy/pool/{number}", 5))
-            expected = PHANTOMS["dermoscopy"].draw(int(pool[number]), rng, 32, "light")
+            drawn = PHANTOMS["dermoscopy"].draw(int(pool[number]), rng, 32, "light")
+            expected = camera_of(index).take(drawn[None])[0]
             np.testing.assert_array_equal(site.images["training"][place], expected)
+        # Its own test set: the proportions of its images, as its camera sees other scenes.
+        has = np.bincount(pool[mine], minlength=8)
+        present = np.flatnonzero(has)
+        wanted = np.zeros(8, int)
+        wanted[present] = class_counts(has[present].tolist(), plan.num_own_test, 4)
+        np.testing.assert_array_equal(np.bincount(site.labels["test"], minlength=8), wanted)
+        rng = np.random.default_rng(image_seed(f"dermoscopy/test/{index}/7", 5))
+        drawn = PHANTOMS["dermoscopy"].draw(int(site.labels["test"][7]), rng, 32, "light")
+        np.testing.assert_array_equal(site.images["test"][7], camera_of(index).take(drawn[None])[0])
+
+
+def test_sites_are_tested_on_their_own_mix_of_classes() -> None:
+    plan = replace(PLAN, phantom="endoscopy", num_samples=600, num_test=184, partition="dirichlet", alpha=0.3)
+    mixes = []
+    for index in range(plan.num_sites):
+        site = class_site(plan, index)
+        own = np.concatenate([site.labels["training"], site.labels["validation"]])
+        has, tested = (np.bincount(labels, minlength=23) for labels in (own, site.labels["test"]))
+        assert tested.sum() == plan.num_own_test
+        np.testing.assert_array_equal(tested > 0, has > 0)
+        assert tested[has > 0].min() >= 4
+        assert np.corrcoef(has, tested)[0, 1] > 0.95
+        mixes.append(tested)
+    assert len({tuple(mix) for mix in mixes}) == plan.num_sites
+    assert min((mix == 0).sum() for mix in mixes) >= 1  # not every class at every site
+
+
+# cameras
+
+
+def test_a_camera_by_hand() -> None:
+    grey = np.full((1, 8, 8, 3), 64, np.uint8)
+    np.testing.assert_array_equal(Camera(balance=(2.0, 1.0, 0.5)).take(grey)[0, 0, 0], [128, 64, 32])
+    # contrast: x + k (x^2 (3 - 2x) - x); at a quarter 0.15625 - 0.25, so 0.25 -+ 0.046875
+    quarter, white, black = (np.full((1, 8, 8, 3), value, np.uint8) for value in (64, 255, 0))
+    assert Camera(contrast=0.5).take(quarter)[0, 0, 0, 0] == round(255 * (64 / 255 - 0.5 * 0.0940))
+    assert Camera(contrast=-0.5).take(quarter)[0, 0, 0, 0] == round(255 * (64 / 255 + 0.5 * 0.0940))
+    for contrast in (-0.5, 0.5):
+        assert (Camera(contrast=contrast).take(white) == 255).all()
+        assert (Camera(contrast=contrast).take(black) == 0).all()
+    dark = Camera(vignetting=0.4).take(white)[0, :, :, 0]
+    assert dark[0, 0] == round(255 * (1 - 0.4 * 0.875**2))  # pixels' centres: 7/8 and 1/8 of the half width
+    assert dark[3, 3] == round(255 * (1 - 0.4 * 0.125**2))
+    dot = np.zeros((1, 33, 33, 3), np.uint8)
+    dot[0, 16, 16] = 255
+    seen = Camera(blur=2 / 33).take(dot)[0, :, :, 1].astype(float)
+    assert seen[16, 16] == pytest.approx(255 / (2 * np.pi * 2**2), abs=1)  # a Gaussian of two pixels
+    assert seen[16, 18] / seen[16, 16] == pytest.approx(np.exp(-0.5), abs=0.06)
+    assert (Camera(blur=0.05).take(quarter) == 64).all()
+
+
+def test_a_camera_leaves_its_pictures_and_strength_0_changes_nothing() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3)).astype(np.uint8)
+    before = image.copy()
+    taken = camera_of(3).take(image)
+    np.testing.assert_array_equal(image, before)
+    assert (taken.shape, taken.dtype) == (image.shape, np.uint8)
+    np.testing.assert_array_equal(camera_of(3, 0.0).take(image), image)
+    assert camera_of(3) == camera_of(3) != camera_of(4)
+
+
+@pytest.mark.parametrize("name", list(PHANTOMS))
+def test_cameras_differ_visibly_but_mildly(name: str) -> None:
+    """By mean colour difference, in levels of 255: sites from each other, and from the camera of the common test."""
+    kind = PHANTOMS[name]
+    drawn = np.stack([kind.draw(k % len(kind.class_names), np.random.default_rng(k), 48) for k in range(24)])
+    seen = [camera_of(site).take(drawn).astype(float) for site in range(20)]
+    assert all(2 < np.abs(image - drawn).mean() < 30 for image in seen)
+    for a in range(8):
+        for b in range(a):
+            assert np.abs(seen[a] - seen[b]).mean() > 2
+
+
+def test_camera_shift_moves_what_is_the_sites_own_and_nothing_else() -> None:
+    own, plain = class_site(PLAN, 1), class_site(replace(PLAN, camera_shift=0.0), 1)
+    for split in own.images:
+        np.testing.assert_array_equal(own.labels[split], plain.labels[split])
+        same = np.array_equal(own.images[split], plain.images[split])
+        assert same == (split in ("test_common", "test_clean", "test_corrupted")), split
+        np.testing.assert_array_equal(
+            own.images[split], plain.images[split] if same else camera_of(1).take(plain.images[split])
+        )
+    # A camera comes before the noise of a corrupted site.
+    noisy, plain = class_site(PLAN, 4), class_site(replace(PLAN, camera_shift=0.0, corrupted_sites=0), 4)
+    place = int(np.flatnonzero(plain.labels["test"] >= 0)[0])
+    if np.array_equal(noisy.labels["test"], plain.labels["test"]):
+        taken = camera_of(4).take(plain.images["test"][place][None])[0]
+        seed = image_seed(f"gaussian_noise/test/4/{place}", PLAN.seed)
+        np.testing.assert_array_equal(noisy.images["test"][place], corrupt(taken, "gaussian_noise", 3, seed))
+
+
+@pytest.mark.parametrize(("site", "strength"), [(-1, 1.0), (1.5, 1.0), (0, -0.1), (0, 1.6), (0, float("nan"))])
+def test_a_bad_camera_is_refused(site: int, strength: float) -> None:
+    with pytest.raises(ValueError, match=r"site must be an integer|strength must be"):
+        camera_of(site, strength)
 
 
 @pytest.mark.parametrize("partition", ["dirichlet", "two_pool"])
@@ -325,9 +428,9 @@ def test_images_are_drawn_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -
     drawn = []
     original = classes._render
 
-    def counting(plan: PhantomPlan, batch: object, chosen: np.ndarray, corrupted: bool) -> np.ndarray:
-        drawn.append(len(chosen))
-        return original(plan, batch, chosen, corrupted)  # type: ignore[arg-type]
+    def counting(plan: PhantomPlan, part: classes._Part) -> np.ndarray:
+        drawn.append(len(part.chosen))
+        return original(plan, part)
 
     monkeypatch.setattr(classes, "_render", counting)
     site = class_site(PLAN, 4)
@@ -335,7 +438,7 @@ def test_images_are_drawn_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -
     site.images["training"]
     site.images["training"]
     assert drawn == [len(site.labels["training"])]
-    for split in ("test_corrupted", "test", "test_clean"):
+    for split in ("test_corrupted", "test_common", "test_clean"):
         site.images[split]
     assert drawn == [len(site.labels["training"]), PLAN.num_test]  # the corrupted copy is made from the clean one
     with pytest.raises(ValueError, match="read-only"):
@@ -370,6 +473,9 @@ def test_validation_may_be_switched_off_and_is_not_empty_otherwise() -> None:
         ({"min_site": 0}, "min_site must be an integer >= 1, got 0"),
         ({"min_class": 0}, "min_class must be an integer >= 1, got 0"),
         ({"min_class_test": 0}, "min_class_test must be an integer >= 1, got 0"),
+        ({"num_own_test": 31}, "num_own_test must be at least 32 for 8 classes"),
+        ({"camera_shift": -0.1}, r"camera_shift must be a number in \[0, 1.5\], got -0.1"),
+        ({"camera_shift": True}, r"camera_shift must be a number in \[0, 1.5\], got True"),
         ({"severity": 6}, r"severity must be an integer in \[1, 5\], got 6"),
         ({"severity": 0}, r"severity must be an integer in \[1, 5\], got 0"),
         ({"corrupted_sites": 6}, r"corrupted_sites of num_sites=5 must be an integer in \[0, 5\], got 6"),
@@ -402,7 +508,7 @@ def test_plans_of_equal_settings_are_equal_and_any_other_setting_makes_another()
         "phantom": "dermoscopy7", "seed": 1, "image_size": 49, "num_sites": 4, "num_samples": 1999, "num_test": 399,
         "partition": "iid", "alpha": 0.9, "eta": 0.9, "shard_mode": "complement", "corrupted_sites": 2,
         "corruption": "motion_blur", "severity": 4, "validation_fraction": 0.2, "min_site": 9, "min_class": 3,
-        "min_class_test": 7, "attribute_shares": (0.4, 0.6),
+        "min_class_test": 7, "num_own_test": 149, "camera_shift": 0.5, "attribute_shares": (0.4, 0.6),
     }  # fmt: skip
     assert {*others, "attributes"} == set(field_names(PhantomPlan))
     again = PhantomPlan(attributes=True, partition="shards", attribute_shares=[0.5, 0.5])  # type: ignore[arg-type]
@@ -504,6 +610,12 @@ def test_contact_sheet_and_command(tmp_path: Path, capsys: pytest.CaptureFixture
         class_sheet(tmp_path / "d.png", "xray")
     with pytest.raises(ValueError, match="columns must be an integer >= 1, got 0"):
         class_sheet(tmp_path / "d.png", "fundus", columns=0)
+    assert main(["fundus", "--out", str(tmp_path / "s.png"), "--sites", "3", "--columns", "2", "--size", "32"]) == 0
+    with Image.open(tmp_path / "s.png") as sheet:  # two images by each of three cameras
+        assert sheet.size == (6 * 34, 5 * 34)
+        tiles = np.asarray(sheet)[1:33].astype(float)
+    assert np.abs(tiles[:, 1:33] - tiles[:, 69:101]).mean() > 2
+    assert np.abs(tiles[:, 1:33] - tiles[:, 35:67]).mean() > np.abs(tiles[:, 1:33] - tiles[:, 69:101]).mean()
     for arguments in (["fundus", "--sites", "site-1"], ["prostate", "--attribute", "dark"]):
         with pytest.raises(SystemExit) as caught:
             main([*arguments, "--out", str(tmp_path / "c.png")])

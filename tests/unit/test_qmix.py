@@ -14,10 +14,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from fairflare.core import mu_rewards, q_learning, qmix
-from fairflare.core.mu_rewards import MU_GRID, global_accuracy, label_entropy, mu_grid, observation, reward
-from fairflare.core.q_learning import Mixer, mix, td_target
+from fairflare.core.mu_rewards import FINE_GRID, MU_GRID, global_accuracy, label_entropy, observation, reward
+from fairflare.core.q_learning import MANY_AGENTS, Mixer, SummaryMixer, available, mix, td_target
 from fairflare.core.qmix import QMix, Step, epsilon_at
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -25,14 +27,29 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 NAN = math.nan
 SMALL: dict[str, Any] = {"hidden": 8, "warmup": 3, "updates": 2}
 SITES = ("A", "B", "C")
+NINE = tuple("ABCDEFGHI")
 
 
 def seen(round_: int, sites: tuple[str, ...] = SITES) -> dict[str, tuple[float, ...]]:
     """Some observations; different in every round and at every site."""
     return {
-        site: observation(-0.3 * k, 1 / 3, 0.1 + 0.02 * round_ + 0.1 * k, 2.0 / (1 + round_ + k), num_classes=7)
+        site: observation(
+            -0.3 * (k % 6), 1 / 3, (0.1 + 0.02 * round_ + 0.1 * k) % 1, 2.0 / (1 + round_ + k), num_classes=7
+        )
         for k, site in enumerate(sites)
     }
+
+
+class Largest(TorchDispatchMode):
+    """Notes the size of the largest tensor that any operation makes."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        sizes = [t.untyped_storage().nbytes() for t in tree_leaves(found) if isinstance(t, torch.Tensor)]
+        self.numbers = max([self.numbers, *sizes])
+        return found
 
 
 def tensor(*values: float) -> torch.Tensor:
@@ -76,24 +93,18 @@ def test_td_target():
 def test_epsilon(step, epsilon):
     assert epsilon_at(step, start=1.0, end=0.05, steps=60) == pytest.approx(epsilon, rel=1e-12)
     agents = QMix("A", **SMALL)
+    for _ in range(2):  # of the warm-up of three transitions; it counts for nothing
+        agents.observe(agents.act({"A": (0.0,) * 4}), 0.0, None, done=True)
+        assert agents.epsilon == 1.0
+    agents.observe(agents.act({"A": (0.0,) * 4}), 0.0, None, done=True)
     for _ in range(step):
         agents.act({"A": (0.0,) * 4})
     assert agents.epsilon == pytest.approx(epsilon, rel=1e-12)
 
 
-def test_mu_grid():
-    assert mu_grid(6) == (0.0, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-    assert mu_grid(3, low=1e-3, high=0.1, zero=False) == (1e-3, 1e-2, 0.1)
+def test_grids():
     assert MU_GRID == (1e-5, 1e-3, 1e-2, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
-    for options, message in (
-        ({"num": 1}, "num must be an integer >= 2, got 1"),
-        ({"num": 2.5}, "num must be an integer >= 2, got 2.5"),
-        ({"low": 0.0}, r"low must be in \(0, 1\), got 0.0"),
-        ({"high": 2.0}, r"high must be in \(0, 1\], got 2.0"),
-        ({"low": 0.5, "high": 0.1}, r"low must be in \(0, 0.1\), got 0.5"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            mu_grid(**options)
+    assert list(FINE_GRID) == pytest.approx(sorted({1e-5} | {0.05 * k for k in range(21)}))
 
 
 def test_observation():
@@ -153,11 +164,11 @@ def test_bad_values(call, message):
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 5), st.floats(0, 50), st.data())
+@given(st.integers(0, 10**6), st.integers(1, 12), st.floats(0, 50), st.data())
 def test_raising_an_agent_never_lowers_the_joint_value(seed, num_agents, gain, data):
     generator = torch.Generator().manual_seed(seed)
-    mixer = Mixer(num_agents, generator)
-    state = 5 * torch.randn(1, 4 * num_agents, generator=generator)
+    mixer = Mixer(num_agents, generator) if num_agents <= MANY_AGENTS else SummaryMixer(generator)
+    state = 5 * torch.randn(1, num_agents, 4, generator=generator)
     q = 5 * torch.randn(1, num_agents, generator=generator)
     raised = q.clone()
     raised[0, data.draw(st.integers(0, num_agents - 1))] += gain
@@ -183,7 +194,7 @@ def test_the_best_joint_action_is_that_of_each_agent(seed):
 # what one update computes
 
 
-def reference_losses(networks, replay, gamma: float, double_q: bool, shared: bool = False):
+def reference_losses(networks, replay, gamma: float, double_q: bool, shared: bool = False, actions=MU_GRID):
     """(MRL-11) to (MRL-14) in loops over the transitions and agents, float64. Slow on purpose.
 
     Returns the squared TD error of each transition, and the trained networks' parameters that they depend on.
@@ -191,12 +202,18 @@ def reference_losses(networks, replay, gamma: float, double_q: bool, shared: boo
     online = {name: t.double().requires_grad_() for name, t in networks["online"].items()}
     target = {name: t.double() for name, t in networks["target"].items()}
     replay = {name: t.double() if t.is_floating_point() else t for name, t in replay.items()}
-    num_agents, num_actions = replay["available"].shape[1:]
+    num_agents, num_actions = replay["present"].shape[1], len(actions)
+    critic = networks["online"]["agents.4.weight"].shape[2] == 1
 
     def utility(nets, h, o, before):
+        if critic:
+            return torch.cat([output(nets, h, o, before, torch.tensor([a]).double()) for a in actions])
+        return output(nets, h, o, before, torch.tensor([]).double())
+
+    def output(nets, h, o, before, action):
         if shared:
             o = torch.cat([o, torch.eye(num_agents).double()[h], torch.eye(num_actions).double()[int(before)]])
-        x = o
+        x = torch.cat([o, action])
         for layer in ("0", "2", "4"):
             own = 0 if shared else h
             x = x @ nets[f"agents.{layer}.weight"][own] + nets[f"agents.{layer}.bias"][own, 0]
@@ -206,12 +223,21 @@ def reference_losses(networks, replay, gamma: float, double_q: bool, shared: boo
     def joint(nets, q, s):
         if "mixer.b1.weight" not in nets:
             return sum(q)
-        w1, w2, b1, v = (
-            s @ nets[f"mixer.{name}.weight"] + nets[f"mixer.{name}.bias"] for name in ("w1", "w2", "b1", "v.0")
-        )
+        each = s
+        if num_agents > 8:  # mean and spread of the agents' numbers, in place of all of them
+            middle = sum(s) / num_agents
+            s = torch.cat([middle, torch.sqrt(sum((o - middle) ** 2 for o in each) / num_agents)])
+        else:
+            s = s.reshape(-1)
+        w2, b1, v = (s @ nets[f"mixer.{name}.weight"] + nets[f"mixer.{name}.bias"] for name in ("w2", "b1", "v.0"))
         total = torch.clamp(v, min=0) @ nets["mixer.v.2.weight"][:, 0] + nets["mixer.v.2.bias"][0]
-        for e in range(len(b1)):
-            x = b1[e] + sum(q[h] * abs(w1[h * len(b1) + e]) for h in range(num_agents))
+        weight, bias, size = nets["mixer.w1.weight"], nets["mixer.w1.bias"], len(b1)
+        if num_agents > 8:
+            w1 = [(torch.cat([o, s]) @ weight + bias) / num_agents for o in each]
+        else:
+            w1 = [(s @ weight + bias)[h * size : (h + 1) * size] for h in range(num_agents)]
+        for e in range(size):
+            x = b1[e] + sum(q[h] * abs(w1[h][e]) for h in range(num_agents))
             total = total + (x if x > 0 else torch.exp(x) - 1) * abs(w2[e])
         return total
 
@@ -224,18 +250,19 @@ def reference_losses(networks, replay, gamma: float, double_q: bool, shared: boo
         for h in hs:
             after = utility(target, h, row["next_observation"][h], row["action"][h])
             ranking = utility(online, h, row["next_observation"][h], row["action"][h]) if double_q else after
-            allowed = [a for a in range(num_actions) if row["next_available"][h, a]]
-            best.append(after[max(allowed, key=lambda a: float(ranking[a]))].detach())
-        y = row["reward"] + gamma * (1 - row["done"]) * joint(target, best, row["next_observation"].reshape(-1))
-        losses.append((joint(online, q, row["observation"].reshape(-1)) - y.detach()) ** 2)
+            allowed = range(num_actions) if row["next_present"][h] else [int(row["action"][h])]
+            best.append(after[max(allowed, key=lambda a: float(ranking[a].detach()))].detach())
+        y = row["reward"] + gamma * (1 - row["done"]) * joint(target, best, row["next_observation"])
+        losses.append((joint(online, q, row["observation"]) - y.detach()) ** 2)
     return losses, online
 
 
 def played(agents: QMix, size: float, num: int = 7):
     """Some transitions, absent sites among them; the state before the last one, its loss, and the state after it."""
-    step = agents.act(seen(0))
+    names = agents.agents
+    step = agents.act(seen(0, names))
     for r in range(1, num + 1):
-        following = agents.act(seen(r, SITES[: 1 + r % 3]))
+        following = agents.act(seen(r, names[: len(names) - 2 + r % 3]))
         before = agents.state_dict()
         loss = agents.observe(step, size * r, following, done=r == 4)
         step = following
@@ -243,17 +270,27 @@ def played(agents: QMix, size: float, num: int = 7):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"double_q": True}, {"mixer": "vdn", "gamma": 0.5}, {"share_agents": True, "double_q": True}]
+    "options",
+    [
+        {},
+        {"double_q": True},
+        {"mixer": "vdn", "gamma": 0.5},
+        {"shared": True, "double_q": True},
+        {"critic": True, "actions": (1e-5, 0.3, 1.0)},
+        {"critic": True, "shared": True, "actions": (0.0, 0.5)},
+        {"agents": NINE},
+        {"agents": NINE, "shared": False, "double_q": True},
+        {"agents": NINE, "mixer": "vdn"},
+    ],
 )
 @pytest.mark.parametrize(("size", "clipped"), [(0.1, False), (300.0, True)])
 def test_an_update_is_the_loop(options, size, clipped):
     """Loss, gradient and its clipping, against the loop in float64; the targets differ from the trained networks."""
-    agents = QMix(SITES, lr=0.01, **SMALL | {"updates": 1} | options)
+    agents = QMix(**{"agents": SITES, "lr": 0.01} | SMALL | {"updates": 1} | options)
     before, loss, after = played(agents, size)
-    shared = options.get("share_agents", False)
-    losses, online = reference_losses(
-        before, after["replay"], options.get("gamma", 0.99), options.get("double_q", False), shared
-    )
+    shared = options.get("shared", len(agents.agents) > 8)
+    gamma, double_q = options.get("gamma", 0.99), options.get("double_q", False)
+    losses, online = reference_losses(before, after["replay"], gamma, double_q, shared, agents.actions)
     mean = sum(losses) / len(losses)
     assert loss == pytest.approx(mean.item(), rel=1e-4)
     mean.backward()
@@ -417,16 +454,26 @@ class Simulated:
     is 0.9; with the best single mu for all it is 0.847; with random ones 0.81 on average.
     """
 
+    best = BEST
+    share = SHARE
+
     def __init__(self, seed: int, noise: float = 0.005) -> None:
         self.rng = np.random.default_rng(seed)
         self.noise = noise
         self.accuracy = 0.3
 
+    @classmethod
+    def of(cls, num: int) -> type[Simulated]:
+        """The same with so many sites."""
+        names = [f"{site}{k}" for k in range(num // 4) for site in BEST]
+        attributes = {"best": {n: BEST[n[0]] for n in names}, "share": {n: SHARE[n[0]] * 4 / num for n in names}}
+        return type("Many", (cls,), attributes)
+
     def loss_of(self, site: str, mu: float) -> float:
-        return ((MU_GRID.index(mu) - MU_GRID.index(BEST[site])) / 9) ** 2
+        return ((MU_GRID.index(mu) - MU_GRID.index(self.best[site])) / 9) ** 2
 
     def ceiling(self, mu: dict[str, float]) -> float:
-        return 0.9 - 0.1 * sum(self.loss_of(site, mu[site]) for site in BEST)
+        return 0.9 - 0.4 / len(self.best) * sum(self.loss_of(site, mu[site]) for site in self.best)
 
     def measured(self, value: float) -> float:
         return float(np.clip(value + self.noise * self.rng.normal(), 0, 1))
@@ -435,21 +482,21 @@ class Simulated:
         self.accuracy += 0.5 * (self.ceiling(mu) - self.accuracy)
         return {
             site: observation(
-                -1.0 - 0.2 * k,
-                SHARE[site],
+                -1.0 - 0.8 / len(self.best) * k,
+                self.share[site],
                 self.measured(self.accuracy + 0.05 - 0.1 * self.loss_of(site, mu[site])),
                 1.5 * (1 - self.accuracy),
                 num_classes=7,
             )
-            for k, site in enumerate(BEST)
+            for k, site in enumerate(self.best)
         }
 
 
-def federate(seed: int, rounds: int, **options: Any) -> tuple[float, float]:
+def federate(seed: int, rounds: int, simulated: Simulated | None = None, **options: Any) -> tuple[float, float]:
     """Ceiling of the final greedy choice, and mean ceiling of the last quarter of the choices, exploration included."""
-    simulated = Simulated(seed)
-    agents = QMix(BEST, seed=seed, eps_steps=round(0.3 * rounds), **options)
-    mu, ceilings = dict.fromkeys(BEST, 1e-5), []
+    simulated = simulated or Simulated(seed)
+    agents = QMix(simulated.best, seed=seed, eps_steps=round(0.3 * rounds), **options)
+    mu, ceilings = dict.fromkeys(simulated.best, 1e-5), []
     for _ in range(rounds):
         gain = reward(simulated.measured(simulated.accuracy))  # of the received model, before training
         observations = simulated.train(mu)
@@ -468,6 +515,63 @@ def test_learned_mu_beats_the_best_single_mu_within_100_rounds():
     assert all(final > single for final, _ in results), results
     assert np.mean([final for final, _ in results]) > single + 0.5 * (0.9 - single), results
     assert np.mean([late for _, late in results]) > single, results
+
+
+def test_learned_mu_beats_the_best_single_mu_at_twelve_sites_too():
+    """Three sites for each best mu; one network for all, and the mixer over a summary."""
+    many = Simulated.of(12)
+    single = max(many(0).ceiling(dict.fromkeys(many.best, mu)) for mu in MU_GRID)
+    assert single == pytest.approx(0.8469, abs=1e-4)
+    finals = [federate(seed, 100, simulated=many(seed))[0] for seed in range(2)]
+    assert all(final > single for final in finals), finals
+
+
+# many agents: bytes and work grow with their number, not with its square
+
+
+def bytes_of(agents: QMix) -> int:
+    file = io.BytesIO()
+    torch.save(agents.state_dict(), file)
+    return file.tell()
+
+
+@pytest.mark.parametrize("options", [{}, {"shared": False}, {"mixer": "vdn"}, {"critic": True}])
+@pytest.mark.parametrize("rounds", [4, 30])
+def test_a_checkpoint_grows_in_proportion_to_the_sites(options, rounds):
+    sizes = {}
+    for num in (100, 300):
+        names = tuple(f"s{k:03d}" for k in range(num))
+        agents = QMix(names, hidden=16, warmup=1, updates=1, **options)
+        for r in range(rounds):
+            agents.end_round(seen(r % 5, names), 0.1)
+        sizes[num] = bytes_of(agents)
+    assert sizes[300] < 3.3 * sizes[100], sizes
+
+
+def test_a_checkpoint_of_300_sites_is_small():
+    """Defaults; a transition adds 38 bytes an agent."""
+    names = tuple(f"s{k:03d}" for k in range(300))
+    agents = QMix(names, updates=1)
+    sizes = []
+    for r in range(31):
+        agents.end_round(seen(r % 5, names), 0.1)
+        sizes.append(bytes_of(agents))
+    assert (sizes[30] - sizes[20]) / 10 / 300 == pytest.approx(38, abs=1)
+    assert sizes[30] < 1_000_000
+
+
+@pytest.mark.parametrize("options", [{}, {"shared": False}, {"critic": True}])
+def test_no_tensor_of_a_step_grows_with_the_square_of_the_sites(options):
+    """All that a forward and a backward pass make; a step's time follows it."""
+    largest = {}
+    for num in (100, 300):
+        names = tuple(f"s{k:03d}" for k in range(num))
+        agents = QMix(names, hidden=16, warmup=1, updates=1, **options)
+        step = agents.act(seen(0, names))
+        with Largest() as found:
+            agents.observe(step, 0.1, step)
+        largest[num] = found.numbers
+    assert largest[300] <= 3 * largest[100], largest
 
 
 # timing: one transition a round
@@ -517,7 +621,7 @@ def test_before_a_choice_mu_is_the_initial_one():
     agents = QMix(SITES, **SMALL)
     step = agents.act({})
     assert agents.chosen(step) == dict.fromkeys(SITES, 1e-5)
-    agents = QMix(SITES, actions=mu_grid(), **SMALL)
+    agents = QMix(SITES, actions=FINE_GRID, **SMALL)
     assert agents.chosen(agents.act({})) == dict.fromkeys(SITES, 1e-5)  # and not 0
 
 
@@ -562,10 +666,12 @@ def test_an_absent_site_keeps_its_observation_and_action():
     assert second.action[1] == first.action[1]
     torch.testing.assert_close(second.observation[1], torch.tensor(seen(0)["B"]))
     torch.testing.assert_close(second.observation[2], torch.tensor(seen(1)["C"]))
-    assert second.available[1].tolist() == [a == int(first.action[1]) for a in range(10)]
-    assert bool(second.available[[0, 2]].all())
+    assert second.present.tolist() == [True, False, True]
+    open_to = available(second.present, second.previous, 10)
+    assert open_to[1].tolist() == [a == int(first.action[1]) for a in range(10)]
+    assert bool(open_to[[0, 2]].all())
     agents.end_round(seen(2), 0.1)  # (s^0, A^0, s^1): in s^1 only one action was open to B
-    assert agents.state_dict()["replay"]["next_available"][0].sum(dim=1).tolist() == [10, 1, 10]
+    assert agents.state_dict()["replay"]["next_present"][0].tolist() == [True, False, True]
 
 
 def test_who_is_absent_does_not_change_the_randomness_of_the_others():
@@ -583,7 +689,7 @@ def test_an_absent_site_has_one_action_only(greedy):
     for r in range(12):
         step = agents.act({site: seen(r)[site] for site in "AC"}, greedy=greedy)
         assert agents.chosen(step)["B"] == 1e-5
-        assert step.available[1].tolist() == [True] + [False] * 9
+        assert available(step.present, step.previous, 10)[1].tolist() == [True] + [False] * 9
 
 
 def test_careful_exploration_during_the_warm_up():
@@ -616,7 +722,8 @@ OPTIONS = [
     {},
     {"double_q": True, "actions": (0.0, 0.3, 1.0)},
     {"mixer": "vdn"},
-    {"share_agents": True, "eps_prior": "small"},
+    {"shared": True, "eps_prior": "small"},
+    {"critic": True},
 ]
 
 
@@ -701,7 +808,8 @@ def test_a_state_holds_only_plain_things_and_its_own():
         ({"agents": SITES, "actions": (0.0, 1.0)}, "actions"),
         ({"agents": SITES, "hidden": 9}, "hidden"),
         ({"agents": SITES, "mixer": "vdn"}, "mixer"),
-        ({"agents": SITES, "share_agents": True}, "share_agents"),
+        ({"agents": SITES, "shared": True}, "shared"),
+        ({"agents": SITES, "critic": True}, "critic"),
     ],
 )
 def test_a_state_of_others_is_refused(options, name):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
 import io
 import json
 import math
 import os
+import resource
 import statistics
 import threading
 from dataclasses import replace
@@ -19,6 +21,8 @@ import torch
 from rich.console import Console
 
 from fairflare.core.fairness import summarize
+from fairflare.core.record_log import RecordLog
+from fairflare.federation.checkpoint import Checkpoint, CheckpointFolder
 from fairflare.reporting.comparison import compare
 from fairflare.reporting.results import (
     CSV_COLUMNS,
@@ -74,12 +78,13 @@ def strict(path: Path) -> dict[str, Any]:
 
 
 def rows(store: ResultsStore, name: str) -> list[list[str]]:
-    with (store.folder / name).open(encoding="utf-8", newline="") as file:
+    opened = bz2.open if name.endswith(".bz2") else open
+    with opened(store.folder / name, "rt", encoding="utf-8", newline="") as file:
         return list(csv.reader(file))
 
 
-def snapshot(store: ResultsStore) -> dict[str, str]:
-    return {name: (store.folder / name).read_text(encoding="utf-8") for name in CSV_COLUMNS}
+def snapshot(store: ResultsStore) -> dict[str, list[list[str]]]:
+    return {name: rows(store, name) for name in CSV_COLUMNS}
 
 
 def finished(folder: Path, *, method: str = "fed_lwr", dice: tuple[float, ...] = (0.9, 0.5, 0.7), **info: Any) -> Any:
@@ -89,6 +94,13 @@ def finished(folder: Path, *, method: str = "fed_lwr", dice: tuple[float, ...] =
     test = {site: {"loss": 1 - value, "dice": value} for site, value in zip("ABC", dice, strict=False)}
     store.finish("completed", test, {"dice": summarize({site: m["dice"] for site, m in test.items()})})
     return read_results(folder)
+
+
+def kept_log(store: ResultsStore, folder: Path) -> RecordLog:
+    """A copy, as a checkpoint has it."""
+    log = RecordLog(folder / "kept.bz2")
+    log.take_over(store.log)
+    return log
 
 
 # the store
@@ -105,7 +117,8 @@ def test_a_run_from_start_to_finish(store):
 
     store.add_round(record(0))
     store.add_round(record(1, site_weights={"A": 0.25, "B": np.float32(0.75)}, layers=None))
-    document = strict(store.folder / "results.json")
+    assert strict(store.folder / "results.json")["rounds"] == []
+    document = read_results(store.folder)
     assert document["status"] == "running"
     first, second = document["rounds"]
     assert first["validation"]["B"] == {"dice": None, "loss": 0.2}
@@ -143,7 +156,7 @@ def test_csv_rows(store):
         ["0", "aggregate", "A", "weight", "0.25"],
         ["1", "test", "A", "dice", "0.9"],
     ]
-    assert rows(store, "layers.csv")[1:] == [
+    assert rows(store, "layers.csv.bz2")[1:] == [
         ["0", "conv", "A", "0.9", "0.1", "1.0"],
         ["0", "conv", "B", "", "", "0.0"],
     ]
@@ -232,10 +245,135 @@ def test_files_are_replaced_as_a_whole(store, tmp_path):
     before = {name: (store.folder / name).read_bytes() for name in ("results.json", *CSV_COLUMNS)}
     for name in before:
         os.link(store.folder / name, tmp_path / name)
-    store.load_state_dict(state | {"rounds": []})
+    store.load_state_dict(state | {"last_round": -1}, RecordLog(tmp_path / "none"))
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
     assert all((store.folder / name).read_bytes() != content for name, content in before.items())
-    assert {path.name for path in store.folder.iterdir()} == {*before, "progress.jsonl"}  # nothing half-written
+    others = {"progress.jsonl", "rounds.jsonl.bz2", ".reserve"}
+    assert {path.name for path in store.folder.iterdir()} == {*before, *others}  # nothing half-written
+
+
+def many(number: int, sites: int = 6, layers: int = 8) -> RoundRecord:
+    """A round in the manner of Fed-LWR."""
+    rng = np.random.default_rng(number)
+    names = [f"site-{k}" for k in range(sites)]
+    values = {
+        f"conv{layer}": {
+            site: {"cka": float(1 - x), "dissimilarity": float(x), "weight": float(x)}
+            for site, x in zip(names, rng.random(sites) / 10, strict=True)
+        }
+        for layer in range(layers)
+    }
+    return record(number, sites=names, layers=values)
+
+
+def test_what_is_written_for_a_round_does_not_grow_with_the_rounds_before(store, tmp_path, monkeypatch):
+    """Bytes that files grow by and bytes of files that are replaced, in the run's folder and in the checkpoint's."""
+    replaced: list[int] = []
+    real = os.replace
+
+    def counted(source: Any, target: Any, **kwargs: Any) -> None:
+        replaced.append(Path(source).stat().st_size)
+        real(source, target, **kwargs)
+
+    monkeypatch.setattr(os, "replace", counted)
+    store.start(INFO)
+    kept = CheckpointFolder(tmp_path / "kept")
+    written = []
+    for number in range(60):
+        before = sum(p.stat().st_size for p in tmp_path.rglob("*") if p.suffix in (".bz2", ".csv", ".jsonl"))
+        replaced.clear()
+        store.event("round_done", current_round=number)
+        store.add_round(many(number))
+        kept.save(Checkpoint(number + 1, {"w": torch.zeros(1)}, {}, store.state_dict(), {}, {}), store.log)
+        after = sum(p.stat().st_size for p in tmp_path.rglob("*") if p.suffix in (".bz2", ".csv", ".jsonl"))
+        written.append(after - before + sum(replaced))
+    early, late = sum(written[2:12]), sum(written[-10:])
+    assert late < 1.02 * early, (early, late)
+    store.finish("completed", {"A": {"dice": 0.5}})
+    assert not (store.folder / "rounds.jsonl.bz2").exists()  # results.json has them
+    assert len(strict(store.folder / "results.json")["rounds"]) == 60
+
+
+def test_digits_of_the_values_by_layer_and_site(store):
+    store.start({})
+    layers = {"conv": {"A": {"cka": 1 - 1.23456789123e-5, "dissimilarity": 1.23456789123e-5, "weight": 1 / 3}}}
+    store.add_round(record(0, layers=layers))
+    values = {"cka": 0.999988, "dissimilarity": 1.2345679e-05, "weight": 0.33333333}
+    assert read_results(store.folder)["rounds"][0]["layers"] == {"conv": {"A": values}}
+    assert rows(store, "layers.csv.bz2")[1] == ["0", "conv", "A", "0.999988", "1.234568e-05", "0.3333333"]
+
+
+def test_the_same_view_of_a_run_that_goes_on_was_killed_or_is_over(store):
+    store.start(INFO)
+    for number in range(3):
+        store.add_round(many(number))
+    going_on = read_results(store.folder)
+    assert [entry["current_round"] for entry in going_on["rounds"]] == [0, 1, 2]
+    store.finish("failed", reason="x")
+    assert read_results(store.folder)["rounds"] == going_on["rounds"]
+
+
+@pytest.mark.parametrize("cut", [1, 30, 10**6])
+def test_an_interrupted_append_is_recovered(store, tmp_path, cut):
+    store.start(INFO)
+    store.add_round(many(0))
+    log = kept_log(store, tmp_path)
+    saved = store.state_dict()
+    store.add_round(many(1))
+    path = store.folder / "rounds.jsonl.bz2"
+    data = path.read_bytes()
+    path.write_bytes(data[: max(len(data) - cut, log.size)])  # killed within the write
+    assert [entry["current_round"] for entry in read_results(store.folder)["rounds"]] == [0]
+    again = ResultsStore(store.folder)
+    again.start(INFO)
+    again.load_state_dict(saved, log)
+    again.add_round(many(1))
+    assert path.read_bytes() == data
+
+
+def test_a_damaged_record_within_the_log_is_named(store):
+    store.start(INFO)
+    store.add_round(many(0))
+    store.add_round(many(1))
+    path = store.folder / "rounds.jsonl.bz2"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 4] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"rounds\.jsonl\.bz2: record 0 is damaged"):
+        read_results(store.folder)
+
+
+def test_no_room_for_the_rounds_and_still_failed(store):
+    """The last word is short, and space was kept for it."""
+    store.start(INFO)
+    assert (store.folder / ".reserve").stat().st_size >= 100_000
+    for number in range(12):
+        store.add_round(many(number, sites=20))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (80_000, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            store.finish("completed", {"A": {"dice": 0.5}})
+        store.finish("failed", reason="the disk is full")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not (store.folder / ".reserve").exists()
+    document = strict(store.folder / "results.json")
+    assert (document["status"], document["reason"], document["rounds"]) == ("failed", "the disk is full", [])
+    assert len(read_results(store.folder)["rounds"]) == 12
+
+
+def test_going_back_forgets_rounds_and_says_so(store, tmp_path):
+    store.start(INFO)
+    store.add_round(record(0))
+    saved, files, log = store.state_dict(), snapshot(store), kept_log(store, tmp_path)
+    store.add_round(record(1))
+    store.go_back(saved, log, "all failed")
+    assert snapshot(store) == files
+    (entry,) = read_results(store.folder)["went_back"]
+    assert (entry["from_round"], entry["to_round"], entry["reason"]) == (2, 1, "all failed")
+    store.add_round(record(1))
+    assert [e["current_round"] for e in read_results(store.folder)["rounds"]] == [0, 1]
 
 
 def test_start_forgets_an_earlier_run(store):
@@ -254,12 +392,12 @@ def test_resume_in_another_folder(store, tmp_path):
     store.start(INFO)
     store.add_round(record(0))
     store.add_round(record(1))
-    saved = json.loads(json.dumps(store.state_dict(), allow_nan=False))
+    saved, log = json.loads(json.dumps(store.state_dict(), allow_nan=False)), kept_log(store, tmp_path)
     store.add_round(record(2))
 
     other = ResultsStore(tmp_path / "second")
     other.start(INFO | {"job_id": "j-2"})
-    other.load_state_dict(saved)
+    other.load_state_dict(saved, log)
     other.add_round(record(2))
     assert snapshot(other) == snapshot(store)
     before, after = read_results(store.folder), read_results(other.folder)
@@ -267,26 +405,25 @@ def test_resume_in_another_folder(store, tmp_path):
     assert after["started"] == before["started"]
     assert after["info"]["job_id"] == "j-2"
     assert [entry["next_round"] for entry in after["resumed"]] == [2]
-    assert len(saved["rounds"]) == 2
 
 
-def test_resume_replaces_rows_that_the_checkpoint_does_not_know(store):
+def test_resume_replaces_rows_that_the_checkpoint_does_not_know(store, tmp_path):
     store.start(INFO)
     store.add_round(record(0))
-    saved, files = store.state_dict(), snapshot(store)
+    saved, files, log = store.state_dict(), snapshot(store), kept_log(store, tmp_path)
     store.add_round(record(1))
     again = ResultsStore(store.folder)
     again.start(INFO)
-    again.load_state_dict(saved)
+    again.load_state_dict(saved, log)
     assert snapshot(again) == files
 
 
 def test_resume_refusals(store):
     with pytest.raises(ValueError, match="was not started"):
-        store.load_state_dict(store.state_dict())
+        store.load_state_dict(store.state_dict(), store.log)
     store.start(INFO)
     with pytest.raises(ValueError, match="saved results have schema version 99"):
-        store.load_state_dict(store.state_dict() | {"schema_version": 99})
+        store.load_state_dict(store.state_dict() | {"schema_version": 99}, store.log)
 
 
 def test_events(store):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from fairflare.core.states import weighted_average
 from fairflare.exchange import staging as module
-from fairflare.exchange import tensor_folder
 from fairflare.exchange.staging import Staging
 
 ALL_DTYPES = [
@@ -126,7 +127,7 @@ def test_sites_are_sorted_and_can_be_removed(staging):
     staging.discard("b")
     staging.discard("never staged")
     assert list(staging.open_all()) == ["a", "c"]
-    (staging.folder / "d.safetensors.partial").write_bytes(b"left by a killed process")
+    (staging.folder / ".d.safetensors.99999999.partial").write_bytes(b"left by a killed process")
     assert staging.sites() == ["a", "c"]
     staging.clear()
     assert staging.sites() == []
@@ -153,12 +154,12 @@ def test_a_second_put_replaces_the_first(staging):
 def test_a_failed_put_leaves_the_old_state_and_no_rest(staging, monkeypatch):
     staging.put("A", {"w": torch.zeros(3)})
 
-    def half_written(tensors: object, file: Path, metadata: object) -> None:
-        Path(file).write_bytes(b"half")
-        raise OSError("No space left on device")
+    def half_written(file: IO[bytes], *_: object) -> None:
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(tensor_folder, "save_file", half_written)
-    with pytest.raises(OSError, match="No space left"):
+    monkeypatch.setattr(module, "write_tensors", half_written)
+    with pytest.raises(OSError, match=r"the model of site 'A' cannot be written to .*No space left"):
         staging.put("A", {"w": torch.ones(3)})
     assert [path.name for path in staging.folder.iterdir()] == ["A.safetensors"]
     assert staging.open("A")["w"].tolist() == [0, 0, 0]
@@ -202,9 +203,9 @@ def test_a_damaged_file_is_named(staging, damage):
         os.replace(staging.folder / "B.safetensors", file)  # noqa: PTH105
     elif damage == "more":
         two = {"w": torch.ones(1), "x": torch.ones(1)}
-        tensor_folder.save_file(two, file, metadata={"site": "A", "names": '["w"]'})
+        save_file(two, file, metadata={"site": "A", "names": '["w"]'})
     else:
-        tensor_folder.save_file({"w": torch.ones(1)}, file)
+        save_file({"w": torch.ones(1)}, file)
     with pytest.raises(ValueError, match=r"staged model of site 'A' .*is damaged"):
         staging.open("A")
 

@@ -60,7 +60,7 @@ def test_a_number_begun_again_is_empty(tmp_path):
     keep = folders.begin(2)
     keep("w", torch.ones(1))
     keep("of another model", torch.ones(1))
-    (tmp_path / "000002" / "v.safetensors.partial").write_bytes(b"left by a killed process")
+    (tmp_path / "000002" / ".v.safetensors.99999999.partial").write_bytes(b"left by a killed process")
     assert list(folders.at(2)) == ["of another model", "w"]
     folders.begin(2)("w", torch.full((1,), 2.0))
     assert {name: t.item() for name, t in folders.at(2).items()} == {"w": 2.0}

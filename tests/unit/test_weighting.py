@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from fairflare.core import weighting
 from fairflare.core.weighting import (
+    capped_weights,
     dissimilarity_weights,
+    feasible_bound,
     fedga_weights,
     layer_weights,
     moving_average,
@@ -336,6 +338,92 @@ def test_fedga_sums_to_one_and_order_does_not_matter(values, gaps, step):
     assert min(moved.values()) >= 0
     assert set(moved) == set(weights) | set(gaps)
     assert fedga_weights(dict(reversed(weights.items())), dict(reversed(gaps.items())), step) == moved
+
+
+# the largest share
+
+
+def naive_cap(weights: dict[str, float], bound: float) -> dict[str, float]:
+    """min(b, c w) with c by bisection; where the others have no weight at all, the rest alike."""
+    bound = max(bound, 1 / len(weights))
+    if max(weights.values()) <= bound:
+        return weights
+
+    def total(c: float) -> float:
+        return math.fsum(min(bound, c * w) for w in weights.values())
+
+    some = sum(w > 0 for w in weights.values())
+    if some * bound < 1:
+        rest = (1 - some * bound) / (len(weights) - some)
+        return {site: bound if w > 0 else rest for site, w in weights.items()}
+    low, high = 1.0, 1.0
+    while total(high) < 1 - 1e-13:
+        high *= 2
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if total(middle) < 1 else (low, middle)
+    return {site: min(bound, high * w) for site, w in weights.items()}
+
+
+shares = st.one_of(
+    by_site.map(normalise),
+    st.dictionaries(st.text("ABCDEFG", min_size=1, max_size=3), st.floats(0, 5), min_size=2).map(
+        lambda logs: normalise({site: 10.0 ** -(10 * log) for site, log in logs.items()})
+    ),
+    st.dictionaries(st.text("ABCDEFG", min_size=1, max_size=3), st.sampled_from([0.0, 1.0, 7.0]), min_size=1).map(
+        normalise
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("weights", "bound", "expected"),
+    [
+        ((0.7, 0.2, 0.1), 0.5, (0.5, 1 / 3, 1 / 6)),
+        ((0.7, 0.2, 0.1), 0.4, (0.4, 0.4, 0.2)),
+        ((0.6, 0.3, 0.1), 0.4, (0.4, 0.4, 0.2)),  # what is cut lifts the second over the bound
+        ((0.9999992, 0.0000004, 0.0000004), 0.5, (0.5, 0.25, 0.25)),
+        ((1.0, 0.0, 0.0), 0.5, (0.5, 0.25, 0.25)),
+        ((0.5, 0.5, 0.0, 0.0), 0.4, (0.4, 0.4, 0.1, 0.1)),
+        ((0.7, 0.2, 0.1), 0.2, (1 / 3, 1 / 3, 1 / 3)),  # cannot hold
+        ((1.0,), 0.4, (1.0,)),
+        ((0.9, 0.1), 0.4, (0.5, 0.5)),
+    ],
+)
+def test_capped_weights_worked_examples(weights, bound, expected):
+    assert capped_weights(named(*weights), bound) == close(*expected)
+
+
+@given(shares, st.floats(0.01, 1), st.randoms(use_true_random=False))
+def test_capped_weights(weights, bound, random):
+    before = dict(weights)
+    capped = capped_weights(weights, bound)
+    used = feasible_bound(len(weights), bound)
+    assert weights == before
+    assert list(capped) == list(weights)
+    assert math.fsum(capped.values()) == pytest.approx(1, abs=1e-12)
+    assert min(capped.values()) >= 0
+    assert max(capped.values()) <= used + 1e-12
+    assert capped == pytest.approx(naive_cap(weights, bound), abs=1e-9)
+    if max(weights.values()) <= used:
+        assert capped == weights
+    ordered = sorted(weights, key=weights.__getitem__)
+    assert all(capped[low] <= capped[high] for low, high in pairwise(ordered))
+    for site, weight in weights.items():
+        assert capped[site] >= min(weight, used) - 1e-12  # only who is above the bound loses
+    names = list(weights)
+    random.shuffle(names)
+    assert capped_weights({name: weights[name] for name in names}, bound) == capped
+    assert capped_weights(capped, bound) == pytest.approx(capped, abs=1e-12)
+
+
+def test_capped_weights_errors():
+    with pytest.raises(ValueError, match="bound must be in \\(0, 1\\], got 0"):
+        capped_weights(named(1.0), 0)
+    with pytest.raises(ValueError, match="no site in weights"):
+        capped_weights({}, 0.5)
+    with pytest.raises(ValueError, match=r"weights must sum to 1, got 0\.5"):
+        capped_weights(named(0.25, 0.25), 0.5)
 
 
 # all rules

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -47,7 +47,16 @@ def plan_options(
     task: Annotated[
         str | None, typer.Option("--task", help="segmentation or classification; default: what the paper learns.")
     ] = None,
-    paper: Annotated[bool, typer.Option("--paper", help="The paper's settings, not those of a quick job.")] = False,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="The paper's rounds, sites, network and training, not those of a quick job.")
+    ] = False,
+    train_like: Annotated[
+        str | None,
+        typer.Option(
+            "--train-like",
+            help="Task, network, data and local training of this method, so that the two can be compared.",
+        ),
+    ] = None,
     min_sites: Annotated[int, typer.Option(min=1, help="Usable results that a round needs.")] = 2,
     seed: Annotated[int, typer.Option(help="Of the initial model and of all training.")] = 0,
     experiment: Annotated[str, typer.Option(help="Id under which a stopped run can be continued.")] = "",
@@ -71,6 +80,7 @@ def plan_options(
         "method": method,
         "task": task,
         "small": not paper,
+        "train_like": train_like,
         "num_rounds": rounds,
         "sites": "default" if sites is None else parse_sites(sites),
         "min_sites": min_sites,
@@ -113,7 +123,7 @@ def top(
 ) -> None:
     """Fair federated learning for medical images on NVIDIA FLARE."""
     if version:
-        from fairflare.federation.rounds import versions
+        from fairflare.federation.run_info import versions
 
         console.print(", ".join(f"{name} {number}" for name, number in versions().items()), highlight=False)
         raise typer.Exit()
@@ -154,6 +164,14 @@ def describe(
 
 
 @app.command()
+def privacy() -> None:
+    """What leaves a site with each method and task, field by field, in Markdown."""
+    from fairflare.federation.privacy import page
+
+    typer.echo(page(), nl=False)
+
+
+@app.command()
 @takes_plan
 def run(
     plan: dict[str, Any],
@@ -187,6 +205,7 @@ def run(
             raise ValueError("--sites all is for export; the simulator needs their number or names")
         sites = 0 if plan["sites"] == "default" else plan["sites"]
         recipe = FairRecipe(**{**plan, "sites": sites, "keep_local_models": keep_local_models})
+        say_what_lacks(recipe.plan.lacks)
         local = site_settings(site_file, plan["experiment"], workspace)
         if not overwrite:
             refuse_to_replace_run(workspace, plan["experiment"])
@@ -207,7 +226,12 @@ def export(
     plan: dict[str, Any],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder that the job folder is put into.")],
     preinstalled: Annotated[
-        bool, typer.Option("--preinstalled", help="No custom code: sites have the package and allow 'fairflare.'.")
+        bool,
+        typer.Option(
+            "--preinstalled",
+            help="For hospitals: no custom code (sites have the package and allow 'fairflare.'), and bounds on one "
+            "site's influence (docs/robustness.md; --set max_weight=null: without).",
+        ),
     ] = False,
     bundle: Annotated[bool, typer.Option("--bundle", help="Carry the whole package in the job.")] = False,
     overwrite: Overwrite = False,
@@ -221,6 +245,7 @@ def export(
         packaging = "preinstalled" if preinstalled else "bundle" if bundle else "task_file"
         sites = None if plan["sites"] == "default" else plan["sites"]
         recipe = FairRecipe(**{**plan, "sites": sites}, packaging=packaging)
+        say_what_lacks(recipe.plan.lacks)
         folder = out / recipe.name
         if folder.exists() and not overwrite:
             raise ValueError(f"{folder} exists; give --overwrite to replace all of it, or another --out")
@@ -344,6 +369,14 @@ def run_here(recipe: Any, workspace: Path, local: dict[str, Any], log_path: Path
     finally:
         root.removeHandler(handler)
         handler.close()
+
+
+def say_what_lacks(lacks: Sequence[str]) -> None:
+    """What the paper's setting still has to be given."""
+    if lacks:
+        errors.print("[yellow]not the paper's run by itself[/yellow]; it lacks", highlight=False)
+        for text in lacks:
+            errors.print(f"  - {text}", markup=False, highlight=False)
 
 
 def refuse_to_replace_run(workspace: Path, experiment: str) -> None:

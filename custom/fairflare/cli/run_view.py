@@ -60,7 +60,7 @@ class RunView(Listener):
         if details["ok"]:
             values = details.get("metrics") or {}
             score = next((f"{k} {v:.3f}" for k, v in values.items() if k != "loss"), "")
-            note = f"{details['phase']} {score} ({details['seconds']:.1f} s)"
+            note = f"{details['phase']} {escape(score)} ({details['seconds']:.1f} s)"
         else:
             note = f"[red]left out:[/red] {escape(details['reason'][:70])}"
         step = 1 if details["phase"] == "validate" else 0

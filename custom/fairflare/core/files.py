@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any, BinaryIO, cast
 
-_PARTIAL = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d+)\.partial")
+#: What :func:`write_whole` writes to, and what it was called before version 0.2.
+_PARTIAL = re.compile(r"\..+\.(?P<pid>\d+)\.(partial|tmp)|.+\.tmp(?P<old_pid>\d*)")
+LONGEST_NAME = 255 - len("..4194304.partial")  # of a file that write_whole writes
 
 
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = True) -> None:
     """Replaces ``path`` by what ``write`` writes; a reader sees the old file or the new one, never a part.
 
     Args:
         path: in a folder that exists.
         write: is given the file to write.
+        durable: the file outlives a power cut from here on; False: only the process's death.
 
     Raises:
         OSError: the disk is full or cannot be written. The old file is then untouched and nothing else is left.
@@ -23,22 +28,44 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         write(partial)
-        _to_disk(partial)
+        if durable:
+            to_disk(partial)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-    _to_disk(path.parent)
+    if durable:
+        to_disk(path.parent)
 
 
-def remove_partials(folder: Path) -> int:
+def remove_partials(folder: Path, *, mine: bool = False) -> int:
     """Removes what :func:`write_whole` of processes that are gone left in a folder; how many.
 
     A process of another machine is taken for gone: call this only with a folder that one machine owns.
+
+    Args:
+        folder: need not exist.
+        mine: nobody but the caller writes there now, so all of it is left over, also what carries the number of a
+            process that lives (the same one in a container that was started again).
     """
-    gone = [path for path in _partials(folder) if not _is_alive(path)]
+    gone = [path for path in _partials(folder) if mine or not _is_alive(path)]
     for path in gone:
         path.unlink(missing_ok=True)
     return len(gone)
+
+
+def real_folders(roots: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:
+    """Folders with all links followed, for :func:`lies_in`; ``~`` is the user's home."""
+    return tuple(Path(root).expanduser().resolve() for root in roots)
+
+
+def lies_in(path: Path, folders: Iterable[Path]) -> bool:
+    """Whether a file lies in one of these :func:`real_folders` when all links are followed.
+
+    What the links are when somebody reads the file later is another matter: whoever can change them meanwhile can also
+    change the files.
+    """
+    real = path.resolve()
+    return any(real.is_relative_to(folder) for folder in folders)
 
 
 def _partials(folder: Path) -> list[Path]:
@@ -47,8 +74,11 @@ def _partials(folder: Path) -> list[Path]:
 
 def _is_alive(partial: Path) -> bool:
     match = _PARTIAL.fullmatch(partial.name)
+    pid = (match["pid"] or match["old_pid"]) if match else None
+    if not pid:
+        return False
     try:
-        os.kill(int(match["pid"]) if match else 0, 0)
+        os.kill(int(pid), 0)
     except ProcessLookupError:
         return False
     except (PermissionError, OverflowError):
@@ -56,10 +86,58 @@ def _is_alive(partial: Path) -> bool:
     return True
 
 
-def _to_disk(path: Path) -> None:
+def to_disk(path: Path) -> None:
     """A file's bytes, or a folder's names, outlive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sha256_of(path: Path) -> str:
+    """Of a file's content, in hex."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while data := file.read(1 << 20):
+            found.update(data)
+    return found.hexdigest()
+
+
+def save_torch(value: Any, path: Path) -> None:
+    """``torch.save`` that says why a disk did not take it.
+
+    Raises:
+        OSError: the disk is full or cannot be written.
+    """
+    import torch
+
+    with path.open("wb", buffering=0) as file:
+        told = _Told(file)
+        try:
+            torch.save(value, cast(BinaryIO, told))
+        except RuntimeError:  # its own words are about the archive's positions
+            if told.error is not None:
+                raise told.error from None
+            raise
+
+
+class _Told:
+    """A file that remembers what went wrong."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        left = memoryview(data).cast("B")
+        try:
+            while left:
+                left = left[self.file.write(left) :]
+        except OSError as error:
+            self.error = self.error or error
+            raise
+        return len(memoryview(data).cast("B"))
+
+    def flush(self) -> None:
+        """Nothing waits in memory."""

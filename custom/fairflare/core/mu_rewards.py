@@ -7,42 +7,18 @@ from collections.abc import Mapping, Sequence
 
 from fairflare.core import checks
 
-__all__ = ["INITIAL_MU", "MU_GRID", "global_accuracy", "label_entropy", "mu_grid", "observation", "reward"]
+__all__ = ["FINE_GRID", "INITIAL_MU", "MU_GRID", "global_accuracy", "label_entropy", "observation", "reward"]
 
 #: The proximal coefficient before an agent has chosen one.
 INITIAL_MU = 1e-5
 #: Actions of the specification.
 MU_GRID = (1e-5, 1e-3, 1e-2, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
+#: Those of a network that has the action as an input.
+FINE_GRID = (0.0, 1e-5, *(k / 20 for k in range(1, 21)))
 #: A loss counts as this one at most.
 LOSS_CAP = 10.0
 #: Scaled entropy of a site that does not tell it. It never changes, so to the site's own network any number is as good.
 UNKNOWN_ENTROPY = -0.5
-
-
-def mu_grid(num: int = 5, *, low: float = 1e-5, high: float = 1.0, zero: bool = True) -> tuple[float, ...]:
-    """Proximal coefficients evenly spaced by their logarithm.
-
-    Args:
-        num: how many from ``low`` to ``high``, both included, ``>= 2``.
-        low, high: limits, ``0 < low < high <= 1``.
-        zero: put 0 (no proximal term) before them.
-
-    Returns:
-        Ascending values.
-
-    Raises:
-        ValueError: an argument out of range.
-
-    Example:
-        >>> mu_grid(6)
-        (0.0, 1e-05, 0.0001, 0.001, 0.01, 0.1, 1.0)
-    """
-    checks.whole("num", num, low=2)
-    checks.number("high", high, above=0, high=1)
-    checks.number("low", low, above=0, below=high)
-    span = math.log10(high) - math.log10(low)
-    inner = [float(f"{10 ** (math.log10(low) + span * k / (num - 1)):.6g}") for k in range(1, num - 1)]
-    return (*((0.0,) if zero else ()), float(low), *inner, float(high))
 
 
 def label_entropy(counts: Sequence[int]) -> float:

@@ -6,19 +6,21 @@ import copy
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fairflare.core import checks
 
-__all__ = ["Learner", "Mixer", "mix", "td_target"]
+__all__ = ["Learner", "Mixer", "Step", "SummaryMixer", "available", "mix", "td_target"]
 
 OBSERVATION_SIZE = 4  # numbers that an agent sees
 EMBED = 32  # width of the mixer
 CAPACITY, BATCH, TARGET_EVERY = 1000, 32, 10  # transitions: remembered, per gradient step, between target copies
 CLIP = 10.0  # largest norm of the gradient
+MANY_AGENTS = 8  # with more: one network for all by default, and a mixer that does not grow with their square
+INDEX = torch.int16  # of an action, where it is remembered
 
 
 def mix(q: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, v: Tensor) -> Tensor:
@@ -80,41 +82,111 @@ class Mixer(nn.Module):
         self.b1 = _Linear(size, EMBED, generator)
         self.v = nn.Sequential(_Linear(size, EMBED, generator), nn.ReLU(), _Linear(EMBED, 1, generator))
 
-    def forward(self, q: Tensor, state: Tensor) -> Tensor:
-        """(n, H) and (n, 4 H) to (n,)."""
+    def forward(self, q: Tensor, seen: Tensor) -> Tensor:
+        """(n, H) and (n, H, 4) to (n,)."""
+        state = seen.flatten(1)
         w1 = self.w1(state).unflatten(-1, (q.shape[-1], -1))
         return mix(q, w1, self.b1(state), self.w2(state), self.v(state).squeeze(-1))
 
 
+class SummaryMixer(nn.Module):
+    """:class:`Mixer` for many agents: its size does not depend on their number (ours; the paper has few sites).
+
+    The state is mean and spread of the observations, (8,). An agent's row of W_1 is what one network for all makes of
+    the state and its own observation, divided by the number of agents, so that Q_tot keeps its scale.
+    """
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        size = 2 * OBSERVATION_SIZE
+        self.w1 = _Linear(OBSERVATION_SIZE + size, EMBED, generator)
+        self.w2 = _Linear(size, EMBED, generator)
+        self.b1 = _Linear(size, EMBED, generator)
+        self.v = nn.Sequential(_Linear(size, EMBED, generator), nn.ReLU(), _Linear(EMBED, 1, generator))
+
+    def forward(self, q: Tensor, seen: Tensor) -> Tensor:
+        """(n, H) and (n, H, 4) to (n,)."""
+        state = torch.cat([seen.mean(dim=1), seen.std(dim=1, correction=0)], dim=1)
+        each = torch.cat([seen, state.unsqueeze(1).expand(-1, seen.shape[1], -1)], dim=2)
+        return mix(q, self.w1(each) / q.shape[1], self.b1(state), self.w2(state), self.v(state).squeeze(-1))
+
+
 class _Networks(nn.Module):
-    """Q_h(o_h, a) of every agent, two hidden layers with ReLU and linear output, and the mixer over them."""
+    """Q_h(o_h, a) of every agent, two hidden layers with ReLU and linear output, and the mixer over them.
+
+    The first layer's inputs are the four numbers seen; with one network for all, who is asked and its action before,
+    one-hot; for a critic the action's value. One-hot inputs pick rows of the weights, so that a step grows with the
+    number of agents and not with its square.
+    """
+
+    actions: Tensor
 
     def __init__(
-        self, num_agents: int, num_actions: int, hidden: int, shared: bool, mixer: str, generator: torch.Generator
+        self,
+        num_agents: int,
+        actions: Tensor,
+        gen: torch.Generator,
+        *,
+        hidden: int,
+        shared: bool,
+        critic: bool,
+        mixer: str,
     ) -> None:
         super().__init__()
-        self.num_actions, self.shared = num_actions, shared
+        num_actions = len(actions)
+        self.shared, self.critic = shared, critic
+        self.register_buffer("actions", actions, persistent=False)
         copies, extras = (1, num_agents + num_actions) if shared else (num_agents, 0)
         self.agents = nn.Sequential(
-            _Linear(OBSERVATION_SIZE + extras, hidden, generator, copies),
+            _Linear(OBSERVATION_SIZE + extras + critic, hidden, gen, copies),
             nn.ReLU(),
-            _Linear(hidden, hidden, generator, copies),
+            _Linear(hidden, hidden, gen, copies),
             nn.ReLU(),
-            _Linear(hidden, num_actions, generator, copies),
+            _Linear(hidden, 1 if critic else num_actions, gen, copies),
         )
-        self.mixer = Mixer(num_agents, generator) if mixer == "qmix" else None
+        few = num_agents <= MANY_AGENTS
+        self.mixer = None if mixer == "vdn" else Mixer(num_agents, gen) if few else SummaryMixer(gen)
 
     def forward(self, seen: Tensor, previous: Tensor) -> Tensor:
         """Q of every action: (n, H, 4) and (n, H) to (n, H, actions)."""
-        if self.shared:  # who is asked, and its action before
-            who = torch.eye(seen.shape[1]).expand(len(seen), -1, -1)
-            seen = torch.cat([seen, who, nn.functional.one_hot(previous, self.num_actions)], dim=2)
-        return self.agents(seen.transpose(0, 1)).transpose(0, 1)
+        first: Any = self.agents[0]
+        weight, num_actions = first.weight, len(self.actions)
+        x = seen.transpose(0, 1) @ weight[:, :OBSERVATION_SIZE] + first.bias  # (H, n, hidden)
+        if self.shared:
+            who, before = weight[0, OBSERVATION_SIZE:].split([len(x), weight.shape[1] - OBSERVATION_SIZE - len(x)])
+            x = x + who.unsqueeze(1) + before[previous.T]
+        if self.critic:
+            x = (x.unsqueeze(2) + self.actions[:, None] * weight[:, None, -1:]).flatten(1, 2)
+        for layer in list(self.agents)[1:]:
+            x = layer(x)
+        return (x.reshape(seen.shape[1], len(seen), num_actions) if self.critic else x).transpose(0, 1)
 
     def joint(self, q: Tensor, action: Tensor, seen: Tensor) -> Tensor:
         """Q_tot of the agents' actions: (n, H, actions), (n, H) and (n, H, 4) to (n,)."""
         taken = q.gather(2, action.unsqueeze(2)).squeeze(2)
-        return taken.sum(dim=-1) if self.mixer is None else self.mixer(taken, seen.flatten(1))
+        total: Tensor = taken.sum(dim=-1) if self.mixer is None else self.mixer(taken, seen)
+        return total
+
+
+class Step(NamedTuple):
+    """One decision of all agents, agents in sorted order.
+
+    Attributes:
+        observation: (H, 4); all of them are what the mixer sees.
+        present: (H,); an absent agent can only do again what it did before.
+        previous: (H,), index of the actions before.
+        action: (H,), index of the actions chosen.
+    """
+
+    observation: Tensor
+    present: Tensor
+    previous: Tensor
+    action: Tensor
+
+
+def available(present: Tensor, previous: Tensor, num_actions: int) -> Tensor:
+    """Which actions are open: (..., H) and (..., H) to (..., H, actions)."""
+    return present.unsqueeze(-1) | nn.functional.one_hot(previous, num_actions).bool()
 
 
 class Learner:
@@ -125,35 +197,41 @@ class Learner:
     .. math:: y = R + \gamma (1 - done)\, Q_{tot}^{target}\bigl((\max_a Q_h^{target}(o'_h, a))_h, s'\bigr)
 
     Args:
-        num_agents, num_actions: H and the actions of each.
+        num_agents: H.
+        actions: value of each.
         generator: of weights and batches.
-        mixer, share_agents, double_q, gamma, lr, hidden, warmup, updates: of :class:`fairflare.core.qmix.QMix`.
+        mixer, shared, critic, double_q, gamma, lr, hidden, warmup, updates: of :class:`fairflare.core.qmix.QMix`.
     """
 
     def __init__(
         self,
         num_agents: int,
-        num_actions: int,
+        actions: tuple[float, ...],
         generator: torch.Generator,
         *,
-        mixer: str,
-        share_agents: bool,
-        double_q: bool,
-        gamma: float,
-        lr: float,
-        hidden: int,
-        warmup: int,
-        updates: int,
+        mixer: str = "qmix",
+        shared: bool | None = None,
+        critic: bool = False,
+        double_q: bool = False,
+        gamma: float = 0.99,
+        lr: float = 1e-3,
+        hidden: int = 64,
+        warmup: int = 10,
+        updates: int = 8,
     ) -> None:
         checks.choice("mixer", mixer, ("qmix", "vdn"))
-        checks.whole("hidden", hidden)
-        self.double_q = double_q
+        shared = num_agents > MANY_AGENTS if shared is None else bool(shared)
+        self.double_q, self.num_actions = double_q, len(actions)
         self.gamma = checks.number("gamma", gamma, low=0, high=1)
         self.warmup = checks.number("warmup", warmup, low=1, high=CAPACITY, whole=True)
         self.updates = checks.whole("updates", updates)
         self.observed = 0  # transitions
         self._generator = generator
-        self._online = _Networks(num_agents, num_actions, hidden, share_agents, mixer, generator)
+        #: What must agree for a state to mean the same here.
+        self.settings: dict[str, Any] = {
+            "mixer": mixer, "shared": shared, "critic": critic, "hidden": checks.whole("hidden", hidden)
+        }  # fmt: skip
+        self._online = _Networks(num_agents, torch.tensor(actions), generator, **self.settings)
         self._target = copy.deepcopy(self._online).requires_grad_(False)
         lr = checks.number("lr", lr, above=0)
         # without foreach the sums have one order on every machine
@@ -166,26 +244,25 @@ class Learner:
         return len(self._replay) < self.warmup
 
     @torch.no_grad()
-    def values(self, observation: Tensor, previous: Tensor) -> Tensor:
-        """Q_h of each action: (H, 4) and (H,), the actions before, to (H, actions)."""
-        return self._online(observation[None], previous[None])[0]
+    def values(self, step: Step) -> Tensor:
+        """Q_h of each action, (H, actions)."""
+        q: Tensor = self._online(step.observation[None], step.previous[None])[0]
+        return q
 
     @torch.no_grad()
-    def joint_value(self, decision: Mapping[str, Tensor]) -> float:
-        """Q_tot of ``observation``, ``previous`` and ``action``."""
-        return float(self._q_tot(_stacked([decision])))
+    def joint_value(self, step: Step) -> float:
+        """Q_tot of a decision."""
+        return float(self._q_tot({name: tensor[None] for name, tensor in step._asdict().items()}))
 
-    def observe(self, transition: Mapping[str, Tensor]) -> float | None:
-        """Remembers a transition and learns from the memory.
-
-        Args:
-            transition: ``observation`` (H, 4), ``previous`` and ``action`` (H,), ``reward`` and ``done`` (scalars),
-                ``next_observation`` (H, 4), ``next_available`` (H, actions).
+    def observe(self, step: Step, reward: float, following: Step, done: bool) -> float | None:
+        """Remembers a transition, 38 bytes an agent, and learns from the memory.
 
         Returns:
             Squared TD error, mean over the updates; None during the warm-up.
         """
-        self._replay.append(dict(transition))
+        transition = step._asdict() | {"next_observation": following.observation, "next_present": following.present}
+        transition |= {name: transition[name].to(INDEX) for name in ("previous", "action")}
+        self._replay.append({**transition, "reward": torch.tensor(float(reward)), "done": torch.tensor(float(done))})
         self.observed += 1
         if self.warming_up:
             return None
@@ -198,6 +275,7 @@ class Learner:
         """One gradient step on transitions drawn without replacement; their mean squared TD error."""
         drawn = torch.randperm(len(self._replay), generator=self._generator)[:BATCH]
         batch = _stacked(self._replay[place] for place in drawn.tolist())
+        batch |= {name: batch[name].long() for name in ("previous", "action")}
         loss = ((self._q_tot(batch) - self._wanted(batch)) ** 2).mean()
         self._optimizer.zero_grad()
         loss.backward()
@@ -214,7 +292,8 @@ class Learner:
         after = batch["next_observation"], batch["action"]
         q = self._target(*after)
         ranking = self._online(*after) if self.double_q else q
-        best = ranking.masked_fill(~batch["next_available"], -math.inf).argmax(dim=2)
+        open_to = available(batch["next_present"], batch["action"], self.num_actions)
+        best = ranking.masked_fill(~open_to, -math.inf).argmax(dim=2)
         q_tot = self._target.joint(q, best, batch["next_observation"])
         return td_target(batch["reward"], q_tot, batch["done"], self.gamma)
 

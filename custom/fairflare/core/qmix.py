@@ -11,20 +11,17 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fairflare.core import checks
-from fairflare.core.mu_rewards import INITIAL_MU, MU_GRID, global_accuracy, label_entropy, mu_grid, observation, reward
-from fairflare.core.q_learning import OBSERVATION_SIZE, Learner
+from fairflare.core.mu_rewards import INITIAL_MU, MU_GRID
+from fairflare.core.q_learning import OBSERVATION_SIZE, Learner, Step, available
 
-__all__ = [
-    "INITIAL_MU", "MU_GRID", "QMix", "Step", "epsilon_at", "global_accuracy", "label_entropy", "mu_grid",
-    "observation", "reward",
-]  # fmt: skip
+__all__ = ["QMix", "Step", "epsilon_at"]
 
 EPS_START, EPS_END = 1.0, 0.05  # share of random actions at first and at last
 REWARD_DELAY = 2  # mu chosen in round r is used in r + 1, and what came of it is measured at the start of r + 2
@@ -36,46 +33,27 @@ def epsilon_at(step: int, *, start: float, end: float, steps: int) -> float:
     return end if step >= steps else start + (end - start) * step / steps
 
 
-class Step(NamedTuple):
-    """One decision of all agents, agents in sorted order.
-
-    Attributes:
-        observation: (H, 4); all of them in a row are what the mixer sees.
-        available: (H, actions), False where an agent may not act so.
-        previous: (H,), index of the actions before.
-        action: (H,), index of the actions chosen.
-    """
-
-    observation: Tensor
-    available: Tensor
-    previous: Tensor
-    action: Tensor
-
-
 class QMix:
     r"""Agents, monotonic mixer, target networks and replay.
 
     Agent h has a network :math:`Q_h(o_h, a)`; the mixer makes of their values a joint one. Since it rises with each of
-    them, each agent can choose by its own network alone.
+    them, each agent can choose by its own network alone. State and work of a step grow in proportion to the number of
+    agents; for the mixer of more than eight see :class:`fairflare.core.q_learning.SummaryMixer`.
 
     Args:
         agents: names, one or more. Their number is fixed: an absent one keeps its last observation and action.
         actions: value of each action. Before its first choice an agent has the one nearest to 1e-5.
-        mixer: ``"qmix"``, or ``"vdn"``: Q_tot is the plain sum, FedMRL's Eq. (4).
-        share_agents: one network for all agents, which also sees who is asked and the action before; default: one
-            each, as in the paper.
-        double_q: choose the next action by the trained networks and value it by the target ones.
-        gamma: discount, in [0, 1].
-        lr: learning rate of Adam, ``> 0``.
-        hidden: width of the agents' two layers.
-        warmup: transitions before the first update, at most the 1000 that are remembered.
-        updates: gradient steps per transition.
-        eps_steps: decisions in which the share of random actions (one draw per agent) falls from 1 to 0.05; may be 0.
+        eps_steps: decisions after the warm-up in which the share of random actions (one draw per agent) falls from 1
+            to 0.05; may be 0.
         eps_prior: ``"small"``: during the warm-up, random actions are at most 0.1, which protects the training.
         seed: of everything random, ``>= 0``; torch's own random state is not touched.
-
-    Its state grows with the square of the number of agents, since the mixer's first layer does: 4 MB for 30, 200 MB
-    for 300. ``"vdn"`` has no such layer.
+        learning: ``mixer``: ``"qmix"``, or ``"vdn"``: Q_tot is the plain sum, FedMRL's Eq. (4). ``shared``: one
+            network for all agents, which also sees who is asked and the action before; ``None``: for more than eight.
+            ``critic``: the action's value is an input of the network, which has one output. ``double_q``: choose the
+            next action by the trained networks and value it by the target ones. ``gamma``: discount, in [0, 1].
+            ``lr``: learning rate of Adam, ``> 0``. ``hidden``: width of the agents' two layers. ``warmup``:
+            transitions before the first update, at most the 1000 that are remembered. ``updates``: gradient steps
+            per transition.
 
     Raises:
         ValueError: an argument out of range (names it and the value).
@@ -83,7 +61,7 @@ class QMix:
     Source:
         Rashid et al., ICML 2018; Sahoo et al., MICCAI 2024 (FedMRL), section 3.1, read as (MRL-11) to (MRL-15) of
         our specification. The authors' code of FedMRL has no replay, no target network, no exploration and a mixer
-        that is not monotonic.
+        that is not monotonic. One network for all, told apart by name and last action, is Rashid et al.'s.
     """
 
     def __init__(
@@ -91,17 +69,10 @@ class QMix:
         agents: Collection[str],
         *,
         actions: Sequence[float] = MU_GRID,
-        mixer: str = "qmix",
-        share_agents: bool = False,
-        double_q: bool = False,
-        gamma: float = 0.99,
-        lr: float = 1e-3,
-        hidden: int = 64,
-        warmup: int = 10,
-        updates: int = 8,
         eps_steps: int = 60,
         eps_prior: str | None = None,
         seed: int = 0,
+        **learning: Any,
     ) -> None:
         self.agents = tuple(sorted(checks.different("agents", agents)))
         checks.whole("number of actions", len(actions))
@@ -109,31 +80,21 @@ class QMix:
         self.eps_steps = checks.whole("eps_steps", eps_steps, low=0)
         self.eps_prior = None if eps_prior is None else checks.choice("eps_prior", eps_prior, ("small",))
         self._generator = torch.Generator().manual_seed(checks.whole("seed", seed, low=0))
-        self._learner = Learner(
-            len(self.agents),
-            len(self.actions),
-            self._generator,
-            mixer=mixer,
-            share_agents=share_agents,
-            double_q=double_q,
-            gamma=gamma,
-            lr=lr,
-            hidden=hidden,
-            warmup=warmup,
-            updates=updates,
-        )
-        # What must agree for a state to mean the same here.
-        self._settings = {
-            "agents": list(self.agents), "actions": list(self.actions), "mixer": mixer, "share_agents": share_agents,
-            "hidden": hidden,
-        }  # fmt: skip
-        self.decisions = 0  # that may have been random
+        self._learner = Learner(len(self.agents), self.actions, self._generator, **learning)
+        self._settings = {"agents": list(self.agents), "actions": list(self.actions), **self._learner.settings}
+        self._rows = {agent: row for row, agent in enumerate(self.agents)}
+        self.decisions = 0  # that may have been random, since the warm-up
         initial = min(range(len(self.actions)), key=lambda a: abs(self.actions[a] - INITIAL_MU))
         self._last_observation = torch.zeros(len(self.agents), OBSERVATION_SIZE)
         self._last_action = torch.full((len(self.agents),), initial)
         self._pending: list[Step] = []  # choices whose reward is not known yet
 
     # -- acting
+
+    @property
+    def shared(self) -> bool:
+        """One network for all agents."""
+        return bool(self._settings["shared"])
 
     @property
     def epsilon(self) -> float:
@@ -163,47 +124,44 @@ class QMix:
 
     def values(self, step: Step) -> dict[str, list[float]]:
         """Q_h of each action, by agent; to look at."""
-        q = self._learner.values(step.observation, step.previous)
-        return {agent: row.tolist() for agent, row in zip(self.agents, q, strict=True)}
+        return dict(zip(self.agents, self._learner.values(step).tolist(), strict=True))
 
     def joint_value(self, step: Step) -> float:
         """Q_tot of a decision."""
-        return self._learner.joint_value(step._asdict())
+        return self._learner.joint_value(step)
 
     def _situation(self, observations: Mapping[str, Sequence[float]]) -> Step:
         """What the agents see, with their last actions in place of the choice."""
-        seen = self._last_observation.clone()
-        allowed = torch.nn.functional.one_hot(self._last_action, len(self.actions)).bool()
+        seen, present = self._last_observation.clone(), torch.zeros(len(self.agents), dtype=torch.bool)
         for agent in sorted(observations):
-            if agent not in self.agents:
+            if agent not in self._rows:
                 raise ValueError(f"unknown agent {agent!r}; the agents are fixed at the start: {list(self.agents)}")
             numbers = [checks.number(f"observation of agent {agent!r}", value) for value in observations[agent]]
             if len(numbers) != OBSERVATION_SIZE:
                 raise ValueError(f"observation of agent {agent!r} must be {OBSERVATION_SIZE} numbers, got {numbers}")
-            row = self.agents.index(agent)
-            seen[row], allowed[row] = torch.tensor(numbers), True
+            seen[self._rows[agent]], present[self._rows[agent]] = torch.tensor(numbers), True
         self._last_observation = seen
-        return Step(seen, allowed, self._last_action, self._last_action)
+        return Step(seen, present, self._last_action, self._last_action)
 
     def _choose(self, situation: Step, greedy: bool) -> Step:
-        q = self._learner.values(situation.observation, situation.previous)
-        best = q.masked_fill(~situation.available, -math.inf).numpy()
+        open_to = available(situation.present, situation.previous, len(self.actions))
+        best = self._learner.values(situation).masked_fill(~open_to, -math.inf).numpy()
         action = torch.from_numpy(np.argmax(best, axis=1))  # the first of equal ones
         if not greedy:
             # Every decision draws the same number of random numbers, whoever is present.
             explore, which = torch.rand(2, len(self.agents), generator=self._generator, dtype=torch.float64)
             for row in torch.nonzero(explore < self.epsilon).flatten().tolist():
-                options = torch.nonzero(self._explored(situation.available[row])).flatten()
+                options = torch.nonzero(self._explored(open_to[row])).flatten()
                 action[row] = options[min(int(which[row] * len(options)), len(options) - 1)]
-            self.decisions += 1
+            self.decisions += not self._learner.warming_up  # who cannot learn yet goes on exploring
         self._last_action = action
         return situation._replace(action=action)
 
-    def _explored(self, available: Tensor) -> Tensor:
+    def _explored(self, open_to: Tensor) -> Tensor:
         if self.eps_prior == "small" and self._learner.warming_up:
-            small = available & (torch.tensor(self.actions) <= SMALL_MU)
-            return small if bool(small.any()) else available
-        return available
+            small = open_to & (torch.tensor(self.actions) <= SMALL_MU)
+            return small if bool(small.any()) else open_to
+        return open_to
 
     # -- learning
 
@@ -226,16 +184,7 @@ class QMix:
         checks.number("reward", reward)
         if following is None and not done:
             raise ValueError("following may be None only where the episode is done")
-        after = step if following is None else following
-        return self._learner.observe(
-            {
-                **step._asdict(),
-                "reward": torch.tensor(float(reward)),
-                "done": torch.tensor(float(done)),
-                "next_observation": after.observation,
-                "next_available": after.available,
-            }
-        )
+        return self._learner.observe(step, reward, step if following is None else following, done)
 
     def end_round(
         self, observations: Mapping[str, Sequence[float]], reward: float | None, *, done: bool = False

@@ -22,6 +22,7 @@ WeightsOf: TypeAlias = Callable[[str], Mapping[str, float]]  # of a tensor: weig
 #: Elements per block. PyTorch splits an elementwise operation over threads above 32768 elements, and a
 #: float64 block of this size fits the second-level cache.
 _BLOCK = 32768
+_LARGEST_WHOLE = 2.0**53  # above it a floating number is no exact integer
 
 
 def weighted_average(states: States, weights: Mapping[str, float], *, updates: bool = False) -> dict[str, torch.Tensor]:
@@ -138,25 +139,42 @@ def add_update(state: State, update: State, site: str = "update") -> dict[str, t
         ValueError: keys or shapes differ, a floating tensor came back as integer, or the sum is not finite.
     """
     _check_names(update, state, site, "the global model")
-    result = {}
-    for name, base in state.items():
-        change = update[name]
-        where = f"site {site!r}: tensor {name!r}"
-        checks.same_shape(where, change, "the global model", base)
-        if change.is_complex() or (base.is_floating_point() and not change.is_floating_point()):
-            raise ValueError(f"{where} is {change.dtype}, the global model has {base.dtype}")
-        base, change = base.detach(), change.detach().to(base.device)
-        if base.is_floating_point():
-            wide = base.dtype if change.dtype == base.dtype else torch.float64
-            total = (base.to(wide) + change.to(wide)).to(base.dtype)
-            if not _all_finite(total):
-                raise ValueError(f"{where} is not finite after adding the update")
-        else:
-            _check_finite(change, where)
-            steps = change.double().round().long() if change.is_floating_point() else change.long()
-            total = (base.long() + steps).to(base.dtype)
-        result[name] = total
-    return result
+    return {
+        name: local_tensor(update[name], base, f"site {site!r}: tensor {name!r}", is_update=True)
+        for name, base in state.items()
+    }
+
+
+def local_tensor(value: torch.Tensor, received: torch.Tensor, where: str, *, is_update: bool) -> torch.Tensor:
+    """One tensor of a site's local model, in the shape and dtype of the one that the site received.
+
+    Args:
+        value: what the site sent, in any precision. Integers may have become floating in a privacy filter; they are
+            rounded to the nearest.
+        received: the tensor of the global model; not changed.
+        where: named in errors.
+        is_update: ``value`` is the difference to ``received``, else the tensor itself.
+
+    Raises:
+        ValueError: another shape, a floating tensor that came back as integer, a value that is not finite or does not
+            fit.
+    """
+    checks.same_shape(where, value, "the global model", received)
+    if value.is_complex() or (received.is_floating_point() and not value.is_floating_point()):
+        raise ValueError(f"{where} is {value.dtype}, the global model has {received.dtype}")
+    received, value = received.detach(), value.detach().to(received.device)
+    if not received.is_floating_point():
+        _check_finite(value, where)
+        steps = _whole(value, where)
+        return (received.long() + steps if is_update else steps).to(received.dtype)
+    total = value
+    if is_update:
+        wide = received.dtype if value.dtype == received.dtype else torch.float64
+        total = received.to(wide) + value.to(wide)
+    total = total.to(received.dtype)
+    if not _all_finite(total):
+        raise ValueError(f"{where} is not finite" + (" after adding the update" if is_update else ""))
+    return total
 
 
 def check_state(state: State, like: State, site: str) -> None:
@@ -196,7 +214,7 @@ def sq_norm(update: State, names: Iterable[str] | None = None) -> float:
     for name in [n for n, t in update.items() if t.is_floating_point()] if names is None else names:
         if name not in update:
             raise ValueError(f"tensor {name!r} is not in the update")
-        squares = [block.double().square_().sum().item() for block in _blocks(update[name])]
+        squares = [block.double().square_().sum().item() for block in blocks(update[name])]
         if not all(map(math.isfinite, squares)):
             raise ValueError(f"squared norm of tensor {name!r} is not finite")
         parts.extend(squares)
@@ -324,6 +342,15 @@ def _check_finite(tensor: torch.Tensor, where: str) -> None:
         raise ValueError(f"{where} is not finite")
 
 
+def _whole(tensor: torch.Tensor, where: str) -> torch.Tensor:
+    """As int64, rounded."""
+    if not tensor.is_floating_point():
+        return tensor.long()
+    if bool((tensor.abs() > _LARGEST_WHOLE).any()):
+        raise ValueError(f"{where} holds a number that no integer of the global model can be")
+    return tensor.double().round().long()
+
+
 def _all_finite(tensor: torch.Tensor) -> bool:
     """Whether every value is finite; cheap sums, and the exact test only where one of them overflows."""
     if not tensor.is_floating_point():
@@ -331,10 +358,10 @@ def _all_finite(tensor: torch.Tensor) -> bool:
     return all(
         math.isfinite(block.sum(dtype=torch.float32 if block.element_size() < 4 else None).item())
         or bool(torch.isfinite(block).all())
-        for block in _blocks(tensor)
+        for block in blocks(tensor)
     )
 
 
-def _blocks(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def blocks(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The tensor in flat pieces that PyTorch handles in one thread and that fit the cache."""
     return tensor.detach().reshape(-1).split(_BLOCK)

@@ -6,9 +6,11 @@ executor, the methods and the benchmarks use nothing else, so a new kind of task
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # inputs, targets
     Device: TypeAlias = torch.device | str
 
-__all__ = ["Batches", "PriorNetwork", "SiteData", "Task", "evaluating"]
+__all__ = ["Batches", "Metric", "PriorNetwork", "SiteData", "Task", "evaluating"]
 
 
 class Batches(Protocol):
@@ -89,6 +91,31 @@ class SiteData(ABC):
         """
 
 
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A metric of :meth:`Task.evaluate`, declared.
+
+    Args:
+        name: its key.
+        doc: what it is; for ``docs/privacy.md``.
+        reveals: what it says about a site's data.
+        by_class: it is about one class, or tells which classes a site has: stays at a site that wants it so.
+        family: how the documentation calls all of its kind (``recall_<class>``); default: ``name``.
+        low, high: closed range.
+    """
+
+    name: str
+    doc: str
+    reveals: str = ""
+    by_class: bool = False
+    family: str = ""
+    low: float = 0.0
+    high: float = 1.0
+
+
+LOSS = Metric(name="loss", doc="mean loss of the evaluated images", low=-math.inf, high=math.inf)
+
+
 class Task(ABC):
     """Model, loss, metric and data source of what the sites learn together.
 
@@ -144,6 +171,12 @@ class Task(ABC):
         Returns:
             the primary metric in [0, 1], ``"loss"`` and, where there are several, metrics by class.
         """
+
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        """What :meth:`evaluate` gives. Of a site that keeps metrics by class, nothing that is not listed here leaves
+        but the primary metric and the loss.
+        """
+        return (Metric(name=self.primary_metric, doc="the primary metric"), LOSS)
 
     @abstractmethod
     def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:

@@ -17,6 +17,8 @@ NonFinite: TypeAlias = Literal["raise", "mean", "median"]
 
 #: A sum at or below this carries no information about the sites: all weights are then equal.
 MIN_SUM = 1e-12
+#: A weight that is above its bound by no more than this is a matter of rounding.
+CAP_TOLERANCE = 1e-12
 #: Floor of a measured sharpness or loss before its logarithm, as in FedISM+.
 POWER_FLOOR = 1e-10
 
@@ -250,6 +252,62 @@ def fedga_weights(
     held = math.fsum(memory[site] for site in pulls)
     moved = normalise({site: min(max(memory[site] + step * pull / largest, 0.0), 1.0) for site, pull in pulls.items()})
     return dict(sorted((memory | {site: held * share for site, share in moved.items()}).items()))
+
+
+def capped_weights(weights: Mapping[str, float], bound: float) -> dict[str, float]:
+    r"""Weights of which none exceeds a bound; what is cut goes to the others in proportion to their weights.
+
+    .. math:: w'_k = \min(b, c\,w_k), \quad c \ge 1 \text{ such that } \textstyle\sum_k w'_k = 1
+
+    Repeated until none exceeds: what is above the bound is set to it, and the others are scaled to share the rest. The
+    result is the vector on the capped simplex that is nearest to the weights in relative entropy.
+
+    Args:
+        weights: by site, finite, ``>= 0``, sum 1 within 1e-6.
+        bound: largest share of a site, in (0, 1]; one below 1 / K cannot hold and counts as 1 / K.
+
+    Returns:
+        New weights in the order given; the same values, bit by bit, when none exceeds the bound (by more than 1e-12).
+        A larger weight stays at least as large as a smaller one. Where only sites of weight 0 are left to take the
+        rest, they share it alike.
+
+    Raises:
+        ValueError: no site, a weight out of range, another sum, or a bound out of range.
+
+    Source:
+        Warmuth and Kuzmin, "Randomized Online PCA Algorithms ...", JMLR 9 (2008), capping algorithm (Algorithm 4).
+
+    Example:
+        >>> capped_weights({"A": 0.75, "B": 0.125, "C": 0.125}, 0.5)
+        {'A': 0.5, 'B': 0.25, 'C': 0.25}
+    """
+    given = checks.shares(weights)
+    bound = feasible_bound(len(given), bound)
+    if max(given.values()) <= bound + CAP_TOLERANCE:
+        return given
+    found, capped = dict(given), set[str]()
+    while len(capped) < len(given):
+        free = {site: weight for site, weight in given.items() if site not in capped}
+        rest, total = max(1.0 - bound * len(capped), 0.0), math.fsum(free.values())
+        for site, weight in free.items():
+            # Divided first: the sum may be the smallest number there is.
+            found[site] = weight / total * rest if total > 0 else rest / len(free)
+        above = {site for site in free if found[site] > bound}
+        if not above:
+            break
+        found.update(dict.fromkeys(above, bound))
+        capped |= above
+    return found
+
+
+def feasible_bound(num_sites: int, bound: float) -> float:
+    """The bound in force: ``bound``, or 1 / K where K sites cannot all stay below it.
+
+    Args:
+        num_sites: K, ``>= 1``.
+        bound: in (0, 1].
+    """
+    return max(float(checks.number("bound", bound, above=0, high=1)), 1.0 / checks.whole("num_sites", num_sites))
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ For classification ``label`` is the number of the class, from 0. Further lists n
 corrupted copy of the test images, one skin tone of them, ...) are optional; their images may be in ``test`` too.
 The results show ``<name>``, so it is made of letters, digits, ``-`` and ``_``.
 
-Paths are relative to the folder. An image is a PNG, JPEG, BMP or TIFF file, a ``.npy`` array or a 2D NIfTI
-file; one slice of a NIfTI volume is picked with a third key, ``"slice": 12``.
+Paths are relative to the folder, and links in it may not leave it unless the site says so. An image is a PNG, JPEG, BMP
+or TIFF file, a ``.npy`` array or a 2D NIfTI file; one slice of a NIfTI volume is picked with a third key,
+``"slice": 12``.
 
 Every problem is a :class:`DataError` that names the site, the file and the key and says what to do. Its
 ``public`` text has no file name in it: only that may leave the site.
@@ -30,6 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core import checks
+from fairflare.core.files import lies_in, real_folders
+from fairflare.core.stopping import check_stop
 
 SPLITS = ("training", "validation", "test")
 EXTRA_TEST = "test_"  # how the names of further test lists begin
@@ -38,6 +41,7 @@ PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
 ARRAYS = (".npy",)
 VOLUMES = (".nii", ".nii.gz")
 SUFFIXES = (*PICTURES, *ARRAYS, *VOLUMES)
+LINKS = "list the folder in 'linked_roots' of the site's fairflare.json if links may lead there"
 TOP_PERCENTILE = 99.0  # of an image without a fixed scale: brighter than this is white
 
 
@@ -76,7 +80,12 @@ class Datalist:
 
 
 def load_datalist(
-    data_root: str | os.PathLike[str], datalist: str = "datalist.json", *, site: str, class_labels: bool = False
+    data_root: str | os.PathLike[str],
+    datalist: str = "datalist.json",
+    *,
+    site: str,
+    class_labels: bool = False,
+    linked_roots: Sequence[str] = (),
 ) -> Datalist:
     """Read and check a datalist; the images themselves are not opened.
 
@@ -85,10 +94,12 @@ def load_datalist(
         datalist: name of the list inside ``data_root``, or an absolute path.
         site: name for the messages.
         class_labels: ``label`` is the number of a class; otherwise the path of a mask.
+        linked_roots: further folders that links in ``data_root`` may lead to.
 
     Raises:
         DataError: the folder or the list is missing or malformed, a split is missing or empty, an entry lacks
-            a key, a file does not exist or lies outside ``data_root``, or an image is in two splits.
+            a key, a file does not exist or lies outside ``data_root``, a link (also the list's own) leads out of it and
+            of ``linked_roots``, or an image is in two splits.
     """
     root = Path(os.path.normpath(Path(data_root).expanduser().absolute()))
     if not root.is_dir():
@@ -98,8 +109,16 @@ def load_datalist(
             f"site '{site}': the data folder does not exist",
         )
     file = root / datalist
+    folders = real_folders((root, *linked_roots))
+    # An absolute path is the site's own word, like data_root.
+    if file.is_file() and not Path(datalist).is_absolute() and not lies_in(file, folders):
+        raise DataError(
+            f"site '{site}': datalist '{file}' leads to '{file.resolve()}', outside data_root '{root}'; {LINKS}, or "
+            "give 'datalist' as an absolute path",
+            f"site '{site}': the datalist leads out of the data folder",
+        )
     content = _read_json(file, site)
-    return Datalist(site, file, _List(site, root, file, class_labels).splits(content))
+    return Datalist(site, file, _List(site, root, file, class_labels, folders).splits(content))
 
 
 def write_datalist(
@@ -156,6 +175,7 @@ class _List:
     root: Path
     file: Path
     class_labels: bool
+    folders: tuple[Path, ...]  # that files may really lie in
 
     def bad(self, problem: str, public: str) -> DataError:
         return DataError(
@@ -207,6 +227,7 @@ class _List:
         return entries
 
     def sample(self, entry: Any, where: str) -> Sample:
+        check_stop()  # a look at each file can take long on a network drive
         if not isinstance(entry, dict):
             raise self.bad(
                 f"{where} must be an object with the keys 'image' and 'label', got {_kind(entry)}",
@@ -251,6 +272,12 @@ class _List:
             raise self.bad(
                 f"'{key}' of {where}, '{path}', does not exist; correct the path or take the entry out",
                 f"'{key}' of {where} does not exist",
+            )
+        if not lies_in(path, self.folders):
+            raise self.bad(
+                f"'{key}' of {where}, '{path}', is a link to '{path.resolve()}', outside data_root '{self.root}'; "
+                f"{LINKS}",
+                f"'{key}' of {where} leads out of the data folder",
             )
         if suffix_of(path) not in SUFFIXES:
             raise self.bad(

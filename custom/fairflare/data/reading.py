@@ -1,7 +1,8 @@
-"""How the images and masks of a datalist are read: MONAI's readers, then one picture of one scale."""
+"""How the images and masks of a datalist are read: decoded, then one picture of one scale."""
 
 from __future__ import annotations
 
+import threading
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.data.datalist import ARRAYS, TOP_PERCENTILE, VOLUMES, DataError, Sample, suffix_of
+from fairflare.data.datalist import TOP_PERCENTILE, VOLUMES, DataError, Sample, suffix_of
+from fairflare.data.decoding import MAX_IMAGE_BYTES, TooLarge, decode
 
 
-def read_image(sample: Sample, *, site: str, split: str) -> npt.NDArray[np.float32]:
+def read_image(
+    sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES
+) -> npt.NDArray[np.float32]:  # fmt: skip
     """The image of ``sample`` as (height, width, 1 or 3) float32 in [0, 1].
 
     8-bit pictures and arrays are divided by 255. All others, and NIfTI, are clipped to [minimum, 99th
     percentile] of their file (of the whole volume when a slice is picked) and scaled; a constant image is 0.
+
+    Args:
+        sample: with the file.
+        site, split: for the messages.
+        max_bytes: that the decoded file may take (setting ``max_image_bytes`` of the site).
+
+    Raises:
+        DataError: the file is larger, damaged, or holds no image.
     """
-    array = _read(sample.image, "image", site, split)
+    array = _read(sample.image, "image", site, split, max_bytes)
     if array.dtype == np.bool_:
         array = array.astype(np.uint8) * 255
     low, high = 0.0, 255.0
@@ -51,15 +63,17 @@ def read_image(sample: Sample, *, site: str, split: str) -> npt.NDArray[np.float
     return np.ascontiguousarray(np.clip(scaled, 0.0, 1.0, out=scaled))
 
 
-def read_mask(sample: Sample, *, site: str, split: str) -> npt.NDArray[np.int64]:
-    """The mask of ``sample`` as a (height, width) array of the values in the file."""
+def read_mask(
+    sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES
+) -> npt.NDArray[np.int64]:  # fmt: skip
+    """The mask of ``sample`` as a (height, width) array of the values in the file; otherwise as :func:`read_image`."""
     file = sample.label
     if isinstance(file, int):
         raise DataError(
             f"site '{site}': image '{sample.image}' of split '{split}' is labelled with a class, it has no mask",
             f"site '{site}': an image of split '{split}' has no mask",
         )
-    array = _read(file, "mask", site, split)
+    array = _read(file, "mask", site, split, max_bytes)
     array = _plane(array, file, "mask", sample.slice, site, split)
     if array.ndim == 3:
         if array.shape[2] != 1 and (array[:, :, :3] != array[:, :, :1]).any():
@@ -72,10 +86,12 @@ def read_mask(sample: Sample, *, site: str, split: str) -> npt.NDArray[np.int64]
     return values.astype(np.int64)
 
 
-def read_pair(sample: Sample, *, site: str, split: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+def read_pair(
+    sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
     """Image and mask of ``sample``, checked to be of one size."""
-    image = read_image(sample, site=site, split=split)
-    mask = read_mask(sample, site=site, split=split)
+    image = read_image(sample, site=site, split=split, max_bytes=max_bytes)
+    mask = read_mask(sample, site=site, split=split, max_bytes=max_bytes)
     if image.shape[:2] != mask.shape:
         raise DataError(
             f"site '{site}': image '{sample.image}' is {_size(image.shape)} but its mask '{sample.label}' is "
@@ -88,43 +104,31 @@ def read_pair(sample: Sample, *, site: str, split: str) -> tuple[npt.NDArray[np.
 # --- the files ------------------------------------------------------------------------------------------
 
 
-def _read(path: Path, what: str, site: str, split: str) -> npt.NDArray[Any]:
+#: Slices of one volume come one after the other, in several threads: the first decodes it, the others wait.
+_TURNS = tuple(threading.Lock() for _ in range(64))
+
+
+def _read(path: Path, what: str, site: str, split: str, limit: int) -> npt.NDArray[Any]:
     """The array in a file: (height, width), (height, width, channels) or, of NIfTI, (..., slices)."""
     try:
         status = path.stat()
-        return _decode(path, what == "mask", status.st_mtime_ns, status.st_size)
+        with _TURNS[hash(path) % len(_TURNS)]:
+            return _decode(path, what == "mask", status.st_mtime_ns, status.st_size, limit)
+    except TooLarge as error:
+        raise DataError(
+            f"site '{site}': {what} '{path}' of split '{split}' would take {error.size} bytes decoded, more than "
+            f"max_image_bytes={limit}; take it out of the datalist, or raise 'max_image_bytes' in the site's "
+            "fairflare.json",
+            f"site '{site}': {_article(what)} of split '{split}' is larger than the site's max_image_bytes",
+        ) from error
     except Exception as error:  # the libraries below raise what they like for a damaged file
         raise _unreadable(path, what, site, split, f"{type(error).__name__}: {error}") from error
 
 
 @lru_cache(maxsize=4)
-def _decode(path: Path, is_mask: bool, stamp: int, size: int) -> npt.NDArray[Any]:
+def _decode(path: Path, is_mask: bool, stamp: int, size: int, limit: int) -> npt.NDArray[Any]:
     """Kept for a moment, since slices of one volume come one after the other; a replaced file is noticed."""
-    suffix = suffix_of(path)
-    if suffix in ARRAYS:  # MONAI's NumpyReader runs pickled objects before version 1.6
-        return np.load(path, allow_pickle=False)
-    if suffix in VOLUMES:
-        from monai.data.image_reader import NibabelReader
-
-        reader = NibabelReader()
-        array = np.asarray(reader.get_data(reader.read(path))[0])
-        return array.swapaxes(0, 1) if array.ndim > 1 else array  # rows first, as in pictures
-    from monai.data.image_reader import PILReader
-
-    picture_reader = PILReader(converter=_label_mode if is_mask else _plain_mode, reverse_indexing=False)
-    return np.asarray(picture_reader.get_data(picture_reader.read(path))[0])
-
-
-def _label_mode(picture: Any) -> Any:
-    """As it is: the indices of a palette are the labels."""
-    return picture.convert("L") if picture.mode == "LA" else picture
-
-
-def _plain_mode(picture: Any) -> Any:
-    """Colours instead of palette indices, no alpha; grey pictures as they are."""
-    if picture.mode in ("P", "PA", "RGBA", "CMYK", "YCbCr"):
-        return picture.convert("RGB")
-    return picture.convert("L") if picture.mode == "LA" else picture
+    return decode(path, is_mask=is_mask, limit=limit)
 
 
 def _plane(
@@ -152,12 +156,15 @@ def _plane(
 
 
 def _unreadable(path: Path, what: str, site: str, split: str, reason: str) -> DataError:
-    article = "an" if what == "image" else "a"
     return DataError(
         f"site '{site}': {what} '{path}' of split '{split}' cannot be used: {reason}. "
         "Repair the file or take it out of the datalist",
-        f"site '{site}': {article} {what} of split '{split}' cannot be read",
+        f"site '{site}': {_article(what)} of split '{split}' cannot be read",
     )
+
+
+def _article(what: str) -> str:
+    return f"an {what}" if what == "image" else f"a {what}"
 
 
 def _size(shape: tuple[int, ...]) -> str:

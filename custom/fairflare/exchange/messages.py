@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,7 @@ class Message:
         metrics: by name, measured on the received model.
         meta: directives to a site, or status, report and statistics from it.
         current_round: that it belongs to.
+        by_site: directives that hold an entry for each site; see :func:`for_site`. Stays at the server.
     """
 
     params: Any = None
@@ -52,6 +53,7 @@ class Message:
     metrics: Any = None
     meta: Any = field(default_factory=dict)
     current_round: Any = None
+    by_site: tuple[str, ...] = ()
 
 
 @dataclass
@@ -66,6 +68,7 @@ class SiteTask:
     directives: dict[str, Any] = field(default_factory=dict)
     experiment: str = ""
     run: str = ""  # the same for all jobs that go on with one run of an experiment, another for a new start
+    by_site: tuple[str, ...] = ()  # of the message
 
 
 @dataclass
@@ -93,7 +96,23 @@ def encode_task(task: SiteTask) -> Message:
         "num_rounds": task.num_rounds,
         "directives": task.directives,
     }
-    return Message(params=clean_state(task.state), meta=clean_meta(meta), current_round=task.current_round)
+    return Message(
+        clean_state(task.state), meta=clean_meta(meta), current_round=task.current_round, by_site=task.by_site
+    )
+
+
+def for_site(task: Message, site: str | None) -> Message:
+    """What one site is sent: of the directives that hold an entry for each site, its own; ``None``: what all are sent.
+
+    The model is the same object.
+    """
+    if not task.by_site:
+        return task
+    directives = {
+        name: value if name not in task.by_site else {key: entry for key, entry in value.items() if key == site}
+        for name, value in task.meta["directives"].items()
+    }
+    return replace(task, meta={**task.meta, "directives": directives}, by_site=())
 
 
 def decode_task(name: str, message: Message, site: str) -> SiteTask:
@@ -154,20 +173,22 @@ def clean_state(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     Raises:
         TypeError: a value is neither, or no plain dense one (names the key).
     """
-    clean: dict[str, torch.Tensor] = {}
-    for name, value in state.items():
-        if hasattr(value, "materialize"):  # FLARE's reference to a tensor that waits on disk
-            value = value.materialize()
-        if isinstance(value, (np.ndarray, np.generic)):
-            value = torch.from_numpy(np.array(value))  # a copy; np.ascontiguousarray would give a scalar a dimension
-        if not isinstance(value, torch.Tensor):
-            raise NotSendable(f"tensor {name!r} must be a tensor or an array, got {type(value).__name__}")
-        if value.layout != torch.strided or value.is_quantized or value.is_meta:
-            kind = "without data" if value.is_meta else "quantized" if value.is_quantized else str(value.layout)
-            raise NotSendable(f"tensor {name!r} must be dense, got one that is {kind}")
-        tensor = value.detach().to("cpu").contiguous()
-        clean[str(name)] = tensor.as_subclass(torch.Tensor) if type(tensor) is not torch.Tensor else tensor
-    return clean
+    return {str(name): clean_tensor(name, value) for name, value in state.items()}
+
+
+def clean_tensor(name: object, value: Any) -> torch.Tensor:
+    """One tensor of :func:`clean_state`; its shape stays, also one without a dimension."""
+    if hasattr(value, "materialize"):  # FLARE's reference to a tensor that waits on disk
+        value = value.materialize()
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = torch.from_numpy(np.array(value))  # a copy; np.ascontiguousarray would give a scalar a dimension
+    if not isinstance(value, torch.Tensor):
+        raise NotSendable(f"tensor {name!r} must be a tensor or an array, got {type(value).__name__}")
+    if value.layout != torch.strided or value.is_quantized or value.is_meta:
+        kind = "without data" if value.is_meta else "quantized" if value.is_quantized else str(value.layout)
+        raise NotSendable(f"tensor {name!r} must be dense, got one that is {kind}")
+    tensor = value.detach().to("cpu").contiguous()
+    return tensor.as_subclass(torch.Tensor) if type(tensor) is not torch.Tensor else tensor
 
 
 def clean_meta(value: Any, where: str = "meta") -> Any:
@@ -201,5 +222,5 @@ def num_bytes(state: Any) -> int:
 def _size(value: Any) -> int:
     try:
         return int(getattr(value, "nbytes", 0) or 0)
-    except (RuntimeError, TypeError, ValueError):  # a sparse tensor does not say
+    except Exception:  # a sparse tensor does not say, and a site may have sent anything
         return 0

@@ -9,28 +9,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from fairflare.exchange.tensor_folder import PARTIAL, SUFFIX, file_of, names_in, write_whole
-
-#: dtype names of the file format.
-_DTYPES = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "I16": torch.int16,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-}
+from fairflare.core.files import remove_partials, write_whole
+from fairflare.exchange.tensor_file import DTYPES, Layout, LazyState, can_be_written, write_tensors
+from fairflare.exchange.tensor_folder import SUFFIX, file_of, names_in
 
 
 class StagingError(ValueError):
@@ -54,7 +41,8 @@ class Staging:
 
         Args:
             site: any non-empty name; characters that a file name cannot hold are escaped.
-            state: tensors of any device and layout; ones that share memory are written in full each.
+            state: tensors of any device and strides; ones that share memory are written in full each. A
+                :class:`LazyState` is asked for one tensor after the other, and only one is in memory.
 
         Returns:
             Size of the file in bytes.
@@ -64,8 +52,19 @@ class Staging:
             ValueError: the site name is empty or too long, or a dtype that cannot be staged.
             OSError: the disk is full or cannot be written; nothing of the new state is then left behind.
         """
-        metadata = {"site": site, "names": json.dumps(list(state))}
-        return write_whole(self._path(site), _writable(site, state), metadata, f"the model of site {site!r}")
+        path = self._path(site)
+        layout = _layout(site, state)
+
+        def write(partial: Path) -> None:
+            with partial.open("wb") as file:
+                write_tensors(file, state, layout, {"site": site, "names": json.dumps(list(layout))})
+
+        try:
+            # Nobody reads it after a power cut: the round is done again.
+            write_whole(path, write, durable=False)
+        except OSError as error:
+            raise OSError(error.errno, f"the model of site {site!r} cannot be written to {path}: {error}") from error
+        return path.stat().st_size
 
     def open(self, site: str) -> Mapping[str, torch.Tensor]:
         """The staged state of a site as a mapping that reads a tensor when it is asked for, and keeps none.
@@ -95,15 +94,15 @@ class Staging:
 
     def clear(self) -> None:
         """Removes every staged state, and what an interrupted :meth:`put` left."""
-        for pattern in (f"*{SUFFIX}", f"*{SUFFIX}{PARTIAL}"):
-            for path in self.folder.glob(pattern):
-                path.unlink(missing_ok=True)
+        remove_partials(self.folder, mine=True)
+        for path in self.folder.glob(f"*{SUFFIX}"):
+            path.unlink(missing_ok=True)
 
     def _path(self, site: str) -> Path:
         return file_of(self.folder, "site", site)
 
 
-class _StagedState(Mapping[str, torch.Tensor]):
+class _StagedState(LazyState):
     """Reads single tensors of one file.
 
     The library checks the file once. The tensors are then read with plain reads rather than with its own, which map
@@ -121,6 +120,7 @@ class _StagedState(Mapping[str, torch.Tensor]):
                 header = json.loads(file.read(self._start - 8))
                 self._stamp = _stamp(file.fileno())
             self._entries = {name: header[name] for name in json.loads(metadata["names"])}
+            self.layout = {n: (DTYPES[e["dtype"]], tuple(e["shape"])) for n, e in self._entries.items()}
             if metadata["site"] != site or len(self._entries) != len(header) - 1:  # the metadata are one
                 raise StagingError("the header does not describe this site")
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
@@ -136,37 +136,31 @@ class _StagedState(Mapping[str, torch.Tensor]):
             file.seek(self._start + first)
             if file.readinto(data.numpy().data) < len(data):
                 raise StagingError(f"staged model of site {self._site!r} in {self._file} ends early")
-        return data.view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
-
-    def __contains__(self, name: object) -> bool:  # the inherited one would read the tensor
-        return name in self._entries
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
+        dtype, shape = self.layout[name]
+        return data.view(dtype).reshape(shape)
 
     def __repr__(self) -> str:
         return f"<staged state of site {self._site!r}, {len(self)} tensors>"
 
 
-def _writable(site: str, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors as the file format wants them: dense, contiguous, on the CPU, none sharing memory."""
-    tensors = {}
-    for name, tensor in state.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"site {site!r}: {name!r} must be a tensor, got {type(tensor).__name__}")
-        if tensor.layout != torch.strided or tensor.is_quantized:
-            raise TypeError(f"site {site!r}: tensor {name!r} must be dense, got {tensor.layout}")
-        if tensor.dtype not in _DTYPES.values():
-            raise ValueError(f"site {site!r}: tensor {name!r} has dtype {tensor.dtype}, which cannot be staged")
-        tensors[name] = tensor.detach().cpu().contiguous()
-    owners = Counter(tensor.untyped_storage().data_ptr() for tensor in tensors.values())
-    for name, tensor in tensors.items():
-        if owners[tensor.untyped_storage().data_ptr()] > 1:
-            tensors[name] = tensor.clone()
-    return tensors
+def _layout(site: str, state: Mapping[str, torch.Tensor]) -> Layout:
+    """Dtype and shape of every tensor, checked: dense, and of a dtype that the file format has."""
+    if isinstance(state, LazyState):
+        layout = state.layout
+    else:
+        layout = {name: _of_tensor(site, name, tensor) for name, tensor in state.items()}
+    for name, (dtype, _) in layout.items():
+        if not can_be_written(dtype):
+            raise ValueError(f"site {site!r}: tensor {name!r} has dtype {dtype}, which cannot be staged")
+    return layout
+
+
+def _of_tensor(site: str, name: str, tensor: object) -> tuple[torch.dtype, tuple[int, ...]]:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"site {site!r}: {name!r} must be a tensor, got {type(tensor).__name__}")
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise TypeError(f"site {site!r}: tensor {name!r} must be dense, got {tensor.layout}")
+    return tensor.dtype, tuple(tensor.shape)
 
 
 def _stamp(descriptor: int) -> tuple[int, int, int]:

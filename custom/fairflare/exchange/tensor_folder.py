@@ -15,9 +15,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from fairflare.core.files import LONGEST_NAME, write_whole
+
 SUFFIX = ".safetensors"
-PARTIAL = ".partial"  # while it is being written
-_MAX_FILE_NAME = 255 - len(PARTIAL)
 _KEY = "tensor"
 
 
@@ -30,8 +30,8 @@ def file_of(folder: Path, what: str, name: str) -> Path:
     if not isinstance(name, str) or not name:
         raise ValueError(f"a {what} name must be a non-empty string, got {name!r}")
     file_name = quote(name, safe=" ") + SUFFIX
-    if len(file_name) > _MAX_FILE_NAME:
-        raise ValueError(f"{what} name {name[:40]!r}... gives a file name longer than {_MAX_FILE_NAME}")
+    if len(file_name) > LONGEST_NAME:
+        raise ValueError(f"{what} name {name[:40]!r}... gives a file name longer than {LONGEST_NAME}")
     return folder / file_name
 
 
@@ -40,33 +40,24 @@ def names_in(folder: Path) -> list[str]:
     return sorted(unquote(path.name[: -len(SUFFIX)]) for path in folder.glob(f"*{SUFFIX}"))
 
 
-def write_whole(
+def save_tensors(
     path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None, whose: str
-) -> int:  # fmt: skip
-    """Writes a safetensors file that replaces an earlier one at once when it is complete.
+) -> None:  # fmt: skip
+    """Writes a safetensors file.
 
     Args:
-        path: of :func:`file_of`.
+        path: any.
         tensors: dense, contiguous, on the CPU, none sharing memory.
         metadata: texts to keep with them.
         whose: for the message.
 
-    Returns:
-        Size of the file in bytes.
-
     Raises:
-        OSError: the disk is full or cannot be written; nothing of the new file is then left behind.
+        OSError: the disk is full or cannot be written.
     """
-    partial = path.with_name(path.name + PARTIAL)
     try:
-        save_file(dict(tensors), partial, metadata=metadata)
-        size = partial.stat().st_size
-        partial.replace(path)
+        save_file(dict(tensors), path, metadata=metadata)
     except SafetensorError as error:
-        raise OSError(f"{whose} cannot be written to {path}: {error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
-    return size
+        raise OSError(f"{whose} cannot be written to {path.parent}: {error}") from error
 
 
 class TensorFolders:
@@ -98,7 +89,9 @@ class TensorFolders:
 
         def keep(name: str, tensor: torch.Tensor) -> None:
             tensors = {_KEY: tensor.detach().cpu().contiguous()}
-            write_whole(file_of(folder, "tensor", name), tensors, None, f"tensor {name!r}")
+            write_whole(
+                file_of(folder, "tensor", name), lambda path: save_tensors(path, tensors, None, f"tensor {name!r}")
+            )
 
         return keep
 

@@ -1,29 +1,46 @@
 """Round checkpoints that outlive the job, since FLARE does not resume one.
 
-A folder per experiment holds ``state.json`` and the files it names. ``state.json`` is replaced last and atomically, so
-what it names is complete whenever it can be read.
+A folder per experiment holds, for each of the last two rounds, ``state-NNNNNN.json`` and the files that it names, with
+their checksums; and the log of all rounds' results, of which a state names the first bytes. A state is written last and
+at once, so what it names is complete whenever it can be read; one that is damaged is passed over for the one before.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
-from fairflare.core.files import write_whole
+from fairflare.core.files import save_torch, sha256_of, to_disk, write_whole
+from fairflare.core.record_log import DamagedLog, RecordLog
 from fairflare.core.settings import by_name
 from fairflare.exchange.messages import clean_state
+from fairflare.exchange.tensor_folder import save_tensors
 
-STATE_FILE = "state.json"
+FORMAT = 2
+ROUNDS_FILE = "rounds.jsonl.bz2"
+MEMORY_FOLDER = "memory"  # what the rule keeps on disk
+KEPT = 2
+_STATE = re.compile(r"state-(\d{6,})\.json")
+_OLD_STATE = "state.json"  # before format 2
+_REMEDY = "remove the checkpoint folder to start anew, or use another experiment id"
 
 
 class CheckpointError(ValueError):
     """A checkpoint cannot be gone on from; the text says which, why, and what to do."""
+
+
+class _Damaged(Exception):
+    """One checkpoint is not what was written; the text names the file."""
 
 
 @dataclass
@@ -36,7 +53,9 @@ class Checkpoint:
         rule: the rule's own state.
         results: the results store's state.
         config: what the run was configured with; compared on resume.
-        extra: the run's small state.
+        extra: the run's small state; ``extra["best_round"]``: the round that received the best model, which is the
+            model of the checkpoint with that ``next_round``.
+        passed_over: why newer checkpoints are not the one that was loaded.
     """
 
     next_round: int
@@ -45,66 +64,245 @@ class Checkpoint:
     results: dict[str, Any]
     config: dict[str, Any]
     extra: dict[str, Any]
+    passed_over: list[str] = field(default_factory=list)
 
 
 class CheckpointFolder:
-    """Reads and writes :class:`Checkpoint` in one folder; the last complete one is kept."""
+    """Reads and writes :class:`Checkpoint` in one folder; the last two are kept.
+
+    Nobody else may write there meanwhile (:class:`fairflare.core.locks.FolderLock`).
+
+    Args:
+        folder: of the experiment.
+
+    Attributes:
+        log: records of the rounds before the checkpoint that was loaded or saved last.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.log = RecordLog(folder / ROUNDS_FILE)
+        self._sums: dict[str, str] = {}  # of model files, by name
+        self._memory: dict[Path, tuple[tuple[int, ...], str]] = {}
 
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Writes a checkpoint; a crash at any point leaves the old one or the new one."""
+    def save(self, checkpoint: Checkpoint, rounds: RecordLog) -> None:
+        """Writes a checkpoint; a crash at any point leaves the old one or the new one.
+
+        Args:
+            checkpoint: what to keep.
+            rounds: the results' log; what it has more than :attr:`log` is appended here.
+
+        Raises:
+            OSError: the disk is full or cannot be written. The checkpoints before are then still there.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
-        tag = f"{checkpoint.next_round:06d}"
-        model, rule = f"model-{tag}.safetensors", f"rule-{tag}.pt"
+        number = checkpoint.next_round
+        self.log.take_over(rounds)
         plain = {name: tensor.clone() for name, tensor in clean_state(checkpoint.model).items()}
-        write_whole(self.folder / model, lambda path: save_file(plain, path))
-        write_whole(self.folder / rule, lambda path: torch.save(checkpoint.rule, path))
-        state = {
-            "next_round": checkpoint.next_round,
-            "model": model,
-            "rule": rule,
+        model, rule = _model_file(number), f"rule-{number:06d}.pt"
+        self._sums[model] = self._put(model, lambda path: save_tensors(path, plain, None, "the global model"))
+        content = {
+            "format": FORMAT,
+            "next_round": number,
+            "files": {model: self._sums[model], rule: self._put(rule, lambda path: save_torch(checkpoint.rule, path))},
+            "memory": self._memory_sums(),
+            "best": self._best(checkpoint),
+            "rounds": {"bytes": self.log.size, "sha256": self.log.sha256},
             "results": checkpoint.results,
             "config": checkpoint.config,
             "extra": checkpoint.extra,
         }
-        write_whole(self.folder / STATE_FILE, lambda path: path.write_text(json.dumps(state), encoding="utf-8"))
-        for path in self.folder.iterdir():
-            if path.name.startswith(("model-", "rule-")) and path.name not in (model, rule):
-                path.unlink(missing_ok=True)
+        text = json.dumps({"sha256": _sum_of(content), "content": content})
+        write_whole(self._state(number), lambda path: path.write_text(text, encoding="utf-8"))
+        self._remove_all_but(number)
 
-    def load(self) -> Checkpoint | None:
-        """The last complete checkpoint; ``None`` when there is none.
+    def load(self, check: Callable[[Mapping[str, Any]], None] = lambda extra: None) -> Checkpoint | None:
+        """The last checkpoint that is what was written; ``None`` when there is none at all.
+
+        Args:
+            check: is given ``extra`` before anything else is read, and may refuse.
 
         Raises:
-            CheckpointError: the folder holds something else (names the file).
+            CheckpointError: there are only damaged ones (names the files), or one does not fit itself.
         """
-        path = self.folder / STATE_FILE
-        if not path.exists():
+        reasons: list[str] = []
+        for number in self._numbers()[::-1]:
+            try:
+                found = self._read(number, check)
+            except _Damaged as error:
+                reasons.append(str(error))
+                continue
+            found.passed_over = reasons
+            return found
+        if reasons:
+            raise CheckpointError(f"{self.folder}: no checkpoint can be read ({'; '.join(reasons)}); {_REMEDY}")
+        if (self.folder / _OLD_STATE).exists():
+            raise CheckpointError(f"{self.folder / _OLD_STATE} is a checkpoint of an older fairflare; {_REMEDY}")
+        return None
+
+    def back_from(self, current_round: int) -> Checkpoint | None:
+        """The checkpoint of the round before, which is the newest one from now on; ``None`` when there is none.
+
+        Raises:
+            CheckpointError: it does not fit itself.
+        """
+        try:
+            found = self._read(current_round - 1, lambda extra: None)
+        except _Damaged:
             return None
-        state: Any = None
+        for number in self._numbers():
+            if number >= current_round:
+                self._state(number).unlink()
+        to_disk(self.folder)
+        return found
+
+    def best_model(self, checkpoint: Checkpoint) -> dict[str, torch.Tensor] | None:
+        """The best model so far; ``None`` when there is none, or its file is damaged or gone."""
+        name = checkpoint.extra.get("best_round")
+        path = self.folder / _model_file(name) if name is not None else None
+        if path is None or path.name not in self._sums:
+            return None
+        try:
+            return _checked(path, self._sums[path.name], load_file)
+        except _Damaged:
+            del self._sums[path.name]
+            return None
+
+    # -- writing
+
+    def _put(self, name: str, write: Callable[[Path], object]) -> str:
+        """Writes a file; its checksum."""
+        found: list[str] = []
+
+        def and_sum(partial: Path) -> None:
+            write(partial)
+            found.append(sha256_of(partial))
+
+        write_whole(self.folder / name, and_sum)
+        return found[0]
+
+    def _best(self, checkpoint: Checkpoint) -> dict[str, str]:
+        """Name and checksum of the best model's file, which stays as long as it is the best."""
+        number = checkpoint.extra.get("best_round")
+        name = None if number is None else _model_file(number)
+        return {name: self._sums[name]} if name in self._sums else {}
+
+    def _memory_sums(self) -> dict[str, str]:
+        """Checksums of what the rule keeps on disk; a file that is as it was is not read again."""
+        known, self._memory = self._memory, {}
+        for path in self._memory_files():
+            status = path.stat()
+            stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
+            before = known.get(path)
+            self._memory[path] = before if before and before[0] == stamp else (stamp, sha256_of(path))
+        return {str(path.relative_to(self.folder)): found for path, (_, found) in self._memory.items()}
+
+    def _memory_files(self) -> list[Path]:
+        return sorted(p for p in (self.folder / MEMORY_FOLDER).rglob("[!.]*") if p.is_file())
+
+    def _remove_all_but(self, newest: int) -> None:
+        """Removes what the two newest checkpoints do not name."""
+        needed: set[str] = set()
+        for number in self._numbers():
+            if not newest - KEPT < number <= newest:
+                self._state(number).unlink()
+                continue
+            try:
+                content = self._content(number)
+                needed.update(content["files"], content["best"])
+            except _Damaged:
+                continue
+        for path in self.folder.iterdir():
+            if path.name.startswith(("model-", "rule-")) and path.name not in needed:
+                path.unlink(missing_ok=True)
+                self._sums.pop(path.name, None)
+
+    # -- reading
+
+    def _numbers(self) -> list[int]:
+        found = (_STATE.fullmatch(path.name) for path in _inside(self.folder))
+        return sorted(int(match.group(1)) for match in found if match)
+
+    def _state(self, number: int) -> Path:
+        return self.folder / f"state-{number:06d}.json"
+
+    def _content(self, number: int) -> dict[str, Any]:
+        path = self._state(number)
         try:
             state = json.loads(path.read_text(encoding="utf-8"))
-            return Checkpoint(
-                next_round=int(state["next_round"]),
-                model=load_file(self.folder / state["model"]),
-                rule=torch.load(self.folder / state["rule"], map_location="cpu", weights_only=True),
-                results=dict(state["results"]),
-                config=dict(state["config"]),
-                extra=dict(state["extra"]),
-            )
-        except Exception as e:
-            old = isinstance(state, dict) and "aggregator" in state  # version 0.1's name of the rule
-            why = "an older fairflare wrote it" if old else f"{type(e).__name__}: {e}"
+            content: dict[str, Any] = state["content"]
+            whole = state["sha256"] == _sum_of(content)
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise _Damaged(f"{path.name} cannot be read: {type(error).__name__}: {error}") from error
+        if not whole:
+            raise _Damaged(f"{path.name} is not what was written: its checksum differs")
+        return content
+
+    def _read(self, number: int, check: Callable[[Mapping[str, Any]], None]) -> Checkpoint:
+        content = self._content(number)
+        check(content["extra"])
+        self._check_numbers(number, content)
+        files: dict[str, str] = content["files"]
+        model, rule = _model_file(number), f"rule-{number:06d}.pt"
+        found = Checkpoint(
+            next_round=number,
+            model=_checked(self.folder / model, files[model], load_file),
+            rule=_checked(self.folder / rule, files[rule], _load_torch),
+            results=content["results"],
+            config=content["config"],
+            extra=content["extra"],
+        )
+        for name, wanted in content["memory"].items():
+            if (self.folder / name).exists():  # of the rounds in it the rule needs only the last, and says so
+                _checked(self.folder / name, wanted)
+        try:
+            self.log.open_at(content["rounds"]["bytes"])
+        except (DamagedLog, OSError) as error:
+            raise _Damaged(str(error)) from error
+        if self.log.sha256 != content["rounds"]["sha256"]:
+            raise _Damaged(f"{ROUNDS_FILE} is not what was written: its checksum differs")
+        self._sums = {**content["best"], model: files[model]}
+        return found
+
+    def _check_numbers(self, number: int, content: Mapping[str, Any]) -> None:
+        path = self._state(number)
+        if content["next_round"] != number:
+            raise CheckpointError(f"{path}: next_round is {content['next_round']!r}, must be {number}; {_REMEDY}")
+        last = content["results"].get("last_round", number - 1)
+        if last != number - 1:
             raise CheckpointError(
-                f"checkpoint {path} cannot be read ({why}); remove its folder to start anew, or use "
-                "another experiment id"
-            ) from e
+                f"{path}: next_round is {number}, but the last round in its results is {last}; {_REMEDY}"
+            )
+
+
+def _model_file(number: int) -> str:
+    return f"model-{number:06d}.safetensors"
+
+
+def _inside(folder: Path) -> Iterator[Path]:
+    return folder.iterdir() if folder.is_dir() else iter(())
+
+
+def _sum_of(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _load_torch(path: Path) -> Any:
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _checked(path: Path, wanted: str, read: Callable[[Path], Any] = lambda path: None) -> Any:
+    """What a file holds, once its checksum is right."""
+    try:
+        if sha256_of(path) != wanted:
+            raise _Damaged(f"{path.name} is not what was written: its checksum differs")
+        return read(path)
+    except (OSError, SafetensorError, RuntimeError, ValueError, UnpicklingError) as error:
+        raise _Damaged(f"{path.name} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def check_same_config(old: Mapping[str, Any], new: Mapping[str, Any], experiment: str) -> None:
-    """Refuses to go on with an experiment under other settings; another number of rounds is fine.
+    """Refuses to go on with an experiment under other settings; the number of rounds is another matter.
 
     Raises:
         CheckpointError: names each differing setting with both values.
@@ -119,4 +317,34 @@ def check_same_config(old: Mapping[str, Any], new: Mapping[str, Any], experiment
         raise CheckpointError(
             f"experiment {experiment!r} has a checkpoint of other settings ({'; '.join(differing)}); give the run "
             "another experiment id, or remove the checkpoint folder"
+        )
+
+
+def check_same_rounds(was: int, now: int, next_round: int, following: Sequence[str], experiment: str) -> None:
+    """Refuses another number of rounds where it would change rounds that are done.
+
+    Args:
+        was, now: ``num_rounds`` before and now.
+        next_round: the first round that is not done.
+        following: settings whose effect in a round depends on ``num_rounds``.
+        experiment: id.
+
+    Raises:
+        CheckpointError: names the settings, or the least number.
+    """
+    if next_round > was:
+        raise CheckpointError(
+            f"the checkpoint of experiment {experiment!r} is of round {next_round}, but its run had {was} rounds; "
+            f"{_REMEDY}"
+        )
+    if now < next_round:
+        raise CheckpointError(
+            f"experiment {experiment!r} has done {next_round} rounds already, num_rounds is {now}; set it to at least "
+            f"{next_round}, or use another experiment id"
+        )
+    if now != was and following:
+        raise CheckpointError(
+            f"experiment {experiment!r} was begun with num_rounds={was}, is {now}, and {', '.join(following)} "
+            f"depends on it: the rounds that are done would have gone another way. Set num_rounds={was}, or use "
+            "another experiment id"
         )

@@ -13,17 +13,22 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from fairflare import __version__
 from fairflare.core.layers import layers_of
-from fairflare.core.states import add_update, check_state, layerwise_average, weighted_average
-from fairflare.exchange.messages import STATUS_OK, Message, clean_state, same_version
+from fairflare.core.states import layerwise_average, weighted_average
+from fairflare.exchange.messages import STATUS_OK, Message, same_version
 from fairflare.exchange.staging import Staging
+from fairflare.federation.incoming import Incoming, Shape
+from fairflare.federation.incoming import LikeReceived as LikeReceived
+from fairflare.federation.influence import Bounds, Influence
+from fairflare.federation.leaving import AT_HOME
 from fairflare.methods.reports import MAX_TEXT, Field, ReportError, numbers, read_report, shortened
 from fairflare.methods.rule import RoundInputs, Rule, State, Weighing
+from fairflare.reporting.records import Warned
 
 log = logging.getLogger(__name__)
 
@@ -32,15 +37,40 @@ MAX_METRICS = 1000  # entries that are read
 MAX_REASON = 300
 #: What a site says about its training besides the rule's report. Shown in results; nothing is computed from it.
 STATS = (
-    Field("train_loss", nan_ok=True, infinite_ok=True, required=False),
-    Field("epoch_losses", "vector", nan_ok=True, infinite_ok=True, required=False),
-    Field("seconds", low=0, required=False),
-    Field("synthetic", "flag", required=False),
-)
+    Field(
+        "train_loss", nan_ok=True, infinite_ok=True, required=False,
+        doc="mean training loss of the last epoch",
+    ),
+    Field(
+        "epoch_losses", "vector", nan_ok=True, infinite_ok=True, required=False,
+        doc="mean training loss of each epoch",
+    ),
+    Field(
+        "seconds", low=0, required=False,
+        doc="how long the task took",
+        reveals="the site's hardware, and with it roughly the number of images",
+    ),
+    Field("synthetic", "flag", required=False, doc="whether the data are made up"),
+    Field(
+        AT_HOME, "flag", required=False,
+        doc="there, and true, where metrics by class stay at home",
+    ),
+    Field(
+        "state_lost", "text", required=False,
+        doc="what the site had kept of earlier rounds and could not use",
+    ),
+)  # fmt: skip
 COUNTS = (
-    Field("num_samples", "whole", low=1, high=MAX_SAMPLES, required=False),
-    Field("num_steps", "whole", low=0, high=MAX_SAMPLES, required=False),
-)
+    Field(
+        "num_samples", "whole", low=1, high=MAX_SAMPLES, required=False,
+        doc="number of training images; in `validate` of test images",
+    ),
+    Field(
+        "num_steps", "whole", low=0, high=MAX_SAMPLES, required=False,
+        doc="optimizer steps of this round; for FLARE's controllers it also stands under `NUM_STEPS_CURRENT_ROUND`",
+        reveals="with the job's batch size the number of images",
+    ),
+)  # fmt: skip
 
 
 class QuorumError(RuntimeError):
@@ -49,40 +79,16 @@ class QuorumError(RuntimeError):
 
 @dataclass
 class Training:
-    """A site's checked answer to ``train``."""
+    """A site's checked answer to ``train``; ``notes``: what results and log should say of it."""
 
     site: str
-    state: State
+    state: State  # made tensor by tensor; empty once it is kept
     report: dict[str, Any]
     metrics: dict[str, float]
     stats: dict[str, Any]
     num_samples: int | None
     num_steps: int | None
-
-
-class Shape(Protocol):
-    """What a model from a site must look like."""
-
-    updates: bool  # what is collected are updates, not models
-
-    def read(self, message: Message, site: str) -> State:
-        """The state to collect. Raises ``ValueError`` or ``TypeError`` (names site and tensor)."""
-
-
-class LikeReceived:
-    """Sites send updates of, or models like, the one that the server sent: what is collected are full models."""
-
-    updates = False
-
-    def __init__(self, received: State) -> None:
-        self.received = received
-
-    def read(self, message: Message, site: str) -> State:
-        state: State = clean_state(message.params)
-        if message.is_update:
-            state = add_update(self.received, state, site)
-        check_state(state, self.received, site)
-        return state
+    notes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -104,10 +110,13 @@ class Collector:
     Args:
         rule: the method's server half.
         folder: where local models wait; ``None``: a temporary folder.
+        bounds: on what one site can do.
     """
 
-    def __init__(self, rule: Rule, folder: Path | None = None) -> None:
+    def __init__(self, rule: Rule, folder: Path | None = None, bounds: Bounds | None = None) -> None:
         self.rule = rule
+        self.bounds = bounds or Bounds()
+        self._influence = Influence(self.bounds)
         self._temporary = tempfile.TemporaryDirectory(prefix="fairflare-staging-") if folder is None else None
         self.staging = Staging(Path(self._temporary.name) if self._temporary else folder or Path())
         self._round = _Round()
@@ -127,6 +136,7 @@ class Collector:
         self.staging.clear()
         self._round = _Round(current_round, num_rounds, sorted(sites), received)
         self._shape = shape
+        self._influence = Influence(self.bounds)
 
     def at_round(self, current_round: int) -> None:
         """Under a stock controller the round is known only when the first answer is there."""
@@ -136,6 +146,7 @@ class Collector:
         """Removes the local models of the round, and lets go of the model that the sites received."""
         self.staging.clear()
         self._round.received = self._shape = None
+        self._influence = Influence(self.bounds)
 
     @property
     def accepted(self) -> list[str]:
@@ -146,6 +157,11 @@ class Collector:
     def rejected(self) -> dict[str, str]:
         """Why others are not, by site."""
         return self._round.rejected
+
+    @property
+    def warnings(self) -> list[Warned]:
+        """Where a bound was at work in this round, and who held more than half of the weight."""
+        return self._influence.warnings
 
     # -- reading what a site says
 
@@ -158,19 +174,21 @@ class Collector:
         if site in self._round.trained:
             raise ReportError(f"site {site!r} answered twice in round {self._round.number}")
         meta = read_head(site, message, self._round.number)
-        if not isinstance(message.params, Mapping) or not message.params:
+        if not isinstance(message.params, Mapping):
             raise ReportError(f"site {site!r} sent no model")
         report = self.rule.check_report(read_report(meta.get("report"), self.rule.report_fields, site), site)
         counts = read_report(meta, COUNTS, site)
         assert self._shape is not None
+        state = _or_refused(site, self._shape, message)
         return Training(
             site=site,
-            state=_or_refused(site, self._shape, message),
+            state=state,
             report=report,
             metrics=read_metrics(site, message.metrics, needed=needs_metrics),
-            stats=read_report(meta.get("stats"), STATS, site, "stats"),
+            stats=read_stats(site, meta),
             num_samples=None if counts["num_samples"] is None else int(counts["num_samples"]),
             num_steps=None if counts["num_steps"] is None else int(counts["num_steps"]),
+            notes=state.notes,
         )
 
     def read_anchor(self, site: str, message: Message) -> dict[str, Any]:
@@ -249,9 +267,9 @@ class Collector:
         sites = self.accepted
         if self.rule.two_phase and len(sites) == 1:
             # One model is its own average: every weight is 1 and there is nothing to ask.
-            return self.anchor_model(), Weighing(sites={sites[0]: 1.0})
+            return self.anchor_model(), self._influence.weighed(Weighing(sites={sites[0]: 1.0}))
         inputs = self._inputs()
-        weighing = self.rule.weigh(inputs)
+        weighing = self._influence.weighed(self.rule.weigh(inputs))
         if not weighing.reports:
             found = {site: numbers(report) for site, report in inputs.reports.items()}
             weighing.reports = {site: values for site, values in found.items() if values}
@@ -271,20 +289,25 @@ class Collector:
             num_rounds=self._round.num_rounds,
             sites=sites,
             # Without a declared count every site counts the same.
-            num_samples={site: trained[site].num_samples or 1 for site in sites},
+            num_samples=self._influence.samples({site: trained[site].num_samples or 1 for site in sites}),
             reports={site: trained[site].report for site in sites},
             anchor_reports=self._round.anchor_reports,
             states=self._states(),
             owner=self._owner(),
             asked=self._round.asked or sites,
             received=self._round.received,
+            remembered=self._influence.remembered,
         )
 
     def _states(self) -> dict[str, State]:
-        return {site: self.staging.open(site) for site in self.accepted}
+        """Local models as they count; a tensor is read when it is asked for."""
+        assert self._shape is not None
+        found = {site: self._shape.collected(self.staging.open(site)) for site in self.accepted}
+        return self._influence.states(found, self._round.received)
 
     def _owner(self) -> dict[str, str]:
-        return layers_of(self.staging.open(self.accepted[0]))
+        assert self._shape is not None
+        return layers_of(self._shape.collected(self.staging.open(self.accepted[0])))
 
 
 # ------------------------------------------------------------------------------------------------ a site's words
@@ -313,6 +336,15 @@ def read_head(site: str, message: Message, current_round: int) -> Mapping[str, A
         answered = shortened(message.current_round)
         raise ReportError(f"site {site!r} answered for round {answered}, asked for round {current_round}")
     return meta
+
+
+def read_stats(site: str, meta: Mapping[str, Any]) -> dict[str, Any]:
+    """What a reply says besides report and metrics.
+
+    Raises:
+        ReportError: a value of another kind (names site, field and value).
+    """
+    return read_report(meta.get("stats"), STATS, site, "stats")
 
 
 def read_metrics(site: str, metrics: Any, *, needed: bool = True) -> dict[str, float]:
@@ -361,7 +393,7 @@ def is_finite(value: Any) -> bool:
         return False
 
 
-def _or_refused(site: str, shape: Shape, message: Message) -> State:
+def _or_refused(site: str, shape: Shape, message: Message) -> Incoming:
     """The state to collect; whatever a tensor does that is none of ours is its site's fault."""
     try:
         return shape.read(message, site)

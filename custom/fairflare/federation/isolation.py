@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -18,8 +19,14 @@ from typing import Any
 from safetensors.torch import load as load_bytes
 from safetensors.torch import save as save_bytes
 
+from fairflare.core.stopping import TaskStopped
 from fairflare.exchange.messages import STATUS_FAILED, SiteReply, SiteTask, clean_state
 from fairflare.federation.site import SiteWorker, refusal
+
+STOP = "stop"
+# Seconds: for a child that was told to stop, or has answered; then after each signal. Three in all: whoever stops a job
+# waits for them, and a child that needs longer is in the middle of one batch, or of its own start.
+LAST_WORDS, INSIST = 2.0, 0.5
 
 
 def perform_isolated(
@@ -30,7 +37,7 @@ def perform_isolated(
     Args:
         worker: arguments of :class:`SiteWorker`; must be picklable.
         request: the task.
-        should_stop: asked while waiting; True ends the child.
+        should_stop: asked while waiting; True ends the child within three seconds.
         poll: seconds between two looks.
 
     Returns:
@@ -45,28 +52,37 @@ def perform_isolated(
     try:
         while not here.poll(poll):
             if should_stop():
-                return SiteReply(STATUS_FAILED, reason=f"site {worker['site']!r}: the job was stopped")
+                with suppress(OSError):  # it has just ended
+                    here.send(STOP)
+                return refusal(worker["site"], request.name, TaskStopped("the job was stopped"))
             if not child.is_alive() and not here.poll(0):
                 return SiteReply(STATUS_FAILED, reason=_obituary(worker["site"], request.name, child))
         try:
             reply, update = here.recv()
         except EOFError:
-            child.join(10)
+            child.join(LAST_WORDS)
             return SiteReply(STATUS_FAILED, reason=_obituary(worker["site"], request.name, child))
         return replace(reply, update=None if update is None else load_bytes(update))
     finally:
+        _end(child)
         here.close()
-        child.join(10)
+
+
+def _end(child: Any) -> None:
+    """Waits for a child that is done or was told to stop, but not for long."""
+    child.join(LAST_WORDS)
+    for insist in (child.terminate, child.kill):
         if child.is_alive():
-            child.kill()
-            child.join(10)
+            insist()
+            child.join(INSIST)
 
 
 def _child(pipe: Connection, worker: dict[str, Any], packed: tuple[SiteTask, bytes]) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     request, state = packed
     try:
-        reply = SiteWorker(**worker).perform(replace(request, state=load_bytes(state)))
+        # The parent says only one thing.
+        reply = SiteWorker(**worker).perform(replace(request, state=load_bytes(state)), pipe.poll)
     except Exception as error:  # a setting of the site is wrong
         reply = refusal(worker["site"], request.name, error)
     update = None if reply.update is None else save_bytes(clean_state(reply.update))

@@ -8,10 +8,13 @@ from typing import Any
 
 from fairflare.core.fairness import higher_is_better, summarize
 from fairflare.exchange.messages import TASK_VALIDATE
+from fairflare.federation.collector import Training, printable
+from fairflare.federation.leaving import AT_HOME
 from fairflare.federation.phase import Phase
 from fairflare.federation.transport import Listener, Transport
 from fairflare.methods.rule import Weighing
 from fairflare.reporting.pictures import draw_pictures
+from fairflare.reporting.records import Warned
 from fairflare.reporting.results import LeftOut, ResultsStore, RoundRecord, read_results
 from fairflare.reporting.table import fairness_table
 
@@ -32,6 +35,12 @@ class Journal:
         self.listeners = list(listeners)
         self.metric = metric
         self.synthetic = False
+        self._classes_at_home: set[str] = set()
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What the results say of the run."""
+        return self.store.info
 
     def tell(self, kind: str, **details: Any) -> None:
         """An event: into the log file and to the listeners."""
@@ -43,19 +52,36 @@ class Journal:
         """What the sites said of their training."""
         self.left_out(phase, record)
         record.validation = {site: dict(phase.good[site]) for site in sorted(phase.good)}
-        record.train = {
-            site: {
-                "loss": found.stats["train_loss"],
-                "num_samples": found.num_samples,
-                "num_steps": found.num_steps,
-                "seconds": found.stats["seconds"],
-            }
-            for site, found in sorted(phase.trained.items())
-        }
+        record.train = {site: self._trained(site, found, record) for site, found in sorted(phase.trained.items())}
+        self._note_classes_at_home(phase)
+        record.notes = [note for _, found in sorted(phase.trained.items()) for note in found.notes]
+        for note in record.notes:
+            self.say(f"round {record.current_round}, {note}")
         if not self.synthetic and any(found.stats["synthetic"] for found in phase.trained.values()):
             self.synthetic = True
             self.store.update_info(synthetic=True)
             self.say("the data are SYNTHETIC (a phantom): the figures say nothing about patients")
+
+    def _note_classes_at_home(self, phase: Phase) -> None:
+        """A table that lacks a site's metrics says why."""
+        stats = {site: training.stats for site, training in phase.trained.items()} | phase.stats
+        found = {site for site in phase.good if stats[site][AT_HOME]}
+        if not found <= self._classes_at_home:
+            self._classes_at_home |= found
+            self.store.update_info(classes_at_home=sorted(self._classes_at_home))
+            self.say(f"metrics by class stay at home at: {', '.join(sorted(self._classes_at_home))}")
+
+    def _trained(self, site: str, found: Training, record: RoundRecord) -> dict[str, Any]:
+        said = {
+            "loss": found.stats["train_loss"],
+            "num_samples": found.num_samples,
+            "num_steps": found.num_steps,
+            "seconds": found.stats["seconds"],
+        }
+        if lost := printable(found.stats["state_lost"] or ""):
+            said["state_lost"] = lost
+            self.say(f"round {record.current_round}: site {site!r} lost some of its state: {lost}", warning=True)
+        return said
 
     def left_out(self, phase: Phase, record: RoundRecord) -> None:
         """An exchange of the round, and who is not in it."""
@@ -64,13 +90,17 @@ class Journal:
             record.left_out.append(LeftOut(site=site, phase=phase.name, reason=reason))
             self.say(f"round {record.current_round}, {phase.name}: site {site!r} left out: {reason}", warning=True)
 
-    def weighed(self, weighing: Weighing, record: RoundRecord) -> None:
-        """How the rule decided."""
+    def weighed(self, weighing: Weighing, record: RoundRecord, warnings: Sequence[Warned] = ()) -> None:
+        """How the rule decided, and what one site could do or would have done."""
         record.site_weights = weighing.sites
         record.layers = weighing.record or None
         record.reports = weighing.reports
         record.values = weighing.values
         record.details = weighing.details
+        record.warnings = list(warnings)
+        for warned in warnings:
+            who = f"site {warned.site!r}: " if warned.site else ""
+            self.say(f"round {record.current_round}: {who}{warned.text}", warning=True)
 
     def round_done(self, record: RoundRecord) -> None:
         """A whole round."""
@@ -83,6 +113,7 @@ class Journal:
         left_out = [LeftOut(site, TASK_VALIDATE, reason) for site, reason in sorted(phase.left_out.items())]
         for left in left_out:
             self.say(f"validate: site {left.site!r} left out: {left.reason}", warning=True)
+        self._note_classes_at_home(phase)
         test = {site: dict(values) for site, values in sorted(phase.good.items())}
         self.store.finish("completed", test=test, fairness=_fairness(test), phases=[phase.record()], left_out=left_out)
         results = read_results(self.store.folder)

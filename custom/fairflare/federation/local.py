@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fairflare.core.locks import FolderInUse, FolderLock
 from fairflare.core.settings import values_of
-from fairflare.exchange.messages import Message, decode_task, encode_reply
+from fairflare.exchange.messages import Message, decode_task, encode_reply, for_site
 from fairflare.federation.rounds import Rounds
 from fairflare.federation.run_settings import RESULTS_FOLDER, Place
 from fairflare.federation.site import SITE_FILE, SiteWorker, own_settings, refusal
@@ -69,7 +70,7 @@ class LocalTransport:
         for site in question.sites:
             if question.enough() or self.stopped():
                 return
-            question.hand_over(site, self._answer(site, question.name, question.task))
+            question.hand_over(site, self._answer(site, question.name, for_site(question.task, site)))
 
     def say(self, text: str, *, warning: bool = False) -> None:
         log.log(logging.WARNING if warning else logging.INFO, "%s", text)
@@ -121,8 +122,8 @@ def run_local(
         The folder with ``results.json``.
 
     Raises:
-        ValueError: the plan names no sites, or a checkpoint does not fit.
-        RuntimeError: the run failed; the text says why.
+        ValueError: the plan names no sites, a checkpoint does not fit, or another run has its experiment.
+        RuntimeError: the run failed, or another one writes to ``folder``; the text says why.
         Stopped: ``should_stop`` said so.
     """
     if not plan.sites:
@@ -140,13 +141,27 @@ def run_local(
         settings=own,
         site_half=values_of(plan.training),
     )
-    with tempfile.TemporaryDirectory(prefix="fairflare-sites-") as temporary, _one_thread():
+    # Two runs in one folder would write each other's results; of one experiment they exclude each other anyway.
+    with _alone(run_dir), tempfile.TemporaryDirectory(prefix="fairflare-sites-") as temporary, _one_thread():
         # With an experiment what sites keep must be there for the next run too.
         state = folder / "fairflare_state" if plan.run.experiment else Path(temporary)
         transport = LocalTransport(plan.sites, plan.task, plan.training, local, state, should_stop)
         rule = copy.deepcopy(plan.rule)  # what it learns is of this run; the plan may be run again
         Rounds(plan.task, rule, plan.run, transport, place, listeners).run()
     return run_dir / RESULTS_FOLDER
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    lock = FolderLock(folder, {})
+    try:
+        lock.take()
+    except FolderInUse as error:
+        raise RuntimeError(f"{error}; wait until that run is over, or give this one another folder") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager

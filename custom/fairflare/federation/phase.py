@@ -6,9 +6,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from fairflare.exchange.messages import Message, num_bytes
 from fairflare.federation.collector import Training
+from fairflare.federation.roster import Roster
 from fairflare.federation.transport import Question, Transport
 from fairflare.methods.reports import ReportError
 from fairflare.reporting.results import PhaseRecord
@@ -24,7 +26,10 @@ class Phase:
 
     Attributes:
         good: sites whose answer is used, with the metrics in it.
-        left_out: why another one is not.
+        stats: what the answers to the final test say besides.
+        left_out: why another one is not, also of sites that are not asked.
+        unheard: those of them that were asked and did not answer in time.
+        doubtful: asked though they were dropped and have not shown up since: they are not waited for long.
     """
 
     name: str
@@ -32,7 +37,10 @@ class Phase:
     asked: list[str]
     good: dict[str, dict[str, float]] = field(default_factory=dict)
     trained: dict[str, Training] = field(default_factory=dict)
+    stats: dict[str, dict[str, Any]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    unheard: list[str] = field(default_factory=list)
+    doubtful: set[str] = field(default_factory=set)
     seconds: float = 0.0
     bytes_out: int = 0
     bytes_in: int = 0
@@ -41,6 +49,11 @@ class Phase:
     def silent(self) -> list[str]:
         """Sites that said nothing."""
         return [s for s in self.asked if s not in self.good and s not in self.left_out]
+
+    @property
+    def waits(self) -> bool:
+        """For a site that is more than doubtful."""
+        return not self.doubtful.issuperset(self.silent)
 
     def refuse(self, site: str, reason: str) -> None:
         """Leaves a site out after all."""
@@ -58,50 +71,6 @@ class Phase:
             asked=len(self.asked),
             answered=len(self.good),
         )
-
-
-class Roster:
-    """Which sites are asked: all of the job but those that are silent too often.
-
-    Args:
-        transport: knows the sites.
-        max_missed: a site silent in so many phases running is not asked again until it shows up.
-        min_sites: all are asked when fewer would be left.
-    """
-
-    def __init__(self, transport: Transport, max_missed: int, min_sites: int) -> None:
-        self.transport = transport
-        self.max_missed = max_missed
-        self.min_sites = min_sites
-        self._missed: dict[str, int] = {}
-        self._dropped: set[str] = set()
-        self._lock = threading.Lock()  # sites show up in the transport's threads
-        transport.watch(self.seen)
-
-    def live(self) -> list[str]:
-        """Sites to ask, sorted."""
-        known = sorted(self.transport.sites())
-        live = [site for site in known if site not in self._dropped]
-        return live if len(live) >= self.min_sites else known
-
-    def seen(self, site: str) -> None:
-        """A site is alive."""
-        with self._lock:
-            self._missed.pop(site, None)
-            self._dropped.discard(site)
-
-    def missed(self, site: str) -> None:
-        """A site was silent for a whole phase."""
-        with self._lock:
-            count = self._missed[site] = self._missed.get(site, 0) + 1
-            drop = count >= self.max_missed and site not in self._dropped
-            if drop:
-                self._dropped.add(site)
-        if drop:
-            self.transport.say(
-                f"site {site!r} was silent in {count} phases running and is not asked again until it shows up",
-                warning=True,
-            )
 
 
 @dataclass
@@ -144,6 +113,7 @@ class Exchange:
         fault: list[Exception] = []
         over: list[bool] = []
         enough_since: list[float] = []
+        rest_since: list[float] = []
         self.tell(
             "phase", phase=phase.name, current_round=phase.current_round, num_rounds=num_rounds, sites=phase.asked
         )
@@ -153,7 +123,7 @@ class Exchange:
             with lock:
                 if over or fault or site not in phase.asked or site in phase.good or site in phase.left_out:
                     return False
-                self.roster.seen(site)
+                self.roster.answered(site, phase.name)
                 try:
                     _take(phase, site, answer, use)
                     self._tell_site(phase, site, time.monotonic() - started)
@@ -165,7 +135,11 @@ class Exchange:
             if len(phase.good) >= self.min_sites and not enough_since:
                 enough_since.append(time.monotonic())
             late = self.grace > 0 and bool(enough_since) and time.monotonic() > enough_since[0] + self.grace
-            return bool(fault) or late
+            if phase.doubtful and not phase.waits and not rest_since and len(phase.good) >= self.min_sites:
+                rest_since.append(time.monotonic())
+            # A site that was dropped gets as long again as the others took.
+            hopeless = bool(rest_since) and time.monotonic() - rest_since[0] > rest_since[0] - started
+            return bool(fault) or late or hopeless
 
         try:
             self.transport.ask(Question(phase.name, task, phase.asked, timeout, enough, hand_over))
@@ -186,8 +160,9 @@ class Exchange:
     def _close(self, phase: Phase) -> None:
         for site in phase.silent:
             phase.left_out[site] = f"no answer within {phase.seconds:.1f} s"
+            phase.unheard.append(site)
             self._tell_site(phase, site, phase.seconds)
-            self.roster.missed(site)
+            self.roster.missed(site, phase.name, phase.current_round)
 
     def _tell_site(self, phase: Phase, site: str, seconds: float) -> None:
         self.tell(

@@ -12,8 +12,10 @@ from typing import Any
 from fairflare.core.checks import choice, different, nearest, whole
 from fairflare.core.settings import build, field_names
 from fairflare.core.task import Task
+from fairflare.federation.influence import Bounds
 from fairflare.federation.run_settings import RunSettings
 from fairflare.methods.catalog import Method, get_method
+from fairflare.methods.papers import PAPERS
 from fairflare.methods.rule import OLD_JOB, Rule
 from fairflare.methods.training import LocalTraining
 
@@ -38,6 +40,7 @@ class Plan:
         run: rounds, quorum, seed, timeouts.
         sites: names; ``None``: every connected site.
         task_file: where the class of ``task`` comes from.
+        lacks: what a paper's setting still has to be given by hand.
     """
 
     method: Method
@@ -47,6 +50,7 @@ class Plan:
     run: RunSettings
     sites: list[str] | None
     task_file: Path
+    lacks: tuple[str, ...] = ()
 
 
 def make_plan(
@@ -56,6 +60,7 @@ def make_plan(
     sites: int | Sequence[str] | None = 0,
     settings: Mapping[str, Any] | None = None,
     small: bool = True,
+    train_like: str | None = None,
     task_file: str | Path | None = None,
     **run: Any,
 ) -> Plan:
@@ -68,8 +73,13 @@ def make_plan(
             the method's small job has.
         settings: of the method's halves and of the task, by name, wherever they belong; on top of those of the
             method's small job unless ``small`` is False. A part of a half is chosen with ``{"weighting": "som"}`` and
-            set with ``{"weighting.grid": [4, 4]}``.
-        small: False: the papers' settings, also for what is not named in ``settings``.
+            set with ``{"weighting.grid": [4, 4]}``. Also of :class:`fairflare.federation.influence.Bounds`. Synthetic
+            data are dealt to as many sites as the run has (every connected one: as the small job has) unless
+            ``phantom_sites`` is among them.
+        small: False: the papers' settings, also for what is not named in ``settings``; see
+            :mod:`fairflare.methods.papers`.
+        train_like: another method whose set-up this one gets, so that the two can be compared: task, network, data,
+            local training (but what is part of this method), rounds and number of sites.
         task_file: a Python file with a class ``Task``; default: the packaged one of the kind of task.
         run: of :class:`fairflare.federation.run_settings.RunSettings`.
 
@@ -77,17 +87,28 @@ def make_plan(
         ValueError: unknown method, kind of task or setting (suggests the nearest), or a value out of range.
     """
     chosen = get_method(method)
-    kind = choice("task", chosen.task if task is None else task, TASKS_BY_KIND)
+    model = chosen if train_like is None else get_method(train_like)
+    kind = choice("task", model.task if task is None else task, TASKS_BY_KIND)
     file = Path(task_file) if task_file else TASKS_BY_KIND[kind]
     task_class = load_task_class(file)
-    # Another kind of task than the paper's has none of its small settings, but its length.
-    quick = chosen.small if small and kind == chosen.task else {}
-    server, site, learns = route_settings({**quick, **(settings or {})}, chosen, task_class)
+    paper = None if small else PAPERS[model.name]
+    # Another kind of task than the paper's has none of its settings, but its length.
+    usual = {} if kind != model.task else model.small if paper is None else paper.learns
+    if model is not chosen:
+        usual = _shared_setup(model, chosen, usual, task_class, own_task=kind == model.task)
+    # Whoever sets something of a part means the method's own part, not the small job's.
+    set_of = {name.partition(".")[0] for name in settings or {} if "." in name}
+    given = {**{name: value for name, value in usual.items() if name not in set_of}, **(settings or {})}
+    bounds = {name: given.pop(name) for name in field_names(Bounds) if name in given}
+    server, site, learns = route_settings(given, chosen, task_class)
     if kind == chosen.task:
-        learns = {**chosen.learns, **learns}
-    names = site_list(chosen.num_sites if sites == 0 else sites)
-    given = {key: value for key, value in run.items() if value is not None}
-    plan = RunSettings(**{"num_rounds": chosen.num_rounds, "label": chosen.name, **given})
+        keeps = chosen.learns if model is chosen else chosen.keeps
+        learns = {**{name: chosen.learns[name] for name in keeps if name in chosen.learns}, **learns}
+    length = model if paper is None else paper
+    names = site_list(length.num_sites if sites == 0 else sites)
+    learns = {**dealt_to(length.num_sites if names is None else len(names), task_class), **learns}
+    wanted = {key: value for key, value in {**run, **bounds}.items() if value is not None}
+    plan = RunSettings(**{"num_rounds": length.num_rounds, "label": chosen.name, **wanted})
     if names is not None and plan.min_sites > len(names):
         raise ValueError(f"min_sites={plan.min_sites}, but the job has {len(names)} site(s)")
     return Plan(
@@ -98,7 +119,24 @@ def make_plan(
         run=plan,
         sites=names,
         task_file=file,
+        lacks=() if paper is None else paper.lacks,
     )
+
+
+def _shared_setup(
+    model: Method, chosen: Method, usual: Mapping[str, Any], task_class: type, *, own_task: bool
+) -> dict[str, Any]:
+    """Local training and task as ``model`` has them, but for what is part of one of the two methods."""
+    _, site, learns = route_settings(usual, model, task_class)
+    training = build(model.training, {**model.site, **site})
+    found = {name: getattr(training, name) for name in field_names(LocalTraining)}
+    found |= {**(model.learns if own_task else {}), **learns}
+    return {name: value for name, value in found.items() if name not in (*chosen.keeps, *model.keeps)}
+
+
+def dealt_to(sites: int, task: type) -> dict[str, Any]:
+    """The setting by which a task deals synthetic data to so many sites, where it has one."""
+    return {"phantom_sites": sites} if "phantom_sites" in field_names(task) else {}
 
 
 def site_list(sites: int | Sequence[str] | None) -> list[str] | None:
@@ -132,7 +170,7 @@ def route_settings(
                 raise ValueError(f"method {method.name!r} has no setting {key!r} any more: {now}")
             if key in field_names(RunSettings):
                 raise ValueError(f"{key!r} is no setting of method {method.name!r} but an option of the run")
-            known = sorted(set().union(*owners))
+            known = sorted(set().union(*owners, field_names(Bounds)))
             hint = nearest(key, [name + dot + rest for name in known]) or ";"
             raise ValueError(f"method {method.name!r} has no setting {key!r}{hint} Available: {', '.join(known)}")
     return parts

@@ -8,7 +8,6 @@ server itself.
 
 from __future__ import annotations
 
-import platform
 import shutil
 import time
 from collections.abc import Sequence
@@ -16,9 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fairflare import __version__
-from fairflare.core.settings import values_of
-from fairflare.core.states import check_state
 from fairflare.exchange.messages import (
     TASK_ANCHOR,
     TASK_TRAIN,
@@ -27,13 +23,14 @@ from fairflare.exchange.messages import (
     SiteTask,
     clean_state,
     encode_task,
-    num_bytes,
 )
-from fairflare.federation.checkpoint import Checkpoint, CheckpointFolder, check_same_config
-from fairflare.federation.collector import Collector, LikeReceived, read_head, read_metrics, reasons
+from fairflare.federation.collector import Collector, LikeReceived, read_head, read_metrics, read_stats, reasons
+from fairflare.federation.experiment import Experiment, writing
 from fairflare.federation.journal import Journal
 from fairflare.federation.models import ModelFiles
-from fairflare.federation.phase import Exchange, Phase, Roster
+from fairflare.federation.phase import Exchange, Phase
+from fairflare.federation.roster import Roster
+from fairflare.federation.run_info import config_of, info_of
 from fairflare.federation.run_settings import RESULTS_FOLDER, Place, RunSettings
 from fairflare.federation.transport import Listener, Transport
 from fairflare.methods.rule import Rule, State
@@ -45,6 +42,10 @@ if TYPE_CHECKING:
 
 class RoundFailed(RuntimeError):
     """The run cannot go on; the text says which round, which sites, and why."""
+
+
+class NobodyCould(RoundFailed):
+    """Sites answered, and not one could use the model: most likely it is the model."""
 
 
 class Stopped(Exception):
@@ -76,13 +77,11 @@ class Rounds:
         self.transport, self.place, self.listeners = transport, place, list(listeners)
         self.journal = Journal(place.run_dir / RESULTS_FOLDER, transport, listeners, task.primary_metric)
         self.files = ModelFiles(place.run_dir, type(rule).__name__)
-        self.collector = Collector(rule, place.run_dir / RESULTS_FOLDER / "staging")
+        self.collector = Collector(rule, place.run_dir / RESULTS_FOLDER / "staging", run)
         self.roster = Roster(transport, run.max_missed, run.min_sites)
         self.exchange = Exchange(transport, self.roster, run.min_sites, run.straggler_grace, self.journal.tell)
-        self.checkpoints = CheckpointFolder(place.experiments / run.experiment) if run.experiment else None
-        kept = self.checkpoints.folder if self.checkpoints else place.run_dir / RESULTS_FOLDER
-        self.rule.memory_folder = kept / "memory"
-        self._config: dict[str, Any] = {}
+        self.experiment = Experiment(run, place, rule, self.journal, self.files, transport.say)
+        self._went_back_from: set[int] = set()
 
     # -------------------------------------------------------------------------------------------- the run
 
@@ -94,43 +93,33 @@ class Rounds:
             RoundFailed, ServerFault, ValueError: the run cannot go on; the results say why.
         """
         try:
-            first, state = self._start()
-            for current_round in range(first, self.settings.num_rounds):
-                state = self._round(current_round, state)
-            self._finish(state)
+            self.experiment.open()
+            current_round, state = self._start()
+            while current_round < self.settings.num_rounds + 1:
+                try:
+                    state = self._round_or_test(current_round, state)
+                    current_round += 1
+                except NobodyCould as failed:
+                    state = self._go_back(current_round, state, failed)
+                    current_round -= 1
         except Exception as error:
             self.journal.failed(str(error))
             raise
         finally:
             self.collector.clear()
-            if self.checkpoints is None and self.rule.memory_folder is not None:
-                # Nobody can go on with this run, and the rule's memory may be many models large.
-                shutil.rmtree(self.rule.memory_folder, ignore_errors=True)
+            self.experiment.close()
 
     def _start(self) -> tuple[int, State]:
-        """Initial or checkpointed model, and the first round to do."""
+        """The first round to do, and initial or checkpointed model."""
         run, place = self.settings, self.place
         torch.manual_seed(run.seed)
         model = self.task.build_model()
         self.transport.say(self.task.initialise(model, place.settings.get("initial_weights")))
         state: State = clean_state(model.state_dict())
         sites = sorted(self.transport.sites())
-        self._config = {
-            "num_rounds": run.num_rounds,
-            "seed": run.seed,
-            "rule": values_of(self.rule),
-            "task": values_of(self.task),
-            "training": place.site_half,
-        }
-        info = self._info(state, sites)
-        found = self.checkpoints.load() if self.checkpoints is not None else None
-        first = 0
-        if found is not None:
-            first, state = self._resume(found, state, info)
-        info["synthetic"] = self.journal.synthetic
-        self.journal.store.start(info)
-        if found is not None:
-            self.journal.store.load_state_dict(found.results)
+        config = config_of(run, place, self.rule, self.task)
+        info = info_of(run, place, self.rule, self.task, state, sites, config)
+        found = self.experiment.begin(state, config, info)
         if not sites:
             raise RoundFailed("no site is connected")
         if len(sites) < run.min_sites:
@@ -138,40 +127,27 @@ class Rounds:
                 f"{len(sites)} site(s) in the job ({', '.join(sites)}), min_sites={run.min_sites}; start more sites "
                 "or lower min_sites"
             )
-        return first, state
+        return found
 
-    def _resume(self, found: Checkpoint, state: State, info: dict[str, Any]) -> tuple[int, State]:
-        check_same_config(found.config, self._config, self.settings.experiment)
-        self.rule.load_state_dict(found.rule)
-        self.files.best = found.extra.get("best")
-        self.journal.synthetic = bool(found.extra.get("synthetic"))
-        check_state(found.model, state, "checkpoint")
-        info["resumed_at_round"] = found.next_round
-        self.transport.say(
-            f"experiment {self.settings.experiment!r}: going on at round {found.next_round} of "
-            f"{self.settings.num_rounds}"
-        )
-        # The file sorts its names; everything that lists layers keeps the network's order.
-        return found.next_round, {name: found.model[name] for name in state}
+    def _round_or_test(self, current_round: int, state: State) -> State:
+        if current_round < self.settings.num_rounds:
+            return self._round(current_round, state)
+        self._finish(state)
+        return state
 
-    def _info(self, state: State, sites: list[str]) -> dict[str, Any]:
-        method = type(self.rule).__name__
-        return {
-            "experiment": self.settings.experiment,
-            "job_id": self.place.job_id,
-            "method": method,
-            "label": self.settings.label or method,
-            "primary_metric": self.task.primary_metric,
-            "shown_metrics": list(self.task.shown_metrics),
-            "num_rounds": self.settings.num_rounds,
-            "min_sites": self.settings.min_sites,
-            "seed": self.settings.seed,
-            "sites": sites,
-            "config": self._config,
-            "model_parameters": sum(t.numel() for t in state.values() if t.is_floating_point()),
-            "model_bytes": num_bytes(state),
-            "versions": versions(),
-        }
+    def _go_back(self, current_round: int, state: State, failed: NobodyCould) -> State:
+        """The model before the last round, with all that belongs to it; once for a round.
+
+        Without an experiment there is none: a model more in memory, or on the disk of a run that keeps nothing, is a
+        price that whoever wants this pays with an experiment id.
+        """
+        if current_round in self._went_back_from:
+            raise RoundFailed(f"{failed} (going back one round did not help)") from failed
+        self._went_back_from.add(current_round)
+        before = self.experiment.go_back(current_round, state, str(failed)) if current_round > 0 else None
+        if before is None:
+            raise failed
+        return before
 
     # -------------------------------------------------------------------------------------------- one round
 
@@ -179,25 +155,27 @@ class Rounds:
         for listener in self.listeners:
             listener.round_started(current_round)
         self.transport.say(f"round {current_round + 1} of {self.settings.num_rounds}")
-        record = RoundRecord(current_round=current_round, sites=self.roster.live())
+        record = RoundRecord(current_round=current_round, sites=self.roster.live(current_round))
         self.collector.begin(
             current_round, self.settings.num_rounds, shape=LikeReceived(state), received=state, sites=record.sites
         )
         train = self._ask(TASK_TRAIN, current_round, state, record.sites, self.settings.train_timeout, self._trained)
+        train.left_out |= self.roster.why_not(record.sites)
         for site, reason in self.collector.screen().items():
             train.refuse(site, reason)
         self._note_left_out(train)
         record.accepted = self.collector.accepted
         self.journal.training(train, record)
         if len(record.accepted) < self.settings.min_sites:
-            raise RoundFailed(self._too_few(train))
+            raise self._too_few(train)
         if self.rule.two_phase and len(record.accepted) > 1:
             self._ask_about_anchor(record)
         next_state = self._aggregate(record)
-        self.files.keep_best(state, record.validation, self.task.primary_metric, current_round - 1)
-        self.journal.round_done(record)
-        self.files.save(next_state, current_round)
-        self._checkpoint(current_round + 1, next_state)
+        with writing(f"the results and models of round {current_round}", self.place.run_dir):
+            self.files.keep_best(state, record.validation, self.task.primary_metric, current_round - 1)
+            self.journal.round_done(record)
+            self.files.save(next_state, current_round)
+        self.experiment.save(current_round + 1, next_state)
         self.journal.tell("round_done", current_round=current_round, num_rounds=self.settings.num_rounds)
         return next_state
 
@@ -205,7 +183,9 @@ class Rounds:
         """The second phase; the anchor's memory is free again afterwards."""
         anchor = clean_state(self.collector.anchor_model())
         timeout = self.settings.anchor_timeout
-        phase = self._ask(TASK_ANCHOR, record.current_round, anchor, record.accepted, timeout, self._about_anchor)
+        sites = self.roster.willing(record.accepted, TASK_ANCHOR, record.current_round)
+        phase = self._ask(TASK_ANCHOR, record.current_round, anchor, sites, timeout, self._about_anchor)
+        phase.left_out |= self.roster.why_not(sites, TASK_ANCHOR, record.accepted)
         self._note_left_out(phase)
         self.journal.left_out(phase, record)
 
@@ -218,26 +198,12 @@ class Rounds:
         record.phases.append(PhaseRecord("aggregate", round(time.monotonic() - started, 4), 0, 0, 0, 0))
         for listener in self.listeners:
             listener.aggregated(next_state)
-        self.journal.weighed(weighing, record)
+        self.journal.weighed(weighing, record, self.collector.warnings)
         if self.settings.keep_local_models:
             kept = self.place.run_dir / RESULTS_FOLDER / "local_models" / f"round_{record.current_round:04d}"
             shutil.copytree(self.collector.staging.folder, kept, dirs_exist_ok=True)
         self.collector.clear()
         return next_state
-
-    def _checkpoint(self, next_round: int, state: State) -> None:
-        if self.checkpoints is None:
-            return
-        self.checkpoints.save(
-            Checkpoint(
-                next_round=next_round,
-                model=dict(state),
-                rule=self.rule.state_dict(),
-                results=self.journal.store.state_dict(),
-                config=self._config,
-                extra={"best": self.files.best, "synthetic": self.journal.synthetic},
-            )
-        )
 
     # -------------------------------------------------------------------------------------------- the end
 
@@ -245,12 +211,13 @@ class Rounds:
         """Test split of every site, and the summary over them."""
         number = self.settings.num_rounds
         phase = self._ask(
-            TASK_VALIDATE, number, state, self.roster.live(), self.settings.validate_timeout, self._validated
+            TASK_VALIDATE, number, state, self.roster.known(), self.settings.validate_timeout, self._validated
         )
         if len(phase.good) < self.settings.min_sites:
-            raise RoundFailed(self._too_few(phase))
-        self.files.save(state, number)
-        self.journal.tested(phase)
+            raise self._too_few(phase)
+        with writing("the final results and model", self.place.run_dir):
+            self.files.save(state, number)
+            self.journal.tested(phase)
 
     # -------------------------------------------------------------------------------------------- one exchange
 
@@ -264,9 +231,11 @@ class Rounds:
                 seed=self.settings.seed,
                 directives=self.rule.directives(current_round, self.settings.num_rounds, sites),
                 experiment=self.settings.experiment,
+                run=self.experiment.run_id,
+                by_site=self.rule.directives_by_site,
             )
         )
-        phase = Phase(name, current_round, sorted(sites))
+        phase = Phase(name, current_round, sorted(sites), doubtful=self.roster.doubtful(sites))
         self.exchange.run(phase, task, timeout, self.settings.num_rounds, use)
         if self.transport.stopped():
             raise Stopped(
@@ -285,28 +254,17 @@ class Rounds:
         return {}
 
     def _validated(self, phase: Phase, site: str, message: Message) -> dict[str, float]:
-        read_head(site, message, phase.current_round)
+        phase.stats[site] = read_stats(site, read_head(site, message, phase.current_round))
         return read_metrics(site, message.metrics)
 
     def _note_left_out(self, phase: Phase) -> None:
         for site, reason in phase.left_out.items():
             self.collector.reject(site, reason)
 
-    def _too_few(self, phase: Phase) -> str:
-        return (
+    def _too_few(self, phase: Phase) -> RoundFailed:
+        answered = len(phase.asked) - len(phase.unheard)
+        kind = NobodyCould if not phase.good and answered >= self.settings.min_sites else RoundFailed
+        return kind(
             f"round {phase.current_round}, {phase.name}: {len(phase.good)} usable result(s) of {len(phase.asked)} "
             f"asked, min_sites={self.settings.min_sites}. Left out: {reasons(phase.left_out.items()) or 'none'}"
         )
-
-
-def versions() -> dict[str, str]:
-    """Of this package, Python and what the results depend on."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {"fairflare": __version__, "python": platform.python_version()}
-    for name in ("nvflare", "torch", "monai", "numpy"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.settings import Flag, NonNegative, Positive, PositiveInt, Whole, settings
+from fairflare.federation.influence import Bounds
 from fairflare.federation.site_store import safe_name
 
 RESULTS_FOLDER = "fairflare"  # in the run directory
 
 
 @settings
-class RunSettings:
+class RunSettings(Bounds):
     """How a run goes, whatever the method.
 
     Args:
@@ -24,7 +25,8 @@ class RunSettings:
         experiment: id under which checkpoint and site state outlive the job; empty: no resume.
         train_timeout, anchor_timeout, validate_timeout: seconds a phase may take; a site may never answer.
         straggler_grace: seconds that late sites get once ``min_sites`` answered well; 0: the phase's whole timeout.
-        max_missed: a site silent in so many phases running is not asked again until it shows up.
+        max_missed: a site without an answer in time in so many phases running is not asked again until it shows up,
+            and then after 2 rounds, 4, 8, ... while it stays late; the final test asks it all the same.
         keep_local_models: leave each round's local models in the run directory (for audits; large).
         label: what tables call this run; default: the class of the rule.
     """

@@ -6,11 +6,12 @@ costs one task instead of the whole job.
 
 from __future__ import annotations
 
+import errno
 import gc
 import hashlib
 import json
 import logging
-import shutil
+import os
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fairflare.core.states import difference
+from fairflare.core.stopping import TaskStopped, stoppable
 from fairflare.exchange.messages import (
     STATUS_FAILED,
     STATUS_OK,
@@ -31,7 +33,11 @@ from fairflare.exchange.messages import (
     SiteTask,
     clean_state,
 )
+from fairflare.federation.leaving import METRICS_BY_CLASS, keep_classes_home, sends_classes
+from fairflare.federation.site_folder import SiteFolder
 from fairflare.federation.site_store import SiteStore
+from fairflare.federation.stoppable import StoppableData
+from fairflare.methods.reports import MAX_TEXT
 from fairflare.methods.training import LocalTraining, SiteError, SiteRun
 
 if TYPE_CHECKING:
@@ -40,8 +46,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SITE_FILE = "fairflare.json"  # in the folder local/ of a FLARE workspace
+ROOM = "make room for the site's state (state_root) and its temporary files; the site is back in the round after that"
+REMEDIES = {
+    errno.ENOSPC: ROOM,
+    errno.EDQUOT: ROOM,
+    errno.EROFS: "let the site write to its state_root; it is back in the round after that",
+}
+LOCAL_MODEL = "local_model"  # in the site's store, for the anchor phase
 # Settings of local/fairflare.json that the shell reads; all others belong to the task.
-SHELL_SETTINGS = ("sites", "state_root", "checkpoint_root", "num_threads", "device", "isolate")
+SHELL_SETTINGS = ("sites", "state_root", "checkpoint_root", "num_threads", "device", "isolate", METRICS_BY_CLASS)
 
 
 def round_seed(seed: int, site: str, current_round: int) -> int:
@@ -58,7 +71,7 @@ class SiteWorker:
         task: what is learned.
         training: the method's site half.
         settings: the site's private settings (``local/fairflare.json``).
-        state_folder: of this experiment and site.
+        state_folder: of this experiment and site; has a folder for each run, see :class:`SiteFolder`.
     """
 
     def __init__(
@@ -75,7 +88,8 @@ class SiteWorker:
         self.task = task
         self.training = training
         self.settings = dict(settings)
-        self.store = SiteStore(state_folder)
+        self.sends_classes = sends_classes(site, self.settings)
+        self.state = SiteFolder(site, state_folder)
         self.device = pick_device(site, self.settings.get("device"))
         threads = self.settings.get("num_threads", num_threads)
         if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
@@ -85,15 +99,18 @@ class SiteWorker:
         self._model: torch.nn.Module | None = None
 
     def perform(self, request: SiteTask, should_stop: Callable[[], bool] = lambda: False) -> SiteReply:
-        """Does one task; whatever goes wrong becomes a reply with a reason, and details go to this site's log."""
-        jobs = {TASK_TRAIN: self._train, TASK_ANCHOR: self._anchor, TASK_VALIDATE: self._validate}
+        """Does one task; whatever goes wrong becomes a reply with a reason, and details go to this site's log.
+
+        Args:
+            request: the task.
+            should_stop: asked at every batch and in every other long loop; True ends the task with a refusal.
+        """
         started = time.monotonic()
         if self.threads is not None:  # for each task: in one process another site may have set its own
             torch.set_num_threads(self.threads)
         try:
-            if request.name not in jobs:
-                raise SiteError(f"site {self.site!r}: unknown task {request.name!r}, known: {sorted(jobs)}")
-            reply = jobs[request.name](request, should_stop)
+            with stoppable(should_stop):
+                reply = self._perform(request)
         except (torch.cuda.OutOfMemoryError, MemoryError) as e:
             self._model = None
             traceback.clear_frames(e.__traceback__)  # they hold the model and its gradients
@@ -108,20 +125,43 @@ class SiteWorker:
             )
         except Exception as e:
             return refusal(self.site, request.name, e)
+        if not self.sends_classes:
+            keep_classes_home(self.site, reply, self.task, self._data.test_splits if self._data else ())
         reply.stats["seconds"] = round(time.monotonic() - started, 3)
+        return reply
+
+    def _perform(self, request: SiteTask) -> SiteReply:
+        if request.name == TASK_VALIDATE:  # keeps nothing and reads nothing of what is kept
+            return self._validate(request, self.state.store(request.run))
+        jobs = {TASK_TRAIN: self._train, TASK_ANCHOR: self._anchor}
+        if request.name not in jobs:
+            known = sorted([*jobs, TASK_VALIDATE])
+            raise SiteError(f"site {self.site!r}: unknown task {request.name!r}, known: {known}")
+        with self.state.opened(request) as store:
+            reply = jobs[request.name](request, store)
+        if store.lost:
+            reply.stats["state_lost"] = "; ".join(store.lost)[:MAX_TEXT]
+            log.warning("site %s, round %d: %s", self.site, request.current_round, "; ".join(store.lost))
         return reply
 
     # -- the three tasks
 
-    def _train(self, request: SiteTask, should_stop: Callable[[], bool]) -> SiteReply:
-        run, model = self._open(request, should_stop)
+    def _train(self, request: SiteTask, store: SiteStore) -> SiteReply:
+        try:
+            return self._trained(request, store)
+        except BaseException:  # the server has no such round of this site
+            store.forget(request.current_round)
+            raise
+
+    def _trained(self, request: SiteTask, store: SiteStore) -> SiteReply:
+        run, model = self._open(request, store)
         received = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
         metrics = self._evaluate(model, run, "validation")
         run.metrics = metrics
         trained = self.training.train(run, model)
         local = clean_state(model.state_dict())
         report = self.training.report(run, model)
-        self.store.save_model(request.current_round, local)
+        store.save(LOCAL_MODEL, request.current_round, local, kept=1)
         return SiteReply(
             STATUS_OK,
             update=difference(local, clean_state(received)),
@@ -136,20 +176,22 @@ class SiteWorker:
             num_steps=trained.num_steps,
         )
 
-    def _anchor(self, request: SiteTask, should_stop: Callable[[], bool]) -> SiteReply:
-        kept = self.store.load_model(request.current_round)
+    def _anchor(self, request: SiteTask, store: SiteStore) -> SiteReply:
+        kept = store.load_at(LOCAL_MODEL, request.current_round)
         if kept is None:
+            why = f" ({'; '.join(store.lost)})" if store.lost else ""
             raise SiteError(
-                f"site {self.site!r} has no local model of round {request.current_round} to compare the anchor with",
+                f"site {self.site!r} has no local model of round {request.current_round} to compare the anchor "
+                f"with{why}",
                 skipped=True,
             )
-        run, anchor = self._open(request, should_stop)
+        run, anchor = self._open(request, store)
         local = self.task.build_model().to(self.device)
         local.load_state_dict(kept)
         return SiteReply(STATUS_OK, report=self.training.report_anchor(run, local, anchor))
 
-    def _validate(self, request: SiteTask, should_stop: Callable[[], bool]) -> SiteReply:
-        run, model = self._open(request, should_stop)
+    def _validate(self, request: SiteTask, store: SiteStore) -> SiteReply:
+        run, model = self._open(request, store)
         metrics = self._evaluate(model, run, "test")
         for split in run.data.test_splits:
             if split != "test":
@@ -163,7 +205,7 @@ class SiteWorker:
         batches = run.data.batches(split, batch_size=self.training.batch_size)
         return self.task.evaluate(model, batches, self.device)
 
-    def _open(self, request: SiteTask, should_stop: Callable[[], bool]) -> tuple[SiteRun, torch.nn.Module]:
+    def _open(self, request: SiteTask, store: SiteStore) -> tuple[SiteRun, torch.nn.Module]:
         if self._data is None:
             own = {k: v for k, v in self.settings.items() if k not in SHELL_SETTINGS}
             self._data = self.task.open_site(self.site, own)
@@ -178,22 +220,17 @@ class SiteWorker:
                 public=f"site {self.site!r}: the server's model does not fit the task's network at this site; "
                 "server and site must run the same job",
             ) from e
-        scratch = self.store.folder / "scratch"
-        if scratch.exists():  # left by a process that was killed
-            shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir()
         run = SiteRun(
             site=self.site,
             task=self.task,
-            data=self._data,
+            data=StoppableData(self._data),
             device=self.device,
             current_round=request.current_round,
             num_rounds=request.num_rounds,
             seed=round_seed(request.seed, self.site, request.current_round),
             directives=request.directives,
-            store=self.store,
-            scratch=scratch,
-            should_stop=should_stop,
+            store=store,
+            scratch=store.scratch,
             settings=self.settings,
         )
         return run, self._model
@@ -201,14 +238,26 @@ class SiteWorker:
 
 def refusal(site: str, task: str, error: Exception) -> SiteReply:
     """The answer when a task could not be done; details go to this site's log."""
+    if isinstance(error, TaskStopped):
+        log.info("site %s, task %s: %s", site, task, error)
+        return SiteReply(STATUS_SKIPPED, reason=f"site {site!r}: {error}")
     # SiteError and DataError carry a text for the server; of anything else only the kind may leave the site.
     public = getattr(error, "public", None)
     if public:
         log.warning("%s", error)
     else:
         log.warning("site %s, task %s failed", site, task, exc_info=error)
-    kind = f"site {site!r}: {task} failed with {type(error).__name__} (details in the site's log)"
+    kind = f"site {site!r}: {task} failed with {_kind(error)} (details in the site's log)"
     return SiteReply(STATUS_SKIPPED if getattr(error, "skipped", False) else STATUS_FAILED, reason=public or kind)
+
+
+def _kind(error: Exception) -> str:
+    """What kind of error it was; of the system's, what the system says without the file's name, and what to do."""
+    name = type(error).__name__
+    if not isinstance(error, OSError) or not error.errno:
+        return name
+    remedy = REMEDIES.get(error.errno)
+    return f"{name}: {os.strerror(error.errno)}" + (f"; {remedy}" if remedy else "")
 
 
 def read_site_file(path: Path, identity: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ class Question:
 
     Attributes:
         name: ``train``, ``anchor`` or ``validate``.
-        task: what they get.
+        task: what they get, each its own part; see :func:`fairflare.exchange.messages.for_site`.
         sites: who is asked.
         timeout: seconds until the answers that are missing no longer count.
         enough: says whether to stop waiting before that.

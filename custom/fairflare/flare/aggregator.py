@@ -18,34 +18,73 @@ from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 
 from fairflare import __version__
 from fairflare.core.settings import PositiveInt, settings
-from fairflare.core.states import State, check_state
-from fairflare.exchange.messages import STATUS_OK, Message, clean_state
+from fairflare.core.states import check_state
+from fairflare.exchange.messages import STATUS_OK, Message, clean_tensor
+from fairflare.exchange.tensor_file import Layout
 from fairflare.federation.collector import Collector, is_finite, printable
+from fairflare.federation.incoming import Conformed, Incoming, in_words, layout_of
+from fairflare.federation.influence import Bounds
 from fairflare.flare.wire import META_KEY, from_model
 from fairflare.methods.reports import ReportError
-from fairflare.methods.rule import Rule, Weighing
+from fairflare.methods.rule import Rule, State, Weighing
 
 log = logging.getLogger(__name__)
 Signature = tuple[Any, ...]
 
 
 class AsSent:
-    """Under a stock controller nobody says what was sent out: models are collected as they come, and compared later."""
+    """Under a stock controller nobody says what was sent out: models are collected as they come, and compared later.
 
-    def __init__(self) -> None:
+    Args:
+        only_updates: whole models are refused, as nobody knows how far they are from what was sent out.
+    """
+
+    def __init__(self, only_updates: bool = False) -> None:
         self.updates = False
+        self.only_updates = only_updates
         self.signatures: dict[str, Signature] = {}
+        self.layouts: dict[str, Layout] = {}
+        self.common: Layout = {}
 
-    def read(self, message: Message, site: str) -> State:
-        state = clean_state(message.params)
-        check_state(state, state, site)  # finite, real
-        shapes = tuple((name, tuple(t.shape), t.is_floating_point()) for name, t in sorted(state.items()))
+    def read(self, message: Message, site: str) -> Incoming:
+        if self.only_updates and not message.is_update:
+            raise ValueError(
+                f"site {site!r} sent a whole model; max_update_norm needs updates here (params of type DIFF): have the "
+                "sites send them, or leave max_update_norm out"
+            )
+        params = message.params
+        if not params:
+            raise ValueError(f"site {site!r} sent no model")
+        names = {str(name): name for name in params}
+
+        def make(name: str) -> torch.Tensor:
+            return clean_tensor(name, params[names[name]])
+
+        layout: Layout = {}
+        for name in names:
+            tensor = make(name)
+            check_state({name: tensor}, {name: tensor}, site)  # finite, real
+            layout[name] = tensor.dtype, tuple(tensor.shape)
+        shapes = tuple(sorted((name, shape, dtype.is_floating_point) for name, (dtype, shape) in layout.items()))
         self.signatures[site] = (message.is_update, message.current_round, shapes)
-        return state
+        self.layouts[site] = layout
+        return Incoming(layout, make)
+
+    def agree(self, signature: Signature) -> None:
+        """What the sites of this signature sent is what counts; of a tensor, the type that most of them gave it."""
+        alike = [self.layouts[site] for site in sorted(self.layouts) if self.signatures[site] == signature]
+        self.updates = signature[0]
+        self.common = {
+            name: (Counter(layout[name][0] for layout in alike).most_common(1)[0][0], shape)
+            for name, (_, shape) in alike[0].items()
+        }
+
+    def collected(self, state: State) -> State:
+        return Conformed(state, self.common) if layout_of(state) != self.common else state
 
 
 @settings
-class FairAggregator(ModelAggregator):
+class FairAggregator(Bounds, ModelAggregator):
     """A single-phase rule as FLARE's ``ModelAggregator``.
 
     What the results must look like is what most of them do: sites whose names or shapes of tensors, kind of parameters
@@ -54,6 +93,9 @@ class FairAggregator(ModelAggregator):
     Args:
         rule: a method's server half.
         min_sites: usable results a round needs.
+
+    With ``max_update_norm`` the sites must send updates (DIFF): a stock controller does not say which model a whole one
+    started from, so one is refused by name.
 
     The result's metrics are the means over the sites, whatever their range, for the controller's ``stop_cond``.
 
@@ -71,7 +113,7 @@ class FairAggregator(ModelAggregator):
                 f"{type(self.rule).__name__} asks the sites twice a round; run it with "
                 "fairflare.flare.controller.RoundsController instead of a stock controller"
             )
-        self._collector = Collector(self.rule)
+        self._collector = Collector(self.rule, bounds=self)
         self.last_weighing: Weighing | None = None
         self.reset_stats()
 
@@ -87,7 +129,7 @@ class FairAggregator(ModelAggregator):
 
     def reset_stats(self) -> None:
         """Begins a round (not the rule's own state)."""
-        self._shape = AsSent()
+        self._shape = AsSent(only_updates=self.max_update_norm is not None)
         self._numpy: dict[str, bool] = {}
         self._metrics: dict[str, dict[str, float]] = {}
         self._fault: OSError | None = None
@@ -112,7 +154,7 @@ class FairAggregator(ModelAggregator):
             self._refuse(site, f"site {site!r}: {printable(f'{type(error).__name__}: {error}')}")
             return
         self._metrics[site] = _finite_numbers(model.metrics or {})
-        self._numpy[site] = not any(isinstance(value, torch.Tensor) for value in model.params.values())
+        self._numpy[site] = all(isinstance(value, (np.ndarray, np.generic)) for value in model.params.values())
 
     def aggregate_model(self) -> FLModel:
         """The aggregated model, or update where the sites sent updates.
@@ -128,10 +170,12 @@ class FairAggregator(ModelAggregator):
             log.warning("left out: %s", reason)
         self._collector.require(self.min_sites)
         is_update, current_round, _ = self._shape.signatures[self.accepted[0]]
-        self._shape.updates = is_update
         if current_round is not None:
             self._collector.at_round(int(current_round))
         state, self.last_weighing = self._collector.aggregate()
+        warnings = [f"site {w.site!r}: {w.text}" if w.site else w.text for w in self._collector.warnings]
+        for warning in warnings:
+            log.warning("round %s: %s", current_round, warning)
         as_numpy = all(self._numpy[site] for site in self.accepted)
         params: dict[str, Any] = {k: v.numpy() for k, v in state.items()} if as_numpy else dict(state)
         return FLModel(
@@ -139,18 +183,23 @@ class FairAggregator(ModelAggregator):
             params_type=ParamsType.DIFF if is_update else ParamsType.FULL,
             metrics=_mean([self._metrics[site] for site in self.accepted]) or None,
             current_round=current_round,
-            meta={META_KEY: {"sites": self.accepted, "rejected": dict(self.rejected)}},
+            meta={META_KEY: {"sites": self.accepted, "rejected": dict(self.rejected), "warnings": warnings}},
         )
 
     def _keep_majority(self) -> None:
         signatures = {site: self._shape.signatures[site] for site in self.accepted}
-        if len(set(signatures.values())) <= 1:
+        if not signatures:
             return
         common, _ = Counter(signatures[site] for site in sorted(signatures)).most_common(1)[0]
         for site, found in signatures.items():
-            if found != common:
+            if _fits(found, common):
+                absent = sorted({name for name, *_ in common[2]} - {name for name, *_ in found[2]})
+                if absent:
+                    log.info("site %r: %s did not come and count as unchanged", site, in_words(absent))
+            else:
                 self._collector.drop(site, f"site {site!r} sent {_difference(found, common)}")
                 log.warning("left out: %s", self.rejected[site])
+        self._shape.agree(common)
 
     def _refuse(self, site: str, reason: str) -> None:
         self._collector.reject(site, reason)
@@ -165,6 +214,17 @@ class FairAggregator(ModelAggregator):
         if message.current_round is not None:
             self._collector.at_round(int(message.current_round))
         return message
+
+
+def _fits(found: Signature, common: Signature) -> bool:
+    """Whether it is the same but for what a filter does: tensors of an update excluded, integers made floating."""
+    kinds = {(name, shape): floating for name, shape, floating in common[2]}
+    whole = found[0] or len(found[2]) == len(common[2])
+    return (
+        found[:2] == common[:2]
+        and whole
+        and all((name, shape) in kinds and (floating or not kinds[name, shape]) for name, shape, floating in found[2])
+    )
 
 
 def _difference(found: Signature, common: Signature) -> str:

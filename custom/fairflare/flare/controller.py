@@ -6,10 +6,14 @@ import json
 import math
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import ClientTask
+from nvflare.apis.dxo import from_shareable
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
@@ -20,16 +24,18 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_common.workflows.model_controller import ModelController
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
-from fairflare.core.settings import Positive, settings
+from fairflare.core.settings import Flag, Positive, settings
 from fairflare.core.task import Task
-from fairflare.exchange.messages import Message
+from fairflare.exchange.messages import Message, for_site
 from fairflare.federation.collector import printable
 from fairflare.federation.rounds import Rounds, Stopped
 from fairflare.federation.run_settings import Place, RunSettings
 from fairflare.federation.site import SITE_FILE, read_site_file
 from fairflare.federation.transport import Question
+from fairflare.flare.memory import memory_given_back, replies_on_disk
 from fairflare.flare.tracking import FlareEvents
-from fairflare.flare.wire import from_model, to_model
+from fairflare.flare.wire import META_KEY, from_model, to_model
+from fairflare.methods.reports import shortened
 from fairflare.methods.rule import OLD_JOB, Rule
 
 
@@ -41,6 +47,7 @@ class RoundsController(RunSettings, ModelController):
         task: what is learned; builds the initial model.
         rule: the method's server half.
         task_check_period: seconds between FLARE's looks at a task.
+        disk_offload: replies wait on disk (in ``TMPDIR``) until they are taken, not in memory.
     """
 
     retired: ClassVar[dict[str, str]] = {"aggregator": OLD_JOB}
@@ -48,14 +55,16 @@ class RoundsController(RunSettings, ModelController):
     task: Task
     rule: Rule
     task_check_period: Positive = 0.05
+    disk_offload: Flag = True
 
     def __post_init__(self) -> None:
         RunSettings.__post_init__(self)
         ModelController.__init__(
             self, persistor_id="", ignore_result_error=True, task_check_period=self.task_check_period
         )
-        self._hand_over: Callable[[str, Message | str], bool] | None = None
         self._seen: Callable[[str], None] = lambda site: None
+        self._task: Message | None = None  # asked last
+        self._collect: Callable[[], None] = lambda: None
 
     # -- the workflow
 
@@ -64,7 +73,10 @@ class RoundsController(RunSettings, ModelController):
         self.fl_ctx.set_prop(AppConstants.NUM_ROUNDS, self.num_rounds, private=True, sticky=False)
         place = self._place()
         try:
-            Rounds(self.task, self.rule, self, self, place, [FlareEvents(self)]).run()
+            with memory_given_back() as self._collect, self._offload() as offered:
+                if not offered:
+                    self.warning("FLARE offers no disk offload here: replies wait in memory")
+                Rounds(self.task, self.rule, self, self, place, [FlareEvents(self)]).run()
         except Stopped as stopped:
             if self.fl_ctx.get_job_id() == SimulatorConstants.JOB_NAME:
                 self.panic(str(stopped))  # the simulator would end with exit code 0
@@ -72,6 +84,9 @@ class RoundsController(RunSettings, ModelController):
         except Exception as error:
             self.error(str(error))
             raise
+
+    def _offload(self) -> AbstractContextManager[bool]:
+        return replies_on_disk(self.engine, self.fl_ctx.get_job_id("job")) if self.disk_offload else nullcontext(True)
 
     def _place(self) -> Place:
         workspace = self.engine.get_workspace()
@@ -100,19 +115,13 @@ class RoundsController(RunSettings, ModelController):
         return sorted(client.name for client in self.engine.get_clients())
 
     def ask(self, question: Question) -> None:
-        def received(reply: FLModel) -> bool:
-            site = str((reply.meta or {}).get("client_name"))
-            used = question.hand_over(site, from_model(reply))
-            reply.params = None  # FLARE keeps the message for a while
-            return used
-
-        self._hand_over = question.hand_over
+        self._task = question.task
         self.send_model(
             task_name=question.name,
-            data=to_model(question.task, self.num_rounds),
+            data=to_model(for_site(question.task, None), self.num_rounds),
             targets=question.sites,
             timeout=math.ceil(question.timeout),
-            callback=received,
+            callback=_Received(question.hand_over),
         )
         end = time.monotonic() + question.timeout
         while self.get_num_standing_tasks():
@@ -121,8 +130,8 @@ class RoundsController(RunSettings, ModelController):
             if question.enough() or time.monotonic() > end:
                 self.cancel_all_tasks()
                 break
+            self._collect()
             time.sleep(min(self.task_check_period, 0.05))
-        self._hand_over = None
 
     def stopped(self) -> bool:
         return bool(self.abort_signal.triggered)
@@ -135,16 +144,23 @@ class RoundsController(RunSettings, ModelController):
 
     # -- what FLARE tells otherwise
 
+    def _process_result(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
+        """Also hands over what FLARE keeps from the callback: an error reply, and a message that it cannot convert.
+
+        To the task that it answers: it may be over, and another one begun.
+        """
+        received = client_task.task.get_prop(AppConstants.TASK_PROP_CALLBACK)
+        why = _unreadable(client_task.client.name, client_task.result)
+        if why and isinstance(received, _Received):
+            received.hand_over(client_task.client.name, why)
+        super()._process_result(client_task, fl_ctx)
+
     def _accept_train_result(
         self, client_name: str, result: Shareable, fl_ctx: FLContext, is_unknown_task: bool = False
     ) -> bool:
-        """Hands over what FLARE keeps from the callback: an error reply, and a message that it cannot convert."""
         self.fl_ctx = fl_ctx
         why = _unreadable(client_name, result)
         if why:
-            hand_over = self._hand_over
-            if hand_over is not None and not is_unknown_task:
-                hand_over(client_name, why)
             self.warning(why)
             return False
         self.fl_ctx.set_prop(AppConstants.TRAINING_RESULT, result, private=True, sticky=False)
@@ -153,24 +169,59 @@ class RoundsController(RunSettings, ModelController):
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
-        """A late answer: too late to be used, but the site is alive."""
+        """A late answer: too late to be used, but the site is alive.
+
+        FLARE's clients ask first whether a task still stands, so most late answers are not even sent.
+        """
         self._seen(client.name)
-        self.info(f"site {client.name!r}: late answer to {task_name!r} is not used")
+        self.info(f"site {client.name!r}: late answer to {shortened(task_name)} is not used")
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         super().handle_event(event_type, fl_ctx)
+        name = None
+        if event_type == EventType.BEFORE_TASK_DATA_FILTER and self._task is not None and self._task.by_site:
+            _add_own(self._task, fl_ctx)
         if event_type == EventType.CLIENT_RECONNECTED:
             name = fl_ctx.get_prop(FLContextKey.RECONNECTED_CLIENT_NAME)
-            if name:
-                self._seen(str(name))
+        elif event_type == EventType.BEFORE_PROCESS_TASK_REQUEST:  # done with whatever kept it, it wants work
+            peer = fl_ctx.get_peer_context()
+            name = peer.get_identity_name() if isinstance(peer, FLContext) else None
+        if name:
+            self._seen(str(name))
+
+
+@dataclass
+class _Received:
+    """FLARE's callback of one task."""
+
+    hand_over: Callable[[str, Message | str], bool]
+
+    def __call__(self, reply: FLModel) -> bool:
+        site = str((reply.meta or {}).get("client_name"))
+        used = self.hand_over(site, from_model(reply))
+        reply.params = None  # FLARE keeps the message for a while
+        return used
+
+
+def _add_own(task: Message, fl_ctx: FLContext) -> None:
+    """Adds to the copy of a task that FLARE made for one site what that site alone is told.
+
+    FLARE broadcasts one payload; the copy shares its tensors, and only its envelope is replaced here.
+    """
+    data = fl_ctx.get_prop(FLContextKey.TASK_DATA)
+    whole = from_shareable(data)
+    own = for_site(task, fl_ctx.get_peer_context().get_identity_name())
+    whole.meta = {**whole.meta, META_KEY: dict(own.meta)}
+    whole.update_shareable(data)
 
 
 def _unreadable(site: str, result: Shareable) -> str:
     """Why a result holds no message; empty when it does."""
-    code = result.get_return_code()
-    if code and code != ReturnCode.OK:
-        return f"site {site!r} answered {printable(str(code))}"
     try:
+        code = result.get_return_code()
+        if code and code != ReturnCode.OK:
+            blocked = ": a filter at the site blocks this answer" if code == ReturnCode.TASK_RESULT_FILTER_ERROR else ""
+            return f"site {site!r} answered {printable(code) if isinstance(code, str) else shortened(code)}{blocked}"
         FLModelUtils.from_shareable(result)
     except Exception as error:
         return f"site {site!r}: the message cannot be read: {printable(f'{type(error).__name__}: {error}')}"

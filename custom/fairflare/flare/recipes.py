@@ -9,6 +9,7 @@ from typing import Any
 from nvflare.recipe.spec import Recipe
 
 from fairflare.core.checks import choice
+from fairflare.federation.influence import FOR_HOSPITALS
 from fairflare.federation.plan import make_plan
 from fairflare.flare.job import PACKAGINGS, make_job
 
@@ -21,14 +22,16 @@ class FairRecipe(Recipe):
         name: of the job; default: the method's.
         packaging: ``"task_file"``: the job carries ``app/custom/task.py`` and sites must permit custom code;
             ``"preinstalled"``: no custom code, sites need the package and ``fairflare.`` in their class allow list;
-            ``"bundle"``: the job carries the whole package.
-        task, sites, settings, small, task_file: see :func:`fairflare.federation.plan.make_plan`.
+            ``"bundle"``: the job carries the whole package. A ``"preinstalled"`` job is for hospitals: one site's
+            influence is bounded in it (:data:`fairflare.federation.influence.FOR_HOSPITALS`); ``settings`` go before.
+        task, sites, settings, small, train_like, task_file: see :func:`fairflare.federation.plan.make_plan`.
         num_rounds: communication rounds; default: the method's small job.
         min_sites: usable results a round needs; also FLARE's ``min_clients``.
         phase_timeout: seconds for each of train, anchor and validate.
         isolate: each task in a child process at the site.
         run: further settings of :class:`fairflare.federation.run_settings.RunSettings`: ``seed``, ``experiment``,
-            ``straggler_grace``, ``max_missed``, ``keep_local_models``.
+            ``straggler_grace``, ``max_missed``, ``keep_local_models``, ``max_weight``, ``max_samples``,
+            ``max_update_norm``.
 
     Raises:
         ValueError: unknown method, task, packaging or setting (suggests the nearest), or a value out of range.
@@ -44,6 +47,7 @@ class FairRecipe(Recipe):
         sites: int | Sequence[str] | None = 0,
         settings: Mapping[str, Any] | None = None,
         small: bool = True,
+        train_like: str | None = None,
         task_file: str | Path | None = None,
         num_rounds: int | None = None,
         min_sites: int = 2,
@@ -54,6 +58,8 @@ class FairRecipe(Recipe):
         choice("packaging", packaging, PACKAGINGS)
         if packaging == "preinstalled" and task_file is not None:
             raise ValueError("a task file is custom code; packaging 'preinstalled' carries none")
+        if packaging == "preinstalled":
+            settings = {**FOR_HOSPITALS, **{k: run.pop(k) for k in FOR_HOSPITALS if k in run}, **(settings or {})}
         timeouts = dict.fromkeys(("train_timeout", "anchor_timeout", "validate_timeout"), phase_timeout)
         self.plan = make_plan(
             method,
@@ -61,6 +67,7 @@ class FairRecipe(Recipe):
             sites=sites,
             settings=settings,
             small=small,
+            train_like=train_like,
             task_file=task_file,
             num_rounds=num_rounds,
             min_sites=min_sites,

@@ -2,28 +2,57 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from nvflare.apis.dxo import MetaKey
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
+from safetensors import safe_open
 
 from fairflare.exchange.messages import Message
+from fairflare.exchange.tensor_file import DTYPES
 
 fobs.register(TensorDecomposer)  # needed in both processes before the first tensor travels
 
 META_KEY = "fairflare"  # FLModel.meta[META_KEY]: directives to a site, report from a site
-NUM_STEPS = "NUM_STEPS_CURRENT_ROUND"  # FLARE's key; its stock FedAvg weighs with it
+NUM_STEPS = MetaKey.NUM_STEPS_CURRENT_ROUND  # its stock FedAvg weighs with it
+REPORT = "report"
+
+
+class OnDisk:
+    """A tensor that FLARE's disk offload keeps in a file; it says how large it is without being read."""
+
+    def __init__(self, reference: Any) -> None:
+        self._reference = reference
+
+    def materialize(self) -> torch.Tensor:
+        """Reads it."""
+        tensor: torch.Tensor = self._reference.materialize()
+        return tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Of the tensor, from the file's header."""
+        with safe_open(self._reference.file_path, framework="pt") as file:
+            part = file.get_slice(self._reference.key)
+            return math.prod(part.get_shape()) * DTYPES[part.get_dtype()].itemsize
 
 
 def to_model(message: Message, num_rounds: int | None = None) -> FLModel:
     """What FLARE sends."""
-    head: dict[str, Any] = {META_KEY: dict(message.meta)}
+    meta = dict(message.meta)
+    head: dict[str, Any] = {META_KEY: meta}
     if (steps := message.meta.get("num_steps")) is not None:
         head[NUM_STEPS] = int(steps)
-    # An FLModel must carry params or metrics; none at all are an empty dict.
-    metrics = dict(message.metrics) if message.metrics else None if message.params is not None else {}
+    metrics = dict(message.metrics) if message.metrics else None
+    if message.params is None:
+        # Without a model the metrics are what FLARE's filters look at, so that a site may block them: the report too.
+        # An FLModel must carry one of both; no metric is an empty dict.
+        metrics = {**(metrics or {}), **({REPORT: meta.pop(REPORT)} if meta.get(REPORT) else {})}
     kind = ParamsType.DIFF if message.is_update else ParamsType.FULL
     return FLModel(
         params=message.params,
@@ -38,13 +67,22 @@ def to_model(message: Message, num_rounds: int | None = None) -> FLModel:
 def from_model(model: FLModel) -> Message:
     """What FLARE received, unchecked."""
     head = model.meta if isinstance(model.meta, Mapping) else {}
-    meta = head.get(META_KEY)
-    if isinstance(meta, Mapping) and meta.get("num_steps") is None and NUM_STEPS in head:
-        meta = {**meta, "num_steps": head[NUM_STEPS]}
+    meta, params, metrics = head.get(META_KEY), model.params, model.metrics
+    if isinstance(meta, Mapping):
+        meta = dict(meta)
+        if MetaKey.FILTER_HISTORY in head:
+            meta["filters"] = head[MetaKey.FILTER_HISTORY]
+        if meta.get("num_steps") is None and NUM_STEPS in head:
+            meta["num_steps"] = head[NUM_STEPS]
+        if params is None and isinstance(metrics, Mapping) and REPORT in metrics:
+            meta[REPORT] = metrics[REPORT]
+            metrics = {name: value for name, value in metrics.items() if name != REPORT}
+    if isinstance(params, Mapping):
+        params = {name: OnDisk(value) if hasattr(value, "materialize") else value for name, value in params.items()}
     return Message(
-        params=model.params,
+        params=params,
         is_update=model.params_type == ParamsType.DIFF,
-        metrics=model.metrics,
+        metrics=metrics,
         meta=meta,
         current_round=model.current_round,
     )

@@ -16,6 +16,7 @@ SETTINGS: dict[str, Any] = {
     "optimizer": "sgd",
     "learning_rate": 0.1,
     "schedule": "cosine",
+    "lowest_rate": 1e-4,
     "momentum": 0.9,
     "weight_decay": 1e-4,
     "batch_size": 64,
@@ -27,7 +28,8 @@ SETTINGS: dict[str, Any] = {
 }
 LEARNS: dict[str, Any] = {
     "phantom": "endoscopy",
-    "phantom_sites": 4,
+    "phantom_samples": 4800,
+    "phantom_min_share": 0.023,
     "partition": "dirichlet",
     "alpha": 0.5,
     "corrupted_sites": 0,
@@ -47,6 +49,7 @@ JOB: dict[str, Any] = {
     },
     "num_sites": 4,
     "num_rounds": 5,
+    "keeps": ("criterion", "projector_dim"),
 }
 METHODS = [
     Method(

@@ -29,6 +29,8 @@ class Method:
         learns: settings of the task that differ from its defaults.
         small: settings of a job that is quick to try; the defaults above are the paper's.
         num_sites, num_rounds: of that job.
+        keeps: settings of training and task that are part of the method, so that they stay when it is trained like
+            another one.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Method:
     small: Mapping[str, Any] = field(default_factory=lambda: {"local_epochs": 5})
     num_sites: int = 6
     num_rounds: int = 3
+    keeps: tuple[str, ...] = ()
 
 
 def all_methods() -> dict[str, Method]:

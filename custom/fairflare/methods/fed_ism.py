@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -26,6 +26,7 @@ from fairflare.methods.reports import Field
 from fairflare.methods.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.training import LocalTraining, SiteError, SiteRun
 
+MAX_LOSS = 1e6  # mean loss over a site's images; a network that is wrong by a million is of no use to anybody
 VARIANTS = {"S": "sharpness", "L": "perturbed_loss"}
 
 
@@ -72,6 +73,9 @@ class SharpnessAwareTraining(LocalTraining):
     tau: Positive | None = None
     gsam_alpha: NonNegative = 0.1
     probe_loss: Literal["ce", "la"] = "ce"
+
+    def follows_num_rounds(self) -> list[str]:
+        return super().follows_num_rounds() + ([] if self.tau is None else ["tau"])
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         told = run.directives.get("search_distance")
@@ -136,9 +140,21 @@ class FedISM(Rule):
     """
 
     report_fields = (
-        Field("sharpness", nan_ok=True, infinite_ok=True, required=False),
-        Field("perturbed_loss", low=0, nan_ok=True, infinite_ok=True, required=False),
-    )
+        Field(
+            "sharpness", low=-MAX_LOSS, high=MAX_LOSS, nan_ok=True, infinite_ok=True, required=False,
+            doc="S, by how much the mean training loss of the received model rises at the search distance",
+            reveals="with `perturbed_loss` the mean training loss of the received model",
+            keep="`saga=false` of the job",
+        ),
+        Field(
+            "perturbed_loss", low=0, high=MAX_LOSS, nan_ok=True, infinite_ok=True, required=False,
+            doc="L_p, the mean training loss at that distance",
+            keep="`saga=false` of the job",
+        ),
+    )  # fmt: skip
+    directive_docs: ClassVar[dict[str, str]] = {
+        "search_distance": "the distance of this round, which follows from the job's settings"
+    }
 
     variant: Literal["S", "L"] = "S"
     q: NonNegative = 2.0
@@ -150,6 +166,9 @@ class FedISM(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._average: dict[str, float] = {}  # by site name, also of sites that are absent now
+
+    def follows_num_rounds(self) -> list[str]:
+        return ["tau"] if self.saga and self.tau is not None else []
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         if not self.saga:
@@ -166,7 +185,7 @@ class FedISM(Rule):
         if not self.saga:
             return Weighing(sites=sample_weights(inputs))
         name = VARIANTS[self.variant]
-        fresh = power_weights({site: inputs.reports[site][name] for site in inputs.sites}, self.q)
+        fresh = inputs.remembered(power_weights({site: inputs.reports[site][name] for site in inputs.sites}, self.q))
         self._average = moving_average(fresh, self._average, self.beta)
         return Weighing(
             sites=normalise({site: self._average[site] for site in inputs.sites}),

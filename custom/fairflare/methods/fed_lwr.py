@@ -146,10 +146,18 @@ class FedLWR(Rule):
 
     two_phase = True
     anchor_fields = (
-        Field("layers", "names"),
-        Field("cka", "vector", low=-1.01, high=1.5, nan_ok=True, same_length_as="layers"),
-        Field("dissimilarity", "vector", low=-0.5, high=2.01, nan_ok=True, same_length_as="layers"),
-    )
+        Field("layers", "names", doc="names of the model's layers, the same at every site"),
+        Field(
+            "cka", "vector", low=-1.01, high=1.5, nan_ok=True, same_length_as="layers",
+            doc="how alike the features of the local model and of the anchor are, by layer: CKA, or cosine",
+            reveals="how far the site's images are from the others', not what is on them; the Gram matrices of the "
+            "features stay at the site",
+        ),
+        Field(
+            "dissimilarity", "vector", low=-0.5, high=2.01, nan_ok=True, same_length_as="layers",
+            doc="1 - `cka`, precise when small",
+        ),
+    )  # fmt: skip
 
     preset: Preset = "paper"
     clip_min: Fraction | None = None

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field as Bounds
@@ -55,9 +55,9 @@ class RescueTraining(LocalTraining):
     images. w^: the same while training, of the forward pass in front of each step, a mean for each epoch, added over
     the epochs. Both stay at the site; RF and the prior's fingerprint leave it.
 
-    The prior's features of the images as they are, without augmentation, are computed once and kept (memory and state
-    folder, 4 bytes a feature). With ``augment`` the distance is then from the features of the changed image to the
-    prior's of the unchanged one; ``cache_features=False`` runs the prior on every changed image, as the paper.
+    Model and prior see the same image. The prior's features of the images as they are, without augmentation, are
+    computed once and kept (memory and state folder, 4 bytes a feature): for w, and for training without ``augment``.
+    With it the prior runs on every changed batch.
 
     The model needs a projection head: set ``projector_dim`` of the task.
 
@@ -69,7 +69,7 @@ class RescueTraining(LocalTraining):
         prior_image_size: images are resized to this for the prior; ``None``: as the task has them.
         rf_mode: ``"paper"`` (Eq. 3), ``"code"`` (both divergences normalised first) or ``"class_mean"``.
         rf_source: ``"prior"``, or ``"supervised"``: RF of the criterion's losses (the authors' ``lambda_f=0``).
-        cache_features: see above.
+        cache_features: keep features as above; False: the prior runs in every pass.
 
     Source:
         Elbatel et al., sections 2.1 and 2.2; the authors' code where the paper is silent.
@@ -84,13 +84,16 @@ class RescueTraining(LocalTraining):
     cache_features: Flag = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._priors = Priors(self.prior_network, self.prior, self.prior_image_size)
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         own = run.own = _Rescue()
         weighed = bool(run.directives.get("rescue_factor"))
         if self.lambda_f > 0 or (weighed and self.rf_source == "prior"):
-            own.prior = self._priors.at_site(run, model, cached=self.cache_features)
+            # Kept features are of unchanged images: what nobody looks at unchanged need not be kept.
+            kept = self.cache_features and (weighed or not self.augment)
+            own.prior = self._priors.at_site(run, model, cached=kept)
         if weighed:
             own.during = RunningClassMean(len(_class_counts(run)))
         if weighed or (own.prior is not None and own.prior.cache is not None):
@@ -107,7 +110,7 @@ class RescueTraining(LocalTraining):
         if own.prior is not None:
             # A projector that nothing trains needs no gradient either.
             with torch.set_grad_enabled(self.lambda_f > 0):
-                distances = own.prior.distances(run, model, features, inputs)
+                distances = own.prior.distances(run, model, features, inputs, changed=self.augment)
             if self.lambda_f > 0:
                 loss = loss + self.lambda_f * distances.mean()
         if own.during is not None and run.first_pass:
@@ -190,9 +193,22 @@ class FedMAS(Rule):
     """
 
     report_fields = (
-        Field("rescue_factor", low=0, high=MAX_RESCUE_FACTOR, nan_ok=True, infinite_ok=True, required=False),
-        Field("prior", "text", required=False),
-    )
+        Field(
+            "rescue_factor", low=0, high=MAX_RESCUE_FACTOR, nan_ok=True, infinite_ok=True, required=False,
+            doc="RF, the sum over the site's classes of the divergence before times that while training",
+            reveals="it grows with the number of classes that the site has; not which. The divergences by class and "
+            "the class counts that it is made of stay in the site's state folder",
+            keep="`mas=false` of the job",
+        ),
+        Field(
+            "prior", "text", required=False,
+            doc="fingerprint of the frozen prior network, 64 bits of SHA-256 in hexadecimal digits",
+            reveals="which published checkpoint the site holds",
+        ),
+    )  # fmt: skip
+    directive_docs: ClassVar[dict[str, str]] = {
+        "rescue_factor": "true: the server weighs by the rescue factor, so sites measure it"
+    }
 
     mas: Flag = True
 

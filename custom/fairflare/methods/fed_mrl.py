@@ -11,8 +11,10 @@ Three parts, each of which can be another one:
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -23,21 +25,27 @@ from fairflare.core.mu_rewards import INITIAL_MU, label_entropy
 from fairflare.core.settings import Flag, NonNegative, Positive, settings
 from fairflare.methods.catalog import Method
 from fairflare.methods.fed_prox import JOB, SETTINGS, ProximalTraining, Pull
-from fairflare.methods.mu_policy import FixedMu, MuPolicy, QMixMu
+from fairflare.methods.mu_policy import SHOWN, FixedMu, MuPolicy, QMixMu
 from fairflare.methods.reports import Field, ReportError
 from fairflare.methods.rule import RoundInputs, Rule, Weighing
 from fairflare.methods.training import SiteRun
 from fairflare.methods.weightings import BySom, Weighting
+
+log = logging.getLogger(__name__)
+LARGEST_LOSS = 1e6  # that a site may report; no model that still learns has it
+WIDTH = 4.0  # a loss counts in F between the median / WIDTH and WIDTH times it,
+REACH = 1.0  # and at most so far from it
 
 # ------------------------------------------------------------------------------------------------ site half, part A
 
 
 @dataclass
 class _Fair(Pull):
-    """Of one task: also the mean loss of the sites, the factor of the whole round, and what the batches lost."""
+    """Of one task: also the mean loss of the sites, gradient factors, and what the batches lost."""
 
     mean_loss: float | None = None
-    factor: float | None = None  # with fair_mode "epoch"
+    factor: float | None = None  # of the whole round, with fair_mode "epoch"
+    factors: list[float] = field(default_factory=list)  # of the batches so far, within their limits
     batches: list[tuple[float, int]] = field(default_factory=list)  # (criterion, samples) of the round so far
 
 
@@ -49,9 +57,11 @@ class FairProximalTraining(ProximalTraining):
 
     The mean loss F of the sites comes from the server and is a constant of the round, so the first and third term have
     the gradient :math:`(1 + 2 \lambda (\ell_b - \bar F)) \nabla \ell_b`. Where it turns round (a site far better than
-    the mean would be made worse), the factor stays at ``fair_clamp``. Round 0 has no fairness term.
+    the mean would be made worse), the factor stays at ``fair_clamp``. Round 0 has no fairness term. Adam does not see
+    the scale of a gradient: with it the factor is on the learning rate of the step instead, unless the loss is literal.
 
     Args:
+        optimizer: "sgd", as the paper; "adam", as the authors' code; "adamw".
         use_fair: the fairness term; False: without it (ablation of part A).
         fair_weight: lambda, the weight of the fairness term.
         fair_clamp: least gradient factor; ``None``: the literal loss, without any limit.
@@ -65,6 +75,7 @@ class FairProximalTraining(ProximalTraining):
         Sahoo et al., Eqs. (3), (6), (9).
     """
 
+    optimizer: Literal["adam", "adamw", "sgd"] = "sgd"
     use_fair: Flag = True
     fair_weight: NonNegative = 1.0
     fair_clamp: NonNegative | None = 0.0
@@ -73,6 +84,7 @@ class FairProximalTraining(ProximalTraining):
     share_entropy: Flag = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.fair_clamp is not None and self.fair_clamp > self.fair_max:
             raise ValueError(f"fair_clamp must be at most fair_max={self.fair_max!r}, got {self.fair_clamp!r}")
 
@@ -94,11 +106,32 @@ class FairProximalTraining(ProximalTraining):
         """The criterion with the fairness term: in value where the loss is literal, in gradient where it is clamped."""
         if told.mean_loss is None:
             return own
-        if told.factor is not None:
-            return told.factor * own
-        if self.fair_clamp is None:
+        if told.factor is None and self.fair_clamp is None:
             return own + self.fair_weight * losses.fairness_term(own, told.mean_loss)
-        return self._clamped(float(own.detach()) - told.mean_loss) * own
+        factor = self._clamped(float(own.detach()) - told.mean_loss) if told.factor is None else told.factor
+        told.factors.append(factor)
+        return own if self._on_rate else factor * own
+
+    @property
+    def _on_rate(self) -> bool:
+        return self.optimizer != "sgd" and self.fair_clamp is not None
+
+    def step(
+        self,
+        run: SiteRun,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        closure: Callable[[], torch.Tensor],
+    ) -> torch.Tensor:
+        loss = closure()
+        rates = [group["lr"] for group in optimizer.param_groups]
+        if self._on_rate and run.own.factors:
+            for group in optimizer.param_groups:
+                group["lr"] *= run.own.factors[-1]
+        optimizer.step()
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        return loss
 
     def _clamped(self, excess: float) -> float:
         factor = 1 + 2 * self.fair_weight * excess
@@ -127,7 +160,13 @@ class FairProximalTraining(ProximalTraining):
             "entropy": label_entropy(counts.tolist()) if self.share_entropy and counts is not None else None,
             "num_classes": len(counts) if counts is not None else None,
             "mu": run.own.mu,
+            "clamped": self._share_clamped(run.own.factors),
         }
+
+    def _share_clamped(self, factors: Sequence[float]) -> float | None:
+        if not factors or self.fair_clamp is None:
+            return None
+        return sum(factor <= self.fair_clamp or factor >= self.fair_max for factor in factors) / len(factors)
 
 
 def _accuracy(run: SiteRun, metrics: Mapping[str, float]) -> float:
@@ -136,6 +175,20 @@ def _accuracy(run: SiteRun, metrics: Mapping[str, float]) -> float:
 
 
 # ------------------------------------------------------------------------------------------------ server half
+
+
+def winsorised(values: Mapping[str, float]) -> dict[str, float]:
+    """The values, none farther from their median m than 1, nor outside of [m / 4, 4 m].
+
+    So no minority of the sites can move the mean by 1/2 or more, at which the default fairness term would stop a site
+    at the median. Of two sites neither is a minority.
+
+    Args:
+        values: one or more, ``>= 0``, finite.
+    """
+    middle = statistics.median(values.values())
+    low, high = max(middle / WIDTH, middle - REACH), min(middle * WIDTH, middle + REACH)
+    return {site: min(max(value, low), high) for site, value in values.items()}
 
 
 def _moved(**parts: str) -> dict[str, str]:
@@ -153,35 +206,63 @@ class FedMRL(Rule):
         weighting: how the models are weighed: ``"som"``, ``"samples"`` or ``"uniform"``.
         mean_loss: F of the fairness term: ``"mean"`` over the sites, ``"weighted"`` by samples, or ``"sum"`` (the text
             after Eq. 9; not a fairness term any more).
+        fair_mean: ``"winsorised"`` (ours): in F a site's loss counts within 1 of the median loss and within a quarter
+            and four times of it, so that no single site can stop the training of the others; ``"plain"``: as it is
+            reported, the paper's.
 
     Source:
         Sahoo et al., sections 3.1 and 3.3, with the corrections that ``docs/fed_mrl.md`` lists.
     """
 
     report_fields = (
-        Field("train_loss", low=0, nan_ok=True, infinite_ok=True),
-        Field("accuracy", low=0, high=1),
-        Field("global_accuracy", low=0, high=1),
-        Field("num_validation", low=0, high=1e9),
-        Field("entropy", low=-50, high=1e-6, required=False),
-        Field("num_classes", low=1, high=1e6, required=False),
-        Field("mu", low=0, required=False),
-    )
+        Field(
+            "train_loss", low=0, high=LARGEST_LOSS, nan_ok=True, infinite_ok=True,
+            doc="mean criterion of the last epoch, without the two further terms",
+        ),
+        Field(
+            "accuracy", low=0, high=1,
+            doc="of the local model on the validation images; the primary metric where a task has no accuracy",
+        ),
+        Field("global_accuracy", low=0, high=1, doc="the same of the received model"),
+        Field("num_validation", low=0, high=1e9, doc="number of validation images"),
+        Field(
+            "entropy", low=-50, high=1e-6, required=False,
+            doc="sum of p log p over the classes of the training images, the same in every round",
+            reveals="how unequal the class counts are: 0, one class only; -log of the number of classes: all alike",
+            keep="`share_entropy=false` of the job",
+        ),
+        Field("num_classes", low=1, high=1e6, required=False, doc="number of classes of the task, not of the site"),
+        Field("mu", low=0, high=1e6, required=False, doc="the proximal coefficient that was used"),
+        Field(
+            "clamped", low=0, high=1, required=False,
+            doc="share of the batches whose fairness factor sat at its limit",
+        ),
+    )  # fmt: skip
+    directive_docs: ClassVar[dict[str, str]] = {
+        "mean_loss": "F, mean or sum of the sites' `train_loss` of the round before; of two sites each then knows "
+        "the other's",
+        "mu": "the proximal coefficient of this site in this round; nothing of the others",
+    }
+    directives_by_site = ("mu",)
 
     retired: ClassVar[dict[str, str]] = {**Rule.retired, "use_som": "it is weighting=som or =samples now", **_moved(
         mu_policy="actions zeta gamma agent_rate:learning_rate agent_hidden:hidden warmup updates explore cautious "
-        "share_agents double_q agent_seed:seed",
+        "share_agents:agents double_q agent_seed:seed action_mode",
         weighting="grid som_init:init som_input:space sigma_0 kappa sigma_min eta_som:eta som_epochs:epochs sigma_w "
         "som_restart:restart",
-    ), "action_mode": "mu is always chosen from mu_policy.actions"}  # fmt: skip
+    )}  # fmt: skip
 
     mu_policy: MuPolicy = field(default_factory=QMixMu)
     weighting: Weighting = field(default_factory=BySom)
     mean_loss: Literal["mean", "weighted", "sum"] = "mean"
+    fair_mean: Literal["winsorised", "plain"] = "winsorised"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._mean: float | None = None
+
+    def follows_num_rounds(self) -> list[str]:
+        return [f"mu_policy.{name}" for name in self.mu_policy.follows_num_rounds()]
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         told: dict[str, Any] = {} if self._mean is None else {"mean_loss": self._mean}
@@ -202,17 +283,29 @@ class FedMRL(Rule):
             )
         self.weighting.memory_folder = self.memory_folder
         weights, details = self.weighting.weigh(inputs)
-        self._mean = self._mean_of(inputs)
+        warnings = _at_the_clamp(inputs)
+        self._mean = self._mean_of(inputs, warnings)
         values = {} if self._mean is None else {"mean_loss": self._mean}
         values.update(self.mu_policy.choose(inputs))
+        warnings += self.mu_policy.warnings
+        self.mu_policy.warnings.clear()
+        for line in warnings:
+            log.warning("round %d: %s", inputs.current_round, line)
+        if warnings:
+            details = {**details, "warnings": warnings}
         return Weighing(sites=weights, values=values, details=details)
 
-    def _mean_of(self, inputs: RoundInputs) -> float | None:
+    def _mean_of(self, inputs: RoundInputs, warnings: list[str]) -> float | None:
         """F over the finite losses (MRL-2); ``None``: no fairness term next round."""
         found = {s: inputs.reports[s]["train_loss"] for s in inputs.sites}
         finite = {s: v for s, v in found.items() if math.isfinite(v)}
         if not finite:
             return None
+        if self.fair_mean == "winsorised":
+            told, finite = finite, winsorised(finite)
+            moved = [f"{s!r} {told[s]:g} as {finite[s]:g}" for s in finite if finite[s] != told[s]]
+            if moved:
+                warnings.append(f"losses far from the median count in F only in part: {_shortened(moved)}")
         if self.mean_loss == "sum":
             return math.fsum(finite.values())
         share = {s: inputs.num_samples[s] if self.mean_loss == "weighted" else 1 for s in finite}
@@ -232,6 +325,22 @@ class FedMRL(Rule):
         self.weighting.load_state_dict(state["weighting"])
 
 
+def _at_the_clamp(inputs: RoundInputs) -> list[str]:
+    """Sites whose gradient factor sat at a limit in most batches."""
+    shares = {site: inputs.reports[site].get("clamped") or 0.0 for site in inputs.sites}
+    stuck = [f"{site!r} {share:.0%}" for site, share in shares.items() if share > 0.5]
+    if not stuck:
+        return []
+    return [
+        f"the fairness factor sat at fair_clamp or fair_max in most batches of {_shortened(stuck)}; at fair_clamp=0 "
+        "such batches teach nothing: a smaller fair_weight, or a fair_clamp above 0, keeps the site training"
+    ]
+
+
+def _shortened(entries: Sequence[str]) -> str:
+    return ", ".join(entries[:SHOWN]) + (f" and {len(entries) - SHOWN} more" if len(entries) > SHOWN else "")
+
+
 METHODS = [
     Method(
         name="fed_mrl",
@@ -239,8 +348,12 @@ METHODS = [
         summary="fairness loss, mu by QMIX, weights by a map (use_fair, mu_policy, weighting: ablations)",
         rule=FedMRL,
         training=FairProximalTraining,
-        site={**SETTINGS, "mu": INITIAL_MU},
+        site={**SETTINGS, "mu": INITIAL_MU, "optimizer": "sgd", "learning_rate": 0.01, "momentum": 0.0},
         source="Sahoo et al., MICCAI 2024",
-        **JOB,
+        **{
+            **JOB,
+            # In its five rounds agents cannot learn: mu is fixed, the same as fed_prox's job has.
+            "small": {**JOB["small"], "mu_policy": "fixed", "mu": 0.1},
+        },
     )
 ]

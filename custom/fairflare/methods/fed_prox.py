@@ -71,7 +71,7 @@ SETTINGS: dict[str, Any] = {
 JOB: dict[str, Any] = {
     "task": "classification",
     "learns": {
-        "phantom": "dermoscopy7", "phantom_sites": 4, "partition": "shards", "eta": 1.0, "corrupted_sites": 0,
+        "phantom": "dermoscopy7", "partition": "shards", "eta": 1.0, "corrupted_sites": 0,
     },
     "small": {"max_pool": True, "phantom_samples": 1500, "phantom_test": 300},
     "num_sites": 4,

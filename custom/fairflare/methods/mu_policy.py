@@ -9,11 +9,12 @@ import logging
 import math
 import random
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from itertools import count
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from fairflare.core.mu_rewards import INITIAL_MU, MU_GRID, global_accuracy, observation, reward
+from fairflare.core.mu_rewards import FINE_GRID, INITIAL_MU, MU_GRID, global_accuracy, observation, reward
 from fairflare.core.q_learning import CAPACITY
 from fairflare.core.qmix import REWARD_DELAY, QMix
 from fairflare.core.settings import Flag, Fraction, NonNegativeInt, Part, Positive, PositiveInt, settings
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from fairflare.methods.rule import RoundInputs
 
 log = logging.getLogger(__name__)
-FEWEST_UPDATES = 20  # with fewer, a run is told that its agents hardly learn
+SHOWN = 8  # names in a message
+FEWEST = 20  # rounds with something learnt; with fewer, a run is told that its agents hardly learn
 
 
 def _ascending(actions: tuple[float, ...]) -> tuple[float, ...]:
@@ -41,10 +43,15 @@ Actions = Annotated[tuple[Fraction, ...], Field(min_length=1), AfterValidator(_a
 
 
 class MuPolicy(Part):
-    """What a rule asks of a policy. ``_mu`` is what has been chosen, by site."""
+    """What a rule asks of a policy. ``_mu`` is what has been chosen, by site.
+
+    Attributes:
+        warnings: for log and results; whoever passes them on empties the list.
+    """
 
     def __post_init__(self) -> None:
         self._mu: dict[str, float] = {}
+        self.warnings: list[str] = []
 
     def directives(self, asked: Sequence[str]) -> dict[str, float]:
         """Mu of the coming round by site; a site without an entry keeps its own."""
@@ -62,6 +69,10 @@ class MuPolicy(Part):
         """
         return {}
 
+    def follows_num_rounds(self) -> list[str]:
+        """Settings whose effect in a round depends on the number of rounds."""
+        return []
+
     def state_dict(self) -> dict[str, Any]:
         """What outlives a round: plain values and tensors."""
         return {"mu": dict(self._mu)}
@@ -78,6 +89,11 @@ class FixedMu(MuPolicy):
     kind: ClassVar[str] = "fixed"
 
     def directives(self, asked: Sequence[str]) -> dict[str, float]:
+        return {}
+
+    def choose(self, inputs: RoundInputs) -> dict[str, float]:
+        if inputs.current_round == 0 and inputs.num_rounds >= QMixMu().enough:
+            log.info("mu is fixed; in %d rounds agents can learn to choose it: mu_policy=qmix", inputs.num_rounds)
         return {}
 
 
@@ -108,25 +124,35 @@ class QMixMu(MuPolicy):
     that is absent keeps its last observation and action.
 
     Args:
-        actions: mu to choose from, ascending.
+        action_mode: "grid": a network has one output for each action; "critic": the action is its fifth input, and it
+            has one output.
+        actions: mu to choose from, ascending; ``None``: ten from 1e-5 to 1, with "critic" 0, 1e-5 and 0.05, 0.1, ... 1.
+        agents: "own": a network for each site, the paper's; "shared": one for all, which also sees whose turn it is and
+            the action before; "auto": shared with more than 8 sites.
         zeta: target accuracy of the reward exp(accuracy - zeta) - 1, a fraction.
         gamma: discount of later rewards.
         learning_rate: of the agents.
         hidden: width of an agent's two layers.
-        warmup: transitions (one a round from the third round on) before the first update.
+        warmup: transitions (one a round from the third round on) before the first update; a quarter of the rounds
+            where that is less.
         updates: gradient steps after each transition.
-        explore: share of the rounds in which random actions fall from all to 5 %.
+        explore: share of the rounds in which, after the warm-up, random actions fall from all to 5 %.
         cautious: explore with mu up to 0.1 only, until the warm-up is over.
-        share_agents: one network for all agents; advisable for more than 8 sites.
         double_q: choose the next action by the trained networks and value it by the target ones.
         seed: of everything random in the agents.
+
+    With more than 8 sites the mixer sees mean and spread of the observations instead of all of them (ours: the paper's
+    grows with the square of the sites).
 
     Source:
         Sahoo et al., MICCAI 2024 (FedMRL), section 3.1; Rashid et al., ICML 2018 (QMIX).
     """
 
     kind: ClassVar[str] = "qmix"
-    actions: Actions = MU_GRID
+    retired: ClassVar[dict[str, str]] = {"share_agents": "it is agents=shared or =own now"}
+    action_mode: Literal["grid", "critic"] = "grid"
+    actions: Actions | None = None
+    agents: Literal["auto", "own", "shared"] = "auto"
     zeta: Annotated[Fraction, BeforeValidator(_no_percentage)] = 0.95
     gamma: Fraction = 0.99
     learning_rate: Positive = 1e-3
@@ -135,7 +161,6 @@ class QMixMu(MuPolicy):
     updates: PositiveInt = 8
     explore: Fraction = 0.3
     cautious: Flag = False
-    share_agents: Flag = False
     double_q: Flag = False
     seed: NonNegativeInt = 0
 
@@ -143,21 +168,30 @@ class QMixMu(MuPolicy):
         super().__post_init__()
         self._agents: QMix | None = None
         self._steps = 0  # decisions until exploration has fallen
+        self._warmup = self.warmup  # of a run as long as this one
         self._entropy: dict[str, float] = {}  # told once, kept
         self._classes = 1
+
+    def follows_num_rounds(self) -> list[str]:
+        return ["explore"]  # and the agents learn that the last round is the last
 
     def accepts(self, site: str) -> str:
         if self._agents is None or site in self._agents.agents:
             return ""
+        known = self._agents.agents
+        names = ", ".join(known[:SHOWN]) + (f" and {len(known) - SHOWN} more" if len(known) > SHOWN else "")
         return (
             f"site {site!r} joined after the first round; FedMRL has an agent for each site from the start "
-            f"({', '.join(self._agents.agents)}): start a new run"
+            f"({names}): start a new run"
         )
 
     def choose(self, inputs: RoundInputs) -> dict[str, float]:
         if self._agents is None:
             self._steps = round(self.explore * inputs.num_rounds)
+            self._warmup = self._warmup_in(inputs.num_rounds)
             self._agents = self._new_agents({*inputs.asked, *inputs.sites})
+            if self._agents.shared and self.agents == "auto":
+                log.info("%d sites: one network for all agents (mu_policy.agents=own: one each)", len(inputs.asked))
             self._warn(inputs.num_rounds)
         accuracy = global_accuracy(
             {site: inputs.reports[site]["global_accuracy"] for site in inputs.sites},
@@ -187,32 +221,47 @@ class QMixMu(MuPolicy):
         return seen
 
     def _new_agents(self, names: set[str]) -> QMix:
+        grid = FINE_GRID if self.action_mode == "critic" else MU_GRID
         return QMix(
-            names, actions=self.actions, mixer=self.kind, share_agents=self.share_agents, double_q=self.double_q,
-            gamma=self.gamma, lr=self.learning_rate, hidden=self.hidden, warmup=self.warmup, updates=self.updates,
+            names, actions=grid if self.actions is None else self.actions, critic=self.action_mode == "critic",
+            mixer=self.kind, shared={"own": False, "shared": True}.get(self.agents), double_q=self.double_q,
+            gamma=self.gamma, lr=self.learning_rate, hidden=self.hidden, warmup=self._warmup, updates=self.updates,
             eps_steps=self._steps, eps_prior="small" if self.cautious else None, seed=self.seed,
         )  # fmt: skip
 
+    def _warmup_in(self, num_rounds: int) -> int:
+        return min(self.warmup, max(num_rounds // 4, 1))
+
+    def _learning_rounds(self, num_rounds: int) -> int:
+        return max(num_rounds - REWARD_DELAY - self._warmup_in(num_rounds) + 1, 0)
+
+    @property
+    def enough(self) -> int:
+        """Rounds a run needs for the agents to learn something."""
+        return next(rounds for rounds in count(1) if self._learning_rounds(rounds) >= FEWEST)
+
     def _warn(self, num_rounds: int) -> None:
-        possible = self.updates * max(num_rounds - REWARD_DELAY - self.warmup + 1, 0)
-        if possible < FEWEST_UPDATES:
-            enough = REWARD_DELAY + self.warmup - 1 + math.ceil(FEWEST_UPDATES / self.updates)
-            log.warning(
-                "the agents that choose mu can make %d updates in %d rounds (each round from the third on gives a "
-                "transition, the first update needs warmup=%d of them), so they hardly do better than chance; take at "
-                "least %d rounds or a smaller warmup, or a policy that does not learn ('fixed', 'random')",
-                possible, num_rounds, self.warmup, enough,
-            )  # fmt: skip
+        if self._warmup < self.warmup:
+            log.info("warm-up of %d instead of %d transitions, a quarter of the rounds", self._warmup, self.warmup)
+        rounds = self._learning_rounds(num_rounds)
+        if rounds < FEWEST:
+            self.warnings.append(
+                f"the agents that choose mu can learn in {rounds} of {num_rounds} rounds ({rounds * self.updates} "
+                f"updates; each round from the third on gives a transition, the first update needs {self._warmup} of "
+                f"them), so they hardly do better than chance; take at least {self.enough} rounds, or a policy that "
+                "does not learn ('fixed', 'random')"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         agents = None if self._agents is None else self._agents.state_dict()
-        own = {"entropy": dict(self._entropy), "classes": self._classes, "steps": self._steps}
+        own = {"entropy": dict(self._entropy), "classes": self._classes}
+        own |= {"steps": self._steps, "warmup": self._warmup}
         return {**super().state_dict(), **own, "agents": agents}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self._entropy = {site: float(entropy) for site, entropy in state["entropy"].items()}
-        self._classes, self._steps = int(state["classes"]), int(state["steps"])
+        self._classes, self._steps, self._warmup = (int(state[name]) for name in ("classes", "steps", "warmup"))
         self._agents = None
         if state["agents"] is not None:
             self._agents = self._new_agents(set(state["agents"]["settings"]["agents"]))

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import zlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from fairflare.core.files import lies_in, real_folders
 from fairflare.core.priors import prior_distance
 from fairflare.methods.training import SiteError, SiteRun
 
 if TYPE_CHECKING:
     from fairflare.core.task import PriorNetwork
-
-log = logging.getLogger(__name__)
 
 
 class Priors:
@@ -39,6 +38,8 @@ class Priors:
             SiteError: the checkpoint cannot be used, or does not fit the model's projection head.
         """
         file = run.settings.get("prior", self.checkpoint)
+        if file is not None and "prior" not in run.settings:
+            check_may_read(run, file)
         if file is not None and (not isinstance(file, str) or not file):
             raise SiteError(
                 f"site {run.site!r}: 'prior' in the site's fairflare.json must be a path, got {file!r}",
@@ -87,14 +88,23 @@ class SitePrior:
     cache: FeatureCache | None = None
 
     def distances(
-        self, run: SiteRun, model: torch.nn.Module, features: torch.Tensor, inputs: torch.Tensor
+        self,
+        run: SiteRun,
+        model: torch.nn.Module,
+        features: torch.Tensor,
+        inputs: torch.Tensor,
+        *,
+        changed: bool = False,
     ) -> torch.Tensor:
-        """(n,), of the model's projected features of the batch to the prior's: known ones, else of the inputs."""
-        if self.cache is not None and run.batch is not None:
+        """(n,), of the model's projected features of the batch to the prior's of the same inputs.
+
+        Those that are known are of the images as they are, so not for ``changed`` (augmented) inputs.
+        """
+        if self.cache is not None and run.batch is not None and not changed:
             known = self.cache.features[run.batch].to(run.device)
         else:
             known = self.network(inputs)
-        return prior_distance(project(model, features), known)
+        return prior_distance(model.project(features), known)  # type: ignore[operator]
 
     def look(self, run: SiteRun, inputs: torch.Tensor) -> None:
         """Computes what is not known of the batch, given without augmentation."""
@@ -143,18 +153,22 @@ class FeatureCache:
             self._changed = False
 
 
-def project(model: torch.nn.Module, features: torch.Tensor) -> torch.Tensor:
-    """The projections; a batch of one has no statistics, so batch norm then uses its running ones."""
-    projector = model.projector
-    assert isinstance(projector, torch.nn.Module)
-    if len(features) > 1 or not projector.training:
-        return model.project(features)  # type: ignore[operator]
-    log.debug("a batch of one image: the projector's batch norm is not updated")
-    projector.eval()
-    try:
-        return model.project(features)  # type: ignore[operator]
-    finally:
-        projector.train()
+def check_may_read(run: SiteRun, file: str) -> None:
+    """A job, unlike the site, may name files of the site's data folders only.
+
+    Raises:
+        SiteError: the file, links followed, lies elsewhere.
+    """
+    own, more = run.settings.get("data_root"), run.settings.get("linked_roots", [])
+    if not isinstance(more, list):  # of a text every character would be a folder
+        raise SiteError(f"site {run.site!r}: setting 'linked_roots' must be a list of folders")
+    if not lies_in(Path(file).expanduser(), real_folders([*([own] if own else []), *more])):
+        raise SiteError(
+            f"site {run.site!r}: the job's checkpoint of the prior network, {file!r}, lies outside data_root and "
+            "linked_roots of this site; name it with 'prior' in the site's fairflare.json if it may be read",
+            public=f"site {run.site!r}: it does not let a job name the checkpoint of the prior network; name the file "
+            "with 'prior' in the site's fairflare.json",
+        )
 
 
 def last_width(projector: torch.nn.Module) -> int | None:

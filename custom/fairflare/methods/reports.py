@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from fairflare.core.checks import in_words
 
 __all__ = ["Field", "ReportError", "numbers", "read_report"]
 
@@ -30,6 +32,9 @@ class Field:
         infinite_ok: so are the infinities; they are read as NaN.
         same_length_as: a vector or list of names with as many entries as this other field.
         required: a report without it is refused.
+        doc: what it is, one phrase; every declared field has one (``docs/privacy.md`` is made of them).
+        reveals: what it may say about the site's data; empty: nothing beyond what ``doc`` says.
+        keep: the setting that keeps it at home, in words; empty: none does.
     """
 
     name: str
@@ -40,6 +45,9 @@ class Field:
     infinite_ok: bool = False
     same_length_as: str | None = None
     required: bool = True
+    doc: str = field(default="", kw_only=True)
+    reveals: str = field(default="", kw_only=True)
+    keep: str = field(default="", kw_only=True)
 
     def read(self, report: Mapping[str, Any], site: str) -> Any:
         """The checked value, ``None`` when it is optional and absent.
@@ -109,6 +117,15 @@ class Field:
     @staticmethod
     def _wrong(site: str, where: str, wanted: str, value: Any) -> ReportError:
         return ReportError(f"site {site!r}: field {where!r} must {wanted}, got {shortened(value)}")
+
+    def range(self) -> str:
+        """Kind and range in words."""
+        kinds = {"flag": "true or false", "text": f"a text of at most {MAX_TEXT} characters", "names": "names"}
+        if self.kind in kinds:
+            return kinds[self.kind]
+        words = in_words(self.low, self.high, whole=self.kind == "whole")
+        many = {"vector": "numbers, each "}.get(self.kind, "")
+        return f"{many}{words}{' or NaN' if self.nan_ok else ''}"
 
 
 def shortened(value: Any) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -45,6 +45,8 @@ class RoundInputs:
     owner: dict[str, str]  # tensor name -> layer name
     asked: list[str] = field(default_factory=list)  # also those that did not answer
     received: State | None = None  # what the sites started from; unknown under stock controllers
+    #: For weights that a rule keeps for later rounds: no site's share in them is larger than the run's ``max_weight``.
+    remembered: Callable[[SiteWeights], SiteWeights] = dict
 
 
 @dataclass
@@ -78,8 +80,12 @@ class Rule(ABC):
 
     report_fields: ClassVar[tuple[Field, ...]] = ()
     anchor_fields: ClassVar[tuple[Field, ...]] = ()
+    #: What each of the :meth:`directives` is, and what it says about other sites; for ``docs/privacy.md``.
+    directive_docs: ClassVar[dict[str, str]] = {}
     #: The sites are asked twice a round: to train, and about the plain average of their models (the anchor).
     two_phase: ClassVar[bool] = False
+    #: Directives that are a dict by site: a site is sent its own entry and hears nothing of the others.
+    directives_by_site: ClassVar[tuple[str, ...]] = ()
     #: Settings that are gone, and what to do instead; the first that is given is named.
     retired: ClassVar[dict[str, str]] = {"min_sites": OLD_JOB}
 
@@ -110,6 +116,10 @@ class Rule(ABC):
     def misfits(self, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
         """Sites whose checked reports do not go together with those of the others, and why; they are left out."""
         return {}
+
+    def follows_num_rounds(self) -> list[str]:
+        """Settings whose effect in a round depends on the number of rounds: an experiment cannot go on with another."""
+        return []
 
     def state_dict(self) -> dict[str, Any]:
         """What outlives a round: plain values and tensors, saved with the checkpoint."""

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import torch
 
 from fairflare.core import losses
+from fairflare.core.norms import LoneSample, lone_samples
 from fairflare.core.settings import BelowOne, Flag, NonNegative, Positive, PositiveInt, settings
 
 if TYPE_CHECKING:
     from fairflare.core.task import SiteData, Task
+
+LOWEST_SHARE = 1e-3  # of the learning rate, at the end of a cosine: from 0.1 to 1e-4 in Fed-MAS's code
 
 
 class SiteError(RuntimeError):
@@ -46,7 +49,7 @@ class SiteRun:
 
     site: str
     task: Task
-    data: SiteData
+    data: SiteData  # going through their batches ends with TaskStopped when the job is stopped
     device: torch.device
     current_round: int
     num_rounds: int
@@ -54,7 +57,6 @@ class SiteRun:
     directives: Mapping[str, Any]
     store: StateStore
     scratch: Path
-    should_stop: Callable[[], bool] = lambda: False
     settings: Mapping[str, Any] = field(default_factory=dict)  # the site's private file
     metrics: Mapping[str, float] = field(default_factory=dict)  # of the received model, on the validation split
     # While training: epoch from 0, and which training samples the batch holds (None: the data do not say).
@@ -64,11 +66,6 @@ class SiteRun:
     #: What the site half keeps from one hook to the next. Here and not on the half, so that nothing outlives the task:
     #: after an out-of-memory an optimizer kept elsewhere would hold a second model.
     own: Any = None
-
-    def check_stop(self) -> None:
-        """Raises :class:`SiteError` when the job was stopped."""
-        if self.should_stop():
-            raise SiteError(f"site {self.site!r}: the job was stopped", skipped=True)
 
 
 @dataclass
@@ -99,7 +96,9 @@ class LocalTraining:
         criterion: ``"task"`` (the task's own loss), or for classification with the site's class counts
             ``"logit_adjusted"``, ``"balanced_softmax"`` or ``"fedlc"``.
         prior_strength: tau of logit adjustment and FedLC; ``None``: the papers' 1 and 0.5.
-        schedule: of the learning rate over the rounds: ``"constant"``, or ``"cosine"`` down to 0 after the last one.
+        schedule: of the learning rate over the rounds: ``"constant"``, or ``"cosine"``, down to ``lowest_rate`` in the
+            last one; see :meth:`rate`.
+        lowest_rate: of the cosine, ``> 0`` and at most ``learning_rate``; ``None``: a thousandth of it.
 
     Source:
         Defaults: Yan et al., MICCAI 2024, section 3.1 and the authors' code (betas, moments kept).
@@ -118,6 +117,12 @@ class LocalTraining:
     criterion: Literal["task", "logit_adjusted", "balanced_softmax", "fedlc"] = "task"
     prior_strength: NonNegative | None = None
     schedule: Literal["constant", "cosine"] = "constant"
+    lowest_rate: Positive | None = None
+
+    def __post_init__(self) -> None:
+        low = self.lowest_rate
+        if self.schedule == "cosine" and low is not None and low > self.learning_rate:
+            raise ValueError(f"lowest_rate must be at most learning_rate={self.learning_rate!r}, got {low!r}")
 
     # -- hooks
 
@@ -179,11 +184,23 @@ class LocalTraining:
 
     # -- the frame
 
+    def follows_num_rounds(self) -> list[str]:
+        """Settings whose effect in a round depends on the number of rounds: an experiment cannot go on with another."""
+        return [] if self.schedule == "constant" else ["schedule"]
+
     def rate(self, current_round: int, num_rounds: int) -> float:
-        """Learning rate of a round."""
+        r"""Learning rate of round r, from 0, of R.
+
+        .. math:: \eta_r = \eta_{low} + \tfrac12 (\eta - \eta_{low}) (1 + \cos(\pi (r + 1) / R))
+
+        for ``"cosine"`` (Fed-MAS's code): the first of many rounds has nearly ``learning_rate``, the last one
+        ``lowest_rate``.
+        """
         if self.schedule == "constant":
             return self.learning_rate
-        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * current_round / max(num_rounds, 1)))
+        low = LOWEST_SHARE * self.learning_rate if self.lowest_rate is None else self.lowest_rate
+        turn = math.pi * (current_round + 1) / max(num_rounds, 1)
+        return low + 0.5 * (self.learning_rate - low) * (1 + math.cos(turn))
 
     def make_optimizer(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         """A new optimizer with this rule's settings."""
@@ -203,7 +220,8 @@ class LocalTraining:
         """Trains ``model`` in place, deterministically for a given ``run.seed``.
 
         Raises:
-            SiteError: a loss or a trained tensor that is not finite (names site, round, and where).
+            SiteError: a loss or a trained tensor that is not finite (names site, round, and where); one sample for a
+                batch norm without running statistics.
         """
         torch.manual_seed(run.seed)
         model.train()
@@ -217,11 +235,15 @@ class LocalTraining:
         for group in optimizer.param_groups:
             group["lr"] = rate
         num_steps, epoch_losses = 0, []
-        for epoch in range(self.local_epochs):
-            run.epoch = epoch
-            loss, steps = self._one_epoch(run, model, optimizer, num_steps)
-            epoch_losses.append(loss)
-            num_steps += steps
+        try:
+            with lone_samples(model):
+                for epoch in range(self.local_epochs):
+                    run.epoch = epoch
+                    loss, steps = self._one_epoch(run, model, optimizer, num_steps)
+                    epoch_losses.append(loss)
+                    num_steps += steps
+        except LoneSample as error:
+            raise SiteError(f"site {run.site!r}: {error}") from error
         _check_finite(run, model)
         # Behind the check, and only finite ones: moments of a broken round would break every later one, or (a square
         # that overflowed) stop its weights for good.
@@ -239,7 +261,6 @@ class LocalTraining:
         for inputs, targets in run.data.batches(
             "training", batch_size=self.batch_size, shuffle_seed=seed, augment=self.augment
         ):
-            run.check_stop()
             run.batch = None if order is None else order[seen : seen + len(inputs)]
             loss = self._one_step(run, model, optimizer, inputs, targets)
             if not math.isfinite(loss):

@@ -18,10 +18,15 @@ from typing import Any
 #: Columns of the CSV files.
 CSV_COLUMNS: dict[str, tuple[str, ...]] = {
     "sites.csv": ("round", "phase", "site", "metric", "value"),
-    "layers.csv": ("round", "layer", "site", "cka", "dissimilarity", "weight"),
+    "layers.csv.bz2": ("round", "layer", "site", "cka", "dissimilarity", "weight"),
     "phases.csv": ("round", "phase", "seconds", "bytes_out", "bytes_in", "asked", "answered"),
     "left_out.csv": ("round", "phase", "site", "reason"),
 }
+
+#: Of the values by layer and site, which a long run has millions of: significant digits, decimals, digits as CSV.
+LAYER_DIGITS = 8
+CKA_DECIMALS = 6
+CSV_DIGITS = 7
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,26 @@ class PhaseRecord:
     answered: int
 
 
+@dataclass(frozen=True)
+class Warned:
+    """Something that one site could do to a round, or would have done without a bound.
+
+    Attributes:
+        site: whose; empty: nobody's.
+        kind: ``majority``, or the bound that was at work and on what.
+        value, used: as claimed or sent; as it counts.
+        text: in words, without site and round.
+        layers: in how many layers, where weights are by layer.
+    """
+
+    site: str
+    kind: str
+    value: float
+    used: float
+    text: str
+    layers: int | None = None
+
+
 @dataclass
 class RoundRecord:
     """What is kept of one round.
@@ -53,16 +78,19 @@ class RoundRecord:
         current_round: from 0.
         sites: sites asked.
         accepted: sites whose model is in the new global model.
-        left_out: sites asked and not accepted, with the phase and the reason.
+        left_out: sites not asked, or asked and not accepted, with the phase and the reason.
         phases: in the order in which they ran.
         validation: ``{site: {metric: value}}`` of the *received* model, on the site's validation split.
-        train: ``{site: {"loss": ..., "num_samples": ..., ...}}`` of the local training.
+        train: ``{site: {"loss": ..., "num_samples": ..., ...}}`` of the local training; ``"state_lost"`` where the site
+            could not use what it had kept of earlier rounds.
         site_weights: ``{site: weight}`` where the method has one weight for a whole model.
         layers: ``{layer: {site: {"cka": ..., "dissimilarity": ..., "weight": ...}}}`` where it has one per
             layer.
         reports: ``{site: {field: value}}``, the method's own reports.
         values: what the method says of the round as a whole.
         details: more of it, JSON-like.
+        warnings: where a bound on one site's influence was at work, and who held more than half of the weight.
+        notes: sentences about single sites: what a filter at the site left of its model.
     """
 
     current_round: int
@@ -71,12 +99,14 @@ class RoundRecord:
     left_out: list[LeftOut] = field(default_factory=list)
     phases: list[PhaseRecord] = field(default_factory=list)
     validation: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    train: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    train: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     site_weights: Mapping[str, float] | None = None
     layers: Mapping[str, Mapping[str, Mapping[str, float]]] | None = None
     reports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     values: Mapping[str, float] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
+    warnings: list[Warned] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 # ------------------------------------------------------------------------------------------------ JSON
@@ -84,7 +114,25 @@ class RoundRecord:
 
 def encode(value: Any) -> str:
     """One line of strict JSON, of what :func:`as_json` gave."""
-    return json.dumps(value, allow_nan=False, ensure_ascii=False)
+    return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+
+
+def round_as_json(record: RoundRecord) -> dict[str, Any]:
+    """A round as JSON types; of the values by layer and site, by far the most of it, the first digits.
+
+    ``cka`` has :data:`CKA_DECIMALS` (``dissimilarity`` is the accurate one), any other :data:`LAYER_DIGITS`.
+
+    Raises:
+        TypeError: a value that JSON cannot hold (names its place).
+    """
+    plain: dict[str, Any] = as_json(record, "round")
+    for by_site in (plain["layers"] or {}).values():
+        for values in by_site.values():
+            for name, value in values.items():
+                if isinstance(value, float):
+                    digits = f".{CKA_DECIMALS}f" if name == "cka" else f".{LAYER_DIGITS}g"
+                    values[name] = float(format(value, digits))
+    return plain
 
 
 def as_json(value: Any, where: str) -> Any:
@@ -132,8 +180,8 @@ def table_rows(record: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
     sites += [[number, "aggregate", site, "weight", w] for site, w in (record["site_weights"] or {}).items()]
     return {
         "sites.csv": sites,
-        "layers.csv": [
-            [number, layer, site, *(values.get(column) for column in CSV_COLUMNS["layers.csv"][3:])]
+        "layers.csv.bz2": [
+            [number, layer, site, *(_short(values.get(column)) for column in CSV_COLUMNS["layers.csv.bz2"][3:])]
             for layer, by_site in (record["layers"] or {}).items()
             for site, values in by_site.items()
         ],
@@ -163,6 +211,10 @@ def _metric_rows(number: int, phase: str, by_site: Mapping[str, Mapping[str, Any
         for metric, value in metrics.items()
         if value is None or isinstance(value, (int, float))
     ]
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.{CSV_DIGITS}g}") if isinstance(value, float) else value
 
 
 def csv_text(rows: Iterable[list[Any]]) -> str:

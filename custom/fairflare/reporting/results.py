@@ -8,30 +8,34 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from fairflare.core import checks
-from fairflare.core.files import write_whole
+from fairflare.core.files import remove_partials, write_whole
+from fairflare.core.record_log import DamagedLog, RecordLog, records
+from fairflare.reporting.csv_files import CsvFiles
 from fairflare.reporting.records import (
     CSV_COLUMNS,
     LeftOut,
     PhaseRecord,
     RoundRecord,
     as_json,
-    csv_text,
     encode,
     final_rows,
-    table_rows,
+    round_as_json,
 )
 
 __all__ = ["CSV_COLUMNS", "SCHEMA_VERSION", "LeftOut", "PhaseRecord", "ResultsStore", "RoundRecord", "read_results"]
 
 SCHEMA_VERSION = 1
 RESULTS_FILE = "results.json"
+ROUNDS_FILE = "rounds.jsonl.bz2"  # while the run goes on; results.json holds the rounds of one that is over
 PROGRESS_FILE = "progress.jsonl"
+RESERVE_FILE = ".reserve"
+RESERVED = 256 * 1024  # bytes: several times results.json without rounds
 _NO_TEST: dict[str, Any] = {"test": None, "fairness": None, "left_out": [], "phases": []}
 _ENDS = ("completed", "failed")
 
@@ -39,9 +43,10 @@ _ENDS = ("completed", "failed")
 class ResultsStore:
     """Writes the results of one run into a folder.
 
-    ``results.json`` is replaced as a whole after every change and says ``"running"`` until :meth:`finish`, so
-    that an interrupted run is never taken for a complete one. CSV rows are appended round by round and
-    written anew on a resume. Methods may be called from several threads.
+    While the run goes on, ``results.json`` holds everything but the rounds and says ``"running"``, and a round is
+    appended to a log; :meth:`finish` makes ``results.json`` whole. :func:`read_results` gives the same view at any
+    time. What is written for a round has the size of that round. Some space is kept for the last word of a run whose
+    disk is full. Methods may be called from several threads.
 
     Args:
         folder: made when it does not exist. What an earlier run left there is replaced by :meth:`start`.
@@ -49,6 +54,8 @@ class ResultsStore:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
+        self.log = RecordLog(self.folder / ROUNDS_FILE)
+        self._tables = CsvFiles(self.folder)
         self._lock = threading.RLock()
         self._info: dict[str, Any] | None = None
         self._status = "running"
@@ -56,7 +63,7 @@ class ResultsStore:
         self._started = ""
         self._finished: str | None = None
         self._resumed: list[dict[str, Any]] = []
-        self._rounds: list[str] = []  # each encoded once: a long run rewrites the file often
+        self._went_back: list[dict[str, Any]] = []
         self._last_round = -1
         self._final: dict[str, Any] = dict(_NO_TEST)
 
@@ -69,18 +76,28 @@ class ResultsStore:
 
         Raises:
             TypeError: a value that JSON cannot hold (names the key).
+            OSError: the disk is full or cannot be written.
         """
         plain = as_json(info, "info")
         with self._lock:
             self._info = plain
             self._status, self._reason, self._finished = "running", "", None
             self._started = _now()
-            self._resumed, self._rounds, self._last_round = [], [], -1
+            self._resumed, self._went_back, self._last_round = [], [], -1
             self._final = dict(_NO_TEST)
             self.folder.mkdir(parents=True, exist_ok=True)
+            remove_partials(self.folder)
+            self._write()  # first of all: no log may be read as the rounds of an earlier run
+            self.log.clear()
             (self.folder / PROGRESS_FILE).write_text("", encoding="utf-8")
-            self._rewrite_tables()
-            self._write()
+            self._tables.rewrite(())
+            # Bytes that no file system can leave out.
+            write_whole(self.folder / RESERVE_FILE, lambda path: path.write_bytes(os.urandom(RESERVED)))
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What the run is, as JSON types."""
+        return dict(self._info or {})
 
     def update_info(self, **values: Any) -> None:
         """Adds to ``info`` what is known only after the start (``synthetic``).
@@ -101,13 +118,13 @@ class ResultsStore:
                 one.
             TypeError: a value that JSON cannot hold (names the key).
         """
-        plain = as_json(record, "round")
+        plain = round_as_json(record)
         with self._lock:
             self._check_running()
-            self._last_round = checks.whole("the next current_round", record.current_round, low=self._last_round + 1)
-            self._rounds.append(encode(plain))
-            for name, rows in table_rows(plain).items():
-                self._append(name, rows)
+            number = checks.whole("the next current_round", record.current_round, low=self._last_round + 1)
+            self.log.append(encode(plain) + "\n")
+            self._last_round = number
+            self._tables.add_round(plain)
             self._write()
 
     def finish(
@@ -134,6 +151,7 @@ class ResultsStore:
         Raises:
             ValueError: another status, or the run is finished already or (``"completed"``) was never started.
             TypeError: a value that JSON cannot hold (names the key).
+            OSError: the disk is full; of a failed run the file without the rounds is there if at all possible.
         """
         checks.choice("status", status, _ENDS)
         final = {
@@ -145,14 +163,20 @@ class ResultsStore:
         with self._lock:
             if status == "completed":
                 self._check_running()
-            if self._info is None:  # failed before it started
-                self.start({})
-            if self._finished is None:
+            (self.folder / RESERVE_FILE).unlink(missing_ok=True)
+            begun, first = self._info is not None, self._finished is None
+            if not begun:
+                self._begin_failed()
+            if first:
                 self._final = final
-                for name, rows in final_rows(self._last_round + 1, final).items():
-                    self._append(name, rows)
             self._status, self._reason, self._finished = status, reason, _now()
-            self._write()
+            complete = self._write_end()
+            if not begun:
+                self._tables.rewrite(())
+            if first:
+                self._tables.add_final(final_rows(self._last_round + 1, final))
+            if complete:
+                self.log.path.unlink(missing_ok=True)
 
     def event(self, kind: str, **details: Any) -> None:
         """Appends a line to ``progress.jsonl`` for whoever watches the run, and flushes it.
@@ -167,31 +191,49 @@ class ResultsStore:
                 file.write(line + "\n")
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs to go on with this run in another folder; JSON-able."""
+        """What a checkpoint needs, besides the records of :attr:`log`, to go on in another folder; JSON-able."""
         with self._lock:
             return {
                 "schema_version": SCHEMA_VERSION,
                 "started": self._started,
                 "last_round": self._last_round,
-                "rounds": list(self._rounds),
                 "resumed": list(self._resumed),
+                "went_back": list(self._went_back),
             }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on with a run from its :meth:`state_dict`; call :meth:`start` first.
+    def load_state_dict(self, state: Mapping[str, Any], rounds: RecordLog) -> None:
+        """Goes on with a run from its :meth:`state_dict` and a copy of its log; call :meth:`start` first.
 
         Raises:
-            ValueError: :meth:`start` was not called, or the state is of another schema version.
+            ValueError: :meth:`start` was not called, the state is of another schema version, or the log is damaged.
         """
-        _check_schema("saved results have", state)
         with self._lock:
-            self._check_running()
+            self._take(state, rounds)
             self._started = str(state["started"])
-            self._last_round = int(state["last_round"])
-            self._rounds = [str(line) for line in state["rounds"]]
+            self._went_back = list(state["went_back"])
             self._resumed = [*state["resumed"], {"time": _now(), "next_round": self._last_round + 1}]
-            self._rewrite_tables()
             self._write()
+
+    def go_back(self, state: Mapping[str, Any], rounds: RecordLog, reason: str) -> None:
+        """Forgets the rounds after an earlier state of this run, and says so.
+
+        Raises:
+            ValueError: as :meth:`load_state_dict`.
+        """
+        with self._lock:
+            before = self._last_round
+            self._take(state, rounds)
+            entry = {"time": _now(), "from_round": before + 1, "to_round": self._last_round + 1, "reason": reason}
+            self._went_back = [*self._went_back, entry]
+            self._write()
+
+    def _take(self, state: Mapping[str, Any], rounds: RecordLog) -> None:
+        _check_schema("saved results have", state)
+        self._check_running()
+        self.log.clear()
+        self.log.take_over(rounds)
+        self._last_round = int(state["last_round"])
+        self._tables.rewrite(json.loads(line) for line in self.log.read())
 
     def _check_running(self) -> None:
         if self._info is None:
@@ -199,7 +241,31 @@ class ResultsStore:
         if self._status != "running":
             raise ValueError(f"the run is already {self._status}")
 
-    def _write(self) -> None:
+    def _begin_failed(self) -> None:
+        """As :meth:`start`, for a run that has nothing but a reason: a full disk must not be in its way."""
+        self._info, self._started = {}, _now()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.log.open_at(0)
+        (self.folder / PROGRESS_FILE).unlink(missing_ok=True)
+        self.log.clear()
+
+    def _write_end(self) -> bool:
+        """Whether the rounds are in ``results.json`` now, too."""
+        try:
+            self._write(self._rounds())
+            return True
+        except (OSError, DamagedLog):
+            if self._status != "failed":
+                raise
+            self._write()  # the rounds stay in the log, where read_results finds them
+            return False
+
+    def _rounds(self) -> Iterable[str]:
+        if self.log.path.exists():
+            return self.log.read()
+        return map(encode, read_results(self.folder)["rounds"])  # it had completed
+
+    def _write(self, rounds: Iterable[str] = ()) -> None:
         head = {
             "schema_version": SCHEMA_VERSION,
             "status": self._status,
@@ -208,29 +274,14 @@ class ResultsStore:
             "updated": _now(),
             "finished": self._finished,
             "resumed": self._resumed,
+            "went_back": self._went_back,
             "info": self._info,
         } | self._final
-        lines = [f"{json.dumps(key)}: {encode(value)}" for key, value in head.items()]
-        rounds = ",\n".join(self._rounds)
-        lines.append(f'"rounds": [\n{rounds}\n]' if rounds else '"rounds": []')
-        _replace(self.folder / RESULTS_FILE, "{\n" + ",\n".join(lines) + "\n}\n")
-
-    def _rewrite_tables(self) -> None:
-        tables: dict[str, list[list[Any]]] = {name: [list(columns)] for name, columns in CSV_COLUMNS.items()}
-        for line in self._rounds:
-            for name, rows in table_rows(json.loads(line)).items():
-                tables[name].extend(rows)
-        for name, rows in tables.items():
-            _replace(self.folder / name, csv_text(rows))
-
-    def _append(self, name: str, rows: list[list[Any]]) -> None:
-        if rows:
-            with (self.folder / name).open("a", encoding="utf-8", newline="") as file:
-                file.write(csv_text(rows))
+        write_whole(self.folder / RESULTS_FILE, lambda path: _write_document(path, head, rounds))
 
 
 def read_results(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads a ``results.json``, given itself or its folder.
+    """Reads a ``results.json``, given itself or its folder; of a run that goes on or was cut off, with its rounds.
 
     Returns:
         The document as ``docs/results.md`` describes it; undefined numbers are None.
@@ -251,6 +302,8 @@ def read_results(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ValueError(f"{file}: not a results file: it has no schema_version")
     _check_schema(f"{file}:", document)
     checks.choice(f"{file}: status", document.get("status"), ("running", *_ENDS))
+    if not document.get("rounds"):
+        document["rounds"] = [json.loads(line) for line in records(file.parent / ROUNDS_FILE)]
     return document
 
 
@@ -263,8 +316,18 @@ def _check_schema(what: str, content: Mapping[str, Any]) -> None:
         raise ValueError(f"{what} schema version {found!r}, this FairFlare reads {SCHEMA_VERSION}")
 
 
-def _replace(path: Path, text: str) -> None:
-    write_whole(path, lambda partial: partial.write_text(text, encoding="utf-8", newline=""))
+def _write_document(path: Path, head: Mapping[str, Any], rounds: Iterable[str]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        file.writelines(f"{part},\n" for part in _opening(head))
+        file.write('"rounds":[')
+        for number, line in enumerate(rounds):
+            file.write((",\n" if number else "\n") + line.rstrip("\n"))
+        file.write("]\n}\n")
+
+
+def _opening(head: Mapping[str, Any]) -> Iterator[str]:
+    for number, (key, value) in enumerate(head.items()):
+        yield ("" if number else "{\n") + f"{json.dumps(key)}:{encode(value)}"
 
 
 def _now() -> str:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 STYLES = ("text", "markdown", "csv")
 SYNTHETIC_NOTE = "The data are SYNTHETIC (generated images): these figures say nothing about patients."
+MAX_COLUMNS = 20  # of metrics, whose names the sites choose
+MAX_HEADING = 32
 
 
 def fairness_table(
@@ -62,7 +64,8 @@ def rich_table(results: Mapping[str, Any], *, metric: str | None = None, width: 
     from rich.text import Text
 
     header, sites, totals = _cells(results, metric)
-    worst = {summary.worst_site for summary in list(_summaries(results, header[1:]).values())[:1]}
+    first = [metric or metrics_of(results)[0]] if sites else []
+    worst = {summary.worst_site for summary in _summaries(results, first).values()}
     rows = [header, *sites, *totals]
     widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
     tables = []
@@ -116,9 +119,28 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
         notes += [f"  {site} after the last round, {phase}: {reason}" for site, phase, reason in in_test]
     elif results["rounds"]:
         notes.append("No site was left out of a round.")
+    if info.get("classes_at_home"):
+        notes.append(f"Metrics by class stay at home at: {', '.join(info['classes_at_home'])}.")
+    notes += _warnings(results)
     if info.get("synthetic"):
         notes.append(SYNTHETIC_NOTE)
     return notes
+
+
+def _warnings(results: Mapping[str, Any]) -> list[str]:
+    """What one site could do or would have done: a line a site and kind, in the words of its worst round."""
+    found: dict[tuple[str, str], list[tuple[float, int, str]]] = {}
+    for record in results["rounds"]:
+        for warned in record.get("warnings") or ():  # older results have none
+            far = math.inf if warned["value"] is None else abs(warned["value"])
+            entry = (far, record["current_round"], warned["text"])
+            found.setdefault((warned["site"], warned["kind"]), []).append(entry)
+    lines = []
+    for (site, _), entries in sorted(found.items()):
+        _, _, text = max(entries, key=lambda entry: entry[0])
+        which = f"round{'' if len(entries) == 1 else 's'} {_ranges([number for _, number, _ in entries])}"
+        lines.append(f"  {site or 'every site'} in {which}: {text}")
+    return ["Warnings, in the words of the worst round:", *lines] if lines else []
 
 
 def _cells(
@@ -138,7 +160,7 @@ def _cells(
         for title, attribute in (("average", "mean"), ("std", "std"), ("worst", "worst"), ("range", "range"))
     ]
     totals.insert(3, ["worst site", *(summaries[m].worst_site or MISSING for m in metrics)])
-    return ["site", *metrics], sites, totals
+    return ["site", *(name if exact else name[:MAX_HEADING] for name in metrics)], sites, totals
 
 
 def _exact(value: float) -> str:
@@ -160,7 +182,7 @@ def _summaries(results: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, 
 
 
 def metrics_of(results: Mapping[str, Any]) -> list[str]:
-    """Metrics of the test results that the task wants in tables (default: all), the primary one first."""
+    """Metrics of the test results that the task wants in tables (default: all, 20 at most), the primary one first."""
     metrics: list[str] = []
     for by_metric in (results.get("test") or {}).values():
         metrics += [metric for metric in by_metric if metric not in metrics]
@@ -170,7 +192,7 @@ def metrics_of(results: Mapping[str, Any]) -> list[str]:
     shown = info.get("shown_metrics")
     if shown:
         metrics = [metric for metric in metrics if metric in shown] or metrics
-    return sorted(metrics, key=lambda metric: metric != info.get("primary_metric"))
+    return sorted(metrics, key=lambda metric: metric != info.get("primary_metric"))[:MAX_COLUMNS]
 
 
 def by_site_of(results: Mapping[str, Any], metric: str) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """What a task is made of, to import from one place: the seam (:mod:`fairflare.core.task`), splits, data errors."""
 
-from fairflare.core.task import Batches, SiteData, Task, evaluating
+from fairflare.core.task import LOSS, Batches, Metric, SiteData, Task, evaluating
 from fairflare.data.datalist import SPLITS, DataError
 
-__all__ = ["SPLITS", "Batches", "DataError", "SiteData", "Task", "evaluating"]
+__all__ = ["LOSS", "SPLITS", "Batches", "DataError", "Metric", "SiteData", "Task", "evaluating"]

@@ -14,9 +14,8 @@ from fairflare.core import checks
 from fairflare.core.settings import Flag, Fraction, NonNegativeInt, PositiveInt, settings
 from fairflare.data.datalist import DataError, Datalist, Sample
 from fairflare.data.phantoms import PHANTOMS, PhantomPlan
-from fairflare.tasks.base import SiteData, evaluating
+from fairflare.tasks.base import LOSS, Metric, SiteData, evaluating
 from fairflare.tasks.images import (
-    CACHE_BYTES,
     Augmentations,
     Coding,
     FolderImages,
@@ -30,7 +29,7 @@ from fairflare.tasks.images import (
     setting_error,
     setting_of,
 )
-from fairflare.tasks.metrics import NAMES
+from fairflare.tasks.metrics import MEANINGS, NAMES, REVEALS
 
 if TYPE_CHECKING:
     import torch
@@ -40,8 +39,22 @@ if TYPE_CHECKING:
     from fairflare.tasks.networks import Classifier
 
 PLAN_NAMES = {  # arguments of the plan as the task calls them
-    "seed": "phantom_seed", "num_sites": "phantom_sites", "num_samples": "phantom_samples", "num_test": "phantom_test"
+    "seed": "phantom_seed", "num_sites": "phantom_sites", "num_samples": "phantom_samples", "num_test": "phantom_test",
+    "num_own_test": "phantom_own_test",
 }  # fmt: skip
+RECALL: dict[str, Any] = {
+    "doc": "share of the images of this class that were told",
+    "reveals": "there or not: whether the site has images of the class",
+    "by_class": True,
+    "family": "recall_<class>",
+}
+GROUP: dict[str, Any] = {
+    "doc": "mean recall of a group's classes that occur (head, medium, tail)",
+    "reveals": "whether the site has any class of the group, and the recall of a class that is there alone",
+    "family": "<group>",
+}
+
+MIN_CLASS = 4  # images of a synthetic class, for training and validation
 
 
 @settings
@@ -71,7 +84,7 @@ class ClassificationTask(ImageTask):
             ``"densenet121"``: ignored.
         max_pool: the ResNet's pooling behind its first convolution (published: yes; images of 48x48 do without).
         image_size: height and width that images are resized to, at least 32; 33 with ``max_pool``, 64 for
-            ``"densenet121"``, which would otherwise end in one pixel, and a last batch of one image could not train.
+            ``"densenet121"``, which would otherwise end in one pixel.
         in_channels: 1 (colour images become luminance) or 3 (grey images are repeated).
         num_classes: number of classes. Default: the phantom's.
         class_names: names of the classes for the metrics ``recall_<name>``. Default: the phantom's, or ``class_0``,
@@ -86,9 +99,14 @@ class ClassificationTask(ImageTask):
         phantom: synthetic data, used where a site has none of its own: ``"dermoscopy"``, ``"dermoscopy7"``,
             ``"fundus"`` or ``"endoscopy"``.
         phantom_seed: of the synthetic data.
-        phantom_sites: number of sites that the synthetic data are dealt to.
+        phantom_sites: number of sites that the synthetic data are dealt to; a run whose sites are named or counted
+            sets it to their number unless told otherwise.
         phantom_samples: synthetic training and validation images of all sites together.
         phantom_test: synthetic images of the common test set.
+        phantom_own_test: synthetic images of each site's own test set.
+        phantom_min_share: share of ``phantom_samples`` that every class has at least; rarer classes are raised to it,
+            and always to four images.
+        camera_shift: how much the cameras of the synthetic sites differ, 0 (not at all) to 1.5.
         partition: ``"iid"``, ``"dirichlet"``, ``"two_pool"`` or ``"shards"``; see :mod:`fairflare.data.partitions`.
         alpha: concentration of the Dirichlet and two-pool partitions; the smaller, the less alike the sites.
         eta: of the shard partition; the larger, the more shards of its dominant class a site gets.
@@ -96,13 +114,14 @@ class ClassificationTask(ImageTask):
         corrupted_sites: so many last sites have images of lower quality.
         corruption: ``"gaussian_noise"`` or ``"motion_blur"``.
         severity: of the corruption, from 1 (slight) to 5.
-        attributes: split the phantom's test set by its attribute (skin tone) as well.
+        attributes: split the phantom's common test set by its attribute (skin tone) as well.
     """
 
     primary_metric: ClassVar[str] = "balanced_accuracy"
     shown_metrics: ClassVar[tuple[str, ...]] = (
         "balanced_accuracy", "accuracy", "auc_ovo", "f1_macro", "head", "medium", "tail", "all",
-        "clean/balanced_accuracy", "corrupted/balanced_accuracy", "light/balanced_accuracy", "dark/balanced_accuracy",
+        "common/balanced_accuracy", "clean/balanced_accuracy", "corrupted/balanced_accuracy",
+        "light/balanced_accuracy", "dark/balanced_accuracy",
     )  # fmt: skip
 
     site_settings: ClassVar[type[SiteSettings]] = ClassificationSite
@@ -125,6 +144,9 @@ class ClassificationTask(ImageTask):
     phantom_sites: PositiveInt = 5
     phantom_samples: PositiveInt = 2000
     phantom_test: PositiveInt = 400
+    phantom_own_test: PositiveInt = 150
+    phantom_min_share: Fraction = 0.0
+    camera_shift: Annotated[float, Field(strict=True, ge=0, le=1.5)] = 1.0
     partition: Literal["iid", "dirichlet", "two_pool", "shards"] = "two_pool"
     alpha: Annotated[float, Field(strict=True, ge=1e-6, le=1e9)] = 1.0
     eta: Fraction = 1.0
@@ -147,6 +169,8 @@ class ClassificationTask(ImageTask):
                 raise ValueError(f"class_groups: '{group}' is the name of a metric; choose another")
             for member in members:
                 checks.number(f"class_groups: class of {group!r}", member, low=0, high=self.classes - 1, whole=True)
+        most = 1 / len(PHANTOMS[self.phantom].class_names)
+        checks.number("phantom_min_share", self.phantom_min_share, low=0, high=most)
         self.plan(self.phantom_seed)  # refuses what does not fit together
 
     @property
@@ -173,7 +197,7 @@ class ClassificationTask(ImageTask):
         try:
             return self._plan(seed)
         except ValueError as error:  # in the words of the task's arguments
-            text = re.sub(r"\b(seed|num_sites|num_samples|num_test)\b", lambda m: PLAN_NAMES[m[0]], str(error))
+            text = re.sub(rf"\b({'|'.join(PLAN_NAMES)})\b", lambda m: PLAN_NAMES[m[0]], str(error))
             raise ValueError(text) from error
 
     def _plan(self, seed: int) -> PhantomPlan:
@@ -184,6 +208,9 @@ class ClassificationTask(ImageTask):
             num_sites=self.phantom_sites,
             num_samples=self.phantom_samples,
             num_test=self.phantom_test,
+            num_own_test=self.phantom_own_test,
+            min_class=max(MIN_CLASS, round(self.phantom_min_share * self.phantom_samples)),
+            camera_shift=self.camera_shift,
             partition=self.partition,
             alpha=self.alpha,
             eta=self.eta,
@@ -254,13 +281,23 @@ class ClassificationTask(ImageTask):
         )
         return {**metrics, "loss": float(self.loss(logits, labels))}
 
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        """Means of groups are by class where a group has one class, or one class no group: both can be solved for."""
+        groups = {group: set(members) for group, members in self.groups().items()}
+        alone = self.classes - len(set().union(*groups.values())) == 1 or any(len(m) == 1 for m in groups.values())
+        return (
+            *(Metric(name=name, doc=doc, reveals=REVEALS.get(name, "")) for name, doc in MEANINGS.items()),
+            LOSS,
+            *(Metric(name=f"recall_{name}", **RECALL) for name in self.names()),
+            *(Metric(name=name, by_class=alone, **GROUP) for name in groups),
+            *([Metric(name="all", doc="mean of the groups", by_class=alone)] if groups else []),
+        )
+
     def open_folder(self, site: str, own: ClassificationSite, datalist: Datalist) -> SiteData:
         with setting_of(site, "class_numbers"):
             for number in (own.class_numbers or {}).values():
                 checks.number("class_numbers: class", number, low=0, high=self.classes - 1, whole=True)
-        return FolderClasses(
-            self, datalist, own.class_numbers, cache_bytes=own.cache_bytes, num_workers=own.num_workers
-        )
+        return FolderClasses(self, datalist, own.class_numbers, **own.memory())
 
     def open_phantom(self, site: str, own: ClassificationSite) -> SiteData:
         classes = len(PHANTOMS[self.phantom].class_names)
@@ -279,10 +316,9 @@ class FolderClasses(FolderImages):
     task: ClassificationTask
 
     def __init__(
-        self, task: ClassificationTask, datalist: Datalist, coding: Mapping[int, int] | None = None, *,
-        cache_bytes: int = CACHE_BYTES, num_workers: int = 0,
-    ) -> None:  # fmt: skip
-        super().__init__(task, datalist, coding, cache_bytes=cache_bytes, num_workers=num_workers)
+        self, task: ClassificationTask, datalist: Datalist, coding: Mapping[int, int] | None = None, **memory: int
+    ) -> None:
+        super().__init__(task, datalist, coding, **memory)
         # All labels are looked at before the first round, not in the middle of it.
         found = {split: [self.class_of(s, split) for s in samples] for split, samples in datalist.splits.items()}
         self._counts = {split: np.bincount(numbers, minlength=task.classes) for split, numbers in found.items()}
@@ -311,7 +347,8 @@ class FolderClasses(FolderImages):
     def transform(self, split: str) -> Compose:
         from fairflare.tasks.transforms import Read, with_classes
 
-        return with_classes(Read(self.site, split, self.class_of), self.task.in_channels, self.task.image_size)
+        read = Read(self.site, split, self.max_image_bytes, self.class_of)
+        return with_classes(read, self.task.in_channels, self.task.image_size)
 
     def class_counts(self, split: str) -> torch.Tensor:
         import torch
@@ -332,7 +369,7 @@ class PhantomClasses(PhantomImages):
         self._arrays: dict[str, Batch] = {}
         self.test_splits = tuple(sorted(split for split in self._drawn.labels if split.startswith("test")))
         sizes = {split: len(labels) for split, labels in self._drawn.labels.items()}
-        self.describe(PHANTOMS[plan.phantom].title, sizes)
+        self.describe(f"{PHANTOMS[plan.phantom].title} (site {index + 1} of {plan.num_sites})", sizes)
 
     def num_samples(self, split: str) -> int:
         return len(self._drawn.labels[self.check_split(split)])

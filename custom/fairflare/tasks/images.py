@@ -5,14 +5,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import field
 from multiprocessing.pool import ThreadPool
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from fairflare.core import checks
 from fairflare.core.settings import NonNegativeInt, PositiveInt, field_names, settings
+from fairflare.core.stopping import check_stop
 from fairflare.data.datalist import DataError, Datalist, load_datalist, suggest
+from fairflare.data.decoding import MAX_IMAGE_BYTES
 from fairflare.tasks.base import Batches, SiteData, Task
 
 if TYPE_CHECKING:
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
 CACHE_BYTES = 2**30  # decoded images of a site that are kept in memory, all splits together
 OTHER_KEYS = (  # of the site file, not the task's business
     "state_root", "checkpoint_root", "num_threads", "device", "isolate", "sites", "preprocess_cache",
-    "prior", "initial_weights",
+    "prior", "initial_weights", "metrics_by_class",
 )  # fmt: skip
 
 # Types of settings of tasks on images.
@@ -45,7 +49,9 @@ class SiteSettings:
 
     Args:
         data_root: folder with the data; none: the phantom.
-        datalist: name of the list inside it; default ``datalist.json``.
+        datalist: name of the list inside it, or an absolute path; default ``datalist.json``.
+        linked_roots: further folders that links in ``data_root`` may lead to.
+        max_image_bytes: memory that one decoded image, mask or volume may take; a larger file is refused by its header.
         cache_bytes: memory for decoded images of this site.
         num_workers: threads that decode the images of a batch; 0: the one that trains. The batches are the same.
         phantom_seed: seed of the synthetic data; default: the task's.
@@ -53,9 +59,20 @@ class SiteSettings:
 
     data_root: Filename | None = None
     datalist: Filename | None = None
+    linked_roots: list[Filename] = field(default_factory=list)
+    max_image_bytes: PositiveInt = MAX_IMAGE_BYTES
     cache_bytes: NonNegativeInt = CACHE_BYTES
     num_workers: NonNegativeInt = 0
     phantom_seed: NonNegativeInt | None = None
+
+    def __post_init__(self) -> None:
+        for folder in self.linked_roots:
+            if not Path(folder).expanduser().is_absolute():
+                raise ValueError(f"linked_roots must be absolute paths of folders, got {folder!r}")
+
+    def memory(self) -> dict[str, int]:
+        """Arguments of :class:`FolderImages`."""
+        return {name: getattr(self, name) for name in ("cache_bytes", "num_workers", "max_image_bytes")}
 
 
 def read_settings(kind: type[SiteSettings], site: str, given: Mapping[str, Any]) -> Any:
@@ -144,7 +161,11 @@ class ImageTask(Task):
         if own.data_root is None:
             return self.open_phantom(site, own)
         listed = load_datalist(
-            own.data_root, own.datalist or "datalist.json", site=site, class_labels=self.class_labels
+            own.data_root,
+            own.datalist or "datalist.json",
+            site=site,
+            class_labels=self.class_labels,
+            linked_roots=own.linked_roots,
         )
         return self.open_folder(site, own, listed)
 
@@ -220,18 +241,19 @@ class FolderImages(ImageData):
         task: see :class:`ImageData`.
         datalist: of the site.
         coding: the task's numbers for those in the files; ``None``: the same.
-        cache_bytes, num_workers: see :class:`SiteSettings`.
+        cache_bytes, num_workers, max_image_bytes: see :class:`SiteSettings`.
     """
 
     def __init__(
         self, task: ImageTask, datalist: Datalist, coding: Mapping[int, int] | None = None, *,
-        cache_bytes: int = CACHE_BYTES, num_workers: int = 0,
+        cache_bytes: int = CACHE_BYTES, num_workers: int = 0, max_image_bytes: int = MAX_IMAGE_BYTES,
     ) -> None:  # fmt: skip
         super().__init__(task, datalist.site)
         self.datalist = datalist
         self.coding = coding
         self.cache_bytes = cache_bytes
         self.num_workers = num_workers
+        self.max_image_bytes = max_image_bytes
         self._left = cache_bytes
         self._datasets: dict[str, CacheDataset] = {}
         self.test_splits = tuple(split for split in datalist.splits if split.startswith("test"))
@@ -266,7 +288,9 @@ class FolderImages(ImageData):
                 with ThreadPool(self.num_workers) as threads:
                     found.update(zip(missing, threads.map(dataset.__getitem__, missing), strict=True))
             else:
-                found.update((i, dataset[i]) for i in missing)
+                for i in missing:
+                    check_stop()
+                    found[i] = dataset[i]
         except RuntimeError as error:  # MONAI's words around ours
             if isinstance(error.__cause__, DataError):
                 raise error.__cause__ from None

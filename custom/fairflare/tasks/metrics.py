@@ -11,10 +11,30 @@ import numpy.typing as npt
 
 from fairflare.core import checks
 
-NAMES = (
-    "accuracy", "balanced_accuracy", "precision", "recall", "f1", "precision_macro", "f1_macro", "f1_harmonic",
-    "auc_ovo", "auc_ovr",
-)  # fmt: skip
+MEANINGS = {
+    "accuracy": "share of images whose class was told",
+    "balanced_accuracy": "mean recall of the classes that occur",
+    "precision": "precision, weighted by class size",
+    "recall": "recall, weighted by class size",
+    "f1": "F1, weighted by class size",
+    "precision_macro": "mean precision over the classes that occur",
+    "f1_macro": "mean F1 over the classes that occur",
+    "f1_harmonic": "2PR / (P + R) of the weighted two",
+    "auc_ovo": "area under the ROC curve, one versus one; absent where one class only occurs",
+    "auc_ovr": "the same, one versus rest, weighted by class size",
+}
+NAMES = tuple(MEANINGS)
+#: What the figures of one model say, beyond how good it is there.
+STEERED = "a server that sends a model which always answers one class reads off that class's share"
+REVEALS = {
+    "accuracy": STEERED,
+    "recall": STEERED,
+    "precision": STEERED,
+    "f1": STEERED,
+    "balanced_accuracy": "of such a model it is 1 / (number of classes that occur), or 0 where that one does not",
+    "auc_ovo": "there or not: whether the site has more than one class",
+    "auc_ovr": "the same",
+}
 
 
 def classification_metrics(
@@ -35,11 +55,11 @@ def classification_metrics(
 
     Returns:
         ``accuracy``; ``balanced_accuracy`` (mean recall of the classes that occur); ``precision``, ``recall``,
-        ``f1`` (weighted by class size, 0 where undefined); ``precision_macro``, ``f1_macro`` (over the classes that
-        occur; the macro recall is ``balanced_accuracy``); ``f1_harmonic`` = 2PR/(P+R) of the weighted two (FedMRL's
-        table); ``auc_ovo`` (one-versus-one, macro: FedISM's AUC); ``auc_ovr`` (one-versus-rest, weighted:
-        FedMRL's); ``recall_<class>``. Classes that do not occur are left out, with probabilities renormalised over the
-        rest; AUC is absent when one class only occurs.
+        ``f1`` (weighted by class size, 0 where undefined); ``precision_macro``, ``f1_macro`` (scikit-learn's: over
+        the classes that occur or are predicted, 0 where undefined); ``f1_harmonic`` = 2PR/(P+R) of the weighted two
+        (FedMRL's table); ``auc_ovo`` (one-versus-one, macro: FedISM's AUC); ``auc_ovr`` (one-versus-rest, weighted:
+        FedMRL's); ``recall_<class>``. A class that does not occur has no recall and no AUC; probabilities are
+        renormalised over the rest, and AUC is absent when one class only occurs.
 
     Raises:
         ValueError: shapes that do not fit, no sample, a class number out of range.
@@ -57,16 +77,17 @@ def classification_metrics(
     found = probabilities.argmax(1)
     present = np.unique(targets)
     # Over the classes that occur: one that is only predicted has no recall to balance.
-    precisions, recalls, f1s, _ = precision_recall_fscore_support(targets, found, labels=present, zero_division=0)
+    _, recalls, _, _ = precision_recall_fscore_support(targets, found, labels=present, zero_division=0)
     precision, recall, f1, _ = precision_recall_fscore_support(targets, found, average="weighted", zero_division=0)
+    precision_macro, _, f1_macro, _ = precision_recall_fscore_support(targets, found, average="macro", zero_division=0)
     metrics = {
         "accuracy": float(accuracy_score(targets, found)),
         "balanced_accuracy": float(np.mean(recalls)),
         "precision": float(precision),
         "recall": float(recall),
         "f1": float(f1),
-        "precision_macro": float(np.mean(precisions)),
-        "f1_macro": float(np.mean(f1s)),
+        "precision_macro": float(precision_macro),
+        "f1_macro": float(f1_macro),
         "f1_harmonic": float(2 * precision * recall / (precision + recall)) if precision + recall > 0 else 0.0,
     }
     if len(present) > 1:

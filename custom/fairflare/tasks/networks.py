@@ -58,14 +58,7 @@ class Classifier(nn.Module):
         """
         if self.projector is None:
             raise RuntimeError("this network has no projection head; set projector_dim of the task")
-        norms = [m for m in self.projector.modules() if m.training and isinstance(m, nn.BatchNorm1d)]
-        lone = norms if len(features) == 1 else []  # one sample has no variance: the running statistics stand in
-        for norm in lone:
-            norm.eval()
-        projected = self.projector(features)
-        for norm in lone:
-            norm.train()
-        return projected
+        return self.projector(features)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self.head(self.embed(inputs))

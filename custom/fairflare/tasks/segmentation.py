@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -11,7 +11,7 @@ from pydantic import Field
 from fairflare.core import checks
 from fairflare.core.settings import NonNegativeInt, PositiveInt, settings
 from fairflare.data.datalist import SPLITS, Datalist
-from fairflare.tasks.base import SiteData, evaluating
+from fairflare.tasks.base import LOSS, Metric, SiteData, evaluating
 from fairflare.tasks.images import (
     Augmentations,
     Coding,
@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     from fairflare.core.task import Batch, Device
 
 THRESHOLD = 0.5
+EMPTY = "of a model that finds nothing it is the share of images without the structure"
+DICE = Metric(name="dice", doc="Dice, mean over structures and images", reveals=EMPTY)
+OF_STRUCTURE: dict[str, Any] = {
+    "doc": "Dice of one structure", "reveals": EMPTY, "by_class": True, "family": "dice_<class>",
+}  # fmt: skip
 
 Side = Annotated[int, Field(strict=True, ge=32, multiple_of=16)]
 Widths = tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt]
@@ -159,9 +164,17 @@ class SegmentationTask(ImageTask):
         dice = torch.cat(scores)
         result = {"dice": float(dice.mean()), "loss": float(np.average(losses, weights=counts))}
         if self.num_classes > 1:
-            names = self.class_names or [f"class_{index + 1}" for index in range(self.num_classes)]
-            result.update({f"dice_{name}": float(value) for name, value in zip(names, dice.mean(0), strict=True)})
+            by_name = zip(self.names(), dice.mean(0), strict=True)
+            result.update({f"dice_{name}": float(value) for name, value in by_name})
         return result
+
+    def names(self) -> list[str]:
+        """Names of the structures."""
+        return self.class_names or [f"class_{index + 1}" for index in range(self.num_classes)]
+
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        names = self.names() if self.num_classes > 1 else []
+        return (DICE, LOSS, *(Metric(name=f"dice_{name}", **OF_STRUCTURE) for name in names))
 
     def open_folder(self, site: str, own: SegmentationSite, datalist: Datalist) -> SiteData:
         coding = self.mask_values
@@ -169,7 +182,7 @@ class SegmentationTask(ImageTask):
             coding = own.mask_values
             with setting_of(site):
                 _check_reachable(self.structures, coding)
-        return FolderData(self, datalist, coding, cache_bytes=own.cache_bytes, num_workers=own.num_workers)
+        return FolderData(self, datalist, coding, **own.memory())
 
     def open_phantom(self, site: str, own: SegmentationSite) -> SiteData:
         self.check_phantom_fits(site, "prostate", "one structure", self.num_classes == 1)
@@ -193,7 +206,7 @@ class FolderData(FolderImages):
 
         task = self.task
         structured = Structured("label", task.structures, self.coding, self.site, split)
-        return with_masks(Read(self.site, split), structured, task.in_channels, task.image_size)
+        return with_masks(Read(self.site, split, self.max_image_bytes), structured, task.in_channels, task.image_size)
 
 
 class PhantomData(PhantomImages):

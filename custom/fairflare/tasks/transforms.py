@@ -38,20 +38,24 @@ class Read(Transform):
 
     Args:
         site, split: for the messages.
+        max_bytes: that a decoded file may take.
         class_of: class of a sample; ``None``: it has a mask, of the image's size.
     """
 
-    def __init__(self, site: str, split: str, class_of: Callable[[Sample, str], int] | None = None) -> None:
+    def __init__(
+        self, site: str, split: str, max_bytes: int, class_of: Callable[[Sample, str], int] | None = None
+    ) -> None:
         self.site = site
         self.split = split
+        self.max_bytes = max_bytes
         self.class_of = class_of
 
     def __call__(self, sample: Sample) -> Item:
         label: Any
         if self.class_of is None:
-            image, label = read_pair(sample, site=self.site, split=self.split)
+            image, label = read_pair(sample, site=self.site, split=self.split, max_bytes=self.max_bytes)
         else:
-            image = read_image(sample, site=self.site, split=self.split)
+            image = read_image(sample, site=self.site, split=self.split, max_bytes=self.max_bytes)
             label = torch.tensor(self.class_of(sample, self.split))
         return {"sample": sample, "image": image, "label": label}
 

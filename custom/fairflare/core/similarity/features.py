@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fairflare.core.layers import parameter_layers
+from fairflare.core.stopping import check_stop
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ class JointPass:
         self._size, self._visit, self._calls = len(images), visit, (Counter(), Counter())
         with torch.no_grad():
             for turn, model in enumerate(self.models):
+                check_stop()
                 self._turn = turn
                 model(images.to(_device(model)))
         self._turn = None

@@ -13,6 +13,7 @@ from fairflare.core.checks import choice, number
 from fairflare.core.similarity.features import JointPass
 from fairflare.core.similarity.formulas import LEAST_SAMPLES, UNDEFINED, Alignment, LayerSimilarity, cosine_distance
 from fairflare.core.similarity.store import Store
+from fairflare.core.stopping import check_stop
 
 ESTIMATORS = ("biased", "unbiased", "minibatch_biased", "minibatch_unbiased")
 COSINE_MODES = ("sample", "matrix")
@@ -160,6 +161,7 @@ class _Rows:
         """K = sum u u^T and, with M = sum w (u - w/2)^T, K - L = M + M^T, exact to the precision of w; float64, CPU."""
         k, m = torch.zeros(2, self.n, self.n, dtype=torch.float64)
         for pair in self.store.columns(self.name):
+            check_stop()
             u, w = pair = pair.to(self.device).div_(self.largest)
             pair -= pair.mean(1, keepdim=True)  # products in float32 are then of what differs between the images
             k += (u @ u.T).cpu()

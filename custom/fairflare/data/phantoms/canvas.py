@@ -19,7 +19,7 @@ NOISE_SCALE = 1 / 0.4794  # brings B-spline noise to a deviation of about 1
 
 
 @lru_cache(maxsize=8)
-def _grid(size: int) -> tuple[Map, Map]:
+def grid(size: int) -> tuple[Map, Map]:
     line = ((np.arange(size, dtype=np.float32) + 0.5) * 2 / size - 1).astype(np.float32)
     x, y = (np.ascontiguousarray(m) for m in np.meshgrid(line, line))
     x.flags.writeable = y.flags.writeable = False
@@ -51,7 +51,7 @@ class Canvas:
     def __init__(self, size: int, rng: np.random.Generator) -> None:
         self.size = size
         self.rng = rng
-        self.x, self.y = _grid(size)
+        self.x, self.y = grid(size)
         self.pixel = 2 / size
         self.image = np.zeros((3, size, size), np.float32)
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflare.core.checks import number
+from fairflare.core.stopping import check_stop
 from fairflare.data.corruptions import corrupt, image_seed
 from fairflare.data.partitions import (
     apportion,
@@ -24,9 +25,12 @@ from fairflare.data.partitions import (
     stratified_split,
     two_pool_partition,
 )
-from fairflare.data.phantoms.plan import Images, PhantomPlan
+from fairflare.data.phantoms.camera import PLAIN, Camera, camera_of
+from fairflare.data.phantoms.plan import OWN_CLASS, Images, PhantomPlan
 
 Labels = npt.NDArray[np.int64]
+
+COMMON = "test"  # purpose of the common test set; those of the sites are "test/<number>"
 
 
 @dataclass(frozen=True)
@@ -40,37 +44,37 @@ class PhantomSite:
 def class_site(plan: PhantomPlan, index: int) -> PhantomSite:
     """The data of site number ``index`` (from 0) of the federation.
 
-    Splits: ``training`` and ``validation`` are the site's own; ``test`` is the common test set in the site's
-    own quality, so corrupted where its other images are. For every site the same, and only where the plan has
-    corrupted sites: ``test_clean`` and ``test_corrupted``, the whole test set in either quality. With
-    attributes: ``test_<attribute>``, that part of ``test``.
+    Splits: ``training``, ``validation`` and ``test`` are the site's own: its mix of classes, its camera, its quality.
+    ``test_common`` has the same images at every site, of all classes, taken by one camera, but corrupted where the
+    site's other images are. Only where the plan has corrupted sites: ``test_clean`` and ``test_corrupted``, the
+    common images in either quality. With attributes: ``test_<attribute>``, that part of ``test_common``.
 
     Example:
-        >>> plan = PhantomPlan(num_samples=200, num_test=64)
+        >>> plan = PhantomPlan(num_samples=200, num_test=64, num_own_test=50)
         >>> site = class_site(plan, 4)
         >>> list(site.images)
-        ['training', 'validation', 'test', 'test_clean', 'test_corrupted']
-        >>> site.images["test"].shape
-        (64, 48, 48, 3)
+        ['training', 'validation', 'test', 'test_common', 'test_clean', 'test_corrupted']
+        >>> site.images["test"].shape, site.images["test_common"].shape
+        ((50, 48, 48, 3), (64, 48, 48, 3))
     """
     number("site", index, low=0, high=plan.num_sites - 1, whole=True)
-    pool, test = _pool(plan), _test(plan)
-    own = plan.is_corrupted(index)
+    pool, own, common = _pool(plan), _own_test(plan, index), _test(plan)
+    quality = plan.is_corrupted(index)
+    camera = camera_of(index, plan.camera_shift)
     training, validation = _own_split(plan, index)
-    everything = np.arange(len(test.labels))
-    parts: dict[str, tuple[_Batch, npt.NDArray[np.int64], bool]] = {
-        "training": (pool, training, own),
-        "validation": (pool, validation, own),
-        "test": (test, everything, own),
-        "test_clean": (test, everything, False),
-        "test_corrupted": (test, everything, True),
+    parts = {
+        "training": _Part(pool, training, quality, camera),
+        "validation": _Part(pool, validation, quality, camera),
+        "test": _Part(own, _all(own), quality, camera),
+        "test_common": _Part(common, _all(common), quality),
+        "test_clean": _Part(common, _all(common), False),
+        "test_corrupted": _Part(common, _all(common), True),
     }
     for position, attribute in enumerate(plan.kind.attributes):
-        parts[f"test_{attribute}"] = (test, np.flatnonzero(test.attributes == position), own)
+        parts[f"test_{attribute}"] = _Part(common, np.flatnonzero(common.attributes == position), quality)
     parts = {name: parts[name] for name in plan.splits}
-    images = {name: (plan, *part) for name, part in parts.items()}
-    labels = {name: _frozen(batch.labels[chosen]) for name, (batch, chosen, _) in parts.items()}
-    return PhantomSite(_Drawn(images), MappingProxyType(labels))
+    labels = {name: _frozen(part.batch.labels[part.chosen]) for name, part in parts.items()}
+    return PhantomSite(_Drawn(plan, parts), MappingProxyType(labels))
 
 
 @dataclass(frozen=True)
@@ -82,21 +86,32 @@ class _Batch:
     attributes: npt.NDArray[np.int64]  # index of the attribute
 
 
+@dataclass(frozen=True)
+class _Part:
+    """Images of a batch as a site has them."""
+
+    batch: _Batch
+    chosen: npt.NDArray[np.int64]
+    corrupted: bool
+    camera: Camera = PLAIN
+
+
 class _Drawn(Mapping[str, Images]):
     """Images by split, drawn on first use."""
 
-    def __init__(self, parts: Mapping[str, tuple[PhantomPlan, _Batch, npt.NDArray[np.int64], bool]]) -> None:
+    def __init__(self, plan: PhantomPlan, parts: Mapping[str, _Part]) -> None:
+        self._plan = plan
         self._parts = parts
         self._done: dict[str, Images] = {}
 
     def __getitem__(self, split: str) -> Images:
         if split not in self._done:
-            plan, batch, chosen, corrupted = self._parts[split]
-            if batch.purpose == "test":
-                images = _test_images(plan, corrupted)
-                self._done[split] = images if len(chosen) == len(images) else _frozen(images[chosen])
+            part = self._parts[split]
+            if part.batch.purpose == COMMON:
+                images = _test_images(self._plan, part.corrupted)
+                self._done[split] = images if len(part.chosen) == len(images) else _frozen(images[part.chosen])
             else:
-                self._done[split] = _render(plan, batch, chosen, corrupted)
+                self._done[split] = _render(self._plan, part)
         return self._done[split]
 
     def __iter__(self) -> Iterator[str]:
@@ -112,12 +127,26 @@ def _pool(plan: PhantomPlan) -> _Batch:
     counts = class_counts(plan.kind.counts, plan.num_samples, plan.min_class)
     rng = np.random.default_rng(image_seed("pool", plan.seed))
     labels = rng.permutation(np.repeat(np.arange(len(counts)), counts))
-    attributes = np.zeros(len(labels), np.int64)
-    if plan.attributes:
-        others = len(plan.kind.attributes) - 1
-        shares = plan.attribute_shares or (0.75, *[0.25 / others] * others)
-        attributes = rng.choice(len(shares), len(labels), p=np.asarray(shares) / sum(shares))
-    return _Batch("pool", _frozen(labels), _frozen(attributes))
+    return _Batch("pool", _frozen(labels), _frozen(_attributes(plan, len(labels), rng)))
+
+
+def _attributes(plan: PhantomPlan, count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+    if not plan.attributes:
+        return np.zeros(count, np.int64)
+    others = len(plan.kind.attributes) - 1
+    shares = plan.attribute_shares or (0.75, *[0.25 / others] * others)
+    return rng.choice(len(shares), count, p=np.asarray(shares) / sum(shares))
+
+
+def _own_test(plan: PhantomPlan, index: int) -> _Batch:
+    """A site's own test set: the classes of its training and validation images, in their proportions."""
+    has = np.bincount(_pool(plan).labels[_partition(plan)[index]], minlength=len(plan.kind.counts))
+    present = np.flatnonzero(has)
+    counts = class_counts(has[present].tolist(), plan.num_own_test, OWN_CLASS)
+    purpose = f"test/{index}"
+    rng = np.random.default_rng(image_seed(purpose, plan.seed))
+    labels = rng.permutation(np.repeat(present, counts))
+    return _Batch(purpose, _frozen(labels), _frozen(_attributes(plan, len(labels), rng)))
 
 
 @lru_cache(maxsize=8)
@@ -127,7 +156,7 @@ def _test(plan: PhantomPlan) -> _Batch:
     order = np.random.default_rng(image_seed("test", plan.seed)).permutation(sum(counts))
     labels = np.repeat(np.arange(len(counts)), counts)
     turns = np.concatenate([np.arange(n) for n in counts]) if plan.attributes else np.zeros(len(labels), np.int64)
-    return _Batch("test", _frozen(labels[order]), _frozen(turns[order] % max(1, len(plan.kind.attributes))))
+    return _Batch(COMMON, _frozen(labels[order]), _frozen(turns[order] % max(1, len(plan.kind.attributes))))
 
 
 @lru_cache(maxsize=8)
@@ -184,33 +213,40 @@ def class_counts(proportions: Sequence[int], total: int, least: int) -> tuple[in
     return tuple(int(n) for n in counts)
 
 
-def _render(plan: PhantomPlan, batch: _Batch, chosen: npt.NDArray[np.int64], corrupted: bool) -> Images:
-    size, kind = plan.image_size, plan.kind
-    images = np.empty((len(chosen), size, size, 3), np.uint8)
-    for row, place in enumerate(chosen.tolist()):
+def _all(batch: _Batch) -> npt.NDArray[np.int64]:
+    return np.arange(len(batch.labels))
+
+
+def _render(plan: PhantomPlan, part: _Part) -> Images:
+    size, kind, batch = plan.image_size, plan.kind, part.batch
+    images = np.empty((len(part.chosen), size, size, 3), np.uint8)
+    for row, place in enumerate(part.chosen.tolist()):
+        check_stop()
         rng = np.random.default_rng(image_seed(f"{plan.phantom}/{batch.purpose}/{place}", plan.seed))
         attribute = kind.attributes[int(batch.attributes[place])] if kind.attributes else None
         images[row] = kind.draw(int(batch.labels[place]), rng, size, attribute)
-    if corrupted:
-        _corrupt_all(plan, batch, chosen, images)
+    images = part.camera.take(images)
+    if part.corrupted:
+        _corrupt_all(plan, part, images)
     return _frozen(images)
 
 
-def _corrupt_all(plan: PhantomPlan, batch: _Batch, chosen: npt.NDArray[np.int64], images: Images) -> None:
-    for row, place in enumerate(chosen.tolist()):
-        seed = image_seed(f"{plan.corruption}/{batch.purpose}/{place}", plan.seed)
+def _corrupt_all(plan: PhantomPlan, part: _Part, images: Images) -> None:
+    for row, place in enumerate(part.chosen.tolist()):
+        check_stop()
+        seed = image_seed(f"{plan.corruption}/{part.batch.purpose}/{place}", plan.seed)
         images[row] = corrupt(images[row], plan.corruption, plan.severity, seed)
 
 
 @lru_cache(maxsize=2)
 def _test_images(plan: PhantomPlan, corrupted: bool) -> Images:
-    """The whole test set; kept, since a process may serve several sites and several splits of it."""
+    """The whole common test set; kept, since a process may serve several sites and several splits of it."""
     test = _test(plan)
-    everything = np.arange(len(test.labels))
+    part = _Part(test, _all(test), corrupted)
     if not corrupted:
-        return _render(plan, test, everything, False)
+        return _render(plan, part)
     images = _test_images(plan, False).copy()
-    _corrupt_all(plan, test, everything, images)
+    _corrupt_all(plan, part, images)
     return _frozen(images)
 
 

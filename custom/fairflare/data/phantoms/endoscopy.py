@@ -37,7 +37,8 @@ DYE: Colour = (1.5, 0.55, 0.10)
 SALMON: Colour = (0.80, 0.36, 0.28)
 PEARL: Colour = (0.86, 0.66, 0.58)
 STOOL: Colour = (0.48, 0.30, 0.13)
-SLOUGH: Colour = (0.90, 0.84, 0.62)
+SLOUGH: Colour = (0.80, 0.74, 0.55)
+BLEEDING: Colour = (0.40, 1.0, 0.95)
 
 
 def draw_endoscopy(c: Canvas, name: str, attribute: str | None = None) -> npt.NDArray[np.uint8]:
@@ -65,6 +66,7 @@ class _Tube:
         self.lx, self.ly = c.uniform(-away, away), c.uniform(-away, away)
         dx, dy = c.x - np.float32(self.lx), c.y - np.float32(self.ly)
         radius = np.sqrt(dx * dx + dy * dy) + np.float32(1e-3)
+        self.light: Map = np.ones_like(radius)  # what is left of it; also falls on what lies on the wall
         self.ux, self.uy = dx / radius, dy / radius
         self.rho = np.maximum(radius * (1 + np.float32(wobble) * c.noise(4)), np.float32(0.01))
 
@@ -89,8 +91,9 @@ def _light(c: Canvas, tube: _Tube, depth: float, folds: float) -> None:
     wave = np.sin(phase + np.float32(c.uniform(0, 6.28)))
     c.shade(1 + np.float32(folds) * (ramp(wave, -1.0, 0.85) - ramp(wave, 0.85, 1.0) - 0.4))
     reach = np.float32(depth) * (1 + np.float32(0.12) * three)
-    c.shade(np.float32(0.1) + np.float32(0.9) * np.clip(tube.rho / reach - 0.25, 0, 1))
-    c.shade(1 - np.float32(c.uniform(0.05, 0.25)) * (c.x**2 + c.y**2))
+    tube.light = np.float32(0.1) + np.float32(0.9) * np.clip(tube.rho / reach - 0.25, 0, 1)
+    tube.light *= 1 - np.float32(c.uniform(0.05, 0.25)) * (c.x**2 + c.y**2)
+    c.shade(tube.light)
 
 
 def _colon(c: Canvas, vessels: float | None = None, blush: float | None = None, grain: float = 0.0) -> _Tube:
@@ -102,15 +105,20 @@ def _colon(c: Canvas, vessels: float | None = None, blush: float | None = None, 
     return tube
 
 
-def _dirt(c: Canvas, share: float) -> None:
-    """Liquid and bits of stool that cover about a ``share`` of the wall."""
+def _lit(tube: _Tube, colour: Colour) -> Map:
+    """A colour in the light of its place, (3, size, size): what lies in the lumen is as dark as the lumen."""
+    return np.asarray(colour, np.float32)[:, None, None] * tube.light
+
+
+def _dirt(c: Canvas, share: float, light: Map | float = 1.0) -> None:
+    """Liquid and bits of stool that cover about a ``share`` of the wall, in the light of their place."""
     if share <= 0:
         return
     field = c.noise(4) + 0.5 * c.noise(9) + 0.25 * c.noise(18)
     low = np.quantile(field[::3, ::3], max(0.0, 1 - share))
     colour = np.array(STOOL) * c.uniform(0.8, 1.45) + np.array([0, c.uniform(-0.03, 0.06), 0])
     rough = colour[:, None, None] * (1 + 0.18 * c.noise(12) + 0.1 * c.noise(22))
-    c.paint(ramp(field, low - 0.1, low + 0.15) * c.uniform(0.75, 0.97), rough.astype(np.float32))
+    c.paint(ramp(field, low - 0.1, low + 0.15) * c.uniform(0.75, 0.97), (rough * light).astype(np.float32))
 
 
 def _dome(c: Canvas, x: float, y: float, a: float, b: float, turn: float, colour: Colour, rough: float = 0.06) -> None:
@@ -128,8 +136,8 @@ def _dome(c: Canvas, x: float, y: float, a: float, b: float, turn: float, colour
 
 
 def _bbps(c: Canvas, dirty: float) -> None:
-    _colon(c)
-    _dirt(c, dirty)
+    tube = _colon(c)
+    _dirt(c, dirty, tube.light)
 
 
 def _clean(c: Canvas) -> None:
@@ -148,7 +156,7 @@ def _impacted(c: Canvas) -> None:
         colour = tuple(shade * c.uniform(0.85, 1.15) * v for v in STOOL)
         _dome(c, x, y, c.uniform(0.3, 0.6), c.uniform(0.25, 0.5), c.uniform(0, 3), colour, 0.16)  # type: ignore[arg-type]
     if c.chance(0.6):
-        _dirt(c, c.uniform(0.05, 0.4))
+        _dirt(c, c.uniform(0.05, 0.4), tube.light)
 
 
 def _polyp_colour(c: Canvas) -> Colour:
@@ -156,9 +164,9 @@ def _polyp_colour(c: Canvas) -> Colour:
 
 
 def _polyp(c: Canvas) -> None:
-    _colon(c)
+    tube = _colon(c)
     if c.chance(0.25):
-        _dirt(c, c.uniform(0.02, 0.12))
+        _dirt(c, c.uniform(0.02, 0.12), tube.light)
     x, y = c.uniform(-0.5, 0.5), c.uniform(-0.5, 0.5)
     a = c.uniform(0.1, 0.2) if c.chance(0.35) else c.uniform(0.2, 0.45)
     b = a * c.uniform(0.65, 1.0)
@@ -190,7 +198,7 @@ def _cecum(c: Canvas) -> None:
         x, y = tube.lx + 0.75 * np.cos(angle), tube.ly + 0.75 * np.sin(angle)
         _dome(c, x, y, 0.34, 0.15, angle + np.pi / 2, (0.90, 0.64, 0.40), 0.03)
     if c.chance(0.3):
-        _dirt(c, c.uniform(0.03, 0.2))
+        _dirt(c, c.uniform(0.03, 0.2), tube.light)
 
 
 def _lifted(c: Canvas) -> None:
@@ -384,29 +392,30 @@ def _barrett(c: Canvas) -> None:
     _gullet(c, tongues=_spokes(c, c.count(2, 4), (0.3, 0.6), (0.5, 1.1)), breaks=[])
 
 
-def _colitis(degree: float, spread: float = 0.22) -> Callable[[Canvas], None]:
+def _colitis(degree: float, spread: float = 0.12) -> Callable[[Canvas], None]:
     """Mayo score: 1 red and veiled vessels, 2 no vessels and erosions, 3 ulcers and bleeding."""
 
     def scene(c: Canvas) -> None:
         s = float(np.clip(c.rng.normal(degree, spread), 0, 3.4))
-        _colon(
+        tube = _colon(
             c,
-            vessels=max(0.0, 0.85 - 0.45 * s) * c.uniform(0.6, 1.2),
-            blush=0.05 + 0.17 * s * c.uniform(0.6, 1.4),
-            grain=0.035 * min(s, 2.0) * c.uniform(0.5, 1.5),
+            vessels=max(0.0, 0.85 - 0.45 * s) * c.uniform(0.75, 1.1),
+            blush=0.05 + 0.17 * s * c.uniform(0.8, 1.2),
+            grain=0.035 * min(s, 2.0) * c.uniform(0.7, 1.3),
         )
         if s > 1.3:  # erosions
             n = int(6 * (s - 1) * c.uniform(0.5, 1.5))
             x, y = c.rng.uniform(-0.9, 0.9, (2, n))
-            c.paint(c.stamp(x, y, c.rng.uniform(0.03, 0.07, n)) * c.uniform(0.4, 0.8), SLOUGH)
+            c.paint(c.stamp(x, y, c.rng.uniform(0.03, 0.07, n)) * c.uniform(0.4, 0.8), _lit(tube, SLOUGH))
         if s > 2.2:  # ulcers, bleeding
             field = c.noise(5) + 0.4 * c.noise(11)
             low = 2.6 - 0.6 * s
-            c.paint(ramp(field, low, low + 0.3) * c.uniform(0.5, 0.9), SLOUGH)
+            c.paint(ramp(field, low, low + 0.3) * c.uniform(0.5, 0.9), _lit(tube, SLOUGH))
         if s > 1.8 and c.chance(0.3 * s - 0.3):
-            c.absorb((ramp(c.noise(6) + 0.4 * c.noise(12), 1.6 - 0.3 * s, 2.0 - 0.3 * s) * c.uniform(0.6, 1.3), BLOOD))
+            field = c.noise(6) + 0.4 * c.noise(12)
+            c.absorb((ramp(field, 1.6 - 0.3 * s, 2.0 - 0.3 * s) * c.uniform(0.6, 1.3), BLEEDING))
         if c.chance(0.25):
-            _dirt(c, c.uniform(0.02, 0.12))
+            _dirt(c, c.uniform(0.02, 0.12), tube.light)
 
     return scene
 

@@ -32,6 +32,7 @@ Scene = Callable[[Canvas, str, "str | None"], Images]
 
 PARTITIONS = ("iid", "dirichlet", "two_pool", "shards")
 MIN_SIZE = 32  # pixels; below, the patterns vanish
+OWN_CLASS = 4  # images of a class in a site's own test set, at least: of one or two, a recall says nothing
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,7 @@ class PhantomPlan:
         num_samples: images for training and validation, all sites together; the classes in the proportions of
             the real data set.
         num_test: images of the common test set.
+        num_own_test: images of each site's own test set, in its own mix of classes.
         partition: ``"iid"``, ``"dirichlet"`` (with ``alpha``), ``"two_pool"`` (FedISM; with ``alpha`` and
             ``corrupted_sites``) or ``"shards"`` (FedMRL; with ``eta`` and ``shard_mode``).
         alpha: concentration of the Dirichlet distribution.
@@ -125,7 +127,9 @@ class PhantomPlan:
         validation_fraction: share of a site's images that it keeps for validation.
         min_site: images that every site must have (Dirichlet partitions draw again until it is so).
         min_class: images of every class in ``num_samples``; rarer classes are raised to it.
-        min_class_test: the same for the test set.
+        min_class_test: the same for the common test set.
+        camera_shift: how much the sites' cameras differ: 0 not at all, 1 mildly, at most 1.5; see
+            :mod:`fairflare.data.phantoms.camera`.
         attributes: draw images of the phantom's attributes (skin tones) and add test splits by attribute.
             Without, all images have the first one.
         attribute_shares: share of each attribute among the training and validation images; empty: the first
@@ -138,6 +142,7 @@ class PhantomPlan:
     num_sites: PositiveInt = 5
     num_samples: PositiveInt = 2000
     num_test: PositiveInt = 400
+    num_own_test: PositiveInt = 150
     partition: str = "two_pool"
     alpha: Annotated[float, Field(strict=True, allow_inf_nan=False, ge=1e-6, le=1e9)] = 1.0
     eta: Fraction = 1.0
@@ -149,6 +154,7 @@ class PhantomPlan:
     min_site: PositiveInt = 10
     min_class: PositiveInt = 4
     min_class_test: PositiveInt = 8
+    camera_shift: Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1.5)] = 1.0
     attributes: Flag = False
     attribute_shares: tuple[NonNegative, ...] = ()
 
@@ -162,6 +168,7 @@ class PhantomPlan:
         for name, least in (
             ("num_samples", max(classes * self.min_class, self.num_sites * self.min_site)),
             ("num_test", classes * self.min_class_test),
+            ("num_own_test", classes * OWN_CLASS),
         ):
             if getattr(self, name) < least:
                 raise ValueError(
@@ -196,7 +203,7 @@ class PhantomPlan:
     @property
     def splits(self) -> tuple[str, ...]:
         """Names of the splits that every site has."""
-        names = ["training", "validation", "test"]
+        names = ["training", "validation", "test", "test_common"]
         if self.corrupted_sites:
             names += ["test_clean", "test_corrupted"]
         if self.attributes:

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflare.core.checks import number, whole
+from fairflare.core.stopping import check_stop
 
 Array = npt.NDArray[np.float32]
 
@@ -154,6 +155,7 @@ def _draw_split(
     # a generator for each patient: its slices do not depend on how many are rendered together
     generators = rng.spawn(patients)
     for first in range(0, patients, each):
+        check_stop()
         group = generators[first : first + each]
         block = slice(first * SLICES, (first + len(group)) * SLICES)
         images[block, 0], masks[block, 0] = _render(machine, group, height, width)

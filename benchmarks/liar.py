@@ -1,0 +1,372 @@
+"""One liar of six sites: the weight it gets and how far it moves the model, by method, without and with the bounds.
+
+Real rounds (:class:`fairflare.federation.rounds.Rounds`) whose sites are a few lines: nobody trains, every reply is
+made by hand. In round 0 one site lies, from round 1 on it is honest. Prints the tables of ``docs/robustness.md``.
+
+    python benchmarks/liar.py [--into docs/robustness.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import math
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fairflare import __version__
+from fairflare.core.layers import layers_of
+from fairflare.core.settings import build
+from fairflare.exchange.messages import TASK_ANCHOR, TASK_TRAIN, TASK_VALIDATE, Message
+from fairflare.federation.influence import FOR_HOSPITALS
+from fairflare.federation.rounds import Rounds, Stopped
+from fairflare.federation.run_settings import Place, RunSettings
+from fairflare.federation.transport import Listener, Question
+from fairflare.methods.catalog import Method, all_methods
+from fairflare.reporting.records import RoundRecord
+from fairflare.tasks.base import SiteData, Task
+
+SITES = [f"site-{number}" for number in range(1, 7)]
+LIAR = SITES[-1]
+BEGIN, END = "<!-- begin: benchmarks/liar.py -->", "<!-- end: benchmarks/liar.py -->"
+State = dict[str, torch.Tensor]
+
+
+class Nothing(Task):
+    """A small network with batch norm, and the block that Fed-LWR-v2 looks at."""
+
+    primary_metric = "dice"
+
+    def build_model(self) -> torch.nn.Module:
+        names = {"down_3": torch.nn.Linear(6, 8), "norm": torch.nn.BatchNorm1d(8), "head": torch.nn.Linear(8, 3)}
+        model = torch.nn.Sequential()
+        for name, layer in names.items():
+            model.add_module(name, layer)
+        return model
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("nobody trains here")
+
+    def evaluate(self, model: Any, batches: Any, device: Any) -> dict[str, float]:
+        raise AssertionError("nobody trains here")
+
+    def open_site(self, site: str, settings: Any) -> SiteData:
+        raise AssertionError("nobody trains here")
+
+
+# ------------------------------------------------------------------------------------------------ what sites say
+
+
+def honest(site: str, received: State, current_round: int) -> tuple[State, dict[str, Any], dict[str, Any]]:
+    """A site's update, what it reports after training, and about the anchor; alike at all sites, but not the same."""
+    index = SITES.index(site)
+    g = torch.Generator().manual_seed(100 * current_round + index)
+    common = torch.Generator().manual_seed(current_round)
+    update = {}
+    for name, tensor in received.items():
+        if tensor.is_floating_point():
+            size = tensor.shape
+            update[name] = 0.05 * torch.randn(size, generator=common) + 0.02 * torch.randn(size, generator=g)
+        else:
+            update[name] = torch.tensor(12 + index)
+    report = {
+        "sharpness": 0.0125 + 0.0002 * index,
+        "perturbed_loss": 0.7 + 0.02 * index,
+        "rescue_factor": 10.5 + 0.1 * index,
+        "prior": "the same",
+        "train_loss": 1.4 + 0.02 * index,
+        "accuracy": 0.6,
+        "global_accuracy": 0.6,
+        "num_validation": 30,
+        "entropy": -1.5,
+        "num_classes": 7,
+        "mu": 0.1,
+    }
+    layers = list(dict.fromkeys(layers_of(received).values()))
+    distances = [0.005 + 0.0025 * ((index + place) % 6) for place, _ in enumerate(layers)]
+    anchor = {"layers": layers, "cka": [1 - d for d in distances], "dissimilarity": distances}
+    return update, report, anchor
+
+
+@dataclass(frozen=True)
+class Lie:
+    """What the liar changes in its honest answer.
+
+    Args:
+        words: for the table.
+        report: fields after training; ``num_samples`` too.
+        anchor: value of every layer's dissimilarity.
+        model: makes the update from the received model and the honest update.
+    """
+
+    words: str
+    report: Mapping[str, Any] = field(default_factory=dict)
+    anchor: float | None = None
+    model: Callable[[State, State], State] | None = None
+
+
+def scaled(by: float) -> Callable[[State, State], State]:
+    def model(received: State, update: State) -> State:
+        return {k: by * (received[k] + u) - received[k] if u.is_floating_point() else u for k, u in update.items()}
+
+    return model
+
+
+def negative_variance(received: State, update: State) -> State:
+    return {**update, "norm.running_var": torch.full_like(update["norm.running_var"], -1e6)}
+
+
+SAMPLES = Lie("`num_samples` 1e9", {"num_samples": 10**9})
+WORDS = {
+    "dissimilarity": [Lie("`dissimilarity` 1.0", anchor=1.0)],
+    "sharpness": [
+        Lie(f"`sharpness` {text}", {"sharpness": v}) for text, v in (("x 8", 0.1), ("1", 1.0), ("1e30", 1e30))
+    ],
+    "perturbed_loss": [
+        Lie(f"`perturbed_loss` {text}", {"perturbed_loss": v}) for text, v in (("10", 10.0), ("1e30", 1e30))
+    ],
+    "rescue_factor": [Lie("`rescue_factor` 16e6", {"rescue_factor": 16e6})],
+    "train_loss": [Lie("`train_loss` 10", {"train_loss": 10.0})],
+}
+MODELS = [Lie(f"model x {text}", model=scaled(float(text))) for text in ("1e4", "1e6", "1e38")]
+VARIANCE = Lie("`running_var` - 1e6", model=negative_variance)
+
+
+def words_for(method: Method) -> list[Lie]:
+    """Lies about the fields that decide a method's weights."""
+    rule = build(method.rule, method.server)
+    if rule.two_phase:
+        return WORDS["dissimilarity"]
+    own = {"fed_ism": "sharpness", "fed_ism_plus_s": "sharpness", "fed_ism_plus_l": "perturbed_loss"}
+    own |= {"fed_mas": "rescue_factor", "fed_mrl": "train_loss"}
+    return WORDS[own[method.name]] if method.name in own else []
+
+
+def models_for(method: Method) -> list[Lie]:
+    """Lies about the model; one with the strongest claim that is not refused."""
+    claims = [lie for lie in words_for(method) or [SAMPLES] if "1e30" not in lie.words]
+    both = Lie("model x 1e6 and the claim", claims[-1].report, claims[-1].anchor, scaled(1e6))
+    return [*MODELS, both, VARIANCE]
+
+
+# ------------------------------------------------------------------------------------------------ a run
+
+
+class Hospitals(Listener):
+    """Six sites that answer at once, and a notebook of what the server made of it."""
+
+    def __init__(self, lie: Lie | None) -> None:
+        self.lie = lie
+        self.over = False
+        self.records: list[RoundRecord] = []
+        self.models: list[State] = []
+
+    def sites(self) -> list[str]:
+        return SITES
+
+    def ask(self, question: Question) -> None:
+        self.over = question.name == TASK_VALIDATE  # nobody needs the pictures
+        if not self.models:
+            self.models.append({k: v.clone() for k, v in question.task.params.items()})
+        for site in [] if self.over else question.sites:
+            question.hand_over(site, self._answer(site, question.name, question.task))
+
+    def _answer(self, site: str, name: str, task: Message) -> Message:
+        update, report, anchor = honest(site, task.params, int(task.current_round))
+        lie = self.lie if site == LIAR and task.current_round == 0 else None
+        meta: dict[str, Any] = {"version": __version__, "status": "ok", "stats": {}}
+        if name == TASK_ANCHOR:
+            if lie is not None and lie.anchor is not None:
+                anchor |= {key: [lie.anchor] * len(anchor["layers"]) for key in ("cka", "dissimilarity")}
+            return Message(meta={**meta, "report": anchor}, current_round=task.current_round)
+        assert name == TASK_TRAIN
+        changed = dict(lie.report) if lie else {}
+        meta["num_samples"] = changed.pop("num_samples", 120 + 20 * SITES.index(site))
+        if lie is not None and lie.model is not None:
+            update = lie.model(task.params, update)
+        meta["report"] = {**report, **changed}
+        return Message(update, True, {"dice": 0.5}, meta, task.current_round)
+
+    def stopped(self) -> bool:
+        return self.over
+
+    def say(self, text: str, *, warning: bool = False) -> None:
+        pass
+
+    def watch(self, seen: Callable[[str], None]) -> None:
+        pass
+
+    def aggregated(self, state: Mapping[str, torch.Tensor]) -> None:
+        self.models.append(dict(state))
+
+    def round_done(self, record: RoundRecord, metric: str) -> None:
+        self.records.append(record)
+
+
+@dataclass
+class Outcome:
+    """Of one run.
+
+    Attributes:
+        weights: of the liar by round (by layer: the median and the largest); ``None``: refused.
+        moved: distance of the model from the honest run's after round 0, in lengths of that run's own step.
+        variance: lowest running variance after round 0.
+        mean_loss: FedMRL's, after round 0.
+        records: everything.
+    """
+
+    weights: list[tuple[float, float] | None]
+    moved: float
+    variance: float
+    mean_loss: float | None
+    records: list[RoundRecord]
+
+
+def run(method: Method, lie: Lie | None, bounds: Mapping[str, Any] | None = None, rounds: int = 2) -> Hospitals:
+    """Rounds of a method in which the liar lies in the first."""
+    hospitals = Hospitals(lie)
+    with tempfile.TemporaryDirectory(prefix="fairflare-liar-") as name:
+        place = Place(Path(name), Path(name) / "kept", "liar")
+        settings = RunSettings(num_rounds=rounds, **(bounds or {}))
+        rule = build(method.rule, method.server)
+        with contextlib.suppress(Stopped):
+            Rounds(Nothing(), rule, settings, hospitals, place, [hospitals]).run()
+    assert len(hospitals.records) == rounds
+    return hospitals
+
+
+@cache
+def without_lie(name: str) -> Hospitals:
+    """The same rounds when everybody is honest."""
+    return run(all_methods()[name], None)
+
+
+def outcome(method: Method, lie: Lie, bounds: Mapping[str, Any] | None = None, rounds: int = 2) -> Outcome:
+    """What a lie does."""
+    honest_run, lying = without_lie(method.name), run(method, lie, bounds, rounds)
+    start, fair, found = honest_run.models[0], honest_run.models[1], lying.models[1]
+    first = lying.records[0]
+    return Outcome(
+        weights=[weight(record) for record in lying.records],
+        moved=_distance(found, fair) / _distance(fair, start),
+        variance=float(found["norm.running_var"].min()),
+        mean_loss=first.values.get("mean_loss"),
+        records=lying.records,
+    )
+
+
+def weight(record: RoundRecord, site: str = LIAR) -> tuple[float, float] | None:
+    """Median and largest weight of a site over the layers; ``None``: it is not in the round."""
+    if site not in record.accepted:
+        return None
+    if record.site_weights is not None:
+        return record.site_weights[site], record.site_weights[site]
+    by_layer = [by[site]["weight"] for by in (record.layers or {}).values()]
+    return statistics.median(by_layer), max(by_layer)
+
+
+def _distance(a: State, b: State) -> float:
+    return math.sqrt(sum(float((a[k].double() - b[k].double()).square().sum()) for k in a if a[k].is_floating_point()))
+
+
+# ------------------------------------------------------------------------------------------------ tables
+
+
+def _weight(found: tuple[float, float] | None) -> str:
+    if found is None:
+        return "refused"
+    text = f"{found[0]:.7f}" if 0.99995 < found[0] < 1 else f"{found[0]:.3f}"
+    return text if math.isclose(*found, rel_tol=1e-3) else f"{text} (up to {found[1]:.3f})"
+
+
+def words_table() -> list[str]:
+    """Weights after a claim."""
+    rows = [
+        "| method | honest | claim | weight without bounds | one honest round later | with bounds | later |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    losses = []
+    for method in all_methods().values():
+        fair = weight(without_lie(method.name).records[0])
+        for lie in [SAMPLES, *words_for(method)]:
+            free, held = outcome(method, lie), outcome(method, lie, FOR_HOSPITALS)
+            if lie is SAMPLES and free.weights[0] == fair:
+                continue  # does not look at it
+            cells = [_weight(w) for w in (*free.weights, *held.weights)]
+            rows.append(f"| {method.title} | {_weight(fair)} | {lie.words} | {' | '.join(cells)} |")
+            if free.mean_loss is not None:
+                usual = without_lie(method.name).records[0].values["mean_loss"]
+                losses.append(
+                    f"{method.title}, {lie.words}: the mean loss F that the sites are told is {free.mean_loss:.3g} "
+                    f"(honest: {usual:.3g}); the weights do not depend on it."
+                )
+    return [*rows, "", *losses]
+
+
+def models_table() -> list[str]:
+    """How far a model goes."""
+    head = [lie.words for lie in models_for(next(iter(all_methods().values())))]
+    rows = ["| method | " + " | ".join(f"{text}: without | with" for text in head) + " |"]
+    rows.append("| --- |" + " ---: | ---: |" * len(head))
+    for method in all_methods().values():
+        cells = []
+        for lie in models_for(method):
+            for bounds in (None, FOR_HOSPITALS):
+                found = outcome(method, lie, bounds)
+                value = found.variance if lie is VARIANCE else found.moved
+                cells.append(f"{value:.2g}" if value >= 1e3 or value == 0 else f"{value:.2f}")
+        rows.append(f"| {method.title} | {' | '.join(cells)} |")
+    return rows
+
+
+def memory_table() -> list[str]:
+    """FedISM's moving average after a lie."""
+    rows = ["| claim in round 0 | bounds | round 0 | 1 | 2 | 3 |", "| --- | --- | --- | --- | --- | --- |"]
+    method = all_methods()["fed_ism"]
+    for lie in WORDS["sharpness"][:2]:
+        for words, bounds in (("none", None), ("all", FOR_HOSPITALS)):
+            weights = [_weight(w) for w in outcome(method, lie, bounds, rounds=4).weights]
+            rows.append(f"| {lie.words} | {words} | {' | '.join(weights)} |")
+    return rows
+
+
+def tables() -> str:
+    """All three, in Markdown."""
+    torch.set_num_threads(1)
+    given = ", ".join(f"`{name}` {value:g}" for name, value in FOR_HOSPITALS.items())
+    parts = [
+        [f"Six sites, bounds: {given}. Weights of the liar; by layer: the median (up to: the largest).", ""],
+        words_table(),
+        ["", "How far the next global model is from the one without a lie, in lengths of an honest round's own step;",
+         "last two columns: the lowest running variance of batch norm in it (honest: about 0.9).", ""],
+        models_table(),
+        ["", "FedISM remembers its weights (beta 0.5); the site is honest again from round 1 on:", ""],
+        memory_table(),
+    ]  # fmt: skip
+    return "\n".join(line for part in parts for line in part)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="one liar of six sites, by method, without and with bounds")
+    parser.add_argument("--into", type=Path, help="a file with two marks, between which the tables are replaced")
+    args = parser.parse_args()
+    logging.disable(logging.WARNING)  # of 200 runs
+    text = tables()
+    if args.into is None:
+        print(text)
+        return
+    before, rest = args.into.read_text(encoding="utf-8").split(BEGIN)
+    after = rest.split(END)[1]
+    args.into.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

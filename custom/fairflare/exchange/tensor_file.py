@@ -1,0 +1,90 @@
+"""A safetensors file written tensor by tensor, so that no more than one of them is in memory.
+
+The library's own writer wants all tensors at once; its format is a header with the places of the tensors, then their
+bytes. What is written here the library reads.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import BinaryIO, TypeAlias
+
+import torch
+
+#: dtype names of the file format.
+DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+_NAME_OF = {dtype: name for name, dtype in DTYPES.items()}
+
+Layout: TypeAlias = dict[str, tuple[torch.dtype, tuple[int, ...]]]  # by tensor name
+
+
+class LazyState(Mapping[str, torch.Tensor]):
+    """A state whose tensors are made or read when they are asked for, and not kept.
+
+    A subclass sets :attr:`layout` and implements ``__getitem__``.
+
+    Attributes:
+        layout: dtype and shape of every tensor, in the order of the names.
+    """
+
+    layout: Layout
+
+    def __contains__(self, name: object) -> bool:  # the inherited one would make the tensor
+        return name in self.layout
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.layout)
+
+    def __len__(self) -> int:
+        return len(self.layout)
+
+
+def can_be_written(dtype: torch.dtype) -> bool:
+    """Whether the format has a name for it."""
+    return dtype in _NAME_OF
+
+
+def write_tensors(
+    file: BinaryIO, tensors: Mapping[str, torch.Tensor], layout: Layout, metadata: Mapping[str, str]
+) -> None:
+    """Writes a whole file.
+
+    Args:
+        file: open for writing.
+        tensors: dense, of any device and strides; each is asked for once.
+        layout: of every tensor; what comes must be like it.
+        metadata: texts to keep with them.
+
+    Raises:
+        ValueError: a tensor that is not what ``layout`` says.
+        OSError: the disk is full or cannot be written.
+    """
+    # Wide numbers first: every tensor then begins at a multiple of its numbers' size.
+    order = sorted(layout, key=lambda name: (-layout[name][0].itemsize, name))
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name in order:
+        dtype, shape = layout[name]
+        start, end = end, end + dtype.itemsize * math.prod(shape)
+        header[name] = {"dtype": _NAME_OF[dtype], "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for name in order:
+        tensor = tensors[name].detach()
+        if (tensor.dtype, tuple(tensor.shape)) != layout[name]:
+            raise ValueError(f"tensor {name!r} is {tensor.dtype} {tuple(tensor.shape)}, announced was {layout[name]}")
+        file.write(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -1,0 +1,234 @@
+"""``docs/privacy.md``: what leaves a site and what it is told, made from the declared fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+
+from fairflare.core.checks import in_words
+from fairflare.core.task import Metric, Task
+from fairflare.exchange.messages import TASK_ANCHOR, TASK_TRAIN, TASK_VALIDATE
+from fairflare.federation.collector import COUNTS, MAX_REASON, STATS
+from fairflare.federation.leaving import METRICS_BY_CLASS
+from fairflare.federation.plan import TASKS_BY_KIND, load_task_class
+from fairflare.methods.catalog import Method, all_methods
+from fairflare.methods.reports import Field
+
+Row = tuple[str, ...]
+#: Which answers a declared value is in, where it is not in all.
+WHEN = {
+    "train_loss": TASK_TRAIN, "epoch_losses": TASK_TRAIN, "synthetic": TASK_TRAIN, "num_steps": TASK_TRAIN,
+    "num_samples": f"{TASK_TRAIN}, {TASK_VALIDATE}",
+}  # fmt: skip
+EVERY = "every answer"
+#: What stands around the declared values in an answer: by the keys of :func:`encode_reply`'s message.
+ENVELOPE: dict[str, Row] = {
+    "params": (
+        TASK_TRAIN,
+        "the update: for each tensor of the model, also the running statistics of its norms, the trained minus the "
+        "received one",
+        "finite, of the received model's names and shapes",
+        "the most of all: training images can be guessed from updates, more so the fewer images and steps are behind "
+        "them; whether an image was among them can be tested, and how often each class occurs estimated",
+        "FLARE's filters blur it or take tensors out",
+    ),
+    "current_round": (EVERY, "the round that was asked about", "an integer", "", ""),
+    "version": (EVERY, "version of fairflare", "a text", "", ""),
+    "status": (EVERY, "`ok`, `skipped` or `failed`", "exactly one of these", "", ""),
+    "reason": (EVERY, "why not `ok`, see below", f"cut to {MAX_REASON} printable characters", "see below", ""),
+}
+HOLDERS = ("metrics", "report", "stats")  # keys whose content is declared field by field
+#: What a site is sent besides the model and the method's directives: by the keys of :func:`encode_task`'s message.
+TOLD = {
+    "version": "version of fairflare at the server",
+    "experiment": "id of the experiment, as the job names it",
+    "run": "id that all jobs of one run of an experiment share",
+    "seed": "seed of the experiment, the same for all sites",
+    "current_round": "the round, from 0",
+    "num_rounds": "how many there will be",
+    "directives": "what the method tells the sites, see above",
+}
+
+
+def page() -> str:
+    """The whole page, in Markdown.
+
+    Raises:
+        ValueError: a declared field has no ``doc`` (names it).
+    """
+    return "\n".join([HEAD, *_all_methods(), *_methods(), *_tasks(), REASONS, *_told(), FLARES, PROTECTION])
+
+
+# ------------------------------------------------------------------------------------------------ tables
+
+
+def field_row(field: Field, when: str) -> Row:
+    """A declared value as a row of a table.
+
+    Raises:
+        ValueError: it does not say what it is.
+    """
+    if not field.doc:
+        raise ValueError(f"field {field.name!r} has no doc=...; say in one phrase what leaves the site")
+    return (f"`{field.name}`", _code(when), field.doc, field.range(), field.reveals, field.keep)
+
+
+def _metric_row(metric: Metric) -> Row:
+    range_ = in_words(metric.low, metric.high)
+    keep = f"`{METRICS_BY_CLASS}`" if metric.by_class else ""
+    return (f"`{metric.family or metric.name}`", metric.doc, range_, metric.reveals, keep)
+
+
+def _table(head: Sequence[str], rows: Iterable[Row]) -> list[str]:
+    lines = [head, ["---"] * len(head), *rows]
+    return ["", *("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines), ""]
+
+
+def _code(when: str) -> str:
+    return when if when == EVERY else ", ".join(f"`{name}`" for name in when.split(", "))
+
+
+FIELDS = ("field", "in", "what it is", "range", "what it may reveal", "kept at home by")
+
+
+# ------------------------------------------------------------------------------------------------ sections
+
+
+def _all_methods() -> list[str]:
+    rows: list[Row] = [(f"`{name}`", _code(row[0]), *row[1:]) for name, row in ENVELOPE.items()]
+    rows += [field_row(f, WHEN.get(f.name, EVERY)) for f in (*COUNTS, *STATS)]
+    rows.append((
+        "`metrics`", f"`{TASK_TRAIN}`, `{TASK_VALIDATE}`",
+        "how good the received model is on the validation split, and the final one on the test split and on each "
+        "further test list, whose name stands in front",
+        "see the tasks", "see the tasks", f"those by class: `{METRICS_BY_CLASS}`",
+    ))  # fmt: skip
+    return ["## With every method", *_table(FIELDS, rows)]
+
+
+def _methods() -> list[str]:
+    lines = ["## What a method asks for besides", "", "In `report`. The server's half of the method declares it.", ""]
+    methods = sorted(all_methods().values(), key=lambda m: (m.rule.__name__, m.name))
+    without: list[Method] = []
+    for _, group in groupby(methods, key=lambda m: m.rule):
+        same = list(group)
+        rule = same[0].rule
+        rows = [field_row(f, TASK_TRAIN) for f in rule.report_fields]
+        rows += [field_row(f, TASK_ANCHOR) for f in rule.anchor_fields]
+        if not rows:
+            without += same
+            continue
+        lines += [f"### {_titles(same)}", *_table(FIELDS, rows)]
+    return [*lines, f"Nothing besides: {_titles(without)}.", ""]
+
+
+def _titles(methods: Iterable[Method]) -> str:
+    return ", ".join(f"{m.title} (`{m.name}`)" for m in methods)
+
+
+def _tasks() -> list[str]:
+    lines = ["## The metrics of a task", "", METRICS]
+    head = ("metric", "what it is", "range", "what it may reveal", "kept at home by")
+    for kind, file in TASKS_BY_KIND.items():
+        task: Task = load_task_class(file)(**EXAMPLES.get(kind, {}))
+        rows = dict.fromkeys(_metric_row(metric) for metric in task.declared_metrics())
+        lines += [f"### {kind.capitalize()}", *_table(head, rows)]
+    return lines
+
+
+def _told() -> list[str]:
+    lines = ["## What a site is told", *_table(("key", "what it is"), [(f"`{k}`", v) for k, v in TOLD.items()])]
+    lines += [MODELS, ""]
+    told: dict[tuple[str, str], list[str]] = {}
+    for method in all_methods().values():
+        for name, doc in method.rule.directive_docs.items():
+            told.setdefault((f"`{name}`", doc), []).append(f"`{method.name}`")
+    rows = [(", ".join(names), *directive) for directive, names in told.items()]
+    return [*lines, "A method's directives:", *_table(("method", "directive", "what it is"), rows)]
+
+
+#: So that a table has the metrics by class; those by group leave where each has several classes.
+EXAMPLES: Mapping[str, Mapping[str, object]] = {
+    "segmentation": {"num_classes": 2},
+    "classification": {"phantom": "endoscopy"},
+}
+
+# ------------------------------------------------------------------------------------------------ prose
+
+HEAD = """# Privacy: what leaves a site
+
+<!-- Made by `fairflare privacy > docs/privacy.md` from the declared fields; edit those. A test compares. -->
+
+Field by field: what leaves a hospital, when, in which range, what it may reveal, and which setting keeps it at home.
+A method's own code sends nothing else: a test runs every method and looks at each key that leaves. The server refuses
+a value out of its range and never reads an undeclared one.
+
+No image, mask, label, file name, path or patient's identifier is among it. That does not make it harmless: read the
+column "what it may reveal". A server that means harm chooses the model and the job, so read it with that server in
+mind. "Kept at home by" names a setting of the site's `local/fairflare.json`, or of the job: that one is not the
+site's to set, but the site can refuse the job. An empty cell: nothing keeps it at home. A
+[script of your own](own_script.md) sends what it puts into its messages.
+"""
+
+METRICS = f"""Of the received model on the validation split in each round, and of the final model on the test split.
+With further test lists (`test_<name>` in the datalist) each is there once more as `<name>/<metric>`: the names of the
+lists leave too.
+
+`{METRICS_BY_CLASS}`: false in a site's `local/fairflare.json` keeps its metrics by class at home, in every round and
+in the final test; the primary metric and the loss always leave. Of a task of your own, every metric then stays at
+home that the task does not declare (`declared_metrics`). The run's tables name the sites that do so, and show `-` for
+them. No method needs these metrics. What it does *not* hide:
+
+- How often each class occurs can be estimated from the update of the last layer; the fewer steps, the better.
+- A server that sends a model which always answers one class reads off the share of that class from `accuracy`.
+- With two classes, the remaining figures together nearly give the two recalls.
+- Means over a group (`head`, `medium`, `tail`, `all`) leave, unless a group has one class or one class has no group.
+  They tell whether the site has any class of the group.
+"""
+
+REASONS = f"""## When a task fails
+
+`reason` is a sentence for the server: at most {MAX_REASON} characters of it are shown. It may name the site, the
+task, the split, the number of an entry in the datalist and its key (`image`, `label`, `slice`), a key of
+`local/fairflare.json` (and the value of `device`, `num_threads`, `isolate` or `{METRICS_BY_CLASS}` when it is not
+usable), a tensor, a loss that is not finite, the signal that ended a task's process, or the kind of an exception. It
+names no file, path, value of an image or text of an unforeseen exception; those stand in the site's own log. That an
+image is damaged, larger than `max_image_bytes` or has no mask is said without saying which.
+"""
+
+MODELS = """The model: in `train` and `validate` the global one; in `anchor` (two-phase methods) the plain mean of this
+round's local models. What a site can learn from it of the others: the global model holds something of all; with
+two sites, the mean minus its own model is the other's model. Sites are not told each other's metrics or
+reports, but for what follows."""
+
+FLARES = """## What FLARE sends by itself
+
+No setting of FairFlare changes it.
+
+- Each message carries the site's name, FLARE's ids and times. A client tells the server its host and process at the
+  start.
+- **Logs.** With FLARE's default a site streams its job's log to the server while the job runs, and uploads its error
+  log (`ERRORLOG_<site>` in the job store). FairFlare's lines there name files and paths when data cannot be read. Set
+  `"allow_log_streaming": false` in the site's `local/resources.json`; kits of our `SitePolicyBuilder` have it.
+- Keys of `local/resources.json` that FLARE does not know go to the server and to all sites. Private settings belong
+  into `local/fairflare.json`, which nobody sends.
+- TensorBoard: a site sends no events. The server writes the curves (`tb_events`) from what is listed above: training
+  loss, primary metric, weights and single numbers of the reports, by site. Whoever may download the job has them, and
+  `results.json`, where all metrics are.
+"""
+
+PROTECTION = """## What protects what
+
+| | update | metrics, report, counts | reason | log |
+| --- | --- | --- | --- | --- |
+| declared and bounded (always) | names, shapes, finite | yes | cut, cleaned | |
+| FLARE's stock filters in `privacy.json` (PercentilePrivacy, SVTPrivacy, ExcludeVars) | yes | no | no | no |
+| FLARE's `DXOBlocker` | blocks an answer as a whole | blocks an answer as a whole | no | no |
+| `metrics_by_class` | | metrics by class | | not written at the default level |
+| `allow_log_streaming` | | | | yes |
+
+FLARE's filters look at the tensors of an answer: no stock filter touches a loss, a score or a count, and an answer
+about the anchor has nothing else. How they work with FairFlare: [deployment.md](deployment.md). What stays in a
+site's state folder ([architecture.md](architecture.md)) includes models trained on its data: keep it as private as
+the data.
+"""

@@ -1,0 +1,99 @@
+"""What a run is: its settings as they are compared on resume, what its results say of it, and the versions at work."""
+
+from __future__ import annotations
+
+import importlib
+import platform
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fairflare import __version__
+from fairflare.core.settings import values_of
+from fairflare.exchange.messages import num_bytes
+from fairflare.federation.influence import bounds_of
+from fairflare.federation.run_settings import Place, RunSettings
+from fairflare.methods.rule import Rule, State
+from fairflare.methods.training import LocalTraining
+
+if TYPE_CHECKING:
+    from fairflare.core.task import Task
+
+
+def config_of(run: RunSettings, place: Place, rule: Rule, task: Task) -> dict[str, Any]:
+    """What must be the same when an experiment goes on."""
+    return {
+        "num_rounds": run.num_rounds,
+        "seed": run.seed,
+        "rule": values_of(rule),
+        "task": values_of(task),
+        "training": place.site_half,
+    }
+
+
+def info_of(
+    run: RunSettings,
+    place: Place,
+    rule: Rule,
+    task: Task,
+    state: State,
+    sites: Sequence[str],
+    config: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The results' ``info``, see ``docs/results.md``."""
+    method = type(rule).__name__
+    return {
+        "experiment": run.experiment,
+        "job_id": place.job_id,
+        "method": method,
+        "label": run.label or method,
+        "primary_metric": task.primary_metric,
+        "shown_metrics": list(task.shown_metrics),
+        "num_rounds": run.num_rounds,
+        "min_sites": run.min_sites,
+        "bounds": bounds_of(run),
+        "seed": run.seed,
+        "sites": list(sites),
+        "config": dict(config),
+        "model_parameters": sum(t.numel() for t in state.values() if t.is_floating_point()),
+        "model_bytes": num_bytes(state),
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of this package, Python and what the results depend on."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"fairflare": __version__, "python": platform.python_version()}
+    for name in ("nvflare", "torch", "monai", "numpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def following_rounds(rule: Rule, site_half: Any) -> list[str]:
+    """Settings whose effect in a round depends on ``num_rounds``, such as ``training.schedule``."""
+    training = _training(site_half)
+    sites = training.follows_num_rounds() if training is not None else []
+    return [f"rule.{name}" for name in rule.follows_num_rounds()] + [f"training.{name}" for name in sites]
+
+
+def knows(site_half: Any) -> bool:
+    """Whether the sites' half can be asked here."""
+    return _training(site_half) is not None
+
+
+def _training(site_half: Any) -> LocalTraining | None:
+    # Only of this package: a job's client configuration must not make the server load any other class.
+    path = site_half.get("path") if isinstance(site_half, Mapping) else None
+    module, _, name = path.rpartition(".") if isinstance(path, str) else ("", "", "")
+    if not module.startswith("fairflare.methods."):
+        return None
+    try:
+        cls = getattr(importlib.import_module(module), name)
+        made = cls(**site_half.get("args", {})) if issubclass(cls, LocalTraining) else None
+    except (ImportError, AttributeError, TypeError, ValueError):
+        return None
+    return made

@@ -1,0 +1,62 @@
+"""A site's data, as a task sees them: each batch asks first whether the job was stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fairflare.core.stopping import check_stop
+from fairflare.core.task import Batches, SiteData
+
+if TYPE_CHECKING:
+    from fairflare.core.task import Batch
+
+
+class StoppableData(SiteData):
+    """The same data; going through their batches ends with ``TaskStopped`` when the job is stopped.
+
+    So training, probes, evaluation and similarity hear it, those of methods and tasks to come too.
+    """
+
+    def __init__(self, data: SiteData) -> None:
+        self._data = data
+        self.synthetic, self.description, self.test_splits = data.synthetic, data.description, data.test_splits
+
+    def num_samples(self, split: str) -> int:
+        return self._data.num_samples(split)
+
+    def class_counts(self, split: str) -> torch.Tensor | None:
+        return self._data.class_counts(split)
+
+    def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
+        return self._data.order(split, shuffle_seed)
+
+    def batches(
+        self, split: str, *, batch_size: int, shuffle_seed: int | None = None, augment: bool = False
+    ) -> Batches:
+        return _StoppableBatches(
+            self._data.batches(split, batch_size=batch_size, shuffle_seed=shuffle_seed, augment=augment)
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        """What a task's own data have besides."""
+        if name == "_data":  # not there yet
+            raise AttributeError(name)
+        return getattr(self._data, name)
+
+
+class _StoppableBatches:
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Batch]:
+        check_stop()
+        for batch in self._batches:
+            check_stop()  # reading took its time
+            yield batch
+            check_stop()

@@ -1,0 +1,73 @@
+"""What keeps FLARE's server process small: replies wait on disk, and freed memory goes back to the system."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import SimpleNamespace
+from typing import Any
+
+from nvflare.app_common.utils.tensor_disk_offload_context import cleanup_tensor_disk_offload, setup_tensor_disk_offload
+
+_M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
+_LARGE = 2**20
+_SHARE = 0.1  # of the time that searching for cycles may take
+
+
+@contextmanager
+def replies_on_disk(engine: Any, job: str) -> Iterator[bool]:
+    """FLARE's disk offload of tensors, as long as the context lasts; False: FLARE has none here.
+
+    The tensors of a reply arrive as references to files in ``TMPDIR``. They are removed at the end, however it comes.
+    """
+    receiving = _receiving(engine)
+    context = setup_tensor_disk_offload(receiving, True, job)
+    try:
+        yield context.applied
+    finally:
+        cleanup_tensor_disk_offload(receiving, context)
+
+
+def _receiving(engine: Any) -> Any:
+    """The engine whose cell takes the replies; the simulator's has a second cell for that, which FLARE passes over."""
+    cell = getattr(getattr(engine, "server", None), "job_cell", None)
+    return engine if cell is None else SimpleNamespace(get_cell=lambda: cell)
+
+
+@contextmanager
+def memory_given_back() -> Iterator[Callable[[], None]]:
+    """Keeps the process small as long as the context lasts; gives what is to be called again and again while it waits.
+
+    FLARE's streaming leaves tensors and packets in reference cycles, a multiple of the model for every site, and they
+    stay until Python looks for cycles among all objects, which it seldom does. Objects that are there already are left
+    out of the search (:func:`gc.freeze`), so that it takes milliseconds.
+    """
+    _give_large_blocks_back()
+    gc.collect()
+    gc.freeze()
+    due = [0.0]
+
+    def collect() -> None:
+        started = time.monotonic()
+        if started >= due[0]:
+            gc.collect()
+            ended = time.monotonic()
+            due[0] = ended + (ended - started) / _SHARE
+
+    try:
+        yield collect
+    finally:
+        gc.unfreeze()
+
+
+def _give_large_blocks_back() -> None:
+    """From now on, what is freed of blocks of 1 MB and more goes back to the system, where there is glibc.
+
+    Otherwise glibc learns from the first freed tensor to take the next from its heaps, one for each of FLARE's many
+    threads, and those hardly shrink.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").mallopt(_M_MMAP_THRESHOLD, _LARGE)

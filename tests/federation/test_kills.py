@@ -1,0 +1,41 @@
+"""kill -9 at random file operations of server and sites: the run goes on and ends with the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+METHODS = ["fed_lwr", "fed_mrl", "fed_ism_plus_s", "fed_mas"]
+ROOT = Path(__file__).parents[2]
+
+
+def kill(method: str, folder: Path, seed: int, kills: int) -> list[dict[str, Any]]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.federation.killed", method, str(folder), str(seed), str(kills)],
+        capture_output=True, text=True, env=environment, cwd=ROOT, timeout=1100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.parametrize("method", ["fed_mrl", "fed_lwr"])
+def test_killed_and_resumed_gives_the_same_bits(method: str, tmp_path: Path) -> None:
+    found = kill(method, tmp_path, seed=1, kills=2)
+    assert len(found) == 2
+    assert [entry for entry in found if entry["differing"]] == []
+
+
+@pytest.mark.walk
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("method", METHODS)
+def test_forty_kills_over_four_methods(method: str, tmp_path: Path) -> None:
+    found = kill(method, tmp_path, seed=2, kills=10)
+    assert len(found) == 10
+    assert [entry for entry in found if entry["differing"]] == []

@@ -1,0 +1,287 @@
+"""``docs/privacy.md`` is true: it is what the declared fields say, and nothing else leaves a site."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fairflare.cli.commands import app
+from fairflare.core.task import Metric, Task
+from fairflare.exchange.messages import Message, SiteReply, SiteTask, encode_reply, encode_task
+from fairflare.federation.collector import COUNTS, STATS
+from fairflare.federation.leaving import keep_classes_home
+from fairflare.federation.local import LocalTransport, run_local
+from fairflare.federation.plan import Plan, make_plan
+from fairflare.federation.privacy import ENVELOPE, HOLDERS, TOLD, field_row, page
+from fairflare.methods.catalog import all_methods
+from fairflare.methods.reports import Field
+from fairflare.methods.training import LocalTraining
+from fairflare.tasks.base import evaluating
+from fairflare.tasks.classification import ClassificationTask
+from fairflare.tasks.segmentation import SegmentationTask
+
+ROOT = Path(__file__).parents[2]
+SITES = ["site-1", "site-2"]
+TINY: dict[str, dict[str, Any]] = {
+    "classification": {
+        "image_size": [33, 33], "features": [4, 4, 8, 8], "phantom": "fundus", "phantom_sites": 2,
+        "phantom_samples": 60, "phantom_test": 40, "partition": "iid", "corrupted_sites": 1, "batch_size": 16,
+        "class_groups": {"head": [0, 1], "tail": [2, 3, 4]},
+    },
+    "segmentation": {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.3, "batch_size": 4},
+}  # fmt: skip
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def plan_of(name: str, num_rounds: int = 1) -> Plan:
+    settings = {**TINY[all_methods()[name].task], "local_epochs": 1}
+    if name == "fed_mrl":
+        settings["mu_policy"] = "qmix"  # the quick job's is fixed, and nobody is told
+    return make_plan(name, sites=SITES, num_rounds=num_rounds, settings=settings)
+
+
+@pytest.fixture
+def carried(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Message, Message]]:
+    """Task name, what the server sent and what the site answered, of every exchange of an in-process run."""
+    found: list[tuple[str, Message, Message]] = []
+    answer = LocalTransport._answer
+
+    def watched(self: LocalTransport, site: str, name: str, task: Message) -> Message:
+        sent = replace(task, meta=json.loads(json.dumps(task.meta)))
+        found.append((name, sent, replace(reply := answer(self, site, name, task))))
+        return reply
+
+    monkeypatch.setattr(LocalTransport, "_answer", watched)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ the page
+
+
+def test_the_page_is_what_the_declared_fields_say() -> None:
+    """If this fails: ``fairflare privacy > docs/privacy.md``."""
+    assert (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8") == page()
+
+
+def test_the_command_prints_it() -> None:
+    result = CliRunner().invoke(app, ["privacy"])
+    assert result.exit_code == 0
+    assert result.output == page()
+
+
+def test_every_declared_value_is_on_the_page() -> None:
+    text = page()
+    for method in all_methods().values():
+        assert f"(`{method.name}`)" in text
+        for field in (*method.rule.report_fields, *method.rule.anchor_fields, *COUNTS, *STATS):
+            assert field.doc, field.name
+            assert f"| `{field.name}` | " in text
+        for name, doc in method.rule.directive_docs.items():
+            assert f"| `{name}` | {doc} |" in text
+    for task in (ClassificationTask(), SegmentationTask(num_classes=2)):
+        for metric in task.declared_metrics():
+            assert f"| `{metric.family or metric.name}` | {metric.doc} |" in text
+
+
+def test_a_field_that_does_not_say_what_it_is_has_no_row() -> None:
+    with pytest.raises(ValueError, match=r"field 'gradient' has no doc=\.\.\."):
+        field_row(Field("gradient"), "train")
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        (Field("x", low=0, high=1), "in [0, 1]"),
+        (Field("x", nan_ok=True), "a finite number or NaN"),
+        (Field("x", "whole", low=1), "an integer >= 1"),
+        (Field("x", "vector", low=0), "numbers, each finite and >= 0"),
+        (Field("x", "flag"), "true or false"),
+        (Field("x", "names"), "names"),
+        (Field("x", "text"), "a text of at most 200 characters"),
+    ],
+)
+def test_a_range_in_words(field: Field, words: str) -> None:
+    assert field.range() == words
+
+
+# ------------------------------------------------------------------------------------------------ what travels
+
+
+def test_nothing_else_is_in_a_message() -> None:
+    told = encode_task(SiteTask("train", {}, 0, 1, 0))
+    assert set(told.meta) == set(TOLD)
+    answer = encode_reply(SiteReply("ok"), 0)
+    assert set(vars(answer)) - {"meta", "is_update", "by_site"} <= {*ENVELOPE, *HOLDERS}
+    assert set(answer.meta) == {*ENVELOPE, *HOLDERS, *(f.name for f in COUNTS)} - {"params", "current_round", "metrics"}
+
+
+def test_nothing_is_added_on_the_way_through_flare() -> None:
+    from fairflare.flare.wire import META_KEY, NUM_STEPS, to_model
+
+    reply = encode_reply(SiteReply("ok", metrics={"dice": 0.5}, num_steps=3), 0)
+    assert to_model(reply).meta == {META_KEY: reply.meta, NUM_STEPS: 3}
+    assert f"`{NUM_STEPS}`" in page()
+
+
+def check_declared(plan: Plan, name: str, sent: Message, reply: Message) -> None:
+    """Every key that travelled is a declared one, in the answer that it is declared for."""
+    rule = plan.rule
+    assert set(sent.meta) == set(TOLD)
+    assert set(sent.meta["directives"]) <= set(rule.directive_docs)
+    assert reply.meta["status"] == "ok", reply.meta["reason"]
+    assert reply.meta["reason"] == ""
+    fields = {"train": rule.report_fields, "anchor": rule.anchor_fields, "validate": ()}[name]
+    assert set(reply.meta["report"]) <= {field.name for field in fields}
+    stats = {field.name for field in STATS}
+    assert set(reply.meta["stats"]) <= stats - (
+        set() if name == "train" else {"train_loss", "epoch_losses", "synthetic"}
+    )
+    assert (reply.params is None) == (name != "train")
+    assert set(reply.params or sent.params) == set(sent.params)
+    declared = {metric.name for metric in plan.task.declared_metrics()}
+    lists = ("clean/", "corrupted/", "common/") if name == "validate" else ()
+    assert {m.removeprefix(next((x for x in lists if m.startswith(x)), "")) for m in reply.metrics} <= declared
+    assert bool(reply.metrics) == (name != "anchor")
+    assert (reply.meta["num_steps"] is None) == (name != "train")
+    assert (reply.meta["num_samples"] is None) == (name == "anchor")
+
+
+@pytest.mark.parametrize("name", sorted(all_methods()))
+def test_what_leaves_a_site_is_declared(name: str, tmp_path: Path, carried: list[Any]) -> None:
+    plan = plan_of(name, num_rounds=2 if name == "fed_mrl" else 1)  # whose sites are told more from the second on
+    run_local(plan, tmp_path)
+    tasks = ["train", "anchor", "validate"] if plan.rule.two_phase else ["train", "validate"]
+    assert {task for task, _, _ in carried} == set(tasks)
+    for task, sent, reply in carried:
+        check_declared(plan, task, sent, reply)
+    told = set().union(*(sent.meta["directives"] for _, sent, _ in carried))
+    assert told == set(plan.rule.directive_docs) or name == "bsm_kd"  # which does not ask
+
+
+class Curious(LocalTraining):
+    """A site half that says more than its rule declares."""
+
+    def report(self, run: Any, model: Any) -> dict[str, Any]:
+        return {"class_counts": [1, 2]}
+
+
+def test_an_undeclared_value_is_found(tmp_path: Path, carried: list[Any]) -> None:
+    plan = plan_of("fed_avg")
+    plan = replace(plan, training=Curious(batch_size=4))
+    run_local(plan, tmp_path)
+    with pytest.raises(AssertionError, match="class_counts"):
+        check_declared(plan, *next(found for found in carried if found[0] == "train"))
+
+
+# ------------------------------------------------------------------------------------------------ metrics by class
+
+
+def by_class(metrics: Mapping[str, float]) -> set[str]:
+    return {name for name in metrics if name.rpartition("/")[2].startswith("recall_")}
+
+
+def test_metrics_by_class_stay_at_home_where_the_site_says_so(
+    tmp_path: Path, carried: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In training and in the final test, whole results of the two runs otherwise alike; table and results say so."""
+    results = {}
+    for folder, local in (("all", {}), ("kept", {"sites": {"site-2": {"metrics_by_class": False}}})):
+        run_local(plan_of("bsm_fl", 2), tmp_path / folder, local)
+        results[folder] = json.loads((tmp_path / folder / "server/simulate_job/fairflare/results.json").read_text())
+    everything, kept = results["all"], results["kept"]
+    assert "classes_at_home" not in everything["info"]
+    assert kept["info"]["classes_at_home"] == ["site-2"]
+    measured = [*(r["validation"] for r in everything["rounds"]), everything["test"]]
+    left = [*(r["validation"] for r in kept["rounds"]), kept["test"]]
+    for all_of, some in zip(measured, left, strict=True):
+        assert all_of["site-1"] == some["site-1"]
+        assert by_class(all_of["site-2"])
+        assert some["site-2"] == {k: v for k, v in all_of["site-2"].items() if k not in by_class(all_of["site-2"])}
+        assert {"balanced_accuracy", "loss"} <= set(some["site-2"])
+    assert {"corrupted/balanced_accuracy", "head", "clean/tail"} <= set(kept["test"]["site-2"])
+    assert any("clean/recall_" in name for name in everything["test"]["site-2"])
+    note = "Metrics by class stay at home at: site-2."
+    shown = CliRunner().invoke(app, ["show", str(tmp_path / "kept")], env={"COLUMNS": "300"}).output
+    assert note in " ".join(shown.split())
+    assert "stay at home" not in CliRunner().invoke(app, ["show", str(tmp_path / "all")]).output
+
+
+class Named(Task):
+    """Whose metrics are given by a test; it declares ``sharp`` besides, and that ``of_a`` is by class."""
+
+    primary_metric = "dice"
+    build_model = loss = evaluate = open_site = None
+
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        return (*super().declared_metrics(), Metric(name="sharp", doc="x"), Metric(name="of_a", doc="x", by_class=True))
+
+
+Named.__abstractmethods__ = frozenset()
+
+
+@pytest.mark.parametrize(
+    ("measured", "left"),
+    [
+        (("dice", "loss", "sharp", "of_a"), ("dice", "loss", "sharp")),
+        (("dice", "undeclared"), ("dice",)),
+        (("dice", "light/dice", "light/sharp", "light/of_a"), ("dice", "light/dice", "light/sharp")),
+        (("dice", "of_light/sharp", "of_b/dice", "test/dice", "light/light/dice"), ("dice",)),
+    ],
+)
+def test_what_is_not_declared_stays_too(measured: tuple[str, ...], left: tuple[str, ...]) -> None:
+    """A class may have any name, also one with the end of a metric that leaves."""
+    reply = SiteReply("ok", metrics=dict.fromkeys(measured, 0.5))
+    keep_classes_home("a", reply, Named(), ("test", "test_light"))
+    assert tuple(reply.metrics) == left
+    assert reply.stats == {"classes_at_home": True}
+
+
+@pytest.mark.parametrize(
+    ("settings", "groups_leave"),
+    [
+        ({"phantom": "endoscopy"}, True),
+        ({"num_classes": 4, "class_groups": {"head": [0, 1], "tail": [2, 3]}}, True),
+        ({"num_classes": 4, "class_groups": {"head": [0], "tail": [1, 2, 3]}}, False),
+        ({"num_classes": 4, "class_groups": {"head": [0, 0], "tail": [1, 2, 3]}}, False),
+        (
+            {"num_classes": 4, "class_groups": {"most": [1, 2, 3]}},
+            False,
+        ),  # the one left is 4 balanced_accuracy - 3 most
+        ({"num_classes": 4, "class_groups": {"some": [1, 2]}}, True),
+    ],
+)
+def test_groups_leave_unless_a_class_can_be_solved_for(settings: dict[str, Any], groups_leave: bool) -> None:
+    task = ClassificationTask(**settings)
+    declared = {metric.name: metric.by_class for metric in task.declared_metrics()}
+    assert all(declared[f"recall_{name}"] for name in task.names())
+    assert all(declared[name] is not groups_leave for name in (*task.groups(), "all"))
+    assert not any(declared[name] for name in ("balanced_accuracy", "accuracy", "auc_ovo", "loss"))
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        ClassificationTask(**{k: v for k, v in TINY["classification"].items() if k != "batch_size"}),
+        SegmentationTask(image_size=(32, 32), features=(4, 4, 8, 8, 8, 4), num_classes=2, class_names=["x", "y"]),
+    ],
+)
+def test_a_task_declares_what_it_measures(task: Any) -> None:
+    import torch
+
+    torch.manual_seed(0)
+    model = task.build_model()
+    inputs = torch.rand(8, task.in_channels, 33, 33) if task.class_labels else torch.rand(8, 1, 32, 32)
+    targets = torch.arange(8) % 5 if task.class_labels else torch.rand(8, 2, 32, 32).round()
+    with evaluating(model):
+        metrics = task.evaluate(model, [(inputs, targets)], "cpu")
+    declared = {metric.name: metric for metric in task.declared_metrics()}
+    assert set(metrics) <= set(declared)
+    assert sum(declared[name].by_class for name in metrics) == (5 if task.class_labels else 2)
+    for name, value in metrics.items():
+        assert declared[name].low <= value <= declared[name].high

@@ -1,0 +1,83 @@
+"""``python -m tests.fuzz``: many hostile answers for every method and phase, and a table of what became of them.
+
+One case again: ``python -m tests.fuzz --method fed_mas --phase train --seed 0 --case 17``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+from fairflare.methods.catalog import all_methods
+
+from .bench import OUTCOMES, Verdict, attack, phases_of
+
+COLUMNS = ("method", "phase", "cases", "sent", "accepted", *OUTCOMES)
+SHOWN = 20
+
+
+def main() -> int:
+    given = _arguments()
+    methods = given.method or list(all_methods())
+    jobs = [(m, p) for m in methods for p in phases_of(m) if p in (given.phase or phases_of(m))]
+    started, faulty = time.monotonic(), 0
+    total: Counter[str] = Counter()
+    print("  ".join(f"{name:>12}" for name in COLUMNS), flush=True)
+    with memory_folder() as root, ProcessPoolExecutor(given.workers) as pool:
+        every = range(given.cases) if given.case is None else range(given.case, given.case + 1)
+        running = {pool.submit(attack, Path(root) / f"{m}-{p}", m, p, given.seed, every): (m, p) for m, p in jobs}
+        for done in as_completed(running):
+            method, phase = running[done]
+            verdicts = done.result()
+            counts = count(verdicts)
+            total.update(counts)
+            print("  ".join(f"{x!s:>12}" for x in (method, phase, *(counts[c] for c in COLUMNS[2:]))), flush=True)
+            bad = [v for v in verdicts if v.faults]
+            faulty += len(bad)
+            for verdict in bad[:SHOWN] if given.case is None else verdicts:
+                print(told(method, phase, given.seed, verdict), flush=True)
+    print("  ".join(f"{x!s:>12}" for x in ("all", "", *(total[c] for c in COLUMNS[2:]))))
+    print(f"{time.monotonic() - started:.0f} s")
+    return 1 if faulty else 0
+
+
+def count(verdicts: list[Verdict]) -> Counter[str]:
+    """How many of each kind."""
+    counts = Counter(kind for verdict in verdicts for kind in verdict.faults)
+    counts.update(cases=len(verdicts), sent=sum(v.sent for v in verdicts), accepted=sum(v.accepted for v in verdicts))
+    return counts
+
+
+def told(method: str, phase: str, seed: int, verdict: Verdict) -> str:
+    """A case for people, and how to see it again."""
+    what = "accepted" if verdict.accepted else verdict.reason if verdict.sent else f"not sent: {verdict.reason}"
+    lines = [f"  {method} {phase} --seed {seed} --case {verdict.index}: {verdict.name!r:.200}", f"    {what:.300}"]
+    return "\n".join([*lines, *(f"    {kind}: {text}" for kind, text in verdict.faults.items())])
+
+
+def memory_folder() -> contextlib.AbstractContextManager[str]:
+    """A folder that is gone afterwards, on a memory disk where there is one: a case writes some dozen small files."""
+    memory = Path("/dev/shm")
+    return tempfile.TemporaryDirectory(prefix="fairflare_fuzz_", dir=memory if os.access(memory, os.W_OK) else None)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--method", action="append", help="default: all")
+    parser.add_argument("--phase", action="append", choices=("train", "anchor", "validate"), help="default: all")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cases", type=int, default=5000, help="of each method and phase")
+    parser.add_argument("--case", type=int, help="this one alone")
+    parser.add_argument("--workers", type=int, default=2, help="processes")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

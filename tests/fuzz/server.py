@@ -1,0 +1,237 @@
+"""The real controller with FLARE's own bookkeeping of tasks, and sites that a bench makes say whatever it wants.
+
+Every answer goes FLARE's way: encoded and decoded as its messages are, handed in under the id of the task that the
+site was given, and from there through ``WFCommServer`` to the controller. Only the network and its threads are missing:
+sites speak in turn, and time that would pass without an answer is over at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import torch
+from nvflare.apis.client import Client
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.wf_comm_server import WFCommServer
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.utils.decomposers import flare_decomposers
+from nvflare.app_common.decomposers import common_decomposers
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.fuel.f3.cellnet.utils import decode_payload, encode_payload
+from nvflare.fuel.f3.message import Message as CellMessage
+
+from fairflare import __version__
+from fairflare.core.layers import layers_of
+from fairflare.exchange.messages import Message
+from fairflare.flare.controller import RoundsController
+from fairflare.flare.wire import to_model
+from fairflare.methods.rule import Rule
+from fairflare.tasks.base import Task
+
+from ..federation.examples import example_report
+from ..federation.network import SITES, Line, number
+from ..flare.test_controller import Server
+
+flare_decomposers.register()  # FLARE's processes do so when they start
+common_decomposers.register()
+
+
+class NotSent(Exception):
+    """FLARE cannot carry this: the site's own loop ends, or FLARE's decoding ends the job before we hear of it."""
+
+
+class Net(torch.nn.Module):
+    """A few numbers with everything that a state can hold, and the layer that Fed-LWR-v2 looks at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Linear(2, 3, bias=False)
+        self.bn = torch.nn.BatchNorm1d(3)
+        self.down_3 = torch.nn.Sequential(torch.nn.Linear(3, 1, bias=False))
+
+
+class SmallTask(Line):
+    primary_metric: ClassVar[str] = "dice"
+
+    def build_model(self) -> torch.nn.Module:
+        return Net()
+
+
+def encoded(result: Any) -> CellMessage:
+    """What a site's process puts on the wire.
+
+    Raises:
+        NotSent: it cannot travel.
+    """
+    message = CellMessage({}, result)
+    try:
+        encode_payload(message)
+    except Exception as error:
+        raise NotSent(f"{type(error).__name__}: {error}") from error
+    return message
+
+
+def decoded(message: CellMessage) -> Shareable:
+    """What the server makes of it.
+
+    Raises:
+        NotSent: it cannot be read, or is no result.
+    """
+    received = CellMessage(dict(message.headers), message.payload)
+    try:
+        decode_payload(received)
+    except Exception as error:
+        raise NotSent(f"{type(error).__name__}: {error}") from error
+    if not isinstance(received.payload, Shareable):  # FLARE's runner drops it
+        raise NotSent(f"a {type(received.payload).__name__}")
+    return received.payload
+
+
+def good_reply(rule: Rule, site: str, name: str, current_round: int, like: dict[str, torch.Tensor]) -> Shareable:
+    """What a healthy site sends, as the executor sends it."""
+    k = number(site)
+    layers = list(dict.fromkeys(layers_of(like).values()))
+    meta: dict[str, Any] = {"version": __version__, "status": "ok", "reason": "", "report": {}}
+    meta["stats"] = {"train_loss": 1.0 / k, "epoch_losses": [2.0 / k, 1.0 / k], "seconds": 0.5, "synthetic": False}
+    reply = Message(meta=meta, current_round=current_round)
+    if name == "train":
+        reply.params = {
+            key: torch.full_like(value, 0.01 * k if value.is_floating_point() else 1) for key, value in like.items()
+        }
+        reply.is_update = True
+        reply.metrics = {"dice": 0.2 + 0.1 * k, "loss": 1.5 / k, "site_a/dice": 0.5}
+        meta.update(num_samples=10 * k, num_steps=3)
+        meta["report"] = example_report(rule.report_fields, k, layers)
+    elif name == "anchor":
+        meta["report"] = example_report(rule.anchor_fields, k, layers)
+    else:
+        reply.metrics = {"dice": 0.2 * k, "loss": 0.4 / k}
+    return FLModelUtils.to_shareable(to_model(reply))
+
+
+@dataclass
+class Delivery:
+    """One message on its way to the server.
+
+    Attributes:
+        sender: who sends it.
+        result: decoded.
+        task_of: the site whose task it answers; default: the sender's own.
+        task_id: in place of any that was given out.
+        task_name: that it claims to answer.
+    """
+
+    sender: str
+    result: Any
+    task_of: str = ""
+    task_id: str = ""
+    task_name: str = ""
+
+
+Play = Callable[["FuzzServer", str, int], list[Delivery]]
+
+
+@dataclass
+class Heard:
+    """What came out where nothing may."""
+
+    raised: list[str] = field(default_factory=list)
+    lines: list[tuple[str, str]] = field(default_factory=list)
+
+
+class FuzzServer(Server):
+    """See above.
+
+    Args:
+        folder: of the run.
+        play: ``play(server, task_name, current_round)`` -> what the sites send, in this order.
+    """
+
+    def __init__(self, folder: Path, play: Play, rule: Rule, task: Task | None = None, **settings: Any) -> None:
+        super().__init__(folder, task=task or SmallTask(), rule=rule, **settings)
+        self.play = play
+        self.heard = Heard()
+        self.late: list[tuple[Client, str, str, Any]] = []  # handed in when the next task is out
+        self.clients = {site: Client(site, f"token of {site}") for site in SITES}
+        self.fl_ctx = _context()
+        comm = WFCommServer()
+        comm.fire_event = lambda *args, **kwargs: None
+        comm.log_info = comm.log_debug = lambda *args, **kwargs: None
+        comm.log_warning = lambda fl_ctx, text, *args, **kwargs: None
+        comm.log_exception = lambda fl_ctx, text, *args, **kwargs: self.heard.raised.append(text)
+        comm._engine = SimpleNamespace(get_clients=lambda: list(self.clients.values()), new_context=_new_context)
+        self.set_communicator(comm)
+
+    # FLARE's own again, where the parent replaces it
+    send_model = RoundsController.send_model
+    cancel_all_tasks = RoundsController.cancel_all_tasks
+
+    def broadcast(self, *args: Any, **kwargs: Any) -> None:
+        """Schedules the task as FLARE does; then the sites fetch it and speak in turn."""
+        super().broadcast(*args, **kwargs)
+        task = kwargs["task"]
+        given: dict[str, str] = {}
+        for site in sorted(self.clients):
+            name, task_id, _ = self.communicator.process_task_request(self.clients[site], _context())
+            if name:
+                given[site] = task_id
+        late, self.late = self.late, []
+        for client, name, task_id, result in late:
+            self._hand_in(client, name, task_id, result)
+        current_round = task.data.get_header("current_round")
+        for delivery in self.play(self, task.name, int(current_round)):
+            task_id = delivery.task_id or given.get(delivery.task_of or delivery.sender, "")
+            self._hand_in(self.clients[delivery.sender], delivery.task_name or task.name, task_id, delivery.result)
+        self.given = given
+
+    def _hand_in(self, client: Client, name: str, task_id: str, result: Any) -> None:
+        try:
+            self.communicator.process_submission(client, name, task_id, result, _context())
+        except Exception as error:  # FLARE's runner logs it; only its own complaints may come this far
+            if "doesn't match" not in str(error):
+                self.heard.raised.append(f"{type(error).__name__}: {error}")
+
+    def get_num_standing_tasks(self) -> int:
+        """Nobody speaks any more: whoever has not answered never will."""
+        self.communicator.check_tasks()
+        if RoundsController.get_num_standing_tasks(self):
+            self.cancel_all_tasks()
+            self.communicator.check_tasks()
+        return 0
+
+    def _process_result(self, client_task: Any, fl_ctx: FLContext) -> None:
+        try:
+            super()._process_result(client_task, fl_ctx)
+        except Exception as error:
+            self.heard.raised.append(f"{type(error).__name__}: {error}")
+            raise
+
+    def info(self, message: str) -> None:
+        self.heard.lines.append(("info", message))
+
+    def warning(self, message: str) -> None:
+        self.heard.lines.append(("warning", message))
+
+    def error(self, message: str) -> None:
+        if message.startswith("Unsuccessful callback"):
+            self.heard.raised.append(message)
+        self.heard.lines.append(("error", message))
+
+    def panic(self, reason: str) -> None:
+        self.heard.raised.append(f"panic: {reason}")
+
+
+def _context() -> FLContext:
+    context = FLContext()
+    context.set_prop("__run_num__", "job", private=True, sticky=False)
+    return context
+
+
+@contextmanager
+def _new_context() -> Any:
+    yield _context()

@@ -60,8 +60,9 @@ class Site:
 
     ``anchor`` and ``validate`` are answered by it; for ``train`` it loads the received model into ``model``, measures
     what the method asks about, and lets the script train. The script's optimizer, and what it keeps from round to
-    round, are its own. Torch's random state is seeded for each round. Whatever goes wrong in one round costs this site the
-    round: the server gets the reason, the site's log the details.
+    round, are its own. Torch's random state is seeded for each round. What goes wrong in here costs this site the round:
+    the server gets the reason, the site's log the details. An exception in the script's own lines ends the script, and
+    with it the site's part in the job.
 
     Args:
         model: the network; its names and shapes are the job's.
@@ -150,7 +151,7 @@ class Site:
         self._answer(self._site.finish(), current_round)
 
     def epochs(self, number: int) -> Iterator[int]:
-        """``for epoch in site.epochs(2)``: the epochs of every round. Receives before the first, sends after the last."""
+        """The epochs of every round, ``for epoch in site.epochs(2)``: receives before the first, sends after the last."""
         whole("number", number)
         while self.receive():
             for epoch in range(number):

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from fairflare.core.settings import build
 from fairflare.exchange.messages import STATUS_FAILED, STATUS_OK, SiteReply, clean_meta, clean_state
 from fairflare.federation.plan import Plan, make_plan
-from fairflare.federation.script import ScriptSite, built_training, told_training
+from fairflare.federation.script import ScriptSite, built_training, needs, told_training
 from fairflare.federation.site import SiteWorker, round_seed
 from fairflare.methods.catalog import all_methods
 from fairflare.methods.fed_ism import SharpnessAwareTraining
@@ -26,7 +27,7 @@ TINY: dict[str, Any] = {
     "corrupted_sites": 0, "batch_size": 8, "local_epochs": 2, "keep_optimizer_state": False, "augment": False,
 }  # fmt: skip
 OWN: dict[str, dict[str, Any]] = {
-    "bsm_fl": {"phantom": "dermoscopy7"},
+    "bsm_fl": {"phantom": "dermoscopy7", "max_grad_norm": 0.1},
     "fed_lwr": {"cka_batch_size": 8},
     # Kept features are of other batches: other last bits.
     "fed_mas": {"phantom": "dermoscopy7", "cache_features": False, "projector_dim": 96},
@@ -189,6 +190,22 @@ def test_a_loop_without_the_methods_part_is_refused(
     assert start(site, 1, directives={"search_distance": 0.05}) is None  # and goes on
     loop(site)
     assert site.finish().status == STATUS_OK
+
+
+def test_the_page_says_which_lines_a_method_needs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "own_script.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in page.splitlines() if line.startswith("|")]
+    families = {
+        "FedAvg, Fed-LWR and its ablations": ("fed_avg", "fed_lwr", "fed_lwr_cosine", "fed_lwr_last_layer"),
+        "FedProx": ("fed_prox",),
+        "FedMRL": ("fed_mrl",),
+        "FedISM, FedISM+": ("fed_ism", "fed_ism_plus_s", "fed_ism_plus_l"),
+        "BSM-FL": ("bsm_fl",),
+        "Fed-MAS, BSM + KD": ("fed_mas", "bsm_kd"),
+    }
+    said = {name: (bool(loss), bool(step)) for title, loss, step in rows for name in families.get(title, ())}
+    methods = all_methods()
+    assert said == {name: needs(build(methods[name].training, methods[name].site)) for name in methods}
 
 
 def test_a_loss_that_is_not_finite_costs_the_round(tmp_path: Path) -> None:

@@ -219,6 +219,13 @@ class ScriptSite:
         return self._loop
 
 
+def needs(training: LocalTraining) -> tuple[bool, bool]:
+    """Whether a method has a loss of its own, and a step."""
+    kind = type(training)
+    loss = kind.loss is not LocalTraining.loss or training.criterion != "task"
+    return loss, kind.step is not LocalTraining.step or training.max_grad_norm is not None
+
+
 def check_used(training: LocalTraining, loop: Loop) -> None:
     """Whether a loop took what its method changes in it: without that it would take part under false colours.
 
@@ -226,13 +233,13 @@ def check_used(training: LocalTraining, loop: Loop) -> None:
         SiteError: it did not.
     """
     kind, site = type(training), loop.run.site
-    if (kind.loss is not LocalTraining.loss or training.criterion != "task") and not loop.batches:
+    own_loss, own_step = needs(training)
+    if own_loss and not loop.batches:
         raise SiteError(
             f"site {site!r}: the script trained with a loss of its own, but {kind.__name__} has one; take "
             "site.loss(inputs, targets) in the script"
         )
-    steps = kind.step is not LocalTraining.step or training.max_grad_norm is not None
-    if steps and (not loop.batches or loop.steps != loop.batches):
+    if own_step and (not loop.batches or loop.steps != loop.batches):
         raise SiteError(
             f"site {site!r}: the script made {loop.steps} of {loop.batches} steps with {kind.__name__}, which has its "
             "own; take site.loss(inputs, targets) and, for optimizer.step(), site.step(optimizer) in the script"

@@ -58,11 +58,11 @@ def site_name() -> str:
 class Site:
     """A script's part in the rounds of a :class:`fairflare.flare.controller.RoundsController`.
 
-    ``anchor`` and ``validate`` are answered by it; for ``train`` it loads the received model into ``model``, measures
-    what the method asks about, and lets the script train. The script's optimizer, and what it keeps from round to
-    round, are its own. Torch's random state is seeded for each round. What goes wrong in here costs this site the round:
-    the server gets the reason, the site's log the details. An exception in the script's own lines ends the script, and
-    with it the site's part in the job.
+    It answers ``anchor`` and ``validate``. For ``train`` it loads the received model into ``model``, measures what the
+    method asks about, and lets the script train. The script's optimizer, and what it keeps from round to round, are its
+    own. Torch's random state is seeded for each round. What goes wrong in here costs this site the round: the server
+    gets the reason, the site's log the details. An exception in the script's own lines ends the script, and with it the
+    site's part in the job.
 
     Args:
         model: the network; its names and shapes are the job's.
@@ -151,7 +151,7 @@ class Site:
         self._answer(self._site.finish(), current_round)
 
     def epochs(self, number: int) -> Iterator[int]:
-        """The epochs of every round, ``for epoch in site.epochs(2)``: receives before the first, sends after the last."""
+        """``for epoch in site.epochs(2)``: the epochs of all rounds; receives before the first, sends after the last."""
         whole("number", number)
         while self.receive():
             for epoch in range(number):

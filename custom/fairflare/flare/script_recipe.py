@@ -11,7 +11,7 @@ from nvflare.recipe.spec import Recipe
 from fairflare.core.checks import choice
 from fairflare.federation.influence import FOR_HOSPITALS
 from fairflare.federation.plan import Script
-from fairflare.federation.script_plan import make_script_plan
+from fairflare.flare.script_plan import make_script_plan
 from fairflare.flare.job import PACKAGINGS, make_job
 
 

@@ -62,7 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--method", default="bsm_fl", help="whose job's data and network")
     parser.add_argument("--sites", type=int, default=0, help="default: the job's")
-    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--epochs", type=int, default=16)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the phantom and of the training")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="settings of the task")
     options = parser.parse_args()

@@ -41,6 +41,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def plan_of(name: str, num_rounds: int = 1) -> Plan:
     settings = {**TINY[all_methods()[name].task], "local_epochs": 1}
+    if name == "fed_mrl":
+        settings["mu_policy"] = "qmix"  # the quick job's is fixed, and nobody is told
     return make_plan(name, sites=SITES, num_rounds=num_rounds, settings=settings)
 
 
@@ -115,7 +117,7 @@ def test_nothing_else_is_in_a_message() -> None:
     told = encode_task(SiteTask("train", {}, 0, 1, 0))
     assert set(told.meta) == set(TOLD)
     answer = encode_reply(SiteReply("ok"), 0)
-    assert set(vars(answer)) - {"meta", "is_update"} <= {*ENVELOPE, *HOLDERS}
+    assert set(vars(answer)) - {"meta", "is_update", "by_site"} <= {*ENVELOPE, *HOLDERS}
     assert set(answer.meta) == {*ENVELOPE, *HOLDERS, *(f.name for f in COUNTS)} - {"params", "current_round", "metrics"}
 
 
@@ -143,7 +145,7 @@ def check_declared(plan: Plan, name: str, sent: Message, reply: Message) -> None
     assert (reply.params is None) == (name != "train")
     assert set(reply.params or sent.params) == set(sent.params)
     declared = {metric.name for metric in plan.task.declared_metrics()}
-    lists = ("clean/", "corrupted/") if name == "validate" else ()
+    lists = ("clean/", "corrupted/", "common/") if name == "validate" else ()
     assert {m.removeprefix(next((x for x in lists if m.startswith(x)), "")) for m in reply.metrics} <= declared
     assert bool(reply.metrics) == (name != "anchor")
     assert (reply.meta["num_steps"] is None) == (name != "train")

@@ -395,10 +395,10 @@ def test_silent_site_costs_the_timeout_and_is_dropped_after_two(tmp_path: Path) 
     assert run.left_out()["site-1"][1].startswith("no answer within 0.")
     assert sum("no answer in time in 2 phases running (this one: train) and is" in line for line in run.net.warned) == 1
     assert run.results["rounds"][3]["sites"] == SITES[1:]
-    for number in (2, 3):  # named in every round in which it is not asked
+    for current in (2, 3):  # named in every round in which it is not asked
         reason = "not asked: no answer in time in 2 phases running"
-        assert run.left_out(number) == {"site-1": ("train", reason)}
-        assert f"round {number}, train: site 'site-1' left out: {reason}" in run.net.warned
+        assert run.left_out(current) == {"site-1": ("train", reason)}
+        assert f"round {current}, train: site 'site-1' left out: {reason}" in run.net.warned
     assert run.net.asked[-1] == ("validate", SITES)  # the final test asks everyone
     assert sorted(run.results["test"]) == SITES
 
@@ -470,8 +470,8 @@ def test_a_site_that_is_always_late_for_the_anchor_alone(tmp_path: Path) -> None
     )
     results = runs[0]().results
     assert all(record["accepted"] == SITES for record in results["rounds"])  # its models arrive in time
-    asked = [number for number, (name, sites) in enumerate(runs[0].net.asked) if name == "anchor" and sites == SITES]
-    assert [number // 2 for number in asked] == [0, 1, 3, 7]
+    asked = [k // 2 for k, (name, sites) in enumerate(runs[0].net.asked) if name == "anchor" and sites == SITES]
+    assert asked == [0, 1, 3, 7]
     reason = "not asked: no answer in time in 2 anchor phases running"
     assert runs[0].left_out(2) == {"site-1": ("anchor", reason)}
 

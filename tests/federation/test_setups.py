@@ -37,11 +37,11 @@ FED_ISM = {
     "batch_size": 32, "local_epochs": 1, "keep_optimizer_state": False, "criterion": "logit_adjusted",
     "partition": "two_pool", "alpha": 1.0, "corrupted_sites": 4,
 }  # fmt: skip
-#: Section 6 of the specs and the tables of each method's page.
+#: FedMRL's paper says SGD without a rate. Section 6 of the specs and the tables of each method's page.
 TABLE = {
     "fed_avg": FED_LWR, "fed_lwr": FED_LWR, "fed_lwr_cosine": {**FED_LWR, "similarity": "cosine"},
     "fed_lwr_last_layer": {**FED_LWR, "only_layer": "down_3"},
-    "fed_prox": FED_MRL, "fed_mrl": {**FED_MRL, "optimizer": "sgd"},
+    "fed_prox": FED_MRL, "fed_mrl": {**FED_MRL, "optimizer": "sgd", "learning_rate": 0.01},
     "bsm_fl": FED_MAS, "bsm_kd": {**FED_MAS, "lambda_f": 3.0}, "fed_mas": {**FED_MAS, "lambda_f": 3.0},
     "fed_ism": {**FED_ISM, "rho": 0.05, "q": 2.0, "beta": 0.5, "gsam_alpha": 0.1},
     "fed_ism_plus_s": {**FED_ISM, "rho": 0.1, "tau": 0.5, "variant": "S"},
@@ -86,7 +86,13 @@ def test_the_table_is_the_specs() -> None:
 
 
 def test_settings_go_before_the_papers() -> None:
-    plan = make_plan("fed_ism", small=False, settings={"image_size": [64, 64], "batch_size": 4}, num_rounds=2, sites=3)
+    plan = make_plan(
+        "fed_ism",
+        small=False,
+        settings={"image_size": [64, 64], "batch_size": 4, "corrupted_sites": 1},
+        num_rounds=2,
+        sites=3,
+    )
     assert (plan.task.image_size, plan.training.batch_size) == ((64, 64), 4)  # type: ignore[attr-defined]
     assert (plan.run.num_rounds, plan.sites) == (2, ["site-1", "site-2", "site-3"])
 

@@ -146,9 +146,15 @@ def test_describe_is_readable_at_80_columns(name: str) -> None:
     text = " ".join(result.stdout.split())
     assert "learning_rate a number > 0; default" in text
     assert "--set NAME=VALUE" in text
-    small = all_methods()[name].small
-    for key, value in small.items():
-        assert f"{key}={typed(value)}" in text
+    quick, paper = make_plan(name), make_plan(name, small=False)
+    for key in all_methods()[name].small:
+        one, other = next(
+            (getattr(a, key), getattr(b, key))
+            for a, b in ((quick.rule, paper.rule), (quick.training, paper.training), (quick.task, paper.task))
+            if hasattr(a, key)
+        )
+        shown = f"{key}={one.kind if isinstance(one, Part) else typed(one)}"
+        assert (shown in text) == (one != other), shown
 
 
 def test_describe_fed_mrl() -> None:

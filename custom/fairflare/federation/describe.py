@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from fairflare.core.settings import Setting, described, markdown, typed
+from fairflare.core.settings import Part, Setting, described, markdown, typed, values_of
 from fairflare.federation.influence import Bounds
-from fairflare.federation.plan import TASKS_BY_KIND, load_task_class
+from fairflare.federation.plan import TASKS_BY_KIND, dealt_to, load_task_class, make_plan
 from fairflare.methods.catalog import all_methods, get_method
+from fairflare.methods.papers import PAPERS
 
 #: In a preinstalled job other defaults hold, see :data:`fairflare.federation.influence.FOR_HOSPITALS`.
 BOUNDS_TITLE = "Every method, at the server: bounds on one site's influence"
@@ -27,10 +28,12 @@ def sections(name: str) -> dict[str, list[Setting]]:
     """
     method = get_method(name)
     task = load_task_class(TASKS_BY_KIND[method.task])
+    paper = PAPERS[name]
+    learns = {**dealt_to(paper.num_sites, task), **method.learns, **paper.learns}
     return {
         f"{method.title}, at the server: {method.rule.__name__}": _with(described(method.rule), method.server),
         f"{method.title}, at the sites: {method.training.__name__}": _with(described(method.training), method.site),
-        f"{method.title}, task: {method.task}": _with(described(task), method.learns),
+        f"{method.title}, task: {method.task}": _with(described(task), learns),
         BOUNDS_TITLE: described(Bounds),
     }
 
@@ -53,9 +56,17 @@ def in_lines(setting: Setting) -> str:
 
 def quick_job(name: str) -> str:
     """What a job that is quick to try has instead of the paper's settings."""
-    method = get_method(name)
-    given = [f"{key}={typed(value)}" for key, value in method.small.items()]
-    return f"Without --paper a job has {method.num_rounds} rounds" + (f" and {', '.join(given)}." if given else ".")
+    quick, paper = make_plan(name), make_plan(name, small=False)
+    given = []
+    for one, other in ((quick.rule, paper.rule), (quick.training, paper.training), (quick.task, paper.task)):
+        values, usual = values_of(one)["args"], values_of(other)["args"]
+        given += [f"{name}={_shown(getattr(one, name))}" for name in values if values[name] != usual[name]]
+    number = f"{quick.run.num_rounds} rounds, {len(quick.sites or [])} sites"
+    return f"Without --paper a job has {number}" + (f" and {', '.join(given)}." if given else ".")
+
+
+def _shown(value: Any) -> str:
+    return str(value.kind) if isinstance(value, Part) else typed(value)
 
 
 def _with(found: list[Setting], chosen: Any) -> list[Setting]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.files import remove_partials
-from fairflare.core.folder_lock import FolderInUse, FolderLock, in_words
+from fairflare.core.locks import FolderInUse, FolderLock, in_words
 from fairflare.core.states import check_state
 from fairflare.exchange.messages import same_version
 from fairflare.federation.checkpoint import (

@@ -123,8 +123,7 @@ def make_plan(
         learns = {**{name: chosen.learns[name] for name in keeps if name in chosen.learns}, **learns}
     length = model if paper is None else paper
     names = site_list(length.num_sites if sites == 0 else sites)
-    if "phantom_sites" in field_names(task_class) and "phantom_sites" not in learns:
-        learns["phantom_sites"] = length.num_sites if names is None else len(names)
+    learns = {**dealt_to(length.num_sites if names is None else len(names), task_class), **learns}
     wanted = {key: value for key, value in {**run, **bounds}.items() if value is not None}
     plan = RunSettings(**{"num_rounds": length.num_rounds, "label": chosen.name, **wanted})
     if names is not None and plan.min_sites > len(names):
@@ -150,6 +149,11 @@ def _shared_setup(
     found = {name: getattr(training, name) for name in field_names(LocalTraining)}
     found |= {**(model.learns if own_task else {}), **learns}
     return {name: value for name, value in found.items() if name not in (*chosen.keeps, *model.keeps)}
+
+
+def dealt_to(sites: int, task: type) -> dict[str, Any]:
+    """The setting by which a task deals synthetic data to so many sites, where it has one."""
+    return {"phantom_sites": sites} if "phantom_sites" in field_names(task) else {}
 
 
 def site_list(sites: int | Sequence[str] | None) -> list[str] | None:

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -33,7 +33,7 @@ from fairflare.federation.run_settings import Place, RunSettings
 from fairflare.federation.script import told_training
 from fairflare.federation.site import SITE_FILE, read_site_file
 from fairflare.federation.transport import Question
-from fairflare.flare.memory import give_large_blocks_back, replies_on_disk
+from fairflare.flare.memory import memory_given_back, replies_on_disk
 from fairflare.flare.tracking import FlareEvents
 from fairflare.flare.wire import META_KEY, TRAINING_KEY, from_model, to_model
 from fairflare.methods.reports import shortened
@@ -69,6 +69,7 @@ class RoundsController(RunSettings, ModelController):
         )
         self._seen: Callable[[str], None] = lambda site: None
         self._task: Message | None = None  # asked last
+        self._collect: Callable[[], None] = lambda: None
 
     # -- the workflow
 
@@ -76,12 +77,8 @@ class RoundsController(RunSettings, ModelController):
         """FLARE's entry; see :class:`fairflare.federation.rounds.Rounds`."""
         self.fl_ctx.set_prop(AppConstants.NUM_ROUNDS, self.num_rounds, private=True, sticky=False)
         place = self._place()
-        give_large_blocks_back()
-        offload = (
-            replies_on_disk(self.engine, self.fl_ctx.get_job_id("job")) if self.disk_offload else nullcontext(True)
-        )
         try:
-            with offload as offered:
+            with memory_given_back() as self._collect, self._offload() as offered:
                 if not offered:
                     self.warning("FLARE offers no disk offload here: replies wait in memory")
                 Rounds(self.task, self.rule, self, self, place, [FlareEvents(self)]).run()
@@ -92,6 +89,9 @@ class RoundsController(RunSettings, ModelController):
         except Exception as error:
             self.error(str(error))
             raise
+
+    def _offload(self) -> AbstractContextManager[bool]:
+        return replies_on_disk(self.engine, self.fl_ctx.get_job_id("job")) if self.disk_offload else nullcontext(True)
 
     def _place(self) -> Place:
         workspace = self.engine.get_workspace()
@@ -138,6 +138,7 @@ class RoundsController(RunSettings, ModelController):
             if question.enough() or time.monotonic() > end:
                 self.cancel_all_tasks()
                 break
+            self._collect()
             time.sleep(min(self.task_check_period, 0.05))
 
     def _with_training(self, task: Message) -> Message:
@@ -233,7 +234,8 @@ def _unreadable(site: str, result: Shareable) -> str:
     try:
         code = result.get_return_code()
         if code and code != ReturnCode.OK:
-            return f"site {site!r} answered {printable(code) if isinstance(code, str) else shortened(code)}"
+            blocked = ": a filter at the site blocks this answer" if code == ReturnCode.TASK_RESULT_FILTER_ERROR else ""
+            return f"site {site!r} answered {printable(code) if isinstance(code, str) else shortened(code)}{blocked}"
         FLModelUtils.from_shareable(result)
     except Exception as error:
         return f"site {site!r}: the message cannot be read: {printable(f'{type(error).__name__}: {error}')}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
@@ -52,8 +53,18 @@ class SiteExecutor(Executor):
         Executor.__init__(self)
         self._settings: dict[str, Any] | None = None
         self._workers: dict[str, SiteWorker] = {}
+        self._received: Shareable | None = None
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Shows result filters the task's model, which FLARE has put away by then and ``ConvertWeights`` wants."""
+        if event_type == EventType.BEFORE_TASK_RESULT_FILTER and self._received is not None:
+            fl_ctx.set_prop(FLContextKey.TASK_DATA, self._received, private=True, sticky=False)
+        elif event_type == EventType.AFTER_TASK_RESULT_FILTER:
+            self._received = None
+            fl_ctx.set_prop(FLContextKey.TASK_DATA, None, private=True, sticky=False)
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        self._received = shareable
         if task_name not in TASKS:
             return make_reply(ReturnCode.TASK_UNKNOWN)
         site = fl_ctx.get_identity_name()

@@ -73,7 +73,7 @@ FED_ISM = Paper(
     source="Wu et al., IJCAI 2024 and FedISM+ (20 sites by two pools, alpha 1, four of them corrupted)",
     num_rounds=300,
     num_sites=20,
-    learns={**_RESNET18, "partition": "two_pool", "alpha": 1.0, "corrupted_sites": 4, "camera_shift": 0},
+    learns={**_RESNET18, "partition": "two_pool", "alpha": 1.0, "corrupted_sites": 4, "camera_shift": 0.0},
     lacks=("the images: RSNA ICH or ISIC 2019, with --data", _IMAGENET),
 )
 

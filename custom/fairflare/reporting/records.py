@@ -26,7 +26,7 @@ CSV_COLUMNS: dict[str, tuple[str, ...]] = {
 #: Of the values by layer and site, which a long run has millions of: significant digits, decimals, digits as CSV.
 LAYER_DIGITS = 8
 CKA_DECIMALS = 6
-CSV_DIGITS = 6
+CSV_DIGITS = 7
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ class Site:
         self._answer(self._site.finish(), current_round)
 
     def epochs(self, number: int) -> Iterator[int]:
-        """``for epoch in site.epochs(2)``: the epochs of all rounds; receives before the first, sends after the last."""
+        """``for epoch in site.epochs(2)``: of every round. Receives before the first, sends after the last."""
         whole("number", number)
         while self.receive():
             for epoch in range(number):

@@ -11,8 +11,8 @@ from nvflare.recipe.spec import Recipe
 from fairflare.core.checks import choice
 from fairflare.federation.influence import FOR_HOSPITALS
 from fairflare.federation.plan import Script
-from fairflare.flare.script_plan import make_script_plan
 from fairflare.flare.job import PACKAGINGS, make_job
+from fairflare.flare.script_plan import make_script_plan
 
 
 class ScriptRecipe(Recipe):

@@ -31,6 +31,21 @@ class TaskFileError(ValueError):
 
 
 @dataclass(frozen=True)
+class Script:
+    """A training script of the sites' own, run by FLARE's Client API executor.
+
+    Args:
+        path: of the script; it goes with the job, or lies there at every site.
+        arguments: of its command line.
+        command: in a process of its own, with this interpreter; ``None``: in the site's job process.
+    """
+
+    path: Path
+    arguments: str = ""
+    command: str | None = None
+
+
+@dataclass(frozen=True)
 class Plan:
     """A run, ready to go.
 
@@ -41,6 +56,7 @@ class Plan:
         sites: names; ``None``: every connected site.
         task_file: where the class of ``task`` comes from.
         lacks: what a paper's setting still has to be given by hand.
+        script: of the sites, where they train with their own.
     """
 
     method: Method
@@ -51,6 +67,7 @@ class Plan:
     sites: list[str] | None
     task_file: Path
     lacks: tuple[str, ...] = ()
+    script: Script | None = None
 
 
 def make_plan(

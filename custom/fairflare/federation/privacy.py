@@ -144,6 +144,7 @@ def _told() -> list[str]:
         for name, doc in method.rule.directive_docs.items():
             told.setdefault((f"`{name}`", doc), []).append(f"`{method.name}`")
     rows = [(", ".join(names), *directive) for directive, names in told.items()]
+    lines += [SCRIPTS, ""]
     return [*lines, "A method's directives:", *_table(("method", "directive", "what it is"), rows)]
 
 
@@ -167,7 +168,9 @@ No image, mask, label, file name, path or patient's identifier is among it. That
 column "what it may reveal". A server that means harm chooses the model and the job, so read it with that server in
 mind. "Kept at home by" names a setting of the site's `local/fairflare.json`, or of the job: that one is not the
 site's to set, but the site can refuse the job. An empty cell: nothing keeps it at home. A
-[script of your own](own_script.md) sends what it puts into its messages.
+[script of your own](own_script.md) that trains with `fairflare.client.Site` sends the same fields, filled by the same
+code, and the metrics that it measures itself; its switch for metrics by class is `client.Site(metrics_by_class=False)`.
+What else a script sends is its own affair.
 """
 
 METRICS = f"""Of the received model on the validation split in each round, and of the final model on the test split.
@@ -200,6 +203,9 @@ MODELS = """The model: in `train` and `validate` the global one; in `anchor` (tw
 round's local models. What a site can learn from it of the others: the global model holds something of all; with
 two sites, the mean minus its own model is the other's model. Sites are not told each other's metrics or
 reports, but for what follows."""
+
+SCRIPTS = """A site that trains with a [script of its own](own_script.md) is also told the method's site half: the name
+of its class and its settings (`training`)."""
 
 FLARES = """## What FLARE sends by itself
 

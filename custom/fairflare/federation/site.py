@@ -98,6 +98,10 @@ class SiteWorker:
         self._data: SiteData | None = None
         self._model: torch.nn.Module | None = None
 
+    def use(self, model: torch.nn.Module) -> None:
+        """The network to load models into, in place of one of the task's."""
+        self._model = model
+
     def perform(self, request: SiteTask, should_stop: Callable[[], bool] = lambda: False) -> SiteReply:
         """Does one task; whatever goes wrong becomes a reply with a reason, and details go to this site's log.
 
@@ -167,11 +171,7 @@ class SiteWorker:
             update=difference(local, clean_state(received)),
             metrics=metrics,
             report=report,
-            stats={
-                "train_loss": trained.train_loss,
-                "epoch_losses": trained.epoch_losses,
-                "synthetic": bool(run.data.synthetic),
-            },
+            stats={**trained.losses(), "synthetic": bool(run.data.synthetic)},
             num_samples=trained.num_samples,
             num_steps=trained.num_steps,
         )

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,19 +24,21 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_common.workflows.model_controller import ModelController
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
-from fairflare.core.settings import Flag, Positive, settings
+from fairflare.core.settings import Flag, Positive, settings, values_of
 from fairflare.core.task import Task
-from fairflare.exchange.messages import Message, for_site
+from fairflare.exchange.messages import Message, clean_meta, for_site
 from fairflare.federation.collector import printable
 from fairflare.federation.rounds import Rounds, Stopped
 from fairflare.federation.run_settings import Place, RunSettings
+from fairflare.federation.script import told_training
 from fairflare.federation.site import SITE_FILE, read_site_file
 from fairflare.federation.transport import Question
 from fairflare.flare.memory import memory_given_back, replies_on_disk
 from fairflare.flare.tracking import FlareEvents
-from fairflare.flare.wire import META_KEY, from_model, to_model
+from fairflare.flare.wire import META_KEY, TRAINING_KEY, from_model, to_model
 from fairflare.methods.reports import shortened
 from fairflare.methods.rule import OLD_JOB, Rule
+from fairflare.methods.training import LocalTraining
 
 
 @settings
@@ -46,6 +48,8 @@ class RoundsController(RunSettings, ModelController):
     Args:
         task: what is learned; builds the initial model.
         rule: the method's server half.
+        training: the site half, told with each task where the sites' script has the training loop (FLARE's Client API);
+            ``None``: the sites' executor has it.
         task_check_period: seconds between FLARE's looks at a task.
         disk_offload: replies wait on disk (in ``TMPDIR``) until they are taken, not in memory.
     """
@@ -54,6 +58,7 @@ class RoundsController(RunSettings, ModelController):
 
     task: Task
     rule: Rule
+    training: LocalTraining | None = None
     task_check_period: Positive = 0.05
     disk_offload: Flag = True
 
@@ -102,6 +107,8 @@ class RoundsController(RunSettings, ModelController):
 
     def _site_half(self) -> Any:
         """The training's settings as this job's client configuration has them; ``None`` when it is not here."""
+        if self.training is not None:
+            return values_of(self.training)
         path = Path(self.get_app_dir()) / "config" / "config_fed_client.json"
         try:
             executors = json.loads(path.read_text(encoding="utf-8"))["executors"]
@@ -115,6 +122,7 @@ class RoundsController(RunSettings, ModelController):
         return sorted(client.name for client in self.engine.get_clients())
 
     def ask(self, question: Question) -> None:
+        question = replace(question, task=self._with_training(question.task))
         self._task = question.task
         self.send_model(
             task_name=question.name,
@@ -132,6 +140,12 @@ class RoundsController(RunSettings, ModelController):
                 break
             self._collect()
             time.sleep(min(self.task_check_period, 0.05))
+
+    def _with_training(self, task: Message) -> Message:
+        """A task that also says what the sites' scripts are to train with, where they have the loop."""
+        if self.training is None:
+            return task
+        return replace(task, meta={**task.meta, TRAINING_KEY: clean_meta(told_training(self.training))})
 
     def stopped(self) -> bool:
         return bool(self.abort_signal.triggered)

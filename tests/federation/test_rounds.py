@@ -833,9 +833,12 @@ def scored(by_round: list[float]) -> Any:
 @pytest.mark.parametrize(
     ("by_round", "made"),
     [
-        ([0.2, 0.6, 0.4, 0.3], 0), ([0.2, 0.4, 0.6, 0.5], 1), ([0.2, 0.3, 0.4, 0.5], 2),  # the last one too
+        ([0.2, 0.6, 0.4, 0.3], 0),
+        ([0.2, 0.4, 0.6, 0.5], 1),
+        ([0.2, 0.3, 0.4, 0.5], 2),  # the last one too
         ([0.6, 0.2, 0.4, 0.3], 1),  # never the one that nobody trained
-        ([0.4, 0.6, 0.6, 0.3], 1), ([0.4, 0.6, 0.6, 0.6], 2),  # of equals the later
+        ([0.4, 0.6, 0.6, 0.3], 1),
+        ([0.4, 0.6, 0.6, 0.6], 2),  # of equals the later
     ],
 )
 def test_the_best_model_is_the_one_that_the_sites_scored_best(tmp_path: Path, by_round: list[float], made: int) -> None:

@@ -73,8 +73,8 @@ def make_plan(
         settings: of the method's halves and of the task, by name, wherever they belong; on top of those of the
             method's small job unless ``small`` is False. A part of a half is chosen with ``{"weighting": "som"}`` and
             set with ``{"weighting.grid": [4, 4]}``. Also those of the run that
-            :data:`fairflare.federation.run_settings.LIKE_SETTINGS` names. Synthetic data are dealt to as many sites as the run has (every connected one: as the small job has) unless
-            ``phantom_sites`` is among them.
+            :data:`fairflare.federation.run_settings.LIKE_SETTINGS` names. Synthetic data are dealt to as many sites as
+            the run has (every connected one: as the small job has) unless ``phantom_sites`` is among them.
         small: False: the papers' settings, also for what is not named in ``settings``; see
             :mod:`fairflare.methods.papers`.
         train_like: another method whose set-up this one gets, so that the two can be compared: task, network, data,

@@ -196,9 +196,8 @@ def _tested_notes(results: Mapping[str, Any], metric: str | None) -> list[str]:
     if best and best["is_last"]:
         notes.append("The best model by the validation splits is the last one.")
     elif best:
-        value = "" if best["value"] is None else f" {number(best['value'])} over {_sites(len(best['sites']))}"
-        of = "the initial one" if best["round"] < 0 else f"that of round {best['round']}"
-        notes.append(f"best: the best model by the validation splits is {of} ({best['by']}{value}).")
+        value = "" if best["value"] is None else f" {number(best['value'])}, {_sites(len(best['sites']))}"
+        notes.append(f"best: model of round {best['round']}, by the validation splits ({best['by']}{value}).")
     if last:
         notes.append(f"last {len(last['rounds'])}: mean over the models of rounds {_ranges(last['rounds'])}.")
     tables = [("", results["test"]), *((f", {heading}", test) for heading, test in _other_models(results))]
@@ -222,7 +221,7 @@ def _missing(results: Mapping[str, Any], metrics: Sequence[str], heading: str, t
         if without:
             found.setdefault(tuple(without), []).append(name + heading)
     return [
-        f"{', '.join(names)}: average, std, worst and range over {count - len(without)} of {_sites(count)}, without "
+        f"{', '.join(names)}: average and spread over {count - len(without)} of {_sites(count)}, without "
         f"{', '.join(without)}."
         for without, names in found.items()
     ]

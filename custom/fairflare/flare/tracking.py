@@ -25,10 +25,15 @@ class TensorBoard(TBAnalyticsReceiver):
 
 
 class FlareEvents(Listener):
-    """FLARE's events of a round, and curves as scalars: flat tags ``what/where``, the round as step."""
+    """FLARE's events of a round, and curves as scalars: flat tags ``what/where``, the round as step.
 
-    def __init__(self, controller: Any) -> None:
-        self.controller = controller
+    Args:
+        controller: fires them.
+        directions: of the task's metrics, see :meth:`fairflare.core.task.Task.directions`.
+    """
+
+    def __init__(self, controller: Any, directions: Mapping[str, bool] | None = None) -> None:
+        self.controller, self.directions = controller, directions
 
     def scalar(self, tag: str, value: Any, step: int) -> None:
         """One scalar; anything that is no finite number is left out."""
@@ -91,7 +96,7 @@ class FlareEvents(Listener):
 
     def _spread(self, split: str, metric: str, scores: Mapping[str, float], step: int) -> None:
         tag = f"{split}_{metric}"
-        higher = higher_is_better(metric, self.controller.task.directions())
+        higher = higher_is_better(metric, self.directions)
         summary = summarize(scores, higher_is_better=higher)
         self.scalar(f"{tag}/average", summary.mean, step)
         self.scalar(f"{tag}/std", summary.std, step)

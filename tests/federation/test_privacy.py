@@ -15,7 +15,7 @@ from fairflare.cli.commands import app
 from fairflare.core.task import Metric, Task
 from fairflare.exchange.messages import Message, SiteReply, SiteTask, encode_reply, encode_task
 from fairflare.federation.collector import COUNTS, STATS
-from fairflare.federation.leaving import keep_classes_home
+from fairflare.federation.leaving import VALIDATED, keep_classes_home
 from fairflare.federation.local import LocalTransport, run_local
 from fairflare.federation.plan import Plan, make_plan
 from fairflare.federation.privacy import ENVELOPE, HOLDERS, TOLD, field_row, page
@@ -145,7 +145,7 @@ def check_declared(plan: Plan, name: str, sent: Message, reply: Message) -> None
     assert (reply.params is None) == (name != "train")
     assert set(reply.params or sent.params) == set(sent.params)
     declared = {metric.name for metric in plan.task.declared_metrics()}
-    lists = ("clean/", "corrupted/", "common/") if name == "validate" else ()
+    lists = ("clean/", "corrupted/", "common/", VALIDATED) if name == "validate" else ()
     assert {m.removeprefix(next((x for x in lists if m.startswith(x)), "")) for m in reply.metrics} <= declared
     assert bool(reply.metrics) == (name != "anchor")
     assert (reply.meta["num_steps"] is None) == (name != "train")

@@ -22,6 +22,7 @@ from fairflare.core.fairness import summarize
 from fairflare.core.settings import settings
 from fairflare.exchange.messages import Message
 from fairflare.exchange.staging import Staging
+from fairflare.federation.leaving import VALIDATED
 from fairflare.federation.phase import Exchange, Phase, ServerFault
 from fairflare.federation.roster import Roster
 from fairflare.federation.rounds import RoundFailed, Stopped
@@ -812,13 +813,18 @@ def test_local_models_stay_only_where_asked_for(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ best model
 
 
+def _as_validation(measured: dict[str, float], test: dict[str, float]) -> dict[str, float]:
+    return {**test, **{VALIDATED + name: value for name, value in measured.items()}}
+
+
 def scored(by_round: list[float]) -> Any:
     """Everyone measures this on the model that a round receives."""
 
     def behaviour(s: str, n: str, task: Message) -> Message:
         reply = good(s, n, task)
-        if n == "train":
-            reply.metrics = {"dice": by_round[task.current_round] + 0.01 * number(s), "loss": 3.0}
+        if (n == "train" or "validation" in task.meta["measure"]) and task.current_round < len(by_round):
+            measured = {"dice": by_round[task.current_round] + 0.01 * number(s), "loss": 3.0}
+            reply.metrics = measured if n == "train" else _as_validation(measured, reply.metrics)
         return reply
 
     return behaviour
@@ -826,7 +832,14 @@ def scored(by_round: list[float]) -> Any:
 
 @pytest.mark.parametrize(
     ("by_round", "made"),
-    [([0.2, 0.6, 0.4], 0), ([0.2, 0.4, 0.6], 1), ([0.6, 0.2, 0.4], -1), ([0.4, 0.6, 0.6], 0)],
+    [
+        ([0.2, 0.6, 0.4, 0.3], 0),
+        ([0.2, 0.4, 0.6, 0.5], 1),
+        ([0.2, 0.3, 0.4, 0.5], 2),  # the last one too
+        ([0.6, 0.2, 0.4, 0.3], 1),  # never the one that nobody trained
+        ([0.4, 0.6, 0.6, 0.3], 1),
+        ([0.4, 0.6, 0.6, 0.6], 2),  # of equals the later
+    ],
 )
 def test_the_best_model_is_the_one_that_the_sites_scored_best(tmp_path: Path, by_round: list[float], made: int) -> None:
     run = Run(tmp_path, scored(by_round), num_rounds=3)()
@@ -843,7 +856,7 @@ def test_the_best_model_is_remembered_by_a_resumed_run(tmp_path: Path) -> None:
     first = torch.load(tmp_path / "run" / "best_FL_global_model.pt", weights_only=True)
     assert first["train_conf"]["round"] == 0
     rest = Run(tmp_path, scored([0, 0, 0.6, 0.65]), num_rounds=4, experiment="e")()
-    assert rest.rounds.files.best == pytest.approx(0.72)
+    assert rest.rounds.files.best.value == pytest.approx(0.72)
     assert rest.model("best_FL_global_model.pt")["train_conf"]["round"] == 0
     Run(tmp_path, scored([0, 0, 0, 0, 0.8]), num_rounds=5, experiment="e")()
     assert rest.model("best_FL_global_model.pt")["train_conf"]["round"] == 3

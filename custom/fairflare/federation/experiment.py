@@ -158,9 +158,11 @@ class Experiment:
         state = {name: found.model[name] for name in like}  # the file sorts its names
         with writing("the model", self.files.folder):
             self.files.take_back(
-                state, found.next_round - 1, None if best is None else {name: best[name] for name in like},
-                found.extra["best"], found.extra["best_round"],
-            )  # fmt: skip
+                state,
+                found.next_round - 1,
+                None if best is None else {name: best[name] for name in like},
+                found.extra["best"],
+            )
         return state
 
     # -- after a round
@@ -178,7 +180,7 @@ class Experiment:
             "sites": self._sites,
             "versions": self.journal.info["versions"],
             "synthetic": self.journal.synthetic,
-            "best": self.files.best,
+            "best": self.files.best.state_dict(),
             "best_round": self.files.best_round,
         }
         checkpoint = Checkpoint(

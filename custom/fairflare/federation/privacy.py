@@ -46,6 +46,7 @@ TOLD = {
     "seed": "seed of the experiment, the same for all sites",
     "current_round": "the round, from 0",
     "num_rounds": "how many there will be",
+    "measure": "in `validate`: on which splits (test, and for the last model validation)",
     "directives": "what the method tells the sites, see above",
 }
 
@@ -100,7 +101,7 @@ def _all_methods() -> list[str]:
     rows.append((
         "`metrics`", f"`{TASK_TRAIN}`, `{TASK_VALIDATE}`",
         "how good the received model is on the validation split, and the final one on the test split and on each "
-        "further test list, whose name stands in front",
+        "further test list, whose name stands in front; the last one on the validation split too",
         "see the tasks", "see the tasks", f"those by class: `{METRICS_BY_CLASS}`",
     ))  # fmt: skip
     return ["## With every method", *_table(FIELDS, rows)]

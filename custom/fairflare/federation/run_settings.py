@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from fairflare.core.settings import Flag, NonNegative, Positive, PositiveInt, Whole, settings
+from fairflare.core.settings import Flag, NonNegative, Positive, PositiveInt, Whole, field_names, settings
 from fairflare.federation.influence import Bounds
 from fairflare.federation.site_store import safe_name
 
+#: Options of the run that are given like a method's settings.
+LIKE_SETTINGS = (*field_names(Bounds), "best_by", "best_lambda", "test_last")
 RESULTS_FOLDER = "fairflare"  # in the run directory
 
 
@@ -29,6 +31,11 @@ class RunSettings(Bounds):
             and then after 2 rounds, 4, 8, ... while it stays late; the final test asks it all the same.
         keep_local_models: leave each round's local models in the run directory (for audits; large).
         label: what tables call this run; default: the class of the rule.
+        best_by: what makes a model the best by the primary metric on the sites' validation splits: ``mean`` over the
+            sites, the ``worst`` site, or ``mean_minus_std``: mean minus ``best_lambda`` times the standard deviation.
+        best_lambda: see there.
+        test_last: of so many last models the test metrics are averaged in the results; each one more than the last
+            costs a ``validate``. The papers' settings have 5.
     """
 
     num_rounds: PositiveInt = 5
@@ -42,6 +49,9 @@ class RunSettings(Bounds):
     max_missed: PositiveInt = 2
     keep_local_models: Flag = False
     label: str = ""
+    best_by: Literal["mean", "worst", "mean_minus_std"] = "mean"
+    best_lambda: NonNegative = 1.0
+    test_last: PositiveInt = 1
 
     def __post_init__(self) -> None:
         if self.experiment:

@@ -23,6 +23,7 @@ import torch
 from fairflare.core.states import difference
 from fairflare.core.stopping import TaskStopped, stoppable
 from fairflare.exchange.messages import (
+    SPLIT_VALIDATION,
     STATUS_FAILED,
     STATUS_OK,
     STATUS_SKIPPED,
@@ -33,7 +34,7 @@ from fairflare.exchange.messages import (
     SiteTask,
     clean_state,
 )
-from fairflare.federation.leaving import METRICS_BY_CLASS, keep_classes_home, sends_classes
+from fairflare.federation.leaving import METRICS_BY_CLASS, VALIDATED, keep_classes_home, sends_classes
 from fairflare.federation.site_folder import SiteFolder
 from fairflare.federation.site_store import SiteStore
 from fairflare.federation.stoppable import StoppableData
@@ -197,6 +198,9 @@ class SiteWorker:
             if split != "test":
                 further = self._evaluate(model, run, split)
                 metrics.update({f"{split.removeprefix('test_')}/{name}": value for name, value in further.items()})
+        if SPLIT_VALIDATION in request.measure:
+            further = self._evaluate(model, run, "validation")
+            metrics.update({VALIDATED + name: value for name, value in further.items()})
         return SiteReply(STATUS_OK, metrics=metrics, num_samples=run.data.num_samples("test"))
 
     # -- pieces

@@ -76,12 +76,12 @@ class RoundsController(RunSettings, ModelController):
     def run(self) -> None:
         """FLARE's entry; see :class:`fairflare.federation.rounds.Rounds`."""
         self.fl_ctx.set_prop(AppConstants.NUM_ROUNDS, self.num_rounds, private=True, sticky=False)
-        place = self._place()
+        place, events = self._place(), FlareEvents(self, self.task.directions())
         try:
             with memory_given_back() as self._collect, self._offload() as offered:
                 if not offered:
                     self.warning("FLARE offers no disk offload here: replies wait in memory")
-                Rounds(self.task, self.rule, self, self, place, [FlareEvents(self)]).run()
+                Rounds(self.task, self.rule, self, self, place, [events]).run()
         except Stopped as stopped:
             if self.fl_ctx.get_job_id() == SimulatorConstants.JOB_NAME:
                 self.panic(str(stopped))  # the simulator would end with exit code 0

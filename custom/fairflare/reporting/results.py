@@ -36,7 +36,10 @@ ROUNDS_FILE = "rounds.jsonl.bz2"  # while the run goes on; results.json holds th
 PROGRESS_FILE = "progress.jsonl"
 RESERVE_FILE = ".reserve"
 RESERVED = 256 * 1024  # bytes: several times results.json without rounds
-_NO_TEST: dict[str, Any] = {"test": None, "fairness": None, "left_out": [], "phases": []}
+_NO_TEST: dict[str, Any] = {
+    "test": None, "fairness": None, "left_out": [], "phases": [],
+    "best": None, "test_best": None, "fairness_best": None, "last_rounds": None,
+}  # fmt: skip
 _ENDS = ("completed", "failed")
 
 
@@ -136,6 +139,7 @@ class ResultsStore:
         *,
         left_out: Iterable[LeftOut] = (),
         phases: Iterable[PhaseRecord] = (),
+        further: Mapping[str, Any] | None = None,
     ) -> None:
         """Ends the run.
 
@@ -147,6 +151,7 @@ class ResultsStore:
             reason: why it failed.
             left_out: sites that the final test went on without.
             phases: exchanges after the last round, such as the test itself.
+            further: ``best``, ``test_best``, ``fairness_best`` and ``last_rounds``, see ``docs/results.md``.
 
         Raises:
             ValueError: another status, or the run is finished already or (``"completed"``) was never started.
@@ -160,6 +165,7 @@ class ResultsStore:
             "left_out": as_json(list(left_out), "left_out"),
             "phases": as_json(list(phases), "phases"),
         }
+        final = {**_NO_TEST, **as_json(further or {}, "further"), **final}
         with self._lock:
             if status == "completed":
                 self._check_running()

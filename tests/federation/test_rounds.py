@@ -74,6 +74,7 @@ def test_what_a_round_records(tmp_path: Path) -> None:
     assert (train["bytes_out"], train["bytes_in"]) == (3 * model_bytes, 3 * model_bytes)
     assert aggregate["name"] == "aggregate"
     assert [(e["kind"], e.get("phase"), e.get("site")) for e in run.events if e["kind"] != "site"] == [
+        ("phase", "check", None),
         ("phase", "train", None),
         ("round_done", None, None),
         ("phase", "validate", None),

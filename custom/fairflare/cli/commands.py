@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fairflare.cli.site_names import parse_sites, run_sites
+
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -41,7 +43,7 @@ def plan_options(
             "--sites",
             "-s",
             help="Number of sites, or names separated by commas; 0: as many as the method's quick job has (the default "
-            "of run); all: every connected one (the default of export).",
+            "of run, unless --data names them); all: every connected one (the default of export).",
         ),
     ] = None,
     task: Annotated[
@@ -203,10 +205,10 @@ def run(
             raise ValueError("--threads is of the simulator; --in-process works on the sites one after the other")
         if plan["sites"] is None:
             raise ValueError("--sites all is for export; the simulator needs their number or names")
-        sites = 0 if plan["sites"] == "default" else plan["sites"]
+        local = site_settings(site_file, plan["experiment"], workspace)
+        sites = run_sites(plan["sites"], local)
         recipe = FairRecipe(**{**plan, "sites": sites, "keep_local_models": keep_local_models})
         say_what_lacks(recipe.plan.lacks)
-        local = site_settings(site_file, plan["experiment"], workspace)
         if not overwrite:
             refuse_to_replace_run(workspace, plan["experiment"])
     workspace.parent.mkdir(parents=True, exist_ok=True)
@@ -319,13 +321,6 @@ def doctor(
 
 
 # ------------------------------------------------------------------------------------------------ pieces
-
-
-def parse_sites(text: str) -> int | list[str] | None:
-    """``"4"`` -> 4; ``"a,b"`` -> ``["a", "b"]``; ``"all"`` -> ``None``."""
-    if text == "all":
-        return None
-    return int(text) if text.isdigit() else [name.strip() for name in text.split(",") if name.strip()]
 
 
 def parse_settings(items: list[str]) -> dict[str, Any]:

@@ -17,10 +17,11 @@ import torch
 
 from fairflare import __version__
 
+TASK_CHECK = "check"  # carries no model
 TASK_TRAIN = "train"
 TASK_ANCHOR = "anchor"
 TASK_VALIDATE = "validate"
-TASKS = (TASK_TRAIN, TASK_ANCHOR, TASK_VALIDATE)
+TASKS = (TASK_CHECK, TASK_TRAIN, TASK_ANCHOR, TASK_VALIDATE)
 
 STATUS_OK = "ok"
 STATUS_SKIPPED = "skipped"  # an expected refusal: too little data, no local model
@@ -60,7 +61,7 @@ class Message:
 class SiteTask:
     """One request of the server, decoded."""
 
-    name: str  # train, anchor, validate
+    name: str  # check, train, anchor, validate
     state: dict[str, torch.Tensor]
     current_round: int
     num_rounds: int
@@ -86,7 +87,7 @@ class SiteReply:
 
 
 def encode_task(task: SiteTask) -> Message:
-    """The server's request: a full model and the directives."""
+    """The server's request: a full model (``check``: none) and the directives."""
     meta = {
         "version": __version__,
         "experiment": task.experiment,
@@ -96,9 +97,13 @@ def encode_task(task: SiteTask) -> Message:
         "num_rounds": task.num_rounds,
         "directives": task.directives,
     }
-    return Message(
-        clean_state(task.state), meta=clean_meta(meta), current_round=task.current_round, by_site=task.by_site
-    )
+    state = clean_state(task.state) or None
+    return Message(state, meta=clean_meta(meta), current_round=task.current_round, by_site=task.by_site)
+
+
+def says_nothing() -> Message:
+    """The answer to ``check`` of a site that does not know the task: it may take part, and says nothing of its data."""
+    return Message(meta={"version": __version__, "status": STATUS_OK})
 
 
 def for_site(task: Message, site: str | None) -> Message:

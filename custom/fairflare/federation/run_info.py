@@ -36,7 +36,8 @@ def info_of(
     rule: Rule,
     task: Task,
     state: State,
-    sites: Sequence[str],
+    connected: Sequence[str],
+    expected: Sequence[str],
     config: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The results' ``info``, see ``docs/results.md``."""
@@ -52,7 +53,8 @@ def info_of(
         "min_sites": run.min_sites,
         "bounds": bounds_of(run),
         "seed": run.seed,
-        "sites": list(sites),
+        "sites": sorted({*expected, *connected}),
+        "connected": list(connected),
         "config": dict(config),
         "model_parameters": sum(t.numel() for t in state.values() if t.is_floating_point()),
         "model_bytes": num_bytes(state),

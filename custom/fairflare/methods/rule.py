@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -19,6 +19,9 @@ from fairflare.core import checks
 from fairflare.core.settings import settings
 from fairflare.core.weighting import normalise
 from fairflare.methods.reports import Field
+
+if TYPE_CHECKING:
+    from fairflare.core.task import Task
 
 log = logging.getLogger(__name__)
 State = Mapping[str, torch.Tensor]
@@ -96,6 +99,13 @@ class Rule(ABC):
     @abstractmethod
     def weigh(self, inputs: RoundInputs) -> Weighing:
         """Weights of this round; each set must be ``>= 0`` and sum to 1 over ``inputs.sites``."""
+
+    def check_task(self, task: Task) -> None:
+        """Refuses a task whose models cannot be weighed, as far as that is known without data.
+
+        Raises:
+            ValueError: says what it lacks.
+        """
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         """What ``sites`` are told besides the model."""

@@ -28,7 +28,7 @@ MAX_CLASSES = 10_000
 BY_CLASS = "`metrics_by_class`"
 #: What a site says in the report of ``check``. A site of the user's own script may say nothing of it.
 FIELDS = (
-    Field("splits", "names", required=False, doc="names of the site's lists: training, validation, test, `test_<name>`"),
+    Field("splits", "names", required=False, doc="names of its lists: training, validation, test, `test_<name>`"),
     Field(
         "images", "vector", low=0, high=MAX_SAMPLES, same_length_as="splits", required=False,
         doc="number of images in each list",

@@ -115,8 +115,9 @@ def make_plan(
     rule = build(chosen.rule, {**chosen.server, **server})
     training = build(chosen.training, {**chosen.site, **site})
     try:
-        rule.check_task(made)
         training.check_task(made)
+        if rule.needs_classes and made.has_classes is False:
+            raise ValueError("its weights need classes")
     except ValueError as error:
         raise ValueError(f"method {chosen.name!r} cannot learn {kind}: {error}, or choose another task") from error
     return Plan(

@@ -224,9 +224,9 @@ class FedMAS(Rule):
 
     mas: Flag = True
 
-    def check_task(self, task: Task) -> None:
-        if self.mas and task.has_classes is False:
-            raise ValueError("it weighs by class, which the task has not")
+    @property
+    def needs_classes(self) -> bool:
+        return self.mas
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         return {"rescue_factor": True} if self.mas else {}

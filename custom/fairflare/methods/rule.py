@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -19,9 +19,6 @@ from fairflare.core import checks
 from fairflare.core.settings import settings
 from fairflare.core.weighting import normalise
 from fairflare.methods.reports import Field
-
-if TYPE_CHECKING:
-    from fairflare.core.task import Task
 
 log = logging.getLogger(__name__)
 State = Mapping[str, torch.Tensor]
@@ -100,12 +97,10 @@ class Rule(ABC):
     def weigh(self, inputs: RoundInputs) -> Weighing:
         """Weights of this round; each set must be ``>= 0`` and sum to 1 over ``inputs.sites``."""
 
-    def check_task(self, task: Task) -> None:
-        """Refuses a task whose models cannot be weighed, as far as that is known without data.
-
-        Raises:
-            ValueError: says what it lacks.
-        """
+    @property
+    def needs_classes(self) -> bool:
+        """Whether the sites must report what only data with classes have."""
+        return False
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         """What ``sites`` are told besides the model."""

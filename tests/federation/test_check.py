@@ -248,7 +248,7 @@ def test_what_a_site_says(tmp_path: Path) -> None:
 def test_own_images_have_neither_names_nor_groups_of_a_phantom(tmp_path: Path) -> None:
     """Of as many classes as the phantom has, too."""
     local = {"sites": {s: own_images(tmp_path / s, 23) for s in SITES[:2]}}
-    results = run(tmp_path / "run", local, settings={"phantom": "endoscopy"})
+    results = run(tmp_path / "run", local, settings={"phantom": "endoscopy", "phantom_samples": 200})
     names = set(results["test"]["site-1"])
     assert {f"recall_class_{number}" for number in range(23)} <= names
     assert not names & {"head", "medium", "tail", "all"}
@@ -309,9 +309,8 @@ def test_a_network_without_a_projection_head(tmp_path: Path) -> None:
 
 def test_a_site_says_which_prior_it_holds(tmp_path: Path) -> None:
     results = run(tmp_path, {}, method="fed_mas")
-    held = {found["prior"] for found in results["info"]["said"].values()}
-    assert held == {results["rounds"][0].get("reports") and held.copy().pop()}
-    assert len(next(iter(held))) == 16
+    (held,) = {found["prior"] for found in results["info"]["said"].values()}
+    assert len(held) == 16
 
 
 @pytest.mark.usefixtures("untrained")

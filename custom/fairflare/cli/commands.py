@@ -60,6 +60,9 @@ def plan_options(
         ),
     ] = None,
     min_sites: Annotated[int, typer.Option(min=1, help="Usable results that a round needs.")] = 2,
+    require_all_sites: Annotated[
+        bool, typer.Option(help="End the run before training when the data or settings of a site cannot be used.")
+    ] = True,
     seed: Annotated[int, typer.Option(help="Of the initial model and of all training.")] = 0,
     experiment: Annotated[str, typer.Option(help="Id under which a stopped run can be continued.")] = "",
     label: Annotated[
@@ -86,6 +89,7 @@ def plan_options(
         "num_rounds": rounds,
         "sites": "default" if sites is None else parse_sites(sites),
         "min_sites": min_sites,
+        "require_all_sites": require_all_sites,
         "seed": seed,
         "experiment": experiment,
         **({} if label is None else {"label": label}),

@@ -31,7 +31,7 @@ class FairRecipe(Recipe):
         phase_timeout: seconds for each of train, anchor and validate; for check at most ten minutes.
         isolate: each task in a child process at the site.
         run: further settings of :class:`fairflare.federation.run_settings.RunSettings`: ``seed``, ``experiment``,
-            ``straggler_grace``, ``max_missed``, ``keep_local_models``, ``max_weight``, ``max_samples``,
+            ``straggler_grace``, ``max_missed``, ``check_timeout``, ``require_all_sites``, ``keep_local_models``, ``max_weight``, ``max_samples``,
             ``max_update_norm``.
 
     Raises:

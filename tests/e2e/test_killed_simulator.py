@@ -26,7 +26,13 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "fed_lwr": ({}, "anchor"),  # two phases; the sites keep local models and moments
     "fed_mrl": ({"mu_policy": "qmix", "weighting": "som"}, "train"),  # agents, map and its neurons at the server
 }
-CLASSES = {"image_size": [32, 32], "max_pool": False, "features": [4, 4, 8, 8], "phantom_samples": 200, "phantom_test": 60}
+CLASSES = {
+    "image_size": [32, 32],
+    "max_pool": False,
+    "features": [4, 4, 8, 8],
+    "phantom_samples": 200,
+    "phantom_test": 60,
+}
 
 
 def recipe_of(method: str, experiment: str) -> Any:

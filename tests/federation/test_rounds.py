@@ -20,7 +20,7 @@ import torch
 
 from fairflare.core.fairness import summarize
 from fairflare.core.settings import settings
-from fairflare.exchange.messages import Message
+from fairflare.exchange.messages import Message, says_nothing
 from fairflare.exchange.staging import Staging
 from fairflare.federation.leaving import VALIDATED
 from fairflare.federation.phase import Exchange, Phase, ServerFault
@@ -75,12 +75,13 @@ def test_what_a_round_records(tmp_path: Path) -> None:
     assert (train["bytes_out"], train["bytes_in"]) == (3 * model_bytes, 3 * model_bytes)
     assert aggregate["name"] == "aggregate"
     assert [(e["kind"], e.get("phase"), e.get("site")) for e in run.events if e["kind"] != "site"] == [
+        ("phase", "check", None),
         ("phase", "train", None),
         ("round_done", None, None),
         ("phase", "validate", None),
     ]
     told = {(e["phase"], e["site"]): e for e in run.events if e["kind"] == "site"}
-    assert len(told) == 6
+    assert len(told) == 9
     assert told["train", "site-3"]["metrics"] == {"dice": pytest.approx(0.3)}
     assert told["train", "site-3"]["ok"] is True
     info = run.results["info"]
@@ -175,7 +176,7 @@ def test_listeners_hear_everything_in_order(tmp_path: Path) -> None:
 
     Run(tmp_path, num_rounds=1, listeners=[Ear()])()
     assert heard == [
-        ("round_started", 0), "phase", "before_aggregation", ("aggregated", ["0.bias", "0.weight"]), (0, "dice"),
+        "phase", ("round_started", 0), "phase", "before_aggregation", ("aggregated", ["0.bias", "0.weight"]), (0, "dice"),
         "round_done", "phase", ("tested", SITES, "dice", 1),
     ]  # fmt: skip
 
@@ -301,12 +302,14 @@ def test_the_same_site_cannot_answer_twice_nor_another_one_uninvited(tmp_path: P
 
     def meddle(question: Question) -> None:
         for asked, answering in (("site-9", "site-9"), ("site-1", "site-1"), ("site-1", "site-3")):
-            given.append(question.hand_over(asked, good(answering, question.name, question.task)))
+            check = question.name == "check"
+            answer = says_nothing() if check else good(answering, question.name, question.task)
+            given.append(question.hand_over(asked, answer))
         ask(replace(question, sites=question.sites[1:]))
 
     run.net.ask = meddle  # type: ignore[method-assign]
     run()
-    assert given == [False, True, False] * 2
+    assert given == [False, True, False] * 3
     assert run.results["rounds"][0]["accepted"] == SITES
     assert run.results["rounds"][0]["train"]["site-1"]["num_samples"] == 10
 
@@ -543,7 +546,11 @@ def test_an_answer_after_a_broken_transport_is_not_staged(tmp_path: Path) -> Non
     run = Run(tmp_path, num_rounds=1)
     asked: list[Question] = []
 
+    answered = run.net.ask
+
     def ask(question: Question) -> None:
+        if question.name == "check":
+            return answered(question)
         asked.append(question)
         raise ConnectionError("no network")
 

@@ -236,12 +236,14 @@ def test_seeds_differ_by_site_round_and_experiment():
 # ------------------------------------------------------------------------------------------------ the private file
 
 
-def test_a_sites_own_block_goes_first_and_nobody_elses_is_seen(tmp_path):
+def test_a_sites_own_block_goes_first(tmp_path):
     content = {"device": "cpu", "cache_bytes": 1, "sites": {"a": {"cache_bytes": 2, "prior": "x"}, "b": {"device": 3}}}
     file = tmp_path / "fairflare.json"
     file.write_text(json.dumps(content))
-    assert read_site_file(file, "a") == own_settings(content, "a") == {"device": "cpu", "cache_bytes": 2, "prior": "x"}
-    assert read_site_file(file, "c") == {"device": "cpu", "cache_bytes": 1}
+    blocks = {"sites": content["sites"]}  # so that a site without data of its own sees that others have some
+    own = {"device": "cpu", "cache_bytes": 2, "prior": "x", **blocks}
+    assert read_site_file(file, "a") == own_settings(content, "a") == own
+    assert read_site_file(file, "c") == {"device": "cpu", "cache_bytes": 1, **blocks}
     assert read_site_file(tmp_path / "none.json", "a") == {}
 
 

@@ -51,6 +51,8 @@ class Server(RoundsController):
         super().__init__(**{"task": Line(), "rule": FedAvg(weighting="uniform"), **settings})
         self.behaviour, self.folder = behaviour, folder
         self.sent: list[dict[str, Any]] = []
+        self.checked: list[dict[str, Any]] = []  # of ``check``, which sites with a script of their own do not know
+        self.ready: Any = make_reply(ReturnCode.TASK_UNKNOWN)
         self.logged: list[tuple[str, str]] = []
         self.events: list[Any] = []
         self.standing = 0
@@ -105,14 +107,17 @@ class Server(RoundsController):
 
     def send_model(self, task_name: str, data: Any, targets: Any, timeout: Any, callback: Any) -> None:
         task = self._prepare_task(data=data, task_name=task_name, timeout=timeout, callback=callback)
-        self.sent.append({"name": task_name, "targets": targets, "timeout": timeout, "data": task.data})
+        checks = task_name == "check"
+        (self.checked if checks else self.sent).append(
+            {"name": task_name, "targets": targets, "timeout": timeout, "data": task.data}
+        )
         self.standing = 1
         waiting = set(targets)
         lock = threading.Lock()
 
         def work(site: str) -> None:
             received = from_model(FLModelUtils.from_shareable(task.data))
-            answer = self.behaviour(site, task_name, received)
+            answer = self.ready if checks else self.behaviour(site, task_name, received)
             if answer is SILENT:
                 return
             if isinstance(answer, Message):
@@ -156,6 +161,28 @@ def test_a_run(tmp_path: Path) -> None:
     for name, tensor in final.items():  # mean of 0.1, 0.2, 0.3, twice
         torch.testing.assert_close(tensor, start[name] + 0.4, atol=1e-6, rtol=0)
     assert server.fl_ctx.get_prop(AppConstants.NUM_ROUNDS) == 2
+
+
+def test_a_site_that_does_not_know_check_says_nothing_of_its_data(tmp_path: Path) -> None:
+    server = Server(tmp_path, num_rounds=1)
+    server.run()
+    assert [(s["name"], s["targets"], s["timeout"]) for s in server.checked] == [("check", SITES, 600)]
+    assert FLModelUtils.from_shareable(server.checked[0]["data"]).params is None
+    assert server.results["info"]["said"]["site-1"]["images"] == {}
+    assert server.results["status"] == "completed"
+    (tmp_path / "other").mkdir()
+    other = Server(tmp_path / "other", num_rounds=1, job="other")
+    other.ready = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+    with pytest.raises(RoundFailed, match="site 'site-1' answered EXECUTION_EXCEPTION"):
+        other.run()
+
+
+def test_the_expected_sites_are_those_of_the_deploy_map(tmp_path: Path) -> None:
+    server = Server(tmp_path, num_rounds=1)
+    assert server.expected() == SITES
+    for places, wanted in ((["server", *SITES, "site-4"], [*SITES, "site-4"]), (["@ALL"], SITES)):
+        server.fl_ctx.set_prop(FLContextKey.JOB_META, {"deploy_map": {"app": places}}, private=True, sticky=False)
+        assert server.expected() == wanted
 
 
 def test_what_a_site_receives(tmp_path: Path) -> None:

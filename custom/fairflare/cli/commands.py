@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fairflare.cli.site_names import parse_sites, run_sites
+
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -41,7 +43,7 @@ def plan_options(
             "--sites",
             "-s",
             help="Number of sites, or names separated by commas; 0: as many as the method's quick job has (the default "
-            "of run); all: every connected one (the default of export).",
+            "of run, unless --data names them); all: every connected one (the default of export).",
         ),
     ] = None,
     task: Annotated[
@@ -58,6 +60,9 @@ def plan_options(
         ),
     ] = None,
     min_sites: Annotated[int, typer.Option(min=1, help="Usable results that a round needs.")] = 2,
+    require_all_sites: Annotated[
+        bool, typer.Option(help="End the run before training when the data or settings of a site cannot be used.")
+    ] = True,
     seed: Annotated[int, typer.Option(help="Of the initial model and of all training.")] = 0,
     experiment: Annotated[str, typer.Option(help="Id under which a stopped run can be continued.")] = "",
     label: Annotated[
@@ -84,6 +89,7 @@ def plan_options(
         "num_rounds": rounds,
         "sites": "default" if sites is None else parse_sites(sites),
         "min_sites": min_sites,
+        "require_all_sites": require_all_sites,
         "seed": seed,
         "experiment": experiment,
         **({} if label is None else {"label": label}),
@@ -203,10 +209,10 @@ def run(
             raise ValueError("--threads is of the simulator; --in-process works on the sites one after the other")
         if plan["sites"] is None:
             raise ValueError("--sites all is for export; the simulator needs their number or names")
-        sites = 0 if plan["sites"] == "default" else plan["sites"]
+        local = site_settings(site_file, plan["experiment"], workspace)
+        sites = run_sites(plan["sites"], local)
         recipe = FairRecipe(**{**plan, "sites": sites, "keep_local_models": keep_local_models})
         say_what_lacks(recipe.plan.lacks)
-        local = site_settings(site_file, plan["experiment"], workspace)
         if not overwrite:
             refuse_to_replace_run(workspace, plan["experiment"])
     workspace.parent.mkdir(parents=True, exist_ok=True)
@@ -319,13 +325,6 @@ def doctor(
 
 
 # ------------------------------------------------------------------------------------------------ pieces
-
-
-def parse_sites(text: str) -> int | list[str] | None:
-    """``"4"`` -> 4; ``"a,b"`` -> ``["a", "b"]``; ``"all"`` -> ``None``."""
-    if text == "all":
-        return None
-    return int(text) if text.isdigit() else [name.strip() for name in text.split(",") if name.strip()]
 
 
 def parse_settings(items: list[str]) -> dict[str, Any]:

@@ -54,12 +54,17 @@ class SiteData(ABC):
     Attributes:
         synthetic: True when the data are made up; the log and the results say so.
         description: one line about the data for the site's own log; no file names.
+        num_classes: number of classes as far as the data tell: of those that they name, else the highest number of a
+            class and one; ``None``: they have no classes, or do not tell.
+        class_names: names of all classes, where the data have them.
         test_splits: ``"test"``, and further test lists ``"test_<name>"`` (for instance a corrupted copy, or one
             skin tone); their metrics are reported as ``<name>/<metric>``.
     """
 
     synthetic: bool = False
     description: str = ""
+    num_classes: int | None = None
+    class_names: tuple[str, ...] | None = None
     test_splits: tuple[str, ...] = ("test",)
 
     @abstractmethod
@@ -131,6 +136,17 @@ class Task(ABC):
     primary_metric: ClassVar[str]
     #: Metrics in the fairness table; empty: all. The results file has all of them.
     shown_metrics: ClassVar[tuple[str, ...]] = ()
+    #: Whether a sample has one of several classes; ``None``: not known.
+    has_classes: ClassVar[bool | None] = None
+
+    @property
+    def classes(self) -> int | None:
+        """Number of classes that the network tells; ``None``: it tells none, or this is not known."""
+        return None
+
+    def suited_to(self, data: SiteData) -> Task:
+        """The task as a site learns it on its opened data: itself, or a copy that calls the classes as the data do."""
+        return self
 
     @abstractmethod
     def build_model(self) -> torch.nn.Module:

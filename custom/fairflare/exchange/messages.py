@@ -17,10 +17,11 @@ import torch
 
 from fairflare import __version__
 
+TASK_CHECK = "check"  # carries no model
 TASK_TRAIN = "train"
 TASK_ANCHOR = "anchor"
 TASK_VALIDATE = "validate"
-TASKS = (TASK_TRAIN, TASK_ANCHOR, TASK_VALIDATE)
+TASKS = (TASK_CHECK, TASK_TRAIN, TASK_ANCHOR, TASK_VALIDATE)
 
 SPLIT_TEST = "test"  # with all further test lists
 SPLIT_VALIDATION = "validation"
@@ -63,7 +64,7 @@ class Message:
 class SiteTask:
     """One request of the server, decoded."""
 
-    name: str  # train, anchor, validate
+    name: str  # check, train, anchor, validate
     state: dict[str, torch.Tensor]
     current_round: int
     num_rounds: int
@@ -90,7 +91,7 @@ class SiteReply:
 
 
 def encode_task(task: SiteTask) -> Message:
-    """The server's request: a full model and the directives."""
+    """The server's request: a full model (``check``: none) and the directives."""
     meta = {
         "version": __version__,
         "experiment": task.experiment,
@@ -101,9 +102,13 @@ def encode_task(task: SiteTask) -> Message:
         "directives": task.directives,
         "measure": list(task.measure),
     }
-    return Message(
-        clean_state(task.state), meta=clean_meta(meta), current_round=task.current_round, by_site=task.by_site
-    )
+    state = clean_state(task.state) or None
+    return Message(state, meta=clean_meta(meta), current_round=task.current_round, by_site=task.by_site)
+
+
+def says_nothing() -> Message:
+    """The answer to ``check`` of a site that does not know the task: it may take part, and says nothing of its data."""
+    return Message(meta={"version": __version__, "status": STATUS_OK})
 
 
 def for_site(task: Message, site: str | None) -> Message:

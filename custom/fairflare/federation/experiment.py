@@ -91,7 +91,7 @@ class Experiment:
             CheckpointError: the checkpoints do not fit these settings or versions, or are damaged.
             ServerFault: the checkpoint folder or the results cannot be written.
         """
-        self._config, self._sites = dict(config), list(info["sites"])
+        self._config, self._sites = dict(config), list(info["connected"])
         found = self._load()
         if found is not None:
             self._resume(found, info)

@@ -9,6 +9,7 @@ from typing import Any
 
 from fairflare.core.fairness import higher_is_better, summarize
 from fairflare.federation.best_model import BestModel
+from fairflare.federation.check import in_words
 from fairflare.federation.collector import Training, printable
 from fairflare.federation.final_test import Tested, mean_of
 from fairflare.federation.leaving import AT_HOME
@@ -50,6 +51,22 @@ class Journal:
         for listener in self.listeners:
             listener.event(kind, details)
 
+    def checked(self, phase: Phase, facts: Mapping[str, Mapping[str, Any]]) -> None:
+        """What the sites said of their data before the first round."""
+        self.store.update_info(said={site: dict(facts[site]) for site in sorted(facts)})
+        for site in sorted(facts):
+            self.say(f"check: site {site!r} has {in_words(facts[site])}")
+        for site, reason in sorted(phase.left_out.items()):
+            self.say(f"check: site {site!r} is not ready: {reason}", warning=True)
+        if any(found["synthetic"] for found in facts.values()):
+            self._note_synthetic()
+
+    def _note_synthetic(self) -> None:
+        if not self.synthetic:
+            self.synthetic = True
+            self.store.update_info(synthetic=True)
+            self.say("the data are SYNTHETIC (a phantom): the figures say nothing about patients")
+
     def training(self, phase: Phase, record: RoundRecord) -> None:
         """What the sites said of their training."""
         self.left_out(phase, record)
@@ -59,10 +76,8 @@ class Journal:
         record.notes = [note for _, found in sorted(phase.trained.items()) for note in found.notes]
         for note in record.notes:
             self.say(f"round {record.current_round}, {note}")
-        if not self.synthetic and any(found.stats["synthetic"] for found in phase.trained.values()):
-            self.synthetic = True
-            self.store.update_info(synthetic=True)
-            self.say("the data are SYNTHETIC (a phantom): the figures say nothing about patients")
+        if any(found.stats["synthetic"] for found in phase.trained.values()):
+            self._note_synthetic()
 
     def _note_classes_at_home(self, phase: Phase) -> None:
         """A table that lacks a site's metrics says why."""
@@ -175,9 +190,10 @@ class Journal:
             found[name] = summarize(values, higher_is_better=higher_is_better(name, info["higher_is_better"]))
         return found
 
-    def failed(self, reason: str) -> None:
-        """The run ends here."""
+    def failed(self, reason: str, phase: Phase | None = None) -> None:
+        """The run ends here, in ``phase`` where the sites are to blame."""
+        left_out = [] if phase is None else [LeftOut(s, phase.name, why) for s, why in sorted(phase.left_out.items())]
         try:
-            self.store.finish("failed", reason=reason)
+            self.store.finish("failed", reason=reason, left_out=left_out)
         except OSError as error:  # a full disk must not hide the reason
             self.say(f"the results cannot be written: {error}", warning=True)

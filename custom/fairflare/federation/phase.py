@@ -16,6 +16,22 @@ from fairflare.methods.reports import ReportError
 from fairflare.reporting.results import PhaseRecord
 
 
+class RoundFailed(RuntimeError):
+    """The run cannot go on; the text says which round, which sites, and why.
+
+    Attributes:
+        phase: in which it failed; who was left out of it is in the results.
+    """
+
+    def __init__(self, text: str, phase: Phase | None = None) -> None:
+        super().__init__(text)
+        self.phase = phase
+
+
+class Stopped(Exception):
+    """The run was told to stop."""
+
+
 class ServerFault(RuntimeError):
     """Something at the server broke while it took a reply; no site is to blame."""
 
@@ -159,6 +175,18 @@ class Exchange:
                 ) from fault[0]
             if not self.transport.stopped():
                 self._close(phase)
+        return phase
+
+    def unless_stopped(self, phase: Phase) -> Phase:
+        """``phase``, which :meth:`run` has filled.
+
+        Raises:
+            Stopped: the transport says so.
+        """
+        if self.transport.stopped():
+            raise Stopped(
+                "the job was aborted (by an administrator, or because a site's process died or no site is left)"
+            )
         return phase
 
     def _close(self, phase: Phase) -> None:

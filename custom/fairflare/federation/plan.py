@@ -128,11 +128,20 @@ def make_plan(
     plan = RunSettings(**{**usually, **wanted})
     if names is not None and plan.min_sites > len(names):
         raise ValueError(f"min_sites={plan.min_sites}, but the job has {len(names)} site(s)")
+    made = _task(task_class, learns)
+    rule = build(chosen.rule, {**chosen.server, **server})
+    training = build(chosen.training, {**chosen.site, **site})
+    try:
+        training.check_task(made)
+        if rule.needs_classes and made.has_classes is False:
+            raise ValueError("its weights need classes")
+    except ValueError as error:
+        raise ValueError(f"method {chosen.name!r} cannot learn {kind}: {error}, or choose another task") from error
     return Plan(
         method=chosen,
-        task=_task(task_class, learns),
-        rule=build(chosen.rule, {**chosen.server, **server}),
-        training=build(chosen.training, {**chosen.site, **site}),
+        task=made,
+        rule=rule,
+        training=training,
         run=plan,
         sites=names,
         task_file=file,

@@ -7,7 +7,8 @@ from itertools import groupby
 
 from fairflare.core.checks import in_words
 from fairflare.core.task import Metric, Task
-from fairflare.exchange.messages import TASK_ANCHOR, TASK_TRAIN, TASK_VALIDATE
+from fairflare.exchange.messages import TASK_ANCHOR, TASK_CHECK, TASK_TRAIN, TASK_VALIDATE
+from fairflare.federation import check
 from fairflare.federation.collector import COUNTS, MAX_REASON, STATS
 from fairflare.federation.leaving import METRICS_BY_CLASS
 from fairflare.federation.plan import TASKS_BY_KIND, load_task_class
@@ -104,7 +105,8 @@ def _all_methods() -> list[str]:
         "further test list, whose name stands in front; the last one on the validation split too",
         "see the tasks", "see the tasks", f"those by class: `{METRICS_BY_CLASS}`",
     ))  # fmt: skip
-    return ["## With every method", *_table(FIELDS, rows)]
+    asked = [field_row(field, TASK_CHECK) for field in check.FIELDS]
+    return ["## With every method", *_table(FIELDS, rows), CHECK, *_table(FIELDS, asked)]
 
 
 def _methods() -> list[str]:
@@ -198,6 +200,9 @@ task, the split, the number of an entry in the datalist and its key (`image`, `l
 usable), a tensor, a loss that is not finite, the signal that ended a task's process, or the kind of an exception. It
 names no file, path, value of an image or text of an unforeseen exception; those stand in the site's own log. That an
 image is damaged, larger than `max_image_bytes` or has no mask is said without saying which.
+"""
+
+CHECK = """Before the first round of a job each site is asked what it has (`check`); no model is sent. In its `report`:
 """
 
 MODELS = """The model: in `train` and `validate` the global one; in `anchor` (two-phase methods) the plain mean of this

@@ -1,4 +1,4 @@
-"""Rounds for every method: ``train``, if need be ``anchor``, aggregate, checkpoint; ``validate`` at the end.
+"""Rounds for every method: ``train``, if need be ``anchor``, aggregate, checkpoint; ``check`` first, ``validate`` last.
 
 Nothing here knows how messages travel; see :class:`fairflare.federation.transport.Transport`. Every phase asks an
 explicit list of sites and has a timeout. A site that fails, is silent, or reports nonsense is left out of that phase,
@@ -24,6 +24,7 @@ from fairflare.exchange.messages import (
     encode_task,
 )
 from fairflare.federation.best_model import BestModel
+from fairflare.federation.check import Check
 from fairflare.federation.collector import Collector, LikeReceived, reasons
 from fairflare.federation.experiment import Experiment, writing
 from fairflare.federation.final_test import FinalTest
@@ -31,6 +32,8 @@ from fairflare.federation.halves import check_halves
 from fairflare.federation.journal import Journal
 from fairflare.federation.models import ModelFiles
 from fairflare.federation.phase import Exchange, Phase
+from fairflare.federation.phase import RoundFailed as RoundFailed
+from fairflare.federation.phase import Stopped as Stopped
 from fairflare.federation.roster import Roster
 from fairflare.federation.run_info import config_of, info_of
 from fairflare.federation.run_settings import RESULTS_FOLDER, Place, RunSettings
@@ -42,16 +45,8 @@ if TYPE_CHECKING:
     from fairflare.core.task import Task
 
 
-class RoundFailed(RuntimeError):
-    """The run cannot go on; the text says which round, which sites, and why."""
-
-
 class NobodyCould(RoundFailed):
     """Sites answered, and not one could use the model: most likely it is the model."""
-
-
-class Stopped(Exception):
-    """The run was told to stop."""
 
 
 class Rounds:
@@ -85,6 +80,7 @@ class Rounds:
         self.exchange = Exchange(transport, self.roster, run.min_sites, run.straggler_grace, self.journal.tell)
         self.experiment = Experiment(run, place, rule, self.journal, self.files, transport.say)
         self.test = FinalTest(self._ask, self.roster, run, transport.say)
+        self.check = Check(task, run, transport, self.roster, self.journal)
         self._went_back_from: set[int] = set()
 
     # -------------------------------------------------------------------------------------------- the run
@@ -99,6 +95,7 @@ class Rounds:
         try:
             self.experiment.open()
             current_round, state = self._start()
+            self.check.run(current_round, self.experiment.run_id)
             while current_round < self.settings.num_rounds + 1:
                 try:
                     state = self._round_or_test(current_round, state)
@@ -107,7 +104,7 @@ class Rounds:
                     state = self._go_back(current_round, state, failed)
                     current_round -= 1
         except Exception as error:
-            self.journal.failed(str(error))
+            self.journal.failed(str(error), error.phase if isinstance(error, RoundFailed) else None)
             raise
         finally:
             self.collector.clear()
@@ -123,8 +120,12 @@ class Rounds:
         state: State = clean_state(model.state_dict())
         sites = sorted(self.transport.sites())
         config = config_of(run, place, self.rule, self.task)
-        info = info_of(run, place, self.rule, self.task, state, sites, config)
+        info = info_of(run, place, self.rule, self.task, state, sites, self.transport.expected(), config)
         found = self.experiment.begin(state, config, info)
+        if missing := sorted(set(info["sites"]) - set(sites)):
+            self.transport.say(
+                f"not connected, though the job names them: {', '.join(missing)}; it goes on without them", warning=True
+            )
         if not sites:
             raise RoundFailed("no site is connected")
         if len(sites) < run.min_sites:
@@ -159,7 +160,7 @@ class Rounds:
     def _round(self, current_round: int, state: State) -> State:
         for listener in self.listeners:
             listener.round_started(current_round)
-        self.transport.say(f"round {current_round + 1} of {self.settings.num_rounds}")
+        self.transport.say(f"round {current_round} of {self.settings.num_rounds}, from 0")
         record = RoundRecord(current_round=current_round, sites=self.roster.live(current_round))
         self.collector.begin(
             current_round, self.settings.num_rounds, shape=LikeReceived(state), received=state, sites=record.sites
@@ -262,15 +263,11 @@ class Rounds:
             )
         )
         phase = Phase(name, current_round, sorted(sites), doubtful=self.roster.doubtful(sites))
-        self.exchange.run(phase, task, timeout, self.settings.num_rounds, use)
-        if self.transport.stopped():
-            raise Stopped(
-                "the job was aborted (by an administrator, or because a site's process died or no site is left)"
-            )
-        return phase
+        return self.exchange.unless_stopped(self.exchange.run(phase, task, timeout, self.settings.num_rounds, use))
 
     def _trained(self, phase: Phase, site: str, message: Message) -> dict[str, float]:
         training = self.collector.read_training(site, message)
+        self.check.same_kind(site, training.stats["synthetic"])
         self.collector.keep(training)
         phase.trained[site] = training
         return training.metrics
@@ -288,5 +285,6 @@ class Rounds:
         kind = NobodyCould if not phase.good and answered >= self.settings.min_sites else RoundFailed
         return kind(
             f"round {phase.current_round}, {phase.name}: {len(phase.good)} usable result(s) of {len(phase.asked)} "
-            f"asked, min_sites={self.settings.min_sites}. Left out: {reasons(phase.left_out.items()) or 'none'}"
+            f"asked, min_sites={self.settings.min_sites}. Left out: {reasons(phase.left_out.items()) or 'none'}",
+            phase,
         )

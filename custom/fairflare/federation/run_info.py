@@ -35,7 +35,8 @@ def info_of(
     rule: Rule,
     task: Task,
     state: State,
-    sites: Sequence[str],
+    connected: Sequence[str],
+    expected: Sequence[str],
     config: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The results' ``info``, see ``docs/results.md``."""
@@ -53,7 +54,8 @@ def info_of(
         "bounds": bounds_of(run),
         "best_by": run.best_by,
         "seed": run.seed,
-        "sites": list(sites),
+        "sites": sorted({*expected, *connected}),
+        "connected": list(connected),
         "config": dict(config),
         "model_parameters": sum(t.numel() for t in state.values() if t.is_floating_point()),
         "model_bytes": num_bytes(state),

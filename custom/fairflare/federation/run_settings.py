@@ -25,6 +25,9 @@ class RunSettings(Bounds):
         min_sites: usable results a round needs.
         seed: of the initial model and of every site's training.
         experiment: id under which checkpoint and site state outlive the job; empty: no resume.
+        check_timeout: seconds a site may take, before the first round, to open its data and say what it has.
+        require_all_sites: a site whose data or settings fail that check ends the run; False: the run begins without
+            it, and it is in as soon as it can train. A silent site never ends the run while ``min_sites`` answer.
         train_timeout, anchor_timeout, validate_timeout: seconds a phase may take; a site may never answer.
         straggler_grace: seconds that late sites get once ``min_sites`` answered well; 0: the phase's whole timeout.
         max_missed: a site without an answer in time in so many phases running is not asked again until it shows up,
@@ -42,6 +45,8 @@ class RunSettings(Bounds):
     min_sites: PositiveInt = 1
     seed: Whole = 0
     experiment: str = ""
+    check_timeout: Positive = 600.0
+    require_all_sites: Flag = True
     train_timeout: Positive = 3600.0
     anchor_timeout: Positive = 3600.0
     validate_timeout: Positive = 3600.0

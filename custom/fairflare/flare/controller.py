@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from nvflare.apis.dxo import from_shareable
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import ALL_SITES, JobMetaKey
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.app_constant import AppConstants
@@ -26,7 +27,7 @@ from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from fairflare.core.settings import Flag, Positive, settings, values_of
 from fairflare.core.task import Task
-from fairflare.exchange.messages import Message, clean_meta, for_site
+from fairflare.exchange.messages import TASK_CHECK, Message, clean_meta, for_site, says_nothing
 from fairflare.federation.collector import printable
 from fairflare.federation.rounds import Rounds, Stopped
 from fairflare.federation.run_settings import Place, RunSettings
@@ -39,6 +40,8 @@ from fairflare.flare.wire import META_KEY, TRAINING_KEY, from_model, to_model
 from fairflare.methods.reports import shortened
 from fairflare.methods.rule import OLD_JOB, Rule
 from fairflare.methods.training import LocalTraining
+
+_UNKNOWN = ReturnCode.TASK_UNKNOWN
 
 
 @settings
@@ -121,6 +124,13 @@ class RoundsController(RunSettings, ModelController):
     def sites(self) -> list[str]:
         return sorted(client.name for client in self.engine.get_clients())
 
+    def expected(self) -> list[str]:
+        """The names in the job's deploy map; the connected sites where it says all."""
+        meta = self.fl_ctx.get_prop(FLContextKey.JOB_META)
+        places = meta.get(JobMetaKey.DEPLOY_MAP) if isinstance(meta, Mapping) else None
+        names = {name for app in (places or {}).values() for name in app if isinstance(name, str)}
+        return sorted(names - {"server"}) if names and ALL_SITES not in names else self.sites()
+
     def ask(self, question: Question) -> None:
         question = replace(question, task=self._with_training(question.task))
         self._task = question.task
@@ -166,7 +176,9 @@ class RoundsController(RunSettings, ModelController):
         received = client_task.task.get_prop(AppConstants.TASK_PROP_CALLBACK)
         why = _unreadable(client_task.client.name, client_task.result)
         if why and isinstance(received, _Received):
-            received.hand_over(client_task.client.name, why)
+            # A site that trains with a script of its own need not know the task.
+            unknown = client_task.task.name == TASK_CHECK and client_task.result.get_return_code() == _UNKNOWN
+            received.hand_over(client_task.client.name, says_nothing() if unknown else why)
         super()._process_result(client_task, fl_ctx)
 
     def _accept_train_result(

@@ -1,4 +1,4 @@
-"""The one executor: ``train``, ``anchor`` and ``validate`` at a site."""
+"""The one executor: ``check``, ``train``, ``anchor`` and ``validate`` at a site."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from nvflare.recipe.spec import Recipe
 from fairflare.core.checks import choice
 from fairflare.federation.influence import FOR_HOSPITALS
 from fairflare.federation.plan import make_plan
+from fairflare.federation.run_settings import RunSettings
 from fairflare.flare.job import PACKAGINGS, make_job
 
 
@@ -27,10 +28,10 @@ class FairRecipe(Recipe):
         task, sites, settings, small, train_like, task_file: see :func:`fairflare.federation.plan.make_plan`.
         num_rounds: communication rounds; default: the method's small job.
         min_sites: usable results a round needs; also FLARE's ``min_clients``.
-        phase_timeout: seconds for each of train, anchor and validate.
+        phase_timeout: seconds for each of train, anchor and validate; for check at most ten minutes.
         isolate: each task in a child process at the site.
         run: further settings of :class:`fairflare.federation.run_settings.RunSettings`: ``seed``, ``experiment``,
-            ``straggler_grace``, ``max_missed``, ``keep_local_models``, ``max_weight``, ``max_samples``,
+            ``straggler_grace``, ``max_missed``, ``check_timeout``, ``require_all_sites``, ``keep_local_models``, ``max_weight``, ``max_samples``,
             ``max_update_norm``.
 
     Raises:
@@ -61,6 +62,7 @@ class FairRecipe(Recipe):
         if packaging == "preinstalled":
             settings = {**FOR_HOSPITALS, **{k: run.pop(k) for k in FOR_HOSPITALS if k in run}, **(settings or {})}
         timeouts = dict.fromkeys(("train_timeout", "anchor_timeout", "validate_timeout"), phase_timeout)
+        timeouts["check_timeout"] = min(RunSettings().check_timeout, phase_timeout)
         self.plan = make_plan(
             method,
             task=task,

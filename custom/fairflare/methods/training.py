@@ -151,17 +151,26 @@ class LocalTraining:
         """
         if self.criterion == "task":
             return run.task.sample_losses(outputs, targets)
+        counts = self.class_counts(run)
+        if self.criterion == "balanced_softmax":
+            return losses.balanced_softmax(outputs, targets, counts, reduction="none")
+        strength = {} if self.prior_strength is None else {"tau": self.prior_strength}
+        rule = losses.logit_adjusted_cross_entropy if self.criterion == "logit_adjusted" else losses.fedlc_loss
+        return rule(outputs, targets, counts, reduction="none", **strength)
+
+    def class_counts(self, run: SiteRun) -> torch.Tensor:
+        """Training samples of each class, for the criterion.
+
+        Raises:
+            SiteError: the site's data have no classes to count.
+        """
         counts = run.data.class_counts("training")
         if counts is None:
             raise SiteError(
                 f"site {run.site!r}: criterion {self.criterion!r} needs classes, which the task's data do not have; "
                 "set criterion to 'task' or choose a classification task"
             )
-        if self.criterion == "balanced_softmax":
-            return losses.balanced_softmax(outputs, targets, counts, reduction="none")
-        strength = {} if self.prior_strength is None else {"tau": self.prior_strength}
-        rule = losses.logit_adjusted_cross_entropy if self.criterion == "logit_adjusted" else losses.fedlc_loss
-        return rule(outputs, targets, counts, reduction="none", **strength)
+        return counts
 
     def step(
         self,
@@ -185,6 +194,30 @@ class LocalTraining:
             f"site {run.site!r}: the server asks about an anchor, but {type(self).__name__} has no anchor report; "
             "choose the site half that belongs to the server half"
         )
+
+    # -- before the first round
+
+    def check_task(self, task: Task) -> None:
+        """Refuses a task that this half cannot learn, as far as that is known without data.
+
+        Raises:
+            ValueError: says which setting does not go with it.
+        """
+        if self.criterion != "task" and task.has_classes is False:
+            raise ValueError(f"criterion={self.criterion!r} needs classes; set criterion to 'task'")
+
+    def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        """Looks whether the site's data and the network have what :meth:`train` needs, without training.
+
+        Returns:
+            What the server should know besides: fields of :data:`fairflare.federation.check.FIELDS`.
+
+        Raises:
+            SiteError: they have not.
+        """
+        if self.criterion != "task":
+            self.class_counts(run)
+        return {}
 
     # -- the frame
 

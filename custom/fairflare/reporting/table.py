@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fairflare.core import checks
 from fairflare.core.fairness import FairnessSummary, higher_is_better, summarize
+from fairflare.reporting.attendance import attendance
 from fairflare.reporting.layout import MISSING, blocks, csv_lines, cut, markdown_lines, number
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ def _title(results: Mapping[str, Any]) -> str:
 def _notes(results: Mapping[str, Any], metric: str | None = None) -> list[str]:
     info = results["info"] or {}
     notes = _tested_notes(results, metric) if results.get("test") else ["No test results."]
+    notes += (attended := attendance(results))
     left_out: dict[tuple[str, str, str], list[int]] = {}
     for record in results["rounds"]:
         for left in record["left_out"]:
@@ -115,8 +117,10 @@ def _notes(results: Mapping[str, Any], metric: str | None = None) -> list[str]:
         for (site, phase, reason), numbers in sorted(left_out.items()):
             which = f"round{'' if len(numbers) == 1 else 's'} {_ranges(numbers)}"
             notes.append(f"  {site} in {which}, {phase}: {reason}")
-        notes += [f"  {site} after the last round, {phase}: {reason}" for site, phase, reason in in_test]
-    elif results["rounds"]:
+        done = len(results["rounds"])
+        whens = {"validate": "after the last round", "check": f"before round {done}"}
+        notes += [f"  {site} {whens.get(phase, f'in round {done}')}, {phase}: {why}" for site, phase, why in in_test]
+    elif results["rounds"] and not attended:
         notes.append("No site was left out of a round.")
     if info.get("classes_at_home"):
         notes.append(f"Metrics by class stay at home at: {', '.join(info['classes_at_home'])}.")

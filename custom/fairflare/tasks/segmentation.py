@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from fairflare.core import checks
-from fairflare.core.settings import NonNegativeInt, PositiveInt, settings
+from fairflare.core.settings import Flag, NonNegativeInt, PositiveInt, settings
 from fairflare.data.datalist import SPLITS, Datalist
 from fairflare.tasks.base import LOSS, Metric, SiteData, evaluating
 from fairflare.tasks.images import (
@@ -83,6 +83,8 @@ class SegmentationTask(ImageTask):
             they still hold a quarter of their initial values after 12 steps, which is all that a small site
             does in a round, and 18 layers of it make the first models blind in evaluation.
         augmentation: ``"flip"``, ``"affine"``, ``"intensity"``: which random changes ``augment=True`` makes.
+        allow_phantom: a site whose file names no data, for itself or for others, trains on synthetic data; False: it is
+            refused unless its own file says ``"phantom": true``.
         phantom_seed: seed of the synthetic data, used where a site has none of its own.
         phantom_cases: factor on the number of synthetic cases.
     """
@@ -90,6 +92,7 @@ class SegmentationTask(ImageTask):
     primary_metric: ClassVar[str] = "dice"
 
     site_settings: ClassVar[type[SiteSettings]] = SegmentationSite
+    has_classes: ClassVar[bool | None] = False  # an image has all structures
 
     image_size: tuple[Side, Side] = (64, 64)
     in_channels: Grey = 1
@@ -100,6 +103,7 @@ class SegmentationTask(ImageTask):
     features: Widths = (16, 16, 32, 64, 128, 16)
     norm_momentum: Momentum = 0.3
     augmentation: Augmentations = ("flip", "affine", "intensity")
+    allow_phantom: Flag = True
     phantom_seed: NonNegativeInt = 0
     phantom_cases: Factor = 1.0
 

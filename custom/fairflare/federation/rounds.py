@@ -114,7 +114,7 @@ class Rounds:
         run, place = self.settings, self.place
         torch.manual_seed(run.seed)
         model = self.task.build_model()
-        self.transport.say(self.task.initialise(model, place.settings.get("initial_weights")))
+        self.transport.say(self.task.initialise(model, place.initial_weights(run)))
         state: State = clean_state(model.state_dict())
         sites = sorted(self.transport.sites())
         config = config_of(run, place, self.rule, self.task)

@@ -28,6 +28,9 @@ class RunSettings(Bounds):
         max_missed: a site without an answer in time in so many phases running is not asked again until it shows up,
             and then after 2 rounds, 4, 8, ... while it stays late; the final test asks it all the same.
         keep_local_models: leave each round's local models in the run directory (for audits; large).
+        initial_ckpt: checkpoint that the federation starts from, at the server: a plain state dict or an
+            ``FL_global_model.pt``, of exactly the task's network; empty: as the task says. An absolute path; a relative
+            one is a file that the job carries.
         label: what tables call this run; default: the class of the rule.
     """
 
@@ -41,6 +44,7 @@ class RunSettings(Bounds):
     straggler_grace: NonNegative = 0.0
     max_missed: PositiveInt = 2
     keep_local_models: Flag = False
+    initial_ckpt: str = ""
     label: str = ""
 
     def __post_init__(self) -> None:
@@ -58,6 +62,8 @@ class Place:
         job_id: of FLARE, or a name.
         settings: the server's ``local/fairflare.json``.
         site_half: the training's settings as the sites have them; ``None``: not known here.
+        carried: folder of the files that the job carries; ``None``: it carries none, and a relative path is one of the
+            working directory.
     """
 
     run_dir: Path
@@ -65,3 +71,20 @@ class Place:
     job_id: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     site_half: Any = None
+    carried: Path | None = None
+
+    def initial_weights(self, run: RunSettings) -> str | None:
+        """The checkpoint that the federation starts from: the job's, or that of the server's private file.
+
+        Raises:
+            ValueError: both name one.
+        """
+        own = self.settings.get("initial_weights")
+        if not run.initial_ckpt:
+            return own
+        if own is not None:
+            raise ValueError(
+                f"the run starts from initial_ckpt {run.initial_ckpt!r} and the server's local/fairflare.json names "
+                f"initial_weights {own!r}; take out one of them"
+            )
+        return str((self.carried or Path()) / run.initial_ckpt)

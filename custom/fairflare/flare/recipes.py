@@ -12,7 +12,7 @@ from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver
 from nvflare.job_config.script_runner import FrameworkType
 from nvflare.recipe.spec import Recipe
 
-from fairflare.core.checks import choice
+from fairflare.core.checks import choice, nearest
 from fairflare.core.settings import field_names
 from fairflare.federation.influence import FOR_HOSPITALS
 from fairflare.federation.plan import make_plan
@@ -138,7 +138,10 @@ def only_what_is_given(init: _Init) -> _Init:
 
     @wraps(init)
     def made(self: MethodRecipe, **given: Any) -> None:
-        inspect.signature(init).bind(self, **given)  # Python's own words for an argument that there is not
+        known = [name for name in inspect.signature(init).parameters if name != "self"]
+        for name in given:
+            if name not in known:
+                raise TypeError(f"{type(self).__name__} has no argument {name!r}{nearest(name, known)}")
         settings = dict(given.pop("settings", None) or {})
         options = {name: given.pop(name) for name in (*OPTIONS, *field_names(RunSettings)) if name in given}
         for name, value in given.items():

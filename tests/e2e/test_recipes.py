@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from fairflare import results
 from fairflare.recipes import FedAvgRecipe
 
 from .conftest import TINY
+from .poc_tools import ADMIN, PocSystem
 
 
 @pytest.fixture(autouse=True)
@@ -43,3 +47,51 @@ def test_cross_site_evaluation_has_the_numbers_of_our_own_test(tmp_path):
         assert by_model["site-1"] != document["test"][site]
     assert len(list((folder / "tb_events").rglob("events*"))) == 1  # one receiver
     assert not list((folder / "app_server").glob("*.pt"))  # the models lie once, in the run's folder
+
+
+TWO_RUNS = """
+import json
+import sys
+from nvflare.recipe import ProdEnv
+from fairflare import results
+from fairflare.recipes import FedAvgRecipe, PocEnv
+
+project, user, settings = sys.argv[1:]
+sys.argv[1:] = []
+
+def recipe():
+    return FedAvgRecipe(sites=["north", "south"], num_rounds=1, local_epochs=1, **json.loads(settings))
+
+poc = PocEnv(clients=["north", "south"], project_conf_path=project, username=user, results="kept")
+run = recipe().run(poc)
+network = ProdEnv(startup_kit_location=poc._get_admin_startup_kit_path(), username=user)
+documents = [results.of(recipe().run(network)), results.of(run)]
+print("FOLDER", run.get_result())
+print("TESTS", json.dumps([document["test"] for document in documents]))
+"""
+
+
+@pytest.mark.walk
+@pytest.mark.timeout(400)
+def test_results_of_a_poc_outlive_it_and_a_running_network_is_asked_the_same_way(tmp_path):
+    system = PocSystem(tmp_path / "system", ["north", "south"])
+    script = tmp_path / "two_runs.py"
+    script.write_text(TWO_RUNS)
+    out = tmp_path / "out.txt"
+    command = [sys.executable, str(script), str(system.write_project()), ADMIN, json.dumps(TINY)]
+    try:
+        with out.open("wb") as log:  # services inherit the streams, so these are a file and no pipe
+            done = subprocess.run(
+                command, cwd=tmp_path, env=system.env, stdout=log, stderr=log, timeout=350, check=False
+            )
+    finally:
+        system.close()
+    text = out.read_text(errors="replace")
+    assert done.returncode == 0, text[-3000:]
+    folder = Path(re.findall(r"^FOLDER (.*)$", text, re.MULTILINE)[0])
+    assert folder.parent == tmp_path / "kept"
+    assert (folder / "workspace" / "FL_global_model.pt").is_file()
+    assert not system.workspace.exists()  # FLARE has removed it
+    first, second = json.loads(re.findall(r"^TESTS (.*)$", text, re.MULTILINE)[0])
+    assert first == second
+    assert set(first) == {"north", "south"}

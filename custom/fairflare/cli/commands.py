@@ -63,6 +63,9 @@ def plan_options(
     label: Annotated[
         str | None, typer.Option(help="What tables call the run, and its folder; default: the method's name.")
     ] = None,
+    initial_ckpt: Annotated[
+        str, typer.Option("--initial-ckpt", help="Model file to start from: a state dict or an FL_global_model.pt.")
+    ] = "",
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="KEY=VALUE (JSON or text), see `fairflare describe`; may be repeated."),
@@ -86,6 +89,7 @@ def plan_options(
         "min_sites": min_sites,
         "seed": seed,
         "experiment": experiment,
+        "initial_ckpt": initial_ckpt,
         **({} if label is None else {"label": label}),
         "phase_timeout": timeout,
         "straggler_grace": grace,

@@ -15,7 +15,7 @@ from nvflare.recipe.utils import add_cross_site_evaluation, add_experiment_track
 from fairflare import results
 from fairflare.recipes import FedAvgRecipe
 
-from .conftest import TINY
+from .conftest import ROOT, TINY
 from .poc_tools import ADMIN, PocSystem
 
 
@@ -95,3 +95,15 @@ def test_results_of_a_poc_outlive_it_and_a_running_network_is_asked_the_same_way
     first, second = json.loads(re.findall(r"^TESTS (.*)$", text, re.MULTILINE)[0])
     assert first == second
     assert set(first) == {"north", "south"}
+
+
+def test_the_first_example_of_the_recipes_page(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    code = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "recipes.md").read_text(), re.DOTALL)[0]
+    names: dict = {}
+    exec(compile(code, "recipes.md", "exec"), names)
+    assert names["document"]["status"] == "completed"
+    assert sorted(names["document"]["test"]) == ["north", "south"]
+    printed = capfd.readouterr().out
+    assert "north" in printed
+    assert (tmp_path / "runs" / "fed_ism" / "server" / "simulate_job" / "best_FL_global_model.pt").is_file()

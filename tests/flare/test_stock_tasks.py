@@ -40,7 +40,11 @@ def ask(site: Site, name: str, shareable: Shareable) -> Shareable:
 
 
 def validate(site: Site, state: Any, kind: str = DataKind.WEIGHTS) -> Shareable:
-    return ask(site, "validate", task("validate", DXO(kind, data=state), **{AppConstants.MODEL_OWNER: "SRV_FL_global_model.pt"}))
+    return ask(
+        site,
+        "validate",
+        task("validate", DXO(kind, data=state), **{AppConstants.MODEL_OWNER: "SRV_FL_global_model.pt"}),
+    )
 
 
 @pytest.fixture

@@ -224,6 +224,11 @@ No setting of FairFlare changes it.
   `"allow_log_streaming": false` in the site's `local/resources.json`; kits of our `SitePolicyBuilder` have it.
 - Keys of `local/resources.json` that FLARE does not know go to the server and to all sites. Private settings belong
   into `local/fairflare.json`, which nobody sends.
+- FLARE's cross-site evaluation, where a job has it ([recipes.md](recipes.md)): for each model that it names, a site
+  answers `validate` with the metrics of its test split, those by class as `metrics_by_class` says. `submit_model` asks
+  for the site's local model, which FLARE then sends to *all other sites*: whoever has both models of a round can guess
+  at images as from an update, and need not be the server. Refused unless the site's `local/fairflare.json` says
+  `"submit_model": true`; only a job with that evaluation has the task at all.
 - TensorBoard: a site sends no events. The server writes the curves (`tb_events`) from what is listed above: training
   loss, primary metric, weights and single numbers of the reports, by site. Whoever may download the job has them, and
   `results.json`, where all metrics are.

@@ -116,7 +116,7 @@ class Rounds:
         check_halves(self.rule, place.site_half)
         torch.manual_seed(run.seed)
         model = self.task.build_model()
-        self.transport.say(self.task.initialise(model, place.settings.get("initial_weights")))
+        self.transport.say(self.task.initialise(model, place.initial_weights(run)))
         state: State = clean_state(model.state_dict())
         sites = sorted(self.transport.sites())
         config = config_of(run, place, self.rule, self.task)

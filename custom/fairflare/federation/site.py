@@ -56,8 +56,17 @@ REMEDIES = {
     errno.EROFS: "let the site write to its state_root; it is back in the round after that",
 }
 LOCAL_MODEL = "local_model"  # in the site's store, for the anchor phase
+SUBMITS = "submit_model"  # the setting: the local model may be sent to the other sites
 # Settings of local/fairflare.json that the shell reads; all others belong to the task.
-SHELL_SETTINGS = ("state_root", "checkpoint_root", "num_threads", "device", "isolate", METRICS_BY_CLASS)
+SHELL_SETTINGS = (
+    "state_root",
+    "checkpoint_root",
+    "num_threads",
+    "device",
+    "isolate",
+    METRICS_BY_CLASS,
+    SUBMITS,
+)
 
 
 def round_seed(seed: int, site: str, current_round: int) -> int:
@@ -151,6 +160,10 @@ class SiteWorker:
             reply.stats["state_lost"] = "; ".join(store.lost)[:MAX_TEXT]
             log.warning("site %s, round %d: %s", self.site, request.current_round, "; ".join(store.lost))
         return reply
+
+    def local_model(self, run: str, current_round: int) -> dict[str, torch.Tensor] | None:
+        """What this site trained in a round; ``None``: it is not kept, or damaged."""
+        return self.state.store(run).load_at(LOCAL_MODEL, current_round)
 
     # -- the tasks
 

@@ -106,6 +106,7 @@ class RoundsController(RunSettings, ModelController):
             job_id=self.fl_ctx.get_job_id(),
             settings=own,
             site_half=self._site_half(),
+            carried=Path(self.get_app_dir()) / "custom",
         )
 
     def _site_half(self) -> Any:

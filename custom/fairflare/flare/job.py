@@ -11,6 +11,7 @@ from nvflare.app_common.executors.client_api_executor import ClientAPIExecutor
 from nvflare.client.config import ExchangeFormat
 from nvflare.job_config.api import FedJob
 from nvflare.job_config.fed_job_config import FedJobConfig
+from nvflare.recipe.utils import prepare_initial_ckpt
 
 import fairflare
 from fairflare.core.settings import field_names
@@ -18,9 +19,11 @@ from fairflare.exchange.messages import TASKS
 from fairflare.federation.plan import Plan, Script
 from fairflare.flare.controller import RoundsController
 from fairflare.flare.executor import SiteExecutor
+from fairflare.flare.persistor import RunModels
 from fairflare.flare.tracking import TensorBoard
 
 PACKAGINGS = ("task_file", "preinstalled", "bundle")
+TENSORBOARD, PERSISTOR = "tensorboard", "persistor"  # ids of components
 # A site asks for its next task this often; FLARE's default of 2 s would dominate short phases.
 SERVER_CONFIG = {"server": {"task_request_interval": 0.05}}
 SCRIPT_END = 10.0  # seconds that a script's process has to end by itself when the job is over
@@ -40,8 +43,11 @@ def make_job(plan: Plan, name: str, packaging: str, *, isolate: bool = False) ->
     job.set_app_packages(["fairflare"])  # the sites have it, or get it whole
     settings = {key: getattr(plan.run, key) for key in field_names(type(plan.run))}
     told = plan.training if plan.script is not None else None
+    if plan.run.initial_ckpt:
+        settings["initial_ckpt"] = _carried(plan.run.initial_ckpt, packaging, job)
     job.to_server(RoundsController(task=plan.task, rule=plan.rule, training=told, **settings), id="rounds")
-    job.to_server(TensorBoard(), id="tensorboard")
+    job.to_server(TensorBoard(), id=TENSORBOARD)
+    job.to_server(RunModels(), id=PERSISTOR)
     job.to_server(dict(SERVER_CONFIG))
     if plan.script is not None:
         job.to_clients(script_executor(plan.script, packaging), tasks=list(TASKS))
@@ -61,6 +67,24 @@ def script_executor(script: Script, packaging: str) -> ClientAPIExecutor:
     place = path if packaging == "preinstalled" else f"custom/{path}"
     command = [*shlex.split(script.command), place, *shlex.split(script.arguments)]
     return ClientAPIExecutor("external_process", command=command, shutdown_timeout=SCRIPT_END, **formats)
+
+
+def _carried(checkpoint: str, packaging: str, job: FedJob) -> str:
+    """FLARE's rule: an absolute path is one of the server's, any other a file here, which the job carries."""
+    if Path(checkpoint).is_absolute():
+        return checkpoint
+    if packaging == "preinstalled":
+        raise ValueError(
+            f"initial_ckpt {checkpoint!r} would travel in the job, which packaging 'preinstalled' does not allow; put "
+            "the file on the server and give its absolute path"
+        )
+    if not Path(checkpoint).is_file():
+        raise ValueError(
+            f"initial_ckpt {checkpoint!r} does not exist here; give a file that the job is to carry, or the absolute "
+            "path of one on the server"
+        )
+    carried: str = prepare_initial_ckpt(checkpoint, job)
+    return carried
 
 
 class _JobConfig(FedJobConfig):

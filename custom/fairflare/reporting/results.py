@@ -286,6 +286,23 @@ class ResultsStore:
         write_whole(self.folder / RESULTS_FILE, lambda path: _write_document(path, head, rounds))
 
 
+def find_results(path: Path) -> Path:
+    """``results.json`` of a run folder, a workspace or a FLARE download.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if path.is_file():
+        return path
+    candidates = [path / "results.json", path / "fairflare" / "results.json"]
+    candidates += [path / "server" / "simulate_job" / "fairflare" / "results.json"]
+    candidates += [path / "workspace" / "fairflare" / "results.json"]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    raise ValueError(f"no results.json in {path}")
+
+
 def read_results(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Reads a ``results.json``, given itself or its folder; of a run that goes on or was cut off, with its rounds.
 

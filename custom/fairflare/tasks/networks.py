@@ -167,13 +167,26 @@ def match_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return named
 
 
+def load_network(model: nn.Module, path: Path) -> str:
+    """Loads a checkpoint of a whole network, such as an ``FL_global_model.pt``; one line about what was loaded.
+
+    Raises:
+        ValueError: the file cannot be read, or a tensor is missing, unexpected or of another shape (names it).
+    """
+    load_fitting(model, read_checkpoint(path), f"checkpoint {path} does not fit the network")
+    return f"initial weights of the whole network from {path.name}"
+
+
 def load_encoder(model: Classifier, path: Path) -> str:
     """Loads a checkpoint into the encoder, and into the head where it fits; one line about what was loaded.
 
     Raises:
         ValueError: the file cannot be read, or does not fit the encoder (names what differs).
     """
-    found = match_names(read_checkpoint(path))
+    tensors = read_checkpoint(path)
+    if set(model.state_dict()) <= set(tensors):  # one of our own: the projector too
+        return load_network(model, path)
+    found = match_names(tensors)
     encoder = {name: tensor for name, tensor in found.items() if not name.startswith(HEADS)}
     load_fitting(model.encoder, encoder, f"checkpoint {path} does not fit the network")
     for head in ("head", "fc", "classifier", "class_layers.out"):

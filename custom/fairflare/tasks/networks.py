@@ -198,7 +198,7 @@ def load_encoder(model: Classifier, path: Path) -> str:
 
 
 def _load_projector(model: Classifier, found: Mapping[str, torch.Tensor]) -> bool:
-    """Loads the projection head of one of our own models where there is the same one; a run may also begin a new one."""
+    """Loads the projection head of one of our own models where there is the same one; else it begins anew."""
     if model.projector is None:
         return False
     own = {name.partition(".")[2]: tensor for name, tensor in found.items() if name.startswith("projector.")}

@@ -77,7 +77,8 @@ def test_classification_takes_its_own_model_with_every_part(tmp_path: Path) -> N
     state = task.build_model().state_dict()
     for path in forms(state, tmp_path):
         model = task.build_model()
-        assert task.initialise(model, str(path)) == f"initial weights of the whole network from {path.name}"
+        said = task.initialise(model, str(path))
+        assert said == f"initial weights of encoder and head (and projector) from {path.name}"
         assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
 
 

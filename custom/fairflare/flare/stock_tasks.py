@@ -83,8 +83,10 @@ def metrics_of(reply: SiteReply, primary: str) -> DXO:
 
 
 def check_submission(shareable: Shareable, worker: SiteWorker) -> None:
-    """Raises:
-    NotServed: the site's file does not allow it, or a model is asked for that there is not.
+    """Whether this site may and can give the model that is asked for.
+
+    Raises:
+        NotServed: its own file does not allow it, or there is no model of that name.
     """
     allowed = worker.settings.get(SUBMITS, False)
     if not isinstance(allowed, bool):

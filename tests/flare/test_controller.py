@@ -107,7 +107,9 @@ class Server(RoundsController):
     def send_model(self, task_name: str, data: Any, targets: Any, timeout: Any, callback: Any) -> None:
         task = self._prepare_task(data=data, task_name=task_name, timeout=timeout, callback=callback)
         checks = task_name == "check"
-        (self.checked if checks else self.sent).append({"name": task_name, "targets": targets, "timeout": timeout, "data": task.data})
+        (self.checked if checks else self.sent).append(
+            {"name": task_name, "targets": targets, "timeout": timeout, "data": task.data}
+        )
         self.standing = 1
         waiting = set(targets)
         lock = threading.Lock()

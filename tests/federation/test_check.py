@@ -251,7 +251,9 @@ def test_what_a_site_says(tmp_path: Path) -> None:
 def test_own_images_have_neither_names_nor_groups_of_a_phantom(tmp_path: Path) -> None:
     """Of as many classes as the phantom has, too."""
     local = {"sites": {s: own_images(tmp_path / s, 23) for s in SITES[:2]}}
-    results = run(tmp_path / "run", local, settings={"phantom": "endoscopy", "phantom_samples": 200})
+    results = run(
+        tmp_path / "run", local, settings={"phantom": "endoscopy", "phantom_samples": 200, "phantom_test": 200}
+    )
     names = set(results["test"]["site-1"])
     assert {f"recall_class_{number}" for number in range(23)} <= names
     assert not names & {"head", "medium", "tail", "all"}

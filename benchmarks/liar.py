@@ -25,7 +25,7 @@ import torch
 from fairflare import __version__
 from fairflare.core.layers import layers_of
 from fairflare.core.settings import build
-from fairflare.exchange.messages import TASK_ANCHOR, TASK_TRAIN, TASK_VALIDATE, Message
+from fairflare.exchange.messages import TASK_ANCHOR, TASK_CHECK, TASK_TRAIN, TASK_VALIDATE, Message, says_nothing
 from fairflare.federation.influence import FOR_HOSPITALS
 from fairflare.federation.rounds import Rounds, Stopped
 from fairflare.federation.run_settings import Place, RunSettings
@@ -172,7 +172,14 @@ class Hospitals(Listener):
     def sites(self) -> list[str]:
         return SITES
 
+    def expected(self) -> list[str]:
+        return SITES
+
     def ask(self, question: Question) -> None:
+        if question.name == TASK_CHECK:
+            for site in question.sites:
+                question.hand_over(site, says_nothing())
+            return
         self.over = question.name == TASK_VALIDATE  # nobody needs the pictures
         if not self.models:
             self.models.append({k: v.clone() for k, v in question.task.params.items()})

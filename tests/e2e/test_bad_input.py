@@ -48,7 +48,8 @@ def test_bad_sites_are_left_out_by_name_and_the_rest_goes_on(job, simulate, tmp_
         "site-5": {"data_root": str(one_case)},
         "site-6": {"data_rot": str(good)},
     }
-    run = simulate(job("fed_lwr", sites=6, num_rounds=1, min_sites=2, max_missed=1), threads=6, local={"sites": sites})
+    folder = job("fed_lwr", sites=6, num_rounds=1, min_sites=2, max_missed=1, require_all_sites=False)
+    run = simulate(folder, threads=6, local={"sites": sites})
     assert run.code == 0, run.log[-3000:]
     results = run.results
     assert results["status"] == "completed"
@@ -64,6 +65,23 @@ def test_bad_sites_are_left_out_by_name_and_the_rest_goes_on(job, simulate, tmp_
     assert "image0.png" in local_log  # the hospital's own log says which file
     # The broken files of sites 3 and 4 are training images: their test images measure the final model all the same.
     assert sorted(results["test"]) == ["site-1", "site-3", "site-4", "site-5"]
+
+
+def test_a_typing_mistake_in_a_site_file_ends_the_job_before_training(job, simulate, tmp_path):
+    """Named with the nearest right key; so is a site without a block, with the name that it may have meant."""
+    good = {"data_root": str(site_folder(tmp_path / "data", "good"))}
+    sites = {"site-1": good, "site-2": {"data_rot": good["data_root"]}, "site3": good}
+    run = simulate(job("fed_lwr", sites=3, num_rounds=1, min_sites=1), threads=3, local={"sites": sites})
+    assert run.code != 0
+    assert run.results["status"] == "failed"
+    assert run.results["rounds"] == []
+    reason = run.results["reason"]
+    assert "check, before any training: 2 of 3 site(s) cannot take part" in reason
+    assert "site 'site-2': unknown key 'data_rot' in the site file; did you mean 'data_root'?" in reason
+    assert "site 'site-3': the site file names data for other sites, but not for this one; did you mean " in reason
+    assert [(x["site"], x["phase"]) for x in run.results["left_out"]] == [("site-2", "check"), ("site-3", "check")]
+    assert run.results["info"]["said"]["site-1"]["images"] == {"training": 4, "validation": 1, "test": 1}
+    assert str(tmp_path) not in reason
 
 
 def test_a_site_that_says_nonsense_is_left_out_of_every_round(job, simulate):

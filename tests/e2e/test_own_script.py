@@ -25,7 +25,7 @@ from nvflare.recipe.sim_env import SimEnv
 
 def test_example_of_the_docs_runs_under_the_stock_controller(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "own_script.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (code,) = [part for part in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "FedAvgRecipe" in part]
     code = code.replace("SimEnv(num_clients=2)", f"SimEnv(num_clients=2, workspace_root={str(tmp_path / 'sim')!r})")
     script = tmp_path / "job.py"
     script.write_text(JOB.format(examples=str(ROOT / "docs" / "examples"), code=code))

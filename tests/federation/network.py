@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import torch
 
 from fairflare import __version__
-from fairflare.exchange.messages import Message, for_site
+from fairflare.exchange.messages import TASK_CHECK, Message, for_site, says_nothing
+from fairflare.federation.leaving import VALIDATED
 from fairflare.federation.rounds import Rounds
 from fairflare.federation.run_settings import Place, RunSettings
 from fairflare.federation.transport import Listener, Question
@@ -62,6 +63,8 @@ def good(site: str, name: str, task: Message) -> Message:
         meta["report"] = {"layers": ["0"], "cka": [1 - 0.1 * k], "dissimilarity": [0.1 * k]}
     else:
         reply.metrics = {"dice": 0.2 * k}
+        if "validation" in task.meta["measure"]:
+            reply.metrics[VALIDATED + "dice"] = 0.1 * k
     return reply
 
 
@@ -81,6 +84,9 @@ class Network:
 
     def __init__(self, behaviour: Behaviour, sites: Sequence[str] = SITES) -> None:
         self.behaviour, self.names = behaviour, list(sites)
+        #: Answers to ``check``, which is not among what was ``asked``.
+        self.ready: Callable[[str, Message], Any] = lambda site, task: says_nothing()
+        self.checks: list[Message] = []
         self.asked: list[tuple[str, list[str]]] = []
         self.tasks: list[Message] = []
         self.used: list[tuple[str, str, bool]] = []
@@ -93,19 +99,28 @@ class Network:
     def sites(self) -> list[str]:
         return self.names[::-1]  # in no order that anything may depend on
 
+    def expected(self) -> list[str]:
+        return self.names
+
     def ask(self, question: Question) -> None:
         name, task, sites = question.name, question.task, question.sites
-        self.asked.append((name, list(sites)))
-        self.tasks.append(task)
+        if name == TASK_CHECK:
+            self.checks.append(task)
+        else:
+            self.asked.append((name, list(sites)))
+            self.tasks.append(task)
         waiting = set(sites)
 
         def work(site: str) -> None:
-            answer = self.behaviour(site, name, for_site(task, site))
+            told = for_site(task, site)
+            answer = self.ready(site, told) if name == TASK_CHECK else self.behaviour(site, name, told)
             if callable(answer):
                 answer = answer()
             if answer is SILENT:
                 return
-            self.used.append((name, site, question.hand_over(site, answer)))
+            used = question.hand_over(site, answer)
+            if name != TASK_CHECK:
+                self.used.append((name, site, used))
             waiting.discard(site)
 
         threads = [threading.Thread(target=work, args=(site,), daemon=True) for site in reversed(sites)]

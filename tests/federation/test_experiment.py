@@ -268,7 +268,7 @@ def test_the_best_model_is_there_in_a_job_that_goes_on(tmp_path: Path) -> None:
     assert same_model(rest, whole, "best_FL_global_model.pt")
     assert rest.model("best_FL_global_model.pt")["train_conf"] == whole.model("best_FL_global_model.pt")["train_conf"]
     Run(tmp_path / "b", falling, num_rounds=2, experiment="e")()
-    flip(kept(tmp_path / "b") / "model-000000.safetensors")
+    flip(kept(tmp_path / "b") / "model-000001.safetensors")
     again = Run(tmp_path / "b", falling, num_rounds=3, experiment="e", job="second")()
     assert any("the best model so far cannot be read" in line for line in again.net.warned)
     assert again.model("best_FL_global_model.pt")["train_conf"]["round"] == 1  # the best of the rounds to come

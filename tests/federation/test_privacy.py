@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 from fairflare.cli.commands import app
 from fairflare.core.task import Metric, Task
 from fairflare.exchange.messages import Message, SiteReply, SiteTask, encode_reply, encode_task
+from fairflare.federation.check import FIELDS
 from fairflare.federation.collector import COUNTS, STATS
-from fairflare.federation.leaving import keep_classes_home
+from fairflare.federation.leaving import VALIDATED, keep_classes_home
 from fairflare.federation.local import LocalTransport, run_local
 from fairflare.federation.plan import Plan, make_plan
 from fairflare.federation.privacy import ENVELOPE, HOLDERS, TOLD, field_row, page
@@ -79,7 +80,7 @@ def test_every_declared_value_is_on_the_page() -> None:
     text = page()
     for method in all_methods().values():
         assert f"(`{method.name}`)" in text
-        for field in (*method.rule.report_fields, *method.rule.anchor_fields, *COUNTS, *STATS):
+        for field in (*method.rule.report_fields, *method.rule.anchor_fields, *COUNTS, *STATS, *FIELDS):
             assert field.doc, field.name
             assert f"| `{field.name}` | " in text
         for name, doc in method.rule.directive_docs.items():
@@ -136,27 +137,28 @@ def check_declared(plan: Plan, name: str, sent: Message, reply: Message) -> None
     assert set(sent.meta["directives"]) <= set(rule.directive_docs)
     assert reply.meta["status"] == "ok", reply.meta["reason"]
     assert reply.meta["reason"] == ""
-    fields = {"train": rule.report_fields, "anchor": rule.anchor_fields, "validate": ()}[name]
+    fields = {"check": FIELDS, "train": rule.report_fields, "anchor": rule.anchor_fields, "validate": ()}[name]
     assert set(reply.meta["report"]) <= {field.name for field in fields}
     stats = {field.name for field in STATS}
     assert set(reply.meta["stats"]) <= stats - (
         set() if name == "train" else {"train_loss", "epoch_losses", "synthetic"}
     )
     assert (reply.params is None) == (name != "train")
-    assert set(reply.params or sent.params) == set(sent.params)
+    assert (sent.params is None) == (name == "check")
+    assert set(reply.params or sent.params or ()) == set(sent.params or ())
     declared = {metric.name for metric in plan.task.declared_metrics()}
-    lists = ("clean/", "corrupted/", "common/") if name == "validate" else ()
+    lists = ("clean/", "corrupted/", "common/", VALIDATED) if name == "validate" else ()
     assert {m.removeprefix(next((x for x in lists if m.startswith(x)), "")) for m in reply.metrics} <= declared
-    assert bool(reply.metrics) == (name != "anchor")
+    assert bool(reply.metrics) == (name not in ("anchor", "check"))
     assert (reply.meta["num_steps"] is None) == (name != "train")
-    assert (reply.meta["num_samples"] is None) == (name == "anchor")
+    assert (reply.meta["num_samples"] is None) == (name in ("anchor", "check"))
 
 
 @pytest.mark.parametrize("name", sorted(all_methods()))
 def test_what_leaves_a_site_is_declared(name: str, tmp_path: Path, carried: list[Any]) -> None:
     plan = plan_of(name, num_rounds=2 if name == "fed_mrl" else 1)  # whose sites are told more from the second on
     run_local(plan, tmp_path)
-    tasks = ["train", "anchor", "validate"] if plan.rule.two_phase else ["train", "validate"]
+    tasks = ["check", "train", *(["anchor"] if plan.rule.two_phase else []), "validate"]
     assert {task for task, _, _ in carried} == set(tasks)
     for task, sent, reply in carried:
         check_declared(plan, task, sent, reply)

@@ -20,8 +20,9 @@ import torch
 
 from fairflare.core.fairness import summarize
 from fairflare.core.settings import settings
-from fairflare.exchange.messages import Message
+from fairflare.exchange.messages import Message, says_nothing
 from fairflare.exchange.staging import Staging
+from fairflare.federation.leaving import VALIDATED
 from fairflare.federation.phase import Exchange, Phase, ServerFault
 from fairflare.federation.roster import Roster
 from fairflare.federation.rounds import RoundFailed, Stopped
@@ -74,12 +75,13 @@ def test_what_a_round_records(tmp_path: Path) -> None:
     assert (train["bytes_out"], train["bytes_in"]) == (3 * model_bytes, 3 * model_bytes)
     assert aggregate["name"] == "aggregate"
     assert [(e["kind"], e.get("phase"), e.get("site")) for e in run.events if e["kind"] != "site"] == [
+        ("phase", "check", None),
         ("phase", "train", None),
         ("round_done", None, None),
         ("phase", "validate", None),
     ]
     told = {(e["phase"], e["site"]): e for e in run.events if e["kind"] == "site"}
-    assert len(told) == 6
+    assert len(told) == 9
     assert told["train", "site-3"]["metrics"] == {"dice": pytest.approx(0.3)}
     assert told["train", "site-3"]["ok"] is True
     info = run.results["info"]
@@ -174,7 +176,8 @@ def test_listeners_hear_everything_in_order(tmp_path: Path) -> None:
 
     Run(tmp_path, num_rounds=1, listeners=[Ear()])()
     assert heard == [
-        ("round_started", 0), "phase", "before_aggregation", ("aggregated", ["0.bias", "0.weight"]), (0, "dice"),
+        "phase", ("round_started", 0), "phase", "before_aggregation", ("aggregated", ["0.bias", "0.weight"]),
+        (0, "dice"),
         "round_done", "phase", ("tested", SITES, "dice", 1),
     ]  # fmt: skip
 
@@ -300,12 +303,14 @@ def test_the_same_site_cannot_answer_twice_nor_another_one_uninvited(tmp_path: P
 
     def meddle(question: Question) -> None:
         for asked, answering in (("site-9", "site-9"), ("site-1", "site-1"), ("site-1", "site-3")):
-            given.append(question.hand_over(asked, good(answering, question.name, question.task)))
+            check = question.name == "check"
+            answer = says_nothing() if check else good(answering, question.name, question.task)
+            given.append(question.hand_over(asked, answer))
         ask(replace(question, sites=question.sites[1:]))
 
     run.net.ask = meddle  # type: ignore[method-assign]
     run()
-    assert given == [False, True, False] * 2
+    assert given == [False, True, False] * 3
     assert run.results["rounds"][0]["accepted"] == SITES
     assert run.results["rounds"][0]["train"]["site-1"]["num_samples"] == 10
 
@@ -542,7 +547,11 @@ def test_an_answer_after_a_broken_transport_is_not_staged(tmp_path: Path) -> Non
     run = Run(tmp_path, num_rounds=1)
     asked: list[Question] = []
 
+    answered = run.net.ask
+
     def ask(question: Question) -> None:
+        if question.name == "check":
+            return answered(question)
         asked.append(question)
         raise ConnectionError("no network")
 
@@ -812,13 +821,18 @@ def test_local_models_stay_only_where_asked_for(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ best model
 
 
+def _as_validation(measured: dict[str, float], test: dict[str, float]) -> dict[str, float]:
+    return {**test, **{VALIDATED + name: value for name, value in measured.items()}}
+
+
 def scored(by_round: list[float]) -> Any:
     """Everyone measures this on the model that a round receives."""
 
     def behaviour(s: str, n: str, task: Message) -> Message:
         reply = good(s, n, task)
-        if n == "train":
-            reply.metrics = {"dice": by_round[task.current_round] + 0.01 * number(s), "loss": 3.0}
+        if (n == "train" or "validation" in task.meta["measure"]) and task.current_round < len(by_round):
+            measured = {"dice": by_round[task.current_round] + 0.01 * number(s), "loss": 3.0}
+            reply.metrics = measured if n == "train" else _as_validation(measured, reply.metrics)
         return reply
 
     return behaviour
@@ -826,7 +840,14 @@ def scored(by_round: list[float]) -> Any:
 
 @pytest.mark.parametrize(
     ("by_round", "made"),
-    [([0.2, 0.6, 0.4], 0), ([0.2, 0.4, 0.6], 1), ([0.6, 0.2, 0.4], -1), ([0.4, 0.6, 0.6], 0)],
+    [
+        ([0.2, 0.6, 0.4, 0.3], 0),
+        ([0.2, 0.4, 0.6, 0.5], 1),
+        ([0.2, 0.3, 0.4, 0.5], 2),  # the last one too
+        ([0.6, 0.2, 0.4, 0.3], 1),  # never the one that nobody trained
+        ([0.4, 0.6, 0.6, 0.3], 1),
+        ([0.4, 0.6, 0.6, 0.6], 2),  # of equals the later
+    ],
 )
 def test_the_best_model_is_the_one_that_the_sites_scored_best(tmp_path: Path, by_round: list[float], made: int) -> None:
     run = Run(tmp_path, scored(by_round), num_rounds=3)()
@@ -843,7 +864,7 @@ def test_the_best_model_is_remembered_by_a_resumed_run(tmp_path: Path) -> None:
     first = torch.load(tmp_path / "run" / "best_FL_global_model.pt", weights_only=True)
     assert first["train_conf"]["round"] == 0
     rest = Run(tmp_path, scored([0, 0, 0.6, 0.65]), num_rounds=4, experiment="e")()
-    assert rest.rounds.files.best == pytest.approx(0.72)
+    assert rest.rounds.files.best.value == pytest.approx(0.72)
     assert rest.model("best_FL_global_model.pt")["train_conf"]["round"] == 0
     Run(tmp_path, scored([0, 0, 0, 0, 0.8]), num_rounds=5, experiment="e")()
     assert rest.model("best_FL_global_model.pt")["train_conf"]["round"] == 3

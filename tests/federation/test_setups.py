@@ -101,6 +101,10 @@ def test_settings_go_before_the_papers() -> None:
 @pytest.mark.parametrize("model", ["fed_avg", "fed_ism", "fed_mas", "fed_mrl"])
 @pytest.mark.parametrize("name", METHODS)
 def test_trained_like_another_method(name: str, model: str, small: bool) -> None:
+    if model == "fed_avg" and name in ("bsm_fl", "bsm_kd", "fed_mas"):  # which keep a criterion that needs classes
+        with pytest.raises(ValueError, match="cannot learn segmentation"):
+            make_plan(name, train_like=model, small=small)
+        return
     plan, other = make_plan(name, train_like=model, small=small), make_plan(model, small=small)
     keeps = {*all_methods()[name].keeps, *all_methods()[model].keeps} if name != model else set()
     alone = make_plan(name, small=small)

@@ -182,7 +182,7 @@ def test_model_of_another_network_is_refused(worker):
 def test_a_task_nobody_knows_is_refused(worker):
     reply = worker().perform(request("submit_model", initial()))
     assert reply.status == "failed"
-    assert "unknown task 'submit_model', known: ['anchor', 'train', 'validate']" in reply.reason
+    assert "unknown task 'submit_model', known: ['anchor', 'check', 'train', 'validate']" in reply.reason
 
 
 def test_unknown_device_and_threads_are_named(worker):
@@ -236,12 +236,14 @@ def test_seeds_differ_by_site_round_and_experiment():
 # ------------------------------------------------------------------------------------------------ the private file
 
 
-def test_a_sites_own_block_goes_first_and_nobody_elses_is_seen(tmp_path):
+def test_a_sites_own_block_goes_first(tmp_path):
     content = {"device": "cpu", "cache_bytes": 1, "sites": {"a": {"cache_bytes": 2, "prior": "x"}, "b": {"device": 3}}}
     file = tmp_path / "fairflare.json"
     file.write_text(json.dumps(content))
-    assert read_site_file(file, "a") == own_settings(content, "a") == {"device": "cpu", "cache_bytes": 2, "prior": "x"}
-    assert read_site_file(file, "c") == {"device": "cpu", "cache_bytes": 1}
+    blocks = {"sites": content["sites"]}  # so that a site without data of its own sees that others have some
+    own = {"device": "cpu", "cache_bytes": 2, "prior": "x", **blocks}
+    assert read_site_file(file, "a") == own_settings(content, "a") == own
+    assert read_site_file(file, "c") == {"device": "cpu", "cache_bytes": 1, **blocks}
     assert read_site_file(tmp_path / "none.json", "a") == {}
 
 

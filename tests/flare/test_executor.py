@@ -124,7 +124,7 @@ def test_a_bad_site_file_says_the_same_with_isolate(tmp_path: Path) -> None:
 
 def test_codes(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    assert site("submit_model").get_return_code() == ReturnCode.TASK_UNKNOWN
+    assert site("tell_me_all").get_return_code() == ReturnCode.TASK_UNKNOWN
     site.abort.trigger("stop")
     assert site().get_return_code() == ReturnCode.TASK_ABORTED
 

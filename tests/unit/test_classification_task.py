@@ -152,11 +152,11 @@ def test_a_label_that_is_no_class(tmp_path: Path) -> None:
         f"site 'hospital-a': image '{root}/images/validation_1.png' of split 'validation' has the label 3; the task "
         "has the classes 0 to 2. Correct the datalist, num_classes of the task, or 'class_numbers' of the site"
     )
-    assert error.public == "site 'hospital-a': a label of split 'validation' is no class of the task"
+    assert error.public == "site 'hospital-a': a label of split 'validation' is no class of the task (num_classes=3)"
     error = refused(ClassificationTask(**OWN), {"data_root": root, "class_numbers": {"3": 1, "0": 0}})
     assert "training_1.png' of split 'training' has the label 1; 'class_numbers' in the site's" in str(error)
     assert "fairflare.json knows [0, 3]" in str(error)
-    assert error.public == "site 'hospital-a': a label of split 'training' is no class of the task"
+    assert error.public == "site 'hospital-a': a label of split 'training' is no class of the task (num_classes=3)"
 
 
 def test_a_list_of_masks_is_refused(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_further_test_lists(tmp_path: Path) -> None:
 def test_labels_of_further_test_lists_are_checked_too(tmp_path: Path) -> None:
     labels = {**dict.fromkeys(SPLITS, (0,)), "test_dark": (7,)}
     error = refused(ClassificationTask(**OWN), {"data_root": str(folder(tmp_path / "a", labels))})
-    assert error.public == "site 'hospital-a': a label of split 'test_dark' is no class of the task"
+    assert error.public == "site 'hospital-a': a label of split 'test_dark' is no class of the task (num_classes=3)"
 
 
 def test_decoded_images_are_kept_while_they_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -624,7 +624,7 @@ def test_arguments_can_be_read_back_for_the_export_of_a_job() -> None:
     given: dict[str, Any] = {
         "network": "densenet121", "features": [8] * 4, "max_pool": True, "image_size": [64, 96], "in_channels": 1,
         "num_classes": 7, "class_names": list("abcdefg"), "class_groups": {"rare": [5, 6]}, "norm_momentum": 0.2,
-        "initial_weights": "w.pth", "projector_dim": 16, "augmentation": ["intensity"], "phantom": "dermoscopy7",
+        "initial_weights": "w.pth", "projector_dim": 16, "augmentation": ["intensity"], "phantom": "dermoscopy7", "allow_phantom": False,
         "phantom_seed": 3, "phantom_sites": 4, "phantom_samples": 300, "phantom_test": 100,
         "phantom_own_test": 90, "phantom_min_share": 0.05, "camera_shift": 0.5,
         "partition": "dirichlet", "alpha": 0.5, "eta": 0.25, "shard_mode": "complement", "corrupted_sites": 2,

@@ -24,10 +24,12 @@ from typer.testing import CliRunner, Result
 from fairflare.cli import commands as cli
 from fairflare.cli import doctor
 from fairflare.cli.run_view import RunView
+from fairflare.cli.site_names import run_sites
 from fairflare.core.settings import Part, choices, described, settings, typed, values_of
 from fairflare.federation.describe import sections
 from fairflare.federation.influence import Bounds
 from fairflare.federation.plan import TASKS_BY_KIND, load_task_class, make_plan
+from fairflare.federation.run_settings import RunSettings
 from fairflare.methods.catalog import all_methods
 from fairflare.methods.fed_mrl import FedMRL
 
@@ -107,11 +109,13 @@ def expected_names(cls: type, prefix: str = "") -> set[str]:
 @pytest.mark.parametrize("name", METHODS)
 def test_every_setting_is_described_with_type_range_default_and_meaning(name: str) -> None:
     method = all_methods()[name]
-    found = list(sections(name).values())
+    *found, of_run = sections(name).values()
     classes = (method.rule, method.training, load_task_class(TASKS_BY_KIND[method.task]), Bounds)
-    for cls, group in zip(classes, found, strict=True):
+    for cls, group in zip(classes, found[:-1], strict=True):
         assert {setting.name for setting in group} == expected_names(cls)
-    for setting in (setting for group in found for setting in group):
+    assert {setting.name for setting in found[-1]} <= expected_names(RunSettings) - expected_names(Bounds)
+    assert {setting.name for setting in of_run} == {"best_by", "best_lambda", "test_last"}
+    for setting in (setting for group in (*found, of_run) for setting in group):
         assert len(setting.meaning) > 3, setting
         assert setting.wanted, setting
         assert "Annotated" not in setting.wanted, setting
@@ -281,6 +285,11 @@ def test_a_retired_setting_is_named_before_what_is_wrong_beside_it() -> None:
         (["run", "fed_avg", "--task", "regression"], "task must be one of 'segmentation', 'classification'"),
         (["run", "fed_avg", "--data", "nowhere.json"], "nowhere.json"),
         (["run", "fed_avg", "--sites", "2", "--min-sites", "3"], "min_sites=3, but the job has 2 site(s)"),
+        (
+            ["run", "fed_avg", "--sites", "3,5"],
+            "2 sites called '3' and '5'? Give a number of sites (--sites 5) or names (--sites site-3,site-5)",
+        ),
+        (["run", "fed_ism", "--task", "segmentation"], "'fed_ism' cannot learn segmentation: criterion='logit_"),
         (["run", "fed_avg", "--timeout", "0"], "timeout must be a number > 0, got 0"),
         (["export", "fed_avg", "--out", "x", "--preinstalled", "--bundle"], "exclude each other"),
         (["show", "nowhere"], "no results.json in nowhere"),
@@ -443,11 +452,12 @@ def test_a_run_in_process_shows_how_it_goes(runs: dict[str, Any]) -> None:
     assert good.exit_code == 0, good.output
     told = runs["told"]
     assert [(d["phase"], d["sites"]) for kind, d in told if kind == "phase"] == [
+        ("check", ["site-1", "site-2"]),
         ("train", ["site-1", "site-2"]),
         ("validate", ["site-1", "site-2"]),
     ]
     assert [(d["phase"], d["site"], d["ok"]) for kind, d in told if kind == "site"] == [
-        (phase, site, True) for phase in ("train", "validate") for site in ("site-1", "site-2")
+        (phase, site, True) for phase in ("check", "train", "validate") for site in ("site-1", "site-2")
     ]
     assert [d["current_round"] for kind, d in told if kind == "round_done"] == [0]
     # What the bars say at the end, and then the table.
@@ -467,7 +477,38 @@ def test_a_run_in_process_shows_how_it_goes(runs: dict[str, Any]) -> None:
     assert config["training"]["args"]["local_epochs"] == 1
     assert config["task"]["args"]["phantom_cases"] == 0.3
     log = (runs["root"] / "good.log").read_text()
-    assert "round 1 of 1" in log
+    assert "round 0 of 1, from 0" in log
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ([], ["north", "south-2"]),
+        (["--sites", "south-2,north"], ["south-2", "north"]),
+        (["--sites", "2"], "'site-1' is not in the file"),
+        (["--sites", "north,south2"], "'south2' is not in the file; did you mean 'south-2'; the file's 'south-2' is"),
+    ],
+)
+def test_the_names_of_the_sites_come_from_the_data_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], wanted: Any
+) -> None:
+    ran: list[Any] = []
+    monkeypatch.setattr(cli, "run_here", lambda recipe, *rest: ran.append(recipe.plan.sites) or 0)
+    monkeypatch.setattr(cli, "report", lambda *rest: 0)
+    data = tmp_path / "data.json"
+    data.write_text(json.dumps({"sites": {"server": {}, "north": {"data_root": "x"}, "south-2": {}}}))
+    command = ["run", "fed_lwr", "--in-process", "-w", str(tmp_path / "w"), "--data", str(data), *arguments]
+    result = fairflare(*command)
+    if isinstance(wanted, str):
+        assert f"--sites and --data name different sites: {wanted}" in one_line(result)
+    else:
+        assert result.exit_code == 0, result.output
+        assert ran == [wanted]
+
+
+def test_a_data_file_that_names_no_data_names_no_sites() -> None:
+    assert run_sites("default", {"sites": {"site-2": {"isolate": True}}}) == 0
+    assert run_sites(3, {"data_root": "x"}) == 3
 
 
 def test_a_run_that_fails_says_why_with_exit_code_1(runs: dict[str, Any]) -> None:

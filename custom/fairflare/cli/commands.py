@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fairflare.cli.site_names import parse_sites, run_sites
+
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -41,7 +43,7 @@ def plan_options(
             "--sites",
             "-s",
             help="Number of sites, or names separated by commas; 0: as many as the method's quick job has (the default "
-            "of run); all: every connected one (the default of export).",
+            "of run, unless --data names them); all: every connected one (the default of export).",
         ),
     ] = None,
     task: Annotated[
@@ -58,11 +60,17 @@ def plan_options(
         ),
     ] = None,
     min_sites: Annotated[int, typer.Option(min=1, help="Usable results that a round needs.")] = 2,
+    require_all_sites: Annotated[
+        bool, typer.Option(help="End the run before training when the data or settings of a site cannot be used.")
+    ] = True,
     seed: Annotated[int, typer.Option(help="Of the initial model and of all training.")] = 0,
     experiment: Annotated[str, typer.Option(help="Id under which a stopped run can be continued.")] = "",
     label: Annotated[
         str | None, typer.Option(help="What tables call the run, and its folder; default: the method's name.")
     ] = None,
+    initial_ckpt: Annotated[
+        str, typer.Option("--initial-ckpt", help="Model file to start from: a state dict or an FL_global_model.pt.")
+    ] = "",
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="KEY=VALUE (JSON or text), see `fairflare describe`; may be repeated."),
@@ -84,8 +92,10 @@ def plan_options(
         "num_rounds": rounds,
         "sites": "default" if sites is None else parse_sites(sites),
         "min_sites": min_sites,
+        "require_all_sites": require_all_sites,
         "seed": seed,
         "experiment": experiment,
+        "initial_ckpt": initial_ckpt,
         **({} if label is None else {"label": label}),
         "phase_timeout": timeout,
         "straggler_grace": grace,
@@ -203,10 +213,10 @@ def run(
             raise ValueError("--threads is of the simulator; --in-process works on the sites one after the other")
         if plan["sites"] is None:
             raise ValueError("--sites all is for export; the simulator needs their number or names")
-        sites = 0 if plan["sites"] == "default" else plan["sites"]
+        local = site_settings(site_file, plan["experiment"], workspace)
+        sites = run_sites(plan["sites"], local)
         recipe = FairRecipe(**{**plan, "sites": sites, "keep_local_models": keep_local_models})
         say_what_lacks(recipe.plan.lacks)
-        local = site_settings(site_file, plan["experiment"], workspace)
         if not overwrite:
             refuse_to_replace_run(workspace, plan["experiment"])
     workspace.parent.mkdir(parents=True, exist_ok=True)
@@ -265,14 +275,14 @@ def show(
 ) -> None:
     """The fairness table of a run; of several runs a comparison, a row for each configuration."""
     from fairflare.reporting.comparison import compare
-    from fairflare.reporting.results import read_results
+    from fairflare.reporting.results import find_results, read_results
     from fairflare.reporting.table import fairness_table, rich_table
 
     with user_errors():
         if markdown and csv:
             raise ValueError("--markdown and --csv exclude each other")
         style: Any = "markdown" if markdown else "csv" if csv else "text"
-        found = [read_results(results_path(path)) for path in runs]
+        found = [read_results(find_results(path)) for path in runs]
         if len(found) > 1:
             text = compare(found, metric=metric, style=style, per_site=sites, width=console.width)
         elif style == "text":
@@ -319,13 +329,6 @@ def doctor(
 
 
 # ------------------------------------------------------------------------------------------------ pieces
-
-
-def parse_sites(text: str) -> int | list[str] | None:
-    """``"4"`` -> 4; ``"a,b"`` -> ``["a", "b"]``; ``"all"`` -> ``None``."""
-    if text == "all":
-        return None
-    return int(text) if text.isdigit() else [name.strip() for name in text.split(",") if name.strip()]
 
 
 def parse_settings(items: list[str]) -> dict[str, Any]:
@@ -381,10 +384,10 @@ def say_what_lacks(lacks: Sequence[str]) -> None:
 
 def refuse_to_replace_run(workspace: Path, experiment: str) -> None:
     """Raises ValueError when the folder holds another run than the one that is gone on with."""
-    from fairflare.reporting.results import read_results
+    from fairflare.reporting.results import find_results, read_results
 
     try:
-        found = read_results(results_path(workspace))
+        found = read_results(find_results(workspace))
     except ValueError:
         return
     own = (found["info"] or {}).get("experiment")
@@ -397,11 +400,11 @@ def refuse_to_replace_run(workspace: Path, experiment: str) -> None:
 
 def report(workspace: Path, code: int, log: Path) -> int:
     """Prints the table, or why there is none; the exit code."""
-    from fairflare.reporting.results import read_results
+    from fairflare.reporting.results import find_results, read_results
     from fairflare.reporting.table import rich_table
 
     try:
-        results = read_results(results_path(workspace))
+        results = read_results(find_results(workspace))
     except (OSError, ValueError):
         errors.print(f"[red]failed[/red]: the run ended with code {code} before the first round")
         for line in _last_errors(log):
@@ -415,7 +418,7 @@ def report(workspace: Path, code: int, log: Path) -> int:
         errors.print(f"log: {log}", soft_wrap=True)
         return 1
     console.print(rich_table(results, width=console.width))
-    console.print(f"results: {results_path(workspace)}", soft_wrap=True)
+    console.print(f"results: {find_results(workspace)}", soft_wrap=True)
     return 0
 
 
@@ -425,19 +428,6 @@ def _last_errors(log: Path, count: int = 5) -> list[str]:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     marked = [line for line in lines if any(word in line for word in ("ERROR", "Error", "CRITICAL"))]
     return (marked or lines)[-count:]
-
-
-def results_path(path: Path) -> Path:
-    """``results.json`` of a run folder, a workspace or a FLARE download."""
-    if path.is_file():
-        return path
-    candidates = [path / "results.json", path / "fairflare" / "results.json"]
-    candidates += [path / "server" / "simulate_job" / "fairflare" / "results.json"]
-    candidates += [path / "workspace" / "fairflare" / "results.json"]
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate
-    raise ValueError(f"no results.json in {path}")
 
 
 def site_settings(site_file: Path | None, experiment: str, workspace: Path) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from fairflare.core.fairness import higher_is_better
+
 if TYPE_CHECKING:
     from typing import TypeAlias
 
@@ -52,12 +54,17 @@ class SiteData(ABC):
     Attributes:
         synthetic: True when the data are made up; the log and the results say so.
         description: one line about the data for the site's own log; no file names.
+        num_classes: number of classes as far as the data tell: of those that they name, else the highest number of a
+            class and one; ``None``: they have no classes, or do not tell.
+        class_names: names of all classes, where the data have them.
         test_splits: ``"test"``, and further test lists ``"test_<name>"`` (for instance a corrupted copy, or one
             skin tone); their metrics are reported as ``<name>/<metric>``.
     """
 
     synthetic: bool = False
     description: str = ""
+    num_classes: int | None = None
+    class_names: tuple[str, ...] | None = None
     test_splits: tuple[str, ...] = ("test",)
 
     @abstractmethod
@@ -102,6 +109,7 @@ class Metric:
         by_class: it is about one class, or tells which classes a site has: stays at a site that wants it so.
         family: how the documentation calls all of its kind (``recall_<class>``); default: ``name``.
         low, high: closed range.
+        higher_is_better: its direction; ``None``: as its name says (``core/fairness.py``).
     """
 
     name: str
@@ -111,6 +119,7 @@ class Metric:
     family: str = ""
     low: float = 0.0
     high: float = 1.0
+    higher_is_better: bool | None = None
 
 
 LOSS = Metric(name="loss", doc="mean loss of the evaluated images", low=-math.inf, high=math.inf)
@@ -127,6 +136,17 @@ class Task(ABC):
     primary_metric: ClassVar[str]
     #: Metrics in the fairness table; empty: all. The results file has all of them.
     shown_metrics: ClassVar[tuple[str, ...]] = ()
+    #: Whether a sample has one of several classes; ``None``: not known.
+    has_classes: ClassVar[bool | None] = None
+
+    @property
+    def classes(self) -> int | None:
+        """Number of classes that the network tells; ``None``: it tells none, or this is not known."""
+        return None
+
+    def suited_to(self, data: SiteData) -> Task:
+        """The task as a site learns it on its opened data: itself, or a copy that calls the classes as the data do."""
+        return self
 
     @abstractmethod
     def build_model(self) -> torch.nn.Module:
@@ -177,6 +197,12 @@ class Task(ABC):
         but the primary metric and the loss.
         """
         return (Metric(name=self.primary_metric, doc="the primary metric"), LOSS)
+
+    def directions(self) -> dict[str, bool]:
+        """Whether more is better, of every declared metric."""
+        own = {metric.name: metric.higher_is_better for metric in self.declared_metrics()}
+        own.setdefault(self.primary_metric, None)
+        return {name: higher_is_better(name) if chosen is None else chosen for name, chosen in own.items()}
 
     @abstractmethod
     def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:

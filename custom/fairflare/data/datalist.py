@@ -7,7 +7,8 @@ Decathlon, as MONAI uses it::
      "validation": [...],
      "test":       [...]}
 
-For classification ``label`` is the number of the class, from 0. Further lists named ``test_<name>`` (a
+For classification ``label`` is the number of the class, from 0; a list ``"class_names"`` beside the splits names all
+classes. Further lists named ``test_<name>`` (a
 corrupted copy of the test images, one skin tone of them, ...) are optional; their images may be in ``test`` too.
 The results show ``<name>``, so it is made of letters, digits, ``-`` and ``_``.
 
@@ -35,6 +36,7 @@ from fairflare.core.files import lies_in, real_folders
 from fairflare.core.stopping import check_stop
 
 SPLITS = ("training", "validation", "test")
+MAX_NAME = 60  # characters of a class's name
 EXTRA_TEST = "test_"  # how the names of further test lists begin
 EXTRA_NAME = re.compile(EXTRA_TEST + "[A-Za-z0-9_-]+")
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
@@ -77,6 +79,7 @@ class Datalist:
     site: str
     file: Path
     splits: Mapping[str, tuple[Sample, ...]]
+    class_names: tuple[str, ...] | None = None
 
 
 def load_datalist(
@@ -118,7 +121,9 @@ def load_datalist(
             f"site '{site}': the datalist leads out of the data folder",
         )
     content = _read_json(file, site)
-    return Datalist(site, file, _List(site, root, file, class_labels, folders).splits(content))
+    checked = _List(site, root, file, class_labels, folders)
+    splits = checked.splits(content)
+    return Datalist(site, file, splits, checked.class_names(content) if class_labels else None)
 
 
 def write_datalist(
@@ -182,6 +187,18 @@ class _List:
             f"site '{self.site}': datalist '{self.file}': {problem}",
             f"site '{self.site}': the datalist is not usable: {public}",
         )
+
+    def class_names(self, content: dict[str, Any]) -> tuple[str, ...] | None:
+        names = content.get("class_names")
+        if names is None:
+            return None
+        usable = isinstance(names, list) and all(isinstance(name, str) and name.isprintable() for name in names)
+        if not usable or len(set(names)) != len(names) or not all(0 < len(name) <= MAX_NAME for name in names):
+            raise self.bad(
+                f"'class_names' must be a list of different names of at most {MAX_NAME} characters, got {names!r:.200}",
+                "'class_names' is not a list of different names",
+            )
+        return tuple(names)
 
     def splits(self, content: Any) -> dict[str, tuple[Sample, ...]]:
         if not isinstance(content, dict):

@@ -91,7 +91,7 @@ class Experiment:
             CheckpointError: the checkpoints do not fit these settings or versions, or are damaged.
             ServerFault: the checkpoint folder or the results cannot be written.
         """
-        self._config, self._sites = dict(config), list(info["sites"])
+        self._config, self._sites = dict(config), list(info["connected"])
         found = self._load()
         if found is not None:
             self._resume(found, info)
@@ -158,9 +158,11 @@ class Experiment:
         state = {name: found.model[name] for name in like}  # the file sorts its names
         with writing("the model", self.files.folder):
             self.files.take_back(
-                state, found.next_round - 1, None if best is None else {name: best[name] for name in like},
-                found.extra["best"], found.extra["best_round"],
-            )  # fmt: skip
+                state,
+                found.next_round - 1,
+                None if best is None else {name: best[name] for name in like},
+                found.extra["best"],
+            )
         return state
 
     # -- after a round
@@ -178,7 +180,7 @@ class Experiment:
             "sites": self._sites,
             "versions": self.journal.info["versions"],
             "synthetic": self.journal.synthetic,
-            "best": self.files.best,
+            "best": self.files.best.state_dict(),
             "best_round": self.files.best_round,
         }
         checkpoint = Checkpoint(

@@ -66,6 +66,9 @@ class LocalTransport:
     def sites(self) -> list[str]:
         return self.names
 
+    def expected(self) -> list[str]:
+        return self.names
+
     def ask(self, question: Question) -> None:
         for site in question.sites:
             if question.enough() or self.stopped():

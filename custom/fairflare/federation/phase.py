@@ -16,6 +16,22 @@ from fairflare.methods.reports import ReportError
 from fairflare.reporting.results import PhaseRecord
 
 
+class RoundFailed(RuntimeError):
+    """The run cannot go on; the text says which round, which sites, and why.
+
+    Attributes:
+        phase: in which it failed; who was left out of it is in the results.
+    """
+
+    def __init__(self, text: str, phase: Phase | None = None) -> None:
+        super().__init__(text)
+        self.phase = phase
+
+
+class Stopped(Exception):
+    """The run was told to stop."""
+
+
 class ServerFault(RuntimeError):
     """Something at the server broke while it took a reply; no site is to blame."""
 
@@ -30,6 +46,7 @@ class Phase:
         left_out: why another one is not, also of sites that are not asked.
         unheard: those of them that were asked and did not answer in time.
         doubtful: asked though they were dropped and have not shown up since: they are not waited for long.
+        used_last: seconds until the last answer that is used.
     """
 
     name: str
@@ -44,6 +61,7 @@ class Phase:
     seconds: float = 0.0
     bytes_out: int = 0
     bytes_in: int = 0
+    used_last: float = 0.0
 
     @property
     def silent(self) -> list[str]:
@@ -126,7 +144,9 @@ class Exchange:
                 self.roster.answered(site, phase.name)
                 try:
                     _take(phase, site, answer, use)
-                    self._tell_site(phase, site, time.monotonic() - started)
+                    seconds = time.monotonic() - started
+                    phase.used_last = seconds if site in phase.good else phase.used_last
+                    self._tell_site(phase, site, seconds)
                 except Exception as error:
                     fault.append(error)
                 return not fault and site in phase.good
@@ -155,6 +175,18 @@ class Exchange:
                 ) from fault[0]
             if not self.transport.stopped():
                 self._close(phase)
+        return phase
+
+    def unless_stopped(self, phase: Phase) -> Phase:
+        """``phase``, which :meth:`run` has filled.
+
+        Raises:
+            Stopped: the transport says so.
+        """
+        if self.transport.stopped():
+            raise Stopped(
+                "the job was aborted (by an administrator, or because a site's process died or no site is left)"
+            )
         return phase
 
     def _close(self, phase: Phase) -> None:

@@ -23,17 +23,20 @@ import torch
 from fairflare.core.states import difference
 from fairflare.core.stopping import TaskStopped, stoppable
 from fairflare.exchange.messages import (
+    SPLIT_VALIDATION,
     STATUS_FAILED,
     STATUS_OK,
     STATUS_SKIPPED,
     TASK_ANCHOR,
+    TASK_CHECK,
     TASK_TRAIN,
     TASK_VALIDATE,
     SiteReply,
     SiteTask,
     clean_state,
 )
-from fairflare.federation.leaving import METRICS_BY_CLASS, keep_classes_home, sends_classes
+from fairflare.federation.check import facts_of
+from fairflare.federation.leaving import METRICS_BY_CLASS, VALIDATED, keep_classes_home, sends_classes
 from fairflare.federation.site_folder import SiteFolder
 from fairflare.federation.site_store import SiteStore
 from fairflare.federation.stoppable import StoppableData
@@ -53,8 +56,17 @@ REMEDIES = {
     errno.EROFS: "let the site write to its state_root; it is back in the round after that",
 }
 LOCAL_MODEL = "local_model"  # in the site's store, for the anchor phase
+SUBMITS = "submit_model"  # the setting: the local model may be sent to the other sites
 # Settings of local/fairflare.json that the shell reads; all others belong to the task.
-SHELL_SETTINGS = ("sites", "state_root", "checkpoint_root", "num_threads", "device", "isolate", METRICS_BY_CLASS)
+SHELL_SETTINGS = (
+    "state_root",
+    "checkpoint_root",
+    "num_threads",
+    "device",
+    "isolate",
+    METRICS_BY_CLASS,
+    SUBMITS,
+)
 
 
 def round_seed(seed: int, site: str, current_round: int) -> int:
@@ -98,6 +110,10 @@ class SiteWorker:
         self._data: SiteData | None = None
         self._model: torch.nn.Module | None = None
 
+    def use(self, model: torch.nn.Module) -> None:
+        """The network to load models into, in place of one of the task's."""
+        self._model = model
+
     def perform(self, request: SiteTask, should_stop: Callable[[], bool] = lambda: False) -> SiteReply:
         """Does one task; whatever goes wrong becomes a reply with a reason, and details go to this site's log.
 
@@ -125,17 +141,18 @@ class SiteWorker:
             )
         except Exception as e:
             return refusal(self.site, request.name, e)
-        if not self.sends_classes:
+        if not self.sends_classes and request.name != TASK_CHECK:
             keep_classes_home(self.site, reply, self.task, self._data.test_splits if self._data else ())
         reply.stats["seconds"] = round(time.monotonic() - started, 3)
         return reply
 
     def _perform(self, request: SiteTask) -> SiteReply:
-        if request.name == TASK_VALIDATE:  # keeps nothing and reads nothing of what is kept
-            return self._validate(request, self.state.store(request.run))
+        plain = {TASK_CHECK: self._check, TASK_VALIDATE: self._validate}  # keep nothing, read nothing of what is kept
+        if request.name in plain:
+            return plain[request.name](request, self.state.store(request.run))
         jobs = {TASK_TRAIN: self._train, TASK_ANCHOR: self._anchor}
         if request.name not in jobs:
-            known = sorted([*jobs, TASK_VALIDATE])
+            known = sorted([*jobs, *plain])
             raise SiteError(f"site {self.site!r}: unknown task {request.name!r}, known: {known}")
         with self.state.opened(request) as store:
             reply = jobs[request.name](request, store)
@@ -144,7 +161,16 @@ class SiteWorker:
             log.warning("site %s, round %d: %s", self.site, request.current_round, "; ".join(store.lost))
         return reply
 
-    # -- the three tasks
+    def local_model(self, run: str, current_round: int) -> dict[str, torch.Tensor] | None:
+        """What this site trained in a round; ``None``: it is not kept, or damaged."""
+        return self.state.store(run).load_at(LOCAL_MODEL, current_round)
+
+    # -- the tasks
+
+    def _check(self, request: SiteTask, store: SiteStore) -> SiteReply:
+        run = self._run(request, store)
+        found = self.training.check(run, self._network())
+        return SiteReply(STATUS_OK, report={**facts_of(run.data, self.device, self.sends_classes), **found})
 
     def _train(self, request: SiteTask, store: SiteStore) -> SiteReply:
         try:
@@ -167,11 +193,7 @@ class SiteWorker:
             update=difference(local, clean_state(received)),
             metrics=metrics,
             report=report,
-            stats={
-                "train_loss": trained.train_loss,
-                "epoch_losses": trained.epoch_losses,
-                "synthetic": bool(run.data.synthetic),
-            },
+            stats={**trained.losses(), "synthetic": bool(run.data.synthetic)},
             num_samples=trained.num_samples,
             num_steps=trained.num_steps,
         )
@@ -197,6 +219,9 @@ class SiteWorker:
             if split != "test":
                 further = self._evaluate(model, run, split)
                 metrics.update({f"{split.removeprefix('test_')}/{name}": value for name, value in further.items()})
+        if SPLIT_VALIDATION in request.measure:
+            further = self._evaluate(model, run, "validation")
+            metrics.update({VALIDATED + name: value for name, value in further.items()})
         return SiteReply(STATUS_OK, metrics=metrics, num_samples=run.data.num_samples("test"))
 
     # -- pieces
@@ -205,22 +230,31 @@ class SiteWorker:
         batches = run.data.batches(split, batch_size=self.training.batch_size)
         return self.task.evaluate(model, batches, self.device)
 
-    def _open(self, request: SiteTask, store: SiteStore) -> tuple[SiteRun, torch.nn.Module]:
-        if self._data is None:
-            own = {k: v for k, v in self.settings.items() if k not in SHELL_SETTINGS}
-            self._data = self.task.open_site(self.site, own)
-            log.info("site %s: %s", self.site, self._data.description)
+    def _network(self) -> torch.nn.Module:
         if self._model is None:
             self._model = self.task.build_model().to(self.device)
+        return self._model
+
+    def _open(self, request: SiteTask, store: SiteStore) -> tuple[SiteRun, torch.nn.Module]:
+        run, model = self._run(request, store), self._network()
         try:
-            self._model.load_state_dict(request.state)
+            model.load_state_dict(request.state)
         except RuntimeError as e:
             raise SiteError(
                 f"site {self.site!r}: the server's model does not fit the task's network here: {e}",
                 public=f"site {self.site!r}: the server's model does not fit the task's network at this site; "
                 "server and site must run the same job",
             ) from e
-        run = SiteRun(
+        return run, model
+
+    def _run(self, request: SiteTask, store: SiteStore) -> SiteRun:
+        if self._data is None:
+            own = {k: v for k, v in self.settings.items() if k not in SHELL_SETTINGS}
+            data = self.task.open_site(self.site, own)
+            self.task = self.task.suited_to(data)
+            self._data = data
+            log.info("site %s: %s", self.site, data.description)
+        return SiteRun(
             site=self.site,
             task=self.task,
             data=StoppableData(self._data),
@@ -233,7 +267,6 @@ class SiteWorker:
             scratch=store.scratch,
             settings=self.settings,
         )
-        return run, self._model
 
 
 def refusal(site: str, task: str, error: Exception) -> SiteReply:
@@ -263,7 +296,8 @@ def _kind(error: Exception) -> str:
 def read_site_file(path: Path, identity: str) -> dict[str, Any]:
     """The private settings of a site or of the server: ``local/fairflare.json`` of its workspace.
 
-    A block ``"sites": {name: {...}}`` overrides for one name, so that one file serves all sites of a simulator.
+    A block ``"sites": {name: {...}}`` overrides for one name, so that one file serves all sites of a simulator. All
+    blocks stay under ``"sites"``: whoever opens the data sees there whether others have some.
 
     Raises:
         SiteError: not a JSON object (names the file's place, not its content).
@@ -281,7 +315,7 @@ def read_site_file(path: Path, identity: str) -> dict[str, Any]:
 
 
 def own_settings(settings: Any, identity: str) -> dict[str, Any]:
-    """The part of a site file that is meant for one site; its own block goes before what stands outside.
+    """What a site file says to one site; its own block goes before what stands outside. See :func:`read_site_file`.
 
     Raises:
         SiteError: not a JSON object.
@@ -292,7 +326,7 @@ def own_settings(settings: Any, identity: str) -> dict[str, Any]:
     own = blocks.get(identity, {})
     if not isinstance(own, Mapping):
         raise SiteError(f"site {identity!r}: 'sites.{identity}' in local/{SITE_FILE} must be a JSON object")
-    return {**{k: v for k, v in settings.items() if k != "sites"}, **own}
+    return {**settings, **own}
 
 
 def pick_device(site: str, wanted: str | None) -> torch.device:

@@ -23,6 +23,7 @@ class StoppableData(SiteData):
     def __init__(self, data: SiteData) -> None:
         self._data = data
         self.synthetic, self.description, self.test_splits = data.synthetic, data.description, data.test_splits
+        self.num_classes, self.class_names = data.num_classes, data.class_names
 
     def num_samples(self, split: str) -> int:
         return self._data.num_samples(split)
@@ -53,6 +54,12 @@ class _StoppableBatches:
 
     def __len__(self) -> int:
         return len(self._batches)
+
+    def __getattr__(self, name: str) -> Any:
+        """What the batches have besides."""
+        if name == "_batches":  # not there yet
+            raise AttributeError(name)
+        return getattr(self._batches, name)
 
     def __iter__(self) -> Iterator[Batch]:
         check_stop()

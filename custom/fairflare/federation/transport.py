@@ -17,7 +17,7 @@ class Question:
     """One task for some sites.
 
     Attributes:
-        name: ``train``, ``anchor`` or ``validate``.
+        name: ``check``, ``train``, ``anchor`` or ``validate``.
         task: what they get, each its own part; see :func:`fairflare.exchange.messages.for_site`.
         sites: who is asked.
         timeout: seconds until the answers that are missing no longer count.
@@ -38,6 +38,9 @@ class Transport(Protocol):
 
     def sites(self) -> list[str]:
         """Names of the sites of the job, also of those that do not answer at present."""
+
+    def expected(self) -> list[str]:
+        """Names of the sites that the job was made for; the same as :meth:`sites` where it names none."""
 
     def ask(self, question: Question) -> None:
         """Sends the task and hands over each reply as it arrives, from any thread, one at a time.
@@ -72,6 +75,9 @@ class Listener:
 
     def round_done(self, record: RoundRecord, metric: str) -> None:
         """Everything about a round; ``metric`` is the task's primary one."""
+
+    def best_model(self, state: Mapping[str, Any], made: int) -> None:
+        """A new best model by the validation metric, and the round that made it."""
 
     def tested(self, test: Mapping[str, Mapping[str, float]], metric: str, step: int) -> None:
         """The metrics of the final model on the sites' test splits."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +17,7 @@ from nvflare.apis.dxo import from_shareable
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import ALL_SITES, JobMetaKey
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.app_constant import AppConstants
@@ -24,19 +25,23 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_common.workflows.model_controller import ModelController
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
-from fairflare.core.settings import Flag, Positive, settings
+from fairflare.core.settings import Flag, Positive, settings, values_of
 from fairflare.core.task import Task
-from fairflare.exchange.messages import Message, for_site
+from fairflare.exchange.messages import TASK_CHECK, Message, clean_meta, for_site, says_nothing
 from fairflare.federation.collector import printable
 from fairflare.federation.rounds import Rounds, Stopped
 from fairflare.federation.run_settings import Place, RunSettings
+from fairflare.federation.script import told_training
 from fairflare.federation.site import SITE_FILE, read_site_file
 from fairflare.federation.transport import Question
 from fairflare.flare.memory import memory_given_back, replies_on_disk
 from fairflare.flare.tracking import FlareEvents
-from fairflare.flare.wire import META_KEY, from_model, to_model
+from fairflare.flare.wire import META_KEY, TRAINING_KEY, from_model, to_model
 from fairflare.methods.reports import shortened
 from fairflare.methods.rule import OLD_JOB, Rule
+from fairflare.methods.training import LocalTraining
+
+_UNKNOWN = ReturnCode.TASK_UNKNOWN
 
 
 @settings
@@ -46,6 +51,8 @@ class RoundsController(RunSettings, ModelController):
     Args:
         task: what is learned; builds the initial model.
         rule: the method's server half.
+        training: the site half, told with each task where the sites' script has the training loop (FLARE's Client API);
+            ``None``: the sites' executor has it.
         task_check_period: seconds between FLARE's looks at a task.
         disk_offload: replies wait on disk (in ``TMPDIR``) until they are taken, not in memory.
     """
@@ -54,6 +61,7 @@ class RoundsController(RunSettings, ModelController):
 
     task: Task
     rule: Rule
+    training: LocalTraining | None = None
     task_check_period: Positive = 0.05
     disk_offload: Flag = True
 
@@ -71,12 +79,12 @@ class RoundsController(RunSettings, ModelController):
     def run(self) -> None:
         """FLARE's entry; see :class:`fairflare.federation.rounds.Rounds`."""
         self.fl_ctx.set_prop(AppConstants.NUM_ROUNDS, self.num_rounds, private=True, sticky=False)
-        place = self._place()
+        place, events = self._place(), FlareEvents(self, self.task.directions())
         try:
             with memory_given_back() as self._collect, self._offload() as offered:
                 if not offered:
                     self.warning("FLARE offers no disk offload here: replies wait in memory")
-                Rounds(self.task, self.rule, self, self, place, [FlareEvents(self)]).run()
+                Rounds(self.task, self.rule, self, self, place, [events]).run()
         except Stopped as stopped:
             if self.fl_ctx.get_job_id() == SimulatorConstants.JOB_NAME:
                 self.panic(str(stopped))  # the simulator would end with exit code 0
@@ -98,10 +106,13 @@ class RoundsController(RunSettings, ModelController):
             job_id=self.fl_ctx.get_job_id(),
             settings=own,
             site_half=self._site_half(),
+            carried=Path(self.get_app_dir()) / "custom",
         )
 
     def _site_half(self) -> Any:
         """The training's settings as this job's client configuration has them; ``None`` when it is not here."""
+        if self.training is not None:
+            return values_of(self.training)
         path = Path(self.get_app_dir()) / "config" / "config_fed_client.json"
         try:
             executors = json.loads(path.read_text(encoding="utf-8"))["executors"]
@@ -114,7 +125,15 @@ class RoundsController(RunSettings, ModelController):
     def sites(self) -> list[str]:
         return sorted(client.name for client in self.engine.get_clients())
 
+    def expected(self) -> list[str]:
+        """The names in the job's deploy map; the connected sites where it says all."""
+        meta = self.fl_ctx.get_prop(FLContextKey.JOB_META)
+        places = meta.get(JobMetaKey.DEPLOY_MAP) if isinstance(meta, Mapping) else None
+        names = {name for app in (places or {}).values() for name in app if isinstance(name, str)}
+        return sorted(names - {"server"}) if names and ALL_SITES not in names else self.sites()
+
     def ask(self, question: Question) -> None:
+        question = replace(question, task=self._with_training(question.task))
         self._task = question.task
         self.send_model(
             task_name=question.name,
@@ -132,6 +151,12 @@ class RoundsController(RunSettings, ModelController):
                 break
             self._collect()
             time.sleep(min(self.task_check_period, 0.05))
+
+    def _with_training(self, task: Message) -> Message:
+        """A task that also says what the sites' scripts are to train with, where they have the loop."""
+        if self.training is None:
+            return task
+        return replace(task, meta={**task.meta, TRAINING_KEY: clean_meta(told_training(self.training))})
 
     def stopped(self) -> bool:
         return bool(self.abort_signal.triggered)
@@ -152,7 +177,9 @@ class RoundsController(RunSettings, ModelController):
         received = client_task.task.get_prop(AppConstants.TASK_PROP_CALLBACK)
         why = _unreadable(client_task.client.name, client_task.result)
         if why and isinstance(received, _Received):
-            received.hand_over(client_task.client.name, why)
+            # A site that trains with a script of its own need not know the task.
+            unknown = client_task.task.name == TASK_CHECK and client_task.result.get_return_code() == _UNKNOWN
+            received.hand_over(client_task.client.name, says_nothing() if unknown else why)
         super()._process_result(client_task, fl_ctx)
 
     def _accept_train_result(

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field as Bounds
@@ -30,6 +30,9 @@ from fairflare.methods.prior_features import Priors, SitePrior
 from fairflare.methods.reports import Field
 from fairflare.methods.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.training import LocalTraining, SiteError, SiteRun
+
+if TYPE_CHECKING:
+    from fairflare.core.task import Task
 
 Encoder = Literal["embedded", "resnet18", "resnet50", "densenet121"] | Annotated[str, Bounds(pattern="^timm:.+")]
 MAX_RESCUE_FACTOR = 16e6  # 16 E |C|, for a million of epochs times classes
@@ -86,6 +89,15 @@ class RescueTraining(LocalTraining):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._priors = Priors(self.prior_network, self.prior, self.prior_image_size)
+
+    def check_task(self, task: Task) -> None:
+        super().check_task(task)
+        if self.lambda_f > 0 and task.has_classes is False:
+            raise ValueError("it needs a classifier with a projection head")
+
+    def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        found = super().check(run, model)
+        return {**found, "prior": self._priors.network(run, model).fingerprint} if self.lambda_f > 0 else found
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         own = run.own = _Rescue()
@@ -211,6 +223,10 @@ class FedMAS(Rule):
     }
 
     mas: Flag = True
+
+    @property
+    def needs_classes(self) -> bool:
+        return self.mas
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         return {"rescue_factor": True} if self.mas else {}

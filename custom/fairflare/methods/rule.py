@@ -97,6 +97,11 @@ class Rule(ABC):
     def weigh(self, inputs: RoundInputs) -> Weighing:
         """Weights of this round; each set must be ``>= 0`` and sum to 1 over ``inputs.sites``."""
 
+    @property
+    def needs_classes(self) -> bool:
+        """Whether the sites must report what only data with classes have."""
+        return False
+
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         """What ``sites`` are told besides the model."""
         return {}

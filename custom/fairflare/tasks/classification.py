@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -87,9 +88,10 @@ class ClassificationTask(ImageTask):
             ``"densenet121"``, which would otherwise end in one pixel.
         in_channels: 1 (colour images become luminance) or 3 (grey images are repeated).
         num_classes: number of classes. Default: the phantom's.
-        class_names: names of the classes for the metrics ``recall_<name>``. Default: the phantom's, or ``class_0``,
-            ...
-        class_groups: ``{"head": [0, 1], ...}``: their mean recalls are reported too. Default: the phantom's.
+        class_names: names of the classes for the metrics ``recall_<name>``. Default: the phantom's; of own images
+            those of the datalist, or ``class_0``, ...
+        class_groups: ``{"head": [0, 1], ...}``: their mean recalls are reported too. Default: the phantom's; of own
+            images none.
         norm_momentum: share of a new batch in the running statistics of the batch norms (PyTorch: 0.1).
         initial_weights: checkpoint of the encoder (a plain state dict, torchvision's or MONAI's names, ``.pt``,
             ``.pth`` or ``.safetensors``) that the server starts from, unless its own private file names another; a
@@ -98,6 +100,8 @@ class ClassificationTask(ImageTask):
         augmentation: ``"flip"``, ``"affine"``, ``"intensity"``: which random changes ``augment=True`` makes.
         phantom: synthetic data, used where a site has none of its own: ``"dermoscopy"``, ``"dermoscopy7"``,
             ``"fundus"`` or ``"endoscopy"``.
+        allow_phantom: a site whose file names no data, for itself or for others, trains on synthetic data; False: it is
+            refused unless its own file says ``"phantom": true``.
         phantom_seed: of the synthetic data.
         phantom_sites: number of sites that the synthetic data are dealt to; a run whose sites are named or counted
             sets it to their number unless told otherwise.
@@ -126,6 +130,7 @@ class ClassificationTask(ImageTask):
 
     site_settings: ClassVar[type[SiteSettings]] = ClassificationSite
     class_labels: ClassVar[bool] = True
+    has_classes: ClassVar[bool | None] = True
 
     network: Literal["resnet18", "densenet121"] = "resnet18"
     features: tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt] = (16, 32, 64, 128)
@@ -140,6 +145,7 @@ class ClassificationTask(ImageTask):
     projector_dim: PositiveInt | None = None
     augmentation: Augmentations = ("flip", "affine")
     phantom: Literal["dermoscopy", "dermoscopy7", "fundus", "endoscopy"] = "dermoscopy"
+    allow_phantom: Flag = True
     phantom_seed: NonNegativeInt = 0
     phantom_sites: PositiveInt = 5
     phantom_samples: PositiveInt = 2000
@@ -293,7 +299,26 @@ class ClassificationTask(ImageTask):
             *([Metric(name="all", doc="mean of the groups", by_class=alone)] if groups else []),
         )
 
+    def suited_to(self, data: SiteData) -> ClassificationTask:
+        """Own images have neither the phantom's names of classes nor its groups."""
+        if data.synthetic or (self.class_names is not None and self.class_groups is not None):
+            return self
+        own = copy.copy(self)
+        if own.class_names is None:
+            own.class_names = list(data.class_names or (f"class_{number}" for number in range(self.classes)))
+        if own.class_groups is None:
+            own.class_groups = {}
+        return own
+
     def open_folder(self, site: str, own: ClassificationSite, datalist: Datalist) -> SiteData:
+        named = datalist.class_names
+        if named is not None and own.class_numbers is None and len(named) != self.classes:
+            told = f"the datalist names {len(named)} classes, the job has num_classes={self.classes}"
+            raise DataError(
+                f"site '{site}': {told}; set num_classes={len(named)} of the task, or correct 'class_names' in "
+                f"'{datalist.file}'",
+                f"site '{site}': {told}",
+            )
         with setting_of(site, "class_numbers"):
             for number in (own.class_numbers or {}).values():
                 checks.number("class_numbers: class", number, low=0, high=self.classes - 1, whole=True)
@@ -322,6 +347,9 @@ class FolderClasses(FolderImages):
         # All labels are looked at before the first round, not in the middle of it.
         found = {split: [self.class_of(s, split) for s in samples] for split, samples in datalist.splits.items()}
         self._counts = {split: np.bincount(numbers, minlength=task.classes) for split, numbers in found.items()}
+        self.class_names = datalist.class_names if coding is None else None
+        known = [*coding.values()] if coding else [number for numbers in found.values() for number in numbers]
+        self.num_classes = len(self.class_names) if self.class_names else max(known) + 1
 
     def class_of(self, sample: Sample, split: str) -> int:
         """The class of a sample by the task's numbers."""
@@ -337,7 +365,7 @@ class FolderClasses(FolderImages):
             raise DataError(
                 f"site '{self.site}': image '{sample.image}' of split '{split}' has the label {label}; {hint}. Correct "
                 "the datalist, num_classes of the task, or 'class_numbers' of the site",
-                f"site '{self.site}': a label of split '{split}' is no class of the task",
+                f"site '{self.site}': a label of split '{split}' is no class of the task (num_classes={classes})",
             )
         return found
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from fairflare.core import checks
-from fairflare.core.settings import NonNegativeInt, PositiveInt, field_names, settings
+from fairflare.core.settings import Flag, NonNegativeInt, PositiveInt, field_names, settings
 from fairflare.core.stopping import check_stop
 from fairflare.data.datalist import DataError, Datalist, load_datalist, suggest
 from fairflare.data.decoding import MAX_IMAGE_BYTES
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 CACHE_BYTES = 2**30  # decoded images of a site that are kept in memory, all splits together
 OTHER_KEYS = (  # of the site file, not the task's business
     "state_root", "checkpoint_root", "num_threads", "device", "isolate", "sites", "preprocess_cache",
-    "prior", "initial_weights", "metrics_by_class",
+    "prior", "initial_weights", "metrics_by_class", "submit_model",
 )  # fmt: skip
 
 # Types of settings of tasks on images.
@@ -48,7 +48,9 @@ class SiteSettings:
     """What tasks on images read of a site's private file.
 
     Args:
-        data_root: folder with the data; none: the phantom.
+        data_root: folder with the data; none: made-up data, where they are wanted.
+        phantom: True: made-up data, on purpose; False: never. Default: made-up data where the site file names no data
+            for any site and the task allows it.
         datalist: name of the list inside it, or an absolute path; default ``datalist.json``.
         linked_roots: further folders that links in ``data_root`` may lead to.
         max_image_bytes: memory that one decoded image, mask or volume may take; a larger file is refused by its header.
@@ -58,6 +60,7 @@ class SiteSettings:
     """
 
     data_root: Filename | None = None
+    phantom: Flag | None = None
     datalist: Filename | None = None
     linked_roots: list[Filename] = field(default_factory=list)
     max_image_bytes: PositiveInt = MAX_IMAGE_BYTES
@@ -85,14 +88,20 @@ def read_settings(kind: type[SiteSettings], site: str, given: Mapping[str, Any])
     known = (*own, *OTHER_KEYS)
     for key in given:
         if key not in known:
+            near = checks.nearest(key, known)
             raise DataError(
                 f"site '{site}': unknown key '{key}' in the site's fairflare.json{suggest(key, known)}",
-                f"site '{site}': unknown key in the site file",
+                # Close to a key that exists it is a typing mistake; anything else is the site's own word.
+                f"site '{site}': unknown key {f'{key:.60}'!r} in the site file{near}"
+                if near
+                else f"site '{site}': unknown key in the site file",
             )
     with setting_of(site):
         found = kind(**{key: value for key, value in given.items() if key in own})
     if found.data_root is None:
-        _refuse_half_settings(site, given)
+        _refuse_half_settings(site, given, found)
+    elif found.phantom:
+        raise setting_error(site, "phantom", "'phantom' is true and 'data_root' is set; take one of the two out")
     return found
 
 
@@ -114,22 +123,27 @@ def setting_error(site: str, key: str, problem: str) -> DataError:
     )
 
 
-def _refuse_half_settings(site: str, given: Mapping[str, Any]) -> None:
+def _refuse_half_settings(site: str, given: Mapping[str, Any], own: SiteSettings) -> None:
     """Before a phantom stands in: a site file that names data, but not for this site, is a mistake."""
-    if given.get("datalist") is not None:
+    if own.datalist is not None:
         raise setting_error(
             site, "data_root", "'datalist' is set but 'data_root' is not; set 'data_root' to the folder of the list"
         )
+    if own.phantom is False:
+        raise setting_error(site, "phantom", "'phantom' is false and 'data_root' is not set; set 'data_root'")
     blocks = given.get("sites")
-    if isinstance(blocks, Mapping) and site not in blocks:
-        with_data = [name for name, block in blocks.items() if isinstance(block, Mapping) and "data_root" in block]
-        if with_data:
-            raise DataError(
-                f"site '{site}': the site's fairflare.json gives data to the sites "
-                f"{', '.join(repr(name) for name in sorted(with_data))}, but has no block for '{site}'; "
-                "add one under 'sites', or run the job with these site names",
-                f"site '{site}': the site file names data for other sites, but not for this one",
-            )
+    if own.phantom or not isinstance(blocks, Mapping):
+        return
+    with_data = [name for name, block in blocks.items() if isinstance(block, Mapping) and "data_root" in block]
+    if with_data:
+        near = checks.nearest(site, with_data)
+        lacks = f"no 'data_root' in the block of '{site}'" if site in blocks else f"no block for '{site}'"
+        others = ", ".join(repr(name) for name in sorted(with_data))
+        raise DataError(
+            f"site '{site}': the site's fairflare.json gives data to the sites {others}, but has {lacks}{near or '.'} "
+            "Write it under 'sites', or run the job with these site names",
+            f"site '{site}': the site file names data for other sites, but not for this one{near}",
+        )
 
 
 def one_for_each_class(name: str, values: Collection[Any], count: int, *, different: bool = False) -> None:
@@ -149,16 +163,25 @@ class ImageTask(Task):
     augmentation: tuple[str, ...]
     site_settings: ClassVar[type[SiteSettings]] = SiteSettings
     class_labels: ClassVar[bool] = False  # of a datalist: numbers, not masks
+    allow_phantom: bool = True
 
     def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:
-        """The site's own images, or the phantom when its settings have no ``data_root``.
+        """The site's own images, or the phantom where it is asked for or no data are named anywhere.
 
         Args:
             site: name of the site.
-            settings: the site's private file; see ``site_settings``.
+            settings: the site's private file; see ``site_settings``. Under ``"sites"`` are the blocks of the file, of
+                other sites too.
         """
         own = read_settings(self.site_settings, site, settings)
         if own.data_root is None:
+            if not own.phantom and not self.allow_phantom:
+                raise setting_error(
+                    site,
+                    "data_root",
+                    "no data: 'data_root' is not set, and this job allows no made-up data (allow_phantom=false); set "
+                    "'data_root'",
+                )
             return self.open_phantom(site, own)
         listed = load_datalist(
             own.data_root,

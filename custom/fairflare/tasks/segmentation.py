@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import Field
 
 from fairflare.core import checks
-from fairflare.core.settings import NonNegativeInt, PositiveInt, settings
+from fairflare.core.settings import Flag, NonNegativeInt, PositiveInt, settings
 from fairflare.data.datalist import SPLITS, Datalist
 from fairflare.tasks.base import LOSS, Metric, SiteData, evaluating
 from fairflare.tasks.images import (
@@ -83,6 +84,8 @@ class SegmentationTask(ImageTask):
             they still hold a quarter of their initial values after 12 steps, which is all that a small site
             does in a round, and 18 layers of it make the first models blind in evaluation.
         augmentation: ``"flip"``, ``"affine"``, ``"intensity"``: which random changes ``augment=True`` makes.
+        allow_phantom: a site whose file names no data, for itself or for others, trains on synthetic data; False: it is
+            refused unless its own file says ``"phantom": true``.
         phantom_seed: seed of the synthetic data, used where a site has none of its own.
         phantom_cases: factor on the number of synthetic cases.
     """
@@ -90,6 +93,7 @@ class SegmentationTask(ImageTask):
     primary_metric: ClassVar[str] = "dice"
 
     site_settings: ClassVar[type[SiteSettings]] = SegmentationSite
+    has_classes: ClassVar[bool | None] = False  # an image has all structures
 
     image_size: tuple[Side, Side] = (64, 64)
     in_channels: Grey = 1
@@ -100,6 +104,7 @@ class SegmentationTask(ImageTask):
     features: Widths = (16, 16, 32, 64, 128, 16)
     norm_momentum: Momentum = 0.3
     augmentation: Augmentations = ("flip", "affine", "intensity")
+    allow_phantom: Flag = True
     phantom_seed: NonNegativeInt = 0
     phantom_cases: Factor = 1.0
 
@@ -127,6 +132,11 @@ class SegmentationTask(ImageTask):
             norm=("batch", {"momentum": self.norm_momentum}),
             bias=False,
         )
+
+    def initialise(self, model: torch.nn.Module, checkpoint: str | None = None) -> str:
+        from fairflare.tasks.networks import load_network
+
+        return super().initialise(model) if checkpoint is None else load_network(model, Path(checkpoint))
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Dice loss of each image and structure, then the mean."""

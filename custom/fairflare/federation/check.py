@@ -1,0 +1,242 @@
+"""The first exchange of a job, ``check``: every site opens its data and says what it has, before anything is trained.
+
+A wrong setting, unreadable data, a task that does not fit the method, made-up data beside real ones, another number of
+classes than the job has: all of it ends the run here, and says who and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from fairflare.exchange.messages import TASK_CHECK, Message, SiteTask, encode_task
+from fairflare.federation.collector import MAX_SAMPLES, printable, read_head, reasons
+from fairflare.federation.phase import Exchange, Phase, RoundFailed
+from fairflare.federation.roster import Roster
+from fairflare.federation.run_settings import RunSettings
+from fairflare.federation.transport import Transport
+from fairflare.methods.reports import Field, ReportError, read_report
+
+if TYPE_CHECKING:
+    import torch
+
+    from fairflare.core.task import SiteData, Task
+    from fairflare.federation.journal import Journal
+
+MAX_LISTS = 100  # of images, at a site
+MAX_CLASSES = 10_000
+BY_CLASS = "`metrics_by_class`"
+#: What a site says in the report of ``check``. A site of the user's own script may say nothing of it.
+FIELDS = (
+    Field("splits", "names", required=False, doc="names of its lists: training, validation, test, `test_<name>`"),
+    Field(
+        "images", "vector", low=0, high=MAX_SAMPLES, same_length_as="splits", required=False,
+        doc="number of images in each list",
+    ),
+    Field("synthetic", "flag", required=False, doc="whether the data are made up"),
+    Field(
+        "num_classes", "whole", low=1, high=MAX_CLASSES, required=False,
+        doc="number of classes that the datalist names, else the highest label and one",
+        reveals="where the datalist names no classes: that the site has the class of the highest label",
+        keep=f"{BY_CLASS}, where the datalist names no classes",
+    ),
+    Field(
+        "class_names", "names", required=False,
+        doc="names of the classes in the datalist, also of those that the site has no image of",
+        keep="leave `class_names` out of the datalist",
+    ),
+    Field(
+        "prior", "text", required=False,
+        doc="Fed-MAS: fingerprint of the frozen prior network", reveals="which published checkpoint the site holds",
+    ),
+    Field("device", "text", required=False, doc="`cpu` or `cuda`", reveals="whether the site has a GPU"),
+)  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ at a site
+
+
+def facts_of(data: SiteData, device: torch.device, sends_classes: bool) -> dict[str, Any]:
+    """What a site says of its opened data; of real ones, an image of each list is read to see whether it can be.
+
+    Args:
+        data: of the site.
+        device: that it trains on.
+        sends_classes: False: which classes it has stays at home.
+
+    Raises:
+        DataError: the image of a list cannot be read.
+    """
+    splits = ["training", "validation", *data.test_splits]
+    if not data.synthetic:
+        for split in splits:
+            next(iter(data.batches(split, batch_size=1)), None)
+    facts: dict[str, Any] = {
+        "splits": splits,
+        "images": [data.num_samples(split) for split in splits],
+        "synthetic": bool(data.synthetic),
+        "device": device.type,
+    }
+    if data.class_names is not None:
+        facts["class_names"] = list(data.class_names)
+    if data.num_classes is not None and (sends_classes or data.class_names is not None):
+        facts["num_classes"] = data.num_classes
+    return facts
+
+
+# ------------------------------------------------------------------------------------------------ at the server
+
+
+def read_check(site: str, message: Message, current_round: int) -> dict[str, Any]:
+    """A site's answer, checked: images by list, and the fields after them; ``None``: it does not say.
+
+    Raises:
+        ReportError: it cannot be used (names site, field and value), or the site says that it cannot take part.
+    """
+    meta = read_head(site, message, current_round)
+    found = read_report(meta.get("report"), FIELDS, site)
+    splits, counts = found.pop("splits") or [], found.pop("images") or []
+    names = found["class_names"]
+    if len(splits) > MAX_LISTS or len(names or ()) > MAX_CLASSES:
+        raise ReportError(f"site {site!r}: more than {MAX_LISTS} lists or {MAX_CLASSES} classes")
+    for key in ("prior", "device"):
+        found[key] = None if found[key] is None else printable(found[key])
+    if names is not None:
+        found["class_names"] = [printable(name) for name in names]
+    if found["num_classes"] is not None:
+        found["num_classes"] = int(found["num_classes"])
+    images = {printable(split): int(count) for split, count in zip(splits, counts, strict=False)}
+    return {"images": images, **found}
+
+
+class Check:
+    """Asks every site before the first round of a job, also of one that goes on with an experiment.
+
+    Args:
+        task: what is learned.
+        run: settings.
+        transport, roster, journal: of the run.
+    """
+
+    def __init__(self, task: Task, run: RunSettings, transport: Transport, roster: Roster, journal: Journal) -> None:
+        self.task, self.settings = task, run
+        self.roster, self.journal = roster, journal
+        # No grace: a site that needs long to open its data is not late.
+        self.exchange = Exchange(transport, roster, run.min_sites, 0.0, journal.tell)
+        self.facts: dict[str, dict[str, Any]] = {}
+        self.synthetic: bool | None = None
+
+    def run(self, current_round: int, run_id: str) -> None:
+        """The exchange, and what follows from it.
+
+        Args:
+            current_round: the first to do.
+            run_id: see :class:`fairflare.exchange.messages.SiteTask`.
+
+        Raises:
+            RoundFailed: the run cannot begin; says who is to blame and what to do.
+            ServerFault, Stopped: as in any exchange.
+        """
+        run = self.settings
+        before = self.journal.synthetic if current_round > 0 else None
+        task = SiteTask(TASK_CHECK, {}, current_round, run.num_rounds, run.seed, experiment=run.experiment, run=run_id)
+        phase = Phase(TASK_CHECK, current_round, self.roster.known())
+        self.exchange.unless_stopped(
+            self.exchange.run(phase, encode_task(task), run.check_timeout, run.num_rounds, self._take)
+        )
+        self.journal.checked(phase, self.facts)
+        said = {found["synthetic"] for found in self.facts.values()} - {None}
+        problems = [*self._problems(phase, before), *self._unready(phase)]
+        if problems:
+            raise RoundFailed("check, before any training: " + ". ".join(problems), phase)
+        self.synthetic = said.pop() if said else None
+
+    def same_kind(self, site: str, synthetic: bool | None) -> None:
+        """Refuses the training of a site whose data are made up where the others' are not, or the reverse.
+
+        Raises:
+            ReportError: it is one.
+        """
+        if None not in (synthetic, self.synthetic) and synthetic != self.synthetic:
+            kinds = ("made up, and the others' are not", "not made up, as the others' are")
+            raise ReportError(f"site {site!r}: its data are {kinds[not synthetic]}; the two are never mixed")
+
+    def _take(self, phase: Phase, site: str, message: Message) -> dict[str, float]:
+        self.facts[site] = read_check(site, message, phase.current_round)
+        return {}
+
+    def _unready(self, phase: Phase) -> Iterator[str]:
+        """Sites that cannot take part."""
+        refused = {site: why for site, why in phase.left_out.items() if site not in phase.unheard}
+        if len(phase.good) < self.settings.min_sites:
+            yield (
+                f"{len(phase.good)} of {len(phase.asked)} site(s) ready, min_sites={self.settings.min_sites}. "
+                f"Not ready: {reasons(phase.left_out.items())}"
+            )
+        elif refused and self.settings.require_all_sites:
+            yield (
+                f"{len(refused)} of {len(phase.asked)} site(s) cannot take part: {reasons(refused.items())}. Correct "
+                "it there and submit the job again, or let the others go on without it: require_all_sites=false "
+                "(--no-require-all-sites)"
+            )
+
+    def _problems(self, phase: Phase, before: bool | None) -> Iterator[str]:
+        """What does not go together; ``before``: whether the rounds so far were on made-up data."""
+        made_up = self._who(lambda found: found["synthetic"] is True)
+        real = self._who(lambda found: found["synthetic"] is False)
+        if made_up and real:
+            yield (
+                f"made-up data beside real ones: synthetic at {_names(made_up)}, real at {_names(real)}. Set "
+                f"'data_root' in the fairflare.json of {_names(made_up)}"
+            )
+        elif (made_up and before is False) or (real and before):
+            was, now = ("made-up", "real") if real else ("real", "made-up")
+            yield f"the rounds before were trained on {was} data, and {_names(real or made_up)} has {now} ones now"
+        if real:
+            yield from self._classes({site: self.facts[site] for site in real}, everybody=not phase.left_out)
+        by_prior = _by_value({site: found["prior"] for site, found in self.facts.items()})
+        if len(by_prior) > 1:
+            held = "; ".join(f"{prior!r} at {_names(sites)}" for prior, sites in by_prior.items())
+            yield f"the sites hold different prior networks: {held}. Give every site the same checkpoint ('prior')"
+
+    def _classes(self, facts: Mapping[str, Mapping[str, Any]], *, everybody: bool) -> Iterator[str]:
+        """The network's classes against those that the sites have."""
+        by_names = _by_value({site: tuple(found["class_names"] or ()) or None for site, found in facts.items()})
+        if len(by_names) > 1:
+            named = "; ".join(f"{', '.join(names)} at {_names(sites)}" for names, sites in by_names.items())
+            yield f"the datalists name the classes differently: {named[:600]}"
+        wanted = self.task.classes
+        counts = {site: found["num_classes"] for site, found in facts.items() if found["num_classes"] is not None}
+        # The last classes may be at a site that does not say.
+        if everybody and wanted is not None and counts and len(counts) == len(facts) and max(counts.values()) != wanted:
+            yield (
+                f"the job has num_classes={wanted}, the sites have {max(counts.values())} classes at most "
+                f"({', '.join(f'{site}: {count}' for site, count in sorted(counts.items()))}). Set "
+                f"num_classes={max(counts.values())}, or name all classes with 'class_names' in the datalists"
+            )
+
+    def _who(self, fits: Any) -> list[str]:
+        return sorted(site for site, found in self.facts.items() if fits(found))
+
+
+def in_words(found: Mapping[str, Any]) -> str:
+    """What a site said, for a log."""
+    lists = ", ".join(f"{count} {split}" for split, count in found["images"].items())
+    parts = [f"{lists} images" if lists else "said nothing about its data"]
+    parts += ["SYNTHETIC"] if found["synthetic"] else []
+    parts += [f"{found['num_classes']} classes"] if found["num_classes"] is not None else []
+    parts += [f"prior {found['prior']}"] if found["prior"] else []
+    parts += [str(found["device"])] if found["device"] else []
+    return ", ".join(parts)
+
+
+def _by_value(values: Mapping[str, Any]) -> dict[Any, list[str]]:
+    found: dict[Any, list[str]] = {}
+    for site, value in sorted(values.items()):
+        if value is not None:
+            found.setdefault(value, []).append(site)
+    return found
+
+
+def _names(sites: list[str]) -> str:
+    return ", ".join(sites)

@@ -1,0 +1,372 @@
+"""The first exchange of a job: every site says what it has, and what cannot work ends the run before any training."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fairflare.exchange.messages import Message, says_nothing
+from fairflare.federation.check import MAX_LISTS, read_check
+from fairflare.federation.local import run_local
+from fairflare.federation.phase import RoundFailed
+from fairflare.federation.plan import make_plan
+from fairflare.methods.reports import ReportError
+from fairflare.methods.training import LocalTraining
+from fairflare.reporting.table import fairness_table
+
+from .network import SILENT, SITES, Run, good, misbehave
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TINY: dict[str, Any] = {
+    "image_size": [33, 33], "features": [4, 4, 8, 8], "phantom": "fundus", "phantom_samples": 60, "phantom_test": 40,
+    "partition": "iid", "local_epochs": 1, "batch_size": 16,
+}  # fmt: skip
+CLASSES = [f"c{number}" for number in range(3)]
+
+
+def says(**report: Any) -> Message:
+    """A site's answer to ``check``."""
+    message = says_nothing()
+    message.meta["report"] = report
+    return message
+
+
+def own_images(folder: Path, labels: int = 3, **more: Any) -> dict[str, str]:
+    """A folder of grey images of so many classes; the site's block."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(labels)
+    splits: dict[str, Any] = {"training": [], "validation": [], "test": []}
+    for split, entries in splits.items():
+        for number in range(2 * labels):
+            name = f"{split}{number}.png"
+            Image.fromarray(rng.integers(0, 255, (33, 33), np.uint8)).save(folder / name)
+            entries.append({"image": name, "label": number % labels})
+    (folder / "datalist.json").write_text(json.dumps({**more, **splits}))
+    return {"data_root": str(folder)}
+
+
+def run(folder: Path, local: dict[str, Any], sites: Any = 2, method: str = "fed_avg", **options: Any) -> dict[str, Any]:
+    """A run in one process, as ``fairflare run --in-process``; its results, also of one that failed."""
+    settings = {**TINY, **options.pop("settings", {})}
+    plan = make_plan(method, task="classification", sites=sites, num_rounds=1, settings=settings, **options)
+    results = folder / "server" / "simulate_job" / "fairflare" / "results.json"
+    said = None
+    try:
+        run_local(plan, folder, local)
+    except RoundFailed as error:
+        said = str(error)
+    found = json.loads(results.read_text())
+    assert said is None or found["reason"] == said
+    return found
+
+
+@pytest.fixture
+def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever trains fails the test."""
+    monkeypatch.setattr(LocalTraining, "train", lambda *rest: pytest.fail("a site has trained"))
+
+
+def refused(results: dict[str, Any]) -> str:
+    assert results["status"] == "failed"
+    assert results["rounds"] == []
+    assert results["reason"].startswith("check, before any training: ")
+    return str(results["reason"])
+
+
+# ------------------------------------------------------------------------------------------------ made-up data
+
+
+@pytest.mark.parametrize("real", [{"site-1"}, {"site-1", "site-2"}])
+@pytest.mark.parametrize("asked_for", [True, None])
+@pytest.mark.usefixtures("untrained")
+def test_made_up_data_never_go_beside_real_ones(tmp_path: Path, real: set[str], asked_for: bool | None) -> None:
+    """Whether a site's file says nothing at all (each hospital has its own), or that it wants them."""
+    run = Run(tmp_path, num_rounds=1)
+    run.net.ready = lambda site, task: says(synthetic=site not in real)
+    with pytest.raises(RoundFailed) as failed:
+        run()
+    made_up = ", ".join(site for site in SITES if site not in real)
+    assert f"made-up data beside real ones: synthetic at {made_up}, real at {', '.join(sorted(real))}" in str(
+        failed.value
+    )
+    assert f"Set 'data_root' in the fairflare.json of {made_up}" in run.results["reason"]
+    assert run.net.asked == []
+    # The same through a site of its own.
+    local = {"sites": {"site-1": own_images(tmp_path / "data"), "site-2": {"phantom": True}}}
+    if asked_for:
+        reason = refused(run_of(tmp_path / "r", local))
+        assert "synthetic at site-2, real at site-1" in reason
+
+
+def run_of(folder: Path, local: dict[str, Any], **options: Any) -> dict[str, Any]:
+    return run(folder, local, settings={"num_classes": 5, **options.pop("settings", {})}, **options)
+
+
+@pytest.mark.usefixtures("untrained")
+@pytest.mark.parametrize(
+    ("block", "why"),
+    [
+        ({}, "the site file names data for other sites, but not for this one; did you mean 'hospital-b'?"),
+        ({"hospital-c": {}}, "the site file names data for other sites, but not for this one"),
+        ({"hospital-c": {"data_rot": "x"}}, "unknown key 'data_rot' in the site file; did you mean 'data_root'?"),
+        ({"hospital-c": {"phantom": False}}, "key 'phantom' in the site file is not usable"),
+        ({"hospital-c": {"data_root": "/x", "phantom": True}}, "key 'phantom' in the site file is not usable"),
+        ({"hospital-c": {"data_root": "/nowhere/at/all"}}, "the data folder does not exist"),
+    ],
+)
+def test_a_mistake_in_a_site_file_ends_the_job(tmp_path: Path, block: dict[str, Any], why: str) -> None:
+    """By default, and named; the site does not quietly train on a phantom, nor is it quietly left out."""
+    local = {"sites": {f"hospital-{x}": own_images(tmp_path / x, 5) for x in "ab"} | block}
+    results = run(tmp_path / "run", local, ["hospital-a", "hospital-b", "hospital-c"])
+    reason = refused(results)
+    assert "1 of 3 site(s) cannot take part: site 'hospital-c': " + why in reason
+    assert "/nowhere" not in reason
+    assert [(x["site"], x["phase"]) for x in results["left_out"]] == [("hospital-c", "check")]
+    with (tmp_path / "run" / "server" / "simulate_job" / "fairflare" / "left_out.csv").open() as file:
+        rows = list(csv.reader(file))
+    assert [row[:3] for row in rows[1:]] == [["0", "check", "hospital-c"]]
+    assert "hospital-c before round 0, check: site 'hospital-c': " + why in fairness_table(results)
+
+
+def test_others_go_on_without_it_where_they_may(tmp_path: Path) -> None:
+    local = {"sites": {f"hospital-{x}": own_images(tmp_path / x, 5) for x in "ab"} | {"hospital-c": {"data_rot": "x"}}}
+    results = run(tmp_path / "run", local, list(local["sites"]), require_all_sites=False, min_sites=2)
+    assert results["status"] == "completed"
+    assert results["rounds"][0]["accepted"] == ["hospital-a", "hospital-b"]
+    assert sorted(results["info"]["said"]) == ["hospital-a", "hospital-b"]
+    assert "Took part in rounds: hospital-a 1/1, hospital-b 1/1, hospital-c 0/1." in fairness_table(results)
+    failed = run(tmp_path / "more", local, list(local["sites"]), require_all_sites=False, min_sites=3)
+    assert "2 of 3 site(s) ready, min_sites=3" in refused(failed)
+
+
+@pytest.mark.usefixtures("untrained")
+def test_a_job_that_allows_no_phantom(tmp_path: Path) -> None:
+    results = run(tmp_path / "a", {}, settings={"allow_phantom": False})
+    assert "key 'data_root' in the site file is not usable" in refused(results)
+
+
+def test_a_site_may_ask_for_made_up_data_where_the_job_allows_none(tmp_path: Path) -> None:
+    results = run(tmp_path, {"phantom": True}, settings={"allow_phantom": False})
+    assert results["status"] == "completed"
+    assert results["info"]["synthetic"] is True
+
+
+def test_a_late_site_of_another_kind_is_left_out(tmp_path: Path) -> None:
+    """It was silent when it was asked what it has."""
+
+    def other(site: str, name: str, task: Message) -> Message:
+        reply = good(site, name, task)
+        reply.meta["stats"]["synthetic"] = True
+        return reply
+
+    run = Run(tmp_path, misbehave("site-2", "train", other), num_rounds=1, check_timeout=0.3)
+    run.net.ready = lambda site, task: SILENT if site == "site-2" else says(synthetic=False)
+    run()
+    assert run.results["rounds"][0]["accepted"] == ["site-1", "site-3"]
+    assert "its data are made up, and the others' are not; the two are never mixed" in run.left_out()["site-2"][1]
+
+
+def test_a_resumed_run_keeps_to_its_kind_of_data(tmp_path: Path) -> None:
+    first = Run(tmp_path, num_rounds=1, experiment="e")
+    first.net.ready = lambda site, task: says(synthetic=True)
+    first()
+    assert first.results["info"]["synthetic"] is True
+    rest = Run(tmp_path, num_rounds=2, experiment="e", job="rest")
+    rest.net.ready = lambda site, task: says(synthetic=False)
+    with pytest.raises(RoundFailed, match="the rounds before were trained on made-up data, and site-1, site-2, site-3"):
+        rest()
+    assert rest.net.asked == []
+    assert len(rest.net.checks) == 1
+
+
+# ------------------------------------------------------------------------------------------------ who is there
+
+
+def test_a_silent_site_is_waited_for_and_named(tmp_path: Path) -> None:
+    run = Run(tmp_path, num_rounds=1, check_timeout=0.3)
+    run.net.ready = lambda site, task: SILENT if site == "site-2" else says_nothing()
+    run()
+    assert run.results["status"] == "completed"
+    assert run.results["rounds"][0]["accepted"] == SITES  # it was only slow
+    assert any("check: site 'site-2' is not ready: no answer within 0.3" in line for line in run.net.warned)
+    few = Run(tmp_path, num_rounds=1, check_timeout=0.3, min_sites=3, job="few")
+    few.net.ready = run.net.ready
+    with pytest.raises(RoundFailed, match=r"2 of 3 site\(s\) ready, min_sites=3.*site-2: no answer within"):
+        few()
+    assert few.net.asked == []
+
+
+def test_expected_sites_that_are_not_connected_are_named(tmp_path: Path) -> None:
+    run = Run(tmp_path, num_rounds=2)
+    run.net.expected = lambda: [*SITES, "site-4", "site-5"]  # type: ignore[method-assign]
+    run()
+    info = run.results["info"]
+    assert (info["sites"], info["connected"]) == ([*SITES, "site-4", "site-5"], SITES)
+    assert any("not connected, though the job names them: site-4, site-5" in line for line in run.net.warned)
+    shown = fairness_table(run.results)
+    assert "Expected, and not connected: site-4, site-5 (2 of 5)." in shown
+    assert "site-3 2/2, site-4 0/2, site-5 0/2." in shown
+    assert "No site was left out" not in shown
+
+
+def test_whoever_fails_the_round_is_in_the_results(tmp_path: Path) -> None:
+    run = Run(tmp_path, misbehave("site-2", "train", "site 'site-2' burnt down"), num_rounds=2, min_sites=3)
+    with pytest.raises(RoundFailed):
+        run()
+    with (run.folder / "fairflare" / "left_out.csv").open() as file:
+        assert list(csv.reader(file))[1:] == [["0", "train", "site-2", "site 'site-2' burnt down"]]
+    assert "site-2 in round 0, train: site 'site-2' burnt down" in fairness_table(run.results)
+
+
+def test_nothing_but_a_small_message_is_sent(tmp_path: Path) -> None:
+    run = Run(tmp_path, num_rounds=2, experiment="e")()
+    (sent,) = run.net.checks
+    assert sent.params is None
+    assert sent.meta["directives"] == {}
+    assert run.results["rounds"][0]["phases"][0]["name"] == "train"
+
+
+# ------------------------------------------------------------------------------------------------ classes and priors
+
+
+def test_what_a_site_says(tmp_path: Path) -> None:
+    local = {"sites": {s: own_images(tmp_path / s, class_names=CLASSES) for s in SITES[:2]}}
+    results = run(tmp_path / "run", local, settings={"num_classes": 3})
+    assert results["status"] == "completed"
+    assert results["info"]["synthetic"] is False
+    assert results["info"]["said"]["site-1"] == {
+        "images": {"training": 6, "validation": 6, "test": 6}, "synthetic": False, "num_classes": 3,
+        "class_names": CLASSES, "prior": None, "device": "cpu",
+    }  # fmt: skip
+    recalls = {name for name in results["test"]["site-1"] if name.startswith("recall_")}
+    assert recalls == {"recall_c0", "recall_c1", "recall_c2"}
+
+
+def test_own_images_have_neither_names_nor_groups_of_a_phantom(tmp_path: Path) -> None:
+    """Of as many classes as the phantom has, too."""
+    local = {"sites": {s: own_images(tmp_path / s, 23) for s in SITES[:2]}}
+    results = run(
+        tmp_path / "run", local, settings={"phantom": "endoscopy", "phantom_samples": 200, "phantom_test": 200}
+    )
+    names = set(results["test"]["site-1"])
+    assert {f"recall_class_{number}" for number in range(23)} <= names
+    assert not names & {"head", "medium", "tail", "all"}
+    assert sum(name.startswith("recall_") for name in names) == 23
+
+
+@pytest.mark.usefixtures("untrained")
+def test_another_number_of_classes_than_the_jobs(tmp_path: Path) -> None:
+    """A folder of three does not train the phantom's five outputs."""
+    local = {"sites": {s: own_images(tmp_path / s) for s in SITES[:2]}}
+    reason = refused(run(tmp_path / "run", local))
+    assert "the job has num_classes=5, the sites have 3 classes at most (site-1: 3, site-2: 3)" in reason
+    assert "Set num_classes=3" in reason
+    assert "label of split 'training' is no class of the task (num_classes=2)" in refused(
+        run(tmp_path / "two", local, settings={"num_classes": 2})
+    )
+
+
+@pytest.mark.usefixtures("untrained")
+def test_named_classes_must_be_the_jobs(tmp_path: Path) -> None:
+    local = {"sites": {s: own_images(tmp_path / s, class_names=CLASSES) for s in SITES[:2]}}
+    reason = refused(run(tmp_path / "run", local))
+    assert "the datalist names 3 classes, the job has num_classes=5" in reason
+    local["sites"]["site-2"] = own_images(tmp_path / "other", class_names=CLASSES[::-1])
+    reason = refused(run(tmp_path / "names", local, settings={"num_classes": 3}))
+    assert "name the classes differently: c0, c1, c2 at site-1; c2, c1, c0 at site-2" in reason
+
+
+def test_a_rare_class_that_no_site_has_is_named(tmp_path: Path) -> None:
+    local = {"sites": {s: own_images(tmp_path / s, class_names=[*CLASSES, "rare"]) for s in SITES[:2]}}
+    assert run(tmp_path / "run", local, settings={"num_classes": 4})["status"] == "completed"
+
+
+def test_classes_stay_at_home_where_the_site_says_so(tmp_path: Path) -> None:
+    local = {"metrics_by_class": False, "sites": {s: own_images(tmp_path / s) for s in SITES[:2]}}
+    results = run(tmp_path / "run", local)
+    assert results["status"] == "completed"
+    assert results["info"]["said"]["site-1"]["num_classes"] is None
+
+
+@pytest.mark.parametrize("method", ["fed_ism", "fed_ism_plus_l", "bsm_fl", "bsm_kd", "fed_mas"])
+def test_a_task_that_a_method_cannot_learn_is_refused_at_once(method: str) -> None:
+    with pytest.raises(ValueError, match=rf"method '{method}' cannot learn segmentation: .*choose another task"):
+        make_plan(method, task="segmentation")
+
+
+def test_what_a_setting_can_mend_is_said() -> None:
+    with pytest.raises(ValueError, match="criterion='logit_adjusted' needs classes; set criterion to 'task'"):
+        make_plan("fed_ism", task="segmentation")
+    assert make_plan("fed_ism", task="segmentation", settings={"criterion": "task"}).task.has_classes is False
+
+
+@pytest.mark.usefixtures("untrained")
+def test_a_network_without_a_projection_head(tmp_path: Path) -> None:
+    results = run(tmp_path, {}, method="fed_mas", settings={"projector_dim": None})
+    assert "Fed-MAS needs a projection head next to the classifier; set projector_dim=96" in refused(results)
+
+
+def test_a_site_says_which_prior_it_holds(tmp_path: Path) -> None:
+    results = run(tmp_path, {}, method="fed_mas")
+    (held,) = {found["prior"] for found in results["info"]["said"].values()}
+    assert len(held) == 16
+
+
+@pytest.mark.usefixtures("untrained")
+def test_different_priors_are_refused(tmp_path: Path) -> None:
+    run = Run(tmp_path, num_rounds=1)
+    run.net.ready = lambda site, task: says(prior="aa" if site == "site-1" else "bb")
+    with pytest.raises(RoundFailed, match="different prior networks: 'aa' at site-1; 'bb' at site-2, site-3"):
+        run()
+
+
+@pytest.mark.usefixtures("untrained")
+def test_an_image_that_cannot_be_read(tmp_path: Path) -> None:
+    local = {"sites": {s: own_images(tmp_path / s, 5) for s in SITES[:2]}}
+    (tmp_path / "site-2" / "validation0.png").write_bytes(b"no picture")
+    reason = refused(run(tmp_path / "run", local))
+    assert "site 'site-2'" in reason
+    assert "validation" in reason
+    assert "png" not in reason
+
+
+# ------------------------------------------------------------------------------------------------ a site's words
+
+
+@pytest.mark.parametrize(
+    ("report", "why"),
+    [
+        ({"splits": ["training"], "images": [-1]}, r"'images\[0\]' must lie in \[0, 1e\+09\], got -1"),
+        ({"splits": ["training"], "images": [1, 2]}, "'images' has 2 entries, field 'splits' has 1"),
+        ({"images": [1]}, "'images' has 1 entries, field 'splits' has 0"),
+        ({"splits": ["x"] * (MAX_LISTS + 1), "images": [1] * (MAX_LISTS + 1)}, "more than 100 lists"),
+        ({"synthetic": "no"}, "'synthetic' must be true or false"),
+        ({"num_classes": 0}, "'num_classes' must lie in"),
+        ({"class_names": [3]}, "'class_names' must list names"),
+        ({"class_names": ["x"] * 20_000}, "10000 classes"),
+        ({"prior": 3}, "'prior' must be a text"),
+        ([], "'report' must be a dict"),
+    ],
+)
+def test_every_value_is_checked(tmp_path: Path, report: Any, why: str) -> None:
+    message = says_nothing()
+    message.meta["report"] = report
+    with pytest.raises(ReportError, match=why):
+        read_check("site-1", message, 0)
+    run = Run(tmp_path, num_rounds=1)
+    run.net.ready = lambda site, task: message if site == "site-1" else says_nothing()
+    with pytest.raises(RoundFailed, match="1 of 3 site"):
+        run()
+
+
+def test_words_are_printable() -> None:
+    found = read_check("a", says(prior="a\x1b[31m", splits=["t\n"], images=[1], class_names=["\x07b"]), 0)
+    assert found["prior"] == "a [31m"
+    assert found["images"] == {"t ": 1}
+    assert found["class_names"] == [" b"]

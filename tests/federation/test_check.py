@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +56,9 @@ def run(folder: Path, local: dict[str, Any], sites: Any = 2, method: str = "fed_
     """A run in one process, as ``fairflare run --in-process``; its results, also of one that failed."""
     settings = {**TINY, **options.pop("settings", {})}
     plan = make_plan(method, task="classification", sites=sites, num_rounds=1, settings=settings, **options)
-    results = folder / "server" / "simulate_job" / "fairflare" / "results.json"
-    try:
+    with suppress(RoundFailed):
         run_local(plan, folder, local)
-    except RoundFailed as error:
-        assert json.loads(results.read_text())["reason"] == str(error)
-    return json.loads(results.read_text())
+    return json.loads((folder / "server" / "simulate_job" / "fairflare" / "results.json").read_text())
 
 
 @pytest.fixture

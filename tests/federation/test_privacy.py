@@ -145,7 +145,7 @@ def check_declared(plan: Plan, name: str, sent: Message, reply: Message) -> None
     assert (sent.params is None) == (name == "check")
     assert set(reply.params or sent.params or ()) == set(sent.params or ())
     declared = {metric.name for metric in plan.task.declared_metrics()}
-    lists = ("clean/", "corrupted/") if name == "validate" else ()
+    lists = ("clean/", "corrupted/", "common/") if name == "validate" else ()
     assert {m.removeprefix(next((x for x in lists if m.startswith(x)), "")) for m in reply.metrics} <= declared
     assert bool(reply.metrics) == (name not in ("anchor", "check"))
     assert (reply.meta["num_steps"] is None) == (name != "train")

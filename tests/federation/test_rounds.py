@@ -175,8 +175,8 @@ def test_listeners_hear_everything_in_order(tmp_path: Path) -> None:
 
     Run(tmp_path, num_rounds=1, listeners=[Ear()])()
     assert heard == [
-        "phase", ("round_started", 0), "phase", "before_aggregation", ("aggregated", ["0.bias", "0.weight"]), (0, "dice"),
-        "round_done", "phase", ("tested", SITES, "dice", 1),
+        "phase", ("round_started", 0), "phase", "before_aggregation", ("aggregated", ["0.bias", "0.weight"]),
+        (0, "dice"), "round_done", "phase", ("tested", SITES, "dice", 1),
     ]  # fmt: skip
 
 

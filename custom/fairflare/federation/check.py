@@ -176,7 +176,8 @@ class Check:
         elif refused and self.settings.require_all_sites:
             yield (
                 f"{len(refused)} of {len(phase.asked)} site(s) cannot take part: {reasons(refused.items())}. Correct "
-                "it there and submit the job again, or let the others go on without it: require_all_sites=false (--no-require-all-sites)"
+                "it there and submit the job again, or let the others go on without it: require_all_sites=false "
+                "(--no-require-all-sites)"
             )
 
     def _problems(self, phase: Phase, before: bool | None) -> Iterator[str]:

@@ -101,8 +101,9 @@ def main() -> None:
         ended = time.process_time() - started
         first, last = seconds[:10], seconds[-10:]
         print(f"{args.rounds} rounds, {args.sites} sites, {args.layers} layers")
-        early, late = statistics.median(first), statistics.median(last)
-        print(f"processor time per round: rounds 1-10 {early:.3f} s, last 10 {late:.3f} s")
+        middle = seconds[len(seconds) // 2 - 5 : len(seconds) // 2 + 5]
+        early, half, late = (statistics.median(some) for some in (first, middle, last))
+        print(f"processor time per round: first 10 {early:.3f} s, middle 10 {half:.3f} s, last 10 {late:.3f} s")
         print(f"end of the run: {ended:.1f} s")
         print(f"largest while running {largest / 1e6:.1f} MB, at the end {(size(run) + size(kept)) / 1e6:.1f} MB:")
         for path in sorted(p for p in Path(temporary).rglob("*") if p.is_file()):

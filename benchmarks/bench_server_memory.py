@@ -4,7 +4,11 @@ In POC (every site in processes of its own, over the network's loopback) and in 
 size of the process that runs FLARE's server job, from the job's start to its end. Nothing is trained.
 
     python benchmarks/bench_server_memory.py [--mode poc simulator] [--sites 2 6 12] [--megabytes 60]
-    python benchmarks/bench_server_memory.py --in-process [--sites 4 32 100 300] [--megabytes 1]
+    python benchmarks/bench_server_memory.py --in-process [--sites 4 32 100] [--megabytes 20]
+    python benchmarks/bench_server_memory.py --in-process --sites 100 300 --megabytes 4
+
+In one process there is no FLARE: the server half alone, with sites that answer one after the other, Fed-LWR's two
+phases a round; also the time of a round, its bytes, and how much the results grow.
 """
 
 from __future__ import annotations
@@ -13,8 +17,10 @@ import argparse
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +44,8 @@ def make_job(folder: Path, what: str, sites: Sequence[str], megabytes: int, roun
     (job / "app" / "custom").mkdir()
     shutil.copy(CODE, job / "app" / "custom" / CODE.name)
     task = {"path": "instant_sites.Task", "args": {"megabytes": megabytes}}
-    components: list[Any] = [{"id": "peak", "path": "instant_sites.Peak", "args": {"file": str(peak)}}]
+    meeting = {"meeting": str(folder / f"{name}_meeting"), "sites": len(sites)}
+    components: list[Any] = [{"id": "peak", "path": "instant_sites.Peak", "args": {"file": str(peak), **meeting}}]
     if what == OURS:
         path = "fairflare.flare.controller.RoundsController"
         rule = {"path": "fairflare.methods.fed_avg.FedAvg", "args": {}}
@@ -54,8 +61,7 @@ def make_job(folder: Path, what: str, sites: Sequence[str], megabytes: int, roun
         )
     workflow = {"id": "rounds", "path": path, "args": arguments}
     server = {"format_version": 2, "workflows": [workflow], "components": components, "task_request_interval": 0.05}
-    meeting = folder / f"{name}_meeting"
-    executor = {"path": "instant_sites.Instant", "args": {"meeting": str(meeting), "sites": len(sites)}}
+    executor = {"path": "instant_sites.Instant", "args": meeting}
     client = {"format_version": 2, "executors": [{"tasks": ["*"], "executor": executor}]}
     (config / "config_fed_server.json").write_text(json.dumps(server))
     (config / "config_fed_client.json").write_text(json.dumps(client))
@@ -68,7 +74,7 @@ def prepare_poc(poc: PocSystem, sites: Sequence[str]) -> None:
     """Allows the package everywhere and starts the system."""
     for name in (SERVER, *sites):
         poc.allow(name, "fairflare.")
-    poc.start(60 + 30 * len(sites))
+    poc.start(60 + 60 * len(sites))
 
 
 def in_poc(poc: PocSystem, folder: Path, what: str, sites: Sequence[str], megabytes: int, rounds: int) -> dict:
@@ -99,30 +105,109 @@ def in_simulator(folder: Path, what: str, sites: Sequence[str], megabytes: int, 
     return json.loads(peak.read_text())
 
 
+def in_process(count: int, megabytes: int, rounds: int) -> dict:
+    """One run of Fed-LWR with sites that answer at once, in this process."""
+    import instant_sites
+    from fairflare import __version__
+    from fairflare.core.layers import layers_of
+    from fairflare.exchange.messages import TASK_ANCHOR, TASK_TRAIN, Message
+    from fairflare.federation.rounds import Rounds
+    from fairflare.federation.run_settings import Place, RunSettings
+    from fairflare.methods.fed_lwr import FedLWR
+
+    class Instant:
+        def sites(self) -> list[str]:
+            return [f"site-{index:03d}" for index in range(count)]
+
+        def ask(self, question: Any) -> None:
+            task = question.task
+            layers = list(dict.fromkeys(layers_of(task.params).values()))
+            report = {"layers": layers, "cka": [0.9] * len(layers), "dissimilarity": [0.1] * len(layers)}
+            for site in question.sites:
+                meta: dict[str, Any] = {"version": __version__, "status": "ok", "num_samples": 1}
+                reply = Message(meta=meta, metrics={"dice": 0.5}, current_round=task.current_round)
+                if question.name == TASK_TRAIN:
+                    reply.params, reply.is_update = {k: v + 0.01 for k, v in task.params.items()}, True
+                elif question.name == TASK_ANCHOR:
+                    meta["report"] = report
+                question.hand_over(site, reply)
+
+        def stopped(self) -> bool:
+            return False
+
+        def say(self, text: str, *, warning: bool = False) -> None: ...
+
+        def watch(self, seen: Any) -> None: ...
+
+    with tempfile.TemporaryDirectory(prefix="fairflare_bench_") as name:
+        folder = Path(name)
+        rule = FedLWR()
+        task = instant_sites.Task(megabytes)
+        run = Rounds(task, rule, RunSettings(num_rounds=rounds), Instant(), Place(folder, folder, "bench", {}, None))
+        start = instant_sites.resident()["VmRSS"]
+        Path("/proc/self/clear_refs").write_text("5")
+        began = time.monotonic()
+        run.run()
+        seconds = time.monotonic() - began
+        results = json.loads((folder / "fairflare" / "results.json").read_text())
+        sizes = sum(path.stat().st_size for path in (folder / "fairflare").iterdir() if path.is_file())
+        phases = results["rounds"][-1]["phases"]
+    return {
+        "start": start,
+        "peak": instant_sites.resident()["VmHWM"],
+        "seconds a round": round(seconds / rounds, 2),
+        "bytes in a round": sum(phase["bytes_in"] for phase in phases),
+        "bytes out a round": sum(phase["bytes_out"] for phase in phases),
+        "bytes of results a round": round(sizes / rounds),
+    }
+
+
+def one_process_each(counts: Sequence[int], megabytes: int, rounds: int) -> None:
+    """A process for each number of sites, so that none starts with another's memory."""
+    rows: dict[int, dict] = {}
+    for count in counts:
+        command = [sys.executable, __file__, "--in-process", "--one", str(count), "--megabytes", str(megabytes)]
+        done = subprocess.run([*command, "--rounds", str(rounds)], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(done.stderr[-3000:])
+        rows[count] = json.loads(done.stdout.splitlines()[-1])
+        print(count, rows[count], flush=True)
+    table({"one process": rows}, megabytes)
+
+
 def table(rows: dict[str, dict[int, dict]], megabytes: int) -> None:
     counts = sorted({count for row in rows.values() for count in row})
     print(f"{'peak above the start, in models of ' + str(megabytes) + ' MB':<44}" + "".join(f"{c:>7}" for c in counts))
     for what, row in rows.items():
-        cells = "".join(
-            f"{(row[c]['peak'] - row[c]['start']) / megabytes:>7.1f}" if c in row else "      -" for c in counts
-        )
-        print(f"{what:<44}{cells}")
-    print("MB at the peak: " + json.dumps({w: {c: round(v["peak"]) for c, v in r.items()} for w, r in rows.items()}))
+        above = {count: f"{(found['peak'] - found['start']) / megabytes:.1f}" for count, found in row.items()}
+        print(f"{what:<44}" + "".join(f"{above.get(count, '-'):>7}" for count in counts))
+    for key in ("peak", "replies"):
+        megabyte = {what: {c: round(v[key]) for c, v in row.items() if key in v} for what, row in rows.items()}
+        print(f"MB, {key}: {megabyte}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", nargs="+", choices=["poc", "simulator"], default=["poc", "simulator"])
     parser.add_argument("--what", nargs="+", choices=[OURS, FLARES, FLARES_ON_DISK], default=[OURS, FLARES])
-    parser.add_argument("--sites", nargs="+", type=int, default=[2, 6, 12])
-    parser.add_argument("--megabytes", type=int, default=60)
+    parser.add_argument("--sites", nargs="+", type=int)
+    parser.add_argument("--megabytes", type=int)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--in-process", action="store_true")
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.one:
+        print(json.dumps(in_process(args.one, args.megabytes, args.rounds)))
+        return
+    if args.in_process:
+        one_process_each(args.sites or [4, 32, 100], args.megabytes or 20, args.rounds)
+        return
+    args.sites, args.megabytes = args.sites or [2, 6, 12], args.megabytes or 60
     for mode in args.mode:
         rows: dict[str, dict[int, dict]] = {what: {} for what in args.what}
         for count in args.sites:
             sites = [f"site-{index + 1}" for index in range(count)]
-            with tempfile.TemporaryDirectory(prefix="filters_bench_") as name:
+            with tempfile.TemporaryDirectory(prefix="fairflare_bench_") as name:
                 folder = Path(name)
                 if mode == "poc":
                     with poc_system(folder / "system", sites) as poc:

@@ -6,6 +6,7 @@ It travels in the job's ``app/custom``; nothing is trained, so that the sites' p
 from __future__ import annotations
 
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
+from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fairflare import __version__
@@ -93,23 +95,50 @@ class Instant(Executor):
 
 
 class Peak(FLComponent):
-    """Writes the peak resident size of its process, in MB, from the start of the run to its end.
+    """Writes resident sizes of its process in MB: at the start of the run, at its peak, at its end.
+
+    And at the peak while replies come in: from when all sites have the model until the server aggregates.
 
     Args:
         file: where to.
+        meeting, sites: of :class:`Instant`.
     """
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, meeting: str, sites: int) -> None:
         super().__init__()
-        self.file = file
+        self.file, self.meeting, self.sites = file, meeting, sites
+        self.peak = self.replies = 0.0
+        self.windows: set[str] = set()
+        self.lock = threading.Lock()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.START_RUN:
             self.start = resident()["VmRSS"]
-            Path("/proc/self/clear_refs").write_text("5")  # the peak counts from now
+            self._look()
+            threading.Thread(target=self._watch, daemon=True).start()
+        elif event_type == AppEventType.BEFORE_AGGREGATION:
+            self.replies = max(self.replies, self._look())
         elif event_type == EventType.END_RUN:
-            found = {"start": self.start, "peak": resident()["VmHWM"], "end": resident()["VmRSS"]}
+            self._look()
+            found = {"start": self.start, "peak": self.peak, "replies": self.replies, "end": resident()["VmRSS"]}
             Path(self.file).write_text(json.dumps(found))
+
+    def _look(self) -> float:
+        """The peak since the last look."""
+        with self.lock:
+            found = resident()["VmHWM"]
+            Path("/proc/self/clear_refs").write_text("5")  # the peak counts anew
+            self.peak = max(self.peak, found)
+            return found
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(0.02)
+            folders = Path(self.meeting).iterdir() if Path(self.meeting).is_dir() else ()
+            for folder in folders:
+                if folder.name not in self.windows and len(list(folder.iterdir())) == self.sites:
+                    self.windows.add(folder.name)
+                    self._look()
 
 
 def resident() -> dict[str, float]:

@@ -141,7 +141,8 @@ class PocSystem:
             raise RuntimeError(f"nvflare {' '.join(arguments)} ended with code {code}:\n{text[-3000:]}")
         return text
 
-    def prepare(self) -> None:
+    def write_project(self) -> Path:
+        """The project file, with free ports."""
         service, admin = free_ports(2)
         participants: list[dict[str, Any]] = [
             {"name": SERVER, "type": "server", "org": "test", "default_host": "localhost",
@@ -159,7 +160,10 @@ class PocSystem:
                    "builders": builders}  # fmt: skip
         path = self.root / "project.yml"
         path.write_text(json.dumps(project))  # JSON is YAML
-        self.nvflare("poc", "prepare", "-i", str(path))
+        return path
+
+    def prepare(self) -> None:
+        self.nvflare("poc", "prepare", "-i", str(self.write_project()))
 
     def kit(self, name: str) -> Path:
         return self.workspace / PROJECT / "prod_00" / name

@@ -13,6 +13,7 @@ import torch
 
 from fairflare import __version__
 from fairflare.exchange.messages import TASK_CHECK, Message, for_site, says_nothing
+from fairflare.federation.leaving import VALIDATED
 from fairflare.federation.rounds import Rounds
 from fairflare.federation.run_settings import Place, RunSettings
 from fairflare.federation.transport import Listener, Question
@@ -62,6 +63,8 @@ def good(site: str, name: str, task: Message) -> Message:
         meta["report"] = {"layers": ["0"], "cka": [1 - 0.1 * k], "dissimilarity": [0.1 * k]}
     else:
         reply.metrics = {"dice": 0.2 * k}
+        if "validation" in task.meta["measure"]:
+            reply.metrics[VALIDATED + "dice"] = 0.1 * k
     return reply
 
 

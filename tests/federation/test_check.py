@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +55,15 @@ def run(folder: Path, local: dict[str, Any], sites: Any = 2, method: str = "fed_
     """A run in one process, as ``fairflare run --in-process``; its results, also of one that failed."""
     settings = {**TINY, **options.pop("settings", {})}
     plan = make_plan(method, task="classification", sites=sites, num_rounds=1, settings=settings, **options)
-    with suppress(RoundFailed):
+    results = folder / "server" / "simulate_job" / "fairflare" / "results.json"
+    said = None
+    try:
         run_local(plan, folder, local)
-    return json.loads((folder / "server" / "simulate_job" / "fairflare" / "results.json").read_text())
+    except RoundFailed as error:
+        said = str(error)
+    found = json.loads(results.read_text())
+    assert said is None or found["reason"] == said
+    return found
 
 
 @pytest.fixture

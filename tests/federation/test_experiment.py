@@ -90,7 +90,7 @@ def test_the_lock_is_free_after_every_end(tmp_path: Path) -> None:
 HOLDS = """
 import sys, time
 from pathlib import Path
-from fairflare.core.folder_lock import FolderLock
+from fairflare.core.locks import FolderLock
 
 lock = FolderLock(Path(sys.argv[1]), {"job_id": "far away"})
 lock.take()
@@ -228,8 +228,12 @@ def test_a_number_of_rounds_that_is_done_already(tmp_path: Path) -> None:
         Run(tmp_path, num_rounds=2, experiment="e")()
 
 
-def test_the_servers_own_process_does_not_load_any_class_that_a_job_names(tmp_path: Path) -> None:
-    half = {"path": "subprocess.Popen", "args": {"args": ["touch", str(tmp_path / "owned")]}}
+def test_the_servers_own_process_does_not_load_any_class_that_a_job_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a_jobs_own.py").write_text(f"open({str(tmp_path / 'owned')!r}, 'w').close()\nclass X: pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    half = {"path": "a_jobs_own.X", "args": {}}
     Run(tmp_path, num_rounds=1, experiment="e", site_half=half)()
     run = Run(tmp_path, num_rounds=2, experiment="e", site_half=half)()
     assert not (tmp_path / "owned").exists()
@@ -264,7 +268,7 @@ def test_the_best_model_is_there_in_a_job_that_goes_on(tmp_path: Path) -> None:
     assert same_model(rest, whole, "best_FL_global_model.pt")
     assert rest.model("best_FL_global_model.pt")["train_conf"] == whole.model("best_FL_global_model.pt")["train_conf"]
     Run(tmp_path / "b", falling, num_rounds=2, experiment="e")()
-    flip(kept(tmp_path / "b") / "model-000000.safetensors")
+    flip(kept(tmp_path / "b") / "model-000001.safetensors")
     again = Run(tmp_path / "b", falling, num_rounds=3, experiment="e", job="second")()
     assert any("the best model so far cannot be read" in line for line in again.net.warned)
     assert again.model("best_FL_global_model.pt")["train_conf"]["round"] == 1  # the best of the rounds to come

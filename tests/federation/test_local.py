@@ -70,9 +70,7 @@ def test_fed_avg(averaged: Path) -> None:
             assert {quality + name for name in METRICS} <= set(metrics)
         assert all(0 <= value <= 1 for name, value in metrics.items() if not name.endswith("loss"))
     test = results["test"]
-    own = {name: value for name, value in test["site-3"].items() if "/" not in name}  # the corrupted site
-    assert own == {name: test["site-3"][f"corrupted/{name}"] for name in own}
-    assert own != {name: test["site-3"][f"clean/{name}"] for name in own}
+    assert len({metrics["loss"] for metrics in test.values()}) == len(SITES)  # each on a test set of its own
     assert {name: value for name, value in test["site-1"].items() if "/" in name} == {
         name: value for name, value in test["site-3"].items() if "/" in name
     }

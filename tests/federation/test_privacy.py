@@ -16,7 +16,7 @@ from fairflare.core.task import Metric, Task
 from fairflare.exchange.messages import Message, SiteReply, SiteTask, encode_reply, encode_task
 from fairflare.federation.check import FIELDS
 from fairflare.federation.collector import COUNTS, STATS
-from fairflare.federation.leaving import keep_classes_home
+from fairflare.federation.leaving import VALIDATED, keep_classes_home
 from fairflare.federation.local import LocalTransport, run_local
 from fairflare.federation.plan import Plan, make_plan
 from fairflare.federation.privacy import ENVELOPE, HOLDERS, TOLD, field_row, page
@@ -42,6 +42,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def plan_of(name: str, num_rounds: int = 1) -> Plan:
     settings = {**TINY[all_methods()[name].task], "local_epochs": 1}
+    if name == "fed_mrl":
+        settings["mu_policy"] = "qmix"  # the quick job's is fixed, and nobody is told
     return make_plan(name, sites=SITES, num_rounds=num_rounds, settings=settings)
 
 
@@ -116,7 +118,7 @@ def test_nothing_else_is_in_a_message() -> None:
     told = encode_task(SiteTask("train", {}, 0, 1, 0))
     assert set(told.meta) == set(TOLD)
     answer = encode_reply(SiteReply("ok"), 0)
-    assert set(vars(answer)) - {"meta", "is_update"} <= {*ENVELOPE, *HOLDERS}
+    assert set(vars(answer)) - {"meta", "is_update", "by_site"} <= {*ENVELOPE, *HOLDERS}
     assert set(answer.meta) == {*ENVELOPE, *HOLDERS, *(f.name for f in COUNTS)} - {"params", "current_round", "metrics"}
 
 
@@ -145,7 +147,7 @@ def check_declared(plan: Plan, name: str, sent: Message, reply: Message) -> None
     assert (sent.params is None) == (name == "check")
     assert set(reply.params or sent.params or ()) == set(sent.params or ())
     declared = {metric.name for metric in plan.task.declared_metrics()}
-    lists = ("clean/", "corrupted/", "common/") if name == "validate" else ()
+    lists = ("clean/", "corrupted/", "common/", VALIDATED) if name == "validate" else ()
     assert {m.removeprefix(next((x for x in lists if m.startswith(x)), "")) for m in reply.metrics} <= declared
     assert bool(reply.metrics) == (name not in ("anchor", "check"))
     assert (reply.meta["num_steps"] is None) == (name != "train")

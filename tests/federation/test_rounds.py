@@ -22,6 +22,7 @@ from fairflare.core.fairness import summarize
 from fairflare.core.settings import settings
 from fairflare.exchange.messages import Message, says_nothing
 from fairflare.exchange.staging import Staging
+from fairflare.federation.leaving import VALIDATED
 from fairflare.federation.phase import Exchange, Phase, ServerFault
 from fairflare.federation.roster import Roster
 from fairflare.federation.rounds import RoundFailed, Stopped
@@ -176,7 +177,8 @@ def test_listeners_hear_everything_in_order(tmp_path: Path) -> None:
     Run(tmp_path, num_rounds=1, listeners=[Ear()])()
     assert heard == [
         "phase", ("round_started", 0), "phase", "before_aggregation", ("aggregated", ["0.bias", "0.weight"]),
-        (0, "dice"), "round_done", "phase", ("tested", SITES, "dice", 1),
+        (0, "dice"),
+        "round_done", "phase", ("tested", SITES, "dice", 1),
     ]  # fmt: skip
 
 
@@ -398,10 +400,10 @@ def test_silent_site_costs_the_timeout_and_is_dropped_after_two(tmp_path: Path) 
     assert run.left_out()["site-1"][1].startswith("no answer within 0.")
     assert sum("no answer in time in 2 phases running (this one: train) and is" in line for line in run.net.warned) == 1
     assert run.results["rounds"][3]["sites"] == SITES[1:]
-    for number in (2, 3):  # named in every round in which it is not asked
+    for current in (2, 3):  # named in every round in which it is not asked
         reason = "not asked: no answer in time in 2 phases running"
-        assert run.left_out(number) == {"site-1": ("train", reason)}
-        assert f"round {number}, train: site 'site-1' left out: {reason}" in run.net.warned
+        assert run.left_out(current) == {"site-1": ("train", reason)}
+        assert f"round {current}, train: site 'site-1' left out: {reason}" in run.net.warned
     assert run.net.asked[-1] == ("validate", SITES)  # the final test asks everyone
     assert sorted(run.results["test"]) == SITES
 
@@ -473,8 +475,8 @@ def test_a_site_that_is_always_late_for_the_anchor_alone(tmp_path: Path) -> None
     )
     results = runs[0]().results
     assert all(record["accepted"] == SITES for record in results["rounds"])  # its models arrive in time
-    asked = [number for number, (name, sites) in enumerate(runs[0].net.asked) if name == "anchor" and sites == SITES]
-    assert [number // 2 for number in asked] == [0, 1, 3, 7]
+    asked = [k // 2 for k, (name, sites) in enumerate(runs[0].net.asked) if name == "anchor" and sites == SITES]
+    assert asked == [0, 1, 3, 7]
     reason = "not asked: no answer in time in 2 anchor phases running"
     assert runs[0].left_out(2) == {"site-1": ("anchor", reason)}
 
@@ -819,13 +821,18 @@ def test_local_models_stay_only_where_asked_for(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ best model
 
 
+def _as_validation(measured: dict[str, float], test: dict[str, float]) -> dict[str, float]:
+    return {**test, **{VALIDATED + name: value for name, value in measured.items()}}
+
+
 def scored(by_round: list[float]) -> Any:
     """Everyone measures this on the model that a round receives."""
 
     def behaviour(s: str, n: str, task: Message) -> Message:
         reply = good(s, n, task)
-        if n == "train":
-            reply.metrics = {"dice": by_round[task.current_round] + 0.01 * number(s), "loss": 3.0}
+        if (n == "train" or "validation" in task.meta["measure"]) and task.current_round < len(by_round):
+            measured = {"dice": by_round[task.current_round] + 0.01 * number(s), "loss": 3.0}
+            reply.metrics = measured if n == "train" else _as_validation(measured, reply.metrics)
         return reply
 
     return behaviour
@@ -833,7 +840,14 @@ def scored(by_round: list[float]) -> Any:
 
 @pytest.mark.parametrize(
     ("by_round", "made"),
-    [([0.2, 0.6, 0.4], 0), ([0.2, 0.4, 0.6], 1), ([0.6, 0.2, 0.4], -1), ([0.4, 0.6, 0.6], 0)],
+    [
+        ([0.2, 0.6, 0.4, 0.3], 0),
+        ([0.2, 0.4, 0.6, 0.5], 1),
+        ([0.2, 0.3, 0.4, 0.5], 2),  # the last one too
+        ([0.6, 0.2, 0.4, 0.3], 1),  # never the one that nobody trained
+        ([0.4, 0.6, 0.6, 0.3], 1),
+        ([0.4, 0.6, 0.6, 0.6], 2),  # of equals the later
+    ],
 )
 def test_the_best_model_is_the_one_that_the_sites_scored_best(tmp_path: Path, by_round: list[float], made: int) -> None:
     run = Run(tmp_path, scored(by_round), num_rounds=3)()
@@ -850,7 +864,7 @@ def test_the_best_model_is_remembered_by_a_resumed_run(tmp_path: Path) -> None:
     first = torch.load(tmp_path / "run" / "best_FL_global_model.pt", weights_only=True)
     assert first["train_conf"]["round"] == 0
     rest = Run(tmp_path, scored([0, 0, 0.6, 0.65]), num_rounds=4, experiment="e")()
-    assert rest.rounds.files.best == pytest.approx(0.72)
+    assert rest.rounds.files.best.value == pytest.approx(0.72)
     assert rest.model("best_FL_global_model.pt")["train_conf"]["round"] == 0
     Run(tmp_path, scored([0, 0, 0, 0, 0.8]), num_rounds=5, experiment="e")()
     assert rest.model("best_FL_global_model.pt")["train_conf"]["round"] == 3

@@ -26,6 +26,7 @@ from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 from fairflare import __version__
 from fairflare.core.settings import field_names, values_of
 from fairflare.exchange.messages import Message
+from fairflare.federation.halves import check_halves, training_of
 from fairflare.federation.rounds import RoundFailed
 from fairflare.flare.controller import RoundsController
 from fairflare.flare.executor import SiteExecutor
@@ -192,7 +193,7 @@ def test_what_a_site_receives(tmp_path: Path) -> None:
     assert (model.current_round, model.total_rounds) == (0, 1)
     assert model.meta[META_KEY] == {
         "version": __version__, "experiment": "e", "seed": 3, "current_round": 0, "num_rounds": 1, "directives": {},
-        "run": server.results["info"]["run"],
+        "run": server.results["info"]["run"], "measure": ["test"],
     }  # fmt: skip
 
 
@@ -236,7 +237,10 @@ def test_events_of_a_round(tmp_path: Path) -> None:
     server.run()
     named = [e if isinstance(e, str) else e[0] for e in server.events]
     own = [e for e in named if "CONTRIBUTION" not in e.upper()]
-    assert own == [AppEventType.ROUND_STARTED, AppEventType.BEFORE_AGGREGATION, AppEventType.AFTER_AGGREGATION]
+    assert own == [
+        AppEventType.ROUND_STARTED, AppEventType.BEFORE_AGGREGATION, AppEventType.AFTER_AGGREGATION,
+        AppEventType.GLOBAL_BEST_MODEL_AVAILABLE,
+    ]  # fmt: skip
     (after,) = [e for e in server.events if isinstance(e, tuple)]
     assert after[1] == AppConstants.AGGREGATION_RESULT
     assert sorted(after[2].params) == ["0.bias", "0.weight"]
@@ -468,6 +472,42 @@ def test_a_schedule_in_the_sites_configuration_holds_the_number_of_rounds(tmp_pa
     Server(tmp_path, num_rounds=1, experiment="e").run()
     with pytest.raises(ValueError, match=r"num_rounds=1, is 2, and training\.schedule depends on it.*Set num_rounds=1"):
         Server(tmp_path, num_rounds=2, experiment="e").run()
+
+
+def test_a_setting_edited_in_the_sites_configuration_alone_ends_the_job_before_training(tmp_path: Path) -> None:
+    recipe = FairRecipe("fed_ism", num_rounds=1)
+    recipe.export(str(tmp_path / "job"))
+    config = tmp_path / "app" / "config" / "config_fed_client.json"
+    config.parent.mkdir(parents=True)
+    exported = json.loads((tmp_path / "job" / "fed_ism" / "app" / "config" / config.name).read_text())
+    config.write_text(json.dumps(exported))
+    server = Server(tmp_path, num_rounds=1, rule=recipe.plan.rule)
+    half, told = server._place().site_half, values_of(recipe.plan.training)  # as in every other way to run
+    assert (half["path"], set(half["args"]) - set(told["args"])) == (told["path"], set())
+    assert values_of(training_of(half)) == told
+    check_halves(server.rule, server._place().site_half)
+    exported["executors"][0]["executor"]["args"]["training"]["args"]["rho"] = 0.3
+    config.write_text(json.dumps(exported))
+    with pytest.raises(ValueError, match=r"rho is 0\.05 at the server and 0\.3 at the sites.*config_fed_client\.json"):
+        server.run()
+    assert server.sent == []
+    assert "rho is 0.05 at the server" in server.results["reason"]
+
+
+def test_flares_event_of_a_new_best_model(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    class Listening(Server):
+        def event(self, event_type: str) -> None:
+            super().event(event_type)
+            if event_type == AppEventType.GLOBAL_BEST_MODEL_AVAILABLE:
+                seen.append(self.fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)["weights"])
+
+    server = Listening(tmp_path, num_rounds=2)
+    server.run()
+    best = torch.load(tmp_path / "run" / "best_FL_global_model.pt", weights_only=True)["model"]
+    assert len(seen) == 2  # of equals the later one; never the one that nobody trained
+    assert all(torch.equal(seen[-1][name], tensor) for name, tensor in best.items())
 
 
 # ------------------------------------------------------------------------------------------------ settings and jobs

@@ -63,3 +63,22 @@ def test_settings_of_the_new_method(example):
         make_plan("loss_power", settings={"q": -1})
     with pytest.raises(ValueError, match="method 'loss_power' has no setting 'p'"):
         make_plan("loss_power", settings={"p": 1})
+
+
+def python_blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+
+
+def test_helpers_in_the_recipes_page(tmp_path, monkeypatch):
+    """As it stands there; the first block runs in the simulator, the second is walked through in a POC."""
+    monkeypatch.chdir(tmp_path)
+    simulated, networks, helpers = python_blocks("recipes.md")
+    exec(compile(helpers, "recipes.md", "exec"), {})
+    folder = tmp_path / "jobs" / "fed_lwr"
+    client = json.loads((folder / "app" / "config" / "config_fed_client.json").read_text())
+    assert client["task_result_filters"][0]["tasks"] == ["train"]
+    assert "submit_model" in client["executors"][0]["tasks"]
+    assert json.loads((folder / "meta.json").read_text())["resource_spec"]["north"]["num_of_gpus"] == 1
+    for block in (simulated, networks):  # what they import is there
+        imports = "\n".join(line for line in block.splitlines() if line.startswith(("from ", "import ")))
+        exec(compile(imports, "recipes.md", "exec"), {})

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
@@ -123,7 +124,7 @@ def test_a_bad_site_file_says_the_same_with_isolate(tmp_path: Path) -> None:
 
 def test_codes(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    assert site("submit_model").get_return_code() == ReturnCode.TASK_UNKNOWN
+    assert site("tell_me_all").get_return_code() == ReturnCode.TASK_UNKNOWN
     site.abort.trigger("stop")
     assert site().get_return_code() == ReturnCode.TASK_ABORTED
 
@@ -140,3 +141,17 @@ def test_codes(tmp_path: Path) -> None:
 def test_bad_settings_fail_at_once(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match="^" + message.replace("?", r"\?")):
         SiteExecutor(**{"task": Closed(), "training": LocalTraining(), **given})
+
+
+def test_filters_may_look_at_the_task_and_nothing_is_kept(tmp_path: Path) -> None:
+    """FLARE puts the task's data away before its ``ConvertWeights`` looks for them."""
+    site = Site(tmp_path)
+    site()
+    site.context.set_prop(FLContextKey.TASK_DATA, None, private=True, sticky=False)
+    site.executor.handle_event(EventType.BEFORE_TASK_RESULT_FILTER, site.context)
+    shown = FLModelUtils.from_shareable(site.context.get_prop(FLContextKey.TASK_DATA))
+    assert sorted(shown.params) == ["0.bias", "0.weight"]
+    site.executor.handle_event(EventType.AFTER_TASK_RESULT_FILTER, site.context)
+    assert site.context.get_prop(FLContextKey.TASK_DATA) is None
+    site.executor.handle_event(EventType.BEFORE_TASK_RESULT_FILTER, site.context)
+    assert site.context.get_prop(FLContextKey.TASK_DATA) is None

@@ -1,7 +1,7 @@
 """One hostile answer at a time into a real round, and what has to hold afterwards.
 
-The yardstick is a run in which the same site was silent: a refused answer must leave the model, the rule and the results
-with the bits of that one.
+The yardstick is a run in which the same site was silent: a refused answer must leave the model, the rule and the
+results with the bits of that one.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from fairflare.flare.tracking import FlareEvents
 from fairflare.methods.catalog import get_method
 
 from ..federation.network import SITES
+from .expected import expectations
 from .mutations import Case, Cases
 from .server import Delivery, FuzzServer, NotSent, decoded, encoded, good_reply
 
@@ -257,8 +258,13 @@ class Bench:
             self._judge_refusal(verdict, site, reasons[0], spoke)
             if trace.prints[0] != reference.prints[0]:
                 verdict.fault("changed", _difference(trace, reference, 0))
+        elif spoke and _undefined(record, site):
+            verdict.fault("other", "a number that is none was taken as a metric")
         elif not spoke:
             verdict.fault("other", "a message outside of its task was taken")
+        expected = expectations(self.phase).get(case.name)
+        if expected is not None and expected != verdict.accepted:
+            verdict.fault("other", "must be taken" if expected else "must be refused")
         if others := [x for x in record["left_out"] if x["site"] != site]:
             verdict.fault("other", f"another site is out too: {others}")
         for state in trace.states:
@@ -326,8 +332,8 @@ class Bench:
         own.propagate = False
         try:
             with (
-                mock.patch("fairflare.federation.journal.draw_pictures", lambda *args: []),
-                mock.patch("os.fsync", lambda descriptor: None),
+                mock.patch("fairflare.federation.journal.draw_pictures", return_value=[]),
+                mock.patch("os.fsync", return_value=None),
             ):
                 yield lines
         finally:
@@ -341,6 +347,12 @@ def server_task_id(server: FuzzServer, site: str) -> str:
         if client_task.client.name == site and client_task.task.completion_status is None:
             return str(client_task.id)
     return ""
+
+
+def _undefined(record: dict[str, Any], site: str) -> bool:
+    """Whether the results hold a metric of this site that is no number."""
+    found = (record.get("validation") or record.get("test") or {}).get(site) or {}
+    return any(value is None for value in found.values())
 
 
 def _difference(trace: Trace, reference: Trace, number: int) -> str:

@@ -6,11 +6,13 @@ shuffles, so that a long walk makes them all; every third is two or three change
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,6 +66,11 @@ class Cases:
     def __post_init__(self) -> None:
         self.singles = list(all_changes(self.template))
         random.Random(self.key).shuffle(self.singles)
+        # What the method itself reads comes soon also in a short walk.
+        own = [single for single in self.singles if single[0].startswith("fairflare.report.")]
+        rest = [single for single in self.singles if not single[0].startswith("fairflare.report.")]
+        pairs = itertools.zip_longest(own, rest)
+        self.singles = [single for pair in pairs for single in pair if single is not None]
 
     def __getitem__(self, index: int) -> Case:
         rng = random.Random(f"{self.key}/{index}")
@@ -171,7 +178,7 @@ def places(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     for key, value in node.items():
         here = (*path, key)
         yield here
-        if isinstance(value, dict) and here != ("DXO", "data"):
+        if isinstance(value, dict) and not any(isinstance(entry, torch.Tensor) for entry in value.values()):
             yield from places(value, here)
 
 
@@ -250,15 +257,19 @@ def _with_one(value: float) -> Callable[[torch.Tensor], Any]:
     return change
 
 
+def _instead(make: Callable[[], Any], tensor: torch.Tensor) -> Any:
+    return make()
+
+
 TENSORS: dict[str, Callable[[torch.Tensor], Any]] = {
-    **{name: (lambda make: lambda tensor: make())(make) for name, make in VALUES.items()},
+    **{name: partial(_instead, make) for name, make in VALUES.items()},
     "as list": lambda t: t.tolist(),
     "as text": str,
     "as numpy": lambda t: t.numpy(),
     "as numpy f16": lambda t: t.numpy().astype(np.float16),
     "as numpy f64": lambda t: t.numpy().astype(np.float64),
     "as numpy big endian": lambda t: t.numpy().astype(">f4"),
-    "as numpy fortran": lambda t: np.asfortranarray(t.numpy()),
+    "as numpy fortran": lambda t: np.array(t.numpy(), order="F"),
     "as numpy object": lambda t: t.numpy().astype(object),
     "as numpy text": lambda t: t.numpy().astype(str),
     "as numpy date": lambda t: np.zeros(t.shape, "datetime64[s]"),
@@ -300,6 +311,10 @@ TENSORS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+def _also(make: Callable[[], dict[Any, Any]], model: dict[str, Any], rng: random.Random) -> Any:
+    return {**model, **make()}
+
+
 def _models() -> dict[str, Callable[[dict[str, Any], random.Random], Any]]:
     """Changes of the whole model: ``change(tensors, rng)`` returns what is sent in their place."""
 
@@ -337,10 +352,7 @@ def _models() -> dict[str, Callable[[dict[str, Any], random.Random], Any]]:
         "nested": lambda model, rng: {"model": model},
         "one storage": lambda model, rng: dict.fromkeys(model, next(iter(model.values()))),
         **{f"all {name}": each(change) for name, change in TENSORS.items() if name not in VALUES},
-        **{
-            name: (lambda make: lambda model, rng: {**model, **make()})(make)  # fmt: skip
-            for name, make in more.items()
-        },
+        **{name: partial(_also, make) for name, make in more.items()},
     }
 
 
@@ -446,21 +458,7 @@ def _reasons() -> Iterator[tuple[str, Change]]:
 
 def _metrics(template: Shareable) -> Iterator[tuple[str, Change]]:
     path = ("DXO", "meta", "initial_metrics") if "initial_metrics" in template["DXO"]["meta"] else ("DXO", "data")
-    names = (
-        "accuracy",
-        "loss",
-        "site_a/loss",
-        FORGED,
-        "",
-        "m" * 300,
-        "dice",
-        7,
-        None,
-        b"dice",
-        "../dice",
-        "=1+1",
-        "a,b",
-    )
+    names = ("accuracy", "loss", "a/loss", FORGED, "", "m" * 300, "dice", 7, None, b"dice", "../dice", "=1+1", "a,b")
     for name in names:
         for value in ("nan", "inf", "7.0", "-0.5", "True", "None", "x", "1e308", "tensor", "np.float64", "[1]", "1"):
             yield f"metric {name!r:.20} = {value}", _put((*path, name), VALUES[value])  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
 """The real controller with FLARE's own bookkeeping of tasks, and sites that a bench makes say whatever it wants.
 
-Every answer goes FLARE's way: encoded and decoded as its messages are, handed in under the id of the task that the site
-was given, and from there through ``WFCommServer`` to the controller. Only the network and its threads are missing: sites
-speak in turn, and time that would pass without an answer is over at once.
+Every answer goes FLARE's way: encoded and decoded as its messages are, handed in under the id of the task that the
+site was given, and from there through ``WFCommServer`` to the controller. Only the network and its threads are missing:
+sites speak in turn, and time that would pass without an answer is over at once.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ def test_hostile_results_cost_one_site_one_round(method: Any) -> None:
         others = sorted({*SITES} - {site})
         assert set(others) <= set(aggregator.accepted), (index, case.name)
         for name, value in merged.params.items():
-            kind = value.dtype.is_floating_point == LIKE[name].dtype.is_floating_point
-            assert kind and value.shape == LIKE[name].shape, (index, case.name)
+            assert value.dtype.is_floating_point == LIKE[name].dtype.is_floating_point, (index, case.name)
+            assert value.shape == LIKE[name].shape, (index, case.name)
             assert bool(torch.isfinite(value.double()).all()), (index, case.name)
         if site not in aggregator.accepted:
             refused += 1

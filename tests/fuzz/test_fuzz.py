@@ -10,6 +10,7 @@ from fairflare.methods.catalog import all_methods
 
 from .__main__ import memory_folder, told
 from .bench import Bench, attack, phases_of
+from .expected import expectations
 
 REPLIES = 300
 SEED = 9
@@ -25,6 +26,21 @@ def test_hostile_replies_cost_one_site_one_round(method: str, phase: str) -> Non
     assert not bad, "\n".join(["python -m tests.fuzz --method ... --phase ... shows one again:", *bad[:10]])
     refused = sum(v.sent and not v.accepted for v in verdicts)
     assert REPLIES / 5 < refused < REPLIES  # hostile, and not simply all thrown away
+
+
+@pytest.mark.parametrize(("method", "phase"), [("fed_avg", "train"), ("fed_lwr", "anchor"), ("fed_avg", "validate")])
+def test_what_is_known_to_be_wrong_is_refused_and_the_rest_taken(method: str, phase: str) -> None:
+    with memory_folder() as folder:
+        bench = Bench(Path(folder) / "x", method, phase, SEED)
+        known = expectations(phase)
+        # Each single change stands once in the walk, at every place but each third.
+        at = [k + k // 2 for k, (name, _) in enumerate(bench.cases.singles) if name in known]
+        verdicts = [bench.run(index) for index in at]
+    assert {v.name for v in verdicts} <= set(known)
+    assert len(verdicts) > 20
+    assert all(v.sent for v in verdicts)
+    bad = [told(method, phase, SEED, v) for v in verdicts if v.faults]
+    assert not bad, "\n".join(bad)
 
 
 def test_a_case_is_told_by_its_number(tmp_path: Path) -> None:

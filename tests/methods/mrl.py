@@ -60,7 +60,7 @@ class Regression:
 
     def run(self, directives: Mapping[str, Any]) -> Any:
         task = SimpleNamespace(loss=torch.nn.functional.cross_entropy)
-        return SimpleNamespace(site="h", directives=directives, device="cpu", task=task, own=None)
+        return SimpleNamespace(site="h", directives=directives, device="cpu", task=task, own=None, epoch=0)
 
     def gradient(
         self, training: LocalTraining, directives: Mapping[str, Any], received: Vector, here: Vector

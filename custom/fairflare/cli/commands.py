@@ -68,6 +68,9 @@ def plan_options(
     label: Annotated[
         str | None, typer.Option(help="What tables call the run, and its folder; default: the method's name.")
     ] = None,
+    initial_ckpt: Annotated[
+        str, typer.Option("--initial-ckpt", help="Model file to start from: a state dict or an FL_global_model.pt.")
+    ] = "",
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="KEY=VALUE (JSON or text), see `fairflare describe`; may be repeated."),
@@ -92,6 +95,7 @@ def plan_options(
         "require_all_sites": require_all_sites,
         "seed": seed,
         "experiment": experiment,
+        "initial_ckpt": initial_ckpt,
         **({} if label is None else {"label": label}),
         "phase_timeout": timeout,
         "straggler_grace": grace,
@@ -271,14 +275,14 @@ def show(
 ) -> None:
     """The fairness table of a run; of several runs a comparison, a row for each configuration."""
     from fairflare.reporting.comparison import compare
-    from fairflare.reporting.results import read_results
+    from fairflare.reporting.results import find_results, read_results
     from fairflare.reporting.table import fairness_table, rich_table
 
     with user_errors():
         if markdown and csv:
             raise ValueError("--markdown and --csv exclude each other")
         style: Any = "markdown" if markdown else "csv" if csv else "text"
-        found = [read_results(results_path(path)) for path in runs]
+        found = [read_results(find_results(path)) for path in runs]
         if len(found) > 1:
             text = compare(found, metric=metric, style=style, per_site=sites, width=console.width)
         elif style == "text":
@@ -380,10 +384,10 @@ def say_what_lacks(lacks: Sequence[str]) -> None:
 
 def refuse_to_replace_run(workspace: Path, experiment: str) -> None:
     """Raises ValueError when the folder holds another run than the one that is gone on with."""
-    from fairflare.reporting.results import read_results
+    from fairflare.reporting.results import find_results, read_results
 
     try:
-        found = read_results(results_path(workspace))
+        found = read_results(find_results(workspace))
     except ValueError:
         return
     own = (found["info"] or {}).get("experiment")
@@ -396,11 +400,11 @@ def refuse_to_replace_run(workspace: Path, experiment: str) -> None:
 
 def report(workspace: Path, code: int, log: Path) -> int:
     """Prints the table, or why there is none; the exit code."""
-    from fairflare.reporting.results import read_results
+    from fairflare.reporting.results import find_results, read_results
     from fairflare.reporting.table import rich_table
 
     try:
-        results = read_results(results_path(workspace))
+        results = read_results(find_results(workspace))
     except (OSError, ValueError):
         errors.print(f"[red]failed[/red]: the run ended with code {code} before the first round")
         for line in _last_errors(log):
@@ -414,7 +418,7 @@ def report(workspace: Path, code: int, log: Path) -> int:
         errors.print(f"log: {log}", soft_wrap=True)
         return 1
     console.print(rich_table(results, width=console.width))
-    console.print(f"results: {results_path(workspace)}", soft_wrap=True)
+    console.print(f"results: {find_results(workspace)}", soft_wrap=True)
     return 0
 
 
@@ -424,19 +428,6 @@ def _last_errors(log: Path, count: int = 5) -> list[str]:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     marked = [line for line in lines if any(word in line for word in ("ERROR", "Error", "CRITICAL"))]
     return (marked or lines)[-count:]
-
-
-def results_path(path: Path) -> Path:
-    """``results.json`` of a run folder, a workspace or a FLARE download."""
-    if path.is_file():
-        return path
-    candidates = [path / "results.json", path / "fairflare" / "results.json"]
-    candidates += [path / "server" / "simulate_job" / "fairflare" / "results.json"]
-    candidates += [path / "workspace" / "fairflare" / "results.json"]
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate
-    raise ValueError(f"no results.json in {path}")
 
 
 def site_settings(site_file: Path | None, experiment: str, workspace: Path) -> dict[str, Any]:

@@ -28,6 +28,7 @@ class FairnessSummary:
         cv: coefficient of variation, std over absolute mean; NaN where the mean is 0 and the values are not.
         bottom_decile: mean over the worst tenth of the sites, rounded down but at least one.
         top_decile: likewise for the best tenth.
+        higher_is_better: the metric's direction.
     """
 
     num_sites: int
@@ -43,6 +44,7 @@ class FairnessSummary:
     cv: float
     bottom_decile: float
     top_decile: float
+    higher_is_better: bool = True
 
     def as_dict(self) -> dict[str, Any]:
         """The same as a plain dict for JSON; NaN stays NaN and must be written as null."""
@@ -53,8 +55,17 @@ class FairnessSummary:
 LOWER_IS_BETTER = ("loss", "error", "hd95", "distance")
 
 
-def higher_is_better(metric: str) -> bool:
-    """Direction of a metric by its name: losses, errors and distances are better when small."""
+def higher_is_better(metric: str, declared: Mapping[str, bool] | None = None) -> bool:
+    """Direction of a metric: as its task declares it, else by its name: losses, errors and distances are better small.
+
+    Args:
+        metric: name, also one with a test list in front (``clean/loss``).
+        declared: ``{metric: direction}``.
+    """
+    known = declared or {}
+    for name in (metric, metric.rpartition("/")[2]):
+        if name in known:
+            return known[name]
     return not any(word in metric.lower() for word in LOWER_IS_BETTER)
 
 
@@ -84,7 +95,7 @@ def summarize(per_site: Mapping[str, float], *, higher_is_better: bool = True) -
     sites = [site for site in values if site not in excluded]
     if not sites:
         nan = math.nan
-        return FairnessSummary(0, excluded, nan, nan, nan, "", nan, "", nan, nan, nan, nan, nan)
+        return FairnessSummary(0, excluded, nan, nan, nan, "", nan, "", nan, nan, nan, nan, nan, higher_is_better)
 
     sign = 1.0 if higher_is_better else -1.0
     worst_site = min(sites, key=lambda site: sign * values[site])  # min and max keep the first of equals
@@ -113,4 +124,5 @@ def summarize(per_site: Mapping[str, float], *, higher_is_better: bool = True) -
         cv=0.0 if std == 0 else (std / abs(mean) if mean != 0 else math.nan),
         bottom_decile=float(ranked[:tenth].mean()),
         top_decile=float(ranked[-tenth:].mean()),
+        higher_is_better=higher_is_better,
     )

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from fairflare.core.fairness import higher_is_better
+
 if TYPE_CHECKING:
     from typing import TypeAlias
 
@@ -107,6 +109,7 @@ class Metric:
         by_class: it is about one class, or tells which classes a site has: stays at a site that wants it so.
         family: how the documentation calls all of its kind (``recall_<class>``); default: ``name``.
         low, high: closed range.
+        higher_is_better: its direction; ``None``: as its name says (``core/fairness.py``).
     """
 
     name: str
@@ -116,6 +119,7 @@ class Metric:
     family: str = ""
     low: float = 0.0
     high: float = 1.0
+    higher_is_better: bool | None = None
 
 
 LOSS = Metric(name="loss", doc="mean loss of the evaluated images", low=-math.inf, high=math.inf)
@@ -193,6 +197,12 @@ class Task(ABC):
         but the primary metric and the loss.
         """
         return (Metric(name=self.primary_metric, doc="the primary metric"), LOSS)
+
+    def directions(self) -> dict[str, bool]:
+        """Whether more is better, of every declared metric."""
+        own = {metric.name: metric.higher_is_better for metric in self.declared_metrics()}
+        own.setdefault(self.primary_metric, None)
+        return {name: higher_is_better(name) if chosen is None else chosen for name, chosen in own.items()}
 
     @abstractmethod
     def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:

@@ -23,6 +23,9 @@ TASK_ANCHOR = "anchor"
 TASK_VALIDATE = "validate"
 TASKS = (TASK_CHECK, TASK_TRAIN, TASK_ANCHOR, TASK_VALIDATE)
 
+SPLIT_TEST = "test"  # with all further test lists
+SPLIT_VALIDATION = "validation"
+
 STATUS_OK = "ok"
 STATUS_SKIPPED = "skipped"  # an expected refusal: too little data, no local model
 STATUS_FAILED = "failed"
@@ -70,6 +73,7 @@ class SiteTask:
     experiment: str = ""
     run: str = ""  # the same for all jobs that go on with one run of an experiment, another for a new start
     by_site: tuple[str, ...] = ()  # of the message
+    measure: tuple[str, ...] = (SPLIT_TEST,)  # of validate: on which splits
 
 
 @dataclass
@@ -96,6 +100,7 @@ def encode_task(task: SiteTask) -> Message:
         "current_round": task.current_round,
         "num_rounds": task.num_rounds,
         "directives": task.directives,
+        "measure": list(task.measure),
     }
     state = clean_state(task.state) or None
     return Message(state, meta=clean_meta(meta), current_round=task.current_round, by_site=task.by_site)
@@ -141,24 +146,27 @@ def decode_task(name: str, message: Message, site: str) -> SiteTask:
         directives=dict(meta.get("directives") or {}),
         experiment=str(meta.get("experiment") or ""),
         run=str(meta.get("run") or ""),
+        measure=tuple(str(split) for split in meta.get("measure") or (SPLIT_TEST,)),
     )
 
 
 def encode_reply(reply: SiteReply, current_round: int | None) -> Message:
-    """A site's answer, ready to travel."""
+    """A site's answer, ready to travel; of a metric that is not finite, its name."""
+    metrics = {name: float(value) for name, value in reply.metrics.items()}
+    not_finite = sorted(name for name, value in metrics.items() if not math.isfinite(value))
     meta = {
         "version": __version__,
         "status": reply.status,
         "reason": reply.reason,
         "report": reply.report,
-        "stats": reply.stats,
+        "stats": {**reply.stats, **({"not_finite": not_finite} if not_finite else {})},
         "num_samples": reply.num_samples,
         "num_steps": reply.num_steps,
     }
     return Message(
         params=None if reply.update is None else clean_state(reply.update),
         is_update=reply.update is not None,
-        metrics={k: float(v) for k, v in reply.metrics.items() if math.isfinite(float(v))},
+        metrics={name: value for name, value in metrics.items() if name not in not_finite},
         meta=clean_meta(meta),
         current_round=current_round,
     )

@@ -70,7 +70,7 @@ class Checkpoint:
 class CheckpointFolder:
     """Reads and writes :class:`Checkpoint` in one folder; the last two are kept.
 
-    Nobody else may write there meanwhile (:class:`fairflare.core.folder_lock.FolderLock`).
+    Nobody else may write there meanwhile (:class:`fairflare.core.locks.FolderLock`).
 
     Args:
         folder: of the experiment.

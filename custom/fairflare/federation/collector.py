@@ -52,6 +52,11 @@ STATS = (
     ),
     Field("synthetic", "flag", required=False, doc="whether the data are made up"),
     Field(
+        "not_finite", "names", required=False,
+        doc="names of the metrics that were measured and are no finite numbers",
+        keep="those by class: `metrics_by_class`",
+    ),
+    Field(
         AT_HOME, "flag", required=False,
         doc="there, and true, where metrics by class stay at home",
     ),
@@ -178,14 +183,15 @@ class Collector:
             raise ReportError(f"site {site!r} sent no model")
         report = self.rule.check_report(read_report(meta.get("report"), self.rule.report_fields, site), site)
         counts = read_report(meta, COUNTS, site)
+        stats = read_stats(site, meta)
         assert self._shape is not None
         state = _or_refused(site, self._shape, message)
         return Training(
             site=site,
             state=state,
             report=report,
-            metrics=read_metrics(site, message.metrics, needed=needs_metrics),
-            stats=read_stats(site, meta),
+            metrics=read_metrics(site, message.metrics, stats["not_finite"], needed=needs_metrics),
+            stats=stats,
             num_samples=None if counts["num_samples"] is None else int(counts["num_samples"]),
             num_steps=None if counts["num_steps"] is None else int(counts["num_steps"]),
             notes=state.notes,
@@ -347,28 +353,39 @@ def read_stats(site: str, meta: Mapping[str, Any]) -> dict[str, Any]:
     return read_report(meta.get("stats"), STATS, site, "stats")
 
 
-def read_metrics(site: str, metrics: Any, *, needed: bool = True) -> dict[str, float]:
-    """Metrics of a reply: finite numbers, in [0, 1] but for losses.
+def read_metrics(
+    site: str, metrics: Any, not_finite: Sequence[str] | None = None, *, needed: bool = True
+) -> dict[str, float]:
+    """Metrics of a reply: finite numbers, in [0, 1] but for losses; NaN for those of which it says so.
+
+    Args:
+        site: name.
+        metrics: what it sent.
+        not_finite: names of the metrics that it measured and that are not finite.
+        needed: at least one is due.
 
     Raises:
         ReportError: none where they are due, too many, or one out of range (names site, metric and value).
     """
+    undefined = not_finite or ()
     if metrics is None or (isinstance(metrics, Mapping) and not metrics):
         if needed:
-            raise ReportError(f"site {site!r}: the answer carries no metric")
+            why = f" that is finite (not finite: {printable(', '.join(undefined))})" if undefined else ""
+            raise ReportError(f"site {site!r}: the answer carries no metric{why}")
         return {}
-    if not isinstance(metrics, Mapping) or len(metrics) > MAX_METRICS:
+    if not isinstance(metrics, Mapping) or len(metrics) + len(undefined) > MAX_METRICS:
         raise ReportError(f"site {site!r}: metrics must be a dict of at most {MAX_METRICS}, got {shortened(metrics)}")
-    found: dict[str, float] = {}
-    for name, value in metrics.items():
+    for name in (*metrics, *undefined):
         if not isinstance(name, str) or len(name) > MAX_TEXT or not name.isprintable():
             raise ReportError(f"site {site!r}: a metric is called {shortened(name)}")
+    found: dict[str, float] = {}
+    for name, value in metrics.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value):
             raise ReportError(f"site {site!r}: metric {name!r} must be a finite number, got {shortened(value)}")
         if name.rpartition("/")[2] != "loss" and not 0.0 <= value <= 1.0:
             raise ReportError(f"site {site!r}: metric {name!r} must lie in [0, 1], got {shortened(value)}")
         found[name] = float(value)
-    return found
+    return {**dict.fromkeys(undefined, math.nan), **found}
 
 
 def printable(text: str, most: int = MAX_REASON) -> str:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from fairflare.core.settings import Part, Setting, described, markdown, typed, values_of
+from fairflare.core.settings import Part, Setting, described, field_names, markdown, typed, values_of
 from fairflare.federation.influence import Bounds
 from fairflare.federation.plan import TASKS_BY_KIND, dealt_to, load_task_class, make_plan
+from fairflare.federation.run_settings import LIKE_SETTINGS, RunSettings
 from fairflare.methods.catalog import all_methods, get_method
 from fairflare.methods.papers import PAPERS
 
 #: In a preinstalled job other defaults hold, see :data:`fairflare.federation.influence.FOR_HOSPITALS`.
 BOUNDS_TITLE = "Every method, at the server: bounds on one site's influence"
+RUN_TITLE = "Every run: the best model, and which models are tested"
 
 
 def overview() -> list[tuple[str, str, str, str]]:
@@ -35,6 +37,7 @@ def sections(name: str) -> dict[str, list[Setting]]:
         f"{method.title}, at the sites: {method.training.__name__}": _with(described(method.training), method.site),
         f"{method.title}, task: {method.task}": _with(described(task), learns),
         BOUNDS_TITLE: described(Bounds),
+        RUN_TITLE: [s for s in described(RunSettings) if s.name in set(LIKE_SETTINGS) - set(field_names(Bounds))],
     }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.files import remove_partials
-from fairflare.core.folder_lock import FolderInUse, FolderLock, in_words
+from fairflare.core.locks import FolderInUse, FolderLock, in_words
 from fairflare.core.states import check_state
 from fairflare.exchange.messages import same_version
 from fairflare.federation.checkpoint import (
@@ -158,9 +158,11 @@ class Experiment:
         state = {name: found.model[name] for name in like}  # the file sorts its names
         with writing("the model", self.files.folder):
             self.files.take_back(
-                state, found.next_round - 1, None if best is None else {name: best[name] for name in like},
-                found.extra["best"], found.extra["best_round"],
-            )  # fmt: skip
+                state,
+                found.next_round - 1,
+                None if best is None else {name: best[name] for name in like},
+                found.extra["best"],
+            )
         return state
 
     # -- after a round
@@ -178,7 +180,7 @@ class Experiment:
             "sites": self._sites,
             "versions": self.journal.info["versions"],
             "synthetic": self.journal.synthetic,
-            "best": self.files.best,
+            "best": self.files.best.state_dict(),
             "best_round": self.files.best_round,
         }
         checkpoint = Checkpoint(

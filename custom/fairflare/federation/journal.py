@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fairflare.core.fairness import higher_is_better, summarize
-from fairflare.exchange.messages import TASK_VALIDATE
+from fairflare.federation.best_model import BestModel
 from fairflare.federation.check import in_words
 from fairflare.federation.collector import Training, printable
+from fairflare.federation.final_test import Tested, mean_of
 from fairflare.federation.leaving import AT_HOME
 from fairflare.federation.phase import Phase
 from fairflare.federation.transport import Listener, Transport
@@ -123,20 +125,70 @@ class Journal:
         for listener in self.listeners:
             listener.round_done(record, self.metric)
 
-    def tested(self, phase: Phase) -> None:
-        """The final test: every site's metrics, how fair they are, and pictures of the run."""
-        left_out = [LeftOut(site, TASK_VALIDATE, reason) for site, reason in sorted(phase.left_out.items())]
-        for left in left_out:
-            self.say(f"validate: site {left.site!r} left out: {left.reason}", warning=True)
-        self._note_classes_at_home(phase)
-        test = {site: dict(values) for site, values in sorted(phase.good.items())}
-        self.store.finish("completed", test=test, fairness=_fairness(test), phases=[phase.record()], left_out=left_out)
+    def new_best(self, state: Mapping[str, Any], best: BestModel) -> None:
+        """The best model so far is another one."""
+        if best.made is None or best.made < 0:
+            return
+        about = "not scored by all" if best.value is None else f"{best.run.best_by} {self.metric} {best.value:.4f}"
+        self.say(f"the best model so far is that of round {best.made} ({about})")
+        for listener in self.listeners:
+            listener.best_model(state, best.made)
+
+    def tested(self, last: Tested, best: BestModel, of_best: Tested | None) -> None:
+        """The final test: every site's metrics, how fair they are, and pictures of the run.
+
+        Args:
+            last, of_best: of the last model and of the best one; ``None``: that is the last one.
+            best: what the latter is.
+        """
+        number = last.phase.current_round
+        for tested, which in ((last, ""), (of_best, ", best model")):
+            for left in tested.left_out if tested is not None else ():
+                self.say(f"validate{which}: site {left.site!r} left out: {left.reason}", warning=True)
+        for site in last.without(self.metric):
+            self.say(f"validate: site {site!r}: its {self.metric!r} is not finite", warning=True)
+        self._note_classes_at_home(last.phase)
+        told = last if of_best is None else of_best
+        further = {
+            "best": {**best.as_dict(), "is_last": of_best is None, "left_out": told.left_out},
+            "test_best": told.test,
+            "fairness_best": self._fairness(told.test),
+            "last_rounds": self._last_rounds(last.test, number, best.run.test_last),
+        }
+        self.store.finish(
+            "completed",
+            test=last.test,
+            fairness=self._fairness(last.test),
+            phases=last.phases + (of_best.phases if of_best is not None else []),
+            left_out=last.left_out,
+            further=further,
+        )
         results = read_results(self.store.folder)
         for line in draw_pictures(results, self.store.folder):
             self.say(line)
         self.say("fairness on the sites' test splits\n" + fairness_table(results))
         for listener in self.listeners:
-            listener.tested(test, self.metric, phase.current_round)
+            listener.tested(last.test, self.metric, number)
+
+    def _last_rounds(self, test: Mapping[str, Mapping[str, float]], number: int, most: int) -> dict[str, Any] | None:
+        """Mean test metrics of the last models, as far as they were tested."""
+        if most == 1:
+            return None
+        rounds = read_results(self.store.folder)["rounds"]
+        before = {r["current_round"]: r["test"] for r in rounds if number - most <= r["current_round"] < number - 1}
+        found = {made: measured for made, measured in before.items() if measured}
+        mean = mean_of([*found.values(), test])
+        return {"rounds": [*found, number - 1], "test": mean, "fairness": self._fairness(mean)}
+
+    def _fairness(self, test: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+        """Of every metric over all sites of the job; who has no value is named in it."""
+        info = self.info
+        sites = sorted({*info["sites"], *test})
+        found = {}
+        for name in sorted({name for values in test.values() for name in values}):
+            values = {site: test.get(site, {}).get(name, math.nan) for site in sites}
+            found[name] = summarize(values, higher_is_better=higher_is_better(name, info["higher_is_better"]))
+        return found
 
     def failed(self, reason: str, phase: Phase | None = None) -> None:
         """The run ends here, in ``phase`` where the sites are to blame."""
@@ -145,9 +197,3 @@ class Journal:
             self.store.finish("failed", reason=reason, left_out=left_out)
         except OSError as error:  # a full disk must not hide the reason
             self.say(f"the results cannot be written: {error}", warning=True)
-
-
-def _fairness(test: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    names = sorted({name for values in test.values() for name in values})
-    by_metric = {name: {site: by[name] for site, by in test.items() if name in by} for name in names}
-    return {name: summarize(by, higher_is_better=higher_is_better(name)) for name, by in by_metric.items()}

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 METRICS_BY_CLASS = "metrics_by_class"  # the setting in local/fairflare.json
+#: In front of the names of the last model's metrics on the validation split.
+VALIDATED = "validation split/"
 AT_HOME = "classes_at_home"  # in a reply's stats: metrics by class were kept back
 
 
@@ -39,7 +41,7 @@ def keep_classes_home(site: str, reply: SiteReply, task: Task, test_splits: Iter
         test_splits: of the site; the metrics of ``test_<name>`` are called ``<name>/<metric>``.
     """
     leave = {metric.name for metric in task.declared_metrics() if not metric.by_class} | {task.primary_metric, "loss"}
-    prefixes = [split.removeprefix("test_") + "/" for split in test_splits if split != "test"]
+    prefixes = [VALIDATED, *(split.removeprefix("test_") + "/" for split in test_splits if split != "test")]
     leave |= {prefix + name for prefix in prefixes for name in leave}
     kept = sorted(set(reply.metrics) - leave)
     if kept:  # below what FLARE's log has by default: where a site streams its log, that leaves too

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fairflare.core.folder_lock import FolderInUse, FolderLock
+from fairflare.core.locks import FolderInUse, FolderLock
 from fairflare.core.settings import values_of
 from fairflare.exchange.messages import Message, decode_task, encode_reply, for_site
 from fairflare.federation.rounds import Rounds

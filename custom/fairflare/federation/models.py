@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from fairflare.core.files import save_torch, write_whole
+from fairflare.federation.best_model import BestModel
 
 MODEL_FILE = "FL_global_model.pt"
 BEST_MODEL_FILE = "best_FL_global_model.pt"
@@ -19,45 +21,63 @@ class ModelFiles:
     Args:
         folder: run directory.
         method: noted in the files.
+        best: says which model is the best.
     """
 
-    def __init__(self, folder: Path, method: str) -> None:
+    def __init__(self, folder: Path, method: str, best: BestModel) -> None:
         self.folder = folder
         self.method = method
-        self.best: float | None = None  # mean validation metric of the best model so far
-        self.best_round: int | None = None  # that received it
+        self.best = best
+
+    @property
+    def best_round(self) -> int | None:
+        """The round that received the best model."""
+        return None if self.best.made is None else self.best.made + 1
 
     def save(self, state: Mapping[str, torch.Tensor], current_round: int, name: str = MODEL_FILE) -> None:
         """Replaces the file atomically."""
-        content = {"model": dict(state), "train_conf": {"round": current_round, "method": self.method}}
+        conf: dict[str, Any] = {"round": current_round, "method": self.method}
+        if current_round < 0:
+            conf["what"] = "the initial model: no round made it"
+        content = {"model": dict(state), "train_conf": conf}
         write_whole(self.folder / name, lambda path: save_torch(content, path))
 
     def keep_best(
-        self, state: Mapping[str, torch.Tensor], validation: Mapping[str, Mapping[str, float]], metric: str, made: int
-    ) -> None:
-        """Keeps the model with the best mean validation metric.
+        self,
+        state: Mapping[str, torch.Tensor],
+        validation: Mapping[str, Mapping[str, float]],
+        metric: str,
+        made: int,
+        *,
+        last: bool = False,
+    ) -> bool:
+        """Keeps the model if it is the best so far; whether it is.
 
         Args:
-            state: the *received* model of a round, which is what the sites validated.
+            state: what the sites validated.
             validation: ``{site: {metric: value}}`` of it.
-            metric: larger is better.
-            made: round that made the model.
+            metric: the one that decides.
+            made: round that made the model; -1: none did.
+            last: see :meth:`fairflare.federation.best_model.BestModel.offer`.
         """
-        values = [by[metric] for by in validation.values() if metric in by]
-        if not values:
-            return
-        mean = sum(values) / len(values)
-        if self.best is None or mean > self.best:
-            self.best, self.best_round = mean, made + 1
-            self.save(state, made, BEST_MODEL_FILE)
+        scores = {site: by[metric] for site, by in validation.items() if metric in by}
+        if not self.best.offer(scores, made, last=last):
+            return False
+        self.save(state, made, BEST_MODEL_FILE)
+        return True
+
+    def load_best(self) -> dict[str, torch.Tensor]:
+        """The best model, from its file."""
+        content = torch.load(self.folder / BEST_MODEL_FILE, map_location="cpu", weights_only=True)
+        found: dict[str, torch.Tensor] = content["model"]
+        return found
 
     def take_back(
         self,
         state: Mapping[str, torch.Tensor],
         made: int,
         best: Mapping[str, torch.Tensor] | None,
-        value: float | None,
-        best_round: int | None,
+        kept: Mapping[str, Any],
     ) -> None:
         """Both files as they were after an earlier round.
 
@@ -65,14 +85,13 @@ class ModelFiles:
             state: the global model.
             made: the round that made it; -1: none did.
             best: the best model; ``None``: there is none.
-            value: its mean validation metric.
-            best_round: the round that received it.
+            kept: state of :attr:`best`.
         """
         for name in (MODEL_FILE, BEST_MODEL_FILE):
             (self.folder / name).unlink(missing_ok=True)
         if made >= 0:
             self.save(state, made)
-        self.best = self.best_round = None
-        if best is not None and best_round is not None:
-            self.save(best, best_round - 1, BEST_MODEL_FILE)
-            self.best, self.best_round = value, best_round
+        self.best.forget()
+        if best is not None:
+            self.best.load_state_dict(kept)
+            self.save(best, int(kept["made"]), BEST_MODEL_FILE)

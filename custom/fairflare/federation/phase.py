@@ -46,6 +46,7 @@ class Phase:
         left_out: why another one is not, also of sites that are not asked.
         unheard: those of them that were asked and did not answer in time.
         doubtful: asked though they were dropped and have not shown up since: they are not waited for long.
+        used_last: seconds until the last answer that is used.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Phase:
     seconds: float = 0.0
     bytes_out: int = 0
     bytes_in: int = 0
+    used_last: float = 0.0
 
     @property
     def silent(self) -> list[str]:
@@ -142,7 +144,9 @@ class Exchange:
                 self.roster.answered(site, phase.name)
                 try:
                     _take(phase, site, answer, use)
-                    self._tell_site(phase, site, time.monotonic() - started)
+                    seconds = time.monotonic() - started
+                    phase.used_last = seconds if site in phase.good else phase.used_last
+                    self._tell_site(phase, site, seconds)
                 except Exception as error:
                     fault.append(error)
                 return not fault and site in phase.good

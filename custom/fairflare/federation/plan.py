@@ -12,8 +12,7 @@ from typing import Any
 from fairflare.core.checks import choice, different, nearest, whole
 from fairflare.core.settings import build, field_names
 from fairflare.core.task import Task
-from fairflare.federation.influence import Bounds
-from fairflare.federation.run_settings import RunSettings
+from fairflare.federation.run_settings import LIKE_SETTINGS, RunSettings
 from fairflare.methods.catalog import Method, get_method
 from fairflare.methods.papers import PAPERS
 from fairflare.methods.rule import OLD_JOB, Rule
@@ -31,6 +30,21 @@ class TaskFileError(ValueError):
 
 
 @dataclass(frozen=True)
+class Script:
+    """A training script of the sites' own, run by FLARE's Client API executor.
+
+    Args:
+        path: of the script; it goes with the job, or lies there at every site.
+        arguments: of its command line.
+        command: in a process of its own, with this interpreter; ``None``: in the site's job process.
+    """
+
+    path: Path
+    arguments: str = ""
+    command: str | None = None
+
+
+@dataclass(frozen=True)
 class Plan:
     """A run, ready to go.
 
@@ -41,6 +55,7 @@ class Plan:
         sites: names; ``None``: every connected site.
         task_file: where the class of ``task`` comes from.
         lacks: what a paper's setting still has to be given by hand.
+        script: of the sites, where they train with their own.
     """
 
     method: Method
@@ -51,6 +66,7 @@ class Plan:
     sites: list[str] | None
     task_file: Path
     lacks: tuple[str, ...] = ()
+    script: Script | None = None
 
 
 def make_plan(
@@ -73,9 +89,9 @@ def make_plan(
             the method's small job has.
         settings: of the method's halves and of the task, by name, wherever they belong; on top of those of the
             method's small job unless ``small`` is False. A part of a half is chosen with ``{"weighting": "som"}`` and
-            set with ``{"weighting.grid": [4, 4]}``. Also of :class:`fairflare.federation.influence.Bounds`. Synthetic
-            data are dealt to as many sites as the run has (every connected one: as the small job has) unless
-            ``phantom_sites`` is among them.
+            set with ``{"weighting.grid": [4, 4]}``. Also those of the run that
+            :data:`fairflare.federation.run_settings.LIKE_SETTINGS` names. Synthetic data are dealt to as many sites as
+            the run has (every connected one: as the small job has) unless ``phantom_sites`` is among them.
         small: False: the papers' settings, also for what is not named in ``settings``; see
             :mod:`fairflare.methods.papers`.
         train_like: another method whose set-up this one gets, so that the two can be compared: task, network, data,
@@ -99,7 +115,7 @@ def make_plan(
     # Whoever sets something of a part means the method's own part, not the small job's.
     set_of = {name.partition(".")[0] for name in settings or {} if "." in name}
     given = {**{name: value for name, value in usual.items() if name not in set_of}, **(settings or {})}
-    bounds = {name: given.pop(name) for name in field_names(Bounds) if name in given}
+    of_run = {name: given.pop(name) for name in LIKE_SETTINGS if name in given}
     server, site, learns = route_settings(given, chosen, task_class)
     if kind == chosen.task:
         keeps = chosen.learns if model is chosen else chosen.keeps
@@ -107,8 +123,9 @@ def make_plan(
     length = model if paper is None else paper
     names = site_list(length.num_sites if sites == 0 else sites)
     learns = {**dealt_to(length.num_sites if names is None else len(names), task_class), **learns}
-    wanted = {key: value for key, value in {**run, **bounds}.items() if value is not None}
-    plan = RunSettings(**{"num_rounds": length.num_rounds, "label": chosen.name, **wanted})
+    wanted = {key: value for key, value in {**run, **of_run}.items() if value is not None}
+    usually = {"num_rounds": length.num_rounds, "label": chosen.name, **({} if paper is None else {"test_last": 5})}
+    plan = RunSettings(**{**usually, **wanted})
     if names is not None and plan.min_sites > len(names):
         raise ValueError(f"min_sites={plan.min_sites}, but the job has {len(names)} site(s)")
     made = _task(task_class, learns)
@@ -179,7 +196,7 @@ def route_settings(
                 raise ValueError(f"method {method.name!r} has no setting {key!r} any more: {now}")
             if key in field_names(RunSettings):
                 raise ValueError(f"{key!r} is no setting of method {method.name!r} but an option of the run")
-            known = sorted(set().union(*owners, field_names(Bounds)))
+            known = sorted(set().union(*owners, LIKE_SETTINGS))
             hint = nearest(key, [name + dot + rest for name in known]) or ";"
             raise ValueError(f"method {method.name!r} has no setting {key!r}{hint} Available: {', '.join(known)}")
     return parts

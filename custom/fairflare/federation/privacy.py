@@ -47,6 +47,7 @@ TOLD = {
     "seed": "seed of the experiment, the same for all sites",
     "current_round": "the round, from 0",
     "num_rounds": "how many there will be",
+    "measure": "in `validate`: on which splits (test, and for the last model validation)",
     "directives": "what the method tells the sites, see above",
 }
 
@@ -101,7 +102,7 @@ def _all_methods() -> list[str]:
     rows.append((
         "`metrics`", f"`{TASK_TRAIN}`, `{TASK_VALIDATE}`",
         "how good the received model is on the validation split, and the final one on the test split and on each "
-        "further test list, whose name stands in front",
+        "further test list, whose name stands in front; the last one on the validation split too",
         "see the tasks", "see the tasks", f"those by class: `{METRICS_BY_CLASS}`",
     ))  # fmt: skip
     asked = [field_row(field, TASK_CHECK) for field in check.FIELDS]
@@ -146,6 +147,7 @@ def _told() -> list[str]:
         for name, doc in method.rule.directive_docs.items():
             told.setdefault((f"`{name}`", doc), []).append(f"`{method.name}`")
     rows = [(", ".join(names), *directive) for directive, names in told.items()]
+    lines += [SCRIPTS, ""]
     return [*lines, "A method's directives:", *_table(("method", "directive", "what it is"), rows)]
 
 
@@ -169,7 +171,9 @@ No image, mask, label, file name, path or patient's identifier is among it. That
 column "what it may reveal". A server that means harm chooses the model and the job, so read it with that server in
 mind. "Kept at home by" names a setting of the site's `local/fairflare.json`, or of the job: that one is not the
 site's to set, but the site can refuse the job. An empty cell: nothing keeps it at home. A
-[script of your own](own_script.md) sends what it puts into its messages.
+[script of your own](own_script.md) that trains with `fairflare.client.Site` sends the same fields, filled by the same
+code, and the metrics that it measures itself; its switch for metrics by class is `client.Site(metrics_by_class=False)`.
+What else a script sends is its own affair.
 """
 
 METRICS = f"""Of the received model on the validation split in each round, and of the final model on the test split.
@@ -206,6 +210,9 @@ round's local models. What a site can learn from it of the others: the global mo
 two sites, the mean minus its own model is the other's model. Sites are not told each other's metrics or
 reports, but for what follows."""
 
+SCRIPTS = """A site that trains with a [script of its own](own_script.md) is also told the method's site half: the name
+of its class and its settings (`training`)."""
+
 FLARES = """## What FLARE sends by itself
 
 No setting of FairFlare changes it.
@@ -217,6 +224,11 @@ No setting of FairFlare changes it.
   `"allow_log_streaming": false` in the site's `local/resources.json`; kits of our `SitePolicyBuilder` have it.
 - Keys of `local/resources.json` that FLARE does not know go to the server and to all sites. Private settings belong
   into `local/fairflare.json`, which nobody sends.
+- FLARE's cross-site evaluation, where a job has it ([recipes.md](recipes.md)): for each model that it names, a site
+  answers `validate` with the metrics of its test split, those by class as `metrics_by_class` says. `submit_model` asks
+  for the site's local model, which FLARE then sends to *all other sites*: whoever has both models of a round can guess
+  at images as from an update, and need not be the server. Refused unless the site's `local/fairflare.json` says
+  `"submit_model": true`; only a job with that evaluation has the task at all.
 - TensorBoard: a site sends no events. The server writes the curves (`tb_events`) from what is listed above: training
   loss, primary metric, weights and single numbers of the reports, by site. Whoever may download the job has them, and
   `results.json`, where all metrics are.

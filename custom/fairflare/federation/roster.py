@@ -36,7 +36,7 @@ class Roster:
     """Who is asked, by what the sites did so far.
 
     A site without an answer *in time* in ``max_missed`` phases running is dropped: a dead one and one that is always
-    late cost the run the same. One that answers ``train`` in time and never ``anchor`` is dropped from ``anchor`` alone.
+    late cost the run the same. One that is in time for ``train`` and never for ``anchor`` is dropped from that alone.
 
     A dropped site that shows up is asked again, after 2 rounds the first time, then 4, 8, ...: each time it is late
     again costs a whole timeout. An answer in time makes all good.

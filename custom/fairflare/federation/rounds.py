@@ -18,15 +18,17 @@ import torch
 from fairflare.exchange.messages import (
     TASK_ANCHOR,
     TASK_TRAIN,
-    TASK_VALIDATE,
     Message,
     SiteTask,
     clean_state,
     encode_task,
 )
+from fairflare.federation.best_model import BestModel
 from fairflare.federation.check import Check
-from fairflare.federation.collector import Collector, LikeReceived, read_head, read_metrics, read_stats, reasons
+from fairflare.federation.collector import Collector, LikeReceived, reasons
 from fairflare.federation.experiment import Experiment, writing
+from fairflare.federation.final_test import FinalTest
+from fairflare.federation.halves import check_halves
 from fairflare.federation.journal import Journal
 from fairflare.federation.models import ModelFiles
 from fairflare.federation.phase import Exchange, Phase
@@ -71,11 +73,13 @@ class Rounds:
         self.task, self.rule, self.settings = task, rule, run
         self.transport, self.place, self.listeners = transport, place, list(listeners)
         self.journal = Journal(place.run_dir / RESULTS_FOLDER, transport, listeners, task.primary_metric)
-        self.files = ModelFiles(place.run_dir, type(rule).__name__)
+        higher = task.directions()[task.primary_metric]
+        self.files = ModelFiles(place.run_dir, type(rule).__name__, BestModel(run, higher))
         self.collector = Collector(rule, place.run_dir / RESULTS_FOLDER / "staging", run)
         self.roster = Roster(transport, run.max_missed, run.min_sites)
         self.exchange = Exchange(transport, self.roster, run.min_sites, run.straggler_grace, self.journal.tell)
         self.experiment = Experiment(run, place, rule, self.journal, self.files, transport.say)
+        self.test = FinalTest(self._ask, self.roster, run, transport.say)
         self.check = Check(task, run, transport, self.roster, self.journal)
         self._went_back_from: set[int] = set()
 
@@ -109,9 +113,10 @@ class Rounds:
     def _start(self) -> tuple[int, State]:
         """The first round to do, and initial or checkpointed model."""
         run, place = self.settings, self.place
+        check_halves(self.rule, place.site_half)
         torch.manual_seed(run.seed)
         model = self.task.build_model()
-        self.transport.say(self.task.initialise(model, place.settings.get("initial_weights")))
+        self.transport.say(self.task.initialise(model, place.initial_weights(run)))
         state: State = clean_state(model.state_dict())
         sites = sorted(self.transport.sites())
         config = config_of(run, place, self.rule, self.task)
@@ -172,8 +177,10 @@ class Rounds:
         if self.rule.two_phase and len(record.accepted) > 1:
             self._ask_about_anchor(record)
         next_state = self._aggregate(record)
+        if self.settings.num_rounds - self.settings.test_last <= current_round < self.settings.num_rounds - 1:
+            self._test_on_the_way(record, next_state)
         with writing(f"the results and models of round {current_round}", self.place.run_dir):
-            self.files.keep_best(state, record.validation, self.task.primary_metric, current_round - 1)
+            self._keep_best(state, record.validation, current_round - 1)
             self.journal.round_done(record)
             self.files.save(next_state, current_round)
         self.experiment.save(current_round + 1, next_state)
@@ -209,20 +216,38 @@ class Rounds:
     # -------------------------------------------------------------------------------------------- the end
 
     def _finish(self, state: State) -> None:
-        """Test split of every site, and the summary over them."""
+        """Test split of every site, of the last and of the best model, and the summary over them."""
         number = self.settings.num_rounds
-        phase = self._ask(
-            TASK_VALIDATE, number, state, self.roster.known(), self.settings.validate_timeout, self._validated
-        )
-        if len(phase.good) < self.settings.min_sites:
-            raise self._too_few(phase)
-        with writing("the final results and model", self.place.run_dir):
+        last = self.test(state, number, validation=True)
+        undefined = last.without(self.task.primary_metric)
+        if len(last.phase.good) - len(undefined) < self.settings.min_sites:
+            for site in undefined:
+                last.phase.refuse(site, f"site {site!r}: its {self.task.primary_metric!r} is not finite")
+            raise self._too_few(last.phase)
+        with writing("the final model", self.place.run_dir):
             self.files.save(state, number)
-            self.journal.tested(phase)
+            self._keep_best(state, last.validation, number - 1, last=True)
+        best = self.files.best
+        of_best = None if best.made == number - 1 else self.test(self.files.load_best(), number)
+        with writing("the final results", self.place.run_dir):
+            self.journal.tested(last, best, of_best)
+
+    def _test_on_the_way(self, record: RoundRecord, state: State) -> None:
+        """One of the last models; who fails is left out of its mean, and the run goes on."""
+        tested = self.test(state, record.current_round + 1)
+        record.test = tested.test
+        record.phases += tested.phases
+        record.left_out += tested.left_out
+
+    def _keep_best(self, state: State, validation: Any, made: int, *, last: bool = False) -> None:
+        if self.files.keep_best(state, validation, self.task.primary_metric, made, last=last):
+            self.journal.new_best(state, self.files.best)
 
     # -------------------------------------------------------------------------------------------- one exchange
 
-    def _ask(self, name: str, current_round: int, state: State, sites: list[str], timeout: float, use: Any) -> Phase:
+    def _ask(
+        self, name: str, current_round: int, state: State, sites: list[str], timeout: float, use: Any, **task_of: Any
+    ) -> Phase:
         task = encode_task(
             SiteTask(
                 name=name,
@@ -234,6 +259,7 @@ class Rounds:
                 experiment=self.settings.experiment,
                 run=self.experiment.run_id,
                 by_site=self.rule.directives_by_site,
+                **task_of,
             )
         )
         phase = Phase(name, current_round, sorted(sites), doubtful=self.roster.doubtful(sites))
@@ -249,10 +275,6 @@ class Rounds:
     def _about_anchor(self, phase: Phase, site: str, message: Message) -> dict[str, float]:
         self.collector.keep_anchor(site, self.collector.read_anchor(site, message))
         return {}
-
-    def _validated(self, phase: Phase, site: str, message: Message) -> dict[str, float]:
-        phase.stats[site] = read_stats(site, read_head(site, message, phase.current_round))
-        return read_metrics(site, message.metrics)
 
     def _note_left_out(self, phase: Phase) -> None:
         for site, reason in phase.left_out.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import platform
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from fairflare import __version__
 from fairflare.core.settings import values_of
 from fairflare.exchange.messages import num_bytes
+from fairflare.federation.halves import training_of
 from fairflare.federation.influence import bounds_of
 from fairflare.federation.run_settings import Place, RunSettings
 from fairflare.methods.rule import Rule, State
-from fairflare.methods.training import LocalTraining
 
 if TYPE_CHECKING:
     from fairflare.core.task import Task
@@ -49,9 +48,11 @@ def info_of(
         "label": run.label or method,
         "primary_metric": task.primary_metric,
         "shown_metrics": list(task.shown_metrics),
+        "higher_is_better": task.directions(),
         "num_rounds": run.num_rounds,
         "min_sites": run.min_sites,
         "bounds": bounds_of(run),
+        "best_by": run.best_by,
         "seed": run.seed,
         "sites": sorted({*expected, *connected}),
         "connected": list(connected),
@@ -77,25 +78,11 @@ def versions() -> dict[str, str]:
 
 def following_rounds(rule: Rule, site_half: Any) -> list[str]:
     """Settings whose effect in a round depends on ``num_rounds``, such as ``training.schedule``."""
-    training = _training(site_half)
+    training = training_of(site_half)
     sites = training.follows_num_rounds() if training is not None else []
     return [f"rule.{name}" for name in rule.follows_num_rounds()] + [f"training.{name}" for name in sites]
 
 
 def knows(site_half: Any) -> bool:
     """Whether the sites' half can be asked here."""
-    return _training(site_half) is not None
-
-
-def _training(site_half: Any) -> LocalTraining | None:
-    # Only of this package: a job's client configuration must not make the server load any other class.
-    path = site_half.get("path") if isinstance(site_half, Mapping) else None
-    module, _, name = path.rpartition(".") if isinstance(path, str) else ("", "", "")
-    if not module.startswith("fairflare.methods."):
-        return None
-    try:
-        cls = getattr(importlib.import_module(module), name)
-        made = cls(**site_half.get("args", {})) if issubclass(cls, LocalTraining) else None
-    except (ImportError, AttributeError, TypeError, ValueError):
-        return None
-    return made
+    return training_of(site_half) is not None

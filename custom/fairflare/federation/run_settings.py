@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from fairflare.core.settings import Flag, NonNegative, Positive, PositiveInt, Whole, settings
+from fairflare.core.settings import Flag, NonNegative, Positive, PositiveInt, Whole, field_names, settings
 from fairflare.federation.influence import Bounds
 from fairflare.federation.site_store import safe_name
 
+#: Options of the run that are given like a method's settings.
+LIKE_SETTINGS = (*field_names(Bounds), "best_by", "best_lambda", "test_last")
 RESULTS_FOLDER = "fairflare"  # in the run directory
 
 
@@ -31,7 +33,15 @@ class RunSettings(Bounds):
         max_missed: a site without an answer in time in so many phases running is not asked again until it shows up,
             and then after 2 rounds, 4, 8, ... while it stays late; the final test asks it all the same.
         keep_local_models: leave each round's local models in the run directory (for audits; large).
+        initial_ckpt: checkpoint that the federation starts from, at the server: a plain state dict or an
+            ``FL_global_model.pt``, of exactly the task's network; empty: as the task says. An absolute path; a relative
+            one is a file that the job carries.
         label: what tables call this run; default: the class of the rule.
+        best_by: what makes a model the best by the primary metric on the sites' validation splits: ``mean`` over the
+            sites, the ``worst`` site, or ``mean_minus_std``: mean minus ``best_lambda`` times the standard deviation.
+        best_lambda: see there.
+        test_last: of so many last models the test metrics are averaged in the results; each one more than the last
+            costs a ``validate``. The papers' settings have 5.
     """
 
     num_rounds: PositiveInt = 5
@@ -46,7 +56,11 @@ class RunSettings(Bounds):
     straggler_grace: NonNegative = 0.0
     max_missed: PositiveInt = 2
     keep_local_models: Flag = False
+    initial_ckpt: str = ""
     label: str = ""
+    best_by: Literal["mean", "worst", "mean_minus_std"] = "mean"
+    best_lambda: NonNegative = 1.0
+    test_last: PositiveInt = 1
 
     def __post_init__(self) -> None:
         if self.experiment:
@@ -63,6 +77,8 @@ class Place:
         job_id: of FLARE, or a name.
         settings: the server's ``local/fairflare.json``.
         site_half: the training's settings as the sites have them; ``None``: not known here.
+        carried: folder of the files that the job carries; ``None``: it carries none, and a relative path is one of the
+            working directory.
     """
 
     run_dir: Path
@@ -70,3 +86,20 @@ class Place:
     job_id: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     site_half: Any = None
+    carried: Path | None = None
+
+    def initial_weights(self, run: RunSettings) -> str | None:
+        """The checkpoint that the federation starts from: the job's, or that of the server's private file.
+
+        Raises:
+            ValueError: both name one.
+        """
+        own = self.settings.get("initial_weights")
+        if not run.initial_ckpt:
+            return own
+        if own is not None:
+            raise ValueError(
+                f"the run starts from initial_ckpt {run.initial_ckpt!r} and the server's local/fairflare.json names "
+                f"initial_weights {own!r}; take out one of them"
+            )
+        return str((self.carried or Path()) / run.initial_ckpt)

@@ -23,6 +23,7 @@ import torch
 from fairflare.core.states import difference
 from fairflare.core.stopping import TaskStopped, stoppable
 from fairflare.exchange.messages import (
+    SPLIT_VALIDATION,
     STATUS_FAILED,
     STATUS_OK,
     STATUS_SKIPPED,
@@ -35,7 +36,7 @@ from fairflare.exchange.messages import (
     clean_state,
 )
 from fairflare.federation.check import facts_of
-from fairflare.federation.leaving import METRICS_BY_CLASS, keep_classes_home, sends_classes
+from fairflare.federation.leaving import METRICS_BY_CLASS, VALIDATED, keep_classes_home, sends_classes
 from fairflare.federation.site_folder import SiteFolder
 from fairflare.federation.site_store import SiteStore
 from fairflare.federation.stoppable import StoppableData
@@ -55,8 +56,17 @@ REMEDIES = {
     errno.EROFS: "let the site write to its state_root; it is back in the round after that",
 }
 LOCAL_MODEL = "local_model"  # in the site's store, for the anchor phase
+SUBMITS = "submit_model"  # the setting: the local model may be sent to the other sites
 # Settings of local/fairflare.json that the shell reads; all others belong to the task.
-SHELL_SETTINGS = ("state_root", "checkpoint_root", "num_threads", "device", "isolate", METRICS_BY_CLASS)
+SHELL_SETTINGS = (
+    "state_root",
+    "checkpoint_root",
+    "num_threads",
+    "device",
+    "isolate",
+    METRICS_BY_CLASS,
+    SUBMITS,
+)
 
 
 def round_seed(seed: int, site: str, current_round: int) -> int:
@@ -99,6 +109,10 @@ class SiteWorker:
         self.threads: int | None = threads
         self._data: SiteData | None = None
         self._model: torch.nn.Module | None = None
+
+    def use(self, model: torch.nn.Module) -> None:
+        """The network to load models into, in place of one of the task's."""
+        self._model = model
 
     def perform(self, request: SiteTask, should_stop: Callable[[], bool] = lambda: False) -> SiteReply:
         """Does one task; whatever goes wrong becomes a reply with a reason, and details go to this site's log.
@@ -147,6 +161,10 @@ class SiteWorker:
             log.warning("site %s, round %d: %s", self.site, request.current_round, "; ".join(store.lost))
         return reply
 
+    def local_model(self, run: str, current_round: int) -> dict[str, torch.Tensor] | None:
+        """What this site trained in a round; ``None``: it is not kept, or damaged."""
+        return self.state.store(run).load_at(LOCAL_MODEL, current_round)
+
     # -- the tasks
 
     def _check(self, request: SiteTask, store: SiteStore) -> SiteReply:
@@ -175,11 +193,7 @@ class SiteWorker:
             update=difference(local, clean_state(received)),
             metrics=metrics,
             report=report,
-            stats={
-                "train_loss": trained.train_loss,
-                "epoch_losses": trained.epoch_losses,
-                "synthetic": bool(run.data.synthetic),
-            },
+            stats={**trained.losses(), "synthetic": bool(run.data.synthetic)},
             num_samples=trained.num_samples,
             num_steps=trained.num_steps,
         )
@@ -205,6 +219,9 @@ class SiteWorker:
             if split != "test":
                 further = self._evaluate(model, run, split)
                 metrics.update({f"{split.removeprefix('test_')}/{name}": value for name, value in further.items()})
+        if SPLIT_VALIDATION in request.measure:
+            further = self._evaluate(model, run, "validation")
+            metrics.update({VALIDATED + name: value for name, value in further.items()})
         return SiteReply(STATUS_OK, metrics=metrics, num_samples=run.data.num_samples("test"))
 
     # -- pieces

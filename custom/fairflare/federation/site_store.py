@@ -19,8 +19,9 @@ log = logging.getLogger(__name__)
 class SiteStore:
     """Values of one run at one site, each with the round that wrote it.
 
-    The value of the round before is kept too: a server that continues from its last checkpoint asks for a round again,
-    and that round must start from what it started from the first time.
+    Values of earlier rounds are kept too: a server that continues from its last checkpoint asks for a round again, one
+    that goes back a round asks for the round before it again, and either must start from what it started from the
+    first time.
 
     Args:
         folder: of the run; made by whoever locks it.
@@ -29,7 +30,7 @@ class SiteStore:
         lost: what could not be had and is made anew, in sentences without a path.
     """
 
-    KEPT = 2
+    KEPT = 3
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

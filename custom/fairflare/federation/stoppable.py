@@ -55,6 +55,12 @@ class _StoppableBatches:
     def __len__(self) -> int:
         return len(self._batches)
 
+    def __getattr__(self, name: str) -> Any:
+        """What the batches have besides."""
+        if name == "_batches":  # not there yet
+            raise AttributeError(name)
+        return getattr(self._batches, name)
+
     def __iter__(self) -> Iterator[Batch]:
         check_stop()
         for batch in self._batches:

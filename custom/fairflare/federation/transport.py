@@ -76,5 +76,8 @@ class Listener:
     def round_done(self, record: RoundRecord, metric: str) -> None:
         """Everything about a round; ``metric`` is the task's primary one."""
 
+    def best_model(self, state: Mapping[str, Any], made: int) -> None:
+        """A new best model by the validation metric, and the round that made it."""
+
     def tested(self, test: Mapping[str, Mapping[str, float]], metric: str, step: int) -> None:
         """The metrics of the final model on the sites' test splits."""

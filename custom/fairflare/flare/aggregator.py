@@ -154,7 +154,7 @@ class FairAggregator(Bounds, ModelAggregator):
             self._refuse(site, f"site {site!r}: {printable(f'{type(error).__name__}: {error}')}")
             return
         self._metrics[site] = _finite_numbers(model.metrics or {})
-        self._numpy[site] = not any(isinstance(value, torch.Tensor) for value in model.params.values())
+        self._numpy[site] = all(isinstance(value, (np.ndarray, np.generic)) for value in model.params.values())
 
     def aggregate_model(self) -> FLModel:
         """The aggregated model, or update where the sites sent updates.

@@ -6,8 +6,8 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,19 +25,21 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_common.workflows.model_controller import ModelController
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
-from fairflare.core.settings import Flag, Positive, settings
+from fairflare.core.settings import Flag, Positive, settings, values_of
 from fairflare.core.task import Task
-from fairflare.exchange.messages import TASK_CHECK, Message, for_site, says_nothing
+from fairflare.exchange.messages import TASK_CHECK, Message, clean_meta, for_site, says_nothing
 from fairflare.federation.collector import printable
 from fairflare.federation.rounds import Rounds, Stopped
 from fairflare.federation.run_settings import Place, RunSettings
+from fairflare.federation.script import told_training
 from fairflare.federation.site import SITE_FILE, read_site_file
 from fairflare.federation.transport import Question
-from fairflare.flare.memory import give_large_blocks_back, replies_on_disk
+from fairflare.flare.memory import memory_given_back, replies_on_disk
 from fairflare.flare.tracking import FlareEvents
-from fairflare.flare.wire import META_KEY, from_model, to_model
+from fairflare.flare.wire import META_KEY, TRAINING_KEY, from_model, to_model
 from fairflare.methods.reports import shortened
 from fairflare.methods.rule import OLD_JOB, Rule
+from fairflare.methods.training import LocalTraining
 
 _UNKNOWN = ReturnCode.TASK_UNKNOWN
 
@@ -49,6 +51,8 @@ class RoundsController(RunSettings, ModelController):
     Args:
         task: what is learned; builds the initial model.
         rule: the method's server half.
+        training: the site half, told with each task where the sites' script has the training loop (FLARE's Client API);
+            ``None``: the sites' executor has it.
         task_check_period: seconds between FLARE's looks at a task.
         disk_offload: replies wait on disk (in ``TMPDIR``) until they are taken, not in memory.
     """
@@ -57,6 +61,7 @@ class RoundsController(RunSettings, ModelController):
 
     task: Task
     rule: Rule
+    training: LocalTraining | None = None
     task_check_period: Positive = 0.05
     disk_offload: Flag = True
 
@@ -67,22 +72,19 @@ class RoundsController(RunSettings, ModelController):
         )
         self._seen: Callable[[str], None] = lambda site: None
         self._task: Message | None = None  # asked last
+        self._collect: Callable[[], None] = lambda: None
 
     # -- the workflow
 
     def run(self) -> None:
         """FLARE's entry; see :class:`fairflare.federation.rounds.Rounds`."""
         self.fl_ctx.set_prop(AppConstants.NUM_ROUNDS, self.num_rounds, private=True, sticky=False)
-        place = self._place()
-        give_large_blocks_back()
-        offload = (
-            replies_on_disk(self.engine, self.fl_ctx.get_job_id("job")) if self.disk_offload else nullcontext(True)
-        )
+        place, events = self._place(), FlareEvents(self, self.task.directions())
         try:
-            with offload as offered:
+            with memory_given_back() as self._collect, self._offload() as offered:
                 if not offered:
                     self.warning("FLARE offers no disk offload here: replies wait in memory")
-                Rounds(self.task, self.rule, self, self, place, [FlareEvents(self)]).run()
+                Rounds(self.task, self.rule, self, self, place, [events]).run()
         except Stopped as stopped:
             if self.fl_ctx.get_job_id() == SimulatorConstants.JOB_NAME:
                 self.panic(str(stopped))  # the simulator would end with exit code 0
@@ -90,6 +92,9 @@ class RoundsController(RunSettings, ModelController):
         except Exception as error:
             self.error(str(error))
             raise
+
+    def _offload(self) -> AbstractContextManager[bool]:
+        return replies_on_disk(self.engine, self.fl_ctx.get_job_id("job")) if self.disk_offload else nullcontext(True)
 
     def _place(self) -> Place:
         workspace = self.engine.get_workspace()
@@ -101,10 +106,13 @@ class RoundsController(RunSettings, ModelController):
             job_id=self.fl_ctx.get_job_id(),
             settings=own,
             site_half=self._site_half(),
+            carried=Path(self.get_app_dir()) / "custom",
         )
 
     def _site_half(self) -> Any:
         """The training's settings as this job's client configuration has them; ``None`` when it is not here."""
+        if self.training is not None:
+            return values_of(self.training)
         path = Path(self.get_app_dir()) / "config" / "config_fed_client.json"
         try:
             executors = json.loads(path.read_text(encoding="utf-8"))["executors"]
@@ -125,6 +133,7 @@ class RoundsController(RunSettings, ModelController):
         return sorted(names - {"server"}) if names and ALL_SITES not in names else self.sites()
 
     def ask(self, question: Question) -> None:
+        question = replace(question, task=self._with_training(question.task))
         self._task = question.task
         self.send_model(
             task_name=question.name,
@@ -140,7 +149,14 @@ class RoundsController(RunSettings, ModelController):
             if question.enough() or time.monotonic() > end:
                 self.cancel_all_tasks()
                 break
+            self._collect()
             time.sleep(min(self.task_check_period, 0.05))
+
+    def _with_training(self, task: Message) -> Message:
+        """A task that also says what the sites' scripts are to train with, where they have the loop."""
+        if self.training is None:
+            return task
+        return replace(task, meta={**task.meta, TRAINING_KEY: clean_meta(told_training(self.training))})
 
     def stopped(self) -> bool:
         return bool(self.abort_signal.triggered)
@@ -231,7 +247,8 @@ def _unreadable(site: str, result: Shareable) -> str:
     try:
         code = result.get_return_code()
         if code and code != ReturnCode.OK:
-            return f"site {site!r} answered {printable(code) if isinstance(code, str) else shortened(code)}"
+            blocked = ": a filter at the site blocks this answer" if code == ReturnCode.TASK_RESULT_FILTER_ERROR else ""
+            return f"site {site!r} answered {printable(code) if isinstance(code, str) else shortened(code)}{blocked}"
         FLModelUtils.from_shareable(result)
     except Exception as error:
         return f"site {site!r}: the message cannot be read: {printable(f'{type(error).__name__}: {error}')}"

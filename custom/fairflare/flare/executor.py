@@ -1,10 +1,13 @@
-"""The one executor: ``check``, ``train``, ``anchor`` and ``validate`` at a site."""
+"""The one executor: ``check``, ``train``, ``anchor`` and ``validate`` at a site, and what FLARE's own workflows ask."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
@@ -17,16 +20,20 @@ from fairflare.core.task import Task
 from fairflare.exchange.messages import (
     STATUS_FAILED,
     STATUS_OK,
+    TASK_TRAIN,
     TASKS,
     Message,
     SiteReply,
+    SiteTask,
     VersionError,
+    clean_state,
     decode_task,
     encode_reply,
 )
 from fairflare.federation.isolation import perform_isolated
 from fairflare.federation.site import SITE_FILE, SiteWorker, read_site_file, refusal
 from fairflare.federation.site_store import safe_name
+from fairflare.flare.stock_tasks import SUBMIT_MODEL, NotServed, check_submission, is_stock, metrics_of, validation
 from fairflare.flare.wire import from_model, to_model
 from fairflare.methods.training import LocalTraining, SiteError
 
@@ -41,7 +48,7 @@ class SiteExecutor(Executor):
         isolate: do each task in a child process. The site's own ``isolate`` setting wins.
 
     The site's file ``local/fairflare.json`` says where the data are, and may set ``device``, ``num_threads``,
-    ``isolate`` and ``state_root``; the job cannot override it.
+    ``isolate``, ``state_root`` and ``submit_model``; the job cannot override it.
     """
 
     task: Task
@@ -52,8 +59,22 @@ class SiteExecutor(Executor):
         Executor.__init__(self)
         self._settings: dict[str, Any] | None = None
         self._workers: dict[str, SiteWorker] = {}
+        self._asked: SiteTask | None = None  # by our server, last, without its model
+        self._trained: tuple[str, int] | None = None  # run and round
+        self._received: Shareable | None = None
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Shows result filters the task's model, which FLARE has put away by then and ``ConvertWeights`` wants."""
+        if event_type == EventType.BEFORE_TASK_RESULT_FILTER and self._received is not None:
+            fl_ctx.set_prop(FLContextKey.TASK_DATA, self._received, private=True, sticky=False)
+        elif event_type == EventType.AFTER_TASK_RESULT_FILTER:
+            self._received = None
+            fl_ctx.set_prop(FLContextKey.TASK_DATA, None, private=True, sticky=False)
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        self._received = shareable
+        if is_stock(task_name, shareable):
+            return self._for_flare(task_name, shareable, fl_ctx, abort_signal)
         if task_name not in TASKS:
             return make_reply(ReturnCode.TASK_UNKNOWN)
         site = fl_ctx.get_identity_name()
@@ -80,19 +101,63 @@ class SiteExecutor(Executor):
         self, task_name: str, message: Message, site: str, fl_ctx: FLContext, abort_signal: Signal
     ) -> SiteReply:
         request = decode_task(task_name, message, site)
-        if self._settings is None:
-            workspace = fl_ctx.get_engine().get_workspace()
-            self._settings = read_site_file(Path(workspace.get_file_path_in_site_config(SITE_FILE)), site)
-        arguments = self._worker_arguments(site, request.experiment, self._settings, fl_ctx)
-        isolate = self._settings.get("isolate", self.isolate)
+        self._asked = replace(request, state={})
+        reply = self._perform(request, site, fl_ctx, abort_signal)
+        if task_name == TASK_TRAIN:
+            self._trained = (request.run, request.current_round) if reply.status == STATUS_OK else None
+        return reply
+
+    def _for_flare(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        """What one of FLARE's workflows asks; a failure is a return code, why stands in this site's log."""
+        site = fl_ctx.get_identity_name()
+        try:
+            if task_name == SUBMIT_MODEL:
+                answer = self._local_model(shareable, site, fl_ctx)
+            else:
+                experiment, run = (self._asked.experiment, self._asked.run) if self._asked else ("", "")
+                request = validation(shareable, experiment, run)
+                answer = metrics_of(self._perform(request, site, fl_ctx, abort_signal), self.task.primary_metric)
+        except NotServed as error:
+            self.log_warning(fl_ctx, f"{task_name}: {error}")
+            return make_reply(error.code)
+        except Exception as error:
+            self.log_warning(fl_ctx, f"{task_name}: {refusal(site, task_name, error).reason}")
+            return make_reply(ReturnCode.EXECUTION_EXCEPTION)
+        self.log_info(fl_ctx, f"{task_name}, asked by a workflow of FLARE: done")
+        sent: Shareable = answer.to_shareable()
+        return sent
+
+    def _local_model(self, shareable: Shareable, site: str, fl_ctx: FLContext) -> DXO:
+        """The last one: a site validates what it receives, so it knows no better one of its own."""
+        experiment = self._asked.experiment if self._asked else ""
+        worker = self._worker(self._worker_arguments(site, experiment, self._site_settings(site, fl_ctx), fl_ctx))
+        check_submission(shareable, worker)
+        local = None if self._trained is None else worker.local_model(*self._trained)
+        if local is None:
+            raise NotServed(ReturnCode.EMPTY_RESULT, "this process has trained no model that could be sent")
+        return DXO(DataKind.WEIGHTS, data=clean_state(local))
+
+    def _perform(self, request: SiteTask, site: str, fl_ctx: FLContext, abort_signal: Signal) -> SiteReply:
+        settings = self._site_settings(site, fl_ctx)
+        arguments = self._worker_arguments(site, request.experiment, settings, fl_ctx)
+        isolate = settings.get("isolate", self.isolate)
         if not isinstance(isolate, bool):
             raise SiteError(f"site {site!r}: setting 'isolate' must be true or false, got {isolate!r}")
         if isolate:
             return perform_isolated(arguments, request, lambda: bool(abort_signal.triggered))
+        return self._worker(arguments).perform(request, lambda: bool(abort_signal.triggered))
+
+    def _site_settings(self, site: str, fl_ctx: FLContext) -> dict[str, Any]:
+        if self._settings is None:
+            workspace = fl_ctx.get_engine().get_workspace()
+            self._settings = read_site_file(Path(workspace.get_file_path_in_site_config(SITE_FILE)), site)
+        return self._settings
+
+    def _worker(self, arguments: dict[str, Any]) -> SiteWorker:
         key = str(arguments["state_folder"])
         if key not in self._workers:
             self._workers[key] = SiteWorker(**arguments)
-        return self._workers[key].perform(request, lambda: bool(abort_signal.triggered))
+        return self._workers[key]
 
     def _worker_arguments(
         self, site: str, experiment: str, settings: dict[str, Any], fl_ctx: FLContext

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
-from contextlib import contextmanager
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,7 @@ from nvflare.app_common.utils.tensor_disk_offload_context import cleanup_tensor_
 
 _M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 _LARGE = 2**20
+_SHARE = 0.1  # of the time that searching for cycles may take
 
 
 @contextmanager
@@ -34,13 +37,37 @@ def _receiving(engine: Any) -> Any:
     return engine if cell is None else SimpleNamespace(get_cell=lambda: cell)
 
 
-def give_large_blocks_back() -> bool:
-    """From now on, what is freed of blocks of 1 MB and more goes back to the system; False where there is no glibc.
+@contextmanager
+def memory_given_back() -> Iterator[Callable[[], None]]:
+    """Keeps the process small as long as the context lasts; gives what is to be called again and again while it waits.
+
+    FLARE's streaming leaves tensors and packets in reference cycles, a multiple of the model for every site, and they
+    stay until Python looks for cycles among all objects, which it seldom does. Objects that are there already are left
+    out of the search (:func:`gc.freeze`), so that it takes milliseconds.
+    """
+    _give_large_blocks_back()
+    gc.collect()
+    gc.freeze()
+    due = [0.0]
+
+    def collect() -> None:
+        started = time.monotonic()
+        if started >= due[0]:
+            gc.collect()
+            ended = time.monotonic()
+            due[0] = ended + (ended - started) / _SHARE
+
+    try:
+        yield collect
+    finally:
+        gc.unfreeze()
+
+
+def _give_large_blocks_back() -> None:
+    """From now on, what is freed of blocks of 1 MB and more goes back to the system, where there is glibc.
 
     Otherwise glibc learns from the first freed tensor to take the next from its heaps, one for each of FLARE's many
-    threads, and those never shrink.
+    threads, and those hardly shrink.
     """
-    try:
-        return bool(ctypes.CDLL("libc.so.6").mallopt(_M_MMAP_THRESHOLD, _LARGE))
-    except (OSError, AttributeError):
-        return False
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").mallopt(_M_MMAP_THRESHOLD, _LARGE)

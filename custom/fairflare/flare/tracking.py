@@ -9,11 +9,12 @@ from typing import Any
 from nvflare.apis.analytix import AnalyticsDataType
 from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
 from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.abstract.model import make_model_learnable
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver
 
-from fairflare.core.fairness import summarize
+from fairflare.core.fairness import higher_is_better, summarize
 from fairflare.federation.transport import Listener, RoundRecord
 
 EVENT = "analytix_log_stats"
@@ -24,10 +25,15 @@ class TensorBoard(TBAnalyticsReceiver):
 
 
 class FlareEvents(Listener):
-    """FLARE's events of a round, and curves as scalars: flat tags ``what/where``, the round as step."""
+    """FLARE's events of a round, and curves as scalars: flat tags ``what/where``, the round as step.
 
-    def __init__(self, controller: Any) -> None:
-        self.controller = controller
+    Args:
+        controller: fires them.
+        directions: of the task's metrics, see :meth:`fairflare.core.task.Task.directions`.
+    """
+
+    def __init__(self, controller: Any, directions: Mapping[str, bool] | None = None) -> None:
+        self.controller, self.directions = controller, directions
 
     def scalar(self, tag: str, value: Any, step: int) -> None:
         """One scalar; anything that is no finite number is left out."""
@@ -51,6 +57,13 @@ class FlareEvents(Listener):
             FLModel(params=dict(state)),
         )
 
+    def best_model(self, state: Mapping[str, Any], made: int) -> None:
+        """For whoever keeps FLARE's best model: it is not the current one, but the one that was validated."""
+        fl_ctx = self.controller.fl_ctx
+        model = make_model_learnable(dict(state), {"current_round": made})
+        fl_ctx.set_prop(AppConstants.GLOBAL_MODEL, model, private=True, sticky=False)
+        self.controller.event(AppEventType.GLOBAL_BEST_MODEL_AVAILABLE)
+
     def round_done(self, record: RoundRecord, metric: str) -> None:
         """Train loss and validation metric by site, their spread, and the weights."""
         step = record.current_round
@@ -60,7 +73,7 @@ class FlareEvents(Listener):
         for site, value in scores.items():
             self.scalar(f"validation_{metric}/{site}", value, step)
         if scores:
-            self._spread(f"validation_{metric}", scores, step)
+            self._spread("validation", metric, scores, step)
         for site, weight in (record.site_weights or {}).items():
             self.scalar(f"weight/{site}", weight, step)
         for site, report in record.reports.items():
@@ -79,10 +92,12 @@ class FlareEvents(Listener):
         for site, value in scores.items():
             self.scalar(f"test_{metric}/{site}", value, step)
         if scores:
-            self._spread(f"test_{metric}", scores, step)
+            self._spread("test", metric, scores, step)
 
-    def _spread(self, tag: str, scores: Mapping[str, float], step: int) -> None:
-        summary = summarize(scores)
+    def _spread(self, split: str, metric: str, scores: Mapping[str, float], step: int) -> None:
+        tag = f"{split}_{metric}"
+        higher = higher_is_better(metric, self.directions)
+        summary = summarize(scores, higher_is_better=higher)
         self.scalar(f"{tag}/average", summary.mean, step)
         self.scalar(f"{tag}/std", summary.std, step)
         self.scalar(f"{tag}/worst", summary.worst, step)

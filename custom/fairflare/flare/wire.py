@@ -19,6 +19,7 @@ from fairflare.exchange.tensor_file import DTYPES
 fobs.register(TensorDecomposer)  # needed in both processes before the first tensor travels
 
 META_KEY = "fairflare"  # FLModel.meta[META_KEY]: directives to a site, report from a site
+TRAINING_KEY = "training"  # in there: the method's site half, for sites whose script keeps its own loop
 NUM_STEPS = MetaKey.NUM_STEPS_CURRENT_ROUND  # its stock FedAvg weighs with it
 REPORT = "report"
 

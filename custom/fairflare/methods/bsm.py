@@ -28,8 +28,8 @@ SETTINGS: dict[str, Any] = {
 }
 LEARNS: dict[str, Any] = {
     "phantom": "endoscopy",
-    "phantom_samples": 3600,
-    "phantom_min_share": 0.0167,
+    "phantom_samples": 4800,
+    "phantom_min_share": 0.023,
     "partition": "dirichlet",
     "alpha": 0.5,
     "corrupted_sites": 0,

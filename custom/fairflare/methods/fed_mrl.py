@@ -46,7 +46,7 @@ class _Fair(Pull):
     mean_loss: float | None = None
     factor: float | None = None  # of the whole round, with fair_mode "epoch"
     factors: list[float] = field(default_factory=list)  # of the batches so far, within their limits
-    batches: list[tuple[float, int]] = field(default_factory=list)  # (criterion, samples) of the round so far
+    batches: list[tuple[int, float, int]] = field(default_factory=list)  # (epoch, criterion, samples) so far
 
 
 @settings
@@ -99,7 +99,7 @@ class FairProximalTraining(ProximalTraining):
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         own = self.criterion_loss(run, model(inputs), targets)
-        run.own.batches.append((float(own.detach()), len(inputs)))
+        run.own.batches.append((run.epoch, float(own.detach()), len(inputs)))
         return self.fair(own, run.own) + losses.proximal_term(model, run.own.received, run.own.mu)
 
     def fair(self, own: torch.Tensor, told: _Fair) -> torch.Tensor:
@@ -148,8 +148,7 @@ class FairProximalTraining(ProximalTraining):
         return total / run.data.num_samples("training")
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        per_epoch = math.ceil(run.data.num_samples("training") / self.batch_size)
-        last = run.own.batches[-per_epoch:]
+        last = [(value, n) for epoch, value, n in run.own.batches if epoch == run.epoch]
         counts = run.data.class_counts("training")
         validation = run.data.batches("validation", batch_size=self.batch_size)
         return {

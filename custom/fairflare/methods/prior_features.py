@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -56,10 +56,11 @@ class Priors:
                 ) from error
         network = self._networks[file].to(run.device)
         projector = getattr(model, "projector", None)
-        if projector is None or not all(hasattr(model, name) for name in ("embed", "head", "project")):
+        if projector is None or not all(hasattr(model, name) for name in ("embed", "head")):
             raise SiteError(
                 f"site {run.site!r}: Fed-MAS needs a projection head next to the classifier; set projector_dim="
-                f"{network.width} of the classification task"
+                f"{network.width} of the classification task (a network of your own: embed(images), head(features) and "
+                f"a module projector with {network.width} outputs)"
             )
         width = last_width(projector)
         if width is not None and width != network.width:
@@ -104,7 +105,8 @@ class SitePrior:
             known = self.cache.features[run.batch].to(run.device)
         else:
             known = self.network(inputs)
-        return prior_distance(model.project(features), known)  # type: ignore[operator]
+        run_head: Any = getattr(model, "project", model.projector)  # a network may do more than run its head
+        return prior_distance(run_head(features), known)
 
     def look(self, run: SiteRun, inputs: torch.Tensor) -> None:
         """Computes what is not known of the batch, given without augmentation."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -72,10 +73,13 @@ class SiteRun:
 class Trained:
     """What :meth:`LocalTraining.train` leaves besides the trained model."""
 
-    train_loss: float  # mean over the samples of the last epoch, measured while training
-    epoch_losses: list[float]
-    num_steps: int
+    epoch_losses: list[float]  # mean over the samples of each epoch, measured while training
+    num_steps: int | None
     num_samples: int
+
+    def losses(self) -> dict[str, Any]:
+        """For the reply's stats; empty where nobody measured."""
+        return {"train_loss": self.epoch_losses[-1], "epoch_losses": self.epoch_losses} if self.epoch_losses else {}
 
 
 @settings
@@ -249,6 +253,12 @@ class LocalTraining:
         kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
         return kind(params, lr=self.learning_rate, betas=self.betas, weight_decay=self.weight_decay)
 
+    def start(self, run: SiteRun, model: torch.nn.Module) -> None:
+        """What goes before the first step of a round."""
+        torch.manual_seed(run.seed)
+        model.train()
+        self.begin_round(run, model)
+
     def train(self, run: SiteRun, model: torch.nn.Module) -> Trained:
         """Trains ``model`` in place, deterministically for a given ``run.seed``.
 
@@ -256,9 +266,7 @@ class LocalTraining:
             SiteError: a loss or a trained tensor that is not finite (names site, round, and where); one sample for a
                 batch norm without running statistics.
         """
-        torch.manual_seed(run.seed)
-        model.train()
-        self.begin_round(run, model)
+        self.start(run, model)
         optimizer = self.make_optimizer(p for p in model.parameters() if p.requires_grad)
         if self.keep_optimizer_state:
             kept = run.store.load_before("optimizer", run.current_round)
@@ -277,12 +285,12 @@ class LocalTraining:
                     num_steps += steps
         except LoneSample as error:
             raise SiteError(f"site {run.site!r}: {error}") from error
-        _check_finite(run, model)
+        check_finite(run, model)
         # Behind the check, and only finite ones: moments of a broken round would break every later one, or (a square
         # that overflowed) stop its weights for good.
         if self.keep_optimizer_state and _finite_moments(optimizer):
             run.store.save("optimizer", run.current_round, optimizer.state_dict())
-        return Trained(epoch_losses[-1], epoch_losses, num_steps, run.data.num_samples("training"))
+        return Trained(epoch_losses, num_steps, run.data.num_samples("training"))
 
     def _one_epoch(
         self, run: SiteRun, model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps_before: int
@@ -317,19 +325,30 @@ class LocalTraining:
     ) -> float:
         inputs, targets = inputs.to(run.device), targets.to(run.device)
         run.first_pass = True
+        return float(self.step(run, model, optimizer, partial(self.one_pass, run, model, optimizer, inputs, targets)))
 
-        def closure() -> torch.Tensor:
-            optimizer.zero_grad(set_to_none=True)
-            loss = self.loss(run, model, inputs, targets)
-            run.first_pass = False
-            # Backpropagating a NaN would only spread it; the caller stops with a message.
-            if torch.isfinite(loss):
-                loss.backward()
-            if self.max_grad_norm is not None:
-                torch.nn.utils.clip_grad_norm_(model.parameters(), self.max_grad_norm)
-            return loss.detach()
+    def one_pass(
+        self,
+        run: SiteRun,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        inputs: torch.Tensor,
+        targets: torch.Tensor,
+    ) -> torch.Tensor:
+        """Forward and backward pass of a batch on the run's device; the loss, detached."""
+        optimizer.zero_grad(set_to_none=True)
+        loss = self.loss(run, model, inputs, targets)
+        run.first_pass = False
+        # Backpropagating a NaN would only spread it; the caller stops with a message.
+        if torch.isfinite(loss):
+            loss.backward()
+        self.clip(model)
+        return loss.detach()
 
-        return float(self.step(run, model, optimizer, closure))
+    def clip(self, model: torch.nn.Module) -> None:
+        """Limits the gradients where ``max_grad_norm`` is set."""
+        if self.max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), self.max_grad_norm)
 
 
 def _finite_moments(optimizer: torch.optim.Optimizer) -> bool:
@@ -337,7 +356,8 @@ def _finite_moments(optimizer: torch.optim.Optimizer) -> bool:
     return all(bool(torch.isfinite(value).all()) for value in moments if isinstance(value, torch.Tensor))
 
 
-def _check_finite(run: SiteRun, model: torch.nn.Module) -> None:
+def check_finite(run: SiteRun, model: torch.nn.Module) -> None:
+    """Raises :class:`SiteError` when a tensor of the trained model is not finite (names it)."""
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise SiteError(

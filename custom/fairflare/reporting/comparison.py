@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fairflare.core import checks
-from fairflare.core.fairness import FairnessSummary, higher_is_better, summarize
+from fairflare.core.fairness import FairnessSummary, summarize
 from fairflare.core.settings import by_name
 from fairflare.reporting.layout import MISSING, blocks, csv_lines, markdown_lines, number
-from fairflare.reporting.table import SYNTHETIC_NOTE, by_site_of, label_of, metrics_of
+from fairflare.reporting.table import SYNTHETIC_NOTE, by_site_of, direction_of, label_of, metrics_of
 
 __all__ = ["compare"]
 
@@ -89,7 +89,8 @@ def _rows(runs: Sequence[Run], metric: str) -> list[_Row]:
     rows = []
     for index, ((label, _), group) in enumerate(groups.items()):
         values = [_values(run, metric) for run in group]
-        row = _Row(label, values, [summarize(v, higher_is_better=higher_is_better(metric)) for v in values])
+        higher = direction_of(group[0], metric)
+        row = _Row(label, values, [summarize(v, higher_is_better=higher) for v in values])
         if labels.count(label) > 1:
             row.label = f"{label} ({labels[: index + 1].count(label)})"
             row.settings = _difference(group[0], [others[0] for (other, _), others in groups.items() if other == label])

@@ -26,7 +26,7 @@ CSV_COLUMNS: dict[str, tuple[str, ...]] = {
 #: Of the values by layer and site, which a long run has millions of: significant digits, decimals, digits as CSV.
 LAYER_DIGITS = 8
 CKA_DECIMALS = 6
-CSV_DIGITS = 6
+CSV_DIGITS = 7
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,7 @@ class RoundRecord:
         details: more of it, JSON-like.
         warnings: where a bound on one site's influence was at work, and who held more than half of the weight.
         notes: sentences about single sites: what a filter at the site left of its model.
+        test: ``{site: {metric: value}}`` of the round's *new* model on the test splits, where that was asked for.
     """
 
     current_round: int
@@ -107,6 +108,7 @@ class RoundRecord:
     details: Mapping[str, Any] = field(default_factory=dict)
     warnings: list[Warned] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    test: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 # ------------------------------------------------------------------------------------------------ JSON
@@ -177,6 +179,7 @@ def table_rows(record: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
     sites = _metric_rows(number, "validation", record["validation"])
     sites += _metric_rows(number, "train", record["train"])
     sites += _metric_rows(number, "report", record["reports"])
+    sites += _metric_rows(number + 1, "test", record["test"])
     sites += [[number, "aggregate", site, "weight", w] for site, w in (record["site_weights"] or {}).items()]
     return {
         "sites.csv": sites,
@@ -190,7 +193,10 @@ def table_rows(record: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
 
 def final_rows(number: int, final: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
     """The CSV rows of what follows the last round."""
-    return {"sites.csv": _metric_rows(number, "test", final["test"] or {})} | _exchange_rows(number, final)
+    sites = _metric_rows(number, "test", final["test"] or {})
+    if (best := final.get("best")) and best["round"] + 1 != number:
+        sites += _metric_rows(best["round"] + 1, "test_best", final["test_best"] or {})
+    return {"sites.csv": sites} | _exchange_rows(number, final)
 
 
 def _exchange_rows(number: int, record: Mapping[str, Any]) -> dict[str, list[list[Any]]]:

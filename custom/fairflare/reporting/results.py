@@ -36,7 +36,10 @@ ROUNDS_FILE = "rounds.jsonl.bz2"  # while the run goes on; results.json holds th
 PROGRESS_FILE = "progress.jsonl"
 RESERVE_FILE = ".reserve"
 RESERVED = 256 * 1024  # bytes: several times results.json without rounds
-_NO_TEST: dict[str, Any] = {"test": None, "fairness": None, "left_out": [], "phases": []}
+_NO_TEST: dict[str, Any] = {
+    "test": None, "fairness": None, "left_out": [], "phases": [],
+    "best": None, "test_best": None, "fairness_best": None, "last_rounds": None,
+}  # fmt: skip
 _ENDS = ("completed", "failed")
 
 
@@ -136,6 +139,7 @@ class ResultsStore:
         *,
         left_out: Iterable[LeftOut] = (),
         phases: Iterable[PhaseRecord] = (),
+        further: Mapping[str, Any] | None = None,
     ) -> None:
         """Ends the run.
 
@@ -147,6 +151,7 @@ class ResultsStore:
             reason: why it failed.
             left_out: sites that the final test went on without.
             phases: exchanges after the last round, such as the test itself.
+            further: ``best``, ``test_best``, ``fairness_best`` and ``last_rounds``, see ``docs/results.md``.
 
         Raises:
             ValueError: another status, or the run is finished already or (``"completed"``) was never started.
@@ -160,6 +165,7 @@ class ResultsStore:
             "left_out": as_json(list(left_out), "left_out"),
             "phases": as_json(list(phases), "phases"),
         }
+        final = {**_NO_TEST, **as_json(further or {}, "further"), **final}
         with self._lock:
             if status == "completed":
                 self._check_running()
@@ -278,6 +284,23 @@ class ResultsStore:
             "info": self._info,
         } | self._final
         write_whole(self.folder / RESULTS_FILE, lambda path: _write_document(path, head, rounds))
+
+
+def find_results(path: Path) -> Path:
+    """``results.json`` of a run folder, a workspace or a FLARE download.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if path.is_file():
+        return path
+    candidates = [path / "results.json", path / "fairflare" / "results.json"]
+    candidates += [path / "server" / "simulate_job" / "fairflare" / "results.json"]
+    candidates += [path / "workspace" / "fairflare" / "results.json"]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    raise ValueError(f"no results.json in {path}")
 
 
 def read_results(path: str | os.PathLike[str]) -> dict[str, Any]:

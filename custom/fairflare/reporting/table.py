@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from fairflare.core import checks
@@ -46,7 +47,7 @@ def fairness_table(
     table = [header, *sites, *totals]
     if style == "csv":
         return csv_lines(table)
-    title, notes = _title(results), _notes(results)
+    title, notes = _title(results), _notes(results, metric)
     if not sites:
         return "\n".join([title, *notes])
     if style == "markdown":
@@ -80,7 +81,7 @@ def rich_table(results: Mapping[str, Any], *, metric: str | None = None, width: 
         for row in totals:
             table.add_row(*(Text(row[i]) for i in block))
         tables.append(table)
-    return Group(Text(_title(results), style="bold"), *tables, Text("\n".join(_notes(results))))
+    return Group(Text(_title(results), style="bold"), *tables, Text("\n".join(_notes(results, metric))))
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -101,11 +102,9 @@ def _title(results: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _notes(results: Mapping[str, Any]) -> list[str]:
+def _notes(results: Mapping[str, Any], metric: str | None = None) -> list[str]:
     info = results["info"] or {}
-    notes = []
-    if not results.get("test"):
-        notes.append("No test results.")
+    notes = _tested_notes(results, metric) if results.get("test") else ["No test results."]
     notes += (attended := attendance(results))
     left_out: dict[tuple[str, str, str], list[int]] = {}
     for record in results["rounds"]:
@@ -154,17 +153,86 @@ def _cells(
     if not results.get("test"):
         return ["site"], [], []
     metrics = metrics_of(results) if metric is None else [_known(results, metric)]
-    columns = {name: by_site_of(results, name) for name in metrics}
-    names = sorted({site for column in columns.values() for site in column})
+    columns = [_Column(name, by_site_of(results, name)) for name in metrics]
+    for heading, test in _other_models(results):
+        columns.append(_Column(metrics[0], by_site_of(results, metrics[0], test), f"{metrics[0]}, {heading}"))
+    names = sorted({site for column in columns for site in column.values})
     shown = _exact if exact else number
-    sites = [[site, *(shown(columns[m].get(site, math.nan)) for m in metrics)] for site in names]
-    summaries = _summaries(results, metrics)
+    sites = [[site, *(shown(column.values.get(site, math.nan)) for column in columns)] for site in names]
+    summaries = [summarize(c.values, higher_is_better=direction_of(results, c.metric)) for c in columns]
     totals = [
-        [title, *(shown(getattr(summaries[m], attribute)) for m in metrics)]
+        [title, *(shown(getattr(summary, attribute)) for summary in summaries)]
         for title, attribute in (("average", "mean"), ("std", "std"), ("worst", "worst"), ("range", "range"))
     ]
-    totals.insert(3, ["worst site", *(summaries[m].worst_site or MISSING for m in metrics)])
-    return ["site", *(name if exact else name[:MAX_HEADING] for name in metrics)], sites, totals
+    totals.insert(3, ["worst site", *(summary.worst_site or MISSING for summary in summaries)])
+    headings = [column.heading or column.metric for column in columns]
+    return ["site", *(name if exact else name[:MAX_HEADING] for name in headings)], sites, totals
+
+
+@dataclass
+class _Column:
+    """A metric of one of the run's models, by site."""
+
+    metric: str
+    values: dict[str, float]
+    heading: str = ""  # default: the metric
+
+
+def _other_models(results: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Test results of the best model, when that is not the last one, and of the last models on average."""
+    found = []
+    best, last = results.get("best"), results.get("last_rounds")
+    if best and not best["is_last"]:
+        found.append(("best", results["test_best"]))
+    if last:
+        found.append((f"last {len(last['rounds'])}", last["test"]))
+    return found
+
+
+def _tested_notes(results: Mapping[str, Any], metric: str | None) -> list[str]:
+    """Which models the columns are of, the metrics' directions, and over which sites the totals are."""
+    metrics = metrics_of(results) if metric is None else [metric]
+    lower = [name for name in metrics if not direction_of(results, name)]
+    notes = [f"Lower is better: {', '.join(lower)}." if lower else "Higher is better."]
+    if lower and len(lower) < len(metrics):
+        notes = [f"Higher is better, but for: {', '.join(lower)}."]
+    best, last = results.get("best"), results.get("last_rounds")
+    if best and best["is_last"]:
+        notes.append("The best model by the validation splits is the last one.")
+    elif best:
+        value = "" if best["value"] is None else f" {number(best['value'])}, {_sites(len(best['sites']))}"
+        notes.append(f"best: model of round {best['round']}, by the validation splits ({best['by']}{value}).")
+    if last:
+        notes.append(f"last {len(last['rounds'])}: mean over the models of rounds {_ranges(last['rounds'])}.")
+    tables = [("", results["test"]), *((f", {heading}", test) for heading, test in _other_models(results))]
+    for heading, test in tables:
+        notes += _missing(results, metrics[:1] if heading else metrics, heading, test)
+    return notes
+
+
+def _missing(results: Mapping[str, Any], metrics: Sequence[str], heading: str, test: Mapping[str, Any]) -> list[str]:
+    """A line for each set of sites that some metrics are without."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    count = 0
+    for name in metrics:
+        values = by_site_of(results, name, test)
+        count = len(values)
+        without = [
+            f"{site} ({'not finite' if name in (test.get(site) or {}) else 'no value'})"
+            for site, value in values.items()
+            if math.isnan(value)
+        ]
+        if without:
+            found.setdefault(tuple(without), []).append(name + heading)
+    return [
+        f"{', '.join(names)}: average and spread over {count - len(without)} of {_sites(count)}, without "
+        f"{', '.join(without)}."
+        for without, names in found.items()
+    ]
+
+
+def _sites(count: int) -> str:
+    return f"{count} site{'' if count == 1 else 's'}"
 
 
 def _exact(value: float) -> str:
@@ -181,8 +249,14 @@ def _known(results: Mapping[str, Any], metric: str) -> str:
 
 def _summaries(results: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, FairnessSummary]:
     return {
-        metric: summarize(by_site_of(results, metric), higher_is_better=higher_is_better(metric)) for metric in metrics
+        metric: summarize(by_site_of(results, metric), higher_is_better=direction_of(results, metric))
+        for metric in metrics
     }
+
+
+def direction_of(results: Mapping[str, Any], metric: str) -> bool:
+    """Whether more of a metric is better: as the run's task says, else by its name."""
+    return higher_is_better(metric, (results["info"] or {}).get("higher_is_better"))
 
 
 def metrics_of(results: Mapping[str, Any]) -> list[str]:
@@ -199,9 +273,9 @@ def metrics_of(results: Mapping[str, Any]) -> list[str]:
     return sorted(metrics, key=lambda metric: metric != info.get("primary_metric"))[:MAX_COLUMNS]
 
 
-def by_site_of(results: Mapping[str, Any], metric: str) -> dict[str, float]:
-    """``{site: value}``, NaN where a site of the run has none."""
-    test = results.get("test") or {}
+def by_site_of(results: Mapping[str, Any], metric: str, test: Mapping[str, Any] | None = None) -> dict[str, float]:
+    """``{site: value}``, NaN where a site of the run has none; of the last model, or of ``test``."""
+    test = (results.get("test") if test is None else test) or {}
     names = {*((results["info"] or {}).get("sites") or ()), *test}
     found = {site: (test.get(site) or {}).get(metric) for site in sorted(names)}
     return {site: math.nan if value is None else float(value) for site, value in found.items()}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 CACHE_BYTES = 2**30  # decoded images of a site that are kept in memory, all splits together
 OTHER_KEYS = (  # of the site file, not the task's business
     "state_root", "checkpoint_root", "num_threads", "device", "isolate", "sites", "preprocess_cache",
-    "prior", "initial_weights", "metrics_by_class",
+    "prior", "initial_weights", "metrics_by_class", "submit_model",
 )  # fmt: skip
 
 # Types of settings of tasks on images.
@@ -140,8 +140,8 @@ def _refuse_half_settings(site: str, given: Mapping[str, Any], own: SiteSettings
         lacks = f"no 'data_root' in the block of '{site}'" if site in blocks else f"no block for '{site}'"
         others = ", ".join(repr(name) for name in sorted(with_data))
         raise DataError(
-            f"site '{site}': the site's fairflare.json gives data to the sites {others}, but has "
-            f"{lacks}{near or '.'} Write it under 'sites', or run the job with these site names",
+            f"site '{site}': the site's fairflare.json gives data to the sites {others}, but has {lacks}{near or '.'} "
+            "Write it under 'sites', or run the job with these site names",
             f"site '{site}': the site file names data for other sites, but not for this one{near}",
         )
 

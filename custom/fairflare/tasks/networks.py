@@ -167,8 +167,18 @@ def match_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return named
 
 
+def load_network(model: nn.Module, path: Path) -> str:
+    """Loads a checkpoint of a whole network, such as an ``FL_global_model.pt``; one line about what was loaded.
+
+    Raises:
+        ValueError: the file cannot be read, or a tensor is missing, unexpected or of another shape (names it).
+    """
+    load_fitting(model, read_checkpoint(path), f"checkpoint {path} does not fit the network")
+    return f"initial weights of the whole network from {path.name}"
+
+
 def load_encoder(model: Classifier, path: Path) -> str:
-    """Loads a checkpoint into the encoder, and into the head where it fits; one line about what was loaded.
+    """Loads a checkpoint into the encoder, and into head and projector where they fit; one line about what was done.
 
     Raises:
         ValueError: the file cannot be read, or does not fit the encoder (names what differs).
@@ -182,8 +192,20 @@ def load_encoder(model: Classifier, path: Path) -> str:
             continue
         if weight.shape == model.head.weight.shape and bias.shape == model.head.bias.shape:
             model.head.load_state_dict({"weight": weight, "bias": bias})
-            return f"initial weights of encoder and head from {path.name}"
+            more = " (and projector)" if _load_projector(model, found) else ""
+            return f"initial weights of encoder and head{more} from {path.name}"
     return f"initial weights of the encoder from {path.name}; the head is random"
+
+
+def _load_projector(model: Classifier, found: Mapping[str, torch.Tensor]) -> bool:
+    """Loads the projection head of one of our own models where there is the same one; else it begins anew."""
+    if model.projector is None:
+        return False
+    own = {name.partition(".")[2]: tensor for name, tensor in found.items() if name.startswith("projector.")}
+    if mismatch(model.projector.state_dict(), own):
+        return False
+    load_fitting(model.projector, own, "")
+    return True
 
 
 def load_fitting(network: nn.Module, found: Mapping[str, torch.Tensor], refusal: str, remedy: str = "") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
@@ -131,6 +132,11 @@ class SegmentationTask(ImageTask):
             norm=("batch", {"momentum": self.norm_momentum}),
             bias=False,
         )
+
+    def initialise(self, model: torch.nn.Module, checkpoint: str | None = None) -> str:
+        from fairflare.tasks.networks import load_network
+
+        return super().initialise(model) if checkpoint is None else load_network(model, Path(checkpoint))
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Dice loss of each image and structure, then the mean."""

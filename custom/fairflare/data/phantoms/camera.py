@@ -14,10 +14,10 @@ import numpy.typing as npt
 from fairflare.core.checks import number, whole
 from fairflare.data.phantoms.canvas import Colour, grid
 
-BALANCE = (0.06, 0.12)  # least and most: deviation of the logarithms of the three channels' gains
-CONTRAST = (-0.5, 0.5)  # towards a flat or a steep curve
+BALANCE = (0.05, 0.11)  # least and most: deviation of the logarithms of the three channels' gains
+CONTRAST = (-0.35, 0.35)  # towards a flat or a steep curve
 DARK_CORNERS = (0.0, 0.4)  # share of the light that a corner loses
-BLUR = (0.0, 0.016)  # deviation of the Gaussian, share of the width
+BLUR = (0.0, 0.010)  # deviation of the Gaussian, share of the width
 # Cameras of neighbouring numbers are far apart, and any number of them is spread evenly: multiples of the powers of
 # 1/x, modulo 1, with x ** 6 = x + 1 (the golden ratio for five quantities).
 STEPS = tuple(1.1347241384015194**-power for power in range(1, 6))

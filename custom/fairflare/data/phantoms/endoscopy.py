@@ -392,16 +392,16 @@ def _barrett(c: Canvas) -> None:
     _gullet(c, tongues=_spokes(c, c.count(2, 4), (0.3, 0.6), (0.5, 1.1)), breaks=[])
 
 
-def _colitis(degree: float, spread: float = 0.22) -> Callable[[Canvas], None]:
+def _colitis(degree: float, spread: float = 0.12) -> Callable[[Canvas], None]:
     """Mayo score: 1 red and veiled vessels, 2 no vessels and erosions, 3 ulcers and bleeding."""
 
     def scene(c: Canvas) -> None:
         s = float(np.clip(c.rng.normal(degree, spread), 0, 3.4))
         tube = _colon(
             c,
-            vessels=max(0.0, 0.85 - 0.45 * s) * c.uniform(0.6, 1.2),
-            blush=0.05 + 0.17 * s * c.uniform(0.6, 1.4),
-            grain=0.035 * min(s, 2.0) * c.uniform(0.5, 1.5),
+            vessels=max(0.0, 0.85 - 0.45 * s) * c.uniform(0.75, 1.1),
+            blush=0.05 + 0.17 * s * c.uniform(0.8, 1.2),
+            grain=0.035 * min(s, 2.0) * c.uniform(0.7, 1.3),
         )
         if s > 1.3:  # erosions
             n = int(6 * (s - 1) * c.uniform(0.5, 1.5))

@@ -1,0 +1,121 @@
+"""The test of a model on the sites' test splits: everyone is asked, and once more whoever failed or was silent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fairflare.exchange.messages import SPLIT_TEST, SPLIT_VALIDATION, TASK_VALIDATE, Message
+from fairflare.federation.collector import read_head, read_metrics, read_stats
+from fairflare.federation.leaving import VALIDATED
+from fairflare.federation.phase import Phase
+from fairflare.federation.roster import Roster
+from fairflare.federation.run_settings import RunSettings
+from fairflare.reporting.records import LeftOut, PhaseRecord
+
+AGAIN = 30.0  # seconds at least for whoever is asked again: a site that restarts is back by then
+
+Ask = Callable[..., Phase]
+
+
+@dataclass
+class Tested:
+    """What the sites said of one model.
+
+    Attributes:
+        phase: both exchanges as one: who is in, who is left out and why.
+        validation: ``{site: {metric: value}}`` on the validation split, where it was asked for.
+        phases: the exchanges for the results.
+    """
+
+    phase: Phase
+    validation: dict[str, dict[str, float]] = field(default_factory=dict)
+    phases: list[PhaseRecord] = field(default_factory=list)
+
+    @property
+    def test(self) -> dict[str, dict[str, float]]:
+        """``{site: {metric: value}}``; NaN: the site measured it, and it is no finite number."""
+        return {site: dict(values) for site, values in sorted(self.phase.good.items())}
+
+    @property
+    def left_out(self) -> list[LeftOut]:
+        """Who is not in it, and why."""
+        return [LeftOut(site, TASK_VALIDATE, reason) for site, reason in sorted(self.phase.left_out.items())]
+
+    def without(self, metric: str) -> list[str]:
+        """Sites that answered, and whose ``metric`` is not finite."""
+        return sorted(site for site, values in self.phase.good.items() if math.isnan(values.get(metric, 0.0)))
+
+
+class FinalTest:
+    """Asks every site of the job, also those that were dropped while they trained.
+
+    Args:
+        ask: one exchange, as ``Rounds`` has it.
+        roster, run: who there is; how long they may take.
+        say: a line for the server's log.
+    """
+
+    def __init__(self, ask: Ask, roster: Roster, run: RunSettings, say: Callable[..., None]) -> None:
+        self.ask, self.roster, self.run, self.say = ask, roster, run, say
+
+    def __call__(self, state: Mapping[str, Any], current_round: int, *, validation: bool = False) -> Tested:
+        """Tests a model.
+
+        Args:
+            state: the model.
+            current_round: that would receive it.
+            validation: on the validation split too.
+        """
+        measure = (SPLIT_TEST, SPLIT_VALIDATION) if validation else (SPLIT_TEST,)
+        found: dict[str, dict[str, float]] = {}
+
+        def use(phase: Phase, site: str, message: Message) -> dict[str, float]:
+            stats = read_stats(site, read_head(site, message, phase.current_round))
+            metrics = read_metrics(site, message.metrics, stats["not_finite"])
+            phase.stats[site] = stats
+            found[site] = {k.removeprefix(VALIDATED): v for k, v in metrics.items() if k.startswith(VALIDATED)}
+            return {name: value for name, value in metrics.items() if not name.startswith(VALIDATED)}
+
+        def exchange(sites: Sequence[str], timeout: float) -> Phase:
+            return self.ask(TASK_VALIDATE, current_round, state, list(sites), timeout, use, measure=measure)
+
+        phase = exchange(self.roster.known(), self.run.validate_timeout)
+        tested = Tested(phase, found, [phase.record()])
+        # When nobody could, it is the model. A site that was dropped and stayed away had its time.
+        gone = self.roster.doubtful(phase.left_out)
+        again = sorted(set(phase.left_out) - gone)
+        if phase.good and again:
+            self.say(f"{TASK_VALIDATE}: asking once more: {', '.join(again)}")
+            second = exchange(again, min(self.run.validate_timeout, max(AGAIN, 2 * phase.used_last)))
+            tested.phases.append(second.record())
+            _merge(phase, second)
+        return tested
+
+
+def _merge(first: Phase, second: Phase) -> None:
+    for site in second.asked:
+        first.left_out.pop(site)
+        if site in second.left_out:
+            first.left_out[site] = f"{second.left_out[site]} (asked twice)"
+    first.good |= second.good
+    first.stats |= second.stats
+    first.unheard = sorted(set(first.unheard) - set(second.asked) | set(second.unheard))
+
+
+def mean_of(tests: Sequence[Mapping[str, Mapping[str, float | None]]]) -> dict[str, dict[str, float]]:
+    """Mean metrics of several models, by site; NaN where one of the models has none: a mean over whoever answered
+    would leave out the models that a site could not use.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for site in sorted({site for test in tests for site in test}):
+        names = {name: None for test in tests for name in test.get(site, ())}
+        values = {name: [_number(test.get(site, {}).get(name)) for test in tests] for name in names}
+        found[site] = {name: sum(given) / len(given) for name, given in values.items()}
+    return found
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

@@ -1,0 +1,56 @@
+"""A value that stands in both halves of a method's configuration must be one value."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from fairflare.core.settings import values_of
+from fairflare.methods.rule import Rule
+from fairflare.methods.training import LocalTraining
+
+
+class HalvesDiffer(ValueError):
+    """Server and sites are configured with different values for the same thing."""
+
+
+def training_of(site_half: Any) -> LocalTraining | None:
+    """The sites' half as an object; ``None`` when it cannot be made here."""
+    # Only of this package: a job's client configuration must not make the server load any other class.
+    path = site_half.get("path") if isinstance(site_half, dict) else None
+    module, _, name = path.rpartition(".") if isinstance(path, str) else ("", "", "")
+    if not module.startswith("fairflare.methods."):
+        return None
+    try:
+        cls = getattr(importlib.import_module(module), name)
+        made = cls(**site_half.get("args", {})) if issubclass(cls, LocalTraining) else None
+    except (ImportError, AttributeError, TypeError, ValueError):
+        return None
+    return made
+
+
+def check_halves(rule: Rule, site_half: Any) -> None:
+    """Compares the settings that rule and training both have, such as ``preset`` or ``rho``.
+
+    Args:
+        rule: the server's half.
+        site_half: ``{"path", "args"}`` of the training; ``None``: not known here, and nothing is compared.
+
+    Raises:
+        HalvesDiffer: names each differing setting with both values.
+    """
+    if not isinstance(site_half, dict):
+        return
+    training = training_of(site_half)
+    sites = (values_of(training) if training is not None else site_half).get("args") or {}
+    server = values_of(rule)["args"]
+    differing = [
+        f"{name} is {server[name]!r} at the server and {sites[name]!r} at the sites"
+        for name in sorted(set(server) & set(sites))
+        if server[name] != sites[name]
+    ]
+    if differing:
+        raise HalvesDiffer(
+            f"the two halves of the configuration differ: {'; '.join(differing)}. Set the same value in "
+            "config_fed_server.json (rule) and config_fed_client.json (training), or export the job anew with --set"
+        )

@@ -1,0 +1,74 @@
+"""A run whose sites train with a script of their own, put together as :mod:`fairflare.federation.plan` does others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fairflare.core.settings import build, field_names
+from fairflare.federation.influence import Bounds
+from fairflare.federation.plan import Plan, Script, route_settings, site_list
+from fairflare.federation.run_settings import RunSettings
+from fairflare.methods.catalog import get_method
+from fairflare.methods.training import LocalTraining
+from fairflare.tasks.scripts import ScriptTask
+
+#: Settings of a site half that its loop decides, which is the script's.
+OF_THE_LOOP = (
+    "optimizer", "learning_rate", "weight_decay", "betas", "momentum", "local_epochs", "keep_optimizer_state",
+    "augment", "schedule",
+)  # fmt: skip
+
+
+def make_script_plan(
+    method: str,
+    script: Script,
+    *,
+    model: str,
+    model_args: Mapping[str, Any] | None = None,
+    primary_metric: str = "accuracy",
+    sites: int | Sequence[str] | None = 0,
+    settings: Mapping[str, Any] | None = None,
+    **run: Any,
+) -> Plan:
+    """Puts such a run together.
+
+    Args:
+        method: a name of ``fairflare list``.
+        script: of the sites.
+        model: class of the network: ``"Net"`` of the script, or ``"package.module.Net"`` of one that is installed.
+        model_args: arguments of that class.
+        primary_metric: of what the script measures.
+        sites: as for :func:`fairflare.federation.plan.make_plan`.
+        settings: of the method's halves; not what the script's loop decides (optimizer, epochs and so on).
+        run: of :class:`fairflare.federation.run_settings.RunSettings`.
+
+    Raises:
+        ValueError: as for :func:`fairflare.federation.plan.make_plan`; a setting that the loop decides.
+    """
+    chosen = get_method(method)
+    given = dict(settings or {})
+    vain = [name for name in given if name in OF_THE_LOOP]
+    if vain:
+        raise ValueError(f"{', '.join(vain)}: the script's own loop decides this; set it in {script.path.name}")
+    bounds = {name: given.pop(name) for name in field_names(Bounds) if name in given}
+    server, site, _ = route_settings(given, chosen, LocalTraining)
+    names = site_list(chosen.num_sites if sites == 0 else sites)
+    wanted = {key: value for key, value in {**run, **bounds}.items() if value is not None}
+    settings_of_run = RunSettings(**{"num_rounds": chosen.num_rounds, "label": chosen.name, **wanted})
+    if names is not None and settings_of_run.min_sites > len(names):
+        raise ValueError(f"min_sites={settings_of_run.min_sites}, but the job has {len(names)} site(s)")
+    return Plan(
+        method=chosen,
+        task=ScriptTask(
+            model=model if "." in model else f"{script.path.stem}.{model}",
+            model_args=dict(model_args or {}),
+            metric=primary_metric,
+        ),
+        rule=build(chosen.rule, {**chosen.server, **server}),
+        training=build(chosen.training, {**chosen.site, **site}),
+        run=settings_of_run,
+        sites=names,
+        task_file=script.path,
+        script=script,
+    )

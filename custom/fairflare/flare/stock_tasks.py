@@ -1,0 +1,102 @@
+"""What FLARE's own workflows ask of a site: ``validate`` a model that is named, ``submit_model``.
+
+Their messages carry a plain model or nothing, no directives, and a failure is a return code.
+"""
+
+from __future__ import annotations
+
+import math
+
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.shareable import Shareable
+from nvflare.app_common.app_constant import AppConstants, ModelName
+
+from fairflare.exchange.messages import STATUS_OK, STATUS_SKIPPED, TASK_VALIDATE, SiteReply, SiteTask, clean_state
+from fairflare.federation.site import SUBMITS, SiteWorker
+from fairflare.flare.wire import META_KEY
+
+SUBMIT_MODEL = AppConstants.TASK_SUBMIT_MODEL
+
+
+class NotServed(Exception):
+    """A task that this site does not do; the text is for its own log.
+
+    Args:
+        code: what FLARE is told.
+    """
+
+    def __init__(self, code: str, why: str) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+def is_stock(task_name: str, shareable: Shareable) -> bool:
+    """Whether one of FLARE's workflows asks, and not our server."""
+    if task_name == SUBMIT_MODEL:
+        return True
+    if task_name != TASK_VALIDATE:
+        return False
+    if shareable.get_header(AppConstants.MODEL_OWNER):
+        return True
+    try:
+        return META_KEY not in from_shareable(shareable).meta
+    except (TypeError, ValueError):  # no message of ours either; its decoder says what is wrong
+        return False
+
+
+def validation(shareable: Shareable, experiment: str, run: str) -> SiteTask:
+    """The request to test the model of a stock ``validate`` task: tensors or NumPy arrays.
+
+    Args:
+        experiment, run: that the site works on.
+
+    Raises:
+        NotServed: it holds no whole model.
+    """
+    try:
+        dxo = from_shareable(shareable)
+        if dxo.data_kind != DataKind.WEIGHTS or not dxo.data:
+            raise ValueError(f"it holds {dxo.data_kind}, needed is a whole model ({DataKind.WEIGHTS})")
+        state = clean_state(dxo.data)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise NotServed(ReturnCode.BAD_TASK_DATA, f"the model to validate cannot be used: {error}") from error
+    return SiteTask(
+        name=TASK_VALIDATE, state=state, current_round=0, num_rounds=1, seed=0, experiment=experiment, run=run
+    )
+
+
+def metrics_of(reply: SiteReply, primary: str) -> DXO:
+    """The metrics as FLARE stores them; such as are not finite are left out.
+
+    Raises:
+        NotServed: the model could not be tested, or its ``primary`` metric is not finite.
+    """
+    if reply.status == STATUS_SKIPPED:
+        raise NotServed(ReturnCode.TASK_ABORTED, reply.reason)
+    if reply.status != STATUS_OK:
+        raise NotServed(ReturnCode.EXECUTION_EXCEPTION, reply.reason)
+    found = {name: float(value) for name, value in reply.metrics.items() if math.isfinite(value)}
+    if primary not in found:
+        raise NotServed(ReturnCode.EXECUTION_RESULT_ERROR, f"{primary} is {reply.metrics.get(primary)}, no number")
+    return DXO(DataKind.METRICS, data=found)
+
+
+def check_submission(shareable: Shareable, worker: SiteWorker) -> None:
+    """Whether this site may and can give the model that is asked for.
+
+    Raises:
+        NotServed: its own file does not allow it, or there is no model of that name.
+    """
+    allowed = worker.settings.get(SUBMITS, False)
+    if not isinstance(allowed, bool):
+        raise NotServed(ReturnCode.TASK_UNSUPPORTED, f"setting {SUBMITS!r} must be true or false, got {allowed!r:.80}")
+    if not allowed:
+        raise NotServed(
+            ReturnCode.TASK_UNSUPPORTED,
+            f"the local model was asked for and not given, as cross-site evaluation sends it to all other sites; "
+            f'"{SUBMITS}": true in local/fairflare.json allows it',
+        )
+    name = shareable.get_header(AppConstants.SUBMIT_MODEL_NAME)
+    if name not in (ModelName.BEST_MODEL, ModelName.FINAL_MODEL):
+        raise NotServed(ReturnCode.MODEL_UNRECOGNIZED, f"there is no local model {name!r:.80}")

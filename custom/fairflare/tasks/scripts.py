@@ -1,0 +1,297 @@
+"""Training scripts that are not ours, as tasks: what the server knows of one, and a script's own parts at its site."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from fairflare.core.settings import Text, settings
+from fairflare.core.task import PriorNetwork, SiteData, Task, evaluating
+from fairflare.data.datalist import DataError
+from fairflare.tasks import priors
+
+if TYPE_CHECKING:
+    from fairflare.core.task import Batch, Device
+
+Criterion = Callable[[Any, Any], torch.Tensor]
+PAIR = "(inputs, targets), or a dict with 'image' and 'label'"
+
+
+@settings
+class ScriptTask(Task):
+    """What the server has to know of a job whose sites run a script of their own.
+
+    Args:
+        model: class of the network, ``"module.Class"``; the module is the job's script, or one that is installed.
+        model_args: arguments of that class.
+        metric: the primary one of those that the scripts measure, in [0, 1], higher is better.
+    """
+
+    primary_metric: ClassVar[str] = "accuracy"
+
+    model: Text
+    model_args: dict[str, Any] = field(default_factory=dict)
+    metric: Text = "accuracy"
+
+    def __post_init__(self) -> None:
+        if not all(part.isidentifier() for part in ("." + self.model).split(".")[1:]) or "." not in self.model:
+            raise ValueError(f"model must be the network's class as 'module.Class', got {self.model!r}")
+        vars(self)["primary_metric"] = self.metric
+
+    def build_model(self) -> torch.nn.Module:
+        module, _, name = self.model.rpartition(".")
+        try:
+            made = getattr(importlib.import_module(module), name)(**self.model_args)
+        except Exception as error:
+            raise ValueError(f"model {self.model!r} cannot be built: {type(error).__name__}: {error}") from error
+        if not isinstance(made, torch.nn.Module):
+            raise ValueError(f"model {self.model!r} must give a torch.nn.Module, got {type(made).__name__}")
+        return made
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        raise problem("the sites' own script has the loss; the job's executor must be FLARE's Client API executor")
+
+    def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
+        raise problem("the sites' own script evaluates; the job's executor must be FLARE's Client API executor")
+
+    def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:
+        raise problem("the sites' own script has the data; the job's executor must be FLARE's Client API executor")
+
+
+class ScriptBatches:
+    """A script's batches as pairs; ``source`` is what the script gave."""
+
+    def __init__(self, split: str, source: Any, batches: Any) -> None:
+        self.split, self.source, self._batches = split, source, batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self._batches:
+            yield pair(batch, self.split)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+class ScriptData(SiteData):
+    """The batches of a script.
+
+    A ``torch.utils.data.DataLoader`` over a data set with a length is read in the data set's order (or in the order of
+    a seed) with the loader's own collation and workers: every sample once, whatever its sampler, shuffling or
+    ``drop_last`` does. Anything else is gone through as it is.
+
+    Args:
+        splits: ``{"training": ..., "validation": ..., "test": ...}``; loaders or lists of batches, each
+            (inputs, targets) or a dict with ``"image"`` and ``"label"``. Of the training split without augmentation:
+            the methods measure on it.
+        classes: number of classes, or the number of training samples of each; ``None``: samples have no class.
+
+    Raises:
+        DataError: something that can be gone through only once, or is empty; a wrong number of classes.
+    """
+
+    description = "a script of the site's own"
+
+    def __init__(self, splits: Mapping[str, Any], classes: int | Sequence[int] | None = None) -> None:
+        for split, source in splits.items():
+            if not hasattr(source, "__iter__") or iter(source) is source:
+                raise problem(
+                    f"{split} must be a DataLoader or a list of batches that can be gone through many times, got "
+                    f"{type(source).__name__}"
+                )
+        self._splits = dict(splits)
+        self._sizes: dict[str, int] = {}
+        self._counts = None if classes is None else self._class_counts(classes)
+
+    def num_samples(self, split: str) -> int:
+        if split not in self._sizes:
+            size = _size(self._splits[split])
+            if size is None:
+                size = sum(len(targets) for _, targets in self.batches(split, batch_size=1))
+            if size < 1:
+                raise problem(f"the {split} batches hold no sample")
+            self._sizes[split] = size
+        return self._sizes[split]
+
+    def class_counts(self, split: str) -> torch.Tensor | None:
+        return self._counts if split == "training" else None
+
+    def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
+        size = _size(self._splits[split])
+        if size is None:
+            return None
+        if shuffle_seed is None:
+            return list(range(size))
+        return list(torch.randperm(size, generator=torch.Generator().manual_seed(shuffle_seed)).tolist())
+
+    def batches(
+        self, split: str, *, batch_size: int, shuffle_seed: int | None = None, augment: bool = False
+    ) -> ScriptBatches:
+        source, order = self._splits[split], self.order(split, shuffle_seed)
+        if order is None:
+            return ScriptBatches(split, source, source)
+        loader = torch.utils.data.DataLoader(
+            torch.utils.data.Subset(source.dataset, order),
+            batch_size=batch_size,
+            collate_fn=source.collate_fn if source.batch_size is not None else None,
+            num_workers=source.num_workers,
+            generator=torch.Generator(),  # so that nothing is drawn from the script's random state
+        )
+        return ScriptBatches(split, source, loader)
+
+    def _class_counts(self, classes: int | Sequence[int]) -> torch.Tensor:
+        if not isinstance(classes, int) or isinstance(classes, bool):
+            counts = torch.as_tensor(classes)
+            if counts.ndim != 1 or len(counts) < 2 or counts.dtype != torch.int64 or bool((counts < 0).any()):
+                raise problem(f"classes must be a number or the training samples of each, got {classes!r:.80}")
+            return counts
+        counts = torch.zeros(classes, dtype=torch.int64)
+        for _, targets in self.batches("training", batch_size=64):
+            labels = targets.reshape(-1)
+            if labels.is_floating_point() or len(labels) != len(targets):
+                raise problem(
+                    f"classes={classes}, so targets must be one class number a sample, got {tuple(targets.shape)} "
+                    f"{targets.dtype}"
+                )
+            if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+                raise problem(f"targets must lie in [0, {classes - 1}] for classes={classes}, found others")
+            counts += torch.bincount(labels, minlength=classes)
+        return counts
+
+
+class LoopTask(Task):
+    """A script's own network, loss and metrics, as the methods' site halves see them.
+
+    Args:
+        model: the script's network; :meth:`build_model` gives copies.
+        criterion: loss of (outputs, targets): a number, the mean over the batch, or one for each sample.
+        data: of the site.
+        metrics: of (network, what the script gave as batches): a number, or a dict with ``metric`` in it.
+        metric: the primary one.
+        prior: a frozen network of the script's own for Fed-MAS; ``None``: loaded as the job says.
+    """
+
+    primary_metric: ClassVar[str] = "accuracy"
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        criterion: Criterion,
+        data: ScriptData,
+        metrics: Callable[[Any, Any], Any],
+        metric: str = "accuracy",
+        prior: torch.nn.Module | None = None,
+    ) -> None:
+        self.model, self.criterion, self.data, self.metrics = model, criterion, data, metrics
+        self.prior = None if prior is None else OwnPrior.of(prior)
+        vars(self)["primary_metric"] = metric
+
+    def build_model(self) -> torch.nn.Module:
+        import copy
+
+        return copy.deepcopy(self.model)
+
+    def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:
+        return self.data
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        found = self.criterion(outputs, targets)
+        if not isinstance(found, torch.Tensor):
+            raise problem(f"the loss must give a tensor, got {type(found).__name__}")
+        return found.mean() if found.ndim else found
+
+    def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        plain = self.criterion
+        if type(plain) is torch.nn.CrossEntropyLoss and plain.weight is None and targets.ndim == 1:
+            return torch.nn.functional.cross_entropy(
+                outputs, targets, reduction="none", label_smoothing=plain.label_smoothing
+            )
+        found = self.criterion(outputs, targets)
+        if found.ndim and len(found) == len(targets):
+            return found.flatten(1).mean(1) if found.ndim > 1 else found
+        return super().sample_losses(outputs, targets)
+
+    def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
+        source = getattr(batches, "source", batches)
+        with evaluating(model):
+            found = self.metrics(model, source)
+        if not isinstance(found, Mapping):
+            found = {self.primary_metric: found}
+        if self.primary_metric not in found:
+            raise problem(
+                f"metrics must give {self.primary_metric!r} (or primary_metric name another one), got "
+                f"{', '.join(map(repr, found)) or 'nothing'}"
+            )
+        return {str(name): _metric(str(name), value) for name, value in found.items()}
+
+    def load_prior(self, network: str, checkpoint: str | None, image_size: int | None) -> PriorNetwork:
+        return self.prior or priors.load_prior(network, checkpoint, image_size)
+
+
+class OwnPrior(priors.PriorNetwork):
+    """A script's frozen encoder, which gets the images as the script has them."""
+
+    @classmethod
+    def of(cls, encoder: torch.nn.Module) -> OwnPrior:
+        """Freezes it.
+
+        Raises:
+            DataError: its width is not known.
+        """
+        linear = [module for module in encoder.modules() if isinstance(module, torch.nn.Linear)]
+        width = getattr(encoder, "width", linear[-1].out_features if linear else None)
+        if not isinstance(width, int):
+            raise problem("the prior network must have an attribute width, the number of its features")
+        return cls(encoder, type(encoder).__name__, width)
+
+    @torch.no_grad()
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.encoder(inputs)
+
+
+def problem(text: str) -> DataError:
+    """Something that a script gave and that cannot be used; the text names no file."""
+    return DataError(text, public=text)
+
+
+def pair(batch: Any, split: str) -> Batch:
+    """Inputs and targets of a batch.
+
+    Raises:
+        DataError: it is no such pair (names the split).
+    """
+    if isinstance(batch, Mapping) and "image" in batch and "label" in batch:
+        batch = (batch["image"], batch["label"])
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        size = f" of {len(batch)}" if isinstance(batch, (tuple, list, Mapping)) else ""
+        raise problem(f"a batch of the {split} split must be {PAIR}, got a {type(batch).__name__}{size}")
+    inputs, targets = batch
+    if not isinstance(inputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
+        raise problem(
+            f"a batch of the {split} split must be {PAIR} of tensors, got {type(inputs).__name__} and "
+            f"{type(targets).__name__}"
+        )
+    return inputs, targets
+
+
+def _size(source: Any) -> int | None:
+    """Samples behind a loader whose data set has a length and an order; else ``None``."""
+    if not isinstance(source, torch.utils.data.DataLoader) or source.batch_size is None:
+        return None
+    if isinstance(source.dataset, torch.utils.data.IterableDataset) or not hasattr(source.dataset, "__len__"):
+        return None
+    return len(source.dataset)
+
+
+def _metric(name: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise problem(f"metric {name!r} must be a number, got {value!r:.80}") from None
+    if not math.isfinite(number) or (name.rpartition("/")[2] != "loss" and not 0 <= number <= 1):
+        raise problem(f"metric {name!r} must be a finite number, in [0, 1] unless it is a loss, got {number!r}")
+    return number

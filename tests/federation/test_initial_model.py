@@ -1,0 +1,113 @@
+"""``initial_ckpt``: a federation that starts from a model file."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fairflare.federation.local import run_local
+from fairflare.federation.plan import make_plan
+from fairflare.federation.run_settings import Place, RunSettings
+from fairflare.reporting.results import read_results
+from fairflare.tasks.classification import ClassificationTask
+from fairflare.tasks.segmentation import SegmentationTask
+
+from ..methods.support import SEGMENTATION, initial
+
+TASK = SegmentationTask(**SEGMENTATION)
+
+TINY: dict[str, Any] = {
+    "image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.1, "local_epochs": 1,
+}  # fmt: skip
+
+
+def loaded(path: Path) -> dict[str, torch.Tensor]:
+    torch.manual_seed(99)
+    model = TASK.build_model()
+    TASK.initialise(model, str(path))
+    return model.state_dict()
+
+
+def forms(state: dict[str, torch.Tensor], folder: Path) -> list[Path]:
+    torch.save(state, folder / "plain.pt")
+    torch.save({"model": state, "train_conf": {"round": 3, "method": "FedAvg"}}, folder / "FL_global_model.pt")
+    save_file(state, folder / "a.safetensors")
+    return [folder / name for name in ("plain.pt", "FL_global_model.pt", "a.safetensors")]
+
+
+def test_every_form_of_a_whole_network(tmp_path: Path) -> None:
+    state = initial(seed=5)
+    for path in forms(state, tmp_path):
+        found = loaded(path)
+        assert all(torch.equal(found[name], state[name]) for name in state), path
+
+
+def without(state: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in state.items() if key != name}
+
+
+FIRST = "conv_0.conv_0.conv.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: without(s, FIRST), f"does not fit the network: missing {FIRST}$"),
+        (lambda s: {**s, "more": torch.zeros(1)}, "does not fit the network: unexpected more$"),
+        (lambda s: {**s, FIRST: torch.zeros(1, 2)}, rf"{FIRST} has the shape \(1, 2\), needed is \("),
+        (lambda s: {**s, FIRST: s[FIRST] * float("nan")}, f"NaN or infinite in tensor '{FIRST}'"),
+        (lambda s: {**s, "run": pickle.Pickler}, "holds pickled objects, which are refused"),
+        (lambda s: {}, "holds no state dict"),
+    ],
+)
+def test_what_does_not_fit_is_named(tmp_path: Path, change: Any, message: str) -> None:
+    path = tmp_path / "a.pt"
+    torch.save(change(dict(initial())), path)
+    with pytest.raises(ValueError, match=message):
+        loaded(path)
+
+
+def test_classification_takes_its_own_model_with_every_part(tmp_path: Path) -> None:
+    task = ClassificationTask(image_size=(33, 33), features=(4, 4, 8, 8), projector_dim=5)
+    state = task.build_model().state_dict()
+    for path in forms(state, tmp_path):
+        model = task.build_model()
+        said = task.initialise(model, str(path))
+        assert said == f"initial weights of encoder and head (and projector) from {path.name}"
+        assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+
+def run(folder: Path, local: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+    plan = make_plan("fed_avg", sites=2, num_rounds=1, settings=TINY, **options)
+    return read_results(run_local(plan, folder, local))
+
+
+def test_a_run_goes_on_from_the_model_of_another(tmp_path: Path) -> None:
+    first = run(tmp_path / "first")
+    model = tmp_path / "first" / "server" / "simulate_job" / "FL_global_model.pt"
+    for number, options in enumerate(({"initial_ckpt": str(model)}, {"local": {"initial_weights": str(model)}})):
+        second = run(tmp_path / str(number), **options)
+        assert second["rounds"][0]["validation"] != first["rounds"][0]["validation"]
+        # The new run validates what the first one made.
+        again = run(tmp_path / f"{number}b", **options, seed=3)
+        assert again["rounds"][0]["validation"] == second["rounds"][0]["validation"]
+
+
+def test_two_checkpoints_are_one_too_many() -> None:
+    place = Place(Path(), Path(), "job", settings={"initial_weights": "/a.pt"})
+    assert place.initial_weights(RunSettings()) == "/a.pt"
+    with pytest.raises(ValueError, match=r"initial_ckpt '/b.pt' and the server's .* initial_weights '/a.pt'; take out"):
+        place.initial_weights(RunSettings(initial_ckpt="/b.pt"))
+
+
+def test_a_relative_path_lies_in_the_job() -> None:
+    run_settings = RunSettings(initial_ckpt="start.pt")
+    assert Place(Path(), Path(), "job", carried=Path("/x/custom")).initial_weights(run_settings) == "/x/custom/start.pt"
+    assert Place(Path(), Path(), "job").initial_weights(run_settings) == "start.pt"
+    absolute = RunSettings(initial_ckpt="/b.pt")
+    assert Place(Path(), Path(), "job", carried=Path("/x/custom")).initial_weights(absolute) == "/b.pt"

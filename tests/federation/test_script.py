@@ -1,0 +1,336 @@
+"""A script's own loop against our training: the same bits, and what goes wrong costs the round only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from fairflare.core.settings import build
+from fairflare.exchange.messages import STATUS_FAILED, STATUS_OK, SiteReply, clean_meta, clean_state
+from fairflare.federation.plan import Plan, make_plan
+from fairflare.federation.script import ScriptSite, built_training, needs, told_training
+from fairflare.federation.site import SiteWorker, round_seed
+from fairflare.methods.catalog import all_methods
+from fairflare.methods.fed_ism import SharpnessAwareTraining
+from fairflare.methods.fed_mrl import FairProximalTraining
+from fairflare.methods.training import LocalTraining, SiteError
+from fairflare.tasks.scripts import LoopTask, ScriptData
+from tests.methods.support import request, same
+
+TINY: dict[str, Any] = {
+    "image_size": [33, 33], "features": [4, 4, 8, 8], "phantom_samples": 150, "phantom_test": 80, "phantom_sites": 2,
+    "corrupted_sites": 0, "batch_size": 8, "local_epochs": 2, "keep_optimizer_state": False, "augment": False,
+}  # fmt: skip
+OWN: dict[str, dict[str, Any]] = {
+    "bsm_fl": {"phantom": "dermoscopy7", "max_grad_norm": 0.1},
+    "fed_lwr": {"cka_batch_size": 8},
+    # Kept features are of other batches: other last bits.
+    "fed_mas": {"phantom": "dermoscopy7", "cache_features": False, "projector_dim": 96},
+}
+TOLD: dict[str, dict[str, Any]] = {
+    "fed_ism_plus_s": {"search_distance": 0.05},
+    "fed_mas": {"rescue_factor": True},
+    "fed_mrl": {"mu": {"site-1": 0.3}, "mean_loss": 1.2},
+}
+METHODS = ("fed_avg", "fed_prox", "bsm_fl", "fed_lwr", "fed_ism_plus_s", "fed_mas", "fed_mrl")
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def plan_of(method: str) -> Plan:
+    return make_plan(method, task="classification", sites=2, settings={**TINY, **OWN.get(method, {})})
+
+
+def as_script(plan: Plan, folder: Path) -> tuple[ScriptSite, Any]:
+    """What a script has of the same images, and the images."""
+    data = plan.task.open_site("site-1", {})
+    size = plan.training.batch_size
+    splits = {split: list(data.batches(split, batch_size=size)) for split in ("training", "validation", "test")}
+    torch.manual_seed(7)
+    model = plan.task.build_model()
+    task = LoopTask(
+        model,
+        torch.nn.CrossEntropyLoss(),
+        ScriptData(splits, data.class_counts("training").tolist()),
+        lambda net, batches: plan.task.evaluate(net, batches, "cpu"),
+        plan.task.primary_metric,
+    )
+    told = clean_meta(told_training(plan.training))
+    return ScriptSite("site-1", task, model, built_training(told), {}, folder), data
+
+
+def train(site: ScriptSite, data: Any, training: LocalTraining, seed: int, *, told: bool = True) -> None:
+    """The loop that a hospital would write, on our batches; ``told``: with the epoch's number."""
+    site.model.train()
+    optimizer = training.make_optimizer(site.model.parameters())
+    for group in optimizer.param_groups:
+        group["lr"] = training.rate(0, 3)
+    for epoch in range(training.local_epochs):
+        for inputs, targets in data.batches("training", batch_size=training.batch_size, shuffle_seed=seed + epoch):
+            optimizer.zero_grad()
+            loss = site.loss(inputs, targets, epoch if told else None)
+            loss.backward()
+            site.step(optimizer)
+
+
+@pytest.mark.parametrize(("method", "told"), [*((m, True) for m in METHODS), ("fed_mas", False), ("fed_mrl", False)])
+def test_a_script_gives_the_bits_of_our_executor(method: str, told: bool, tmp_path: Path) -> None:
+    plan = plan_of(method)
+    torch.manual_seed(0)
+    state = clean_state(plan.task.build_model().state_dict())
+    ours = SiteWorker("site-1", plan.task, plan.training, {"device": "cpu"}, tmp_path / "ours")
+    site, data = as_script(plan, tmp_path / "script")
+    tasks = [request("train", state, directives=TOLD.get(method, {}))]
+    if plan.rule.two_phase:
+        other = {name: t + 0.01 * torch.ones_like(t) if t.is_floating_point() else t for name, t in state.items()}
+        tasks.append(request("anchor", other))
+    tasks.append(request("validate", state))
+    for task in tasks:
+        expected = ours.perform(task)
+        assert expected.status == STATUS_OK, expected.reason
+        found = site.begin(task)
+        if task.name == "train":
+            assert found is None, found
+            train(site, data, plan.training, round_seed(0, "site-1", 0), told=told)
+            found = site.finish()
+        assert found is not None
+        assert found.status == STATUS_OK, found.reason
+        assert found.report == expected.report
+        assert (task.name != "anchor") or len(found.report["cka"]) > 3
+        assert found.metrics == {name: v for name, v in expected.metrics.items() if "/" not in name}  # further lists
+        assert same(found.update or {}, expected.update or {})
+        assert (found.num_samples, found.num_steps) == (expected.num_samples, expected.num_steps)
+        expected.stats.pop("seconds")
+        found.stats.pop("seconds")
+        expected.stats.pop("synthetic", None)  # a script does not say so
+        found.stats.pop("synthetic", None)
+        assert found.stats == expected.stats
+
+
+# ------------------------------------------------------------------------------------------------ a script of its own
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Linear(4, 3)
+        self.head = torch.nn.Linear(3, 2)
+
+    def embed(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.body(inputs)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(inputs))
+
+
+def batches(count: int = 24, size: int = 8) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    g = torch.Generator().manual_seed(3)
+    inputs = torch.randn(count, 4, generator=g)
+    return list(zip(inputs.split(size), (torch.arange(count) % 2).split(size), strict=True))
+
+
+def small(
+    folder: Path, training: LocalTraining, *, metrics: Callable[[Any, Any], Any] | None = None, **more: Any
+) -> ScriptSite:
+    torch.manual_seed(0)
+    model = Net()
+    classes = more.pop("classes", 2)
+    splits = {"training": more.pop("images", None) or batches(), "validation": batches(8), "test": batches(8), **more}
+    task = LoopTask(model, torch.nn.CrossEntropyLoss(), ScriptData(splits, classes), metrics or (lambda m, b: 0.5))
+    return ScriptSite("site-1", task, model, training, {}, folder)
+
+
+def start(site: ScriptSite, current_round: int = 0, **more: Any) -> SiteReply | None:
+    torch.manual_seed(1)
+    return site.begin(request("train", clean_state(Net().state_dict()), current_round, **more))
+
+
+def loop(site: ScriptSite, *, loss: bool = True, step: bool = True, rate: float = 0.1) -> None:
+    optimizer = torch.optim.SGD(site.model.parameters(), lr=rate)
+    for inputs, targets in batches():
+        optimizer.zero_grad()
+        own = torch.nn.functional.cross_entropy(site.model(inputs), targets)
+        (site.loss(inputs, targets) if loss else own).backward()
+        site.step(optimizer) if step else optimizer.step()
+
+
+def test_a_plain_method_asks_nothing_of_the_loop(tmp_path: Path) -> None:
+    site = small(tmp_path, LocalTraining())
+    assert start(site) is None
+    loop(site, loss=False, step=False)
+    reply = site.finish()
+    assert (reply.status, reply.num_samples, reply.num_steps) == (STATUS_OK, 24, None)
+    assert "train_loss" not in reply.stats
+    assert any(bool(t.any()) for t in (reply.update or {}).values())
+
+
+@pytest.mark.parametrize(
+    ("training", "loss", "step", "words"),
+    [
+        (FairProximalTraining(), False, False, "take site.loss(inputs, targets) in the script"),
+        (LocalTraining(criterion="balanced_softmax"), False, False, "take site.loss(inputs, targets)"),
+        (SharpnessAwareTraining(), True, False, "0 of 3 steps with SharpnessAwareTraining"),
+        (LocalTraining(max_grad_norm=1.0), True, False, "for optimizer.step(), site.step(optimizer)"),
+    ],
+)
+def test_a_loop_without_the_methods_part_is_refused(
+    training: LocalTraining, loss: bool, step: bool, words: str, tmp_path: Path
+) -> None:
+    site = small(tmp_path, training)
+    assert start(site, directives={"search_distance": 0.05}) is None
+    loop(site, loss=loss, step=step)
+    reply = site.finish()
+    assert reply.status == STATUS_FAILED
+    assert words in reply.reason
+    assert reply.update is None
+    assert start(site, 1, directives={"search_distance": 0.05}) is None  # and goes on
+    loop(site)
+    assert site.finish().status == STATUS_OK
+
+
+def test_the_page_says_which_lines_a_method_needs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "own_script.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in page.splitlines() if line.startswith("|")]
+    families = {
+        "FedAvg, Fed-LWR and its ablations": ("fed_avg", "fed_lwr", "fed_lwr_cosine", "fed_lwr_last_layer"),
+        "FedProx": ("fed_prox",),
+        "FedMRL": ("fed_mrl",),
+        "FedISM, FedISM+": ("fed_ism", "fed_ism_plus_s", "fed_ism_plus_l"),
+        "BSM-FL": ("bsm_fl",),
+        "Fed-MAS, BSM + KD": ("fed_mas", "bsm_kd"),
+    }
+    said = {name: (bool(loss), bool(step)) for title, loss, step in rows for name in families.get(title, ())}
+    methods = all_methods()
+    assert said == {name: needs(build(methods[name].training, methods[name].site)) for name in methods}
+
+
+def test_a_loss_that_is_not_finite_costs_the_round(tmp_path: Path) -> None:
+    site = small(tmp_path, LocalTraining())
+    assert start(site) is None
+    before = clean_state(site.model.state_dict())
+    inputs = torch.full((8, 4), 1e30)
+    site.model.head.weight.data.mul_(1e30)
+    loss = site.loss(inputs, torch.zeros(8, dtype=torch.int64))
+    loss.backward()
+    assert all(not bool(p.grad.any()) for p in site.model.parameters())  # the script's optimizer stays clean
+    reply = site.finish()
+    assert reply.status == STATUS_FAILED
+    assert "the training loss became" in reply.reason
+    assert "round 0, epoch 0, step 0; lower the script's learning rate" in reply.reason
+    assert start(site, 1) is None
+    assert same(before, clean_state(site.model.state_dict()))
+
+
+def test_a_model_that_is_not_finite_is_not_sent(tmp_path: Path) -> None:
+    site = small(tmp_path, LocalTraining())
+    assert start(site) is None
+    site.model.body.weight.data[0, 0] = float("nan")
+    reply = site.finish()
+    assert reply.status == STATUS_FAILED
+    assert "tensor 'body.weight' is not finite after training" in reply.reason
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"metrics": lambda m, b: 1.5}, "metric 'accuracy' must be a finite number, in [0, 1]"),
+        ({"metrics": lambda m, b: {"dice": 0.5}}, "metrics must give 'accuracy'"),
+        ({"metrics": lambda m, b: "good"}, "metric 'accuracy' must be a number, got 'good'"),
+        ({"images": [(torch.zeros(2, 4),)], "classes": None}, "must be (inputs, targets)"),
+        ({"validation": [{"x": 1}], "metrics": lambda m, b: list(b) and 0.5}, ""),
+    ],
+)
+def test_values_of_a_script_that_cannot_be_used(more: dict[str, Any], words: str, tmp_path: Path) -> None:
+    site = small(tmp_path, SharpnessAwareTraining(), **more)
+    reply = start(site, directives={"search_distance": 0.05})
+    if not words:  # the script's own function may read what it likes
+        assert reply is None
+        return
+    assert reply is not None
+    assert reply.status == STATUS_FAILED
+    assert words in reply.reason
+
+
+def test_a_criterion_by_class_needs_the_classes(tmp_path: Path) -> None:
+    reply = start(small(tmp_path, LocalTraining(criterion="logit_adjusted"), classes=None))
+    assert reply is not None
+    assert "client.Site(..., classes=N)" in reply.reason
+
+
+def test_a_network_without_a_projection_head_is_told_what_fed_mas_needs(tmp_path: Path) -> None:
+    reply = start(small(tmp_path, all_methods()["fed_mas"].training()), directives={"rescue_factor": True})
+    assert reply is not None
+    assert "a module projector with 96 outputs" in reply.reason
+
+
+def test_an_unknown_task_is_answered(tmp_path: Path) -> None:
+    reply = small(tmp_path, LocalTraining()).begin(request("dance", {}))
+    assert reply is not None
+    assert reply.status == STATUS_FAILED
+    assert "unknown task 'dance'" in reply.reason
+
+
+@pytest.mark.parametrize(
+    ("splits", "classes", "words"),
+    [
+        ({"training": iter(batches())}, None, "training must be a DataLoader or a list of batches"),
+        ({"training": batches()}, 1, "targets must lie in [0, 0]"),
+        ({"training": [(torch.zeros(2, 4), torch.zeros(2, 3, 3))]}, 2, "targets must be one class number a sample"),
+        ({"training": batches()}, [3], "classes must be a number or the training samples of each"),
+    ],
+)
+def test_data_of_a_script_that_cannot_be_used(splits: Any, classes: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words.replace("[", r"\[")):
+        ScriptData(splits, classes)
+
+
+def test_a_loader_is_read_whole_and_in_order_without_its_random_state() -> None:
+    images = torch.arange(10.0)[:, None]
+    loader = DataLoader(TensorDataset(images, torch.arange(10) % 3), batch_size=4, shuffle=True, drop_last=True)
+    data = ScriptData({"training": loader}, 3)
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    found = torch.cat([inputs for inputs, _ in data.batches("training", batch_size=3)])
+    assert torch.equal(found, images)
+    assert data.num_samples("training") == 10
+    assert data.class_counts("training").tolist() == [4, 3, 3]
+    shuffled = torch.cat([inputs for inputs, _ in data.batches("training", batch_size=3, shuffle_seed=1)])
+    assert torch.equal(shuffled[:, 0].long(), torch.tensor(data.order("training", 1)))
+    assert not torch.equal(shuffled, images)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_batches_may_be_dicts() -> None:
+    data = ScriptData({"training": [{"image": torch.ones(2, 1), "label": torch.tensor([0, 1])}]}, 2)
+    ((inputs, targets),) = data.batches("training", batch_size=8)
+    assert inputs.shape == (2, 1)
+    assert targets.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        (None, "make the job with ScriptRecipe"),
+        ({"kind": "os.system", "settings": {}}, "which is not known here"),
+        ({"kind": "LocalTraining", "settings": {"learning_rate": -1}}, "learning_rate must be a number > 0"),
+    ],
+)
+def test_only_a_methods_site_half_can_be_told(told: Any, words: str) -> None:
+    with pytest.raises(SiteError, match=words):
+        built_training(told)
+
+
+def test_losses_of_samples_are_those_of_the_criterion(tmp_path: Path) -> None:
+    outputs, targets = torch.randn(5, 2), torch.tensor([0, 1, 1, 0, 1])
+    for criterion in (
+        torch.nn.CrossEntropyLoss(label_smoothing=0.1),
+        torch.nn.CrossEntropyLoss(reduction="none"),
+        lambda out, wanted: torch.nn.functional.cross_entropy(out, wanted),
+    ):
+        task = LoopTask(Net(), criterion, ScriptData({}), lambda m, b: 0.5)
+        assert float(task.sample_losses(outputs, targets).mean()) == pytest.approx(float(task.loss(outputs, targets)))
+        assert task.sample_losses(outputs, targets).shape == (5,)

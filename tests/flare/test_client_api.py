@@ -1,0 +1,247 @@
+"""What a training script has of FLARE's Client API and of us; FLARE itself is in ``tests/e2e/test_own_script.py``."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from nvflare.app_common.abstract.fl_model import FLModel
+
+from fairflare import client
+from fairflare.exchange.messages import Message, clean_meta, clean_state, encode_task
+from fairflare.federation.script import told_training
+from fairflare.flare import client_api
+from fairflare.flare.wire import META_KEY, TRAINING_KEY, from_model, to_model
+from fairflare.methods.fed_lwr import LayerSimilarityReport
+from fairflare.methods.training import LocalTraining
+from fairflare.recipes import ScriptRecipe
+from tests.federation.test_script import Net, batches
+from tests.methods.support import request
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+STATE = clean_state(Net().state_dict())
+
+
+class Flare:
+    """FLARE's Client API, with tasks to come and the answers so far."""
+
+    def __init__(self, tasks: list[tuple[str, FLModel]]) -> None:
+        self.tasks, self.sent = tasks, []
+        self.current: tuple[str, FLModel] | None = None
+        self.started = False
+
+    def init(self) -> None:
+        self.started = True
+
+    def get_site_name(self) -> str:
+        if not self.started:
+            raise RuntimeError("APIContext is None")
+        return "site-1"
+
+    def is_running(self) -> bool:
+        if self.current is None and self.tasks:
+            self.current = self.tasks.pop(0)
+        return self.current is not None
+
+    def receive(self) -> FLModel:
+        assert self.current is not None
+        return self.current[1]
+
+    def get_task_name(self) -> str:
+        assert self.current is not None
+        return self.current[0]
+
+    def send(self, model: FLModel) -> None:
+        assert model.params is not None or model.metrics is not None  # what FLARE wants
+        self.sent.append((self.get_task_name(), from_model(model)))
+        self.current = None
+
+
+def asked(name: str, training: LocalTraining | None, current_round: int = 0, **more: Any) -> tuple[str, FLModel]:
+    message = encode_task(request(name, STATE, current_round, **more))
+    if training is not None:
+        message.meta[TRAINING_KEY] = clean_meta(told_training(training))
+    return name, to_model(message, 3)
+
+
+@pytest.fixture
+def federation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    def made(*tasks: tuple[str, FLModel], **more: Any) -> tuple[Flare, client.Site, torch.nn.Module]:
+        flare = Flare(list(tasks))
+        for name in ("init", "get_site_name", "is_running", "receive", "get_task_name", "send"):
+            monkeypatch.setattr(client_api.flare, name, getattr(flare, name))
+        model = Net()
+        site = client.Site(
+            model, torch.nn.CrossEntropyLoss(), batches(), batches(8), batches(8),
+            **{"metrics": lambda m, b: 0.5, "classes": 2, "folder": tmp_path, **more},
+        )  # fmt: skip
+        return flare, site, model
+
+    return made
+
+
+def test_every_task_of_two_rounds_is_answered(federation: Any) -> None:
+    lwr = LayerSimilarityReport()
+    tasks = [asked(name, lwr, number) for number in (0, 1) for name in ("train", "anchor")]
+    flare, site, model = federation(*tasks, asked("validate", lwr, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = []
+    for epoch in site.epochs(2):
+        seen.append(epoch)
+        for inputs, targets in batches():
+            optimizer.zero_grad()
+            site.loss(inputs, targets).backward()
+            site.step(optimizer)
+    assert seen == [0, 1, 0, 1]
+    assert [name for name, _ in flare.sent] == ["train", "anchor", "train", "anchor", "validate"]
+    for name, answer in flare.sent:
+        assert answer.meta["status"] == "ok", answer.meta
+        assert answer.is_update is (name == "train")
+    assert flare.sent[1][1].meta["report"]["layers"] == ["body", "head"]
+    assert flare.sent[0][1].meta["num_steps"] == 6
+    assert len(flare.sent[0][1].meta["stats"]["epoch_losses"]) == 2
+    assert flare.sent[4][1].metrics == {"accuracy": 0.5}
+
+
+def test_the_longer_form(federation: Any) -> None:
+    flare, site, model = federation(asked("train", LocalTraining()), asked("validate", LocalTraining(), 1))
+    while site.receive():
+        with torch.no_grad():
+            model.body.weight += 1
+        with pytest.raises(RuntimeError, match="round 0 is not answered yet"):
+            site.receive()
+        site.send()
+    assert flare.sent[0][1].params["body.weight"].allclose(torch.ones(3, 4))
+    assert flare.sent[0][1].meta["num_samples"] == 24
+    with pytest.raises(RuntimeError, match="no round to answer"):
+        site.send()
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        (asked("train", None), "make the job with ScriptRecipe"),
+        (asked("dance", LocalTraining()), "unknown task 'dance'"),
+        (asked("train", LocalTraining(), experiment="../up"), "train failed with ValueError"),
+    ],
+)
+def test_what_cannot_be_done_is_answered_and_costs_one_task(federation: Any, task: Any, words: str) -> None:
+    flare, site, _ = federation(task, asked("train", LocalTraining(), 1))
+    assert site.receive()
+    site.send()
+    assert [answer.meta["status"] for _, answer in flare.sent] == ["failed", "ok"]
+    assert words in flare.sent[0][1].meta["reason"]
+
+
+def test_another_version_is_said(federation: Any) -> None:
+    name, model = asked("train", LocalTraining())
+    model.meta[META_KEY]["version"] = "9.9.9"
+    flare, site, _ = federation((name, model))
+    assert not site.receive()
+    assert "the server 9.9.9; install the same version" in flare.sent[0][1].meta["reason"]
+
+
+def test_behind_another_controller_the_script_ends_with_a_sentence(federation: Any) -> None:
+    _, site, _ = federation(("train", FLModel(params=STATE, current_round=0)))
+    with pytest.raises(RuntimeError, match="the server runs none of our methods"):
+        site.receive()
+
+
+def test_metrics_by_class_stay_at_home(federation: Any) -> None:
+    tasks = asked("train", LocalTraining()), asked("validate", LocalTraining(), 1)
+    found = {"accuracy": 0.5, "recall_tumour": 0.1, "loss": 2.0}
+    flare, site, _ = federation(*tasks, metrics=lambda m, b: found, metrics_by_class=False)
+    assert site.receive()
+    site.send()
+    assert not site.receive()
+    for _, answer in flare.sent:
+        assert answer.metrics == {"accuracy": 0.5, "loss": 2.0}
+
+
+def test_with_report_goes_on_as_before() -> None:
+    model = client.with_report(FLModel(params=STATE), {"sharpness": 1.0}, num_samples=3)
+    message: Message = from_model(model)
+    assert message.meta["report"] == {"sharpness": 1.0}
+
+
+# ------------------------------------------------------------------------------------------------ examples and jobs
+
+
+def changed(plain: str, other: str) -> int:
+    """Lines that somebody has to touch: of a replaced block the longer side; empty lines and docstring do not count."""
+    first, second = ([line for line in text.splitlines()[1:] if line.strip()] for text in (plain, other))
+    codes = difflib.SequenceMatcher(None, first, second, autojunk=False).get_opcodes()
+    return sum(max(b - a, d - c) for kind, a, b, c, d in codes if kind != "equal")
+
+
+@pytest.mark.parametrize(("name", "lines"), [("train_fair.py", 6), ("train_fair_mas.py", 7)])
+def test_examples_differ_from_the_plain_script_in_at_most_eight_lines(name: str, lines: int) -> None:
+    text = (EXAMPLES / name).read_text()
+    assert changed((EXAMPLES / "train.py").read_text(), text) == lines <= 8
+    assert f"{'six' if lines == 6 else 'seven'} lines of train.py differ" in text.splitlines()[0]
+
+
+def test_counting_of_changed_lines() -> None:
+    assert changed('"""x"""\na\nb\nc\n', '"""y"""\na\n\nB\nB2\nc\nd\n') == 3
+    assert changed('"""x"""\na\nb\n', '"""x"""\nb\n') == 1
+
+
+def config(folder: Path, name: str) -> dict[str, Any]:
+    return json.loads((folder / "app" / "config" / f"config_fed_{name}.json").read_text())
+
+
+def test_the_job_has_flares_executor_and_the_script(tmp_path: Path) -> None:
+    recipe = ScriptRecipe(
+        "fed_lwr", train_script=EXAMPLES / "train_fair.py", model="Net", sites=2, settings={"preset": "authors"}
+    )
+    recipe.export(str(tmp_path))
+    job = tmp_path / "fed_lwr"
+    assert [p.name for p in (job / "app" / "custom").iterdir()] == ["train_fair.py"]
+    (entry,) = config(job, "client")["executors"]
+    assert entry["tasks"] == ["train", "anchor", "validate"]
+    assert entry["executor"]["path"] == "nvflare.app_common.executors.client_api_executor.ClientAPIExecutor"
+    arguments = config(job, "server")["workflows"][0]["args"]
+    assert arguments["task"]["args"] == {"model": "train_fair.Net", "model_args": {}, "metric": "accuracy"}
+    # A value of both halves is given once.
+    assert arguments["rule"]["args"]["preset"] == arguments["training"]["args"]["preset"] == "authors"
+
+
+def test_an_external_process_gets_the_command(tmp_path: Path) -> None:
+    ScriptRecipe(
+        "fed_avg", train_script=EXAMPLES / "train_fair.py", model="Net", sites=2, launch_external_process=True,
+        script_args="--data '/my images'", command="python3 -u",
+    ).export(str(tmp_path))  # fmt: skip
+    arguments = config(tmp_path / "fed_avg", "client")["executors"][0]["executor"]["args"]
+    assert arguments["command"] == ["python3", "-u", "custom/train_fair.py", "--data", "/my images"]
+    assert arguments["execution_mode"] == "external_process"
+
+
+def test_a_preinstalled_job_carries_no_code(tmp_path: Path) -> None:
+    ScriptRecipe(
+        "fed_avg", train_script="/opt/train.py", model="hospital.Net", sites=2, packaging="preinstalled"
+    ).export(str(tmp_path))
+    assert not (tmp_path / "fed_avg" / "app" / "custom").exists()
+    arguments = config(tmp_path / "fed_avg", "client")["executors"][0]["executor"]["args"]
+    assert arguments["task_script_path"] == "/opt/train.py"
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"train_script": "no.py"}, "train_script must be a Python file, got 'no.py'"),
+        ({"settings": {"learning_rate": 0.1}}, "learning_rate: the script's own loop decides this"),
+        ({"settings": {"presett": "paper"}}, "has no setting 'presett'; did you mean 'preset'"),
+        ({"model": "a b"}, "model must be the network's class as 'module.Class', got 'train_fair.a b'"),
+        ({"packaging": "preinstalled"}, "packaging 'preinstalled' carries no code"),
+        ({"min_sites": 3}, "min_sites=3, but the job has 2"),
+    ],
+)
+def test_recipes_that_cannot_work_say_why(more: dict[str, Any], words: str) -> None:
+    script = "train_fair.py" if more.get("packaging") else EXAMPLES / "train_fair.py"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        ScriptRecipe("fed_lwr", **{"train_script": script, "model": "Net", "sites": 2, **more})

@@ -219,17 +219,6 @@ class Check:
         return sorted(site for site, found in self.facts.items() if fits(found))
 
 
-def in_words(found: Mapping[str, Any]) -> str:
-    """What a site said, for a log."""
-    lists = ", ".join(f"{count} {split}" for split, count in found["images"].items())
-    parts = [f"{lists} images" if lists else "said nothing about its data"]
-    parts += ["SYNTHETIC"] if found["synthetic"] else []
-    parts += [f"{found['num_classes']} classes"] if found["num_classes"] is not None else []
-    parts += [f"prior {found['prior']}"] if found["prior"] else []
-    parts += [str(found["device"])] if found["device"] else []
-    return ", ".join(parts)
-
-
 def _by_value(values: Mapping[str, Any]) -> dict[Any, list[str]]:
     found: dict[Any, list[str]] = {}
     for site, value in sorted(values.items()):

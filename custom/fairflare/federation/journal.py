@@ -9,7 +9,6 @@ from typing import Any
 
 from fairflare.core.fairness import higher_is_better, summarize
 from fairflare.federation.best_model import BestModel
-from fairflare.federation.check import in_words
 from fairflare.federation.collector import Training, printable
 from fairflare.federation.final_test import Tested, mean_of
 from fairflare.federation.leaving import AT_HOME
@@ -55,7 +54,7 @@ class Journal:
         """What the sites said of their data before the first round."""
         self.store.update_info(said={site: dict(facts[site]) for site in sorted(facts)})
         for site in sorted(facts):
-            self.say(f"check: site {site!r} has {in_words(facts[site])}")
+            self.say(f"check: site {site!r} has {_data_in_words(facts[site])}")
         for site, reason in sorted(phase.left_out.items()):
             self.say(f"check: site {site!r} is not ready: {reason}", warning=True)
         if any(found["synthetic"] for found in facts.values()):
@@ -197,3 +196,14 @@ class Journal:
             self.store.finish("failed", reason=reason, left_out=left_out)
         except OSError as error:  # a full disk must not hide the reason
             self.say(f"the results cannot be written: {error}", warning=True)
+
+
+def _data_in_words(found: Mapping[str, Any]) -> str:
+    """What a site said of its data."""
+    lists = ", ".join(f"{count} {split}" for split, count in found["images"].items())
+    parts = [f"{lists} images" if lists else "said nothing about its data"]
+    parts += ["SYNTHETIC"] if found["synthetic"] else []
+    parts += [f"{found['num_classes']} classes"] if found["num_classes"] is not None else []
+    parts += [f"prior {found['prior']}"] if found["prior"] else []
+    parts += [str(found["device"])] if found["device"] else []
+    return ", ".join(parts)

@@ -71,13 +71,19 @@ def test_fed_avg(averaged: Path) -> None:
         assert all(0 <= value <= 1 for name, value in metrics.items() if not name.endswith("loss"))
     test = results["test"]
     assert len({metrics["loss"] for metrics in test.values()}) == len(SITES)  # each on a test set of its own
-    assert {name: value for name, value in test["site-1"].items() if "/" in name} == {
-        name: value for name, value in test["site-3"].items() if "/" in name
-    }
+    quality = {site: {part: parts(test[site], part) for part in ("common", "clean", "corrupted")} for site in SITES}
+    assert quality["site-1"]["clean"] == quality["site-3"]["clean"] != quality["site-3"]["corrupted"]
+    assert quality["site-1"]["corrupted"] == quality["site-3"]["corrupted"]
+    assert quality["site-1"]["common"] == quality["site-1"]["clean"]
+    assert quality["site-3"]["common"] == quality["site-3"]["corrupted"]  # the corrupted site
     assert {"balanced_accuracy", "clean/auc_ovo", "corrupted/auc_ovo"} <= set(results["fairness"])
     assert all(
         metrics.keys() >= {"balanced_accuracy", "loss"} for metrics in results["rounds"][1]["validation"].values()
     )
+
+
+def parts(metrics: dict[str, float], split: str) -> dict[str, float]:
+    return {name.partition("/")[2]: value for name, value in metrics.items() if name.startswith(f"{split}/")}
 
 
 def test_twice_the_same(averaged: Path, tmp_path: Path) -> None:

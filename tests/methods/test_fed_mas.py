@@ -538,8 +538,9 @@ def test_bad_reports_are_left_out(tmp_path, report, message):
 # ------------------------------------------------------------------------------------------------ both halves
 
 
-def run(tmp_path, method, local=None, sites=2, **settings):
-    plan = make_plan(method, num_rounds=2, sites=sites, min_sites=2, settings={**TINY, "local_epochs": 1, **settings})
+def run(tmp_path, method, local=None, sites=2, *, strict=True, **settings):
+    settings = {**TINY, "local_epochs": 1, **settings}
+    plan = make_plan(method, num_rounds=2, sites=sites, min_sites=2, require_all_sites=strict, settings=settings)
     folder = run_local(plan, tmp_path, local)
     return json.loads((folder / "results.json").read_text())
 
@@ -569,14 +570,16 @@ def test_federation_where_one_site_holds_another_prior(tmp_path):
     torch.manual_seed(5)
     torch.save(build_encoder("embedded")[0].state_dict(), tmp_path / "other.pt")
     local = {"sites": {"site-2": {"prior": str(tmp_path / "other.pt")}}}
-    results = run(tmp_path / "three", "fed_mas", local, sites=3, phantom_sites=3)
+    with pytest.raises(RoundFailed, match=r"before any training: .* different prior networks: .* at site-2"):
+        run(tmp_path / "strict", "fed_mas", local, sites=3, phantom_sites=3)
+    results = run(tmp_path / "three", "fed_mas", local, sites=3, strict=False, phantom_sites=3)
     for record in results["rounds"]:
         assert record["accepted"] == ["site-1", "site-3"]
         (left,) = record["left_out"]
         assert (left["site"], left["phase"]) == ("site-2", "train")
         assert "site 'site-2' holds the prior network" in left["reason"]
     with pytest.raises(RoundFailed, match=r"0 usable result.*site-1.*no prior is held by most.*site-2"):
-        run(tmp_path / "two", "fed_mas", local)
+        run(tmp_path / "two", "fed_mas", local, strict=False)
 
 
 def test_paper_settings_and_the_projector_of_the_paper():

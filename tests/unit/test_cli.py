@@ -29,7 +29,6 @@ from fairflare.core.settings import Part, choices, described, settings, typed, v
 from fairflare.federation.describe import sections
 from fairflare.federation.influence import Bounds
 from fairflare.federation.plan import TASKS_BY_KIND, load_task_class, make_plan
-from fairflare.federation.run_settings import RunSettings
 from fairflare.methods.catalog import all_methods
 from fairflare.methods.fed_mrl import FedMRL
 
@@ -111,9 +110,8 @@ def test_every_setting_is_described_with_type_range_default_and_meaning(name: st
     method = all_methods()[name]
     *found, of_run = sections(name).values()
     classes = (method.rule, method.training, load_task_class(TASKS_BY_KIND[method.task]), Bounds)
-    for cls, group in zip(classes, found[:-1], strict=True):
+    for cls, group in zip(classes, found, strict=True):
         assert {setting.name for setting in group} == expected_names(cls)
-    assert {setting.name for setting in found[-1]} <= expected_names(RunSettings) - expected_names(Bounds)
     assert {setting.name for setting in of_run} == {"best_by", "best_lambda", "test_last"}
     for setting in (setting for group in (*found, of_run) for setting in group):
         assert len(setting.meaning) > 3, setting

@@ -595,6 +595,7 @@ def test_steps_of_a_stock_script_are_read() -> None:
 class Drawn(FlareEvents):
     def __init__(self) -> None:
         self.points: list[tuple[str, float, int]] = []
+        self.directions: dict[str, bool] = {}
         self.controller = self
         self.fl_ctx = FLContext()
 

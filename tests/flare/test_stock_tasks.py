@@ -18,7 +18,9 @@ from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_opt.pt.file_model_locator import PTFileModelLocator
 
 from fairflare.exchange.messages import SiteReply, SiteTask, encode_task
+from fairflare.federation.best_model import BestModel
 from fairflare.federation.models import ModelFiles
+from fairflare.federation.run_settings import RunSettings
 from fairflare.flare.persistor import RunModels
 from fairflare.tasks.segmentation import SegmentationTask
 
@@ -172,7 +174,7 @@ def test_flares_locator_finds_both_models(tmp_path: Path) -> None:
     locator.handle_event(EventType.START_RUN, server.context)
     assert locator.get_model_names(server.context) == []
     last, best = initial(seed=1), initial(seed=2)
-    files = ModelFiles(server.run_dir, "FedAvg")
+    files = ModelFiles(server.run_dir, "FedAvg", BestModel(RunSettings(), higher=True))
     files.save(last, 4)
     files.keep_best(best, {"site-1": {"dice": 0.5}}, "dice", 2)
     assert locator.get_model_names(server.context) == ["FL_global_model.pt", "best_FL_global_model.pt"]
@@ -184,7 +186,7 @@ def test_flares_locator_finds_both_models(tmp_path: Path) -> None:
 
 def test_nobody_but_us_writes_the_files(tmp_path: Path) -> None:
     server = Server(tmp_path)
-    ModelFiles(server.run_dir, "FedAvg").save(initial(seed=1), 4)
+    ModelFiles(server.run_dir, "FedAvg", BestModel(RunSettings(), higher=True)).save(initial(seed=1), 4)
     before = content(tmp_path)
     server.context.set_prop(
         AppConstants.GLOBAL_MODEL, server.models.load_model(server.context), private=True, sticky=False

@@ -22,6 +22,7 @@ from unittest import mock
 
 import torch
 
+from fairflare.core.record_log import RecordLog
 from fairflare.core.settings import build
 from fairflare.federation.rounds import Rounds
 from fairflare.flare.tracking import FlareEvents
@@ -146,8 +147,11 @@ class Bench:
             _, state = rounds._start()
             self.like = dict(state)
             self.state = dict(rounds._round(0, state))
-        self.best = rounds.files.best
+        self.best = rounds.files.best.state_dict()
+        self.info = dict(rounds.journal.info)
         self.stored = rounds.journal.store.state_dict()
+        self.log = RecordLog(self.folder / "rounds.log", durable=False)
+        self.log.take_over(rounds.journal.store.log)
         self.kept_memory = self.folder / "memory"
         if self.rule.memory_folder is not None and self.rule.memory_folder.exists():
             shutil.copytree(self.rule.memory_folder, self.kept_memory)
@@ -172,7 +176,7 @@ class Bench:
                 self.hostile_round = HOSTILE
                 for number in (HOSTILE, HOSTILE + 1):
                     state = rounds._round(number, state)
-                    self._note(trace, rounds, dict(state), json.loads(rounds.journal.store.state_dict()["rounds"][-1]))
+                    self._note(trace, rounds, dict(state), json.loads([*rounds.journal.store.log.read()][-1]))
                     if not again(trace):
                         break
         except Exception as error:
@@ -187,9 +191,9 @@ class Bench:
         if self.kept_memory.exists() and rounds.rule.memory_folder is not None:
             shutil.rmtree(rounds.rule.memory_folder, ignore_errors=True)
             shutil.copytree(self.kept_memory, rounds.rule.memory_folder)
-        rounds.files.best = self.best
-        rounds.journal.store.start({"method": "bench"})
-        rounds.journal.store.load_state_dict(self.stored)
+        rounds.files.best.load_state_dict(copy.deepcopy(self.best))
+        rounds.journal.store.start(self.info)
+        rounds.journal.store.load_state_dict(self.stored, self.log)
         return rounds
 
     def _note(self, trace: Trace, rounds: Rounds, state: dict[str, torch.Tensor], record: dict[str, Any]) -> None:
@@ -200,7 +204,7 @@ class Bench:
         _feed(digest, dict(state))
         _feed(digest, rounds.rule.state_dict())
         _feed(digest, {k: v for k, v in record.items() if k not in ("left_out", "phases")})
-        _feed(digest, [rounds.files.best, rounds.journal.synthetic])
+        _feed(digest, [rounds.files.best.state_dict(), rounds.journal.synthetic])
         if rounds.rule.memory_folder is not None:
             for path in sorted(rounds.rule.memory_folder.rglob("*")):
                 if path.is_file():

@@ -16,9 +16,10 @@ from typing import Any, ClassVar
 
 import torch
 from nvflare.apis.client import Client
+from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.wf_comm_server import WFCommServer
-from nvflare.apis.shareable import Shareable
+from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.app_common.decomposers import common_decomposers
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
@@ -27,7 +28,7 @@ from nvflare.fuel.f3.message import Message as CellMessage
 
 from fairflare import __version__
 from fairflare.core.layers import layers_of
-from fairflare.exchange.messages import Message
+from fairflare.exchange.messages import TASK_CHECK, Message
 from fairflare.flare.controller import RoundsController
 from fairflare.flare.wire import to_model
 from fairflare.methods.rule import Rule
@@ -94,6 +95,8 @@ def decoded(message: CellMessage) -> Shareable:
 
 def good_reply(rule: Rule, site: str, name: str, current_round: int, like: dict[str, torch.Tensor]) -> Shareable:
     """What a healthy site sends, as the executor sends it."""
+    if name == TASK_CHECK:  # a site that does not know this one says nothing about its data
+        return make_reply(ReturnCode.TASK_UNKNOWN)
     k = number(site)
     layers = list(dict.fromkeys(layers_of(like).values()))
     meta: dict[str, Any] = {"version": __version__, "status": "ok", "reason": "", "report": {}}

@@ -79,6 +79,14 @@ class AsSent:
             for name, (_, shape) in alike[0].items()
         }
 
+    def check(self, state: State) -> None:
+        """Raises ValueError where a number is none of the type that most sites gave its tensor."""
+        own = layout_of(state)
+        conformed = self.collected(state)
+        for name, (dtype, _) in self.common.items():
+            if name in own and own[name][0] != dtype:
+                _ = conformed[name]
+
     def collected(self, state: State) -> State:
         return Conformed(state, self.common) if layout_of(state) != self.common else state
 
@@ -200,6 +208,12 @@ class FairAggregator(Bounds, ModelAggregator):
                 self._collector.drop(site, f"site {site!r} sent {_difference(found, common)}")
                 log.warning("left out: %s", self.rejected[site])
         self._shape.agree(common)
+        for site in self.accepted:
+            try:
+                self._shape.check(self._collector.staging.open(site))
+            except ValueError as error:
+                self._collector.drop(site, f"site {site!r}: {printable(str(error))}")
+                log.warning("left out: %s", self.rejected[site])
 
     def _refuse(self, site: str, reason: str) -> None:
         self._collector.reject(site, reason)

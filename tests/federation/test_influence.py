@@ -133,6 +133,16 @@ def test_a_bound_that_cannot_hold_is_said(tmp_path: Path, count: int, share: flo
     assert f"  every site in round 0: {text}" in run.net.said[-1]
 
 
+def test_a_site_that_is_left_alone_with_two_phases_is_said_too(tmp_path: Path) -> None:
+    def alone(s: str, n: str, task: Message) -> Any:
+        return good(s, n, task) if s == "site-1" else "ill"
+
+    record = Run(tmp_path, alone, rule=FedLWR(), num_rounds=1, max_weight=0.4)().results["rounds"][0]
+    assert [(w["site"], w["kind"], w["used"]) for w in record["warnings"]] == [
+        ("", "max_weight", 1.0), ("site-1", "majority", 1.0),
+    ]  # fmt: skip
+
+
 def test_more_samples_than_allowed_count_as_allowed(tmp_path: Path) -> None:
     run = Run(tmp_path, claims(10**9), rule=FedAvg(), num_rounds=1, max_samples=30)()
     record = run.results["rounds"][0]

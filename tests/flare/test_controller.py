@@ -567,6 +567,7 @@ def test_steps_of_a_stock_script_are_read() -> None:
 
 class Drawn(FlareEvents):
     def __init__(self) -> None:
+        super().__init__(None)
         self.points: list[tuple[str, float, int]] = []
         self.controller = self
         self.fl_ctx = FLContext()

@@ -594,6 +594,7 @@ def test_steps_of_a_stock_script_are_read() -> None:
 
 class Drawn(FlareEvents):
     def __init__(self) -> None:
+        super().__init__(None)
         self.points: list[tuple[str, float, int]] = []
         self.directions: dict[str, bool] = {}
         self.controller = self

@@ -30,7 +30,9 @@ step "start"
 nvflare poc start --timeout 180
 
 step "a job"
-what=(fed_lwr --sites 3 --rounds 2 --seed 7 --set phantom_cases=0.3 --set local_epochs=1)
+# With the bounds that --preinstalled has by itself, so that the run it is compared with has them too.
+bounds=(--set max_weight=0.4 --set max_samples=100000 --set max_update_norm=3)
+what=(fed_lwr --sites 3 --rounds 2 --seed 7 --set phantom_cases=0.3 --set local_epochs=1 "${bounds[@]}")
 fairflare export "${what[@]}" --out jobs --preinstalled
 job=$(submit jobs/fed_lwr)
 nvflare job wait "$job" --timeout 600

@@ -42,7 +42,7 @@ job=$(submit jobs/fed_lwr "${as_lead[@]}")
 step "abort after the first round"
 progress="$kits/localhost/$job/fairflare/progress.jsonl"
 for _ in $(seq 300); do
-  if grep -qs '"kind": "round_done"' "$progress"; then break; fi
+  if grep -qs '"kind": *"round_done"' "$progress"; then break; fi
   sleep 1
 done
 nvflare job abort "$job" --force "${as_lead[@]}"

@@ -611,7 +611,9 @@ def test_a_site_is_told_its_own_mu_only(tmp_path, monkeypatch):
 
     monkeypatch.setattr(SiteWorker, "perform", noting)
     results, _ = federation(tmp_path, num_rounds=3, settings={"mu_policy": "random", "weighting": "samples"})
-    assert len(told) == 12  # three rounds and the test of three sites
+    assert {name for _, name, _ in told[:9]} == {"train"}  # three rounds of three sites
+    assert len(told) >= 12
+    assert {name for _, name, _ in told[9:]} == {"validate"}  # of the last model, and of the best if it is another
     for site, name, directives in told:
         assert set(directives) <= {"mu", "mean_loss"}
         assert list(directives["mu"]) == [site], name

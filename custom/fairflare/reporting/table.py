@@ -192,10 +192,10 @@ def _other_models(results: Mapping[str, Any]) -> list[tuple[str, Mapping[str, An
 def _tested_notes(results: Mapping[str, Any], metric: str | None) -> list[str]:
     """Which models the columns are of, the metrics' directions, and over which sites the totals are."""
     metrics = metrics_of(results) if metric is None else [metric]
-    lower = [name for name in metrics if not direction_of(results, name)]
-    notes = [f"Lower is better: {', '.join(lower)}." if lower else "Higher is better."]
+    lower = [name[:MAX_HEADING] for name in metrics if not direction_of(results, name)]
+    notes = [f"Lower is better: {_listed(lower)}." if lower else "Higher is better."]
     if lower and len(lower) < len(metrics):
-        notes = [f"Higher is better, but for: {', '.join(lower)}."]
+        notes = [f"Higher is better, but for: {_listed(lower)}."]
     best, last = results.get("best"), results.get("last_rounds")
     if best and best["is_last"]:
         notes.append("The best model by the validation splits is the last one.")
@@ -223,12 +223,17 @@ def _missing(results: Mapping[str, Any], metrics: Sequence[str], heading: str, t
             if math.isnan(value)
         ]
         if without:
-            found.setdefault(tuple(without), []).append(name + heading)
+            found.setdefault(tuple(without), []).append(name[:MAX_HEADING] + heading)
     return [
-        f"{', '.join(names)}: average and spread over {count - len(without)} of {_sites(count)}, without "
+        f"{_listed(names)}: average and spread over {count - len(without)} of {_sites(count)}, without "
         f"{', '.join(without)}."
         for without, names in found.items()
     ]
+
+
+def _listed(names: Sequence[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _sites(count: int) -> str:

@@ -20,6 +20,7 @@ import torch
 from fairflare import __version__
 from fairflare.core.layers import layers_of
 from fairflare.core.states import layerwise_average, weighted_average
+from fairflare.core.threads import one_thread
 from fairflare.exchange.messages import STATUS_OK, Message, same_version
 from fairflare.exchange.staging import Staging
 from fairflare.federation.incoming import Incoming, Shape
@@ -275,7 +276,8 @@ class Collector:
             # One model is its own average: every weight is 1 and there is nothing to ask.
             return self.anchor_model(), self._influence.weighed(Weighing(sites={sites[0]: 1.0}))
         inputs = self._inputs()
-        weighing = self._influence.weighed(self.rule.weigh(inputs))
+        with one_thread():  # the same bits on every server; the long sums are in the average below
+            weighing = self._influence.weighed(self.rule.weigh(inputs))
         if not weighing.reports:
             found = {site: numbers(report) for site, report in inputs.reports.items()}
             weighing.reports = {site: values for site, values in found.items() if values}

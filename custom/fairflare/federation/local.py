@@ -15,10 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from fairflare.core.locks import FolderInUse, FolderLock
 from fairflare.core.settings import values_of
+from fairflare.core.threads import one_thread
 from fairflare.exchange.messages import Message, decode_task, encode_reply, for_site
 from fairflare.federation.rounds import Rounds
 from fairflare.federation.run_settings import RESULTS_FOLDER, Place
@@ -145,7 +144,7 @@ def run_local(
         site_half=values_of(plan.training),
     )
     # Two runs in one folder would write each other's results; of one experiment they exclude each other anyway.
-    with _alone(run_dir), tempfile.TemporaryDirectory(prefix="fairflare-sites-") as temporary, _one_thread():
+    with _alone(run_dir), tempfile.TemporaryDirectory(prefix="fairflare-sites-") as temporary, one_thread():
         # With an experiment what sites keep must be there for the next run too.
         state = folder / "fairflare_state" if plan.run.experiment else Path(temporary)
         transport = LocalTransport(plan.sites, plan.task, plan.training, local, state, should_stop)
@@ -165,14 +164,3 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """As in the simulator: the number of threads changes the last bits of a sum."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

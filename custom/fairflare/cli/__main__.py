@@ -1,5 +1,5 @@
 """``python -m fairflare.cli``."""
 
-from fairflare.cli.commands import main
+from fairflare.cli import main
 
 main()

@@ -16,12 +16,21 @@ from typing import TYPE_CHECKING, Any
 from fairflare.cli.run_view import RunView
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fairflare.flare.recipes import FairRecipe
 
 RUN_FOLDER = Path("server") / "simulate_job" / "fairflare"  # in the simulator's workspace
 
 
-def simulate(recipe: FairRecipe, workspace: Path, threads: int, local: Mapping[str, Any], log_path: Path) -> int:
+def simulate(
+    recipe: FairRecipe,
+    workspace: Path,
+    threads: int,
+    local: Mapping[str, Any],
+    log_path: Path,
+    console: Console | None = None,
+) -> int:
     """Runs a recipe that names its sites, and shows its progress.
 
     Args:
@@ -30,6 +39,7 @@ def simulate(recipe: FairRecipe, workspace: Path, threads: int, local: Mapping[s
         threads: workers.
         local: content of ``local/fairflare.json``.
         log_path: for what FLARE prints.
+        console: for the progress; default: standard output.
 
     Returns:
         The simulator's exit code.
@@ -46,7 +56,7 @@ def simulate(recipe: FairRecipe, workspace: Path, threads: int, local: Mapping[s
         with log_path.open("wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
             try:
-                with RunView(names, recipe.name) as view:
+                with RunView(names, recipe.name, console) as view:
                     _follow(process, workspace / RUN_FOLDER / "progress.jsonl", view)
             except BaseException:
                 _stop(process)

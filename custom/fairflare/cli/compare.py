@@ -1,0 +1,239 @@
+"""``fairflare compare``: which method is fair on these data?"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from fairflare.cli.commands import app, console, errors, parse_settings, user_errors
+from fairflare.cli.compare_runs import DONE, FAILED, Runner
+from fairflare.cli.compare_runs import Progress as RunProgress
+from fairflare.cli.site_names import parse_sites, run_sites
+
+HELP = """Runs several methods on the same data, with the same training and the same seeds, and compares them.
+
+Every seed starts all methods from the same model. A comparison that was stopped goes on with the same command:
+what is done is not repeated, what was interrupted continues. Exit code 1 when a run failed.
+"""
+
+
+@app.command("compare", help=HELP)
+def compare_command(
+    methods: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Rows: METHOD or METHOD:NAME=VALUE,NAME=VALUE. The first is what others are compared with."
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the comparison.")] = Path("comparison"),
+    plan_file: Annotated[
+        Path | None, typer.Option("--plan", help="YAML or JSON with rows and options (docs/compare.md).")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="So many seeds, from 0; default: 3.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", "-r", min=1, help="Communication rounds of every run.")
+    ] = None,
+    sites: Annotated[
+        str | None, typer.Option("--sites", "-s", help="Number or names; default: those of --data.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", "-d", help="A local/fairflare.json that says where each site's data are.")
+    ] = None,
+    task: Annotated[str | None, typer.Option("--task", help="segmentation or classification.")] = None,
+    task_file: Annotated[Path | None, typer.Option(help="Python file with a class Task.")] = None,
+    train_like: Annotated[
+        str | None,
+        typer.Option(
+            "--train-like",
+            help="Whose task and local training all rows get; default: the first row's; own: each its own.",
+        ),
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="Row that differences are taken to; default: the first.")
+    ] = None,
+    paper: Annotated[bool, typer.Option("--paper", help="The paper's rounds, sites, network and training.")] = False,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for every row.")] = None,
+    metric: Annotated[
+        str | None, typer.Option("--metric", "-m", help="Of the tables; default: the task's own.")
+    ] = None,
+    at_once: Annotated[
+        int | None, typer.Option("--at-once", min=1, help="Runs at the same time; default: as many as there are cores.")
+    ] = None,
+    simulator: Annotated[
+        int | None, typer.Option(min=1, help="FLARE's simulator with so many workers for each run, not one process.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace runs of other settings.")] = False,
+) -> None:
+    with user_errors():
+        told = {
+            "seeds": None if seeds is None else list(range(seeds)),
+            "rounds": rounds,
+            "task": task,
+            "task_file": None if task_file is None else str(task_file),
+            "train_like": train_like,
+            "reference": reference,
+            "small": False if paper else None,
+            "settings": parse_settings(settings) if settings else None,
+            "data": None if data is None else str(data),
+            "sites": None if sites is None else parse_sites(sites),
+        }
+        series, local = _series(methods or [], plan_file, {k: v for k, v in told.items() if v is not None})
+        runner = Runner(
+            series,
+            out.absolute(),
+            local,
+            at_once=at_once or os.cpu_count() or 1,
+            simulator=simulator,
+            overwrite=overwrite,
+        )
+    _go(runner)
+    raise typer.Exit(_report(runner, series.refers_to(), metric))
+
+
+def _series(rows: list[str], plan_file: Path | None, told: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """What is compared, and the sites' private settings; the command line goes before the file."""
+    from fairflare.federation.series import Series, read_entry, read_file
+
+    given = {"sites": "default", **(read_file(plan_file) if plan_file else {}), **told}
+    if rows:
+        given["entries"] = [read_entry(row) for row in rows]
+    if not given.get("entries"):
+        raise ValueError("name the methods to compare, or a file with --plan")
+    data = given.pop("data", None)
+    if data and plan_file and "data" not in told:
+        data = plan_file.parent / data
+    local = _local(Path(data)) if data else {}
+    if given["sites"] is None:
+        raise ValueError("a comparison needs the number or the names of the sites")
+    given["sites"] = run_sites(given["sites"], local)
+    return Series(**given), local
+
+
+def _local(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(f"--data {path}: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"--data {path}: must hold a JSON object")
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ while it goes
+
+
+def _go(runner: Runner) -> None:
+    done = sum(progress.state == DONE for progress in runner.all)
+    if done:
+        console.print(f"{done} of {len(runner.all)} runs are done already")
+    if done == len(runner.all):
+        return
+    view = _Live(runner) if console.is_terminal else _Lines(runner)
+    try:
+        with view:
+            runner.go(view.tell)
+    except KeyboardInterrupt:
+        errors.print("stopped; the same command goes on from here")
+        raise typer.Exit(130) from None
+
+
+class _Lines:
+    """A line for each run that ended, for logs and pipes."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def tell(self, progress: RunProgress) -> None:
+        if progress.state not in (DONE, FAILED):
+            return
+        ended = sum(p.state in (DONE, FAILED) for p in self.runner.all)
+        text = f"{ended}/{len(self.runner.all)} {progress.run.name}: {progress.state} in {progress.seconds:.0f} s"
+        console.print(text + _left(self.runner), highlight=False, markup=False, soft_wrap=True)
+
+
+class _Live:
+    """A bar for each run at work, and one for all."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self._bars: dict[str, TaskID] = {}
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(24),
+            TextColumn("{task.completed:>3.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+        )
+        self._whole = self._progress.add_task("rounds", total=sum(p.of for p in runner.all), note="")
+
+    def __enter__(self) -> _Live:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def tell(self, progress: RunProgress) -> None:
+        name = progress.run.name
+        if progress.state == "running":
+            if name not in self._bars:
+                self._bars[name] = self._progress.add_task(escape(name[:40]), total=progress.of, note="")
+            self._progress.update(self._bars[name], completed=progress.rounds)
+        elif name in self._bars:
+            self._progress.remove_task(self._bars.pop(name))
+        done = sum(p.rounds for p in self.runner.all)
+        self._progress.update(self._whole, completed=done, note=_left(self.runner).lstrip(", "))
+
+
+def _left(runner: Runner) -> str:
+    seconds = runner.left()
+    if not seconds:
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f", about {f'{hours} h ' if hours else ''}{f'{minutes} min' if hours or minutes else f'{rest} s'} left"
+
+
+# ------------------------------------------------------------------------------------------------ in the end
+
+
+def _report(runner: Runner, reference: str, metric: str | None) -> int:
+    """Tables on the screen and as files; the exit code."""
+    from fairflare.reporting.comparison import compare
+    from fairflare.reporting.differences import difference_table, differences
+
+    failed = [progress for progress in runner.all if progress.state != DONE]
+    for progress in failed:
+        errors.print(f"{progress.run.name}: {progress.state}: {progress.reason}", markup=False, highlight=False)
+    runs = runner.results()
+    if not runs:
+        errors.print("[red]no run completed[/red]")
+        return 1
+    with user_errors():
+        _write(runner.folder / "table.md", compare(runs, metric=metric, style="markdown"))
+        _write(runner.folder / "table.csv", compare(runs, metric=metric, style="csv"))
+        typer.echo(compare(runs, metric=metric, width=console.width))
+        if len({run["info"]["label"] for run in runs}) > 1 and any(run["info"]["label"] == reference for run in runs):
+            found = differences(runs, reference, metric)
+            typer.echo("\n" + difference_table(found, reference, width=console.width))
+            _write(runner.folder / "differences.csv", difference_table(found, reference, style="csv"))
+            _write(runner.folder / "differences.md", difference_table(found, reference, style="markdown"))
+    console.print(f"tables: {runner.folder}", soft_wrap=True, highlight=False)
+    return int(bool(failed))
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text + "\n", encoding="utf-8")

@@ -1,0 +1,254 @@
+"""The runs of a comparison, several at once, each in a process and a folder of its own; done ones are not repeated."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from fairflare.core.files import write_whole
+from fairflare.federation.series import Run, Series
+from fairflare.reporting.results import find_results, read_results
+
+POLL = 0.2
+WAIT_FOR_END = 30.0  # seconds for a run that is told to end
+RUNS, PLAN_FILE = "runs", "run.json"
+DONE, FAILED, STOPPED = "completed", "failed", "stopped"
+NEEDED_TO_CONTINUE = ("fairflare_state", "fairflare_checkpoints")  # in a run's folder, until it is done
+
+
+@dataclass
+class Progress:
+    """Where one run is.
+
+    Attributes:
+        rounds: done.
+        of: rounds it has.
+        state: ``waiting``, ``running``, ``completed``, ``failed``, ``stopped``.
+        seconds: it has taken here.
+        reason: why it failed.
+    """
+
+    run: Run
+    of: int
+    rounds: int = 0
+    state: str = "waiting"
+    seconds: float = 0.0
+    reason: str = ""
+    began_at: int = 0  # rounds that were there already
+
+
+@dataclass
+class _Process:
+    process: subprocess.Popen[bytes]
+    progress: Progress
+    started: float = field(default_factory=time.monotonic)
+
+
+class Runner:
+    """Does what is missing of a series.
+
+    Args:
+        series: the runs.
+        folder: of the comparison; a run lies in ``runs/<row>-seed<seed>``.
+        local: content of ``local/fairflare.json``.
+        at_once: processes.
+        simulator: workers of FLARE's simulator for each run; ``None``: without it.
+        overwrite: runs of other settings in the same folders are replaced.
+
+    Raises:
+        ValueError: a plan that cannot be; a run of other settings lies where one is to go (says which setting).
+    """
+
+    def __init__(
+        self,
+        series: Series,
+        folder: Path,
+        local: Mapping[str, Any],
+        *,
+        at_once: int = 1,
+        simulator: int | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        self.folder, self.local, self.at_once, self.simulator = folder, dict(local), at_once, simulator
+        self.all = [Progress(run, run.make().run.num_rounds) for run in series.runs()]
+        for progress in self.all:
+            self._look(progress, overwrite)
+
+    def place(self, run: Run) -> Path:
+        """A run's folder."""
+        return self.folder / RUNS / run.name
+
+    def results(self) -> list[dict[str, Any]]:
+        """Documents of the runs that completed."""
+        return [read_results(find_results(self.place(p.run))) for p in self.all if p.state == DONE]
+
+    def go(self, tell: Callable[[Progress], None]) -> None:
+        """Does the runs that are not done; ``tell`` is called whenever one got on. Interrupted, it ends them all."""
+        waiting = [progress for progress in self.all if progress.state != DONE]
+        running: list[_Process] = []
+        try:
+            while waiting or running:
+                while waiting and len(running) < self.at_once:
+                    running.append(self._start(waiting.pop(0)))
+                    tell(running[-1].progress)
+                time.sleep(POLL)
+                for one in list(running):
+                    if self._follow(one):
+                        tell(one.progress)
+                    if one.progress.state != "running":
+                        running.remove(one)
+        finally:
+            _end(running)
+
+    def left(self) -> float | None:
+        """Seconds to go, by what rounds of the same row, else of all rows, took so far; ``None``: nothing is known."""
+        took: dict[str, list[float]] = {}
+        for p in self.all:
+            if p.rounds > p.began_at:
+                took.setdefault(p.run.entry.label, []).append(p.seconds / (p.rounds - p.began_at))
+        if not took:
+            return None
+        means = {label: sum(found) / len(found) for label, found in took.items()}
+        usual = sum(means.values()) / len(means)
+        open_ = [p for p in self.all if p.state in ("waiting", "running")]
+        return sum((p.of - p.rounds) * means.get(p.run.entry.label, usual) for p in open_) / self.at_once
+
+    # -- one run
+
+    def _look(self, progress: Progress, overwrite: bool) -> None:
+        """What is there of a run."""
+        place, wanted = self.place(progress.run), self._wanted(progress.run)
+        if not place.exists():
+            return
+        if (differing := _differing(place / PLAN_FILE, wanted)) and not overwrite:
+            raise ValueError(
+                f"{place} holds a run of other settings ({differing}); give --overwrite to replace it, the row another "
+                "label, or another --out"
+            )
+        if differing:
+            shutil.rmtree(place)
+            return
+        try:
+            results = read_results(find_results(place))
+        except (OSError, ValueError):
+            return
+        if results["status"] == "completed":
+            progress.state, progress.rounds, progress.began_at = DONE, progress.of, progress.of
+
+    def _wanted(self, run: Run) -> dict[str, Any]:
+        return json.loads(json.dumps({"plan": dict(run.plan), "local": self.local, "simulator": bool(self.simulator)}))
+
+    def _start(self, progress: Progress) -> _Process:
+        place, wanted = self.place(progress.run), self._wanted(progress.run)
+        place.mkdir(parents=True, exist_ok=True)
+        write_whole(place / PLAN_FILE, lambda path: path.write_text(json.dumps(wanted, indent=2) + "\n", "utf-8"))
+        # What a run needs to go on stays with it, wherever the data file wants such things.
+        own = {"state_root": str(place / "fairflare_state"), "checkpoint_root": str(place / "fairflare_checkpoints")}
+        given = {
+            "plan": dict(progress.run.plan),
+            "workspace": str(place),
+            "local": {**self.local, **own},
+            "log": str(place / "run.log"),
+            "simulator": self.simulator,
+        }
+        command = [sys.executable, "-m", "fairflare.cli.compare_worker"]
+        with (place / "output.log").open("ab") as output:
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=_one_thread())
+        _input(process).write(json.dumps(given).encode() + b"\n")
+        _input(process).flush()  # and it stays open: the run ends when this process does
+        progress.state = "running"
+        progress.began_at = progress.rounds = _rounds_done(place)
+        return _Process(process, progress)
+
+    def _follow(self, one: _Process) -> bool:
+        """Whether something is new."""
+        progress, place = one.progress, self.place(one.progress.run)
+        before = (progress.state, progress.rounds)
+        ended = one.process.poll() is not None
+        progress.seconds = time.monotonic() - one.started
+        progress.rounds = max(progress.rounds, _rounds_done(place))
+        if ended:
+            _input(one.process).close()
+            progress.state, progress.reason = _outcome(place, one.process.returncode)
+            if progress.state == DONE:
+                progress.rounds = progress.of
+                for name in NEEDED_TO_CONTINUE:
+                    shutil.rmtree(place / name, ignore_errors=True)
+        return (progress.state, progress.rounds) != before
+
+
+def _outcome(place: Path, code: int) -> tuple[str, str]:
+    try:
+        results = read_results(find_results(place))
+    except (OSError, ValueError) as error:
+        return FAILED, f"no results ({error}); see {place / 'output.log'}"
+    if results["status"] == "completed" and code == 0:
+        return DONE, ""
+    return FAILED, str(results.get("reason") or f"it ended with code {code}; see {place / 'run.log'}")
+
+
+def _differing(path: Path, wanted: Mapping[str, Any]) -> str:
+    """Which values of a stored plan are others; empty: none, or there is no plan."""
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError):
+        return f"{path.name} cannot be read"
+    old, new = (_flat(plan) for plan in (stored, wanted))
+    names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+    return ", ".join(f"{name}: {old.get(name)!r}, now {new.get(name)!r}" for name in names[:4])
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {name: value}
+    return {k: v for key, entry in value.items() for k, v in _flat(entry, f"{name}.{key}" if name else key).items()}
+
+
+def _rounds_done(place: Path) -> int:
+    """By the run's event log; of a run that went on, the last start counts."""
+    path = place / "server" / "simulate_job" / "fairflare" / "progress.jsonl"
+    done = 0
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    for line in reversed(lines):
+        if '"round_done"' in line:
+            try:
+                done = int(json.loads(line)["current_round"]) + 1
+            except (ValueError, KeyError):
+                continue  # half a line of a killed process
+            break
+    return done
+
+
+def _end(running: Sequence[_Process]) -> None:
+    for one in running:
+        one.progress.state = STOPPED
+        _input(one.process).close()
+    for one in running:
+        try:
+            one.process.wait(WAIT_FOR_END)
+        except subprocess.TimeoutExpired:
+            one.process.kill()
+            one.process.wait()
+
+
+def _input(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    assert process.stdin is not None
+    return process.stdin
+
+
+def _one_thread() -> dict[str, str]:
+    """Runs share the cores; more threads each would only be in each other's way, and move the last bits."""
+    return {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -1,0 +1,245 @@
+"""Several runs that are to be compared: methods and settings times seeds, on the same data with the same training."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fairflare.core import checks
+from fairflare.federation.plan import Plan, make_plan
+from fairflare.federation.site_store import safe_name
+
+OWN = "own"  # train_like: every method with its own training
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of a comparison.
+
+    Args:
+        method: of ``fairflare list``.
+        settings: of this row only.
+        label: what the tables call it; two rows have two labels.
+    """
+
+    method: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.label:
+            told = ", ".join(f"{name}={_text(value)}" for name, value in self.settings.items())
+            object.__setattr__(self, "label", f"{self.method} ({told})" if told else self.method)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a series: the arguments of :func:`fairflare.federation.plan.make_plan`, JSON-able."""
+
+    entry: Entry
+    seed: int
+    plan: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return safe_name(f"{_file_name(self.entry.label)}-seed{self.seed}")
+
+    def make(self) -> Plan:
+        """The plan.
+
+        Raises:
+            ValueError: there is none of this row (names it).
+        """
+        try:
+            return make_plan(**self.plan)
+        except ValueError as error:
+            raise ValueError(f"row {self.entry.label!r}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Series:
+    """What is compared, and under which conditions.
+
+    Args:
+        entries: the rows; the first one is what the others are compared with unless ``reference`` says otherwise.
+        seeds: every row is run with each; runs of one seed start from the same model.
+        train_like: the method whose task, network, data, local training, rounds and number of sites all rows get;
+            ``""``: that of the first row; ``"own"``: each its own.
+        reference: label of the row that differences are taken to; ``""``: the first.
+        task: kind of task, or ``None``.
+        sites: number or names; 0: as many as the quick job has.
+        rounds: ``None``: as many as the quick job has.
+        settings: of every row; those of a row go before.
+        task_file: as in :func:`fairflare.federation.plan.make_plan`.
+        small: False: the papers' settings.
+        min_sites: usable results that a round needs.
+        test_last: of so many last models the mean is in the results; ``None``: as the run has it.
+
+    Raises:
+        ValueError: no row, two rows of one label or folder, a seed twice, an unknown reference.
+    """
+
+    entries: Sequence[Entry]
+    seeds: Sequence[int] = (0, 1, 2)
+    train_like: str = ""
+    reference: str = ""
+    task: str | None = None
+    sites: int | Sequence[str] = 0
+    rounds: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    task_file: str | None = None
+    small: bool = True
+    min_sites: int = 2
+    test_last: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.not_empty("the methods to compare", {entry.label: entry for entry in self.entries}, of="method")
+        checks.different("method (give one of them a label)", [entry.label for entry in self.entries])
+        checks.different("folder of a method", [_file_name(entry.label) for entry in self.entries])
+        checks.not_empty("the seeds", self.seeds, of="seed")
+        checks.different("seeds", [checks.whole("a seed", seed, low=0) for seed in self.seeds])
+        if self.reference:
+            checks.choice("reference", self.reference, [entry.label for entry in self.entries])
+
+    def runs(self) -> list[Run]:
+        """Every run, seed by seed, so that an early look finds all rows."""
+        return [Run(entry, seed, self._plan(entry, seed)) for seed in self.seeds for entry in self.entries]
+
+    def refers_to(self) -> str:
+        """Label of the row that differences are taken to."""
+        return self.reference or self.entries[0].label
+
+    def _plan(self, entry: Entry, seed: int) -> dict[str, Any]:
+        like = self.train_like or self.entries[0].method
+        return {
+            "method": entry.method,
+            "label": entry.label,
+            "seed": seed,
+            "task": self.task,
+            "sites": self.sites if isinstance(self.sites, int) else list(self.sites),
+            "num_rounds": self.rounds,
+            "settings": {**self.settings, **entry.settings},
+            "train_like": None if like in (OWN, entry.method) else like,
+            "task_file": self.task_file,
+            "small": self.small,
+            "min_sites": self.min_sites,
+            **({} if self.test_last is None else {"test_last": self.test_last}),
+            "experiment": "compare",  # an interrupted run goes on
+        }
+
+
+# ------------------------------------------------------------------------------------------------ how users say it
+
+FILE_KEYS = ("methods", "seeds", "train_like", "reference", "task", "sites", "rounds", "set", "task_file", "paper",
+             "data", "min_sites", "test_last")  # fmt: skip
+
+
+def read_entry(text: str) -> Entry:
+    """``fed_lwr:preset=authors,mix=0.5`` as a row.
+
+    Raises:
+        ValueError: no method, or a setting without ``=`` or twice.
+    """
+    method, _, rest = text.partition(":")
+    if not method:
+        raise ValueError(f"a row is METHOD or METHOD:NAME=VALUE,NAME=VALUE, got {text!r}")
+    found: dict[str, Any] = {}
+    for item in _split(rest):
+        name, equals, value = item.partition("=")
+        if not equals or not name.strip():
+            raise ValueError(f"{text!r}: a setting is NAME=VALUE, got {item!r}")
+        if name.strip() in found:
+            raise ValueError(f"{text!r} gives {name.strip()!r} twice")
+        found[name.strip()] = value_of(value)
+    return Entry(method, found)
+
+
+def value_of(text: str) -> Any:
+    """JSON where it parses, else the text."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """A comparison from a YAML or JSON file: see ``docs/compare.md``.
+
+    Returns:
+        ``{"entries": [...], ...}``: arguments of :class:`Series`, and ``data``.
+
+    Raises:
+        ValueError: not readable, or a key that nothing has (suggests the nearest).
+    """
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path} is no readable YAML or JSON: {error}") from error
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{path} must hold names and values ({', '.join(FILE_KEYS)})")
+    _known(str(path), found, FILE_KEYS)
+    rows = found.get("methods")
+    if not isinstance(rows, list) or not rows:
+        raise ValueError(f"{path}: 'methods' must be a list of rows, got {rows!r:.80}")
+    given = {key: value for key, value in found.items() if key not in ("methods", "set", "paper", "seeds")}
+    if "set" in found:
+        given["settings"] = _mapping(f"{path}: 'set'", found["set"])
+    if "seeds" in found:
+        given["seeds"] = seeds_of(found["seeds"])
+    return {"entries": [_row(path, row) for row in rows], "small": not found.get("paper", False), **given}
+
+
+def seeds_of(given: Any) -> list[int]:
+    """``3`` -> ``[0, 1, 2]``; a list stays.
+
+    Raises:
+        ValueError: neither.
+    """
+    if isinstance(given, list):
+        return [checks.whole("a seed", seed, low=0) for seed in given]
+    return list(range(checks.whole("seeds", given)))
+
+
+def _row(path: Path, row: Any) -> Entry:
+    if isinstance(row, str):
+        return read_entry(row)
+    found = _mapping(f"{path}: a row of 'methods'", row)
+    _known(f"{path}, a row of 'methods'", found, ("method", "label", "set"))
+    if not isinstance(found.get("method"), str):
+        raise ValueError(f"{path}: a row of 'methods' needs a 'method', got {dict(found)!r:.80}")
+    return Entry(
+        found["method"], _mapping(f"{path}: 'set' of a row", found.get("set") or {}), str(found.get("label", ""))
+    )
+
+
+def _mapping(what: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{what} must hold names and values, got {value!r:.80}")
+    return {str(name): setting for name, setting in value.items()}
+
+
+def _known(what: str, found: Mapping[str, Any], keys: Sequence[str]) -> None:
+    for key in found:
+        if key not in keys:
+            raise ValueError(f"{what}: unknown key {key!r}{checks.nearest(key, keys)} Known: {', '.join(keys)}")
+
+
+def _split(text: str) -> list[str]:
+    """At the commas that are in no bracket and no quotes."""
+    parts = re.findall(r"(?:\[[^\]]*\]|\{[^}]*\}|\"[^\"]*\"|[^,])+", text)
+    return [part for part in parts if part.strip()]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _file_name(label: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", label).strip("_.") or "row"

@@ -1,0 +1,102 @@
+"""``fairflare compare`` as users call it: whole, killed, gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+QUICK = ["--rounds", "2", "--sites", "2", "--at-once", "2", "--set", "local_epochs=1", "--set", "image_size=[32,32]"]
+QUICK += ["--set", "phantom_cases=0.2"]
+
+
+def command(folder: Path, rows: list[str], *options: str) -> list[str]:
+    program = [sys.executable, "-m", "fairflare.cli", "compare", *rows, "--out", str(folder)]
+    return [*program, "--task", "segmentation", *QUICK, *options]
+
+
+def compare(folder: Path, rows: list[str], *options: str, code: int = 0) -> str:
+    done = subprocess.run(command(folder, rows, *options), capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Of runs that work in ``folder``: they hold its logs open."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                files = [str(file.readlink()) for file in (process / "fd").iterdir()]
+            except OSError:
+                continue
+            if any(file.startswith(str(folder)) for file in files):
+                found.append(int(process.name))
+    return found
+
+
+def test_a_comparison(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    text = compare(folder, ["fed_avg", "fed_prox:mu=0.5"], "--seeds", "1")
+    assert "2/2 fed_" in text
+    assert "fed_prox (mu=0.5)" in text
+    assert "one seed" in (folder / "differences.csv").read_text()
+    results = {
+        path.name: json.loads((path / "server/simulate_job/fairflare/results.json").read_text())
+        for path in (folder / "runs").iterdir()
+    }
+    assert sorted(results) == ["fed_avg-seed0", "fed_prox_mu_0.5-seed0"]
+    # The same model to start from: the sites measured it the same.
+    first, second = (results[name]["rounds"][0]["validation"] for name in sorted(results))
+    assert first == second
+    assert not list(folder.rglob("fairflare_state")), "what is needed to go on is gone once a run is done"
+    # Again: nothing is repeated; another row and seed are added.
+    times = {path: path.stat().st_mtime for path in folder.rglob("results.json")}
+    text = compare(folder, ["fed_avg", "fed_prox:mu=0.5", "fed_prox:mu=1"], "--seeds", "1")
+    assert "2 of 3 runs are done already" in text
+    assert "1/1" not in text
+    assert all(path.stat().st_mtime == before for path, before in times.items())
+    # Other settings under the same name are not taken for these.
+    text = compare(folder, ["fed_avg"], "--seeds", "1", "--set", "batch_size=3", code=2)
+    assert "holds a run of other settings (plan.settings.batch_size: None, now 3)" in text
+
+
+def test_a_run_that_fails_is_named_and_the_others_are_compared(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    text = compare(folder, ["fed_avg", "fed_prox:learning_rate=1e30"], "--seeds", "1", code=1)
+    assert "fed_prox_learning_rate_1e_30-seed0: failed" in text
+    assert "lower learning_rate" in text
+    assert (folder / "table.md").read_text().count("| fed_") == 1
+
+
+@pytest.mark.walk
+def test_killed_and_started_again_gives_the_same_table(tmp_path: Path) -> None:
+    rows = ["fed_avg", "fed_lwr", "fed_prox:mu=0.5"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    compare(whole, rows, "--seeds", "2")
+    for number in range(1, 4):
+        with (tmp_path / "killed.log").open("ab") as log:
+            process = subprocess.Popen(command(parts, rows, "--seeds", "2"), stdout=log, stderr=log)
+        try:
+            end = time.monotonic() + 200
+            while len(list(parts.rglob("FL_global_model.pt"))) < number and time.monotonic() < end:
+                assert process.poll() is None, (tmp_path / "killed.log").read_text()
+                time.sleep(0.05)
+        finally:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+        end = time.monotonic() + 60
+        while processes_of(parts) and time.monotonic() < end:
+            time.sleep(0.2)
+        assert not processes_of(parts), "a run outlived the comparison"
+    compare(parts, rows, "--seeds", "2")
+    for name in ("table.csv", "differences.csv"):
+        assert (parts / name).read_text() == (whole / name).read_text()

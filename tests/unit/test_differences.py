@@ -1,0 +1,96 @@
+"""Paired differences: hand numbers, coverage, and what the tables say."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fairflare.reporting.differences import Difference, difference_table, differences, paired
+
+
+def run(label: str, seed: int, by_site: dict[str, float | None], **head: Any) -> dict[str, Any]:
+    info = {"label": label, "config": {"seed": seed}, "sites": sorted(by_site), "primary_metric": "dice"}
+    test = {site: {"dice": value} for site, value in by_site.items()}
+    return {"status": "completed", "info": info, "test": test, "rounds": [], **head}
+
+
+REFERENCE = [run("fed_avg", seed, {"a": 0.8, "b": 0.6}) for seed in (0, 1, 2)]
+
+
+def of(found: list[Difference], measure: str, label: str = "fair") -> Difference:
+    return next(d for d in found if (d.label, d.measure) == (label, measure))
+
+
+def test_hand_numbers() -> None:
+    # Averages .72 .74 .73 against .70; t(2, .975) = 4.302653, sd .01: half of the interval is .024841.
+    rows = [run("fair", s, {"a": 0.8 + d, "b": 0.64 + d}) for s, d in enumerate((0.0, 0.02, 0.01))]
+    found = differences([*REFERENCE, *rows], "fed_avg")
+    average = of(found, "average")
+    assert average.mean == pytest.approx(0.03)
+    assert average.sd == pytest.approx(0.01)
+    assert (average.low, average.high) == (
+        pytest.approx(0.03 - 0.0248414, abs=1e-6),
+        pytest.approx(0.0548414, abs=1e-6),
+    )
+    assert average.verdict == "better"
+    # The spread fell from .1 to .08 with every seed: lower is better.
+    assert of(found, "std").mean == pytest.approx(-0.02)
+    assert of(found, "std").verdict == "better"
+    assert of(found, "worst").mean == pytest.approx(0.05)
+    assert of(found, "a").values == pytest.approx({0: 0.0, 1: 0.02, 2: 0.01})
+    assert of(found, "a").verdict == "within noise"
+
+
+def test_a_loss_is_better_when_lower() -> None:
+    values = {0: -0.10, 1: -0.11, 2: -0.09}
+    assert paired("x", "average", values, higher_is_better=False).verdict == "better"
+    assert paired("x", "average", values, higher_is_better=True).verdict == "worse"
+
+
+def test_one_seed_says_nothing_of_noise() -> None:
+    found = differences([REFERENCE[0], run("fair", 0, {"a": 0.9, "b": 0.9})], "fed_avg")
+    assert of(found, "average").verdict == "one seed"
+    assert math.isnan(of(found, "average").low)
+    assert "give more (--seeds)" in difference_table(found, "fed_avg")
+
+
+def test_only_common_seeds_and_measured_sites_are_paired() -> None:
+    rows = [run("fair", 1, {"a": 0.9, "b": None}), run("fair", 7, {"a": 0.0, "b": 0.0})]
+    found = differences([*REFERENCE, *rows], "fed_avg")
+    assert of(found, "a").values == pytest.approx({1: 0.1})
+    assert not [d for d in found if d.measure == "b"]
+
+
+def test_runs_that_cannot_be_paired_are_refused() -> None:
+    with pytest.raises(ValueError, match="two runs of 'fed_avg' have seed 0"):
+        differences([*REFERENCE, REFERENCE[0]], "fed_avg")
+    with pytest.raises(ValueError, match="no complete run of 'other'; there are fed_avg"):
+        differences(REFERENCE, "other")
+    with pytest.raises(ValueError, match="none"):
+        differences([{**REFERENCE[0], "status": "failed"}], "fed_avg")
+
+
+@pytest.mark.parametrize("seeds", [3, 5, 10])
+def test_the_interval_covers_the_truth(seeds: int) -> None:
+    rng = np.random.default_rng(0)
+    hits = 0
+    for _ in range(2000):
+        values = dict(enumerate(rng.normal(0.02, 0.01, seeds)))
+        found = paired("x", "average", values, higher_is_better=True)
+        hits += found.low <= 0.02 <= found.high
+    assert 0.93 <= hits / 2000 <= 0.97
+
+
+def test_forms() -> None:
+    rows = [run("fair | er", s, {"a": 0.8 + d, "b": 0.64 + d}) for s, d in enumerate((0.0, 0.02, 0.01))]
+    found = differences([*REFERENCE, *rows], "fed_avg")
+    text = difference_table(found, "fed_avg", width=80)
+    assert all(len(line) <= 80 for line in text.splitlines() if not line.startswith("Differences"))
+    assert "+0.0300 [+0.005, +0.055] *" in text
+    assert "fair \\| er" in difference_table(found, "fed_avg", style="markdown")
+    csv = difference_table(found, "fed_avg", style="csv").splitlines()
+    assert csv[0] == "method,reference,measure,seeds,mean,sd,low,high,verdict"
+    assert len(csv) == 1 + 5

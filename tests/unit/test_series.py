@@ -1,0 +1,118 @@
+"""What is compared: rows, files, the runs that follow from them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fairflare.core.settings import field_names, values_of
+from fairflare.federation.series import Entry, Series, read_entry, read_file, seeds_of
+from fairflare.methods.training import LocalTraining
+
+
+@pytest.mark.parametrize(
+    ("text", "method", "settings", "label"),
+    [
+        ("fed_avg", "fed_avg", {}, "fed_avg"),
+        ("fed_lwr:preset=authors", "fed_lwr", {"preset": "authors"}, "fed_lwr (preset=authors)"),
+        ("fed_prox:mu=0.1,augment=true", "fed_prox", {"mu": 0.1, "augment": True}, "fed_prox (mu=0.1, augment=true)"),
+        ("fed_mrl:weighting.grid=[4,4],mu=1", "fed_mrl", {"weighting.grid": [4, 4], "mu": 1}, None),
+    ],
+)
+def test_a_row(text: str, method: str, settings: dict[str, object], label: str | None) -> None:
+    entry = read_entry(text)
+    assert (entry.method, entry.settings) == (method, settings)
+    assert label in (None, entry.label)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (":mu=1", "a row is METHOD"),
+        ("fed_prox:mu", "a setting is NAME=VALUE, got 'mu'"),
+        ("fed_prox:mu=1,mu=2", "gives 'mu' twice"),
+    ],
+)
+def test_a_wrong_row(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_entry(text)
+
+
+def test_rows_share_task_and_training_of_the_first() -> None:
+    series = Series([Entry("fed_lwr"), Entry("fed_lwr_cosine"), Entry("fed_prox", {"mu": 0.5})], seeds=[3], rounds=2)
+    plans = [run.make() for run in series.runs()]
+    assert len({(plan.run.num_rounds, plan.run.seed, tuple(plan.sites or ())) for plan in plans}) == 1
+    assert len({str(values_of(plan.task)) for plan in plans}) == 1
+    for name in field_names(LocalTraining):
+        assert len({getattr(plan.training, name) for plan in plans}) == 1, name
+    own = Series([Entry("fed_lwr"), Entry("fed_prox")], train_like="own").runs()[1].make()
+    assert own.training.batch_size == 32  # FedProx's
+
+
+def test_every_row_meets_every_seed() -> None:
+    names = [run.name for run in Series([Entry("fed_avg"), Entry("fed_prox", {"mu": 0.5})], seeds=(0, 5)).runs()]
+    assert names == ["fed_avg-seed0", "fed_prox_mu_0.5-seed0", "fed_avg-seed5", "fed_prox_mu_0.5-seed5"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"entries": []}, "methods to compare"),
+        ({"entries": [Entry("fed_avg"), Entry("fed_avg")]}, "fed_avg"),
+        ({"entries": [Entry("fed_avg", label="a b"), Entry("fed_avg", label="a/b")]}, "folder"),
+        ({"entries": [Entry("fed_avg")], "seeds": (1, 1)}, "seeds"),
+        ({"entries": [Entry("fed_avg")], "seeds": ()}, "seed"),
+        ({"entries": [Entry("fed_avg")], "seeds": (-1,)}, "seed"),
+        ({"entries": [Entry("fed_avg")], "reference": "fed_av"}, "reference"),
+    ],
+)
+def test_what_cannot_be_compared(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Series(**given)  # type: ignore[arg-type]
+
+
+def test_a_row_that_cannot_be_is_named() -> None:
+    with pytest.raises(ValueError, match=r"row 'fed_avg \(mus=1\)': method 'fed_avg' has no setting 'mus'"):
+        Series([Entry("fed_avg", {"mus": 1})]).runs()[0].make()
+
+
+def test_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text(
+        "methods:\n  - fed_avg\n  - {method: fed_lwr, label: stable, set: {preset: authors}}\n"
+        "seeds: [1, 2]\nrounds: 4\nset: {learning_rate: 0.01}\npaper: false\n"
+    )
+    found = read_file(path)
+    assert found["entries"] == [Entry("fed_avg"), Entry("fed_lwr", {"preset": "authors"}, "stable")]
+    assert (found["seeds"], found["rounds"], found["settings"]) == ([1, 2], 4, {"learning_rate": 0.01})
+    assert Series(**found).runs()[1].plan["settings"] == {"learning_rate": 0.01, "preset": "authors"}
+    path.write_text(json.dumps({"methods": ["fed_avg"], "seeds": 2}))
+    assert read_file(path)["seeds"] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("methods: [fed_avg]\nround: 3", "unknown key 'round'; did you mean 'rounds'"),
+        ("methods: []", "'methods' must be a list of rows"),
+        ("- fed_avg", "must hold names and values"),
+        ("methods: [{label: x}]", "needs a 'method'"),
+        ("methods: [{method: fed_avg, sets: {}}]", "unknown key 'sets'"),
+        ("methods: [fed_avg]\nset: 3", "'set' must hold names"),
+        ("methods: [fed_avg", "no readable YAML"),
+    ],
+)
+def test_a_wrong_file(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_file(path)
+
+
+def test_seeds() -> None:
+    assert seeds_of(3) == [0, 1, 2]
+    assert seeds_of([4, 2]) == [4, 2]
+    with pytest.raises(ValueError, match="seeds"):
+        seeds_of("three")

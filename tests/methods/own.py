@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import shutil
+import copy
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 
 from fairflare.core.settings import values_of
-from fairflare.core.task import Batch, evaluating
+from fairflare.core.task import evaluating
 from fairflare.exchange.messages import Message, decode_task, encode_reply
 from fairflare.federation.site import SiteWorker
 from fairflare.methods.training import LocalTraining
 from fairflare.tasks.base import SiteData, Task
 from tests.federation.network import Run
+
+if TYPE_CHECKING:
+    from fairflare.core.task import Batch
 
 SITES = ["site-1", "site-2"]
 Answer = Callable[[str, str, Message], Any]
@@ -103,7 +106,7 @@ class Sites:
             said = self.answer(site, name, message) if self.answer else None
             if said is None:
                 said = self.perform(site, name, message)
-            self.sent[site, name, message.current_round] = said
+            self.sent[site, name, message.current_round] = copy.copy(said)  # the server empties what it took
         return said
 
     def perform(self, site: str, name: str, message: Message) -> Message:
@@ -133,7 +136,3 @@ def run(
     )
     made.net.ready = lambda site, message: they.perform(site, "check", message)
     return made(), they
-
-
-def copied(folder: Path, other: Path) -> Path:
-    return Path(shutil.copytree(folder, other))

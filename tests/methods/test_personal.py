@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.core.settings import build
-from fairflare.exchange.messages import decode_task
+from fairflare.core.settings import build, values_of
+from fairflare.exchange.messages import SiteTask, decode_task, encode_task
 from fairflare.federation.rounds import RoundFailed, Stopped
 from fairflare.methods.catalog import all_methods
 from fairflare.methods.training import LocalTraining
 from fairflare.reporting.table import fairness_table
-from tests.federation.network import SILENT
+from tests.federation.network import SILENT, Run
 
 from .own import NORM, SITES, STATISTICS, Plane, Sites, run
 from .support import same
@@ -26,7 +26,7 @@ STAYING = {"solo": [*[f"0.{n}" for n in ("weight", "bias")], *NORM, "3.weight", 
 
 def half(name: str, **more: Any) -> LocalTraining:
     if name == "statistics":
-        return LocalTraining(**SMALL, norm_statistics="site", **more)
+        return LocalTraining(**{**SMALL, "norm_statistics": "site", **more})
     return build(all_methods()[name].training, {**SMALL, **more})
 
 
@@ -140,9 +140,6 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path, name):
         return sites(site, task, message)  # the site has trained the round, which the server never sees
 
     made: list[Any] = []
-    from fairflare.core.settings import values_of
-    from tests.federation.network import Run
-
     common = {"sites": SITES, "task": Plane(), "site_half": values_of(half(name)), "experiment": "e", "num_rounds": 4}
     made.append(Run(folder, stop, **common))
     with pytest.raises(Stopped):
@@ -289,8 +286,6 @@ def test_parts_of_another_network_are_not_used(tmp_path):
 
 
 def message_of(sites: Sites) -> Any:
-    from fairflare.exchange.messages import SiteTask, encode_task
-
     torch.manual_seed(0)
     state = sites.task.build_model().state_dict()
     (run_folder,) = [p for p in (sites.folder / "site-1").iterdir() if p.is_dir()]

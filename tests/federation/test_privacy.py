@@ -146,9 +146,7 @@ def check_declared(plan: Plan, name: str, sent: Message, reply: Message) -> None
     assert (reply.params is None) == (name != "train")
     assert (sent.params is None) == (name == "check")
     stays = plan.training.stays(plan.task.build_model()) if name == "train" else []
-    assert set(sent.params or ()) - set(stays) == (
-        set(sent.params or ()) if reply.params is None else set(reply.params)
-    )
+    assert reply.params is None or set(reply.params) == set(sent.params or ()) - set(stays)
     declared = {metric.name for metric in plan.task.declared_metrics()}
     lists = ("clean/", "corrupted/", "common/", VALIDATED) if name == "validate" else ()
     assert {m.removeprefix(next((x for x in lists if m.startswith(x)), "")) for m in reply.metrics} <= declared

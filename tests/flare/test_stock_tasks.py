@@ -24,6 +24,7 @@ from fairflare.federation.run_settings import RunSettings
 from fairflare.flare.persistor import RunModels
 from fairflare.methods.ditto import DittoTraining
 from fairflare.methods.solo import SoloTraining
+from fairflare.methods.training import LocalTraining
 from fairflare.tasks.segmentation import SegmentationTask
 
 from ..methods.support import SEGMENTATION, initial
@@ -202,7 +203,7 @@ def test_nobody_but_us_writes_the_files(tmp_path: Path) -> None:
 def test_a_named_model_is_tested_as_it_came_whatever_the_site_has_of_its_own(tmp_path: Path) -> None:
     """FLARE's evaluation says how good that model is; nothing of this site's is put into it."""
     given = {name: t + 0.1 if t.is_floating_point() else t for name, t in initial().items()}
-    wanted = from_shareable(validate(Site(tmp_path / "plain", TASK), given)).data
+    wanted = from_shareable(validate(Site(tmp_path / "plain", TASK, training=LocalTraining(batch_size=4)), given)).data
     for number, training in enumerate((SoloTraining(batch_size=4), DittoTraining(batch_size=4))):
         site = Site(tmp_path / str(number), TASK, training=training)
         trained = site.reply("train", message=encode_task(SiteTask("train", initial(), 0, 1, 0)))

@@ -102,8 +102,8 @@ def _all_methods() -> list[str]:
     rows += [field_row(f, WHEN.get(f.name, EVERY)) for f in (*COUNTS, *STATS)]
     rows.append((
         "`metrics`", f"`{TASK_TRAIN}`, `{TASK_VALIDATE}`",
-        "how good the received model (with what stays at the site: the site's own) is on the validation split, and the final one on the test split and on each "
-        "further test list, whose name stands in front; the last one on the validation split too",
+        "how good the received model, with what stays at the site, is on the validation split, and the final one on "
+        "the test split and on each further test list, whose name stands in front; the last one on the validation split too",
         "see the tasks", "see the tasks", f"those by class: `{METRICS_BY_CLASS}`",
     ))  # fmt: skip
     asked = [field_row(field, TASK_CHECK) for field in check.FIELDS]
@@ -188,9 +188,8 @@ code, and the metrics that it measures itself; its switch for metrics by class i
 What else a script sends is its own affair.
 """
 
-STAYS = """By the job's method, and so of the job's making: a site that will have nothing else accepts only such jobs. It is kept in
-the site's state folder, as private as the data, and is in no message; the server sends its own, untrained values in its
-place. Metrics are then of the site's own model: measured with what stays. Where tensors stay, `submit_model` is refused
+STAYS = """By the job's method, so that a site that wants it accepts only such jobs. It is kept in the site's state folder, as
+private as the data, and is in no message; the server sends its own, untrained values in its place. Metrics are then of the site's own model: measured with what stays. Where tensors stay, `submit_model` is refused
 whatever the site's file says. A site whose code sends such a tensor all the same finds it unused, and the server's log
 says so."""
 

@@ -40,6 +40,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fed_lwr": VOLUMES,
     "fed_mrl": {**IMAGES, "weighting.grid": [2, 2], "mu_policy.warmup": 1},
     "fed_ism_plus_s": IMAGES,
+    "fed_bn": IMAGES,
+    "ditto": VOLUMES,
     "fed_mas": IMAGES,
 }
 

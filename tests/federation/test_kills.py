@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-METHODS = ["fed_lwr", "fed_mrl", "fed_ism_plus_s", "fed_mas"]
+METHODS = ["fed_lwr", "fed_mrl", "fed_ism_plus_s", "fed_mas", "fed_bn", "ditto"]
 ROOT = Path(__file__).parents[2]
 
 
@@ -35,7 +35,7 @@ def test_killed_and_resumed_gives_the_same_bits(method: str, tmp_path: Path) -> 
 @pytest.mark.walk
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("method", METHODS)
-def test_forty_kills_over_four_methods(method: str, tmp_path: Path) -> None:
+def test_ten_kills_of_a_method(method: str, tmp_path: Path) -> None:
     found = kill(method, tmp_path, seed=2, kills=10)
     assert len(found) == 10
     assert [entry for entry in found if entry["differing"]] == []

@@ -39,9 +39,10 @@ FED_ISM = {
 }  # fmt: skip
 #: FedMRL's paper says SGD without a rate. Section 6 of the specs and the tables of each method's page.
 TABLE = {
+    "solo": FED_LWR, "ditto": {**FED_LWR, "ditto_lambda": 1.0},
     "fed_avg": FED_LWR, "fed_lwr": FED_LWR, "fed_lwr_cosine": {**FED_LWR, "similarity": "cosine"},
     "fed_lwr_last_layer": {**FED_LWR, "only_layer": "down_3"},
-    "fed_prox": FED_MRL, "fed_mrl": {**FED_MRL, "optimizer": "sgd", "learning_rate": 0.01},
+    "fed_prox": FED_MRL, "fed_bn": FED_MRL, "fed_mrl": {**FED_MRL, "optimizer": "sgd", "learning_rate": 0.01},
     "bsm_fl": FED_MAS, "bsm_kd": {**FED_MAS, "lambda_f": 3.0}, "fed_mas": {**FED_MAS, "lambda_f": 3.0},
     "fed_ism": {**FED_ISM, "rho": 0.05, "q": 2.0, "beta": 0.5, "gsam_alpha": 0.1},
     "fed_ism_plus_s": {**FED_ISM, "rho": 0.1, "tau": 0.5, "variant": "S"},

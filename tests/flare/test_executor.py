@@ -36,7 +36,7 @@ class Closed(Line):
 class Site:
     """An executor in a pretended FLARE."""
 
-    def __init__(self, folder: Path, task: Any = None, local: Any = None) -> None:
+    def __init__(self, folder: Path, task: Any = None, local: Any = None, training: Any = None) -> None:
         (folder / "local").mkdir(parents=True)
         (folder / "local" / "fairflare.json").write_text(json.dumps(local or {}))
         workspace = SimpleNamespace(
@@ -47,7 +47,7 @@ class Site:
         self.context.set_prop(FLContextKey.CURRENT_RUN, "job", private=True, sticky=False)
         self.context.get_identity_name = lambda *_: "site-1"  # type: ignore[method-assign]
         self.context.get_engine = lambda *_: SimpleNamespace(get_workspace=lambda: workspace)  # type: ignore
-        self.executor = SiteExecutor(task=task or Closed(), training=LocalTraining())
+        self.executor = SiteExecutor(task=task or Closed(), training=training or LocalTraining())
         self.log: list[str] = []
         self.executor.log_warning = lambda _, text: self.log.append(text)  # type: ignore[method-assign]
         self.abort = Signal()

@@ -22,6 +22,9 @@ from fairflare.federation.best_model import BestModel
 from fairflare.federation.models import ModelFiles
 from fairflare.federation.run_settings import RunSettings
 from fairflare.flare.persistor import RunModels
+from fairflare.methods.ditto import DittoTraining
+from fairflare.methods.solo import SoloTraining
+from fairflare.methods.training import LocalTraining
 from fairflare.tasks.segmentation import SegmentationTask
 
 from ..methods.support import SEGMENTATION, initial
@@ -195,3 +198,27 @@ def test_nobody_but_us_writes_the_files(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="written by RoundsController"):
         server.models.save(server.models.load_model(server.context), server.context)
     assert content(tmp_path) == before
+
+
+def test_a_named_model_is_tested_as_it_came_whatever_the_site_has_of_its_own(tmp_path: Path) -> None:
+    """FLARE's evaluation says how good that model is; nothing of this site's is put into it."""
+    given = {name: t + 0.1 if t.is_floating_point() else t for name, t in initial().items()}
+    wanted = from_shareable(validate(Site(tmp_path / "plain", TASK, training=LocalTraining(batch_size=4)), given)).data
+    for number, training in enumerate((SoloTraining(batch_size=4), DittoTraining(batch_size=4))):
+        site = Site(tmp_path / str(number), TASK, training=training)
+        trained = site.reply("train", message=encode_task(SiteTask("train", initial(), 0, 1, 0)))
+        assert trained.meta["status"] == "ok"
+        assert from_shareable(validate(site, given)).data == wanted
+        own = site.reply("validate", message=encode_task(SiteTask("validate", given, 1, 1, 0))).metrics
+        assert own != wanted
+
+
+def test_a_local_model_of_which_parts_stay_at_the_site_is_not_submitted(tmp_path: Path) -> None:
+    for training, code in (
+        (SoloTraining(batch_size=4), ReturnCode.TASK_UNSUPPORTED),
+        (DittoTraining(batch_size=4), ReturnCode.OK),  # of the common model, as the server has had it
+    ):
+        site = Site(tmp_path / type(training).__name__, TASK, {"submit_model": True}, training)
+        site.reply("train", message=encode_task(SiteTask("train", initial(), 0, 1, 0)))
+        headers = {AppConstants.SUBMIT_MODEL_NAME: "best_model"}
+        assert ask(site, "submit_model", task("submit_model", **headers)).get_return_code() == code

@@ -1,4 +1,4 @@
-"""Batch norms, and a batch of one sample."""
+"""Norms by the type of their module: which tensors are theirs; and batch norms with a batch of one sample."""
 
 from __future__ import annotations
 
@@ -10,7 +10,32 @@ from typing import Any
 
 from torch import nn
 
+from fairflare.core.layers import layers_of, parameter_layers
+
 log = logging.getLogger(__name__)
+_Batch, _Instance = nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm
+#: Kinds of norms by how a setting calls them.
+NORMS: dict[str, tuple[type[nn.Module], ...]] = {
+    "batch": (_Batch,),
+    "all": (_Batch, _Instance, nn.GroupNorm, nn.LayerNorm, *([nn.RMSNorm] if hasattr(nn, "RMSNorm") else [])),
+}
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+def norm_tensors(model: nn.Module, kind: str) -> list[str]:
+    """Names of all tensors, affine and statistics, of the norms of a kind of :data:`NORMS`; in state-dict order."""
+    state, layers = model.state_dict(), parameter_layers(model)
+    return [name for name, owner in layers_of(state).items() if isinstance(layers[owner], NORMS[kind])]
+
+
+def running_statistics(model: nn.Module) -> list[str]:
+    """Names of the running means and variances and the counters of the norms that have them; in state-dict order."""
+    state, layers = model.state_dict(), parameter_layers(model)
+    return [
+        name
+        for name, owner in layers_of(state).items()
+        if isinstance(layers[owner], (_Batch, _Instance)) and name.rpartition(".")[2] in _STATISTICS
+    ]
 
 
 class LoneSample(ValueError):

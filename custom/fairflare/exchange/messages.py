@@ -74,6 +74,7 @@ class SiteTask:
     run: str = ""  # the same for all jobs that go on with one run of an experiment, another for a new start
     by_site: tuple[str, ...] = ()  # of the message
     measure: tuple[str, ...] = (SPLIT_TEST,)  # of validate: on which splits
+    as_sent: bool = False  # of validate: the model as it came, whatever the site has of its own; not in the message
 
 
 @dataclass

@@ -49,6 +49,7 @@ FIELDS = (
         "prior", "text", required=False,
         doc="Fed-MAS: fingerprint of the frozen prior network", reveals="which published checkpoint the site holds",
     ),
+    Field("personal", "flag", required=False, doc="whether it is measured with parts, or a model, that stay with it"),
     Field("device", "text", required=False, doc="`cpu` or `cuda`", reveals="whether the site has a GPU"),
 )  # fmt: skip
 

@@ -267,9 +267,21 @@ class Collector:
     def aggregate(self) -> tuple[dict[str, torch.Tensor], Weighing]:
         """The next global model (or the aggregated update) and how the rule weighed.
 
+        Tensors that stay at the sites are as they were; where all do, nothing is weighed.
+
         Raises:
             RuntimeError: the rule gives no weights.
         """
+        assert self._shape is not None
+        received, stays = self._round.received, self._shape.stays
+        if received is None or not stays:
+            return self._aggregated()
+        if stays.issuperset(received):
+            return dict(received), Weighing()
+        state, weighing = self._aggregated()
+        return {name: received[name] if name in stays else tensor for name, tensor in state.items()}, weighing
+
+    def _aggregated(self) -> tuple[dict[str, torch.Tensor], Weighing]:
         assert self._shape is not None
         sites = self.accepted
         if self.rule.two_phase and len(sites) == 1:

@@ -43,6 +43,7 @@ class Shape(Protocol):
     """What a model from a site must look like."""
 
     updates: bool  # what is collected are updates, not models
+    stays: frozenset[str]  # tensors that are not averaged, as they stay at the sites
 
     def read(self, message: Message, site: str) -> Incoming:
         """The state to collect, every tensor looked at. Raises ``ValueError`` or ``TypeError`` (names site, tensor)."""
@@ -54,23 +55,30 @@ class Shape(Protocol):
 class LikeReceived:
     """Sites send updates of, or models like, the one that the server sent: what is collected are full models.
 
-    A tensor that did not come is the received one: a filter at the site (FLARE's ``ExcludeVars``) kept it there.
+    A tensor that did not come is the received one: it stays at the sites by the job's method, or a filter at the site
+    (FLARE's ``ExcludeVars``) kept it there.
+
+    Args:
+        received: the model.
+        stays: tensors of it that the sites keep; one that comes all the same is not looked at.
     """
 
     updates = False
 
-    def __init__(self, received: State) -> None:
-        self.received = received
+    def __init__(self, received: State, stays: Iterable[str] = ()) -> None:
+        self.received, self.stays = received, frozenset(stays)
 
     def read(self, message: Message, site: str) -> Incoming:
-        params, received = message.params, self.received
-        for name in params:
+        received = self.received
+        for name in message.params:
             if name not in received:
                 raise ValueError(f"site {site!r}: tensor {shortened(name)} is unexpected, the global model has none")
-        absent = [name for name in received if name not in params]
-        if not params:
+        params = {name: value for name, value in message.params.items() if name not in self.stays}
+        due = [name for name in received if name not in self.stays]
+        absent = [name for name in due if name not in params]
+        if not params and due:
             raise ValueError(f"site {site!r} sent no model; does a filter at the site exclude every tensor?")
-        if not any(received[name].is_floating_point() for name in params):
+        if due and not any(received[name].is_floating_point() for name in params):
             raise ValueError(
                 f"site {site!r} sent no tensor that is averaged, only {in_words(list(params))}; does a filter at the "
                 "site exclude the others?"
@@ -84,6 +92,9 @@ class LikeReceived:
 
         layout = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in received.items()}
         notes = _filtered(site, message)
+        kept = [name for name in message.params if name in self.stays]
+        if kept:
+            notes.append(f"site {site!r}: {in_words(kept)} came that the job's method keeps at the sites; not used")
         if absent:
             notes.append(f"site {site!r}: {in_words(absent)} of {len(received)} did not come and count as unchanged")
         below = [name for name in params if _has_negative_variance(name, make(name))]  # makes, and so checks, each

@@ -12,6 +12,7 @@ from fairflare.federation.best_model import BestModel
 from fairflare.federation.collector import Training, printable
 from fairflare.federation.final_test import Tested, mean_of
 from fairflare.federation.leaving import AT_HOME
+from fairflare.federation.personal import COMMON, PERSONAL
 from fairflare.federation.phase import Phase
 from fairflare.federation.transport import Listener, Transport
 from fairflare.methods.rule import Weighing
@@ -53,6 +54,9 @@ class Journal:
     def checked(self, phase: Phase, facts: Mapping[str, Mapping[str, Any]]) -> None:
         """What the sites said of their data before the first round."""
         self.store.update_info(said={site: dict(facts[site]) for site in sorted(facts)})
+        if self.info.get("measured") is None:  # the site half is not known at the server
+            own = any(found["personal"] for found in facts.values())
+            self.store.update_info(measured=PERSONAL if own else COMMON)
         for site in sorted(facts):
             self.say(f"check: site {site!r} has {_data_in_words(facts[site])}")
         for site, reason in sorted(phase.left_out.items()):
@@ -137,7 +141,8 @@ class Journal:
         """The final test: every site's metrics, how fair they are, and pictures of the run.
 
         Args:
-            last, of_best: of the last model and of the best one; ``None``: that is the last one.
+            last, of_best: of the last model and of the best one; ``None``: that is the last one, or cannot be tested
+                because what the sites had of their own then is gone.
             best: what the latter is.
         """
         number = last.phase.current_round
@@ -146,12 +151,16 @@ class Journal:
                 self.say(f"validate{which}: site {left.site!r} left out: {left.reason}", warning=True)
         for site in last.without(self.metric):
             self.say(f"validate: site {site!r}: its {self.metric!r} is not finite", warning=True)
+        for site in sorted(last.phase.good):
+            if lost := printable(last.phase.stats[site]["state_lost"] or ""):
+                self.say(f"validate: site {site!r} lost some of its state: {lost}", warning=True)
         self._note_classes_at_home(last.phase)
-        told = last if of_best is None else of_best
+        is_last = best.made == number - 1
+        told = last if is_last else of_best
         further = {
-            "best": {**best.as_dict(), "is_last": of_best is None, "left_out": told.left_out},
-            "test_best": told.test,
-            "fairness_best": self._fairness(told.test),
+            "best": {**best.as_dict(), "is_last": is_last, "left_out": told.left_out if told else []},
+            "test_best": told.test if told else None,
+            "fairness_best": self._fairness(told.test) if told else None,
             "last_rounds": self._last_rounds(last.test, number, best.run.test_last),
         }
         self.store.finish(

@@ -22,12 +22,16 @@ class ModelFiles:
         folder: run directory.
         method: noted in the files.
         best: says which model is the best.
+
+    Attributes:
+        noted: goes into the files too.
     """
 
     def __init__(self, folder: Path, method: str, best: BestModel) -> None:
         self.folder = folder
         self.method = method
         self.best = best
+        self.noted: dict[str, Any] = {}
 
     @property
     def best_round(self) -> int | None:
@@ -36,7 +40,7 @@ class ModelFiles:
 
     def save(self, state: Mapping[str, torch.Tensor], current_round: int, name: str = MODEL_FILE) -> None:
         """Replaces the file atomically."""
-        conf: dict[str, Any] = {"round": current_round, "method": self.method}
+        conf: dict[str, Any] = {"round": current_round, "method": self.method, **self.noted}
         if current_round < 0:
             conf["what"] = "the initial model: no round made it"
         content = {"model": dict(state), "train_conf": conf}

@@ -26,12 +26,12 @@ EVERY = "every answer"
 ENVELOPE: dict[str, Row] = {
     "params": (
         TASK_TRAIN,
-        "the update: for each tensor of the model, also the running statistics of its norms, the trained minus the "
-        "received one",
+        "the update: for each tensor of the model that does not stay at the site, also the running statistics of its "
+        "norms, the trained minus the received one",
         "finite, of the received model's names and shapes",
         "the most of all: training images can be guessed from updates, more so the fewer images and steps are behind "
         "them; whether an image was among them can be tested, and how often each class occurs estimated",
-        "FLARE's filters blur it or take tensors out",
+        "FLARE's filters blur it or take tensors out; what stays by the job: see below",
     ),
     "current_round": (EVERY, "the round that was asked about", "an integer", "", ""),
     "version": (EVERY, "version of fairflare", "a text", "", ""),
@@ -58,7 +58,8 @@ def page() -> str:
     Raises:
         ValueError: a declared field has no ``doc`` (names it).
     """
-    return "\n".join([HEAD, *_all_methods(), *_methods(), *_tasks(), REASONS, *_told(), FLARES, PROTECTION])
+    parts = [HEAD, *_all_methods(), *_methods(), *_stays(), *_tasks(), REASONS, *_told(), FLARES, PROTECTION]
+    return "\n".join(parts)
 
 
 # ------------------------------------------------------------------------------------------------ tables
@@ -101,8 +102,8 @@ def _all_methods() -> list[str]:
     rows += [field_row(f, WHEN.get(f.name, EVERY)) for f in (*COUNTS, *STATS)]
     rows.append((
         "`metrics`", f"`{TASK_TRAIN}`, `{TASK_VALIDATE}`",
-        "how good the received model is on the validation split, and the final one on the test split and on each "
-        "further test list, whose name stands in front; the last one on the validation split too",
+        "how good the received model, with what stays at the site, is on the validation split, and the final one on "
+        "the test split and on each further test list, whose name stands in front; the last one on the validation split too",
         "see the tasks", "see the tasks", f"those by class: `{METRICS_BY_CLASS}`",
     ))  # fmt: skip
     asked = [field_row(field, TASK_CHECK) for field in check.FIELDS]
@@ -123,6 +124,17 @@ def _methods() -> list[str]:
             continue
         lines += [f"### {_titles(same)}", *_table(FIELDS, rows)]
     return [*lines, f"Nothing besides: {_titles(without)}.", ""]
+
+
+def _stays() -> list[str]:
+    """What stays at a site by the method, or by a setting of every method."""
+    rows: list[Row] = [
+        (f"{m.title} (`{m.name}`)", m.training.home_doc) for m in all_methods().values() if m.training.home_doc
+    ]
+    rows.append((
+        "every method with `norm_statistics=site`", "running means, variances and counters of the norms that have them"
+    ))  # fmt: skip
+    return ["## What of the model stays at a site", "", STAYS, *_table(("job", "what stays"), rows)]
 
 
 def _titles(methods: Iterable[Method]) -> str:
@@ -176,6 +188,11 @@ code, and the metrics that it measures itself; its switch for metrics by class i
 What else a script sends is its own affair.
 """
 
+STAYS = """By the job's method, so that a site that wants it accepts only such jobs. It is kept in the site's state folder, as
+private as the data, and is in no message; the server sends its own, untrained values in its place. Metrics are then of the site's own model: measured with what stays. Where tensors stay, `submit_model` is refused
+whatever the site's file says. A site whose code sends such a tensor all the same finds it unused, and the server's log
+says so."""
+
 METRICS = f"""Of the received model on the validation split in each round, and of the final model on the test split.
 With further test lists (`test_<name>` in the datalist) each is there once more as `<name>/<metric>`: the names of the
 lists leave too.
@@ -225,7 +242,8 @@ No setting of FairFlare changes it.
 - Keys of `local/resources.json` that FLARE does not know go to the server and to all sites. Private settings belong
   into `local/fairflare.json`, which nobody sends.
 - FLARE's cross-site evaluation, where a job has it ([recipes.md](recipes.md)): for each model that it names, a site
-  answers `validate` with the metrics of its test split, those by class as `metrics_by_class` says. `submit_model` asks
+  answers `validate` with the metrics of its test split, those by class as `metrics_by_class` says; of that model as it
+  came, without what the site has of its own. `submit_model` asks
   for the site's local model, which FLARE then sends to *all other sites*: whoever has both models of a round can guess
   at images as from an update, and need not be the server. Refused unless the site's `local/fairflare.json` says
   `"submit_model": true`; only a job with that evaluation has the task at all.

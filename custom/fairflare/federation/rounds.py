@@ -31,6 +31,7 @@ from fairflare.federation.final_test import FinalTest
 from fairflare.federation.halves import check_halves
 from fairflare.federation.journal import Journal
 from fairflare.federation.models import ModelFiles
+from fairflare.federation.personal import PERSONAL, AtHome, at_home
 from fairflare.federation.phase import Exchange, Phase
 from fairflare.federation.phase import RoundFailed as RoundFailed
 from fairflare.federation.phase import Stopped as Stopped
@@ -81,6 +82,7 @@ class Rounds:
         self.experiment = Experiment(run, place, rule, self.journal, self.files, transport.say)
         self.test = FinalTest(self._ask, self.roster, run, transport.say)
         self.check = Check(task, run, transport, self.roster, self.journal)
+        self.at_home = AtHome()
         self._went_back_from: set[int] = set()
 
     # -------------------------------------------------------------------------------------------- the run
@@ -121,6 +123,9 @@ class Rounds:
         sites = sorted(self.transport.sites())
         config = config_of(run, place, self.rule, self.task)
         info = info_of(run, place, self.rule, self.task, state, sites, self.transport.expected(), config)
+        self.at_home = at_home(place.site_half, model, self.transport.say)
+        info["measured"] = self.at_home.measured
+        self.files.noted = self.at_home.noted
         found = self.experiment.begin(state, config, info)
         if missing := sorted(set(info["sites"]) - set(sites)):
             self.transport.say(
@@ -162,9 +167,8 @@ class Rounds:
             listener.round_started(current_round)
         self.transport.say(f"round {current_round} of {self.settings.num_rounds}, from 0")
         record = RoundRecord(current_round=current_round, sites=self.roster.live(current_round))
-        self.collector.begin(
-            current_round, self.settings.num_rounds, shape=LikeReceived(state), received=state, sites=record.sites
-        )
+        shape = LikeReceived(state, self.at_home.tensors)
+        self.collector.begin(current_round, self.settings.num_rounds, shape=shape, received=state, sites=record.sites)
         train = self._ask(TASK_TRAIN, current_round, state, record.sites, self.settings.train_timeout, self._trained)
         train.left_out |= self.roster.why_not(record.sites)
         for site, reason in self.collector.screen().items():
@@ -228,7 +232,9 @@ class Rounds:
             self.files.save(state, number)
             self._keep_best(state, last.validation, number - 1, last=True)
         best = self.files.best
-        of_best = None if best.made == number - 1 else self.test(self.files.load_best(), number)
+        # What the sites had of their own when the best model was made is gone: no site could be measured with it.
+        untested = best.made == number - 1 or self.journal.info["measured"] == PERSONAL
+        of_best = None if untested else self.test(self.files.load_best(), number)
         with writing("the final results", self.place.run_dir):
             self.journal.tested(last, best, of_best)
 

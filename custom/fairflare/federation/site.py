@@ -37,6 +37,7 @@ from fairflare.exchange.messages import (
 )
 from fairflare.federation.check import facts_of
 from fairflare.federation.leaving import METRICS_BY_CLASS, VALIDATED, keep_classes_home, sends_classes
+from fairflare.federation.personal import Personal
 from fairflare.federation.site_folder import SiteFolder
 from fairflare.federation.site_store import SiteStore
 from fairflare.federation.stoppable import StoppableData
@@ -147,13 +148,16 @@ class SiteWorker:
         return reply
 
     def _perform(self, request: SiteTask) -> SiteReply:
-        plain = {TASK_CHECK: self._check, TASK_VALIDATE: self._validate}  # keep nothing, read nothing of what is kept
-        if request.name in plain:
-            return plain[request.name](request, self.state.store(request.run))
-        jobs = {TASK_TRAIN: self._train, TASK_ANCHOR: self._anchor}
+        jobs = {
+            TASK_CHECK: self._check,
+            TASK_VALIDATE: self._validate,
+            TASK_TRAIN: self._train,
+            TASK_ANCHOR: self._anchor,
+        }
         if request.name not in jobs:
-            known = sorted([*jobs, *plain])
-            raise SiteError(f"site {self.site!r}: unknown task {request.name!r}, known: {known}")
+            raise SiteError(f"site {self.site!r}: unknown task {request.name!r}, known: {sorted(jobs)}")
+        if request.name == TASK_CHECK or (request.name == TASK_VALIDATE and not self._has_its_own(request)):
+            return jobs[request.name](request, self.state.store(request.run))  # keeps and reads nothing
         with self.state.opened(request) as store:
             reply = jobs[request.name](request, store)
         if store.lost:
@@ -165,12 +169,18 @@ class SiteWorker:
         """What this site trained in a round; ``None``: it is not kept, or damaged."""
         return self.state.store(run).load_at(LOCAL_MODEL, current_round)
 
+    @property
+    def stays(self) -> list[str]:
+        """Tensors of the model that this site does not send."""
+        return self.training.stays(self._network())
+
     # -- the tasks
 
     def _check(self, request: SiteTask, store: SiteStore) -> SiteReply:
         run = self._run(request, store)
         found = self.training.check(run, self._network())
-        return SiteReply(STATUS_OK, report={**facts_of(run.data, self.device, self.sends_classes), **found})
+        facts = {**facts_of(run.data, self.device, self.sends_classes), "personal": self._has_its_own(request)}
+        return SiteReply(STATUS_OK, report={**facts, **found})
 
     def _train(self, request: SiteTask, store: SiteStore) -> SiteReply:
         try:
@@ -181,16 +191,24 @@ class SiteWorker:
 
     def _trained(self, request: SiteTask, store: SiteStore) -> SiteReply:
         run, model = self._open(request, store)
+        own = Personal(self.training, model, store, request)
         received = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        if self.training.own_model:
+            model.load_state_dict(own.measured(received))
         metrics = self._evaluate(model, run, "validation")
+        if self.training.own_model:
+            model.load_state_dict(received)
         run.metrics = metrics
         trained = self.training.train(run, model)
         local = clean_state(model.state_dict())
         report = self.training.report(run, model)
         store.save(LOCAL_MODEL, request.current_round, local, kept=1)
+        own.keep(received, local)
+        update = own.shared(difference(local, clean_state(received)))
+        own.train_own(run, model, received)
         return SiteReply(
             STATUS_OK,
-            update=difference(local, clean_state(received)),
+            update=update,
             metrics=metrics,
             report=report,
             stats={**trained.losses(), "synthetic": bool(run.data.synthetic)},
@@ -210,10 +228,13 @@ class SiteWorker:
         run, anchor = self._open(request, store)
         local = self.task.build_model().to(self.device)
         local.load_state_dict(kept)
+        anchor.load_state_dict({name: kept[name] for name in self.stays}, strict=False)  # of this round
         return SiteReply(STATUS_OK, report=self.training.report_anchor(run, local, anchor))
 
     def _validate(self, request: SiteTask, store: SiteStore) -> SiteReply:
         run, model = self._open(request, store)
+        if self.training.own_model and not request.as_sent:
+            model.load_state_dict(Personal(self.training, model, store, request).measured(model.state_dict()))
         metrics = self._evaluate(model, run, "test")
         for split in run.data.test_splits:
             if split != "test":
@@ -235,10 +256,17 @@ class SiteWorker:
             self._model = self.task.build_model().to(self.device)
         return self._model
 
+    def _has_its_own(self, request: SiteTask) -> bool:
+        """Whether a task of this kind is done with what the site has of its own."""
+        return not request.as_sent and (self.training.own_model or bool(self.stays))
+
     def _open(self, request: SiteTask, store: SiteStore) -> tuple[SiteRun, torch.nn.Module]:
+        """The task's network with the received model, and the site's own parts in it."""
         run, model = self._run(request, store), self._network()
         try:
             model.load_state_dict(request.state)
+            if self.stays and not request.as_sent and request.name != TASK_ANCHOR:
+                model.load_state_dict(Personal(self.training, model, store, request).with_parts(request.state))
         except RuntimeError as e:
             raise SiteError(
                 f"site {self.site!r}: the server's model does not fit the task's network here: {e}",

@@ -61,10 +61,10 @@ class SiteStore:
             found = self.load_at(name, number)
             if found is not None:
                 if number != earlier[-1]:
-                    self._lose(f"that of round {number} is taken")
+                    self.lose(f"that of round {number} is taken")
                 return found
         if current_round > 0:
-            self._lose(f"no usable {name} of an earlier round is here: starts with a new one")
+            self.lose(f"no usable {name} of an earlier round is here: starts with a new one")
         return None
 
     def load_at(self, name: str, current_round: int) -> dict[str, Any] | None:
@@ -84,7 +84,7 @@ class SiteStore:
         except Exception as found:  # zip and pickle raise what they like for a damaged file
             error = f"{type(found).__name__}: {found}"
         log.warning("%s is damaged (%s) and not used", path, error)
-        self._lose(f"its {name} of round {current_round} is damaged")
+        self.lose(f"its {name} of round {current_round} is damaged")
         return None
 
     def forget(self, current_round: int) -> None:
@@ -92,7 +92,8 @@ class SiteStore:
         for path in self.folder.glob(f"*.{current_round:06d}.pt"):
             path.unlink(missing_ok=True)
 
-    def _lose(self, what: str) -> None:
+    def lose(self, what: str) -> None:
+        """Notes something that could not be had, once; the server is told (no path in it)."""
         if what not in self.lost:
             self.lost.append(what)
 

@@ -39,6 +39,8 @@ class AsSent:
         only_updates: whole models are refused, as nobody knows how far they are from what was sent out.
     """
 
+    stays: frozenset[str] = frozenset()
+
     def __init__(self, only_updates: bool = False) -> None:
         self.updates = False
         self.only_updates = only_updates

@@ -44,13 +44,19 @@ def make_script_plan(
         run: of :class:`fairflare.federation.run_settings.RunSettings`.
 
     Raises:
-        ValueError: as for :func:`fairflare.federation.plan.make_plan`; a setting that the loop decides.
+        ValueError: as for :func:`fairflare.federation.plan.make_plan`; a setting that the loop decides; a method that
+            trains a second model.
     """
     chosen = get_method(method)
     given = dict(settings or {})
     vain = [name for name in given if name in OF_THE_LOOP]
     if vain:
         raise ValueError(f"{', '.join(vain)}: the script's own loop decides this; set it in {script.path.name}")
+    if chosen.training.own_model:
+        raise ValueError(
+            f"method {chosen.name!r} trains a second model at every site, which a script's loop does not do; take "
+            "fairflare's own recipe (fairflare run, or the method's class in fairflare.recipes)"
+        )
     bounds = {name: given.pop(name) for name in field_names(Bounds) if name in given}
     server, site, _ = route_settings(given, chosen, LocalTraining)
     names = site_list(chosen.num_sites if sites == 0 else sites)

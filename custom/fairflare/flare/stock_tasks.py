@@ -13,6 +13,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.app_common.app_constant import AppConstants, ModelName
 
 from fairflare.exchange.messages import STATUS_OK, STATUS_SKIPPED, TASK_VALIDATE, SiteReply, SiteTask, clean_state
+from fairflare.federation.incoming import in_words
 from fairflare.federation.site import SUBMITS, SiteWorker
 from fairflare.flare.wire import META_KEY
 
@@ -46,7 +47,9 @@ def is_stock(task_name: str, shareable: Shareable) -> bool:
 
 
 def validation(shareable: Shareable, experiment: str, run: str) -> SiteTask:
-    """The request to test the model of a stock ``validate`` task: tensors or NumPy arrays.
+    """The request to test the model of a stock ``validate`` task, exactly as it came: tensors or NumPy arrays.
+
+    With a method that keeps parts of the model at the site that is the common model, or another site's, without them.
 
     Args:
         experiment, run: that the site works on.
@@ -62,7 +65,14 @@ def validation(shareable: Shareable, experiment: str, run: str) -> SiteTask:
     except (AttributeError, TypeError, ValueError) as error:
         raise NotServed(ReturnCode.BAD_TASK_DATA, f"the model to validate cannot be used: {error}") from error
     return SiteTask(
-        name=TASK_VALIDATE, state=state, current_round=0, num_rounds=1, seed=0, experiment=experiment, run=run
+        name=TASK_VALIDATE,
+        state=state,
+        current_round=0,
+        num_rounds=1,
+        seed=0,
+        experiment=experiment,
+        run=run,
+        as_sent=True,
     )
 
 
@@ -86,7 +96,7 @@ def check_submission(shareable: Shareable, worker: SiteWorker) -> None:
     """Whether this site may and can give the model that is asked for.
 
     Raises:
-        NotServed: its own file does not allow it, or there is no model of that name.
+        NotServed: its own file does not allow it, there is no model of that name, or parts of it stay at the site.
     """
     allowed = worker.settings.get(SUBMITS, False)
     if not isinstance(allowed, bool):
@@ -100,3 +110,8 @@ def check_submission(shareable: Shareable, worker: SiteWorker) -> None:
     name = shareable.get_header(AppConstants.SUBMIT_MODEL_NAME)
     if name not in (ModelName.BEST_MODEL, ModelName.FINAL_MODEL):
         raise NotServed(ReturnCode.MODEL_UNRECOGNIZED, f"there is no local model {name!r:.80}")
+    if worker.stays:
+        raise NotServed(
+            ReturnCode.TASK_UNSUPPORTED,
+            f"the local model is not given: {in_words(worker.stays)} of it stay at this site by the job's method",
+        )

@@ -77,13 +77,16 @@ FED_ISM = Paper(
     lacks=("the images: RSNA ICH or ISIC 2019, with --data", _IMAGENET),
 )
 
-#: By the method's name. FedAvg and FedProx run as baselines of the papers whose task their jobs learn.
+#: By the method's name. Baselines run as those of the papers whose task their jobs learn.
 PAPERS: dict[str, Paper] = {
     "fed_avg": FED_LWR,
+    "solo": FED_LWR,
+    "ditto": FED_LWR,
     "fed_lwr": FED_LWR,
     "fed_lwr_cosine": FED_LWR,
     "fed_lwr_last_layer": FED_LWR,
     "fed_prox": FED_MRL,
+    "fed_bn": FED_MRL,
     "fed_mrl": FED_MRL,
     "bsm_fl": FED_MAS,
     "bsm_kd": FED_MAS,

@@ -14,6 +14,7 @@ import torch
 from fairflare.core import losses
 from fairflare.core.norms import LoneSample, lone_samples
 from fairflare.core.settings import BelowOne, Flag, NonNegative, Positive, PositiveInt, settings
+from fairflare.methods.personal import KeepsAtHome
 
 if TYPE_CHECKING:
     from fairflare.core.task import SiteData, Task
@@ -34,6 +35,10 @@ class SiteError(RuntimeError):
         super().__init__(message)
         self.public = public or message
         self.skipped = skipped
+
+
+class NotFinite(SiteError):
+    """A training came to a loss or a tensor that is no finite number."""
 
 
 class StateStore(Protocol):
@@ -83,7 +88,7 @@ class Trained:
 
 
 @settings
-class LocalTraining:
+class LocalTraining(KeepsAtHome):
     """Site half of FedAvg, and the frame of every other: E epochs over the site's training images.
 
     Args:
@@ -103,6 +108,8 @@ class LocalTraining:
         schedule: of the learning rate over the rounds: ``"constant"``, or ``"cosine"``, down to ``lowest_rate`` in the
             last one; see :meth:`rate`.
         lowest_rate: of the cosine, ``> 0`` and at most ``learning_rate``; ``None``: a thousandth of it.
+        norm_statistics: running means, variances and counters of batch norms: ``"average"`` over the sites (the
+            papers), or ``"site"``: each site has its own, which stay there; what a norm learns is shared all the same.
 
     Source:
         Defaults: Yan et al., MICCAI 2024, section 3.1 and the authors' code (betas, moments kept).
@@ -122,6 +129,7 @@ class LocalTraining:
     prior_strength: NonNegative | None = None
     schedule: Literal["constant", "cosine"] = "constant"
     lowest_rate: Positive | None = None
+    norm_statistics: Literal["average", "site"] = "average"
 
     def __post_init__(self) -> None:
         low = self.lowest_rate
@@ -263,8 +271,8 @@ class LocalTraining:
         """Trains ``model`` in place, deterministically for a given ``run.seed``.
 
         Raises:
-            SiteError: a loss or a trained tensor that is not finite (names site, round, and where); one sample for a
-                batch norm without running statistics.
+            NotFinite: a loss or a trained tensor that is not finite (names site, round, and where).
+            SiteError: one sample for a batch norm without running statistics.
         """
         self.start(run, model)
         optimizer = self.make_optimizer(p for p in model.parameters() if p.requires_grad)
@@ -305,7 +313,7 @@ class LocalTraining:
             run.batch = None if order is None else order[seen : seen + len(inputs)]
             loss = self._one_step(run, model, optimizer, inputs, targets)
             if not math.isfinite(loss):
-                raise SiteError(
+                raise NotFinite(
                     f"site {run.site!r}: the training loss became {loss} in round {run.current_round}, epoch "
                     f"{run.epoch}, step {steps_before + steps}; lower learning_rate (now {self.learning_rate:g}), set "
                     "max_grad_norm, or look for extreme values in the images"
@@ -357,10 +365,10 @@ def _finite_moments(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def check_finite(run: SiteRun, model: torch.nn.Module) -> None:
-    """Raises :class:`SiteError` when a tensor of the trained model is not finite (names it)."""
+    """Raises :class:`NotFinite` when a tensor of the trained model is not finite (names it)."""
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise SiteError(
+            raise NotFinite(
                 f"site {run.site!r}: tensor {name!r} is not finite after training in round {run.current_round}; "
                 "lower learning_rate or set max_grad_norm"
             )

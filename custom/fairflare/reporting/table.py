@@ -19,6 +19,8 @@ STYLES = ("text", "markdown", "csv")
 SYNTHETIC_NOTE = "The data are SYNTHETIC (generated images): these figures say nothing about patients."
 MAX_COLUMNS = 20  # of metrics, whose names the sites choose
 MAX_HEADING = 32
+#: By ``measured`` in a run's ``info``.
+MEASURED = {"personal": "each site's own model", "common": "the common model"}
 
 
 def fairness_table(
@@ -182,7 +184,7 @@ def _other_models(results: Mapping[str, Any]) -> list[tuple[str, Mapping[str, An
     """Test results of the best model, when that is not the last one, and of the last models on average."""
     found = []
     best, last = results.get("best"), results.get("last_rounds")
-    if best and not best["is_last"]:
+    if best and not best["is_last"] and results["test_best"] is not None:
         found.append(("best", results["test_best"]))
     if last:
         found.append((f"last {len(last['rounds'])}", last["test"]))
@@ -202,6 +204,10 @@ def _tested_notes(results: Mapping[str, Any], metric: str | None) -> list[str]:
     elif best:
         value = "" if best["value"] is None else f" {number(best['value'])}, {_sites(len(best['sites']))}"
         notes.append(f"best: model of round {best['round']}, by the validation splits ({best['by']}{value}).")
+        if results["test_best"] is None:
+            notes[-1] += " It was not tested: what the sites had of their own then is not kept."
+    if measured := MEASURED.get((results["info"] or {}).get("measured", "")):
+        notes.append(f"Measured: {measured}.")
     if last:
         notes.append(f"last {len(last['rounds'])}: mean over the models of rounds {_ranges(last['rounds'])}.")
     tables = [("", results["test"]), *((f", {heading}", test) for heading, test in _other_models(results))]

@@ -1,0 +1,60 @@
+"""FedBN: norms stay at the sites, everything else is averaged.
+
+Li et al., ICLR 2021. The authors' code finds the norms by ``bn`` in a tensor's name, which misses those of other names
+(``downsample.1`` of a ResNet, ``norm1`` of a DenseNet); here the type of the module decides.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from fairflare.core.norms import norm_tensors
+from fairflare.core.settings import settings
+from fairflare.methods.catalog import Method
+from fairflare.methods.fed_avg import FedAvg
+from fairflare.methods.fed_prox import JOB, SETTINGS
+from fairflare.methods.training import LocalTraining, SiteError, SiteRun
+
+
+@settings
+class FedBNTraining(LocalTraining):
+    """FedBN, site half: scale, shift and running statistics of the norms are the site's own.
+
+    Args:
+        norms: ``"batch"``: batch norms (the paper); ``"all"``: instance, group, layer and RMS norms too.
+
+    Source:
+        Li et al., ICLR 2021, Algorithm 1.
+    """
+
+    norms: Literal["batch", "all"] = "batch"
+    home_doc: ClassVar[str] = "scale, shift and running statistics of the norms (`norms`: which kinds)"
+
+    def stays(self, model: torch.nn.Module) -> list[str]:
+        own = {*norm_tensors(model, self.norms), *super().stays(model)}
+        return [name for name in model.state_dict() if name in own]
+
+    def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        if not self.stays(model):
+            more = "; norms='all' would keep others" if norm_tensors(model, "all") else ""
+            raise SiteError(
+                f"site {run.site!r}: the network has no norm of the kind norms={self.norms!r}, so FedBN would be "
+                f"FedAvg{more}"
+            )
+        return super().check(run, model)
+
+
+METHODS = [
+    Method(
+        name="fed_bn",
+        title="FedBN",
+        summary="every site has its own norms, all other tensors are averaged",
+        rule=FedAvg,
+        training=FedBNTraining,
+        site=SETTINGS,
+        source="Li et al., ICLR 2021",
+        **JOB,
+    )
+]

@@ -1,0 +1,55 @@
+"""What of the model stays at a site: the part of a site half that says so, for whoever keeps it and for the server.
+
+A half may keep *tensors* of the common model (FedBN's norms): a site works with its own over what it receives, and does
+not send them. It may also train a *model of its own* beside the common one (Ditto). Either way it is measured with what
+is its own. Where it is kept: :mod:`fairflare.federation.personal`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from fairflare.core.norms import running_statistics
+
+if TYPE_CHECKING:
+    from fairflare.methods.training import SiteRun
+
+
+class KeepsAtHome:
+    """Base of every site half; by itself it keeps nothing but what ``norm_statistics`` says.
+
+    Attributes:
+        own_model: the site trains a second model (:meth:`train_own`), and that one is measured.
+        home_doc: what stays at the site, one phrase; for ``docs/privacy.md``.
+    """
+
+    own_model: ClassVar[bool] = False
+    home_doc: ClassVar[str] = ""
+    norm_statistics: str
+
+    def stays(self, model: torch.nn.Module) -> list[str]:
+        """Names of the tensors of ``model`` that stay at the site: by the type of their module, never by their name.
+
+        Server and sites ask this of the same network. What is named is loaded over the received model before anything
+        is measured or trained, is not sent, and is kept with the round. A site that has none yet takes the received.
+        """
+        return running_statistics(model) if self.norm_statistics == "site" else []
+
+    def train_own(self, run: SiteRun, own: torch.nn.Module, received: Mapping[str, torch.Tensor]) -> None:
+        """Trains the site's own model in place, after the common one; called where :attr:`own_model` is True.
+
+        Args:
+            run: of the task. The same seed as for the common model, which this must not change.
+            own: holds the site's own model; ``received`` where it has none yet.
+            received: state that the common training started from, w^r.
+
+        Raises:
+            NotFinite: it is of no use any more, and is replaced by ``received``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} says own_model, but has no train_own()")
+
+    def forget_own(self, run: SiteRun, own: torch.nn.Module) -> None:
+        """Called when the own model begins anew: what else was kept for it (moments) must do so too."""

@@ -1,0 +1,37 @@
+"""Solo: every site by itself; what a federation is worth is measured against it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from fairflare.core.settings import settings
+from fairflare.methods.catalog import Method
+from fairflare.methods.fed_avg import FedAvg
+from fairflare.methods.training import LocalTraining
+
+
+@settings
+class SoloTraining(LocalTraining):
+    """Solo, site half: the whole model stays at the site, ``num_rounds`` times ``local_epochs`` epochs of it.
+
+    Every site starts from the common initial model. With one site it is FedAvg, bit for bit.
+    """
+
+    home_doc: ClassVar[str] = "the whole model: no update is sent, only metrics and counts"
+
+    def stays(self, model: torch.nn.Module) -> list[str]:
+        return list(model.state_dict())
+
+
+METHODS = [
+    Method(
+        name="solo",
+        title="Solo",
+        summary="every site trains by itself, nothing is averaged",
+        rule=FedAvg,
+        training=SoloTraining,
+        source="the baseline of Yan et al., MICCAI 2024",
+    )
+]

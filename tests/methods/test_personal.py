@@ -1,0 +1,325 @@
+"""The seam of what stays at a site: kept, loaded, not sent, and said so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fairflare.core.settings import build, values_of
+from fairflare.exchange.messages import SiteTask, decode_task, encode_task
+from fairflare.federation.rounds import RoundFailed, Stopped
+from fairflare.methods.catalog import all_methods
+from fairflare.methods.training import LocalTraining
+from fairflare.reporting.table import fairness_table
+from tests.federation.network import SILENT, Run
+
+from .own import NORM, SITES, STATISTICS, Plane, Sites, run
+from .support import same
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SMALL: dict[str, Any] = {"batch_size": 8, "learning_rate": 0.05}
+STAYING = {"solo": [*[f"0.{n}" for n in ("weight", "bias")], *NORM, "3.weight", "3.bias"], "fed_bn": NORM,
+           "statistics": STATISTICS, "ditto": []}  # fmt: skip
+
+
+def half(name: str, **more: Any) -> LocalTraining:
+    if name == "statistics":
+        return LocalTraining(**{**SMALL, "norm_statistics": "site", **more})
+    return build(all_methods()[name].training, {**SMALL, **more})
+
+
+every = pytest.mark.parametrize("name", list(STAYING))
+
+
+def parts(sites: Sites, site: str, current_round: int) -> dict[str, torch.Tensor]:
+    return sites.kept(site, "parts", current_round)
+
+
+@every
+def test_what_stays_is_not_sent_differs_and_the_rest_is_shared(tmp_path, name):
+    made, sites = run(tmp_path, half(name))
+    stays, model = STAYING[name], made.model()["model"]
+    initial = made.net.tasks[0].params
+    for site in SITES:
+        for current_round in range(3):
+            sent = sites.sent[site, "train", current_round].params
+            assert sorted(sent) == sorted(set(model) - set(stays))
+    for current_round in (0, 1, 2):
+        if stays:
+            first, second = (parts(sites, site, current_round) for site in SITES)
+            assert sorted(first) == sorted(second) == sorted(stays)
+            assert not any(torch.equal(first[n], second[n]) for n in stays if first[n].is_floating_point())
+    for tensor in model:
+        assert torch.equal(model[tensor], initial[tensor]) == (tensor in stays), tensor
+    assert all(record["notes"] == [] for record in made.results["rounds"])
+    assert made.net.warned == []
+    if name == "solo":
+        assert [record["site_weights"] for record in made.results["rounds"]] == [None] * 3
+    assert [p["left_out"] for p in made.results["rounds"]] == [[]] * 3
+
+
+@every
+def test_results_table_and_model_file_say_which_model_was_measured(tmp_path, name):
+    made, _ = run(tmp_path, half(name))
+    assert made.results["info"]["measured"] == "personal"
+    assert "Measured: each site's own model." in fairness_table(made.results)
+    conf = made.model()["train_conf"]
+    assert (conf["measured"], conf["stays_at_sites"]) == ("personal", len(STAYING[name]))
+
+
+def test_the_common_model_is_said_to_be_common(tmp_path):
+    made, _ = run(tmp_path, LocalTraining(**SMALL))
+    assert made.results["info"]["measured"] == "common"
+    assert "Measured: the common model." in fairness_table(made.results)
+    assert "measured" not in made.model()["train_conf"]
+
+
+def test_a_site_half_that_the_server_does_not_know_speaks_for_itself(tmp_path):
+    class Mine(LocalTraining):
+        def stays(self, model):
+            return ["1.weight"]
+
+    made, _ = run(tmp_path, Mine(**SMALL))
+    assert made.results["info"]["measured"] == "personal"
+    made, _ = run(tmp_path / "b", type("Plain", (LocalTraining,), {})(**SMALL))
+    assert made.results["info"]["measured"] == "common"
+
+
+@every
+def test_a_site_is_measured_with_its_own(tmp_path, name):
+    """Before training, and in the final test, which is that of the last model with the parts of the last round."""
+    made, sites = run(tmp_path, half(name))
+    task, last = Plane(), made.net.tasks[-1].params
+    for site in SITES:
+        kept = "own_model" if name == "ditto" else "parts"
+        model = task.build_model()
+        for current_round, shared in ((1, made.net.tasks[1].params), (3, last)):
+            model.load_state_dict({**shared, **sites.kept(site, kept, current_round - 1)})
+            wanted = task.evaluate(model, task.open_site(site, {}).batches("validation", batch_size=8), "cpu")
+            if current_round == 3:
+                found = made.results["test"][site]
+            else:
+                found = made.results["rounds"][current_round]["validation"][site]
+            assert found == pytest.approx(wanted, abs=1e-6)
+        model.load_state_dict(last)
+        common = task.evaluate(model, task.open_site(site, {}).batches("validation", batch_size=8), "cpu")
+        assert abs(common["loss"] - made.results["test"][site]["loss"]) > 1e-4
+
+
+@every
+def test_an_absent_site_goes_on_with_its_own_and_a_late_one_begins_with_the_received(tmp_path, name):
+    def answer(site, task, message):
+        away = (site == "site-2" and message.current_round == 1) or (site == "site-3" and message.current_round < 2)
+        return "not reachable" if task == "train" and away else None
+
+    training = half(name)
+    made, sites = run(tmp_path, training, answer=answer, sites=[*SITES, "site-3"], num_rounds=4)
+    kept = "own_model" if name == "ditto" else "parts"
+    assert not list((tmp_path / "state" / "site-2").glob(f"*/{kept}.000001.pt"))
+    again = Sites(tmp_path / "again", training)
+    for site, rounds in (("site-2", (0, 2, 3)), ("site-3", (2, 3))):
+        for current_round in rounds:  # the same tasks by themselves: a round more or less must not matter
+            again(site, "train", made.net.tasks[current_round])
+            assert same(again.kept(site, kept, current_round), sites.kept(site, kept, current_round))
+    lost = {s: v.get("state_lost") for s, v in made.results["rounds"][2]["train"].items()}
+    assert lost["site-2"] is None
+    assert f"no usable {kept}" in lost["site-3"]
+
+
+@every
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path, name):
+    whole, _ = run(tmp_path / "whole", half(name), experiment="e", num_rounds=4)
+    folder = tmp_path / "cut"
+    sites = Sites(folder / "state", half(name))
+
+    def stop(site: str, task: str, message: Any) -> Any:
+        if task == "train" and message.current_round == 2:
+            made[0].net.abort = True
+        return sites(site, task, message)  # the site has trained the round, which the server never sees
+
+    made: list[Any] = []
+    common = {"sites": SITES, "task": Plane(), "site_half": values_of(half(name)), "experiment": "e", "num_rounds": 4}
+    made.append(Run(folder, stop, **common))
+    with pytest.raises(Stopped):
+        made[0]()
+    rest = Run(folder, sites, job="rest", **common)()
+    assert rest.results["info"]["resumed_at_round"] == 2
+    assert same(rest.model()["model"], whole.model()["model"])
+    assert rest.results["test"] == whole.results["test"]
+    assert rest.results["rounds"][3]["validation"] == whole.results["rounds"][3]["validation"]
+
+
+@every
+def test_a_server_that_goes_back_a_round_takes_the_sites_with_it(tmp_path, name):
+    whole, first = run(tmp_path / "whole", half(name), experiment="e", num_rounds=4)
+    failed: set[str] = set()
+
+    def answer(site, task, message):
+        if task == "train" and message.current_round == 2 and site not in failed:
+            failed.add(site)
+            sites[0].perform(site, task, message)  # what it keeps of this round must not be what it begins with
+            return "out of luck"
+        return None
+
+    sites: list[Sites] = [Sites(tmp_path / "back" / "state", half(name))]
+    back, second = run(tmp_path / "back", half(name), answer=answer, experiment="e", num_rounds=4)
+    assert len(back.results["went_back"]) == 1
+    assert same(back.model()["model"], whole.model()["model"])
+    assert back.results["test"] == whole.results["test"]
+    kept = "own_model" if name == "ditto" else "parts"
+    assert all(same(first.kept(s, kept, 3), second.kept(s, kept, 3)) for s in SITES)
+
+
+@every
+def test_one_site_with_the_bits_of_fed_avg(tmp_path, name):
+    """Without others there is nobody to be unlike; of Ditto, the common model."""
+    settings = {"sites": ["site-1"], "num_rounds": 4}
+    plain, _ = run(tmp_path / "plain", LocalTraining(**SMALL, local_epochs=2), **settings)
+    own, sites = run(tmp_path / "own", half(name, local_epochs=2), **settings)
+    state = {**own.model()["model"], **(parts(sites, "site-1", 3) if STAYING[name] else {})}
+    assert same(state, plain.model()["model"])
+    if name != "ditto":
+        assert own.results["test"] == plain.results["test"]
+        for mine, theirs in zip(own.results["rounds"], plain.results["rounds"], strict=True):
+            assert mine["validation"] == theirs["validation"]
+
+
+@pytest.mark.parametrize("name", ["solo", "fed_bn", "statistics"])
+def test_a_tensor_that_should_have_stayed_is_not_used_and_said(tmp_path, name):
+    quiet, _ = run(tmp_path / "quiet", half(name))
+
+    def loud(site, task, message):
+        if (site, task) != ("site-2", "train"):
+            return None
+        reply = sites.perform(site, task, message)
+        for tensor in STAYING[name]:
+            reply.params[tensor] = torch.full((7, 7), torch.nan)  # not even looked at
+        return reply
+
+    sites = Sites(tmp_path / "loud" / "state", half(name))
+    made, _ = run(tmp_path / "loud", half(name), answer=loud)
+    assert same(made.model()["model"], quiet.model()["model"])
+    for record in made.results["rounds"]:
+        (note,) = record["notes"]
+        assert note.startswith(f"site 'site-2': {len(STAYING[name])} tensors (")
+        assert "keeps at the sites; not used" in note
+
+
+def test_nothing_sent_is_an_error_where_something_is_due(tmp_path):
+    def answer(site, task, message):
+        if (site, task) != ("site-2", "train"):
+            return None
+        reply = sites.perform(site, task, message)
+        reply.params = {n: t for n, t in reply.params.items() if n == "none"}
+        return reply
+
+    sites = Sites(tmp_path / "state", half("fed_bn"))
+    made, _ = run(tmp_path, half("fed_bn"), answer=answer)
+    assert "sent no model" in made.left_out()["site-2"][1]
+
+
+@every
+def test_the_best_model_is_not_tested_without_what_the_sites_had_then(tmp_path, name):
+    def answer(site, task, message):
+        reply = sites.perform(site, task, message)
+        if task == "train" and message.current_round == 1:  # received: the model of round 0
+            reply.metrics["accuracy"] = 1.0
+        if task == "validate":
+            reply.metrics = {k: 0.25 if k.endswith("accuracy") else v for k, v in reply.metrics.items()}
+        return reply
+
+    sites = Sites(tmp_path / "state", half(name))
+    made, _ = run(tmp_path, half(name), answer=answer)
+    best = made.results["best"]
+    assert (best["round"], best["is_last"]) == (0, False)
+    assert made.results["test_best"] is None is made.results["fairness_best"]
+    assert [asked for asked, _ in made.net.asked].count("validate") == 1
+    assert "It was not tested: what the sites had of their own then is not kept." in fairness_table(made.results)
+
+
+@every
+def test_the_mean_of_the_last_models_is_of_each_with_the_parts_of_its_round(tmp_path, name):
+    made, sites = run(tmp_path, half(name), test_last=2)
+    kept = "own_model" if name == "ditto" else "parts"
+    task = Plane()
+    tested = [m for (n, _), m in zip(made.net.asked, made.net.tasks, strict=True) if n == "validate"]
+    assert [message.current_round for message in tested] == [2, 3]
+    for site in SITES:
+        found = []
+        for message in tested:
+            model = task.build_model()
+            model.load_state_dict({**message.params, **sites.kept(site, kept, message.current_round - 1)})
+            found.append(task.evaluate(model, task.open_site(site, {}).batches("test", batch_size=8), "cpu")["loss"])
+        assert made.results["last_rounds"]["test"][site]["loss"] == pytest.approx(sum(found) / 2, abs=1e-6)
+
+
+@every
+def test_the_final_test_waits_for_the_site_s_folder_and_says_what_is_damaged(tmp_path, name, monkeypatch):
+    made, sites = run(tmp_path, half(name))
+    kept = "own_model" if name == "ditto" else "parts"
+    request = decode_task("validate", made.net.tasks[-1], "site-1")
+    worker = sites.worker("site-1")
+    opened = []
+    real = worker.state.opened
+    monkeypatch.setattr(worker.state, "opened", lambda request: opened.append(request.name) or real(request))
+    assert worker.perform(request).stats.get("state_lost") is None
+    assert opened == ["validate"]
+    (path,) = (tmp_path / "state" / "site-1").glob(f"*/{kept}.000002.pt")
+    path.write_bytes(path.read_bytes()[:-30])
+    assert f"{kept} of round 2 is damaged; that of round 1 is taken" in worker.perform(request).stats["state_lost"]
+    plain = Sites(tmp_path / "plain", LocalTraining(**SMALL)).worker("site-1")
+    monkeypatch.setattr(plain.state, "opened", lambda request: pytest.fail("nothing is kept, nothing is locked"))
+    assert plain.perform(request).status == "ok"
+
+
+def test_parts_of_another_network_are_not_used(tmp_path):
+    _, sites = run(tmp_path, half("fed_bn"))
+    (run_folder,) = [p for p in (tmp_path / "state" / "site-1").iterdir() if p.is_dir()]
+    torch.save({"1.weight": torch.zeros(3)}, run_folder / "parts.000002.pt")
+    message = Sites(tmp_path / "state", half("fed_bn"))
+    request = decode_task("validate", message_of(sites), "site-1")
+    reply = message.worker("site-1").perform(request)
+    assert reply.status == "ok"
+    assert "do not fit the network" in reply.stats["state_lost"]
+
+
+def message_of(sites: Sites) -> Any:
+    torch.manual_seed(0)
+    state = sites.task.build_model().state_dict()
+    (run_folder,) = [p for p in (sites.folder / "site-1").iterdir() if p.is_dir()]
+    return encode_task(SiteTask("validate", state, 3, 3, 0, run=run_folder.name))
+
+
+@every
+def test_a_failed_round_leaves_nothing(tmp_path, name):
+    training = half(name, learning_rate=1e30, optimizer="sgd")
+    with pytest.raises(RoundFailed, match="lower learning_rate"):
+        run(tmp_path, training)
+    assert not list((tmp_path / "state").glob("*/*/*.pt"))
+
+
+@pytest.mark.parametrize("norm", ["layer", "none"])
+def test_statistics_without_a_batch_norm_are_average_and_the_log_says_so(tmp_path, norm):
+    made, _ = run(tmp_path / "site", half("statistics"), task=Plane(norm))
+    plain, _ = run(tmp_path / "average", LocalTraining(**SMALL), task=Plane(norm))
+    assert [line for line in made.net.said if line.startswith("norm_statistics='site' changes nothing")]
+    assert made.results["info"]["measured"] == "common"
+    assert same(made.model()["model"], plain.model()["model"])
+
+
+def test_the_log_says_what_stays(tmp_path):
+    made, _ = run(tmp_path, half("fed_bn"))
+    assert "at the sites stay 5 tensors ('1.weight', '1.bias', '1.running_mean', ...) of 9; every site is measured " \
+        "with its own" in made.net.said  # fmt: skip
+
+
+def test_a_silent_site_is_as_an_absent_one(tmp_path):
+    def answer(site, task, message):
+        return SILENT if (site, task, message.current_round) == ("site-2", "train", 1) else None
+
+    made, sites = run(tmp_path, half("fed_bn"), answer=answer, train_timeout=2.0)
+    assert "site-2" in made.left_out(1)
+    assert made.results["status"] == "completed"
+    assert sorted(parts(sites, "site-2", 2)) == sorted(NORM)

@@ -83,9 +83,11 @@ class RoundsController(RunSettings, ModelController):
         place, events = self._place(), FlareEvents(self, self.task.directions())
         try:
             sending = sent_in_turns(job_cell(self.engine))
-            with memory_given_back() as self._collect, self._offload() as offered, sending:
+            with memory_given_back() as self._collect, self._offload() as offered, sending as in_turns:
                 if not offered:
                     self.warning("FLARE offers no disk offload here: replies wait in memory")
+                if not in_turns:
+                    self.warning("this FLARE sends the model to all sites at once: memory grows with their number")
                 Rounds(self.task, self.rule, self, self, place, [events]).run()
         except Stopped as stopped:
             if self.fl_ctx.get_job_id() == SimulatorConstants.JOB_NAME:

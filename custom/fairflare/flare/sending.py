@@ -15,13 +15,15 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakValueDictionary
 
+from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.app_opt.pt.tensor_downloader import TensorDownloadable
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.streaming.download_service import OBJ_DOWNLOADER_CHANNEL, OBJ_DOWNLOADER_TOPIC, DownloadService
 from nvflare.fuel.utils import fobs
 from nvflare.fuel.utils.fobs import dots
 
-UNDER_WAY = 16 * 2**20  # bytes of the model; one piece may be larger
+UNDER_WAY = 32 * 2**20  # bytes of the model; one piece may be larger
+BEHIND = 16 * 2**20  # bytes after which cycles are looked for
 PATIENCE = 10.0  # seconds after which a piece that nobody asks to follow does not count any more
 LONGEST_WAIT = 30.0  # seconds; FLARE's sites ask again after 600 s
 
@@ -29,16 +31,19 @@ _Key = tuple[str, str]  # who asks, for which model
 
 
 @contextmanager
-def sent_in_turns(cell: Any) -> Iterator[None]:
+def sent_in_turns(cell: Any) -> Iterator[bool]:
     """Sends the tensors of tasks over ``cell`` with few bytes under way, as long as the context lasts.
 
+    False: this FLARE has no place for it, all sites are served at once.
+
     Args:
-        cell: FLARE's, which the sites fetch from; ``None``: nothing is done.
+        cell: FLARE's, which the sites fetch from; ``None``: there is no network.
     """
-    if cell is None:
-        yield
+    serve = getattr(DownloadService, "_handle_download", None)
+    if cell is None or serve is None:
+        yield cell is None
         return
-    serve = DownloadService._handle_download
+    fobs.register(TensorDecomposer)
     turns = Turns(serve)
     DownloadService.initialize(cell)  # registers its own handler, which ours replaces
     route = {"channel": OBJ_DOWNLOADER_CHANNEL, "topic": OBJ_DOWNLOADER_TOPIC}
@@ -46,14 +51,14 @@ def sent_in_turns(cell: Any) -> Iterator[None]:
     decomposer.to_downloadable = lambda items, max_chunk_size, fobs_ctx: Sent(items, max_chunk_size, turns.models)
     cell.register_request_cb(**route, cb=turns)
     try:
-        yield
+        yield True
     finally:
         del decomposer.to_downloadable
         cell.register_request_cb(**route, cb=serve)
         turns.close()
 
 
-class Sent(TensorDownloadable):  # type: ignore[misc]
+class Sent(TensorDownloadable):
     """A model for one site. FLARE makes pieces ahead and keeps them for other sites; here neither, they cost memory.
 
     Args:
@@ -161,7 +166,7 @@ class Turns:
     def _served(self, request: Any, size: int) -> Any:
         with self._changed:
             self._sent += size
-            due = self._sent >= self.under_way
+            due = self._sent >= BEHIND
             if due:
                 self._sent = 0
         if due:

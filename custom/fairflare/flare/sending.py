@@ -23,7 +23,7 @@ from nvflare.fuel.utils import fobs
 from nvflare.fuel.utils.fobs import dots
 
 UNDER_WAY = 32 * 2**20  # bytes of the model; one piece may be larger
-BEHIND = 16 * 2**20  # bytes after which cycles are looked for
+BEHIND = 8 * 2**20  # bytes after which cycles are looked for
 PATIENCE = 10.0  # seconds after which a piece that nobody asks to follow does not count any more
 LONGEST_WAIT = 30.0  # seconds; FLARE's sites ask again after 600 s
 
@@ -145,7 +145,7 @@ class Turns:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._thread.join()
+        self._thread.join(LONGEST_WAIT)
 
     def _asked(self, request: Any) -> tuple[_Key, int]:
         """Who asks, and bytes of what is asked for; 0: not a piece of one of our models."""

@@ -34,7 +34,8 @@ from fairflare.federation.run_settings import Place, RunSettings
 from fairflare.federation.script import told_training
 from fairflare.federation.site import SITE_FILE, read_site_file
 from fairflare.federation.transport import Question
-from fairflare.flare.memory import memory_given_back, replies_on_disk
+from fairflare.flare.memory import job_cell, memory_given_back, replies_on_disk
+from fairflare.flare.sending import sent_in_turns
 from fairflare.flare.tracking import FlareEvents
 from fairflare.flare.wire import META_KEY, TRAINING_KEY, from_model, to_model
 from fairflare.methods.reports import shortened
@@ -81,9 +82,12 @@ class RoundsController(RunSettings, ModelController):
         self.fl_ctx.set_prop(AppConstants.NUM_ROUNDS, self.num_rounds, private=True, sticky=False)
         place, events = self._place(), FlareEvents(self, self.task.directions())
         try:
-            with memory_given_back() as self._collect, self._offload() as offered:
+            sending = sent_in_turns(job_cell(self.engine))
+            with memory_given_back() as self._collect, self._offload() as offered, sending as in_turns:
                 if not offered:
                     self.warning("FLARE offers no disk offload here: replies wait in memory")
+                if not in_turns:
+                    self.warning("this FLARE sends the model to all sites at once: memory grows with their number")
                 Rounds(self.task, self.rule, self, self, place, [events]).run()
         except Stopped as stopped:
             if self.fl_ctx.get_job_id() == SimulatorConstants.JOB_NAME:

@@ -31,6 +31,11 @@ def replies_on_disk(engine: Any, job: str) -> Iterator[bool]:
         cleanup_tensor_disk_offload(receiving, context)
 
 
+def job_cell(engine: Any) -> Any:
+    """FLARE's cell that the sites' jobs talk to; ``None`` where there is none."""
+    return _receiving(engine).get_cell()
+
+
 def _receiving(engine: Any) -> Any:
     """The engine whose cell takes the replies; the simulator's has a second cell for that, which FLARE passes over."""
     cell = getattr(getattr(engine, "server", None), "job_cell", None)
@@ -51,11 +56,10 @@ def memory_given_back() -> Iterator[Callable[[], None]]:
     due = [0.0]
 
     def collect() -> None:
-        started = time.monotonic()
-        if started >= due[0]:
+        if time.monotonic() >= due[0]:
+            started = time.thread_time()  # other threads' work in between does not count
             gc.collect()
-            ended = time.monotonic()
-            due[0] = ended + (ended - started) / _SHARE
+            due[0] = time.monotonic() + (time.thread_time() - started) / _SHARE
 
     try:
         yield collect

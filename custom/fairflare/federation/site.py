@@ -41,7 +41,7 @@ from fairflare.federation.site_folder import SiteFolder
 from fairflare.federation.site_store import SiteStore
 from fairflare.federation.stoppable import StoppableData
 from fairflare.methods.reports import MAX_TEXT
-from fairflare.methods.training import LocalTraining, SiteError, SiteRun
+from fairflare.methods.training import LOCAL_MODEL, LocalTraining, SiteError, SiteRun
 
 if TYPE_CHECKING:
     from fairflare.core.task import SiteData, Task
@@ -55,7 +55,6 @@ REMEDIES = {
     errno.EDQUOT: ROOM,
     errno.EROFS: "let the site write to its state_root; it is back in the round after that",
 }
-LOCAL_MODEL = "local_model"  # in the site's store, for the anchor phase
 SUBMITS = "submit_model"  # the setting: the local model may be sent to the other sites
 # Settings of local/fairflare.json that the shell reads; all others belong to the task.
 SHELL_SETTINGS = (
@@ -187,7 +186,7 @@ class SiteWorker:
         trained = self.training.train(run, model)
         local = clean_state(model.state_dict())
         report = self.training.report(run, model)
-        store.save(LOCAL_MODEL, request.current_round, local, kept=1)
+        store.save(LOCAL_MODEL, request.current_round, local, kept=self.training.local_models_kept)
         return SiteReply(
             STATUS_OK,
             update=difference(local, clean_state(received)),

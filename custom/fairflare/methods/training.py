@@ -18,6 +18,7 @@ from fairflare.core.settings import BelowOne, Flag, NonNegative, Positive, Posit
 if TYPE_CHECKING:
     from fairflare.core.task import SiteData, Task
 
+LOCAL_MODEL = "local_model"  # in a site's store: what it trained, for the anchor phase and for MOON
 LOWEST_SHARE = 1e-3  # of the learning rate, at the end of a cosine: from 0.1 to 1e-4 in Fed-MAS's code
 
 
@@ -127,6 +128,11 @@ class LocalTraining:
         low = self.lowest_rate
         if self.schedule == "cosine" and low is not None and low > self.learning_rate:
             raise ValueError(f"lowest_rate must be at most learning_rate={self.learning_rate!r}, got {low!r}")
+
+    @property
+    def local_models_kept(self) -> int:
+        """Of so many last rounds the site's local model stays in its store."""
+        return 1
 
     # -- hooks
 

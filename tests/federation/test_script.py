@@ -200,7 +200,9 @@ def test_the_page_says_which_lines_a_method_needs() -> None:
         "FedProx": ("fed_prox",),
         "FedMRL": ("fed_mrl",),
         "FedISM, FedISM+": ("fed_ism", "fed_ism_plus_s", "fed_ism_plus_l"),
-        "BSM-FL": ("bsm_fl",),
+        "BSM-FL, LA, FedLC": ("bsm_fl", "logit_adjustment", "fed_lc"),
+        "MOON": ("moon",),
+        "LDAM-DRW": ("ldam",),
         "Fed-MAS, BSM + KD": ("fed_mas", "bsm_kd"),
     }
     said = {name: (bool(loss), bool(step)) for title, loss, step in rows for name in families.get(title, ())}

@@ -40,6 +40,7 @@ from fairflare.federation.leaving import METRICS_BY_CLASS, VALIDATED, keep_class
 from fairflare.federation.site_folder import SiteFolder
 from fairflare.federation.site_store import SiteStore
 from fairflare.federation.stoppable import StoppableData
+from fairflare.methods.classifier_retraining import ClassifierRetraining, of_classifier
 from fairflare.methods.reports import MAX_TEXT
 from fairflare.methods.training import LOCAL_MODEL, LocalTraining, SiteError, SiteRun
 
@@ -183,13 +184,17 @@ class SiteWorker:
         received = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
         metrics = self._evaluate(model, run, "validation")
         run.metrics = metrics
-        trained = self.training.train(run, model)
+        training = ClassifierRetraining.told(self.training, run.directives)
+        trained = training.train(run, model)
         local = clean_state(model.state_dict())
-        report = self.training.report(run, model)
+        report = training.report(run, model)
+        update = difference(local, clean_state(received))
+        if training is not self.training:
+            update = {name: update[name] for name in of_classifier(update)}
         store.save(LOCAL_MODEL, request.current_round, local, kept=self.training.local_models_kept)
         return SiteReply(
             STATUS_OK,
-            update=difference(local, clean_state(received)),
+            update=update,
             metrics=metrics,
             report=report,
             stats={**trained.losses(), "synthetic": bool(run.data.synthetic)},

@@ -32,7 +32,7 @@ class CalibratedTraining(LocalTraining):
         Zhang et al., ICML 2022. Not LC-Fed (ECCV 2022), whose repository is also called FedLC.
     """
 
-    criterion: Literal["fedlc"] = "fedlc"  # type: ignore[assignment]
+    criterion: Literal["fedlc"] = "fedlc"
     prior_strength: NonNegative | None = None
     fedlc_exclude_target: Flag = False
 

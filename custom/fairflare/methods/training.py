@@ -16,7 +16,7 @@ from fairflare.core.norms import LoneSample, lone_samples
 from fairflare.core.settings import BelowOne, Flag, NonNegative, Positive, PositiveInt, settings
 
 if TYPE_CHECKING:
-    from fairflare.core.task import SiteData, Task
+    from fairflare.core.task import Batch, SiteData, Task
 
 LOCAL_MODEL = "local_model"  # in a site's store: what it trained, for the anchor phase and for MOON
 LOWEST_SHARE = 1e-3  # of the learning rate, at the end of a cosine: from 0.1 to 1e-4 in Fed-MAS's code
@@ -298,6 +298,10 @@ class LocalTraining:
             run.store.save("optimizer", run.current_round, optimizer.state_dict())
         return Trained(epoch_losses, num_steps, run.data.num_samples("training"))
 
+    def batches(self, run: SiteRun, model: torch.nn.Module, seed: int) -> Iterable[Batch]:
+        """The batches of an epoch: each training image once, in an order and with an augmentation of this seed."""
+        return run.data.batches("training", batch_size=self.batch_size, shuffle_seed=seed, augment=self.augment)
+
     def _one_epoch(
         self, run: SiteRun, model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps_before: int
     ) -> tuple[float, int]:
@@ -305,9 +309,7 @@ class LocalTraining:
         seed = run.seed + run.epoch
         order = run.data.order("training", seed)
         total, seen, steps = 0.0, 0, 0
-        for inputs, targets in run.data.batches(
-            "training", batch_size=self.batch_size, shuffle_seed=seed, augment=self.augment
-        ):
+        for inputs, targets in self.batches(run, model, seed):
             run.batch = None if order is None else order[seen : seen + len(inputs)]
             loss = self._one_step(run, model, optimizer, inputs, targets)
             if not math.isfinite(loss):

@@ -202,6 +202,7 @@ def test_the_page_says_which_lines_a_method_needs() -> None:
         "FedISM, FedISM+": ("fed_ism", "fed_ism_plus_s", "fed_ism_plus_l"),
         "BSM-FL, LA, FedLC": ("bsm_fl", "logit_adjustment", "fed_lc"),
         "MOON": ("moon",),
+        "CReFF": ("creff",),
         "FedAvg + cRT": ("crt",),
         "LDAM-DRW": ("ldam",),
         "Fed-MAS, BSM + KD": ("fed_mas", "bsm_kd"),

@@ -308,17 +308,15 @@ def test_stopped_and_gone_on_with_is_the_same_to_the_bit(uninterrupted, tmp_path
 
 
 def test_a_site_that_sends_more_than_the_classifier_is_left_out(tmp_path, monkeypatch):
-    import fairflare.federation.site as site
-
-    monkeypatch.setattr(site, "of_classifier", lambda names: list(names))
+    monkeypatch.setattr(ClassifierRetraining, "sends", lambda self, names: list(names))
     with pytest.raises(RoundFailed, match=r"'encoder\.\S+' is unexpected"):
         run(tmp_path, num_rounds=1)
 
 
 def test_settings():
-    assert RunSettings().total_rounds == RunSettings().num_rounds
+    assert RunSettings().rounds_in_all == RunSettings().num_rounds
     plan = make_plan("crt", num_rounds=4)
-    assert (plan.run.crt_rounds, plan.run.total_rounds) == (10, 14)
+    assert (plan.run.crt_rounds, plan.run.rounds_in_all) == (10, 14)
     assert make_plan("crt", settings={"crt_rounds": 3}).run.crt_rounds == 3
     assert make_plan("fed_mas", settings={"crt_rounds": 3, "crt_weights": "method"}).run.crt_weights == "method"
     assert make_plan("fed_mas").run.crt_rounds == 0

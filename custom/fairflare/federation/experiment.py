@@ -142,7 +142,7 @@ class Experiment:
         differences = [*found.passed_over, *self._differences(found, info)]
         if differences:
             info["resumed_with"] = differences
-        self.say(f"experiment {run.experiment!r}: going on at round {found.next_round} of {run.total_rounds}")
+        self.say(f"experiment {run.experiment!r}: going on at round {found.next_round} of {run.rounds_in_all}")
         for text in differences:
             self.say(f"experiment {run.experiment!r}: {text}", warning=True)
 

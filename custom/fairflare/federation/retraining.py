@@ -41,16 +41,20 @@ class Retraining:
         """Raises ``ValueError`` when there is no classifier to train."""
         if self.run.crt_rounds and (task.has_classes is False or not of_classifier(state)):
             raise ValueError("crt_rounds needs a classifier, tensors called 'head.*'; set crt_rounds=0")
+        if self.run.crt_rounds and self.rule.makes:
+            raise ValueError(f"{type(self.rule).__name__} retrains a classifier itself; set crt_rounds=0")
 
     def rule_at(self, current_round: int) -> Rule:
         """Server half of a round; of the final test the method's."""
-        behind = self.run.num_rounds <= current_round < self.run.total_rounds
+        behind = self.run.num_rounds <= current_round < self.run.rounds_in_all
         return self.classifier if behind else self.rule
 
     def trained(self, state: State, current_round: int) -> State:
-        """The tensors that a round is about."""
-        if self.rule_at(current_round) is self.rule:
-            return state
+        """Begins a round: the tensors that it is about."""
+        rule = self.rule_at(current_round)
+        rule.begin_round(state)
+        if rule is self.rule:
+            return {name: tensor for name, tensor in state.items() if not name.startswith(rule.makes)}
         return {name: state[name] for name in of_classifier(state)}
 
     def remember(self, weighing: Weighing, current_round: int) -> None:

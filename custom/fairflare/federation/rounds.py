@@ -98,7 +98,7 @@ class Rounds:
             self.experiment.open()
             current_round, state = self._start()
             self.check.run(current_round, self.experiment.run_id)
-            while current_round < self.settings.total_rounds + 1:
+            while current_round < self.settings.rounds_in_all + 1:
                 try:
                     state = self._round_or_test(current_round, state)
                     current_round += 1
@@ -139,7 +139,7 @@ class Rounds:
         return found
 
     def _round_or_test(self, current_round: int, state: State) -> State:
-        if current_round < self.settings.total_rounds:
+        if current_round < self.settings.rounds_in_all:
             return self._round(current_round, state)
         self._finish(state)
         return state
@@ -163,7 +163,7 @@ class Rounds:
     def _round(self, current_round: int, state: State) -> State:
         for listener in self.listeners:
             listener.round_started(current_round)
-        self.transport.say(f"round {current_round} of {self.settings.total_rounds}, from 0")
+        self.transport.say(f"round {current_round} of {self.settings.rounds_in_all}, from 0")
         record = RoundRecord(current_round=current_round, sites=self.roster.live(current_round))
         rule = self.collector.rule = self.retraining.rule_at(current_round)
         trained = self.retraining.trained(state, current_round)
@@ -182,14 +182,14 @@ class Rounds:
         if rule.two_phase and len(record.accepted) > 1:
             self._ask_about_anchor(record)
         next_state = self._aggregate(record, state)
-        if -self.settings.test_last <= current_round - self.settings.total_rounds < -1:
+        if -self.settings.test_last <= current_round - self.settings.rounds_in_all < -1:
             self._test_on_the_way(record, next_state)
         with writing(f"the results and models of round {current_round}", self.place.run_dir):
             self._keep_best(state, record.validation, current_round - 1)
             self.journal.round_done(record)
             self.files.save(next_state, current_round)
         self.experiment.save(current_round + 1, next_state)
-        self.journal.tell("round_done", current_round=current_round, num_rounds=self.settings.total_rounds)
+        self.journal.tell("round_done", current_round=current_round, num_rounds=self.settings.rounds_in_all)
         return next_state
 
     def _ask_about_anchor(self, record: RoundRecord) -> None:
@@ -207,7 +207,7 @@ class Rounds:
             listener.before_aggregation()
         started = time.monotonic()
         state, weighing = self.collector.aggregate()
-        next_state: State = clean_state({**received, **state})  # a round may be about some of the tensors
+        next_state: State = clean_state({**received, **state, **weighing.tensors})  # of a round about some of them
         self.retraining.remember(weighing, record.current_round)
         record.phases.append(PhaseRecord("aggregate", round(time.monotonic() - started, 4), 0, 0, 0, 0))
         for listener in self.listeners:
@@ -223,7 +223,7 @@ class Rounds:
 
     def _finish(self, state: State) -> None:
         """Test split of every site, of the last and of the best model, and the summary over them."""
-        number = self.settings.total_rounds
+        number = self.settings.rounds_in_all
         last = self.test(state, number, validation=True)
         undefined = last.without(self.task.primary_metric)
         if len(last.phase.good) - len(undefined) < self.settings.min_sites:
@@ -270,7 +270,7 @@ class Rounds:
             )
         )
         phase = Phase(name, current_round, sorted(sites), doubtful=self.roster.doubtful(sites))
-        return self.exchange.unless_stopped(self.exchange.run(phase, task, timeout, self.settings.total_rounds, use))
+        return self.exchange.unless_stopped(self.exchange.run(phase, task, timeout, self.settings.rounds_in_all, use))
 
     def _trained(self, phase: Phase, site: str, message: Message) -> dict[str, float]:
         training = self.collector.read_training(site, message)

@@ -84,7 +84,7 @@ class RunSettings(Bounds):
     crt_mask_absent: Flag = True
 
     @property
-    def total_rounds(self) -> int:
+    def rounds_in_all(self) -> int:
         """With those that train the classifier alone."""
         return self.num_rounds + self.crt_rounds
 

@@ -40,7 +40,7 @@ from fairflare.federation.leaving import METRICS_BY_CLASS, VALIDATED, keep_class
 from fairflare.federation.site_folder import SiteFolder
 from fairflare.federation.site_store import SiteStore
 from fairflare.federation.stoppable import StoppableData
-from fairflare.methods.classifier_retraining import ClassifierRetraining, of_classifier
+from fairflare.methods.classifier_retraining import ClassifierRetraining
 from fairflare.methods.reports import MAX_TEXT
 from fairflare.methods.training import LOCAL_MODEL, LocalTraining, SiteError, SiteRun
 
@@ -189,12 +189,10 @@ class SiteWorker:
         local = clean_state(model.state_dict())
         report = training.report(run, model)
         update = difference(local, clean_state(received))
-        if training is not self.training:
-            update = {name: update[name] for name in of_classifier(update)}
         store.save(LOCAL_MODEL, request.current_round, local, kept=self.training.local_models_kept)
         return SiteReply(
             STATUS_OK,
-            update=update,
+            update={name: update[name] for name in training.sends(update)},
             metrics=metrics,
             report=report,
             stats={**trained.losses(), "synthetic": bool(run.data.synthetic)},

@@ -82,6 +82,9 @@ class ClassifierRetraining(LocalTraining):
         plain = {"criterion": "task", "schedule": "constant", "lowest_rate": None, "keep_optimizer_state": False}
         return cls(**{**usual, **plain, **dict(told)})
 
+    def sends(self, names: Iterable[str]) -> list[str]:
+        return of_classifier(names)
+
     def train(self, run: SiteRun, model: torch.nn.Module) -> Trained:
         check_network(run, model)
         with _only_classifier(model):

@@ -88,6 +88,7 @@ PAPERS: dict[str, Paper] = {
     "bsm_fl": FED_MAS,
     "bsm_kd": FED_MAS,
     "fed_mas": FED_MAS,
+    "creff": FED_MAS,
     "crt": FED_MAS,
     "moon": FED_MAS,
     "ldam": FED_MAS,

@@ -134,6 +134,10 @@ class LocalTraining:
         """Of so many last rounds the site's local model stays in its store."""
         return 1
 
+    def sends(self, names: Iterable[str]) -> list[str]:
+        """Those of the model's tensors whose updates go to the server."""
+        return list(names)
+
     # -- hooks
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:

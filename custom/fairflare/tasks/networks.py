@@ -16,7 +16,7 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 # What training scripts put in front of the encoder's own names.
 PREFIXES = ("module.", "model.", "encoder.", "backbone.", "net.")
-HEADS = ("fc.", "head.", "classifier.", "class_layers.", "projector.", "neck.")
+HEADS = ("fc.", "head.", "classifier.", "class_layers.", "projector.", "neck.", "retrained.")
 
 
 class CosineHead(nn.Module):
@@ -45,6 +45,25 @@ class CosineHead(nn.Module):
         return self.scale * nn.functional.linear(*directions)
 
 
+class GivenHead(nn.Module):
+    """A linear classifier that is not trained where it is (CReFF): its tensors are no parameters.
+
+    Args:
+        like: it begins as a copy of this one.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+
+    def __init__(self, like: nn.Linear) -> None:
+        super().__init__()
+        self.register_buffer("weight", like.weight.detach().clone())
+        self.register_buffer("bias", like.bias.detach().clone())
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(features, self.weight, self.bias)
+
+
 class Classifier(nn.Module):
     """Encoder and head; inputs in [0, 1] are normalised with ImageNet's mean and deviation first.
 
@@ -58,6 +77,7 @@ class Classifier(nn.Module):
         neck_dim: output of the projection head between encoder and classifier, a two-layer perceptron (MOON); ``None``:
             no such head.
         cosine_scale: the classifier is a :class:`CosineHead` with this scale; ``None``: it is linear.
+        retrained_head: there is a second, linear classifier, ``retrained``, for evaluation mode (CReFF).
     """
 
     def __init__(
@@ -70,6 +90,7 @@ class Classifier(nn.Module):
         projector_dim: int | None = None,
         neck_dim: int | None = None,
         cosine_scale: float | None = None,
+        retrained_head: bool = False,
     ) -> None:
         super().__init__()
         self.encoder = encoder
@@ -78,6 +99,7 @@ class Classifier(nn.Module):
             self.neck = nn.Sequential(nn.Linear(width, width), nn.ReLU(inplace=True), nn.Linear(width, neck_dim))
             width = neck_dim
         self.head = nn.Linear(width, classes) if cosine_scale is None else CosineHead(width, classes, cosine_scale)
+        self.retrained = GivenHead(self.head) if retrained_head and isinstance(self.head, nn.Linear) else None
         self.projector: nn.Module | None = None
         if projector_dim is not None:
             self.projector = nn.Sequential(
@@ -104,7 +126,8 @@ class Classifier(nn.Module):
         return self.projector(features)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.head(self.embed(inputs))
+        head = self.head if self.retrained is None or self.training else self.retrained
+        return head(self.embed(inputs))
 
 
 def build_classifier(
@@ -118,6 +141,7 @@ def build_classifier(
     projector_dim: int | None = None,
     neck_dim: int | None = None,
     cosine_scale: float | None = None,
+    retrained_head: bool = False,
 ) -> Classifier:
     """A classifier, initialised from torch's current random state.
 
@@ -127,7 +151,7 @@ def build_classifier(
         features: widths of the ResNet's four stages.
         norm_momentum: of all batch norms.
         max_pool: the ResNet's pooling behind its first convolution; small images do without.
-        projector_dim, neck_dim, cosine_scale: see :class:`Classifier`.
+        projector_dim, neck_dim, cosine_scale, retrained_head: see :class:`Classifier`.
     """
     encoder: nn.Module
     if checks.choice("network", network, ("resnet18", "densenet121")) == "resnet18":
@@ -161,6 +185,7 @@ def build_classifier(
         projector_dim=projector_dim,
         neck_dim=neck_dim,
         cosine_scale=cosine_scale,
+        retrained_head=retrained_head,
     )
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):

@@ -36,7 +36,7 @@ def example_report(fields: Iterable[Field], index: int, layers: Sequence[str] = 
     report: dict[str, Any] = {}
     for field in fields:
         length = len(report[field.same_length_as]) if field.same_length_as else len(layers)
-        plain = {"flag": True, "text": "same", "names": list(layers)}
+        plain = {"flag": True, "text": "same", "names": list(layers), "array": b""}
         if field.kind == "vector":
             report[field.name] = [_number(field, index + 0.1 * place) for place in range(length)]
         else:

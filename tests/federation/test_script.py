@@ -201,7 +201,11 @@ def test_the_page_says_which_lines_a_method_needs() -> None:
         "Solo, FedBN": ("solo", "fed_bn"),
         "FedMRL": ("fed_mrl",),
         "FedISM, FedISM+": ("fed_ism", "fed_ism_plus_s", "fed_ism_plus_l"),
-        "BSM-FL": ("bsm_fl",),
+        "BSM-FL, LA, FedLC": ("bsm_fl", "logit_adjustment", "fed_lc"),
+        "MOON": ("moon",),
+        "CReFF": ("creff",),
+        "FedAvg + cRT": ("crt",),
+        "LDAM-DRW": ("ldam",),
         "Fed-MAS, BSM + KD": ("fed_mas", "bsm_kd"),
     }
     said = {name: (bool(loss), bool(step)) for title, loss, step in rows for name in families.get(title, ())}

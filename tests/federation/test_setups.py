@@ -44,6 +44,15 @@ TABLE = {
     "fed_lwr_last_layer": {**FED_LWR, "only_layer": "down_3"},
     "fed_prox": FED_MRL, "fed_bn": FED_MRL, "fed_mrl": {**FED_MRL, "optimizer": "sgd", "learning_rate": 0.01},
     "bsm_fl": FED_MAS, "bsm_kd": {**FED_MAS, "lambda_f": 3.0}, "fed_mas": {**FED_MAS, "lambda_f": 3.0},
+    "creff": {
+        **FED_MAS, "criterion": "task", "num_features": 100, "feature_steps": 100, "feature_rate": 0.1,
+        "classifier_epochs": 300, "classifier_rate": 0.01, "classifier_batch": 32, "gradient_images": 32,
+        "gradient_repeats": 10,
+    },
+    "crt": {**FED_MAS, "criterion": "task", "crt_rounds": 10, "crt_epochs": 1},
+    "moon": {**FED_MAS, "criterion": "task", "temperature": 0.5, "neck_dim": 256},
+    "ldam": {**FED_MAS, "criterion": "task", "classifier": "cosine", "cosine_scale": 30.0, "drw_start": 0.8},
+    "logit_adjustment": {**FED_MAS, "criterion": "logit_adjusted"}, "fed_lc": {**FED_MAS, "criterion": "fedlc"},
     "fed_ism": {**FED_ISM, "rho": 0.05, "q": 2.0, "beta": 0.5, "gsam_alpha": 0.1},
     "fed_ism_plus_s": {**FED_ISM, "rho": 0.1, "tau": 0.5, "variant": "S"},
     "fed_ism_plus_l": {**FED_ISM, "rho": 0.1, "tau": 0.5, "variant": "L"},
@@ -102,7 +111,8 @@ def test_settings_go_before_the_papers() -> None:
 @pytest.mark.parametrize("model", ["fed_avg", "fed_ism", "fed_mas", "fed_mrl"])
 @pytest.mark.parametrize("name", METHODS)
 def test_trained_like_another_method(name: str, model: str, small: bool) -> None:
-    if model == "fed_avg" and name in ("bsm_fl", "bsm_kd", "fed_mas"):  # which keep a criterion that needs classes
+    needs = ("bsm_fl", "bsm_kd", "fed_mas", "creff", "crt", "moon", "ldam", "logit_adjustment", "fed_lc")
+    if model == "fed_avg" and name in needs:
         with pytest.raises(ValueError, match="cannot learn segmentation"):
             make_plan(name, train_like=model, small=small)
         return

@@ -206,12 +206,12 @@ def clean_tensor(name: object, value: Any) -> torch.Tensor:
 
 
 def clean_meta(value: Any, where: str = "meta") -> Any:
-    """Only dict, list, str, int, float, bool and None, whatever NumPy or torch scalars came in.
+    """Only dict, list, str, bytes, int, float, bool and None, whatever NumPy or torch scalars came in.
 
     Raises:
         NotSendable: a value of another type, an integer over 64 bits (names its place).
     """
-    if value is None or (isinstance(value, (str, bool, float)) and not isinstance(value, np.generic)):
+    if value is None or (isinstance(value, (str, bytes, bool, float)) and not isinstance(value, np.generic)):
         return value
     if isinstance(value, np.generic):
         return clean_meta(value.item(), where)

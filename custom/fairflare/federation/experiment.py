@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fairflare.core.files import remove_partials
 from fairflare.core.locks import FolderInUse, FolderLock, in_words
@@ -26,7 +26,19 @@ from fairflare.federation.models import ModelFiles
 from fairflare.federation.phase import ServerFault
 from fairflare.federation.run_info import following_rounds, knows
 from fairflare.federation.run_settings import RESULTS_FOLDER, Place, RunSettings
-from fairflare.methods.rule import Rule, State
+from fairflare.methods.rule import State
+
+
+class Keeps(Protocol):
+    """What outlives a round at the server besides the model; a :class:`fairflare.methods.rule.Rule` is one."""
+
+    memory_folder: Path | None
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+    def follows_num_rounds(self) -> list[str]: ...
 
 
 class Experiment:
@@ -34,7 +46,7 @@ class Experiment:
 
     Args:
         run, place: settings and folders.
-        rule: the method's server half; its state is kept, and it is told where its memory lies.
+        rule: the server half; its state is kept, and it is told where its memory lies.
         journal, files: results and model files, which are taken back too.
         say: a line for the server's log.
 
@@ -43,7 +55,7 @@ class Experiment:
     """
 
     def __init__(
-        self, run: RunSettings, place: Place, rule: Rule, journal: Journal, files: ModelFiles, say: Callable[..., None]
+        self, run: RunSettings, place: Place, rule: Keeps, journal: Journal, files: ModelFiles, say: Callable[..., None]
     ) -> None:
         self.run, self.place, self.rule = run, place, rule
         self.journal, self.files, self.say = journal, files, say
@@ -119,15 +131,18 @@ class Experiment:
     def _resume(self, found: Checkpoint, info: dict[str, Any]) -> None:
         run = self.run
         check_same_config(found.config, self._config, run.experiment)
-        following = following_rounds(self.rule, self.place.site_half)
-        check_same_rounds(found.config["num_rounds"], run.num_rounds, found.next_round, following, run.experiment)
+        following = [*following_rounds(self.rule, self.place.site_half), *(["crt_rounds"] if run.crt_rounds else [])]
+        was = found.config["num_rounds"]
+        # The rounds behind the method's own are not counted in either.
+        done = found.next_round if not run.crt_rounds else min(found.next_round, was)
+        check_same_rounds(was, run.num_rounds, done, following, run.experiment)
         self.run_id = str(found.extra["run"])
         self.journal.synthetic = bool(found.extra["synthetic"])
         info["resumed_at_round"] = found.next_round
         differences = [*found.passed_over, *self._differences(found, info)]
         if differences:
             info["resumed_with"] = differences
-        self.say(f"experiment {run.experiment!r}: going on at round {found.next_round} of {run.num_rounds}")
+        self.say(f"experiment {run.experiment!r}: going on at round {found.next_round} of {run.rounds_in_all}")
         for text in differences:
             self.say(f"experiment {run.experiment!r}: {text}", warning=True)
 

@@ -125,7 +125,7 @@ def make_plan(
     learns = {**dealt_to(length.num_sites if names is None else len(names), task_class), **learns}
     wanted = {key: value for key, value in {**run, **of_run}.items() if value is not None}
     usually = {"num_rounds": length.num_rounds, "label": chosen.name, **({} if paper is None else {"test_last": 5})}
-    plan = RunSettings(**{**usually, **wanted})
+    plan = RunSettings(**{**usually, **chosen.run, **wanted})
     if names is not None and plan.min_sites > len(names):
         raise ValueError(f"min_sites={plan.min_sites}, but the job has {len(names)} site(s)")
     made = _task(task_class, learns)
@@ -135,6 +135,8 @@ def make_plan(
         training.check_task(made)
         if rule.needs_classes and made.has_classes is False:
             raise ValueError("its weights need classes")
+        if plan.crt_rounds and made.has_classes is False:
+            raise ValueError("crt_rounds needs a classifier; set crt_rounds=0")
     except ValueError as error:
         raise ValueError(f"method {chosen.name!r} cannot learn {kind}: {error}, or choose another task") from error
     return Plan(

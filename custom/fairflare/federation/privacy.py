@@ -13,6 +13,7 @@ from fairflare.federation.collector import COUNTS, MAX_REASON, STATS
 from fairflare.federation.leaving import METRICS_BY_CLASS
 from fairflare.federation.plan import TASKS_BY_KIND, load_task_class
 from fairflare.methods.catalog import Method, all_methods
+from fairflare.methods.crt import ClassifierAverage
 from fairflare.methods.reports import Field
 
 Row = tuple[str, ...]
@@ -159,6 +160,7 @@ def _told() -> list[str]:
         for name, doc in method.rule.directive_docs.items():
             told.setdefault((f"`{name}`", doc), []).append(f"`{method.name}`")
     rows = [(", ".join(names), *directive) for directive, names in told.items()]
+    rows += [("any, with `crt_rounds`", f"`{name}`", doc) for name, doc in ClassifierAverage.directive_docs.items()]
     lines += [SCRIPTS, ""]
     return [*lines, "A method's directives:", *_table(("method", "directive", "what it is"), rows)]
 

@@ -35,6 +35,7 @@ from fairflare.federation.personal import PERSONAL, AtHome, at_home
 from fairflare.federation.phase import Exchange, Phase
 from fairflare.federation.phase import RoundFailed as RoundFailed
 from fairflare.federation.phase import Stopped as Stopped
+from fairflare.federation.retraining import Retraining
 from fairflare.federation.roster import Roster
 from fairflare.federation.run_info import config_of, info_of
 from fairflare.federation.run_settings import RESULTS_FOLDER, Place, RunSettings
@@ -79,7 +80,8 @@ class Rounds:
         self.collector = Collector(rule, place.run_dir / RESULTS_FOLDER / "staging", run)
         self.roster = Roster(transport, run.max_missed, run.min_sites)
         self.exchange = Exchange(transport, self.roster, run.min_sites, run.straggler_grace, self.journal.tell)
-        self.experiment = Experiment(run, place, rule, self.journal, self.files, transport.say)
+        self.retraining = Retraining(rule, run)
+        self.experiment = Experiment(run, place, self.retraining, self.journal, self.files, transport.say)
         self.test = FinalTest(self._ask, self.roster, run, transport.say)
         self.check = Check(task, run, transport, self.roster, self.journal)
         self.at_home = AtHome()
@@ -98,7 +100,7 @@ class Rounds:
             self.experiment.open()
             current_round, state = self._start()
             self.check.run(current_round, self.experiment.run_id)
-            while current_round < self.settings.num_rounds + 1:
+            while current_round < self.settings.rounds_in_all + 1:
                 try:
                     state = self._round_or_test(current_round, state)
                     current_round += 1
@@ -120,6 +122,7 @@ class Rounds:
         model = self.task.build_model()
         self.transport.say(self.task.initialise(model, place.initial_weights(run)))
         state: State = clean_state(model.state_dict())
+        self.retraining.check(self.task, state)
         sites = sorted(self.transport.sites())
         config = config_of(run, place, self.rule, self.task)
         info = info_of(run, place, self.rule, self.task, state, sites, self.transport.expected(), config)
@@ -141,7 +144,7 @@ class Rounds:
         return found
 
     def _round_or_test(self, current_round: int, state: State) -> State:
-        if current_round < self.settings.num_rounds:
+        if current_round < self.settings.rounds_in_all:
             return self._round(current_round, state)
         self._finish(state)
         return state
@@ -165,10 +168,12 @@ class Rounds:
     def _round(self, current_round: int, state: State) -> State:
         for listener in self.listeners:
             listener.round_started(current_round)
-        self.transport.say(f"round {current_round} of {self.settings.num_rounds}, from 0")
+        self.transport.say(f"round {current_round} of {self.settings.rounds_in_all}, from 0")
         record = RoundRecord(current_round=current_round, sites=self.roster.live(current_round))
-        shape = LikeReceived(state, self.at_home.tensors)
-        self.collector.begin(current_round, self.settings.num_rounds, shape=shape, received=state, sites=record.sites)
+        rule = self.collector.rule = self.retraining.rule_at(current_round)
+        trained = self.retraining.trained(state, current_round)
+        shape = LikeReceived(trained, self.at_home.tensors)
+        self.collector.begin(current_round, self.settings.num_rounds, shape=shape, received=trained, sites=record.sites)
         train = self._ask(TASK_TRAIN, current_round, state, record.sites, self.settings.train_timeout, self._trained)
         train.left_out |= self.roster.why_not(record.sites)
         for site, reason in self.collector.screen().items():
@@ -178,17 +183,17 @@ class Rounds:
         self.journal.training(train, record)
         if len(record.accepted) < self.settings.min_sites:
             raise self._too_few(train)
-        if self.rule.two_phase and len(record.accepted) > 1:
+        if rule.two_phase and len(record.accepted) > 1:
             self._ask_about_anchor(record)
-        next_state = self._aggregate(record)
-        if self.settings.num_rounds - self.settings.test_last <= current_round < self.settings.num_rounds - 1:
+        next_state = self._aggregate(record, state)
+        if -self.settings.test_last <= current_round - self.settings.rounds_in_all < -1:
             self._test_on_the_way(record, next_state)
         with writing(f"the results and models of round {current_round}", self.place.run_dir):
             self._keep_best(state, record.validation, current_round - 1)
             self.journal.round_done(record)
             self.files.save(next_state, current_round)
         self.experiment.save(current_round + 1, next_state)
-        self.journal.tell("round_done", current_round=current_round, num_rounds=self.settings.num_rounds)
+        self.journal.tell("round_done", current_round=current_round, num_rounds=self.settings.rounds_in_all)
         return next_state
 
     def _ask_about_anchor(self, record: RoundRecord) -> None:
@@ -201,12 +206,13 @@ class Rounds:
         self._note_left_out(phase)
         self.journal.left_out(phase, record)
 
-    def _aggregate(self, record: RoundRecord) -> State:
+    def _aggregate(self, record: RoundRecord, received: State) -> State:
         for listener in self.listeners:
             listener.before_aggregation()
         started = time.monotonic()
         state, weighing = self.collector.aggregate()
-        next_state: State = clean_state(state)
+        next_state: State = clean_state({**received, **state, **weighing.tensors})  # of a round about some of them
+        self.retraining.remember(weighing, record.current_round)
         record.phases.append(PhaseRecord("aggregate", round(time.monotonic() - started, 4), 0, 0, 0, 0))
         for listener in self.listeners:
             listener.aggregated(next_state)
@@ -221,7 +227,7 @@ class Rounds:
 
     def _finish(self, state: State) -> None:
         """Test split of every site, of the last and of the best model, and the summary over them."""
-        number = self.settings.num_rounds
+        number = self.settings.rounds_in_all
         last = self.test(state, number, validation=True)
         undefined = last.without(self.task.primary_metric)
         if len(last.phase.good) - len(undefined) < self.settings.min_sites:
@@ -254,6 +260,7 @@ class Rounds:
     def _ask(
         self, name: str, current_round: int, state: State, sites: list[str], timeout: float, use: Any, **task_of: Any
     ) -> Phase:
+        rule = self.retraining.rule_at(current_round)
         task = encode_task(
             SiteTask(
                 name=name,
@@ -261,15 +268,15 @@ class Rounds:
                 current_round=current_round,
                 num_rounds=self.settings.num_rounds,
                 seed=self.settings.seed,
-                directives=self.rule.directives(current_round, self.settings.num_rounds, sites),
+                directives=rule.directives(current_round, self.settings.num_rounds, sites),
                 experiment=self.settings.experiment,
                 run=self.experiment.run_id,
-                by_site=self.rule.directives_by_site,
+                by_site=rule.directives_by_site,
                 **task_of,
             )
         )
         phase = Phase(name, current_round, sorted(sites), doubtful=self.roster.doubtful(sites))
-        return self.exchange.unless_stopped(self.exchange.run(phase, task, timeout, self.settings.num_rounds, use))
+        return self.exchange.unless_stopped(self.exchange.run(phase, task, timeout, self.settings.rounds_in_all, use))
 
     def _trained(self, phase: Phase, site: str, message: Message) -> dict[str, float]:
         training = self.collector.read_training(site, message)

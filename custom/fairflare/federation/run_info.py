@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fairflare import __version__
 from fairflare.core.settings import values_of
@@ -26,7 +26,13 @@ def config_of(run: RunSettings, place: Place, rule: Rule, task: Task) -> dict[st
         "rule": values_of(rule),
         "task": values_of(task),
         "training": place.site_half,
+        **({"retraining": retraining_of(run)} if run.crt_rounds else {}),
     }
+
+
+def retraining_of(run: RunSettings) -> dict[str, Any]:
+    """How the classifier is trained anew behind the method's rounds."""
+    return {name: getattr(run, name) for name in ("crt_rounds", "crt_epochs", "crt_weights", "crt_mask_absent")}
 
 
 def info_of(
@@ -50,6 +56,7 @@ def info_of(
         "shown_metrics": list(task.shown_metrics),
         "higher_is_better": task.directions(),
         "num_rounds": run.num_rounds,
+        **({"crt_rounds": run.crt_rounds} if run.crt_rounds else {}),
         "min_sites": run.min_sites,
         "bounds": bounds_of(run),
         "best_by": run.best_by,
@@ -76,7 +83,13 @@ def versions() -> dict[str, str]:
     return found
 
 
-def following_rounds(rule: Rule, site_half: Any) -> list[str]:
+class Follows(Protocol):
+    """A rule, or several."""
+
+    def follows_num_rounds(self) -> list[str]: ...
+
+
+def following_rounds(rule: Follows, site_half: Any) -> list[str]:
     """Settings whose effect in a round depends on ``num_rounds``, such as ``training.schedule``."""
     training = training_of(site_half)
     sites = training.follows_num_rounds() if training is not None else []

@@ -7,12 +7,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fairflare.core.settings import Flag, NonNegative, Positive, PositiveInt, Whole, field_names, settings
+from fairflare.core.settings import (
+    Flag,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    PositiveInt,
+    Whole,
+    field_names,
+    settings,
+)
 from fairflare.federation.influence import Bounds
 from fairflare.federation.site_store import safe_name
 
 #: Options of the run that are given like a method's settings.
-LIKE_SETTINGS = (*field_names(Bounds), "best_by", "best_lambda", "test_last")
+LIKE_SETTINGS = (
+    *field_names(Bounds), "best_by", "best_lambda", "test_last", "crt_rounds", "crt_epochs", "crt_weights",
+    "crt_mask_absent",
+)  # fmt: skip
 RESULTS_FOLDER = "fairflare"  # in the run directory
 
 
@@ -42,6 +54,11 @@ class RunSettings(Bounds):
         best_lambda: see there.
         test_last: of so many last models the test metrics are averaged in the results; each one more than the last
             costs a ``validate``. The papers' settings have 5.
+        crt_rounds: of so many more rounds behind ``num_rounds`` the classifier alone is trained anew, on classes in
+            equal parts (cRT, ``docs/crt.md``); 0: none.
+        crt_epochs: of each of them; one is as many draws as the site has training images.
+        crt_weights: of their averages: ``samples``, or those of the ``method`` in its last round.
+        crt_mask_absent: a site leaves the classifier's rows of classes that it does not have as they are.
     """
 
     num_rounds: PositiveInt = 5
@@ -61,6 +78,15 @@ class RunSettings(Bounds):
     best_by: Literal["mean", "worst", "mean_minus_std"] = "mean"
     best_lambda: NonNegative = 1.0
     test_last: PositiveInt = 1
+    crt_rounds: NonNegativeInt = 0
+    crt_epochs: PositiveInt = 1
+    crt_weights: Literal["samples", "method"] = "samples"
+    crt_mask_absent: Flag = True
+
+    @property
+    def rounds_in_all(self) -> int:
+        """With those that train the classifier alone."""
+        return self.num_rounds + self.crt_rounds
 
     def __post_init__(self) -> None:
         if self.experiment:

@@ -41,8 +41,9 @@ from fairflare.federation.personal import Personal
 from fairflare.federation.site_folder import SiteFolder
 from fairflare.federation.site_store import SiteStore
 from fairflare.federation.stoppable import StoppableData
+from fairflare.methods.classifier_retraining import ClassifierRetraining
 from fairflare.methods.reports import MAX_TEXT
-from fairflare.methods.training import LocalTraining, SiteError, SiteRun
+from fairflare.methods.training import LOCAL_MODEL, LocalTraining, SiteError, SiteRun
 
 if TYPE_CHECKING:
     from fairflare.core.task import SiteData, Task
@@ -56,7 +57,6 @@ REMEDIES = {
     errno.EDQUOT: ROOM,
     errno.EROFS: "let the site write to its state_root; it is back in the round after that",
 }
-LOCAL_MODEL = "local_model"  # in the site's store, for the anchor phase
 SUBMITS = "submit_model"  # the setting: the local model may be sent to the other sites
 # Settings of local/fairflare.json that the shell reads; all others belong to the task.
 SHELL_SETTINGS = (
@@ -199,16 +199,17 @@ class SiteWorker:
         if self.training.own_model:
             model.load_state_dict(received)
         run.metrics = metrics
-        trained = self.training.train(run, model)
+        training = ClassifierRetraining.told(self.training, run.directives)
+        trained = training.train(run, model)
         local = clean_state(model.state_dict())
-        report = self.training.report(run, model)
-        store.save(LOCAL_MODEL, request.current_round, local, kept=1)
+        report = training.report(run, model)
+        store.save(LOCAL_MODEL, request.current_round, local, kept=self.training.local_models_kept)
         own.keep(received, local)
         update = own.shared(difference(local, clean_state(received)))
         own.train_own(run, model, received)
         return SiteReply(
             STATUS_OK,
-            update=update,
+            update={name: update[name] for name in training.sends(update)},
             metrics=metrics,
             report=report,
             stats={**trained.losses(), "synthetic": bool(run.data.synthetic)},

@@ -110,7 +110,7 @@ class FairAggregator(Bounds, ModelAggregator):
     The result's metrics are the means over the sites, whatever their range, for the controller's ``stop_cond``.
 
     Raises:
-        ValueError: the rule asks the sites twice a round, which a stock controller does not do.
+        ValueError: the rule asks the sites twice a round, or makes tensors itself; a stock controller does neither.
     """
 
     rule: Rule
@@ -121,6 +121,11 @@ class FairAggregator(Bounds, ModelAggregator):
         if self.rule.two_phase:
             raise ValueError(
                 f"{type(self.rule).__name__} asks the sites twice a round; run it with "
+                "fairflare.flare.controller.RoundsController instead of a stock controller"
+            )
+        if self.rule.makes:
+            raise ValueError(
+                f"{type(self.rule).__name__} makes a part of the model itself; run it with "
                 "fairflare.flare.controller.RoundsController instead of a stock controller"
             )
         self._collector = Collector(self.rule, bounds=self)

@@ -79,7 +79,7 @@ class RoundsController(RunSettings, ModelController):
 
     def run(self) -> None:
         """FLARE's entry; see :class:`fairflare.federation.rounds.Rounds`."""
-        self.fl_ctx.set_prop(AppConstants.NUM_ROUNDS, self.num_rounds, private=True, sticky=False)
+        self.fl_ctx.set_prop(AppConstants.NUM_ROUNDS, self.rounds_in_all, private=True, sticky=False)
         place, events = self._place(), FlareEvents(self, self.task.directions())
         try:
             sending = sent_in_turns(job_cell(self.engine))
@@ -141,7 +141,7 @@ class RoundsController(RunSettings, ModelController):
         self._task = question.task
         self.send_model(
             task_name=question.name,
-            data=to_model(for_site(question.task, None), self.num_rounds),
+            data=to_model(for_site(question.task, None), self.rounds_in_all),
             targets=question.sites,
             timeout=math.ceil(question.timeout),
             callback=_Received(question.hand_over),

@@ -61,7 +61,9 @@ def make_script_plan(
     server, site, _ = route_settings(given, chosen, LocalTraining)
     names = site_list(chosen.num_sites if sites == 0 else sites)
     wanted = {key: value for key, value in {**run, **bounds}.items() if value is not None}
-    settings_of_run = RunSettings(**{"num_rounds": chosen.num_rounds, "label": chosen.name, **wanted})
+    settings_of_run = RunSettings(**{"num_rounds": chosen.num_rounds, "label": chosen.name, **chosen.run, **wanted})
+    if settings_of_run.crt_rounds:
+        raise ValueError("crt_rounds: a script's own loop does not train a classifier alone; set crt_rounds=0")
     if names is not None and settings_of_run.min_sites > len(names):
         raise ValueError(f"min_sites={settings_of_run.min_sites}, but the job has {len(names)} site(s)")
     return Plan(

@@ -29,6 +29,7 @@ class Method:
         learns: settings of the task that differ from its defaults.
         small: settings of a job that is quick to try; the defaults above are the paper's.
         num_sites, num_rounds: of that job.
+        run: settings of the run that differ from their defaults.
         keeps: settings of training and task that are part of the method, so that they stay when it is trained like
             another one.
     """
@@ -46,6 +47,7 @@ class Method:
     small: Mapping[str, Any] = field(default_factory=lambda: {"local_epochs": 5})
     num_sites: int = 6
     num_rounds: int = 3
+    run: Mapping[str, Any] = field(default_factory=dict)
     keeps: tuple[str, ...] = ()
 
 

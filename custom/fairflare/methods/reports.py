@@ -7,11 +7,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+
 from fairflare.core.checks import in_words
 
 __all__ = ["Field", "ReportError", "numbers", "read_report"]
 
 MAX_TEXT = 200
+MAX_ARRAY = 2**28  # bytes
 MAX_ENTRIES = 100_000  # of a vector or a list of names; no network has more layers
 
 
@@ -26,7 +29,8 @@ class Field:
     Args:
         name: key in the report.
         kind: ``"number"``, ``"whole"`` (an integer), ``"flag"``, ``"text"`` (at most 200 characters), ``"vector"``
-            (list of numbers) or ``"names"`` (list of strings).
+            (list of numbers), ``"names"`` (list of strings) or ``"array"`` (bytes: many numbers, each a little-endian
+            float of 4 bytes; read as a NumPy array).
         low, high: closed range of each number.
         nan_ok: NaN is a legal value with a meaning that the method defines ("undefined here").
         infinite_ok: so are the infinities; they are read as NaN.
@@ -38,7 +42,7 @@ class Field:
     """
 
     name: str
-    kind: Literal["number", "whole", "flag", "text", "vector", "names"] = "number"
+    kind: Literal["number", "whole", "flag", "text", "vector", "names", "array"] = "number"
     low: float = -math.inf
     high: float = math.inf
     nan_ok: bool = False
@@ -64,6 +68,8 @@ class Field:
             return self._number(value, site, self.name)
         if self.kind in ("text", "flag"):
             return self._plain(value, site)
+        if self.kind == "array":
+            return self._array(value, site)
         checked = self._list(value, site)
         if self.same_length_as is not None:
             partner = report.get(self.same_length_as)
@@ -83,6 +89,17 @@ class Field:
         if not isinstance(value, str) or len(value) > MAX_TEXT:
             raise self._wrong(site, self.name, f"be a text of at most {MAX_TEXT} characters", value)
         return value
+
+    def _array(self, value: Any, site: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+        if not isinstance(value, bytes) or len(value) % 4 or len(value) > MAX_ARRAY:
+            raise self._wrong(site, self.name, f"be at most {MAX_ARRAY} bytes, four for each number", value)
+        found = np.frombuffer(value, "<f4").astype(np.float32)
+        outside = ~(np.isfinite(found) & (found >= self.low) & (found <= self.high))
+        if outside.any():
+            place = int(outside.argmax())
+            wanted = f"be finite and lie in [{self.low:g}, {self.high:g}]"
+            raise self._wrong(site, f"{self.name}[{place}]", wanted, float(found[place]))
+        return found
 
     def _list(self, value: Any, site: str) -> list[Any]:
         if not isinstance(value, (list, tuple)):
@@ -124,7 +141,7 @@ class Field:
         if self.kind in kinds:
             return kinds[self.kind]
         words = in_words(self.low, self.high, whole=self.kind == "whole")
-        many = {"vector": "numbers, each "}.get(self.kind, "")
+        many = {"vector": "numbers, each ", "array": "numbers, each "}.get(self.kind, "")
         return f"{many}{words}{' or NaN' if self.nan_ok else ''}"
 
 

@@ -60,6 +60,7 @@ class Weighing:
         reports: values by site; default: the numbers of the sites' reports.
         values: of the round as a whole.
         details: more of it for the results file, JSON-like (for instance what a picture needs).
+        tensors: of the next global model that the rule has made itself, see :attr:`Rule.makes`.
     """
 
     sites: SiteWeights | None = None
@@ -68,6 +69,7 @@ class Weighing:
     reports: dict[str, dict[str, float]] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 @settings
@@ -86,6 +88,8 @@ class Rule(ABC):
     two_phase: ClassVar[bool] = False
     #: Directives that are a dict by site: a site is sent its own entry and hears nothing of the others.
     directives_by_site: ClassVar[tuple[str, ...]] = ()
+    #: Beginnings of the names of tensors that the rule makes itself: they go to the sites, and none come back.
+    makes: ClassVar[tuple[str, ...]] = ()
     #: Settings that are gone, and what to do instead; the first that is given is named.
     retired: ClassVar[dict[str, str]] = {"min_sites": OLD_JOB}
 
@@ -101,6 +105,13 @@ class Rule(ABC):
     def needs_classes(self) -> bool:
         """Whether the sites must report what only data with classes have."""
         return False
+
+    def begin_round(self, received: State) -> None:  # noqa: B027
+        """Called with the whole model that the sites will receive.
+
+        Raises:
+            ValueError: the rule cannot do with it.
+        """
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         """What ``sites`` are told besides the model."""

@@ -17,8 +17,9 @@ from fairflare.core.settings import BelowOne, Flag, NonNegative, Positive, Posit
 from fairflare.methods.personal import KeepsAtHome
 
 if TYPE_CHECKING:
-    from fairflare.core.task import SiteData, Task
+    from fairflare.core.task import Batch, SiteData, Task
 
+LOCAL_MODEL = "local_model"  # in a site's store: what it trained, for the anchor phase and for MOON
 LOWEST_SHARE = 1e-3  # of the learning rate, at the end of a cosine: from 0.1 to 1e-4 in Fed-MAS's code
 
 
@@ -135,6 +136,15 @@ class LocalTraining(KeepsAtHome):
         low = self.lowest_rate
         if self.schedule == "cosine" and low is not None and low > self.learning_rate:
             raise ValueError(f"lowest_rate must be at most learning_rate={self.learning_rate!r}, got {low!r}")
+
+    @property
+    def local_models_kept(self) -> int:
+        """Of so many last rounds the site's local model stays in its store."""
+        return 1
+
+    def sends(self, names: Iterable[str]) -> list[str]:
+        """Those of the model's tensors whose updates go to the server."""
+        return list(names)
 
     # -- hooks
 
@@ -300,6 +310,10 @@ class LocalTraining(KeepsAtHome):
             run.store.save("optimizer", run.current_round, optimizer.state_dict())
         return Trained(epoch_losses, num_steps, run.data.num_samples("training"))
 
+    def batches(self, run: SiteRun, model: torch.nn.Module, seed: int) -> Iterable[Batch]:
+        """The batches of an epoch: each training image once, in an order and with an augmentation of this seed."""
+        return run.data.batches("training", batch_size=self.batch_size, shuffle_seed=seed, augment=self.augment)
+
     def _one_epoch(
         self, run: SiteRun, model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps_before: int
     ) -> tuple[float, int]:
@@ -307,9 +321,7 @@ class LocalTraining(KeepsAtHome):
         seed = run.seed + run.epoch
         order = run.data.order("training", seed)
         total, seen, steps = 0.0, 0, 0
-        for inputs, targets in run.data.batches(
-            "training", batch_size=self.batch_size, shuffle_seed=seed, augment=self.augment
-        ):
+        for inputs, targets in self.batches(run, model, seed):
             run.batch = None if order is None else order[seen : seen + len(inputs)]
             loss = self._one_step(run, model, optimizer, inputs, targets)
             if not math.isfinite(loss):

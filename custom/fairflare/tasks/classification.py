@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from fairflare.core import checks
-from fairflare.core.settings import Flag, Fraction, NonNegativeInt, PositiveInt, settings
+from fairflare.core.settings import Flag, Fraction, NonNegativeInt, Positive, PositiveInt, settings
 from fairflare.data.datalist import DataError, Datalist, Sample
 from fairflare.data.phantoms import PHANTOMS, PhantomPlan
 from fairflare.tasks.base import LOSS, Metric, SiteData, evaluating
@@ -97,6 +97,12 @@ class ClassificationTask(ImageTask):
             ``.pth`` or ``.safetensors``) that the server starts from, unless its own private file names another; a
             classifier head of another shape is left out.
         projector_dim: output width of a projection head next to the classifier (Fed-MAS); ``None``: none.
+        neck_dim: output width of a projection head between encoder and classifier (MOON; its authors: 256); ``None``:
+            none.
+        classifier: ``"linear"``, or ``"cosine"``: ``cosine_scale`` times the cosine of features and class vector
+            (LDAM).
+        cosine_scale: see there.
+        retrained_head: a second classifier beside it, trained by the server and used in evaluation (CReFF).
         augmentation: ``"flip"``, ``"affine"``, ``"intensity"``: which random changes ``augment=True`` makes.
         phantom: synthetic data, used where a site has none of its own: ``"dermoscopy"``, ``"dermoscopy7"``,
             ``"fundus"`` or ``"endoscopy"``.
@@ -143,6 +149,10 @@ class ClassificationTask(ImageTask):
     norm_momentum: Momentum = 0.1
     initial_weights: str | None = None
     projector_dim: PositiveInt | None = None
+    neck_dim: PositiveInt | None = None
+    classifier: Literal["linear", "cosine"] = "linear"
+    cosine_scale: Positive = 30.0
+    retrained_head: Flag = False
     augmentation: Augmentations = ("flip", "affine")
     phantom: Literal["dermoscopy", "dermoscopy7", "fundus", "endoscopy"] = "dermoscopy"
     allow_phantom: Flag = True
@@ -175,6 +185,8 @@ class ClassificationTask(ImageTask):
                 raise ValueError(f"class_groups: '{group}' is the name of a metric; choose another")
             for member in members:
                 checks.number(f"class_groups: class of {group!r}", member, low=0, high=self.classes - 1, whole=True)
+        if self.retrained_head and self.classifier != "linear":
+            raise ValueError("retrained_head needs classifier='linear'")
         most = 1 / len(PHANTOMS[self.phantom].class_names)
         checks.number("phantom_min_share", self.phantom_min_share, low=0, high=most)
         self.plan(self.phantom_seed)  # refuses what does not fit together
@@ -238,6 +250,9 @@ class ClassificationTask(ImageTask):
             norm_momentum=self.norm_momentum,
             max_pool=self.max_pool,
             projector_dim=self.projector_dim,
+            neck_dim=self.neck_dim,
+            cosine_scale=self.cosine_scale if self.classifier == "cosine" else None,
+            retrained_head=self.retrained_head,
         )
 
     def initialise(self, model: torch.nn.Module, checkpoint: str | None = None) -> str:

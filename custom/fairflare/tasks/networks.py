@@ -16,7 +16,52 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 # What training scripts put in front of the encoder's own names.
 PREFIXES = ("module.", "model.", "encoder.", "backbone.", "net.")
-HEADS = ("fc.", "head.", "classifier.", "class_layers.", "projector.")
+HEADS = ("fc.", "head.", "classifier.", "class_layers.", "projector.", "neck.", "retrained.")
+
+
+class CosineHead(nn.Module):
+    r"""Scaled cosines of features and class vectors: :math:`s \cos(h, w_c)`, without bias (LDAM's classifier).
+
+    Args:
+        width: of the features.
+        classes: number of class vectors.
+        scale: s, ``> 0``; the cosines alone, in [-1, 1], would be logits of nearly equal probabilities.
+    """
+
+    def __init__(self, width: int, classes: int, scale: float = 30.0) -> None:
+        super().__init__()
+        self.scale = checks.number("scale", scale, above=0)
+        self.weight = nn.Parameter(torch.empty(classes, width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """New class vectors in random directions, from torch's current random state."""
+        nn.init.normal_(self.weight)
+        with torch.no_grad():
+            self.weight.copy_(nn.functional.normalize(self.weight, dim=1))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        directions = nn.functional.normalize(features, dim=1), nn.functional.normalize(self.weight, dim=1)
+        return self.scale * nn.functional.linear(*directions)
+
+
+class GivenHead(nn.Module):
+    """A linear classifier that is not trained where it is (CReFF): its tensors are no parameters.
+
+    Args:
+        like: it begins as a copy of this one.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+
+    def __init__(self, like: nn.Linear) -> None:
+        super().__init__()
+        self.register_buffer("weight", like.weight.detach().clone())
+        self.register_buffer("bias", like.bias.detach().clone())
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(features, self.weight, self.bias)
 
 
 class Classifier(nn.Module):
@@ -27,15 +72,34 @@ class Classifier(nn.Module):
         width: of the encoder's output.
         classes: number of logits.
         in_channels: 3, or 1 (normalised with the mean of the three).
-        projector_dim: output of the projection head, a two-layer perceptron (Fed-MAS); ``None``: no such head.
+        projector_dim: output of the projection head beside the classifier, a two-layer perceptron (Fed-MAS); ``None``:
+            no such head.
+        neck_dim: output of the projection head between encoder and classifier, a two-layer perceptron (MOON); ``None``:
+            no such head.
+        cosine_scale: the classifier is a :class:`CosineHead` with this scale; ``None``: it is linear.
+        retrained_head: there is a second, linear classifier, ``retrained``, for evaluation mode (CReFF).
     """
 
     def __init__(
-        self, encoder: nn.Module, width: int, classes: int, *, in_channels: int = 3, projector_dim: int | None = None
+        self,
+        encoder: nn.Module,
+        width: int,
+        classes: int,
+        *,
+        in_channels: int = 3,
+        projector_dim: int | None = None,
+        neck_dim: int | None = None,
+        cosine_scale: float | None = None,
+        retrained_head: bool = False,
     ) -> None:
         super().__init__()
         self.encoder = encoder
-        self.head = nn.Linear(width, classes)
+        self.neck: nn.Module | None = None
+        if neck_dim is not None:
+            self.neck = nn.Sequential(nn.Linear(width, width), nn.ReLU(inplace=True), nn.Linear(width, neck_dim))
+            width = neck_dim
+        self.head = nn.Linear(width, classes) if cosine_scale is None else CosineHead(width, classes, cosine_scale)
+        self.retrained = GivenHead(self.head) if retrained_head and isinstance(self.head, nn.Linear) else None
         self.projector: nn.Module | None = None
         if projector_dim is not None:
             self.projector = nn.Sequential(
@@ -48,7 +112,8 @@ class Classifier(nn.Module):
     def embed(self, inputs: torch.Tensor) -> torch.Tensor:
         """(n, width) features in front of the head."""
         mean, std = (inputs.new_tensor(values).view(-1, 1, 1) for values in self._statistics)
-        return self.encoder((inputs - mean) / std)
+        features = self.encoder((inputs - mean) / std)
+        return features if self.neck is None else self.neck(features)
 
     def project(self, features: torch.Tensor) -> torch.Tensor:
         """(n, projector_dim) of :meth:`embed`'s features.
@@ -61,7 +126,8 @@ class Classifier(nn.Module):
         return self.projector(features)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.head(self.embed(inputs))
+        head = self.head if self.retrained is None or self.training else self.retrained
+        return head(self.embed(inputs))
 
 
 def build_classifier(
@@ -73,6 +139,9 @@ def build_classifier(
     norm_momentum: float,
     max_pool: bool = True,
     projector_dim: int | None = None,
+    neck_dim: int | None = None,
+    cosine_scale: float | None = None,
+    retrained_head: bool = False,
 ) -> Classifier:
     """A classifier, initialised from torch's current random state.
 
@@ -82,7 +151,7 @@ def build_classifier(
         features: widths of the ResNet's four stages.
         norm_momentum: of all batch norms.
         max_pool: the ResNet's pooling behind its first convolution; small images do without.
-        projector_dim: see :class:`Classifier`.
+        projector_dim, neck_dim, cosine_scale, retrained_head: see :class:`Classifier`.
     """
     encoder: nn.Module
     if checks.choice("network", network, ("resnet18", "densenet121")) == "resnet18":
@@ -108,7 +177,16 @@ def build_classifier(
         layers: Any = encoder.class_layers
         width = layers.out.in_features
         layers.out = nn.Identity()
-    model = Classifier(encoder, width, classes, in_channels=in_channels, projector_dim=projector_dim)
+    model = Classifier(
+        encoder,
+        width,
+        classes,
+        in_channels=in_channels,
+        projector_dim=projector_dim,
+        neck_dim=neck_dim,
+        cosine_scale=cosine_scale,
+        retrained_head=retrained_head,
+    )
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.momentum = norm_momentum
@@ -188,7 +266,7 @@ def load_encoder(model: Classifier, path: Path) -> str:
     load_fitting(model.encoder, encoder, f"checkpoint {path} does not fit the network")
     for head in ("head", "fc", "classifier", "class_layers.out"):
         weight, bias = found.get(f"{head}.weight"), found.get(f"{head}.bias")
-        if weight is None or bias is None:
+        if weight is None or bias is None or not isinstance(model.head, nn.Linear):
             continue
         if weight.shape == model.head.weight.shape and bias.shape == model.head.bias.shape:
             model.head.load_state_dict({"weight": weight, "bias": bias})

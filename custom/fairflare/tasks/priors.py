@@ -149,7 +149,7 @@ def build_encoder(network: str) -> tuple[nn.Module, int]:
         model = build_classifier(
             network, in_channels=3, classes=2, features=(64, 128, 256, 512), norm_momentum=0.1, max_pool=True
         )
-        return model.encoder, model.head.in_features
+        return model.encoder, model.head.weight.shape[1]
     from monai.networks.nets.resnet import ResNet
 
     small = network == "embedded"

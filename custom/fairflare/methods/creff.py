@@ -1,0 +1,239 @@
+r"""CReFF: the server trains a second classifier on features whose gradients are those of the sites' images.
+
+Shang et al., "Federated Learning on Heterogeneous and Long-Tailed Data via Classifier Re-Training with Federated
+Features", IJCAI 2022. The network has two classifiers (``retrained_head`` of the task): ``head`` is trained by the
+sites and averaged, as in FedAvg; ``retrained`` comes from the server, is never trained at a site, and is the one of
+evaluation. Both are in every model that the run keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from fairflare.core.federated_features import classifier_gradient, matched_features, retrained_classifier
+from fairflare.core.settings import NonNegative, NonNegativeInt, Positive, PositiveInt, Whole, settings
+from fairflare.core.task import evaluating
+from fairflare.methods.bsm import JOB, LEARNS, SETTINGS
+from fairflare.methods.catalog import Method
+from fairflare.methods.reports import Field, ReportError
+from fairflare.methods.rule import RoundInputs, Rule, State, Weighing, sample_weights
+from fairflare.methods.training import LocalTraining, SiteError, SiteRun
+
+if TYPE_CHECKING:
+    from fairflare.core.task import Task
+
+MADE = "retrained."  # tensors of the server's classifier
+REPORTED = "class_gradients"
+MAX_GRADIENT = 1e6
+
+
+@settings
+class ClassGradientTraining(LocalTraining):
+    """CReFF, site half: plain training, and before it the gradients of the server's classifier by class.
+
+    For each class of the site: the gradient of the cross-entropy on so many random images of it, encoder in evaluation
+    mode, with random augmentation (the task's); the mean over the repeats.
+
+    Args:
+        gradient_images: of a class, at most, in a repeat.
+        gradient_repeats: each with other images and another augmentation.
+
+    Source:
+        Shang et al., section 3.2 and code.
+    """
+
+    gradient_images: PositiveInt = 32
+    gradient_repeats: PositiveInt = 10
+
+    def check_task(self, task: Task) -> None:
+        super().check_task(task)
+        if task.has_classes is False:
+            raise ValueError("its gradients are by class")
+        if not getattr(task, "retrained_head", True):
+            raise ValueError("it needs a second classifier; set retrained_head=true of the classification task")
+
+    def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        _second_classifier(run, model)
+        return super().check(run, model)
+
+    def sends(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if not name.startswith(MADE)]
+
+    def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
+        classifier = _second_classifier(run, model)
+        sums: dict[int, torch.Tensor] = {}
+        for repeat in range(self.gradient_repeats):
+            for label, features in self._features(run, model, repeat).items():
+                found = classifier_gradient(features, label, classifier.weight, classifier.bias).detach()
+                sums[label] = sums.get(label, 0) + found / self.gradient_repeats
+        run.own = {label: sums[label].cpu() for label in sorted(sums)}
+
+    def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        rows = [np.concatenate([[label], found.flatten().numpy()]) for label, found in run.own.items()]
+        return {REPORTED: np.array(rows, "<f4").tobytes()}
+
+    def _features(self, run: SiteRun, model: torch.nn.Module, repeat: int) -> dict[int, torch.Tensor]:
+        """By class, of the first images of a random order."""
+        counts = self.class_counts(run).clamp_max(self.gradient_images)
+        found: dict[int, list[torch.Tensor]] = {label: [] for label in counts.nonzero().flatten().tolist()}
+        seed = run.seed + self.local_epochs + repeat  # behind those of the epochs
+        batches = run.data.batches("training", batch_size=self.batch_size, shuffle_seed=seed, augment=True)
+        with evaluating(model):
+            for inputs, targets in batches:
+                chosen: list[int] = []
+                for place, label in enumerate(targets.tolist()):
+                    if len(found[label]) + chosen.count(label) < counts[label]:
+                        chosen.append(label)
+                        targets[place] = -1
+                if chosen:
+                    features = model.embed(inputs[targets == -1].to(run.device))  # type: ignore[operator]
+                    for label, feature in zip(chosen, features, strict=True):
+                        found[label].append(feature)
+                if all(len(own) == counts[label] for label, own in found.items()):
+                    break
+        return {label: torch.stack(own) for label, own in found.items()}
+
+
+def _second_classifier(run: SiteRun, model: torch.nn.Module) -> Any:
+    second = getattr(model, "retrained", None)
+    if second is None or not hasattr(model, "embed"):
+        raise SiteError(
+            f"site {run.site!r}: CReFF needs a second classifier; set retrained_head=true of the classification task"
+        )
+    return second
+
+
+@settings
+class CReFF(Rule):
+    r"""CReFF, server half: FedAvg, and a classifier trained anew in each round on federated features.
+
+    Args:
+        num_features: n, of each class; they begin as N(0, 1) and are kept from round to round.
+        feature_steps, feature_rate: of SGD that turns their gradients into the directions of the sites' (the mean over
+            the sites that have the class, each counting alike).
+        classifier_epochs, classifier_rate, classifier_batch: of the training of the classifier, from scratch.
+        seed: of both.
+
+    Source:
+        Shang et al., IJCAI 2022, section 3.3 and code.
+    """
+
+    report_fields = (
+        Field(
+            REPORTED, "array", low=-MAX_GRADIENT, high=MAX_GRADIENT, required=False,
+            doc="for each class of the site its number, and the gradient of the server's classifier on images of it: "
+            "C (d + 1) numbers of four bytes",
+            reveals="which classes the site has; and the gradient of a class is nearly the mean feature of its images, "
+            "from which images may be guessed where a class has few",
+        ),
+    )  # fmt: skip
+    makes: ClassVar[tuple[str, ...]] = (MADE,)
+
+    num_features: PositiveInt = 100
+    feature_steps: NonNegativeInt = 100
+    feature_rate: NonNegative = 0.1
+    classifier_epochs: PositiveInt = 300
+    classifier_rate: Positive = 0.01
+    classifier_batch: PositiveInt = 32
+    seed: Whole = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._classifier: tuple[torch.Tensor, torch.Tensor] | None = None  # that the sites have in this round
+        self.features: torch.Tensor | None = None
+
+    @property
+    def needs_classes(self) -> bool:
+        return True
+
+    def begin_round(self, received: State) -> None:
+        """Raises ``ValueError`` when the network has no second classifier."""
+        names = [MADE + part for part in ("weight", "bias")]
+        if not all(name in received for name in names):
+            raise ValueError("CReFF needs a second classifier in the network; set retrained_head=true of the task")
+        self._classifier = received[names[0]], received[names[1]]
+
+    def check_report(self, report: dict[str, Any], site: str) -> dict[str, Any]:
+        """The gradients by class; where no classifier was sent, there can be none."""
+        found = report[REPORTED]
+        classes, width = self._classifier[0].shape if self._classifier is not None else (0, 0)
+        row = 1 + classes * (width + 1)
+        if found is None or not len(found):
+            return {**report, REPORTED: None}
+        if len(found) % row or len(found) > row * classes:
+            raise ReportError(
+                f"site {site!r}: field {REPORTED!r} has {len(found)} numbers, must be at most {classes} times {row}"
+            )
+        rows = found.reshape(-1, row)
+        labels = rows[:, 0].tolist()
+        if sorted(set(labels)) != labels or not set(labels) <= set(range(classes)):
+            raise ReportError(
+                f"site {site!r}: field {REPORTED!r} must be of classes 0 to {classes - 1} in order, got {labels!s:.60}"
+            )
+        return {**report, REPORTED: rows}
+
+    def weigh(self, inputs: RoundInputs) -> Weighing:
+        weighing = Weighing(sites=sample_weights(inputs))
+        if self._classifier is None:
+            return weighing
+        weight, bias = (tensor.float() for tensor in self._classifier)
+        wanted = self._mean_gradients(inputs, weight)
+        if self.features is None:
+            shape = (len(bias), self.num_features, weight.shape[1])
+            self.features = torch.randn(shape, generator=torch.Generator().manual_seed(self.seed))
+        self.features, before, after = matched_features(
+            self.features, wanted, weight, bias, steps=self.feature_steps, learning_rate=self.feature_rate
+        )
+        made = retrained_classifier(
+            self.features,
+            epochs=self.classifier_epochs,
+            learning_rate=self.classifier_rate,
+            batch_size=self.classifier_batch,
+            seed=self.seed + 1 + inputs.current_round,
+        )
+        weighing.tensors = {
+            MADE + part: tensor.to(like.dtype)
+            for part, tensor, like in zip(("weight", "bias"), made, self._classifier, strict=True)
+        }
+        weighing.values = {"matching_before": before, "matching_after": after, "classes": float(len(wanted))}
+        return weighing
+
+    def _mean_gradients(self, inputs: RoundInputs, weight: torch.Tensor) -> dict[int, torch.Tensor]:
+        """Over the sites that have the class; one that is 0 everywhere has no direction."""
+        found: dict[int, list[torch.Tensor]] = {}
+        for site in inputs.sites:
+            rows = inputs.reports[site][REPORTED]
+            for row in () if rows is None else rows:
+                gradient = torch.from_numpy(row[1:].astype(np.float64)).reshape(len(weight), -1)
+                found.setdefault(int(row[0]), []).append(gradient)
+        means = {label: (sum(own) / len(own)).float() for label, own in found.items()}  # type: ignore[union-attr]
+        return {label: mean for label, mean in means.items() if bool(mean.any())}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.features is None else {"features": self.features}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.features = state["features"].clone() if "features" in state else None
+
+
+METHODS = [
+    Method(
+        name="creff",
+        title="CReFF",
+        summary="FedAvg; the server trains a second classifier on features that imitate the sites' class gradients",
+        rule=CReFF,
+        training=ClassGradientTraining,
+        learns={**LEARNS, "retrained_head": True},
+        **{
+            **JOB,
+            "site": {**SETTINGS, "criterion": "task"},
+            "source": "Shang et al., IJCAI 2022; Elbatel et al., DeCaF @ MICCAI 2023",
+            "small": {**JOB["small"], "gradient_repeats": 3, "classifier_epochs": 100},
+            "keeps": ("criterion", "retrained_head"),
+        },
+    )
+]

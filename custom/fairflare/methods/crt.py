@@ -1,0 +1,91 @@
+r"""cRT: after a method's rounds the classifier is trained anew, with classes in equal parts; the encoder stays.
+
+Kang et al., "Decoupling Representation and Classifier for Long-Tailed Recognition", ICLR 2020; as a plug-in of
+federated methods: Elbatel et al., DeCaF @ MICCAI 2023, Table 2. The setting ``crt_rounds`` of a run adds it to any
+method (:mod:`fairflare.federation.retraining`); the entry ``crt`` is FedAvg with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from fairflare.core.settings import Flag, NonNegativeInt, PositiveInt, Whole, settings
+from fairflare.core.weighting import normalise
+from fairflare.methods.bsm import JOB, LEARNS, SETTINGS
+from fairflare.methods.catalog import Method
+from fairflare.methods.classifier_retraining import CLASSIFIER, DIRECTIVE
+from fairflare.methods.fed_avg import FedAvg
+from fairflare.methods.rule import RoundInputs, Rule, SiteWeights, Weighing, sample_weights
+from fairflare.methods.training import LocalTraining
+
+
+@settings
+class ClassifierAverage(Rule):
+    """cRT, server half: the mean of the sites' classifiers.
+
+    Args:
+        weights: ``"samples"``: by number of training samples; ``"method"``: the weights of the method's last round
+            (those of the layer ``head``, where they are by layer); a site without one has the mean of the others.
+        epochs, mask_absent, seed: what the sites are told, see :mod:`fairflare.methods.classifier_retraining`.
+        first_round: of the re-training, from 0.
+    """
+
+    directive_docs: ClassVar[dict[str, str]] = {
+        DIRECTIVE: "in the rounds behind the method's own (`crt_rounds`): only the classifier is trained, and how "
+        "(`local_epochs`, `mask_absent`; `first`, `seed`: it begins anew). With `mask_absent` the update that is sent "
+        "back shows which classes the site has"
+    }
+
+    weights: Literal["samples", "method"] = "samples"
+    epochs: PositiveInt = 1
+    mask_absent: Flag = True
+    seed: Whole = 0
+    first_round: NonNegativeInt = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.of_method: SiteWeights = {}
+
+    def remember(self, weighing: Weighing) -> None:
+        """Takes the method's weights of a round."""
+        of_layer = (weighing.layers or {}).get(CLASSIFIER.rstrip("."))
+        self.of_method = dict(of_layer if of_layer is not None else weighing.sites or {})
+
+    def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
+        told = {"local_epochs": self.epochs, "mask_absent": self.mask_absent}
+        first = current_round == self.first_round
+        return {DIRECTIVE: {**told, "first": first, "seed": self.seed}}
+
+    def weigh(self, inputs: RoundInputs) -> Weighing:
+        details = {"crt_round": inputs.current_round - self.first_round}
+        known = [self.of_method[site] for site in inputs.sites if site in self.of_method]
+        if self.weights == "samples" or not known:
+            return Weighing(sites=sample_weights(inputs), details=details)
+        mean = sum(known) / len(known)
+        return Weighing(sites=normalise({s: self.of_method.get(s, mean) for s in inputs.sites}), details=details)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"of_method": dict(self.of_method)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.of_method = {str(site): float(weight) for site, weight in state["of_method"].items()}
+
+
+METHODS = [
+    Method(
+        name="crt",
+        title="FedAvg + cRT",
+        summary="FedAvg, then the classifier alone is trained anew, on classes in equal parts (any method: crt_rounds)",
+        rule=FedAvg,
+        training=LocalTraining,
+        learns=LEARNS,
+        run={"crt_rounds": 10},
+        **{
+            **JOB,
+            "site": {**SETTINGS, "criterion": "task"},
+            "source": "Kang et al., ICLR 2020; Elbatel et al., DeCaF @ MICCAI 2023",
+            "keeps": (),
+        },
+    )
+]

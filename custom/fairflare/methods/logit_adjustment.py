@@ -1,0 +1,76 @@
+"""Logit adjustment and FedLC: cross-entropy of logits moved by each site's class counts, FedAvg at the server.
+
+Menon et al., ICLR 2021 (LA, FedISM's criterion); Zhang et al., "Federated Learning with Label Distribution Skew via
+Logits Calibration", ICML 2022 (FedLC).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from fairflare.core.losses import fedlc_loss
+from fairflare.core.settings import Flag, NonNegative, settings
+from fairflare.methods.bsm import JOB, LEARNS, SETTINGS
+from fairflare.methods.catalog import Method
+from fairflare.methods.fed_avg import FedAvg
+from fairflare.methods.training import LocalTraining, SiteRun
+
+
+@settings
+class CalibratedTraining(LocalTraining):
+    r"""FedLC, site half: cross-entropy of :math:`z_c - \tau n_c^{-1/4}`, n_c the site's class counts.
+
+    Args:
+        criterion: ``"fedlc"``.
+        prior_strength: tau; ``None``: Fed-MAS's 0.5.
+        fedlc_exclude_target: the sum in the denominator goes over the classes other than the sample's own (the pairwise
+            form; the loss may be negative). False: over all, as published re-implementations and Fed-MAS have it.
+
+    Source:
+        Zhang et al., ICML 2022. Not LC-Fed (ECCV 2022), whose repository is also called FedLC.
+    """
+
+    criterion: Literal["fedlc"] = "fedlc"
+    prior_strength: NonNegative | None = None
+    fedlc_exclude_target: Flag = False
+
+    def criterion_losses(self, run: SiteRun, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if not self.fedlc_exclude_target:
+            return super().criterion_losses(run, outputs, targets)
+        tau = {} if self.prior_strength is None else {"tau": self.prior_strength}
+        return fedlc_loss(outputs, targets, self.class_counts(run), reduction="none", exclude_target=True, **tau)
+
+
+KEEPS = ("criterion", "prior_strength")
+METHODS = [
+    Method(
+        name="logit_adjustment",
+        title="LA",
+        summary="logits are moved by tau times the log share of each class at the site, FedAvg at the server",
+        rule=FedAvg,
+        training=LocalTraining,
+        learns=LEARNS,
+        **{
+            **JOB,
+            "site": {**SETTINGS, "criterion": "logit_adjusted"},
+            "source": "Menon et al., ICLR 2021",
+            "keeps": KEEPS,
+        },
+    ),
+    Method(
+        name="fed_lc",
+        title="FedLC",
+        summary="logits are calibrated by the site's class counts, n^(-1/4), FedAvg at the server",
+        rule=FedAvg,
+        training=CalibratedTraining,
+        learns=LEARNS,
+        **{
+            **JOB,
+            "site": {**SETTINGS, "criterion": "fedlc"},
+            "source": "Zhang et al., ICML 2022; Elbatel et al., DeCaF @ MICCAI 2023",
+            "keeps": KEEPS,
+        },
+    ),
+]

@@ -1,0 +1,123 @@
+r"""MOON: the local model's features stay near the global model's and away from its own of the round before.
+
+Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021. FedAvg at the server; nothing more is sent.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fairflare.core.losses import model_contrastive_loss
+from fairflare.core.settings import NonNegative, Positive, settings
+from fairflare.methods.bsm import JOB, LEARNS, SETTINGS
+from fairflare.methods.catalog import Method
+from fairflare.methods.fed_avg import FedAvg
+from fairflare.methods.training import LOCAL_MODEL, LocalTraining, SiteError, SiteRun
+
+if TYPE_CHECKING:
+    from fairflare.core.task import Task
+
+
+@dataclass
+class _Contrast:
+    """Of one task: both models in evaluation mode; without a previous one the term is log 2."""
+
+    received: torch.nn.Module
+    previous: torch.nn.Module | None
+
+
+@settings
+class ContrastiveTraining(LocalTraining):
+    r"""MOON, site half.
+
+    .. math:: \ell_{sup} - \mu \log \frac{e^{\cos(z, z_g) / T}}{e^{\cos(z, z_g) / T} + e^{\cos(z, z_p) / T}}
+
+    z, :math:`z_g`, :math:`z_p`: features of a batch in front of the classifier, by the model in training, the received
+    model and this site's local model of its last round. With ``neck_dim`` of the task they are the output of MOON's
+    projection head, without it the encoder's (the baseline in Fed-MAS's code). The last two are taken in evaluation
+    mode and without gradient. A site without a local model of an earlier round has the received one for it: the term
+    is log 2 and changes nothing.
+
+    The local model is the one that stays in the site's state folder in any case; of this method three, so that a
+    repeated round starts as it did the first time. Three networks are in memory while it trains.
+
+    Args:
+        mu: weight of the term, finite and ``>= 0``; 0 is FedAvg and costs nothing.
+        temperature: T.
+
+    Source:
+        Li et al., CVPR 2021, Eq. (3). The published code leaves the two constant models in training mode.
+    """
+
+    mu: NonNegative = 1.0
+    temperature: Positive = 0.5
+
+    @property
+    def local_models_kept(self) -> int:
+        return 3 if self.mu > 0 else 1
+
+    def check_task(self, task: Task) -> None:
+        super().check_task(task)
+        if task.has_classes is False:
+            raise ValueError("it contrasts one vector of features for each image, which a classifier has")
+
+    def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        _check_network(run, model)
+        return super().check(run, model)
+
+    def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
+        if self.mu == 0:
+            return
+        _check_network(run, model)
+        kept = run.store.load_before(LOCAL_MODEL, run.current_round)
+        previous = None if kept is None else _frozen(model)
+        if previous is not None and kept is not None:
+            previous.load_state_dict(kept)
+        run.own = _Contrast(_frozen(model), previous)
+
+    def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if self.mu == 0:
+            return super().loss(run, model, inputs, targets)
+        own: _Contrast = run.own
+        z = model.embed(inputs)  # type: ignore[operator]
+        supervised = self.criterion_loss(run, model.head(z), targets)  # type: ignore[operator]
+        if own.previous is None:
+            return supervised + self.mu * math.log(2)
+        with torch.no_grad():
+            z_global, z_previous = (m.embed(inputs) for m in (own.received, own.previous))  # type: ignore[operator]
+        return supervised + self.mu * model_contrastive_loss(z, z_global, z_previous, self.temperature)
+
+
+def _frozen(model: torch.nn.Module) -> torch.nn.Module:
+    return copy.deepcopy(model).eval().requires_grad_(False)
+
+
+def _check_network(run: SiteRun, model: torch.nn.Module) -> None:
+    if not all(hasattr(model, name) for name in ("embed", "head")):
+        raise SiteError(
+            f"site {run.site!r}: MOON needs the features in front of the classifier; take the classification task's "
+            "network, or give your own network embed(images) and head(features)"
+        )
+
+
+METHODS = [
+    Method(
+        name="moon",
+        title="MOON",
+        summary="features are kept near the global model's and away from the site's previous ones; for classification",
+        rule=FedAvg,
+        training=ContrastiveTraining,
+        learns={**LEARNS, "neck_dim": 256},
+        **{
+            **JOB,
+            "site": {**SETTINGS, "criterion": "task"},
+            "source": "Li et al., CVPR 2021",
+            "keeps": ("neck_dim",),
+        },
+    )
+]

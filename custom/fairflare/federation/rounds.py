@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fairflare.core.layers import parameter_names
 from fairflare.exchange.messages import (
     TASK_ANCHOR,
     TASK_TRAIN,
@@ -118,6 +119,7 @@ class Rounds:
         model = self.task.build_model()
         self.transport.say(self.task.initialise(model, place.initial_weights(run)))
         state: State = clean_state(model.state_dict())
+        self.collector.parameters = parameter_names(model)
         sites = sorted(self.transport.sites())
         config = config_of(run, place, self.rule, self.task)
         info = info_of(run, place, self.rule, self.task, state, sites, self.transport.expected(), config)

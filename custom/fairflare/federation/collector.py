@@ -312,6 +312,7 @@ class Collector:
             remembered=self._influence.remembered,
             moderated=self._influence.moderated,
             parameters=self._trained_names(),
+            num_steps={site: trained[site].num_steps for site in sites},
             updates=self._shape is not None and self._shape.updates,
         )
 

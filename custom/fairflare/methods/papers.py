@@ -77,17 +77,23 @@ FED_ISM = Paper(
     lacks=("the images: RSNA ICH or ISIC 2019, with --data", _IMAGENET),
 )
 
-#: By the method's name. FedAvg and FedProx run as baselines of the papers whose task their jobs learn.
+#: By the method's name. Baselines run as those of the paper whose task their jobs learn.
 PAPERS: dict[str, Paper] = {
     "fed_avg": FED_LWR,
     "fed_lwr": FED_LWR,
     "fed_lwr_cosine": FED_LWR,
     "fed_lwr_last_layer": FED_LWR,
+    "q_fed_avg": FED_LWR,
+    "fed_ce": FED_LWR,
+    "fed_nova": FED_MRL,
     "fed_prox": FED_MRL,
     "fed_mrl": FED_MRL,
     "bsm_fl": FED_MAS,
     "bsm_kd": FED_MAS,
     "fed_mas": FED_MAS,
+    "afl": FED_ISM,
+    "fair_fed": FED_ISM,
+    "fed_ga": FED_ISM,
     "fed_ism": FED_ISM,
     "fed_ism_plus_s": FED_ISM,
     "fed_ism_plus_l": FED_ISM,

@@ -52,6 +52,7 @@ class RoundInputs:
     moderated: Callable[[Mapping[str, float], str], dict[str, float]] = lambda values, name: dict(values)
     #: Names of the tensors that are trained; what else is floating is a buffer.
     parameters: Collection[str] = frozenset()
+    num_steps: Mapping[str, int | None] = field(default_factory=dict)  # as the sites say; nobody checks it
     updates: bool = False  # ``states`` are updates, not models
 
     def start(self, rule: Rule) -> State | None:

@@ -11,6 +11,7 @@ import torch
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_opt.pt.fedce import FedCEConstants, FedCEModelAggregator, PTFedCEHelper
 
+from fairflare import __version__
 from fairflare.core.settings import build
 from fairflare.exchange.messages import Message
 from fairflare.federation.collector import Collector, LikeReceived
@@ -40,7 +41,7 @@ def changes(current_round: int, site: str) -> dict[str, torch.Tensor]:
 
 
 def score(current_round: int, site: str) -> float:
-    return 1.0 if current_round == 0 else ((ord(site) * 37 + current_round * 11) % 10) / 10
+    return 1.0 if current_round == 0 else (1 + (ord(site) * 37 + current_round * 11) % 9) / 10
 
 
 def rounds(rule: FedCE, folder: Any, attendance: list[str], bounds: Bounds | None = None) -> list[Any]:
@@ -50,7 +51,7 @@ def rounds(rule: FedCE, folder: Any, attendance: list[str], bounds: Bounds | Non
         told = rule.directives(current_round, 9, sites)
         collector.begin(current_round, 9, shape=LikeReceived(RECEIVED), received=RECEIVED, sites=sites)
         for site in sites:
-            meta = {"version": __import__("fairflare").__version__, "status": "ok", "num_samples": 5}
+            meta = {"version": __version__, "status": "ok", "num_samples": 5}
             meta["report"] = {"minus_score": score(current_round, site)}
             message = Message(changes(current_round, site), True, {"dice": 0.5}, meta, current_round)
             collector.keep(collector.read_training(site, message))
@@ -95,7 +96,7 @@ def test_all_scores_0_and_the_floor(tmp_path):
         collector = Collector(rule, tmp_path)
         collector.begin(0, 9, shape=LikeReceived(RECEIVED), received=RECEIVED, sites="abc")
         for site in "abc":
-            meta = {"version": __import__("fairflare").__version__, "status": "ok", "report": {"minus_score": 0.0}}
+            meta = {"version": __version__, "status": "ok", "report": {"minus_score": 0.0}}
             moved = {name: torch.zeros_like(t) for name, t in RECEIVED.items()}
             collector.keep(collector.read_training(site, Message(moved, True, {"dice": 0.5}, meta, 0)))
         return list(collector.aggregate()[1].sites.values())
@@ -229,7 +230,7 @@ def test_the_minus_model_leaves_no_trace(tmp_path):
 def test_rounds_in_which_nothing_can_be_measured(tmp_path):
     task = classification()
     states = [initial(task, seed) for seed in range(6)]
-    site = AtSite(tmp_path / "a", task)
+    site = AtSite(tmp_path / "a", task, preset="fedism")
     assert site(0, states[0]) == 1.0
     measured = site(1, states[1], 0.3)
     assert measured < 1

@@ -140,7 +140,7 @@ class Rounds:
     def _round_or_test(self, current_round: int, state: State) -> State:
         if current_round < self.settings.num_rounds:
             return self._round(current_round, state)
-        self._finish(state)
+        self._finish(self.rule.reported(state))
         return state
 
     def _go_back(self, current_round: int, state: State, failed: NobodyCould) -> State:

@@ -153,6 +153,10 @@ class Rule(ABC):
         """Sites whose checked reports do not go together with those of the others, and why; they are left out."""
         return {}
 
+    def reported(self, state: State) -> State:
+        """The model that a run ends with, tested and kept, from the one of the last round; default: itself."""
+        return state
+
     def follows_num_rounds(self) -> list[str]:
         """Settings whose effect in a round depends on the number of rounds: an experiment cannot go on with another."""
         return []

@@ -79,6 +79,10 @@ def honest(site: str, received: State, current_round: int) -> tuple[State, dict[
             update[name] = torch.tensor(12 + index)
     report = {
         "sharpness": 0.0125 + 0.0002 * index,
+        "probe_loss": 0.7 + 0.02 * index,
+        "step_norm": 10.0 + index,
+        "gap": 0.02 + 0.002 * index if current_round else math.nan,
+        "minus_score": 0.4 + 0.01 * index,
         "perturbed_loss": 0.7 + 0.02 * index,
         "rescue_factor": 10.5 + 0.1 * index,
         "prior": "the same",
@@ -135,6 +139,11 @@ WORDS = {
     ],
     "rescue_factor": [Lie("`rescue_factor` 16e6", {"rescue_factor": 16e6})],
     "train_loss": [Lie("`train_loss` 10", {"train_loss": 10.0})],
+    "probe_loss": [Lie("`probe_loss` 1e-9", {"probe_loss": 1e-9}), Lie("`probe_loss` 100", {"probe_loss": 100.0})],
+    "step_norm": [Lie("`step_norm` 1", {"step_norm": 1.0}), Lie("`step_norm` 1e6", {"step_norm": 1e6})],
+    "accuracy": [Lie("`accuracy` 0", {"accuracy": 0.0}), Lie("`accuracy` 1", {"accuracy": 1.0})],
+    "gap": [Lie("`gap` 1e5", {"gap": 1e5})],
+    "minus_score": [Lie("`minus_score` 1", {"minus_score": 1.0})],
 }
 MODELS = [Lie(f"model x {text}", model=scaled(float(text))) for text in ("1e4", "1e6", "1e38")]
 VARIANCE = Lie("`running_var` - 1e6", model=negative_variance)
@@ -146,7 +155,8 @@ def words_for(method: Method) -> list[Lie]:
     if rule.two_phase:
         return WORDS["dissimilarity"]
     own = {"fed_ism": "sharpness", "fed_ism_plus_s": "sharpness", "fed_ism_plus_l": "perturbed_loss"}
-    own |= {"fed_mas": "rescue_factor", "fed_mrl": "train_loss"}
+    own |= {"fed_mas": "rescue_factor", "fed_mrl": "train_loss", "fed_nova": "step_norm", "fair_fed": "accuracy"}
+    own |= {"q_fed_avg": "probe_loss", "afl": "probe_loss", "fed_ga": "gap", "fed_ce": "minus_score"}
     return WORDS[own[method.name]] if method.name in own else []
 
 

@@ -131,16 +131,17 @@ def whole_round(
 
 
 def naive_average(
-    states: dict[str, dict[str, torch.Tensor]], weights: dict[str, dict[str, float]]
+    states: dict[str, dict[str, torch.Tensor]], weights: dict[str, dict[str, float]], step: float = 1.0
 ) -> dict[str, torch.Tensor]:
-    """Float64 loops over tensors and sites; ``weights``: by tensor name and site."""
+    """Float64 loops over tensors and sites; ``weights``: by tensor name and site; ``step``: from :data:`RECEIVED`."""
     result = {}
     for name, first in next(iter(states.values())).items():
         if first.is_floating_point():
             total = torch.zeros_like(first, dtype=torch.float64)
             for site, state in states.items():
                 total += weights[name][site] * state[name].double()
-            result[name] = total
+            start, length = RECEIVED[name].double(), 1.0 if name.endswith("running_var") else step
+            result[name] = start + length * (total - start)
         else:
             result[name] = torch.stack([state[name] for state in states.values()]).max()
     return result

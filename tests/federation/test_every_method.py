@@ -46,7 +46,9 @@ def weights_of(weighing: Weighing) -> list[Mapping[str, float]]:
 
 
 def check_weights(weighing: Weighing, sites: list[str]) -> None:
-    for weights in weights_of(weighing):
+    assert math.isfinite(weighing.step)
+    assert weighing.step >= 0
+    for weights in [*weights_of(weighing), *([weighing.buffers] if weighing.buffers else [])]:
         assert sorted(weights) == sites
         assert all(math.isfinite(w) and w >= 0 for w in weights.values()), weights
         assert sum(weights.values()) == pytest.approx(1, abs=1e-9)
@@ -71,7 +73,8 @@ def test_weights_sum_to_one_and_are_what_is_summed(method: Any, tmp_path: Path) 
     states = {site: net_state(i) for i, site in enumerate(SITES)}
     owner = {name: name.rpartition(".")[0] for name in RECEIVED}
     by_tensor = {name: weighing.sites or (weighing.layers or {})[owner[name]] for name in RECEIVED}
-    expected = naive_average(states, {name: dict(weights) for name, weights in by_tensor.items()})
+    by_tensor["bn.running_var"] = weighing.buffers or by_tensor["bn.running_var"]
+    expected = naive_average(states, {name: dict(weights) for name, weights in by_tensor.items()}, weighing.step)
     for name, tensor in state.items():
         torch.testing.assert_close(tensor.double(), expected[name].double(), atol=1e-5, rtol=0)
 
@@ -92,8 +95,10 @@ def test_the_first_round_without_one_site(method: Any, tmp_path: Path) -> None:
 def test_one_site_alone_is_the_result(method: Any, tmp_path: Path) -> None:
     state, weighing = whole_round(make(method), tmp_path, order=("b",))
     check_weights(weighing, ["b"])
-    for name, tensor in net_state(1).items():
-        torch.testing.assert_close(state[name], tensor, atol=1e-6, rtol=0)
+    expected = naive_average({"b": net_state(1)}, {name: {"b": 1.0} for name in RECEIVED}, weighing.step)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(state[name].double(), tensor.double(), atol=1e-6, rtol=0)
+    assert weighing.step == 1 or method.name == "q_fed_avg"  # which takes a shorter step by design
 
 
 def test_a_restart_gives_the_same_bits(method: Any, tmp_path: Path) -> None:

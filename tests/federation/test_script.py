@@ -37,7 +37,18 @@ TOLD: dict[str, dict[str, Any]] = {
     "fed_mas": {"rescue_factor": True},
     "fed_mrl": {"mu": {"site-1": 0.3}, "mean_loss": 1.2},
 }
-METHODS = ("fed_avg", "fed_prox", "bsm_fl", "fed_lwr", "fed_ism_plus_s", "fed_mas", "fed_mrl")
+METHODS = (
+    "fed_avg",
+    "fed_prox",
+    "bsm_fl",
+    "fed_lwr",
+    "fed_ism_plus_s",
+    "fed_mas",
+    "fed_mrl",
+    "fed_nova",
+    "q_fed_avg",
+    "fed_ce",
+)
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 

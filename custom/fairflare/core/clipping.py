@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 import torch
 
 from fairflare.core import checks
-from fairflare.core.states import State, blocks
+from fairflare.core.layers import is_statistic
+from fairflare.core.states import State
+from fairflare.core.updates import pairs, square, total
 
 PARAMETERS, STATISTICS, COUNTERS, VARIANCES = "parameters", "running statistics", "counters", "running variances"
-_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # the last where a filter made it floating
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class _Measured:
 
 
 def _kind(name: str) -> str:
-    return STATISTICS if name.rpartition(".")[2] in _STATISTICS else PARAMETERS
+    return STATISTICS if is_statistic(name) else PARAMETERS  # also a counter that a filter made floating
 
 
 def _measured(state: State, received: State | None) -> _Measured:
@@ -117,29 +118,11 @@ def _measured(state: State, received: State | None) -> _Measured:
             # From the extremes: the lowest integer has no positive counterpart.
             measured.counters[name] = max(int(change.max()), -int(change.min())) if change.numel() else 0
             continue
-        squares[_kind(name)] += [_square(*pair) for pair in _pairs(tensor, base)]
+        squares[_kind(name)] += [square(*pair) for pair in pairs(tensor, base)]
         if name.rpartition(".")[2] == "running_var" and tensor.numel():
             measured.lowest_variance = min(measured.lowest_variance, float(tensor.min()))
-    measured.norms = {what: math.sqrt(_sum(parts)) for what, parts in squares.items()}
+    measured.norms = {what: math.sqrt(total(parts)) for what, parts in squares.items()}
     return measured
-
-
-def _pairs(tensor: torch.Tensor, base: torch.Tensor | None) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
-    others = blocks(base) if base is not None else None
-    for index, part in enumerate(blocks(tensor)):
-        yield part, None if others is None else others[index]
-
-
-def _square(part: torch.Tensor, base: torch.Tensor | None) -> float:
-    change = part.double() if base is None else part.double() - base.double()
-    return float(change.square_().sum()) if change.numel() else 0.0
-
-
-def _sum(parts: list[float]) -> float:
-    try:
-        return math.fsum(parts)
-    except OverflowError:
-        return math.inf
 
 
 class _Clipped(Mapping[str, torch.Tensor]):

@@ -7,17 +7,21 @@ depends neither on the number of threads nor on which of the two input forms of 
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 
 from fairflare.core import checks
 
+log = logging.getLogger(__name__)
 State: TypeAlias = Mapping[str, torch.Tensor]
 States: TypeAlias = Mapping[str, State] | Iterable[tuple[str, State]]
 WeightsOf: TypeAlias = Callable[[str], Mapping[str, float]]  # of a tensor: weight by site
+Finish: TypeAlias = Callable[[str, torch.Tensor, torch.dtype], None]  # of a sum: name, flat float64, type it will have
 
 #: Elements per block. PyTorch splits an elementwise operation over threads above 32768 elements, and a
 #: float64 block of this size fits the second-level cache.
@@ -96,6 +100,64 @@ def layerwise_average(
         return checked[owner[name]]
 
     return _average(states, set(first), weights_of, floor=not updates)
+
+
+@dataclass(frozen=True)
+class Step:
+    """How far the average goes from where the sites started, in some of its tensors.
+
+    Attributes:
+        length: factor, finite, ``>= 0``.
+        names: of the floating tensors that it is for; the others go the whole way.
+        received: what the sites started from; ``None``: the states are updates.
+        buffers: weight by site of the floating tensors that are not named, finite, ``>= 0``, sum 1.
+    """
+
+    length: float
+    names: Collection[str]
+    received: State | None
+    buffers: Mapping[str, float]
+
+
+def stepped_average(states: States, weights: Mapping[str, float], step: Step) -> dict[str, torch.Tensor]:
+    r"""A step along the average change, and the plain average of what is not trained.
+
+    .. math:: \hat w = w^r + s \sum_k a_k (w_k - w^r), \quad \sum_k a_k = 1
+
+    Args:
+        states: as in :func:`weighted_average`; updates where ``step.received`` is None.
+        weights: a_k by site; as in :func:`weighted_average`.
+        step: s, and for which tensors.
+
+    Returns:
+        As :func:`weighted_average`, also for integer tensors. What does not fit the type any more (a step may be longer
+        than 1) is cut to its largest number, and the log names the tensor.
+
+    Raises:
+        ValueError: as :func:`weighted_average`, or a length out of range.
+    """
+    length = float(checks.number("step", step.length, low=0))
+    named, others = checks.shares(weights), checks.shares(step.buffers)
+    checks.same_names("weights of the buffers", others, "weights", named)
+
+    def finish(name: str, total: torch.Tensor, dtype: torch.dtype) -> None:
+        if name not in step.names:
+            return
+        if step.received is None:
+            total.mul_(length)
+        else:
+            for part, base in zip(total.split(_BLOCK), blocks(step.received[name]), strict=True):
+                start = base.to(torch.float64)
+                part.sub_(start).mul_(length).add_(start)
+        most = torch.finfo(dtype).max
+        if float(total.abs().max() if total.numel() else 0.0) > most:
+            log.warning("a step of %g takes tensor %r beyond %s; cut to its largest number", length, name, dtype)
+            total.clamp_(-most, most)
+
+    by_name = {True: named, False: others}
+    return _average(
+        states, set(named), lambda name: by_name[name in step.names], floor=step.received is not None, finish=finish
+    )
 
 
 def difference(local: State, received: State, site: str = "local") -> dict[str, torch.Tensor]:
@@ -258,9 +320,11 @@ class _Mean:
         for part, total in zip(flat.split(_BLOCK), self.total.split(_BLOCK), strict=True):
             total.add_(scratch[: part.numel()].copy_(part).mul_(weight))
 
-    def result(self, floor: bool) -> torch.Tensor:
+    def result(self, floor: bool, finish: Finish | None = None) -> torch.Tensor:
         if not self.dtype.is_floating_point:
             return self.total.to(self.dtype)
+        if finish is not None:
+            finish(self.name, self.total, self.dtype)
         if floor and self.name.rpartition(".")[2] == "running_var":
             self.total.clamp_(min=0.0)
         mean = self.total.to(self.dtype).reshape(self.like.shape)
@@ -269,10 +333,12 @@ class _Mean:
         return mean
 
 
-def _average(states: States, sites: set[str], weights_of: WeightsOf, *, floor: bool) -> dict[str, torch.Tensor]:
+def _average(
+    states: States, sites: set[str], weights_of: WeightsOf, *, floor: bool, finish: Finish | None = None
+) -> dict[str, torch.Tensor]:
     """Either form of the states: all tensors in one pass over the sites, or a pass for every tensor."""
     if not isinstance(states, Mapping):
-        return _one_pass(states, sites, weights_of, floor, look=True)
+        return _one_pass(states, sites, weights_of, floor, True, finish)
     _check_sites(set(states), sites)
     opened = {site: states[site] for site in sorted(states)}
     first_site, first = next(iter(opened.items()))
@@ -282,7 +348,7 @@ def _average(states: States, sites: set[str], weights_of: WeightsOf, *, floor: b
     for name in first:
         column = ((site, {name: state[name]}) for site, state in opened.items())
         try:
-            average |= _one_pass(column, sites, weights_of, floor, look=False)
+            average |= _one_pass(column, sites, weights_of, floor, False, finish)
         except _NotFinite:  # seen in the sum, which is cheaper than at every site: now look which site it is
             for site, state in opened.items():
                 _check_finite(state[name], f"site {site!r}: tensor {name!r}")
@@ -291,7 +357,12 @@ def _average(states: States, sites: set[str], weights_of: WeightsOf, *, floor: b
 
 
 def _one_pass(
-    states: Iterable[tuple[str, State]], sites: set[str], weights_of: WeightsOf, floor: bool, look: bool
+    states: Iterable[tuple[str, State]],
+    sites: set[str],
+    weights_of: WeightsOf,
+    floor: bool,
+    look: bool,
+    finish: Finish | None = None,
 ) -> dict[str, torch.Tensor]:
     """The averages of all tensors; ``look``: at every tensor that comes, as it cannot be looked at again."""
     means: dict[str, _Mean] = {}
@@ -317,7 +388,7 @@ def _one_pass(
         seen.add(site)
         del state  # before the next one is made
     _check_sites(seen, sites)
-    return {name: means.pop(name).result(floor) for name in list(means)}
+    return {name: means.pop(name).result(floor, finish) for name in list(means)}
 
 
 def _check_sites(have: set[str], weighted: set[str]) -> None:

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from fairflare import __version__
-from fairflare.core.layers import layers_of
-from fairflare.core.states import layerwise_average, weighted_average
+from fairflare.core.layers import is_statistic, layers_of
+from fairflare.core.states import Step, layerwise_average, stepped_average, weighted_average
 from fairflare.core.threads import one_thread
 from fairflare.exchange.messages import STATUS_OK, Message, same_version
 from fairflare.exchange.staging import Staging
@@ -127,6 +127,8 @@ class Collector:
         self.staging = Staging(Path(self._temporary.name) if self._temporary else folder or Path())
         self._round = _Round()
         self._shape: Shape | None = None
+        #: Names of the model's parameters; ``None``: nobody knows the model, and the tensors' names tell.
+        self.parameters: frozenset[str] | None = None
 
     def begin(
         self, current_round: int, num_rounds: int, *, shape: Shape, received: State | None, sites: Sequence[str] = ()
@@ -184,6 +186,8 @@ class Collector:
             raise ReportError(f"site {site!r} sent no model")
         report = self.rule.check_report(read_report(meta.get("report"), self.rule.report_fields, site), site)
         counts = read_report(meta, COUNTS, site)
+        num_steps = None if counts["num_steps"] is None else int(counts["num_steps"])
+        report = self.rule.check_steps(report, num_steps, site)
         stats = read_stats(site, meta)
         assert self._shape is not None
         state = _or_refused(site, self._shape, message)
@@ -194,7 +198,7 @@ class Collector:
             metrics=read_metrics(site, message.metrics, stats["not_finite"], needed=needs_metrics),
             stats=stats,
             num_samples=None if counts["num_samples"] is None else int(counts["num_samples"]),
-            num_steps=None if counts["num_steps"] is None else int(counts["num_steps"]),
+            num_steps=num_steps,
             notes=state.notes,
         )
 
@@ -300,7 +304,10 @@ class Collector:
             raise RuntimeError(f"{type(self.rule).__name__}.weigh() gave neither site nor layer weights")
         shown = ", ".join(f"{site} {weight:.4f}" for site, weight in sorted(weighing.sites.items()))
         log.info("round %d, weights: %s", self._round.number, shown)
-        return weighted_average(inputs.states, weighing.sites, updates=updates), weighing
+        if weighing.step == 1.0 and weighing.buffers is None:
+            return weighted_average(inputs.states, weighing.sites, updates=updates), weighing
+        step = Step(weighing.step, inputs.parameters, inputs.start(self.rule), weighing.buffers or weighing.sites)
+        return stepped_average(inputs.states, weighing.sites, step), weighing
 
     def _inputs(self) -> RoundInputs:
         sites, trained = self.accepted, self._round.trained
@@ -317,6 +324,10 @@ class Collector:
             asked=self._round.asked or sites,
             received=self._round.received,
             remembered=self._influence.remembered,
+            moderated=self._influence.moderated,
+            parameters=self._trained_names(),
+            num_steps={site: trained[site].num_steps for site in sites},
+            updates=self._shape is not None and self._shape.updates,
         )
 
     def _states(self) -> dict[str, State]:
@@ -324,6 +335,11 @@ class Collector:
         assert self._shape is not None
         found = {site: self._shape.collected(self.staging.open(site)) for site in self.accepted}
         return self._influence.states(found, self._round.received)
+
+    def _trained_names(self) -> frozenset[str]:
+        if self.parameters is not None:
+            return self.parameters
+        return frozenset(name for name in self._owner() if not is_statistic(name))
 
     def _owner(self) -> dict[str, str]:
         assert self._shape is not None

@@ -6,6 +6,7 @@ and the weights that it gives are bounded afterwards. ``docs/robustness.md`` say
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
@@ -91,6 +92,24 @@ class Influence:
             weights, "max_weight, remembered", "weight {} cut to {} before it is remembered (max_weight)"
         )
 
+    def moderated(self, values: Mapping[str, float], name: str) -> dict[str, float]:
+        """Reported numbers that decide more than a weight: the length of the step, or what is kept for later rounds.
+
+        Args:
+            values: by site, finite, ``>= 0``.
+            name: what they are, for the warning.
+        """
+        factor, kept = self.bounds.max_update_norm, dict(values)
+        middle = statistics.median(kept.values())
+        if factor is None or len(kept) < 3 or middle == 0:  # of two nobody can say which one is wrong
+            return kept
+        for site, value in sorted(values.items()):
+            kept[site] = used = min(max(value, middle / factor), middle * factor)
+            if used != value:
+                text = f"{name} {value:.4g} counted as {used:.4g}, {factor:g} times from the median (max_update_norm)"
+                self._warn(Warned(site, f"max_update_norm, {name}", value, used, text))
+        return kept
+
     def weighed(self, weighing: Weighing) -> Weighing:
         """The rule's decision within the bounds; warns of a site that holds more than half."""
         if weighing.layers is not None:
@@ -102,7 +121,11 @@ class Influence:
             if weight > MAJORITY:
                 text = f"weight {weight:.4g}, more than all others together"
                 self._warn(Warned(site, "majority", weight, weight, text))
-        return replace(weighing, sites=sites)
+        if weighing.buffers is None:
+            return replace(weighing, sites=sites)
+        kind = "max_weight, buffers"
+        buffers = self._capped(weighing.buffers, kind, "weight {} of its buffers cut to {} (max_weight)")
+        return replace(weighing, sites=sites, buffers=buffers)
 
     # -- pieces
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fairflare.core.layers import parameter_names
 from fairflare.exchange.messages import (
     TASK_ANCHOR,
     TASK_TRAIN,
@@ -123,6 +124,7 @@ class Rounds:
         self.transport.say(self.task.initialise(model, place.initial_weights(run)))
         state: State = clean_state(model.state_dict())
         self.retraining.check(self.task, state)
+        self.collector.parameters = parameter_names(model)
         sites = sorted(self.transport.sites())
         config = config_of(run, place, self.rule, self.task)
         info = info_of(run, place, self.rule, self.task, state, sites, self.transport.expected(), config)
@@ -146,7 +148,7 @@ class Rounds:
     def _round_or_test(self, current_round: int, state: State) -> State:
         if current_round < self.settings.rounds_in_all:
             return self._round(current_round, state)
-        self._finish(state)
+        self._finish(self.rule.reported(state))
         return state
 
     def _go_back(self, current_round: int, state: State, failed: NobodyCould) -> State:

@@ -22,11 +22,11 @@ from fairflare.core.settings import Flag, NonNegative, Positive, Share, settings
 from fairflare.core.sharpness import GSAM, search_distance, sharpness
 from fairflare.core.weighting import moving_average, normalise, power_weights
 from fairflare.methods.catalog import Method
+from fairflare.methods.probes import MAX_LOSS
 from fairflare.methods.reports import Field
 from fairflare.methods.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.training import LocalTraining, SiteError, SiteRun
 
-MAX_LOSS = 1e6  # mean loss over a site's images; a network that is wrong by a million is of no use to anybody
 VARIANTS = {"S": "sharpness", "L": "perturbed_loss"}
 
 
@@ -213,15 +213,14 @@ SETTINGS: dict[str, Any] = {
 }
 FIXED = {"rho": 0.05}
 GROWING = {"rho": 0.1, "tau": 0.5}
-_COMMON: dict[str, Any] = {
-    "rule": FedISM,
-    "training": SharpnessAwareTraining,
+JOB: dict[str, Any] = {
     "task": "classification",
     # A narrow network on few small images: quicker steps, and some epochs of them.
     "small": {"learning_rate": 1e-3, "local_epochs": 2, "augmentation": ["flip"], "max_pool": True},
     "num_sites": 5,
     "num_rounds": 5,
 }
+_COMMON: dict[str, Any] = {"rule": FedISM, "training": SharpnessAwareTraining, **JOB}
 METHODS = [
     Method(
         name="fed_ism",

@@ -26,13 +26,13 @@ from fairflare.core.settings import Flag, NonNegative, Positive, settings
 from fairflare.methods.catalog import Method
 from fairflare.methods.fed_prox import JOB, SETTINGS, ProximalTraining, Pull
 from fairflare.methods.mu_policy import SHOWN, FixedMu, MuPolicy, QMixMu
+from fairflare.methods.probes import MAX_LOSS, mean_loss, score, score_in
 from fairflare.methods.reports import Field, ReportError
 from fairflare.methods.rule import RoundInputs, Rule, Weighing
 from fairflare.methods.training import SiteRun
 from fairflare.methods.weightings import BySom, Weighting
 
 log = logging.getLogger(__name__)
-LARGEST_LOSS = 1e6  # that a site may report; no model that still learns has it
 WIDTH = 4.0  # a loss counts in F between the median / WIDTH and WIDTH times it,
 REACH = 1.0  # and at most so far from it
 
@@ -95,7 +95,7 @@ class FairProximalTraining(ProximalTraining):
         if self.use_fair and self.fair_weight > 0 and told is not None and math.isfinite(told):
             own.mean_loss = float(told)
             if self.fair_mode == "epoch":
-                own.factor = self._clamped(self._whole_loss(run, model) - own.mean_loss)
+                own.factor = self._clamped(mean_loss(self, run, model) - own.mean_loss)
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         own = self.criterion_loss(run, model(inputs), targets)
@@ -137,24 +137,13 @@ class FairProximalTraining(ProximalTraining):
         factor = 1 + 2 * self.fair_weight * excess
         return factor if self.fair_clamp is None else min(max(factor, self.fair_clamp), self.fair_max)
 
-    def _whole_loss(self, run: SiteRun, model: torch.nn.Module) -> float:
-        from fairflare.core.task import evaluating
-
-        total = 0.0
-        with evaluating(model):
-            for inputs, targets in run.data.batches("training", batch_size=self.batch_size):
-                outputs = model(inputs.to(run.device))
-                total += float(self.criterion_losses(run, outputs, targets.to(run.device)).double().sum())
-        return total / run.data.num_samples("training")
-
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         last = [(value, n) for epoch, value, n in run.own.batches if epoch == run.epoch]
         counts = run.data.class_counts("training")
-        validation = run.data.batches("validation", batch_size=self.batch_size)
         return {
             "train_loss": math.fsum(value * n for value, n in last) / sum(n for _, n in last),
-            "accuracy": _accuracy(run, run.task.evaluate(model, validation, run.device)),
-            "global_accuracy": _accuracy(run, run.metrics),
+            "accuracy": score(self, run, model, "validation"),
+            "global_accuracy": score_in(run, run.metrics),
             "num_validation": run.data.num_samples("validation"),
             "entropy": label_entropy(counts.tolist()) if self.share_entropy and counts is not None else None,
             "num_classes": len(counts) if counts is not None else None,
@@ -166,11 +155,6 @@ class FairProximalTraining(ProximalTraining):
         if not factors or self.fair_clamp is None:
             return None
         return sum(factor <= self.fair_clamp or factor >= self.fair_max for factor in factors) / len(factors)
-
-
-def _accuracy(run: SiteRun, metrics: Mapping[str, float]) -> float:
-    """Accuracy where the task has one, else its primary metric; both in [0, 1]."""
-    return metrics.get("accuracy", metrics[run.task.primary_metric])
 
 
 # ------------------------------------------------------------------------------------------------ server half
@@ -215,7 +199,7 @@ class FedMRL(Rule):
 
     report_fields = (
         Field(
-            "train_loss", low=0, high=LARGEST_LOSS, nan_ok=True, infinite_ok=True,
+            "train_loss", low=0, high=MAX_LOSS, nan_ok=True, infinite_ok=True,
             doc="mean criterion of the last epoch, without the two further terms",
         ),
         Field(

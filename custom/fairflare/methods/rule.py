@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -47,15 +47,40 @@ class RoundInputs:
     received: State | None = None  # what the sites started from; unknown under stock controllers
     #: For weights that a rule keeps for later rounds: no site's share in them is larger than the run's ``max_weight``.
     remembered: Callable[[SiteWeights], SiteWeights] = dict
+    #: For reported numbers (by site; and what they are called) that decide more than a weight: with the run's
+    #: ``max_update_norm`` none is farther from their median than so many times.
+    moderated: Callable[[Mapping[str, float], str], dict[str, float]] = lambda values, name: dict(values)
+    #: Names of the tensors that are trained; what else is floating is a buffer.
+    parameters: Collection[str] = frozenset()
+    num_steps: Mapping[str, int | None] = field(default_factory=dict)  # as the sites say; nobody checks it
+    updates: bool = False  # ``states`` are updates, not models
+
+    def start(self, rule: Rule) -> State | None:
+        """What a site's change is the difference to; ``None``: the states are changes themselves.
+
+        Raises:
+            RuntimeError: they are models and nobody knows what they started from (names the rule).
+        """
+        if self.received is None and not self.updates:
+            raise RuntimeError(
+                f"{type(rule).__name__} needs to know how far each site went: have the sites send updates (params of "
+                "type DIFF), or run it with fairflare.flare.controller.RoundsController instead of a stock controller"
+            )
+        return self.received
 
 
 @dataclass
 class Weighing:
-    """A rule's decision: a weight for each site, or for each layer and site; and what to record of it.
+    r"""A rule's decision: a weight for each site, or for each layer and site; and what to record of it.
+
+    .. math:: w \leftarrow w^r + s \sum_k a_k (w_k - w^r)
 
     Args:
-        sites: weight by site, or
+        sites: weight a_k by site, or
         layers: weight by layer and site.
+        step: s, of the trained parameters, ``>= 0``; anything else takes a whole step. Only with ``sites``.
+        buffers: weight by site of the floating tensors that are not trained (batch norm's statistics); default: as
+            ``sites``. Integers are the maximum in any case.
         record: values by layer and site.
         reports: values by site; default: the numbers of the sites' reports.
         values: of the round as a whole.
@@ -65,6 +90,8 @@ class Weighing:
 
     sites: SiteWeights | None = None
     layers: LayerWeights | None = None
+    step: float = 1.0
+    buffers: SiteWeights | None = None
     record: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     reports: dict[str, dict[str, float]] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
@@ -125,6 +152,10 @@ class Rule(ABC):
         """
         return report
 
+    def check_steps(self, report: dict[str, Any], num_steps: int | None, site: str) -> dict[str, Any]:
+        """The same against the number of steps that the site says it made; ``None``: it says none."""
+        return report
+
     def check_anchor_report(self, report: dict[str, Any], site: str, layers: Sequence[str]) -> dict[str, Any]:
         """The same for the report about the anchor; ``layers`` are the model's."""
         return report
@@ -132,6 +163,10 @@ class Rule(ABC):
     def misfits(self, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
         """Sites whose checked reports do not go together with those of the others, and why; they are left out."""
         return {}
+
+    def reported(self, state: State) -> State:
+        """The model that a run ends with, tested and kept, from the one of the last round; default: itself."""
+        return state
 
     def follows_num_rounds(self) -> list[str]:
         """Settings whose effect in a round depends on the number of rounds: an experiment cannot go on with another."""

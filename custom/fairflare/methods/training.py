@@ -49,6 +49,8 @@ class StateStore(Protocol):
 
     def load_before(self, name: str, current_round: int) -> dict[str, Any] | None: ...
 
+    def load_at(self, name: str, current_round: int) -> dict[str, Any] | None: ...
+
 
 @dataclass
 class SiteRun:

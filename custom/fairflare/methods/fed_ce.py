@@ -1,0 +1,191 @@
+r"""FedCE: weights by what each site contributes, in direction and in accuracy.
+
+Jiang et al., "Fair Federated Medical Image Segmentation via Client Contribution Estimation", CVPR 2023; NVIDIA FLARE's
+implementation of it, and FedISM's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from fairflare.core.fair_rules import contributions, minus_state
+from fairflare.core.settings import Flag, NonNegative, settings
+from fairflare.core.updates import leave_one_out_cosines
+from fairflare.core.weighting import normalise
+from fairflare.methods.catalog import Method
+from fairflare.methods.probes import score
+from fairflare.methods.reports import Field
+from fairflare.methods.rule import RoundInputs, Rule, Weighing
+from fairflare.methods.training import LocalTraining, SiteRun
+
+Preset = Literal["original", "fedism"]
+OWN_MODEL, SCORES = "own_model", "minus_scores"  # in the site's store
+LEAST_REST = 1e-6  # a site with a coefficient of nearly 1 leaves nothing when it is taken away
+
+
+@settings
+class MinusModel(LocalTraining):
+    """FedCE, site half: plain training, and how good the received model would be without this site.
+
+    From the second round on, the site takes its own model of the round before out of the received one, with the
+    coefficient that the server tells it, and measures the rest. It reports 1 less the mean of these figures over the
+    rounds. Without an own model of exactly that round, or a coefficient, nothing is measured and the report is as
+    before. Own models stay at the site.
+
+    Args:
+        preset: ``"original"``: accuracy (else the primary metric: Dice) on the validation images; ``"fedism"``:
+            balanced accuracy on the training images.
+        stale_ok: a site that missed the round before takes its last own model.
+        include_round0: the mean has a 0 for the first round, as in FLARE's example.
+
+    Source:
+        Jiang et al., section 3; FLARE's ``PTFedCEHelper``.
+    """
+
+    preset: Preset = "original"
+    stale_ok: Flag = False
+    include_round0: Flag = True
+
+    def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
+        kept = run.store.load_before(SCORES, run.current_round) if run.current_round > 0 else None
+        total, count = (kept["total"], kept["count"]) if kept else (0.0, int(self.include_round0))
+        found = self._without_us(run, model)
+        if math.isfinite(found):
+            total, count = total + found, count + 1
+        run.store.save(SCORES, run.current_round, {"total": total, "count": count})
+        run.own = {"minus_score": min(max(1.0 - total / count, 0.0), 1.0) if count else 1.0}
+
+    def _without_us(self, run: SiteRun, model: torch.nn.Module) -> float:
+        coefficient = (run.directives.get("coefficient") or {}).get(run.site)
+        if coefficient is None or run.current_round == 0 or not 0 <= coefficient <= 1 - LEAST_REST:
+            return math.nan
+        own = run.store.load_at(OWN_MODEL, run.current_round - 1)
+        if own is None and self.stale_ok:
+            own = run.store.load_before(OWN_MODEL, run.current_round)
+        if own is None:
+            return math.nan
+        received = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        try:
+            model.load_state_dict(minus_state(received, own, coefficient))
+            if self.preset == "fedism":
+                return score(self, run, model, "training", balanced=True)
+            return score(self, run, model, "validation")
+        finally:
+            model.load_state_dict(received)
+
+    def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        own = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+        run.store.save(OWN_MODEL, run.current_round, own)
+        return dict(run.own)
+
+
+@settings
+class FedCE(Rule):
+    r"""FedCE, server half.
+
+    .. math:: g_k = 1 - \overline{\cos}(\Delta_k, \bar\Delta - c_k \Delta_k), \quad
+              \bar\Delta = \textstyle\sum_j c_j \Delta_j, \quad
+              c \propto \hat g + \hat e \ \text{ or } \ \hat g \circ \hat e
+
+    over the trained parameters, with the cosine's mean over the rounds, e the sites' ``minus_score`` and hats for
+    normalised; c is 1 / K in the first round. An absent site keeps its values, a new one enters with 1 / (K + 1).
+
+    Args:
+        combine: ``"sum"`` or ``"multiply"``; ``None``: as the preset has it (sum; FedISM: multiply).
+        preset: ``"original"``: FLARE's; ``"fedism"``: no floor, and the coefficients' mean over the rounds is used.
+        floor: least value of each estimate and of what they give; ``None``: as the preset has it (1e-6; 0).
+        stale_ok: coefficients are told also to sites that missed the round before.
+
+    Source:
+        Jiang et al., section 3; FLARE's ``FedCEModelAggregator``.
+    """
+
+    report_fields = (
+        Field(
+            "minus_score", low=0, high=1,
+            doc="1 less the mean accuracy (or primary metric), over the rounds, of the received model without this "
+            "site's own",
+        ),
+    )  # fmt: skip
+    directive_docs: ClassVar[dict[str, str]] = {
+        "coefficient": "the weight that this site's model had in the one it receives; nothing of the others"
+    }
+    directives_by_site = ("coefficient",)
+
+    combine: Literal["sum", "multiply"] | None = None
+    preset: Preset = "original"
+    floor: NonNegative | None = None
+    stale_ok: Flag = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._coefficients: dict[str, float] = {}
+        self._cosines: dict[str, list[float]] = {}  # mean, and of how many rounds
+        self._sums: dict[str, list[float]] = {}  # of coefficients, for their mean
+        self._last: list[str] = []  # sites of the round before
+
+    def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
+        told = self._coefficients if self.stale_ok else {site: self._coefficients[site] for site in self._last}
+        return {"coefficient": {site: told[site] for site in sites if site in told}} if told else {}
+
+    def weigh(self, inputs: RoundInputs) -> Weighing:
+        if inputs.received is None:
+            raise RuntimeError(
+                "FedCE tells every site its coefficient, which a stock controller does not do; run it with "
+                "fairflare.flare.controller.RoundsController (or FLARE's own FedCE recipe)"
+            )
+        sites = inputs.sites
+        entry = 1 / (len(self._coefficients) + 1) if self._coefficients else 1 / len(sites)
+        before = {site: self._coefficients.get(site, entry) for site in sites}
+        cosines = leave_one_out_cosines(inputs.states, inputs.received, before, inputs.parameters)
+        for site, cosine in cosines.items():
+            mean, count = self._cosines.get(site, [0.0, 0])
+            self._cosines[site] = [mean + (cosine - mean) / (count + 1), count + 1]
+        directions = {site: max(1 - self._cosines[site][0], 0.0) for site in sites}
+        fedism = self.preset == "fedism"
+        found = contributions(
+            directions,
+            {site: inputs.reports[site]["minus_score"] for site in sites},
+            multiply=fedism if self.combine is None else self.combine == "multiply",
+            floor=(0.0 if fedism else 1e-6) if self.floor is None else self.floor,
+        )
+        weights = inputs.remembered(self._mean_over_rounds(found) if fedism else found)
+        self._coefficients |= weights
+        self._last = list(sites)
+        return Weighing(sites=weights, details={"cosine": cosines, "direction": directions})
+
+    def _mean_over_rounds(self, found: Mapping[str, float]) -> dict[str, float]:
+        for site, coefficient in found.items():
+            total, count = self._sums.get(site, [0.0, 0])
+            self._sums[site] = [total + coefficient, count + 1]
+        return normalise({site: self._sums[site][0] / self._sums[site][1] for site in found})
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "coefficients": dict(self._coefficients),
+            "cosines": {site: list(value) for site, value in self._cosines.items()},
+            "sums": {site: list(value) for site, value in self._sums.items()},
+            "last": list(self._last),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._coefficients = {site: float(value) for site, value in state["coefficients"].items()}
+        self._cosines = {site: list(value) for site, value in state["cosines"].items()}
+        self._sums = {site: list(value) for site, value in state["sums"].items()}
+        self._last = list(state["last"])
+
+
+METHODS = [
+    Method(
+        name="fed_ce",
+        title="FedCE",
+        summary="weights by contribution in direction and in accuracy (combine=multiply; preset=fedism)",
+        rule=FedCE,
+        training=MinusModel,
+        source="Jiang et al., CVPR 2023",
+    )
+]

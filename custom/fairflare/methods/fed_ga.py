@@ -1,0 +1,125 @@
+r"""FedGA: sites at which the aggregated model is much worse than their own gain weight.
+
+Zhang et al., "Federated Domain Generalization with Generalization Adjustment", CVPR 2023, and FedISM's code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+
+from fairflare.core.settings import Flag, Positive, settings
+from fairflare.core.weighting import fedga_weights, normalise
+from fairflare.methods.catalog import Method
+from fairflare.methods.fed_ism import JOB, SETTINGS
+from fairflare.methods.probes import MAX_LOSS, LossProbe, mean_loss
+from fairflare.methods.reports import Field
+from fairflare.methods.rule import RoundInputs, Rule, Weighing
+from fairflare.methods.training import SiteRun
+
+LOCAL_LOSS = "local_loss"  # in the site's store
+STEPS = {"fedism": 0.05, "original": 0.2}  # times 1 / K
+
+
+@settings
+class ReportGap(LossProbe):
+    """FedGA, site half: plain training, and the generalization gap.
+
+    The gap is the mean training loss of the received model less that of the site's own model at the end of the round
+    before, which stays at the site. A site without one (its first round, or it was absent) has none: NaN.
+    """
+
+    def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
+        super().begin_round(run, model)
+        kept = run.store.load_at(LOCAL_LOSS, run.current_round - 1)
+        run.own = {"gap": math.nan if kept is None else run.own["probe_loss"] - kept["loss"]}
+
+    def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        loss = mean_loss(self, run, model, plain=self.probe_loss == "ce")
+        run.store.save(LOCAL_LOSS, run.current_round, {"loss": loss})
+        return super().report(run, model)
+
+
+@settings
+class FedGA(Rule):
+    r"""FedGA, server half: a step of the weights along the gaps, whose size shrinks over the rounds.
+
+    .. math:: a_k \leftarrow a_k + d_r \frac{G_k - \bar G}{\max_j \lvert G_j - \bar G \rvert}
+
+    then clipped to [0, 1] and normalised; a starts with 1 / K and K is the number of sites known. A site that is absent
+    keeps its weight: those of a round share what they held together. A gap that is not a number counts as the mean.
+
+    Args:
+        fedga_mode: ``"fedism"``: d_r = 0.05 / K (T - r) / T; ``"original"``: d_r = 0.2 / K (1 - (r - 1) / T), r from 0
+            and no gap in the first round.
+        ga_step: in place of 0.05 or 0.2.
+        centred: subtract the mean gap (the paper); False: the authors' code.
+        shrinking: False: d_r = 0.05 / K (or 0.2 / K) in every round, also under a stock controller, which does not say
+            how many rounds there are.
+
+    Source:
+        Zhang et al., section 4; FedISM's code for ``"fedism"``.
+    """
+
+    report_fields = (
+        Field(
+            "gap", low=-MAX_LOSS, high=MAX_LOSS, nan_ok=True, infinite_ok=True,
+            doc="mean training loss of the received model less that of the site's own model of the round before",
+        ),
+    )  # fmt: skip
+
+    fedga_mode: Literal["fedism", "original"] = "fedism"
+    ga_step: Positive | None = None
+    centred: Flag = True
+    shrinking: Flag = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._weights: dict[str, float] = {}
+
+    def follows_num_rounds(self) -> list[str]:
+        return ["shrinking"] if self.shrinking else []
+
+    def weigh(self, inputs: RoundInputs) -> Weighing:
+        if self.shrinking and inputs.received is None:
+            raise RuntimeError(
+                "FedGA's step shrinks over the rounds, whose number a stock controller does not say; set "
+                "shrinking=False, or run it with fairflare.flare.controller.RoundsController"
+            )
+        gaps = {site: inputs.reports[site]["gap"] for site in inputs.sites}
+        known = len({*self._weights, *inputs.sites})
+        step = self.step_of(inputs.current_round, inputs.num_rounds, known)
+        self._weights = inputs.remembered(fedga_weights(self._weights, gaps, step, centre=self.centred))
+        weights = normalise({site: self._weights[site] for site in inputs.sites})
+        return Weighing(sites=weights, values={"step_of_weights": step}, details={"weights": dict(self._weights)})
+
+    def step_of(self, current_round: int, num_rounds: int, num_sites: int) -> float:
+        """d_r, ``>= 0``."""
+        size = (STEPS[self.fedga_mode] if self.ga_step is None else self.ga_step) / num_sites
+        if not self.shrinking:
+            return size
+        passed = current_round if self.fedga_mode == "fedism" else max(current_round - 1, 0)
+        return size * max(num_rounds - passed, 0) / max(num_rounds, 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weights": dict(self._weights)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._weights = {site: float(value) for site, value in state["weights"].items()}
+
+
+METHODS = [
+    Method(
+        name="fed_ga",
+        title="FedGA",
+        summary="sites at which the aggregated model loses most against their own gain weight",
+        rule=FedGA,
+        training=ReportGap,
+        site=SETTINGS,
+        source="Zhang et al., CVPR 2023",
+        **JOB,
+    )
+]

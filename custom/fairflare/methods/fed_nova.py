@@ -1,0 +1,146 @@
+r"""FedNova: sites that make more steps do not pull the model towards their own optimum.
+
+Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", NeurIPS 2020. Every
+site's update is divided by how many steps it comes to, and the sum takes the mean number of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from fairflare.core.fair_rules import AccumulatedSteps, most_accumulated, nova_weights
+from fairflare.core.settings import Flag, NonNegative, settings
+from fairflare.methods.catalog import Method
+from fairflare.methods.fed_prox import JOB, SETTINGS, ProximalTraining, Pull
+from fairflare.methods.reports import Field, ReportError
+from fairflare.methods.rule import RoundInputs, Rule, Weighing, sample_weights
+from fairflare.methods.training import SiteRun
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Counted(Pull):
+    """Of one task: also what its steps come to, and whether they can only be counted."""
+
+    steps: AccumulatedSteps = field(default_factory=AccumulatedSteps)
+    only_counted: str = ""
+
+
+@settings
+class NovaTraining(ProximalTraining):
+    """FedNova, site half: local training, and what its steps come to (the norm of a).
+
+    SGD's momentum and the proximal term are in it; Adam has no such number, and its steps count 1 each (the log says
+    so). Gradients of this round only: momentum that stays at the site (``keep_optimizer_state``) is not in it.
+
+    Args:
+        mu: strength of a proximal term; 0: none.
+        nesterov: momentum in Nesterov's form, as with every other method here; False: the authors'.
+
+    Raises:
+        ValueError: SGD with ``learning_rate * mu >= 1``, which overshoots the received model.
+    """
+
+    mu: NonNegative = 0.0
+    nesterov: Flag = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.optimizer == "sgd" and self.learning_rate * self.mu >= 1:
+            raise ValueError(f"learning_rate * mu must be below 1, got {self.learning_rate!r} * {self.mu!r}")
+
+    def make_optimizer(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        made = super().make_optimizer(parameters)
+        for group in made.param_groups:
+            if "nesterov" in group:
+                group["nesterov"] = group["nesterov"] and self.nesterov
+        return made
+
+    def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
+        pull = self.pull(run, model)
+        run.own = _Counted(pull.mu, pull.received)
+
+    def step(
+        self,
+        run: SiteRun,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        closure: Callable[[], torch.Tensor],
+    ) -> torch.Tensor:
+        loss = super().step(run, model, optimizer, closure)
+        own: _Counted = run.own
+        if isinstance(optimizer, torch.optim.SGD):
+            group = optimizer.param_groups[0]
+            own.steps.add(momentum=group["momentum"], nesterov=group["nesterov"], pull=group["lr"] * own.mu)
+        else:
+            own.only_counted = type(optimizer).__name__
+            own.steps.add()
+        return loss
+
+    def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        own: _Counted = run.own
+        if own.only_counted:
+            log.info("site %s: %s has no FedNova norm; its steps count 1 each", run.site, own.only_counted)
+        return {"step_norm": max(own.steps.total, 1.0) if own.steps.total else 0.0}
+
+
+@settings
+class FedNova(Rule):
+    r"""FedNova, server half.
+
+    .. math:: w \leftarrow w^r + \tau_{eff} \sum_k p_k \frac{w_k - w^r}{\lVert a_k \rVert_1}, \quad
+              \tau_{eff} = \sum_k p_k \lVert a_k \rVert_1
+
+    with p_k = n_k / sum n; batch norm's statistics are averaged with p_k.
+
+    Args:
+        effective_steps: what tau_eff is the mean of: ``"norms"``, or ``"steps"``, the numbers of steps (the authors'
+            code with a proximal term). A site that does not tell its number of steps counts with its norm.
+    """
+
+    report_fields = (
+        Field(
+            "step_norm", low=1, high=1e9,
+            doc="the norm of a: what the optimizer steps of the round come to; plain SGD and Adam: their number",
+            reveals="with the job's batch size the number of images",
+        ),
+    )  # fmt: skip
+
+    effective_steps: Literal["norms", "steps"] = "norms"
+
+    def check_steps(self, report: dict[str, Any], num_steps: int | None, site: str) -> dict[str, Any]:
+        norm = report["step_norm"]
+        if num_steps is not None and norm > most_accumulated(num_steps) * (1 + 1e-9):
+            most = f"{most_accumulated(num_steps):g}"
+            raise ReportError(f"site {site!r}: field 'step_norm' is {norm:g}, {num_steps} steps come to {most} at most")
+        return report
+
+    def weigh(self, inputs: RoundInputs) -> Weighing:
+        shares = sample_weights(inputs)
+        norms = inputs.moderated({site: inputs.reports[site]["step_norm"] for site in inputs.sites}, "step_norm")
+        steps = None
+        if self.effective_steps == "steps":
+            told = {site: inputs.num_steps.get(site) or norms[site] for site in inputs.sites}
+            steps = inputs.moderated(told, "num_steps")
+        weights, step = nova_weights(shares, norms, steps)
+        return Weighing(sites=weights, step=step, buffers=shares, values={"step": step})
+
+
+METHODS = [
+    Method(
+        name="fed_nova",
+        title="FedNova",
+        summary="updates count per step: sites with more local steps do not pull more",
+        rule=FedNova,
+        training=NovaTraining,
+        site=SETTINGS,
+        source="Wang et al., NeurIPS 2020",
+        **JOB,
+    )
+]

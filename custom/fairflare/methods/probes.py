@@ -1,0 +1,76 @@
+"""What a site measures of a model besides the task's metrics: one place for all methods that weigh by it.
+
+Evaluation mode, no gradients, no augmentation, every sample once, sums in float64; neither parameters, buffers nor the
+random numbers of the training change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+
+from fairflare.core.settings import settings
+from fairflare.core.task import evaluating
+from fairflare.methods.reports import Field
+from fairflare.methods.training import LocalTraining, SiteRun
+
+MAX_LOSS = 1e6  # mean loss over a site's images; a network that is wrong by a million is of no use to anybody
+PROBE_LOSS = Field(
+    "probe_loss", low=0, high=MAX_LOSS, nan_ok=True, infinite_ok=True,
+    doc="mean training loss of the received model",
+)  # fmt: skip
+
+
+def mean_loss(half: LocalTraining, run: SiteRun, model: torch.nn.Module, *, plain: bool = False) -> float:
+    """Mean loss of a model over the site's training images.
+
+    Args:
+        half: whose criterion and batch size are taken.
+        run: the task at the site.
+        model: on the run's device.
+        plain: the task's own loss instead of the criterion.
+
+    Returns:
+        NaN or infinite where a sample's loss is.
+    """
+    total, seen = 0.0, 0
+    with torch.random.fork_rng(devices=[]), evaluating(model):
+        for inputs, targets in run.data.batches("training", batch_size=half.batch_size):
+            outputs, targets = model(inputs.to(run.device)), targets.to(run.device)
+            found = run.task.sample_losses(outputs, targets) if plain else half.criterion_losses(run, outputs, targets)
+            total += float(found.double().sum())
+            seen += len(inputs)
+    return total / seen if seen else math.nan
+
+
+def score(half: LocalTraining, run: SiteRun, model: torch.nn.Module, split: str, *, balanced: bool = False) -> float:
+    """Accuracy of a model on a split of the site, in [0, 1]; NaN where it is not defined. See :func:`score_in`."""
+    with torch.random.fork_rng(devices=[]):
+        batches = run.data.batches(split, batch_size=half.batch_size)
+        return score_in(run, run.task.evaluate(model, batches, run.device), balanced=balanced)
+
+
+def score_in(run: SiteRun, metrics: Mapping[str, float], *, balanced: bool = False) -> float:
+    """Accuracy (or balanced accuracy) where the task has one, else its primary metric (Dice)."""
+    name = "balanced_accuracy" if balanced else "accuracy"
+    return float(metrics.get(name, metrics[run.task.primary_metric]))
+
+
+@settings
+class LossProbe(LocalTraining):
+    """Plain local training, and the mean training loss of the received model.
+
+    Args:
+        probe_loss: of the report: ``"ce"`` (the task's loss), or ``"la"`` (the criterion).
+    """
+
+    probe_loss: Literal["ce", "la"] = "ce"
+
+    def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
+        run.own = {"probe_loss": mean_loss(self, run, model, plain=self.probe_loss == "ce")}
+
+    def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        return dict(run.own)

@@ -1,0 +1,355 @@
+"""AFL, FairFed and FedGA: rules against the spec and plain loops over rounds, what sites measure and keep."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fairflare.core.task import evaluating
+from fairflare.federation.influence import Bounds, Influence
+from fairflare.federation.local import run_local
+from fairflare.federation.plan import make_plan
+from fairflare.federation.transport import Listener
+from fairflare.methods.afl import AFL
+from fairflare.methods.fair_fed import FairFed, ReportAccuracy
+from fairflare.methods.fed_ga import LOCAL_LOSS, FedGA, ReportGap
+from fairflare.methods.training import LocalTraining
+from fairflare.tasks.classification import ClassificationTask
+from tests.federation.network import Run, good
+
+from .support import SEGMENTATION, at_site, initial, inputs, request, same
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+NAN = math.nan
+TASK: dict[str, Any] = {
+    "image_size": [32, 32], "features": [4, 4, 8, 8], "max_pool": False, "phantom_sites": 3, "phantom_samples": 150,
+    "phantom_test": 64,
+}  # fmt: skip
+SMALL = {**SEGMENTATION, "local_epochs": 1, "criterion": "task"}
+
+
+NO_MEAN: dict[str, Any] = {"average": {"count": 0, "mean": None}}
+
+
+def weigh(
+    rule: Any, field: str, current_round: int = 0, samples: Any = None, num_rounds: int = 300, **said: float
+) -> Any:
+    """A round in which sites report; their weights in order of names, rounded."""
+    given = inputs({s: {field: v} for s, v in said.items()}, current_round=current_round, num_rounds=num_rounds)
+    given.received = {}
+    given.num_samples = samples or dict.fromkeys(said, 1)
+    found = rule.weigh(given)
+    assert found.step == 1
+    assert found.buffers is None
+    return [found.sites[site] for site in sorted(said)]
+
+
+def near(*values: float) -> Any:
+    return pytest.approx(list(values), abs=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------ AFL
+
+
+def test_afl_of_the_spec():
+    rule = AFL()
+    assert weigh(rule, "probe_loss", a=1.0, b=2.0, c=4.0) == near(1 / 3, 1 / 3, 1 / 3)
+    assert weigh(rule, "probe_loss", 1, a=1.0, b=1.0, c=1.0) == near(0.2, 0.3, 0.5)
+    assert weigh(rule, "probe_loss", 2, a=1.0, b=1.0, c=1.0) == near(0.2, 0.3, 0.5)  # alike: nothing moves
+    rule = AFL(afl_rate=1.0)
+    weigh(rule, "probe_loss", a=0.5, b=1.0, c=3.0)
+    assert weigh(rule, "probe_loss", 1, a=1.0, b=1.0, c=1.0) == near(0, 0, 1)
+
+
+def test_afl_against_a_plain_loop():
+    """lambda_k += gamma F_k, sorted and cut; over many rounds with everybody there."""
+    rng, rule, names = np.random.default_rng(0), AFL(afl_rate=0.05), "abcde"
+    latest = np.full(5, 0.2)
+    for current_round in range(30):
+        losses = rng.uniform(0, 3, 5)
+        said = dict(zip(names, losses.tolist(), strict=True))
+        assert weigh(rule, "probe_loss", current_round, **said) == pytest.approx(latest.tolist(), abs=1e-9)
+        y = latest + 0.05 * losses
+        u = np.sort(y)[::-1]
+        rho = max(j for j in range(1, 6) if u[j - 1] + (1 - u[:j].sum()) / j > 0)
+        latest = np.maximum(y + (1 - u[:rho].sum()) / rho, 0)
+
+
+def test_afl_absent_new_and_without_a_number():
+    rule = AFL()
+    rule.load_state_dict({"lambda": {"a": 0.2, "b": 0.3, "c": 0.5}, "losses": {"a": 5.0}, **NO_MEAN})
+    assert weigh(rule, "probe_loss", 1, a=NAN, b=1.0) == near(0.4, 0.6)
+    found = rule.state_dict()["lambda"]
+    assert found == pytest.approx({"a": 0.4, "b": 0.1, "c": 0.5})  # a: its last, 5; they share 0.5
+    assert weigh(rule, "probe_loss", 2, a=1.0, b=1.0, c=1.0, d=1.0) == near(
+        0.4 - 1 / 12,
+        0.1 - 1 / 12,
+        0.5 - 1 / 12,
+        1 / 3 - 1 / 12,  # d: the mean, then 4/3 are projected
+    )
+    rule.load_state_dict({"lambda": {"a": 0.0, "b": 1.0}, "losses": {}, **NO_MEAN})
+    assert weigh(rule, "probe_loss", 3, a=2.0) == near(1)
+    assert rule.state_dict()["lambda"] == {"a": 0.0, "b": 1.0}
+
+
+def test_afl_with_the_worst_site_alone():
+    rule = AFL(afl_mode="argmax")
+    assert weigh(rule, "probe_loss", a=1.0, b=3.0, c=2.0) == [0, 1, 0]
+    assert weigh(rule, "probe_loss", a=3.0, b=3.0, c=NAN) == [1, 0, 0]
+    assert weigh(rule, "probe_loss", a=3.0, d=3.5, c=NAN) == [0, 0, 1]  # c: its last, 2 (a c d)
+
+
+def test_what_afl_remembers_is_bounded():
+    rule, influence = AFL(afl_rate=1.0), Influence(Bounds(max_weight=0.4, max_update_norm=3.0))
+    given = inputs({site: {"probe_loss": 1e6 if site == "d" else 1.0} for site in "abcd"})
+    given.remembered, given.moderated = influence.remembered, influence.moderated
+    rule.weigh(given)
+    assert rule.state_dict()["lambda"]["d"] == pytest.approx(0.4)
+    kinds = {warned.kind for warned in influence.warnings}
+    assert kinds == {"max_update_norm, probe_loss", "max_weight, remembered"}
+
+
+def told_losses(site: str, name: str, task: Any) -> Any:
+    reply = good(site, name, task)
+    if name == "train":
+        reply.meta["report"] = {"probe_loss": 0.5 * int(site[-1]) + task.current_round}
+    return reply
+
+
+def test_afl_may_end_with_the_mean_of_all_rounds(tmp_path):
+    plain = Run(tmp_path / "a", told_losses, rule=AFL(), num_rounds=4)()
+    run = Run(tmp_path / "b", told_losses, rule=AFL(report_average=True), num_rounds=4)()
+    trained = [task.params for (name, _), task in zip(run.net.asked, run.net.tasks, strict=True) if name == "train"]
+    tested = [task.params for (name, _), task in zip(run.net.asked, run.net.tasks, strict=True) if name == "validate"]
+    assert all(same(a, b.params) for a, b in zip(trained, plain.net.tasks, strict=False))  # which does not see the mean
+    last = plain.model()["model"]
+    assert len(trained) == 4
+    for name, tensor in run.model()["model"].items():
+        models = [state[name].double() for state in (*trained[1:], last)]
+        torch.testing.assert_close(tensor.double(), sum(models) / 4, rtol=0, atol=1e-6)
+        assert torch.equal(tested[0][name], tensor)
+        assert not torch.allclose(tensor, last[name], atol=1e-3)
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_afls_mean_outlives_the_process(tmp_path, on_disk):
+    def rule(name: str) -> AFL:
+        made = AFL(report_average=True)
+        made.memory_folder = tmp_path / name if on_disk else None
+        return made
+
+    def take(afl: AFL, current_round: int) -> None:
+        given = inputs({site: {"probe_loss": 1.0} for site in "ab"}, current_round=current_round)
+        given.received = {"w": torch.full((2,), float(current_round**2)), "n": torch.tensor(current_round)}
+        afl.weigh(given)
+
+    first, second = rule("kept"), rule("kept")
+    for current_round in range(3):
+        take(first, current_round)
+    state = first.state_dict()
+    take(first, 3)
+    second.load_state_dict(state)  # the round was lost and is done again
+    take(second, 3)
+    last = {"w": torch.full((2,), 16.0), "n": torch.tensor(7)}
+    for afl in (first, second):
+        found = afl.reported(last)
+        assert found["w"].tolist() == [7.5, 7.5]  # 1, 4, 9, 16
+        assert found["n"].item() == 7
+        assert found["w"].dtype == torch.float32
+
+
+def test_afls_mean_needs_our_controller():
+    with pytest.raises(RuntimeError, match="AFL's average needs the models that the sites receive; run it with"):
+        AFL(report_average=True).weigh(inputs({"a": {"probe_loss": 1.0}}))
+
+
+# ------------------------------------------------------------------------------------------------ FairFed
+
+SAMPLES = {"a": 100, "b": 300, "c": 600}
+ACCURACIES = {"a": 0.6, "b": 0.8, "c": 0.9}
+
+
+def test_fair_fed_of_the_spec():
+    found = weigh(FairFed(), "accuracy", samples=SAMPLES, **ACCURACIES)
+    assert found == near(0.087333, 0.307333, 0.605333)
+    rule = FairFed(fairfed_beta=1.0)
+    assert weigh(rule, "accuracy", samples=SAMPLES, **ACCURACIES) == near(0, 0.363636, 0.636364)
+    assert weigh(FairFed(fairfed_beta=0.0), "accuracy", samples=SAMPLES, **ACCURACIES) == near(0.1, 0.3, 0.6)
+
+
+def test_fair_fed_of_fedism():
+    """The first round by samples, and then good sites lose."""
+    rule = FairFed(fairfed_mode="fedism", fairfed_beta=1.0)
+    assert weigh(rule, "accuracy", samples=SAMPLES, **ACCURACIES) == near(0.1, 0.3, 0.6)
+    assert weigh(rule, "accuracy", 1, samples=SAMPLES, **ACCURACIES) == near(0.046667, 0.226667, 0.726667)
+
+
+def test_fair_fed_over_rounds_absent_and_new():
+    rule = FairFed(fairfed_beta=0.5)
+    first = weigh(rule, "accuracy", samples=SAMPLES, **ACCURACIES)
+    assert weigh(rule, "accuracy", 1, samples=SAMPLES, a=0.5, b=NAN) == near(
+        first[0] / (first[0] + first[1]), first[1] / (first[0] + first[1])
+    )
+    assert rule.state_dict()["omega"]["c"] == pytest.approx(first[2])
+    weigh(rule, "accuracy", 2, samples={**SAMPLES, "d": 1000}, **ACCURACIES, d=0.8)
+    omega = rule.state_dict()["omega"]
+    assert sum(omega.values()) == pytest.approx(1)
+    # The mean accuracy is 0.82 and the mean gap 0.085; d enters with 1000 of 2000 samples.
+    raw = {"a": first[0], "b": first[1], "c": first[2], "d": 0.5}
+    for site, gap in {"a": 0.22, "b": 0.02, "c": 0.08, "d": 0.02}.items():
+        raw[site] = max(raw[site] - 0.5 * (gap - 0.085), 0.0)
+    assert raw["a"] == 0
+    assert omega == pytest.approx({site: value / sum(raw.values()) for site, value in raw.items()}, abs=1e-9)
+
+
+# ------------------------------------------------------------------------------------------------ FedGA
+
+
+def test_fed_ga_of_the_spec():
+    rule = FedGA()
+    assert weigh(rule, "gap", a=NAN, b=NAN, c=NAN) == near(1 / 3, 1 / 3, 1 / 3)
+    assert weigh(rule, "gap", 1, a=0.1, b=0.3, c=0.5) == near(0.316722, 0.333333, 0.349944)
+    assert FedGA().step_of(1, 300, 3) == pytest.approx(0.016611, abs=1e-6)
+    assert FedGA(fedga_mode="original").step_of(1, 300, 3) == pytest.approx(0.2 / 3)
+    found = weigh(FedGA(ga_step=0.3, shrinking=False), "gap", 7, a=0.1, b=0.3, c=0.8)
+    assert found == near(0.258333, 0.308333, 0.433333)
+    found = weigh(FedGA(fedga_mode="original", centred=False), "gap", 1, a=0.1, b=0.3, c=0.8)
+    assert found == near(0.310606, 0.325758, 0.363636)
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_fed_ga_against_the_authors_loop(centred):
+    rng, rule, names = np.random.default_rng(1), FedGA(fedga_mode="original", ga_step=0.9, centred=centred), "abcd"
+    weights, rounds = np.full(4, 0.25), 12
+    for current_round in range(1, rounds):
+        gaps = rng.normal(0, 1, 4)
+        said = dict(zip(names, gaps.tolist(), strict=True))
+        step = 0.9 / 4 * (1 - (current_round - 1) / rounds)
+        values = gaps - gaps.mean() if centred else gaps
+        values = values / np.abs(values).max()
+        for i in range(4):
+            weights[i] += values[i] * step
+            weights[i] = min(max(weights[i], 0), 1)
+        weights = weights / weights.sum()
+        found = weigh(rule, "gap", current_round, num_rounds=rounds, **said)
+        assert found == pytest.approx(weights.tolist(), abs=1e-9)
+
+
+def test_fed_ga_absent_and_last_rounds():
+    rule = FedGA()
+    rule.load_state_dict({"weights": {"a": 0.2, "b": 0.3, "c": 0.5}})
+    assert weigh(rule, "gap", 299, a=NAN, b=1.0) == near(0.4, 0.6)  # one number alone is its own mean
+    assert rule.state_dict()["weights"]["c"] == 0.5
+    assert rule.step_of(300, 300, 3) == 0.0
+    assert rule.step_of(9, 1, 3) == 0.0
+
+
+def test_fed_ga_under_a_stock_controller_is_refused_by_name():
+    given = inputs({site: {"gap": 0.1 * number} for number, site in enumerate("abc")}, current_round=3, num_rounds=1)
+    with pytest.raises(
+        RuntimeError, match="FedGA's step shrinks over the rounds, whose number a stock controller does"
+    ):
+        FedGA().weigh(given)
+    assert FedGA(shrinking=False).weigh(given).sites["c"] > 1 / 3
+
+
+# ------------------------------------------------------------------------------------------------ sites
+
+
+def accuracies(model: torch.nn.Module, task: ClassificationTask, split: str) -> tuple[float, float]:
+    data = task.open_site("site-1", {})
+    ((images, labels),) = data.batches(split, batch_size=10**6)
+    with evaluating(model):
+        told = model(images).argmax(1)
+    recalls = [float((told[labels == c] == c).float().mean()) for c in labels.unique()]
+    return float((told == labels).float().mean()), sum(recalls) / len(recalls)
+
+
+@pytest.mark.parametrize("mode", ["original", "fedism"])
+def test_fair_feds_accuracy_is_of_the_right_split(tmp_path, mode):
+    task = ClassificationTask(**TASK)
+    state = initial(task)
+    settings = {"batch_size": 16, "augment": True}
+    reply = at_site(tmp_path / "a", ReportAccuracy(fairfed_mode=mode, **settings), task=task).perform(
+        request("train", state)
+    )
+    assert reply.status == "ok", reply.reason
+    model = task.build_model()
+    model.load_state_dict(state)
+    plain, _ = accuracies(model, task, "validation")
+    _, balanced = accuracies(model, task, "training")
+    assert reply.report == {"accuracy": pytest.approx(plain if mode == "original" else balanced, abs=1e-6)}
+    other = at_site(tmp_path / "b", LocalTraining(**settings), task=task).perform(request("train", state))
+    assert same(reply.update, other.update)
+
+
+def test_fair_fed_of_segmentation_reports_dice(tmp_path):
+    worker = at_site(tmp_path, ReportAccuracy(batch_size=4))
+    reply = worker.perform(request("train", initial()))
+    assert reply.report == {"accuracy": reply.metrics["dice"]}
+
+
+def loss_of(task: ClassificationTask, state: Any) -> float:
+    model = task.build_model().double()
+    model.load_state_dict(state)
+    ((images, labels),) = task.open_site("site-1", {}).batches("training", batch_size=10**6)
+    with torch.no_grad():
+        return float(torch.nn.functional.cross_entropy(model.eval()(images.double()), labels))
+
+
+def test_fed_gas_gap_over_rounds(tmp_path):
+    """No gap in the first round and after a round without the site; the same when a round is asked for again."""
+    task = ClassificationTask(**TASK)
+    states = [initial(task, seed) for seed in range(4)]
+
+    def ask(current_round: int) -> Any:
+        worker = at_site(tmp_path, ReportGap(batch_size=16), task=task)  # a new process each time
+        reply = worker.perform(request("train", states[current_round], current_round, num_rounds=9))
+        assert reply.status == "ok", reply.reason
+        own = {k: states[current_round][k] + u for k, u in reply.update.items()}
+        return reply.report["gap"], own
+
+    first, own = ask(0)
+    assert math.isnan(first)
+    second, _ = ask(1)
+    assert second == pytest.approx(loss_of(task, states[1]) - loss_of(task, own), rel=1e-4)
+    assert math.isnan(ask(3)[0])
+    assert ask(1)[0] == second  # the server went back
+    assert sorted(p.name for p in tmp_path.rglob(f"{LOCAL_LOSS}*")) == [f"{LOCAL_LOSS}.{r:06d}.pt" for r in (0, 1)]
+
+
+# ------------------------------------------------------------------------------------------------ together
+
+
+class Dying(Listener):
+    """The server dies in round 2, before the sites are asked."""
+
+    def event(self, kind, details):
+        if kind == "phase" and details["current_round"] == 2:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("method", ["fed_ga", "fed_ce"])
+def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(tmp_path, method):
+    found = []
+    for name in ("whole", "parts"):
+        local = {"state_root": str(tmp_path / name / "s"), "checkpoint_root": str(tmp_path / name / "c")}
+        settings: dict[str, Any] = {"settings": SMALL, "num_rounds": 3, "experiment": "e", "task": "segmentation"}
+        if name == "parts":
+            with pytest.raises(KeyboardInterrupt):
+                run_local(make_plan(method, sites=3, **settings), tmp_path / "dead", local, listeners=[Dying()])
+        folder = run_local(make_plan(method, sites=3, **settings), tmp_path / name, local)
+        results = json.loads((folder / "results.json").read_text())
+        found.append((results, torch.load(folder.parent / "FL_global_model.pt", weights_only=True)["model"]))
+    (whole, first), (parts, second) = found
+    assert parts["info"]["resumed_at_round"] == 2
+    assert [r["site_weights"] for r in whole["rounds"]] == [r["site_weights"] for r in parts["rounds"]]
+    assert [r["reports"] for r in whole["rounds"]] == [r["reports"] for r in parts["rounds"]]
+    last = whole["rounds"][-1]["site_weights"]
+    assert len({round(w, 9) for w in last.values()}) > 1  # something moved
+    assert all(torch.equal(first[k], second[k]) for k in first)

@@ -1,0 +1,330 @@
+"""FedNova and q-FedAvg: rounds with reports against the authors' loops in float64, sites, bounds, stock controllers."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+
+from fairflare.core.fair_rules import AccumulatedSteps
+from fairflare.federation.collector import Collector
+from fairflare.federation.influence import Bounds
+from fairflare.flare.aggregator import FairAggregator
+from fairflare.flare.wire import META_KEY
+from fairflare.methods.fed_avg import FedAvg
+from fairflare.methods.fed_nova import FedNova, NovaTraining
+from fairflare.methods.fed_prox import ProximalTraining
+from fairflare.methods.probes import LossProbe
+from fairflare.methods.q_fed_avg import QFedAvg
+from fairflare.methods.training import LocalTraining
+from fairflare.tasks.classification import ClassificationTask
+from tests.federation.network import Line, Run, good
+
+from .support import at_site, collected, initial, net_state, request, same
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TASK: dict[str, Any] = {
+    "image_size": [32, 32], "features": [4, 4, 8, 8], "max_pool": False, "phantom_sites": 3, "phantom_samples": 150,
+    "phantom_test": 64,
+}  # fmt: skip
+RECEIVED = net_state(99)
+SITES = ("a", "b", "c")
+LOCAL = {site: net_state(number) for number, site in enumerate(SITES)}
+SAMPLES = {"a": 10, "b": 30, "c": 60}
+TRAINED = ("conv.weight", "bn.weight", "head.weight")
+
+
+def reports(field: str, *values: float) -> dict[str, dict[str, float]]:
+    return {site: {field: value} for site, value in zip(SITES, values, strict=True)}
+
+
+def aggregated(rule: Any, folder: Any, said: Any) -> Any:
+    collector = collected(rule, folder, said, samples=SAMPLES)
+    assert collector.rejected == {}
+    return collector.aggregate()
+
+
+def flat(state: Any) -> np.ndarray:
+    return np.concatenate([state[name].double().numpy().reshape(-1) for name in TRAINED])
+
+
+# ------------------------------------------------------------------------------------------------ FedNova, server
+
+
+def test_nova_against_the_authors_loop(tmp_path):
+    """Their gradients are summed up at a site, scaled by p tau_eff / norm, and added over the sites."""
+    norms = {"a": 5.0, "b": 13.1441, "c": 2.9}
+    total = sum(SAMPLES.values())
+    effective = 0.0
+    for site in SITES:
+        effective += norms[site] * SAMPLES[site] / total
+    expected = flat(RECEIVED)
+    for site in SITES:
+        cumulated = flat(RECEIVED) - flat(LOCAL[site])
+        expected = expected - SAMPLES[site] / total * effective / norms[site] * cumulated
+    state, weighing = aggregated(FedNova(), tmp_path, reports("step_norm", *norms.values()))
+    np.testing.assert_allclose(flat(state), expected, rtol=0, atol=2e-6)
+    variance = sum(SAMPLES[site] / total * LOCAL[site]["bn.running_var"].double() for site in SITES)
+    torch.testing.assert_close(state["bn.running_var"].double(), variance, rtol=1e-6, atol=0)
+    assert int(state["bn.num_batches_tracked"]) == 2
+    assert weighing.values["step"] == weighing.step > 1
+
+
+def test_nova_with_equal_norms_is_fed_avg(tmp_path):
+    state, weighing = aggregated(FedNova(), tmp_path / "a", reports("step_norm", 7.5, 7.5, 7.5))
+    expected, _ = aggregated(FedAvg(), tmp_path / "b", {site: {} for site in SITES})
+    assert weighing.step == 1.0
+    assert all(torch.allclose(state[name], expected[name], rtol=1e-6, atol=1e-7) for name in state)
+
+
+def test_nova_with_steps_in_the_mean(tmp_path):
+    collector = collected(FedNova(effective_steps="steps"), tmp_path, reports("step_norm", 2.0, 4.0, 4.0))
+    for site, steps in zip(SITES, (3, 9, None), strict=True):
+        collector._round.trained[site].num_steps = steps
+    _, weighing = collector.aggregate()
+    assert weighing.step == pytest.approx((3 + 9 + 4) / 3 * (0.5 + 0.25 + 0.25) / 3)
+
+
+@pytest.mark.parametrize(
+    ("norm", "steps", "message"),
+    [
+        (0.0, 5, r"field 'step_norm' must lie in \[1, 1e\+09\], got 0.0"),
+        (1e10, 5, "field 'step_norm' must lie in"),
+        (math.nan, 5, "field 'step_norm' must be finite"),
+        (20.5, 5, "field 'step_norm' is 20.5, 5 steps come to 20 at most"),
+        (1.0, 0, "field 'step_norm' is 1, 0 steps come to 0 at most"),
+    ],
+)
+def test_a_norm_that_cannot_be_costs_its_site_the_round(tmp_path, norm, steps, message):
+    def lies(site: str, name: str, task: Any) -> Any:
+        reply = good(site, name, task)
+        if name == "train":
+            reply.meta["report"] = {"step_norm": norm if site == "site-2" else 3.0}
+            reply.meta["num_steps"] = steps if site == "site-2" else 3
+        return reply
+
+    run = Run(tmp_path, lies, rule=FedNova(), num_rounds=1)()
+    phase, reason = run.left_out()["site-2"]
+    assert phase == "train"
+    assert re.search(message, reason), reason
+    assert sorted(run.results["rounds"][0]["site_weights"]) == ["site-1", "site-3"]
+
+
+class Normed(Line):
+    """With a batch norm, and a buffer whose name tells nothing."""
+
+    def build_model(self) -> torch.nn.Module:
+        model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+        model.register_buffer("scale_seen", torch.ones(2))
+        return model
+
+
+def test_rounds_know_what_is_trained_from_the_model(tmp_path):
+    """Sites move everything by 0.1 k; parameters go a longer step, buffers the plain mean by samples."""
+    norms = {1: 1.0, 2: 2.0, 3: 6.0}
+
+    def said(site: str, name: str, task: Any) -> Any:
+        reply = good(site, name, task)
+        if name == "train":
+            reply.meta["report"] = {"step_norm": norms[int(site[-1])]}
+        return reply
+
+    run = Run(tmp_path, said, rule=FedNova(), task=Normed(), num_rounds=1)()
+    shares = {k: 10 * k / 60 for k in norms}
+    plain = sum(p * 0.1 * k for k, p in shares.items())
+    stepped = sum(p * n for p, n in zip(shares.values(), norms.values(), strict=True)) * sum(
+        p * 0.1 * k / norms[k] for k, p in shares.items()
+    )
+    assert abs(plain - stepped) > 0.01
+    for name, tensor in run.net.tasks[0].params.items():
+        if tensor.is_floating_point():
+            moved = plain if name in ("1.running_mean", "1.running_var", "scale_seen") else stepped
+            torch.testing.assert_close(run.model()["model"][name], tensor + moved, atol=1e-6, rtol=0, msg=name)
+    assert run.results["rounds"][0]["values"]["step"] == pytest.approx(
+        sum(p * norms[k] for k, p in shares.items()) * sum(p / norms[k] for k, p in shares.items())
+    )
+
+
+def test_what_one_site_can_do_to_the_step_is_bounded(tmp_path):
+    """Of six, one says that its steps came to 1, or to a million."""
+    sites = [f"site-{k}" for k in range(1, 7)]
+
+    def step(norm: float, **bounds: Any) -> Any:
+        def lies(site: str, name: str, task: Any) -> Any:
+            reply = good(site, name, task)
+            reply.meta["report"] = {"step_norm": norm if site == "site-6" else 100.0}
+            reply.meta.update(num_steps=None, num_samples=10)
+            return reply
+
+        run = Run(tmp_path / f"{norm}{len(bounds)}", lies, rule=FedNova(), sites=sites, num_rounds=1, **bounds)()
+        (record,) = run.results["rounds"]
+        return record["values"]["step"], [w["text"] for w in record["warnings"] if "step_norm" in w["text"]]
+
+    assert step(1.0)[0] > 14
+    assert step(1e6)[0] > 1e3
+    for norm, used in ((1.0, "33.33"), (1e6, "300")):
+        found, texts = step(norm, max_update_norm=3, max_weight=0.4)
+        assert 1 < found < 1.2
+        assert texts == [f"step_norm {norm:.4g} counted as {used}, 3 times from the median (max_update_norm)"]
+    assert step(250.0, max_update_norm=3)[1] == []
+
+
+def test_of_two_sites_no_number_is_moderated(tmp_path):
+    collector = Collector(FedNova(), tmp_path, Bounds(max_update_norm=3))
+    assert collector._influence.moderated({"a": 1.0, "b": 1e6}, "x") == {"a": 1.0, "b": 1e6}
+    assert collector._influence.moderated({"a": 0.0, "b": 0.0, "c": 5.0}, "x") == {"a": 0.0, "b": 0.0, "c": 5.0}
+    assert collector._influence.moderated({"a": 1.0, "b": 1e6, "c": 2.0}, "x") == {"a": 1.0, "b": 6.0, "c": 2.0}
+
+
+# ------------------------------------------------------------------------------------------------ q-FedAvg, server
+
+
+@pytest.mark.parametrize("q", [0.0, 0.5, 1.0, 5.0])
+def test_q_fed_avg_against_the_authors_loop(tmp_path, q):
+    rate, losses = 0.05, {"a": 0.7, "b": 2.0, "c": 0.1}
+    deltas, hs = [], []
+    for site in SITES:
+        gradient = (flat(RECEIVED) - flat(LOCAL[site])) / rate
+        deltas.append(losses[site] ** q * gradient)
+        hs.append(q * losses[site] ** (q - 1) * float(gradient @ gradient) + losses[site] ** q / rate)
+    expected = flat(RECEIVED) - sum(d / sum(hs) for d in deltas)
+    rule = QFedAvg(q=q, learning_rate=rate)
+    state, weighing = aggregated(rule, tmp_path, reports("probe_loss", *losses.values()))
+    np.testing.assert_allclose(flat(state), expected, rtol=0, atol=2e-6)
+    mean = sum(LOCAL[site]["bn.running_var"].double() for site in SITES) / 3
+    torch.testing.assert_close(state["bn.running_var"].double(), mean, rtol=1e-6, atol=0)
+    assert (weighing.step == 1) == (q == 0)
+
+
+def test_q_0_is_the_uniform_mean(tmp_path):
+    expected, _ = aggregated(FedAvg(weighting="uniform"), tmp_path / "a", {site: {} for site in SITES})
+    for form in ("delta_h", "weighted"):
+        state, _ = aggregated(QFedAvg(q=0.0, q_form=form), tmp_path / form, reports("probe_loss", 1.0, 9.0, 2.0))
+        assert all(torch.allclose(state[name], expected[name], rtol=1e-6, atol=1e-7) for name in state), form
+
+
+def test_weighted_form_and_what_is_no_loss(tmp_path):
+    _, weighing = aggregated(QFedAvg(q=2.0, q_form="weighted"), tmp_path, reports("probe_loss", 1.0, math.nan, 3.0))
+    assert weighing.sites == pytest.approx({"a": 1 / 14, "b": 4 / 14, "c": 9 / 14})
+    assert (weighing.step, weighing.buffers) == (1.0, None)
+
+
+def test_the_constant_of_the_step(tmp_path):
+    said = reports("probe_loss", 1.0, 2.0, 3.0)
+    steps = [
+        aggregated(rule, tmp_path / str(number), said)[1].step
+        for number, rule in enumerate((QFedAvg(learning_rate=0.1), QFedAvg(lipschitz=10.0), QFedAvg(lipschitz=1.0)))
+    ]
+    assert steps[0] == pytest.approx(steps[1])
+    assert steps[2] > steps[1]
+
+
+# ------------------------------------------------------------------------------------------------ sites
+
+
+def train(training: LocalTraining, folder: Any, **more: Any) -> Any:
+    task = ClassificationTask(**TASK)
+    return at_site(folder, training, task=task).perform(request("train", initial(task), **more))
+
+
+SGD: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 0.01, "batch_size": 8, "local_epochs": 2}
+
+
+@pytest.mark.parametrize(
+    ("given", "how"),
+    [
+        ({"momentum": 0.0}, {}),
+        ({"momentum": 0.9, "nesterov": False}, {"momentum": 0.9}),
+        ({"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}),
+        ({"momentum": 0.0, "mu": 0.5}, {"pull": 0.005}),
+        ({"optimizer": "adam"}, {}),
+    ],
+)
+def test_a_site_reports_what_its_steps_come_to(tmp_path, given, how, caplog):
+    caplog.set_level(logging.INFO)
+    reply = train(NovaTraining(**{**SGD, **given}), tmp_path)
+    assert reply.status == "ok", reply.reason
+    expected = AccumulatedSteps()
+    for _ in range(reply.num_steps):
+        expected.add(**how)
+    assert reply.num_steps > 5
+    assert reply.report == {"step_norm": pytest.approx(expected.total)}
+    assert ("Adam has no FedNova norm; its steps count 1 each" in caplog.text) == (given.get("optimizer") == "adam")
+
+
+def test_nova_trains_like_the_others(tmp_path):
+    """Without a proximal term plain training, with one FedProx; authors' momentum is another one."""
+    plain = train(LocalTraining(**SGD), tmp_path / "a").update
+    assert same(plain, train(NovaTraining(**SGD), tmp_path / "b").update)
+    assert not same(plain, train(NovaTraining(**SGD, nesterov=False), tmp_path / "c").update)
+    pulled = train(ProximalTraining(**SGD, mu=0.3), tmp_path / "d").update
+    assert same(pulled, train(NovaTraining(**SGD, mu=0.3), tmp_path / "e").update)
+
+
+def test_a_pull_that_overshoots_is_refused():
+    with pytest.raises(ValueError, match=r"learning_rate \* mu must be below 1, got 0.1 \* 10.0"):
+        NovaTraining(optimizer="sgd", learning_rate=0.1, mu=10.0)
+
+
+@pytest.mark.parametrize("probe", ["ce", "la"])
+def test_probe_is_the_mean_loss_of_the_received_model(tmp_path, probe):
+    """Against one float64 batch of all training images, whatever the batch size; training is as without it."""
+    settings = {"batch_size": 7, "criterion": "logit_adjusted", "augment": True}
+    reply = train(LossProbe(**settings, probe_loss=probe), tmp_path / "a")
+    task = ClassificationTask(**TASK)
+    model = task.build_model().double()
+    model.load_state_dict(initial(task))
+    data = task.open_site("site-1", {})
+    ((images, labels),) = data.batches("training", batch_size=10**6)
+    with torch.no_grad():
+        outputs = model.eval()(images.double())
+    if probe == "la":
+        counts = data.class_counts("training").double()
+        outputs = outputs + (counts / counts.sum()).clamp(min=1e-12).log()
+    expected = float(torch.nn.functional.cross_entropy(outputs, labels))
+    assert reply.report == {"probe_loss": pytest.approx(expected, rel=1e-5)}
+    assert same(reply.update, train(LocalTraining(**settings), tmp_path / "b").update)
+
+
+# ------------------------------------------------------------------------------------------------ stock controllers
+
+
+def sent(site: str, value: float, report: Any, update: bool) -> FLModel:
+    return FLModel(
+        params={"w": torch.tensor([value, 0.0]), "bn.running_var": torch.tensor([value])},
+        params_type=ParamsType.DIFF if update else ParamsType.FULL,
+        current_round=0,
+        meta={"client_name": site, META_KEY: {"report": report, "num_samples": 10}},
+    )
+
+
+RULES = [(FedNova(), "step_norm"), (QFedAvg(learning_rate=1.0), "probe_loss")]
+
+
+@pytest.mark.parametrize(("rule", "field"), RULES, ids=["nova", "q"])
+def test_under_a_stock_controller_updates_are_stepped(rule, field):
+    aggregator = FairAggregator(rule=rule)
+    for site, value, number in (("a", 1.0, 2.0), ("b", 3.0, 6.0)):
+        aggregator.accept_model(sent(site, value, {field: number}, update=True))
+    merged = aggregator.aggregate_model()
+    weighing = aggregator.last_weighing
+    change = weighing.sites["a"] * 1.0 + weighing.sites["b"] * 3.0
+    assert abs(weighing.step - 1) > 0.1
+    assert merged.params["w"].tolist() == pytest.approx([weighing.step * change, 0.0])
+    assert merged.params["bn.running_var"].tolist() == pytest.approx([2.0])  # both have as many samples
+
+
+@pytest.mark.parametrize(("rule", "field"), RULES, ids=["nova", "q"])
+def test_under_a_stock_controller_whole_models_are_refused_by_name(rule, field):
+    aggregator = FairAggregator(rule=rule)
+    for site, value, number in (("a", 1.0, 2.0), ("b", 3.0, 6.0)):
+        aggregator.accept_model(sent(site, value, {field: number}, update=False))
+    words = "needs to know how far each site went: have the sites send updates"
+    with pytest.raises(RuntimeError, match=f"{type(rule).__name__} {words}"):
+        aggregator.aggregate_model()

@@ -174,7 +174,7 @@ class Rounds:
         self.journal.training(train, record)
         if len(record.accepted) < self.settings.min_sites:
             raise self._too_few(train)
-        if self.rule.two_phase and len(record.accepted) > 1:
+        if self.rule.asks_about_anchor(current_round) and len(record.accepted) > 1:
             self._ask_about_anchor(record)
         next_state = self._aggregate(record)
         if self.settings.num_rounds - self.settings.test_last <= current_round < self.settings.num_rounds - 1:

@@ -15,8 +15,8 @@ from fairflare.tasks.scripts import ScriptTask
 
 #: Settings of a site half that its loop decides, which is the script's.
 OF_THE_LOOP = (
-    "optimizer", "learning_rate", "weight_decay", "betas", "momentum", "local_epochs", "keep_optimizer_state",
-    "augment", "schedule",
+    "optimizer", "learning_rate", "weight_decay", "betas", "momentum", "local_epochs", "local_steps",
+    "keep_optimizer_state", "augment", "schedule",
 )  # fmt: skip
 
 
@@ -56,6 +56,8 @@ def make_script_plan(
     names = site_list(chosen.num_sites if sites == 0 else sites)
     wanted = {key: value for key, value in {**run, **bounds}.items() if value is not None}
     settings_of_run = RunSettings(**{"num_rounds": chosen.num_rounds, "label": chosen.name, **wanted})
+    rule = build(chosen.rule, {**chosen.server, **server})
+    rule.check_run(settings_of_run.num_rounds)
     if names is not None and settings_of_run.min_sites > len(names):
         raise ValueError(f"min_sites={settings_of_run.min_sites}, but the job has {len(names)} site(s)")
     return Plan(
@@ -65,7 +67,7 @@ def make_script_plan(
             model_args=dict(model_args or {}),
             metric=primary_metric,
         ),
-        rule=build(chosen.rule, {**chosen.server, **server}),
+        rule=rule,
         training=build(chosen.training, {**chosen.site, **site}),
         run=settings_of_run,
         sites=names,

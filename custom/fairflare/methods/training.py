@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -60,7 +61,7 @@ class SiteRun:
     scratch: Path
     settings: Mapping[str, Any] = field(default_factory=dict)  # the site's private file
     metrics: Mapping[str, float] = field(default_factory=dict)  # of the received model, on the validation split
-    # While training: epoch from 0, and which training samples the batch holds (None: the data do not say).
+    # While training: epoch from 0 (with ``local_steps`` the pass), and which training samples the batch holds (None: the data do not say).
     epoch: int = 0
     batch: list[int] | None = None
     first_pass: bool = True  # of the batch's step, which may look at the loss twice
@@ -73,7 +74,9 @@ class SiteRun:
 class Trained:
     """What :meth:`LocalTraining.train` leaves besides the trained model."""
 
-    epoch_losses: list[float]  # mean over the samples of each epoch, measured while training
+    #: Mean over the samples of each epoch, measured while training. With ``local_steps`` of each pass, the last one
+    #: over what was left of it.
+    epoch_losses: list[float]
     num_steps: int | None
     num_samples: int
 
@@ -94,6 +97,8 @@ class LocalTraining:
         momentum: of SGD, with Nesterov's form when > 0.
         batch_size: images in a batch.
         local_epochs: passes over the training images in a round.
+        local_steps: so many optimizer steps in a round, the same at every site, in place of ``local_epochs`` (which
+            then stays 1): passes in new orders until they are done, the last one cut short. ``None``: whole passes.
         keep_optimizer_state: moments stay at the site between rounds (Fed-LWR's code); else a new optimizer a round.
         max_grad_norm: gradients are clipped to this global norm; ``None``: not.
         augment: use the task's training augmentation.
@@ -115,6 +120,7 @@ class LocalTraining:
     momentum: BelowOne = 0.9
     batch_size: PositiveInt = 8
     local_epochs: PositiveInt = 1
+    local_steps: PositiveInt | None = None
     keep_optimizer_state: Flag = True
     max_grad_norm: Positive | None = None
     augment: Flag = False
@@ -127,6 +133,11 @@ class LocalTraining:
         low = self.lowest_rate
         if self.schedule == "cosine" and low is not None and low > self.learning_rate:
             raise ValueError(f"lowest_rate must be at most learning_rate={self.learning_rate!r}, got {low!r}")
+        if self.local_steps is not None and self.local_epochs != 1:
+            raise ValueError(
+                f"local_steps={self.local_steps!r} and local_epochs={self.local_epochs!r} exclude each other: take one "
+                "of them out"
+            )
 
     # -- hooks
 
@@ -278,11 +289,14 @@ class LocalTraining:
         num_steps, epoch_losses = 0, []
         try:
             with lone_samples(model):
-                for epoch in range(self.local_epochs):
+                for epoch in self._passes():
                     run.epoch = epoch
-                    loss, steps = self._one_epoch(run, model, optimizer, num_steps)
+                    left = None if self.local_steps is None else self.local_steps - num_steps
+                    loss, steps = self._one_epoch(run, model, optimizer, num_steps, left)
                     epoch_losses.append(loss)
                     num_steps += steps
+                    if left is not None and steps in (0, left):  # 0: there is nothing to cycle through
+                        break
         except LoneSample as error:
             raise SiteError(f"site {run.site!r}: {error}") from error
         check_finite(run, model)
@@ -292,10 +306,18 @@ class LocalTraining:
             run.store.save("optimizer", run.current_round, optimizer.state_dict())
         return Trained(epoch_losses, num_steps, run.data.num_samples("training"))
 
+    def _passes(self) -> Iterable[int]:
+        return range(self.local_epochs) if self.local_steps is None else itertools.count()
+
     def _one_epoch(
-        self, run: SiteRun, model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps_before: int
+        self,
+        run: SiteRun,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        steps_before: int,
+        most: int | None = None,
     ) -> tuple[float, int]:
-        """Mean loss over the samples, and the number of steps."""
+        """Mean loss over the samples gone through, and the number of steps, at most ``most``."""
         seed = run.seed + run.epoch
         order = run.data.order("training", seed)
         total, seen, steps = 0.0, 0, 0
@@ -313,6 +335,8 @@ class LocalTraining:
             total += loss * len(inputs)
             seen += len(inputs)
             steps += 1
+            if steps == most:
+                break
         return total / max(seen, 1), steps
 
     def _one_step(

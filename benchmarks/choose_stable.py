@@ -6,8 +6,8 @@
 For each data set and seed: FedAvg with equal weights for ``--warmup`` rounds, and from its model every candidate for
 ``--rounds`` more, FedAvg among them. So all candidates of a seed have the same start, made once, in place of a
 ``warmup_rounds`` of their own; sites begin with new optimizer moments. What counts is the primary metric on the sites'
-*validation* splits, mean over the last ``--last`` models; test splits are never read. Phantoms are drawn with seeds that
-no published table has.
+*validation* splits, mean over the last ``--last`` models; test splits are never read. Phantoms are drawn with seeds
+that no published table has.
 
 Everything runs in this process. A run that is there is not repeated, so an interrupted grid goes on.
 """
@@ -25,7 +25,6 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from compare_methods import EXPERIMENTS, prepare
-
 from fairflare.federation.local import run_local
 from fairflare.federation.plan import make_plan
 from fairflare.reporting.results import read_results

@@ -1,4 +1,4 @@
-"""What steadies scores and weights that are measured anew in every round. Ours; each has a setting that does nothing."""
+"""What steadies scores and weights that are measured anew in every round. Ours; each can be set to do nothing."""
 
 from __future__ import annotations
 

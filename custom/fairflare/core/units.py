@@ -42,9 +42,10 @@ def units(model: nn.Module, inputs: torch.Tensor) -> dict[str, str]:
 
     A layer that mixes features (one of its tensors has two dimensions or more, and it is no norm: convolution, linear
     map) begins a unit; a layer that only scales and shifts them (a norm, a PReLU) belongs to the one that ran just
-    before it, whose outputs its running statistics describe. A module that has tensors of its own *and* other layers
-    inside stands alone, and so does a norm in front of everything. A layer that never runs by itself (the output map of
-    torch's attention) belongs to the unit of the layer that it is a part of; where there is none it stands alone.
+    before it, whose outputs its running statistics describe. A module that has tensors of its own *and* runs other
+    layers inside stands alone, and so does a norm in front of everything. A layer that never runs by itself (the output
+    map of torch's attention) belongs to the unit of the layer that it is a part of; where there is none it stands
+    alone.
 
     Args:
         model, inputs: as for :func:`execution_order`.
@@ -62,11 +63,12 @@ def units(model: nn.Module, inputs: torch.Tensor) -> dict[str, str]:
         {'0': '0', '1': '0', '3': '3'}
     """
     layers = parameter_layers(model)
-    enclosing = {name for name in layers if any(_inside(other, name) for other in layers)}
+    order = execution_order(model, inputs, layers)
+    enclosing = {name for name in order if any(_inside(other, name) for other in order)}
     mixes = _mixing(model, layers)
     found: dict[str, str] = {}
     before: str | None = None
-    for name in execution_order(model, inputs, layers):
+    for name in order:
         if name in enclosing:
             found[name] = name
             continue
@@ -75,7 +77,7 @@ def units(model: nn.Module, inputs: torch.Tensor) -> dict[str, str]:
         found[name] = before
     for name in layers:
         if name not in found:
-            owners = [other for other in enclosing if other in found and _inside(name, other)]
+            owners = [other for other in order if _inside(name, other)]
             found[name] = found[max(owners, key=len)] if owners else name
     return {name: found[name] for name in layers}
 
@@ -88,4 +90,6 @@ def _mixing(model: nn.Module, layers: dict[str, nn.Module]) -> set[str]:
     """Layers that mix features, by the shapes of what they own: a weight may be parametrized, and then be no weight."""
     state = model.state_dict()
     owner = layers_of(state)
-    return {owner[key] for key, tensor in state.items() if tensor.ndim > 1 and not isinstance(layers[owner[key]], NORMS)}
+    return {
+        owner[key] for key, tensor in state.items() if tensor.ndim > 1 and not isinstance(layers[owner[key]], NORMS)
+    }

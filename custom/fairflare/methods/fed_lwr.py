@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["METHODS", "FedLWR", "LayerSimilarityReport"]
 
 log = logging.getLogger(__name__)
+
+
 @settings
 class FedLWR(FromPreset, Rule):
     r"""Fed-LWR, server half: weights by layer from the sites' similarity scores.

@@ -56,7 +56,8 @@ class RescueTraining(LocalTraining):
 
     w: mean distance by class of the *received* model, in evaluation mode, without augmentation, over all training
     images. w^: the same while training, of the forward pass in front of each step, a mean for each epoch, added over
-    the epochs; with ``local_steps`` the mean of the passes, as their number is not the same at every site. Both stay at the site; RF and the prior's fingerprint leave it.
+    the epochs; with ``local_steps`` the mean of the passes, as their number is not the same at every site. Both stay at
+    the site; RF and the prior's fingerprint leave it.
 
     Model and prior see the same image. The prior's features of the images as they are, without augmentation, are
     computed once and kept (memory and state folder, 4 bytes a feature): for w, and for training without ``augment``.

@@ -109,14 +109,14 @@ class Rule(ABC):
         """Whether the second phase of a two-phase rule takes place in this round."""
         return self.two_phase
 
-    def check_run(self, num_rounds: int) -> None:
+    def check_run(self, num_rounds: int) -> None:  # noqa: B027 - a hook
         """Refuses a run in which the rule could do nothing of its own.
 
         Raises:
             ValueError: says which setting does not go with the number of rounds.
         """
 
-    def check_task(self, task: Task) -> None:
+    def check_task(self, task: Task) -> None:  # noqa: B027 - a hook
         """Refuses a task that the rule cannot weigh, as far as that is known without data.
 
         Raises:

@@ -61,7 +61,8 @@ class SiteRun:
     scratch: Path
     settings: Mapping[str, Any] = field(default_factory=dict)  # the site's private file
     metrics: Mapping[str, float] = field(default_factory=dict)  # of the received model, on the validation split
-    # While training: epoch from 0 (with ``local_steps`` the pass), and which training samples the batch holds (None: the data do not say).
+    # While training: epoch from 0 (with ``local_steps`` the pass), and which training samples the batch holds (None:
+    # the data do not say).
     epoch: int = 0
     batch: list[int] | None = None
     first_pass: bool = True  # of the batch's step, which may look at the loss twice

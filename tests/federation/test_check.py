@@ -306,10 +306,11 @@ def test_what_a_setting_can_mend_is_said() -> None:
     assert make_plan("fed_ism", task="segmentation", settings={"criterion": "task"}).task.has_classes is False
 
 
-@pytest.mark.usefixtures("untrained")
-def test_a_network_without_a_projection_head(tmp_path: Path) -> None:
-    results = run(tmp_path, {}, method="fed_mas", settings={"projector_dim": None})
-    assert "Fed-MAS needs a projection head next to the classifier; set projector_dim=96" in refused(results)
+@pytest.mark.parametrize("method", ["fed_mas", "bsm_kd"])
+def test_a_network_without_a_projection_head_is_refused_at_once(method: str) -> None:
+    wanted = rf"method '{method}' cannot learn classification: it needs a projection head .*; set projector_dim"
+    with pytest.raises(ValueError, match=wanted):
+        make_plan(method, settings={"projector_dim": None})
 
 
 def test_a_site_says_which_prior_it_holds(tmp_path: Path) -> None:

@@ -98,6 +98,21 @@ def test_a_run_goes_on_from_the_model_of_another(tmp_path: Path) -> None:
         assert again["rounds"][0]["validation"] == second["rounds"][0]["validation"]
 
 
+def test_the_task_may_name_the_initial_weights(tmp_path: Path) -> None:
+    """Of segmentation: the whole network; the run's own checkpoint goes before it."""
+    state, other = initial(seed=5), initial(seed=6)
+    own, of_run = forms(state, tmp_path)[0], tmp_path / "of_run.pt"
+    torch.save(other, of_run)
+    task = SegmentationTask(**SEGMENTATION, initial_weights=str(own))
+    for checkpoint, wanted in ((None, state), (str(of_run), other)):
+        model = task.build_model()
+        task.initialise(model, checkpoint)
+        assert all(torch.equal(tensor, wanted[name]) for name, tensor in model.state_dict().items())
+    settings = {**TINY, "initial_weights": str(tmp_path / "gone.pt")}
+    with pytest.raises((ValueError, RuntimeError), match=r"gone\.pt"):
+        run_local(make_plan("fed_avg", sites=2, num_rounds=1, settings=settings), tmp_path / "run")
+
+
 def test_two_checkpoints_are_one_too_many() -> None:
     place = Place(Path(), Path(), "job", settings={"initial_weights": "/a.pt"})
     assert place.initial_weights(RunSettings()) == "/a.pt"

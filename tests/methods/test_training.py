@@ -373,3 +373,89 @@ def test_criterion_of_the_first_step(worker, criterion, strength, tau):
         logits = model.train()(images)
     losses = [naive_criterion(criterion, tau, z, int(y), counts) for z, y in zip(logits, labels, strict=True)]
     assert reply.stats["train_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------ steps, not epochs
+
+HALVES = [LocalTraining, SharpnessAwareTraining, RescueTraining, FairProximalTraining]
+CLASSES = {
+    "phantom": "fundus", "image_size": [32, 32], "features": [4, 8, 8, 16], "phantom_sites": 2, "phantom_samples": 90,
+    "phantom_test": 40, "partition": "iid", "corrupted_sites": 0, "projector_dim": 96,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("half", HALVES, ids=lambda h: h.__name__)
+@pytest.mark.parametrize("steps", [2, 4, 9])  # less than a pass, one, two and a bit
+def test_the_same_number_of_steps_whatever_the_data(worker, half, steps):
+    """The batches are those of the epochs, cut off; every method counts a step once, and knows which images it sees."""
+    seen = []
+
+    class Watched(half):
+        def step(self, run, model, optimizer, closure):
+            seen.append((run.epoch, list(run.batch)))
+            return super().step(run, model, optimizer, closure)
+
+    task = ClassificationTask(**CLASSES)
+    here = worker(Watched(batch_size=10, local_steps=steps), task=task)
+    told = {"search_distance": 0.05, "rescue_factor": True, "mean_loss": 1.0}
+    reply = here.perform(request("train", initial(task), 1, directives=told))
+    assert reply.status == "ok", reply.reason
+    count = reply.num_samples
+    assert math.ceil(count / 10) == 4
+    assert reply.num_steps == len(seen) == steps
+    assert len(reply.stats["epoch_losses"]) == math.ceil(steps / 4)
+    data, expected = here.task.open_site("site-1", {}), []
+    for number in range(3):
+        order = data.order("training", round_seed(0, "site-1", 1) + number)
+        expected += [(number, order[start : start + 10]) for start in range(0, count, 10)]
+    assert seen == expected[:steps]
+    counters = {int(t) for n, t in here._model.state_dict().items() if n.endswith("num_batches_tracked")}
+    assert steps in counters
+
+
+def test_steps_that_make_whole_passes_are_epochs(worker):
+    """Bit by bit, with moments and losses; and a loss of each pass, of what was gone through of the last."""
+    state = initial()
+    epochs = worker(LocalTraining(batch_size=4, local_epochs=2), "a").perform(request("train", state))
+    assert epochs.num_steps % 2 == 0
+    steps = worker(LocalTraining(batch_size=4, local_steps=epochs.num_steps), "b").perform(request("train", state))
+    assert same(steps.update, epochs.update)
+    assert steps.stats["epoch_losses"] == epochs.stats["epoch_losses"]
+    first = worker(LocalTraining(batch_size=4, local_steps=1), "c").perform(request("train", state))
+    assert first.stats["epoch_losses"] == [first.stats["train_loss"]]
+    assert first.stats["train_loss"] != epochs.stats["epoch_losses"][0]
+    assert worker(LocalTraining(batch_size=4, local_steps=1), "d").training.rate(1, 4) == 1e-3
+
+
+def test_steps_and_epochs_exclude_each_other():
+    with pytest.raises(ValueError, match="local_steps=3 and local_epochs=2 exclude each other"):
+        LocalTraining(local_steps=3, local_epochs=2)
+    for method in ("fed_avg", "bsm_fl", "fed_ism"):  # whose jobs have epochs of their own
+        for small in (True, False):
+            training = make_plan(method, settings={"local_steps": 3}, small=small).training
+            assert (training.local_steps, training.local_epochs) == (3, 1)
+    with pytest.raises(ValueError, match="local_steps=3 and local_epochs=1 exclude each other: give one"):
+        make_plan("fed_avg", settings={"local_steps": 3, "local_epochs": 1})
+
+
+def test_the_rescue_factor_does_not_grow_with_the_number_of_passes(worker):
+    """The model stands still, so every pass measures the same: two passes, and a sum over them, give twice as much."""
+    task = ClassificationTask(**CLASSES)
+    found = {}
+    for name, more in {"one": {}, "epochs": {"local_epochs": 2}, "steps": {"local_steps": 8}}.items():
+        training = RescueTraining(batch_size=10, optimizer="sgd", momentum=0.0, learning_rate=1e-12, **more)
+        here = worker(training, name, task=task)
+        reply = here.perform(request("train", initial(task), directives={"rescue_factor": True}))
+        found[name] = reply.report["rescue_factor"]
+    assert found["epochs"] == pytest.approx(2 * found["one"], rel=0.05)
+    assert found["steps"] == pytest.approx(found["epochs"] / 2, rel=1e-9)
+
+
+def test_the_loss_of_fedmrl_is_of_all_steps(worker):
+    """The last pass may be one batch long."""
+    here = worker(FairProximalTraining(batch_size=10, local_steps=5, mu=0.0), task=ClassificationTask(**CLASSES))
+    reply = here.perform(request("train", initial(here.task)))
+    whole, cut = reply.stats["epoch_losses"]
+    assert reply.report["train_loss"] == pytest.approx(
+        (reply.num_samples * whole + 10 * cut) / (reply.num_samples + 10)
+    )

@@ -60,23 +60,29 @@ def reference_cka(x: np.ndarray, y: np.ndarray, estimator: str) -> float:
 
 
 def features(model: nn.Module, images: Tensor) -> dict[str, np.ndarray]:
-    """Output of every layer for all images at once, (n, features) in float64."""
+    """Output of every layer, (n, features) in float64: each image by itself, so however a layer lays them out."""
     found: dict[str, np.ndarray] = {}
+    rows: dict[str, list[np.ndarray]] = {}
 
     def keep(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
+            output = output[0] if isinstance(output, tuple) else output
             if isinstance(output, Tensor):
-                found[name] = output.detach().flatten(1).double().numpy().copy()
+                found[name] = output.detach().flatten().double().numpy().copy()
 
         return hook
 
     handles = [m.register_forward_hook(keep(name)) for name, m in parameter_layers(model).items()]
     model.eval()
-    with torch.no_grad():
-        model(images)
+    for image in images:
+        found.clear()
+        with torch.no_grad():
+            model(image[None])
+        for name, row in found.items():
+            rows.setdefault(name, []).append(row)
     for handle in handles:
         handle.remove()
-    return found
+    return {name: np.stack(entries) for name, entries in rows.items()}
 
 
 def reference_dissimilarity(u: np.ndarray, v: np.ndarray, estimator: str) -> float:
@@ -615,14 +621,14 @@ def test_layers_that_cannot_be_compared(function: Any, vectors: Tensor, caplog: 
         for models in ((a, b), (b, a)):
             result = function(*models, vectors.split(sizes))
             missing = [name for name, value in result.items() if all(map(math.isnan, value))]
-            assert missing == ["layers.0", "layers.1", "layers.2"]
+            assert missing == ["layers.1", "layers.2"]
             assert -1 <= result["layers.3"].delta <= 1
         assert len(caplog.records) == 2  # one for each call
-        for part in ("'layers.0': the first dimension", "'layers.1': its output holds no tensor", "1 times in model_a"):
+        for part in ("'layers.1': its output holds no tensor", "1 times in model_a"):
             assert part in caplog.messages[0]
-    only = r"no layer can be compared: layer 'layers.0': .* must be the 1 images, got shape \(3, 1, 5\)"
+    only = r"no layer can be compared: layer 'layers.1': its output holds no tensor"
     with pytest.raises(ValueError, match=only):
-        function(a, b, [vectors], layers=["layers.0", "layers.1"])
+        function(a, b, [vectors], layers=["layers.1"])
     with pytest.raises(ValueError, match="no layer can be compared: layer 'unreached': called for 0 of 12 images"):
         function(odd(0), odd(1), [vectors], layers=["unreached"])
 
@@ -642,21 +648,64 @@ def test_a_transformer_with_positions_first(vectors: Tensor) -> None:
     a, b = Words(), Words()
     result = layerwise_cka(a, b, vectors.split(5))
     u, v = features(a, vectors), features(b, vectors)
-    scored = [name for name, value in result.items() if not math.isnan(value.dissimilarity)]
-    assert scored == ["out"]
-    assert "encoder.linear1" in result
-    expected = reference_dissimilarity(u["out"], v["out"], "biased")
-    assert result["out"].dissimilarity == pytest.approx(expected, rel=1e-4)
+    missing = [name for name, value in result.items() if math.isnan(value.dissimilarity)]
+    assert missing == ["encoder.self_attn.out_proj"]  # never called
+    for name in set(result) - set(missing):
+        expected = reference_dissimilarity(u[name], v[name], "biased")
+        assert result[name].dissimilarity == pytest.approx(expected, rel=1e-4, abs=1e-12), name
+
+
+class Rows(nn.Module):
+    """Its features as a batch of rows: image by image, or position by position; and a layer without images."""
+
+    def __init__(self, together: bool) -> None:
+        super().__init__()
+        self.together = together
+        self.rows = nn.Linear(1, 4)
+        self.fixed = nn.Linear(1, 1)
+        self.out = nn.Linear(5 * 4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = len(x)
+        if self.together:
+            y = self.rows(x.reshape(-1, 1)).reshape(n, -1)
+        else:
+            y = self.rows(x.T.reshape(-1, 1)).reshape(5, n, 4).swapaxes(0, 1).reshape(n, -1)
+        return self.out(y) + self.fixed(torch.ones(3, 1)).sum()
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("function", [layerwise_cka, layerwise_cosine])
+def test_several_rows_of_an_image_are_its_features(
+    function: Any, together: bool, vectors: Tensor, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both orders are the same network."""
+    models = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        models.append(Rows(together))
+    result = function(*models, vectors.split(5))
+    assert [name for name, value in result.items() if math.isnan(value.delta)] == ["fixed"]
+    assert "'fixed': the 1 images are no dimension of its output, which has shape (3, 1)" in caplog.text
+    if function is layerwise_cka:
+        u, v = (features(model, vectors) for model in models)
+        assert result["rows"].dissimilarity == pytest.approx(
+            reference_dissimilarity(u["rows"], v["rows"], "biased"), rel=1e-4
+        )
 
 
 def test_a_swin_transformer() -> None:
+    """Attention works on windows; an image's features are those of all its windows."""
     pytest.importorskip("einops")
+    torch.manual_seed(0)
     net = SwinUNETR(in_channels=1, out_channels=1, feature_size=12, spatial_dims=2, depths=(1, 1, 1, 1))
-    result = layerwise_cka(net, perturbed(net, 0.01), smooth_images(3, 64).split(2))
-    missing = {name for name, value in result.items() if math.isnan(value.dissimilarity)}
-    assert "swinViT.layers1.0.blocks.0.attn.qkv" in missing  # of windows, not of images
-    assert {"swinViT.patch_embed.proj", "out.conv.conv"} & missing == set()
-    assert 0 < len(missing) < len(result) / 2
+    other, images = perturbed(net, 0.01), smooth_images(5, 64)
+    result = layerwise_cka(net, other, images.split(2))
+    assert not [name for name, value in result.items() if math.isnan(value.dissimilarity)]
+    u, v = features(net, images), features(other, images)
+    for name in ("swinViT.layers1.0.blocks.0.attn.qkv", "swinViT.layers2.0.blocks.0.attn", "out.conv.conv"):
+        expected = reference_dissimilarity(u[name], v[name], "biased")
+        assert result[name].dissimilarity == pytest.approx(expected, rel=1e-3), name
 
 
 def test_every_estimator_gives_its_own_value(vectors: Tensor) -> None:
@@ -805,7 +854,7 @@ def test_full_precision_with_the_newer_switches() -> None:
 
 class Fold(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).reshape(-1, 1)
+        return super().forward(x).sum(0)
 
 
 @pytest.mark.parametrize("function", [layerwise_cka, layerwise_cosine])
@@ -820,7 +869,7 @@ def test_errors_name_the_layer(function: Callable[..., Any], vectors: Tensor) ->
         function(a, nn.Sequential(*a, nn.Linear(3, 3)), [vectors])
     with pytest.raises(ValueError, match="layer 'nowhere' is not in model_a"):
         function(a, a, [vectors], layers=["0", "nowhere"])
-    with pytest.raises(ValueError, match=r"layer '0': the first dimension .* 1 images, got shape \(7, 1\)"):
+    with pytest.raises(ValueError, match=r"layer '0': the 1 images are no dimension .* shape \(7,\)"):
         function(nn.Sequential(Fold(5, 7)), nn.Sequential(Fold(5, 7)), [vectors])
     with pytest.raises(TypeError, match="tensors of images, got tuple"):
         function(a, a, [(vectors, vectors)])

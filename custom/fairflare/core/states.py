@@ -16,6 +16,7 @@ from typing import TypeAlias
 import torch
 
 from fairflare.core import checks
+from fairflare.core.spectral import singular_vectors
 
 log = logging.getLogger(__name__)
 State: TypeAlias = Mapping[str, torch.Tensor]
@@ -36,7 +37,8 @@ def weighted_average(states: States, weights: Mapping[str, float], *, updates: b
 
     Floating tensors are accumulated in float64 and cast back; where sites differ in precision, the result has
     the promoted dtype. Integer and boolean tensors (``num_batches_tracked``) are the maximum over the sites,
-    and a ``running_var`` is floored at 0.
+    a ``running_var`` is floored at 0, and a spectral norm's vectors are those of the averaged weight
+    (:mod:`fairflare.core.spectral`).
 
     Args:
         states: ``{site: state}``, whose states may read a tensor from disk when it is asked for: tensor by
@@ -334,6 +336,14 @@ class _Mean:
 
 
 def _average(
+    states: States, sites: set[str], weights_of: WeightsOf, *, floor: bool, finish: Finish | None = None
+) -> dict[str, torch.Tensor]:
+    """The average; ``floor``: it is of models, and what belongs together in a model does so again."""
+    average = _means(states, sites, weights_of, floor=floor, finish=finish)
+    return average | singular_vectors(average) if floor else average
+
+
+def _means(
     states: States, sites: set[str], weights_of: WeightsOf, *, floor: bool, finish: Finish | None = None
 ) -> dict[str, torch.Tensor]:
     """Either form of the states: all tensors in one pass over the sites, or a pass for every tensor."""

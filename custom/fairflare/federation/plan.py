@@ -114,7 +114,8 @@ def make_plan(
         usual = _shared_setup(model, chosen, usual, task_class, own_task=kind == model.task)
     # Whoever sets something of a part means the method's own part, not the small job's.
     set_of = {name.partition(".")[0] for name in settings or {} if "." in name}
-    given = {**{name: value for name, value in usual.items() if name not in set_of}, **(settings or {})}
+    steps = _by_steps(settings or {})
+    given = {**{name: value for name, value in usual.items() if name not in {*set_of, *steps}}, **(settings or {})}
     of_run = {name: given.pop(name) for name in LIKE_SETTINGS if name in given}
     server, site, learns = route_settings(given, chosen, task_class)
     if kind == chosen.task:
@@ -130,9 +131,11 @@ def make_plan(
         raise ValueError(f"min_sites={plan.min_sites}, but the job has {len(names)} site(s)")
     made = _task(task_class, learns)
     rule = build(chosen.rule, {**chosen.server, **server})
-    training = build(chosen.training, {**chosen.site, **site})
+    training = build(chosen.training, {**{k: v for k, v in chosen.site.items() if k not in steps}, **site})
+    rule.check_run(plan.num_rounds)
     try:
         training.check_task(made)
+        rule.check_task(made)
         if rule.needs_classes and made.has_classes is False:
             raise ValueError("its weights need classes")
         if plan.crt_rounds and made.has_classes is False:
@@ -149,6 +152,22 @@ def make_plan(
         task_file=file,
         lacks=() if paper is None else paper.lacks,
     )
+
+
+def _by_steps(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a method or job usually has and ``local_steps`` takes the place of.
+
+    Raises:
+        ValueError: both are given.
+    """
+    if settings.get("local_steps") is None:
+        return ()
+    if settings.get("local_epochs") is not None:
+        raise ValueError(
+            f"local_steps={settings['local_steps']!r} and local_epochs={settings['local_epochs']!r} exclude each "
+            "other: give one of them"
+        )
+    return ("local_epochs",)
 
 
 def _shared_setup(

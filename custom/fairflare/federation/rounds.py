@@ -185,7 +185,7 @@ class Rounds:
         self.journal.training(train, record)
         if len(record.accepted) < self.settings.min_sites:
             raise self._too_few(train)
-        if rule.two_phase and len(record.accepted) > 1:
+        if rule.asks_about_anchor(current_round) and len(record.accepted) > 1:
             self._ask_about_anchor(record)
         next_state = self._aggregate(record, state)
         if -self.settings.test_last <= current_round - self.settings.rounds_in_all < -1:

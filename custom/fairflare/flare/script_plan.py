@@ -15,8 +15,8 @@ from fairflare.tasks.scripts import ScriptTask
 
 #: Settings of a site half that its loop decides, which is the script's.
 OF_THE_LOOP = (
-    "optimizer", "learning_rate", "weight_decay", "betas", "momentum", "local_epochs", "keep_optimizer_state",
-    "augment", "schedule",
+    "optimizer", "learning_rate", "weight_decay", "betas", "momentum", "local_epochs", "local_steps",
+    "keep_optimizer_state", "augment", "schedule",
 )  # fmt: skip
 
 
@@ -64,6 +64,8 @@ def make_script_plan(
     settings_of_run = RunSettings(**{"num_rounds": chosen.num_rounds, "label": chosen.name, **chosen.run, **wanted})
     if settings_of_run.crt_rounds:
         raise ValueError("crt_rounds: a script's own loop does not train a classifier alone; set crt_rounds=0")
+    rule = build(chosen.rule, {**chosen.server, **server})
+    rule.check_run(settings_of_run.num_rounds)
     if names is not None and settings_of_run.min_sites > len(names):
         raise ValueError(f"min_sites={settings_of_run.min_sites}, but the job has {len(names)} site(s)")
     return Plan(
@@ -73,7 +75,7 @@ def make_script_plan(
             model_args=dict(model_args or {}),
             metric=primary_metric,
         ),
-        rule=build(chosen.rule, {**chosen.server, **server}),
+        rule=rule,
         training=build(chosen.training, {**chosen.site, **site}),
         run=settings_of_run,
         sites=names,

@@ -9,7 +9,8 @@ with these weights (Eq. 6).
 
 Where paper and authors' code differ, ``preset`` decides: ``"paper"`` takes exact CKA (Eq. 2) over all training images
 without a clip; ``"authors"`` the unbiased minibatch estimator over the validation images, in five passes, with the
-scores clipped to [1e-4, 0.99]. Any single setting can be given on top. Layers are matched by name in both.
+scores clipped to [1e-4, 0.99]. ``"stable"`` is ours: the paper's, after rounds of plain averaging and mixed half with
+uniform weights. Any single setting can be given on top. Layers are matched by name in all.
 """
 
 from __future__ import annotations
@@ -17,112 +18,28 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any
 
-import torch
-from pydantic import Field as Bounds
-
-from fairflare.core.settings import Fraction, PositiveInt, settings
-from fairflare.core.similarity import LayerSimilarity, layerwise_cka, layerwise_cosine
-from fairflare.core.weighting import dissimilarity_weights
+from fairflare.core.layers import layers_of
+from fairflare.core.settings import BelowOne, Fraction, NonNegative, NonNegativeInt, settings
+from fairflare.core.stabilise import mixed, smoothed, tempered
+from fairflare.core.weighting import dissimilarity_weights, uniform_weights
+from fairflare.methods.anchor_report import FromPreset, Granularity, LayerSimilarityReport, Preset
 from fairflare.methods.catalog import Method
-from fairflare.methods.image_batches import ImageBatches
-from fairflare.methods.layer_scores import by_granularity, filled, from_layer
+from fairflare.methods.layer_scores import Scores, by_granularity, filled, from_layer, most_common_units
 from fairflare.methods.reports import Field, ReportError
-from fairflare.methods.rule import RoundInputs, Rule, Weighing
-from fairflare.methods.training import LocalTraining, SiteRun
+from fairflare.methods.rule import LayerWeights, RoundInputs, Rule, Weighing
+
+if TYPE_CHECKING:
+    from fairflare.core.task import Task
+
+__all__ = ["METHODS", "FedLWR", "LayerSimilarityReport"]
 
 log = logging.getLogger(__name__)
-Preset = Literal["paper", "authors"]
-PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {
-        "clip": (0.0, 1.0),
-        "cka_estimator": "full_biased",
-        "cka_split": "train",
-        "cka_passes": 1,
-    },
-    "authors": {
-        "clip": (1e-4, 0.99),
-        "cka_estimator": "minibatch_unbiased",
-        "cka_split": "val",
-        "cka_passes": 5,
-    },
-}
-# Spec name -> name in core.similarity.
-ESTIMATORS = {
-    "full_biased": "biased",
-    "full_unbiased": "unbiased",
-    "minibatch_biased": "minibatch_biased",
-    "minibatch_unbiased": "minibatch_unbiased",
-}
-SPLITS = {"train": "training", "val": "validation"}
 
 
 @settings
-class LayerSimilarityReport(LocalTraining):
-    """Fed-LWR, site half: plain local training, then layer-wise similarity of the local model to the anchor.
-
-    Args:
-        preset: ``"paper"`` or ``"authors"``; fills those of the ``cka_*`` settings that are ``None``.
-        similarity: ``"cka"`` (Eq. 3) or ``"cosine"`` (ablation v1).
-        cka_estimator: ``"full_biased"`` (Eq. 2, all images at once), ``"full_unbiased"`` (HSIC_1 from the same Gram
-            matrices: does not favour sites with many images), ``"minibatch_biased"``, ``"minibatch_unbiased"``.
-        cka_split: images: ``"train"`` (paper, D_k) or ``"val"`` (authors).
-        cka_batch_size: images a forward pass; changes the result of the minibatch estimators only.
-        cka_passes: passes over the images, re-shuffled each time; matters for the minibatch estimators only.
-        cka_max_samples: at most so many images, a fixed seeded choice; ``None``: all.
-        cosine_mode: ``"sample"`` (mean over images) or ``"matrix"`` (one cosine of all features).
-        cka_memory: bytes that features may take in memory; what is beyond waits in a scratch file.
-    """
-
-    retired: ClassVar[dict[str, str]] = {"cka_storage": "features are kept as exactly as the result needs"}
-    preset: Preset = "paper"
-    similarity: Literal["cka", "cosine"] = "cka"
-    cka_estimator: Literal["full_biased", "full_unbiased", "minibatch_biased", "minibatch_unbiased"] | None = None
-    cka_split: Literal["train", "val"] | None = None
-    cka_batch_size: PositiveInt = 8
-    cka_passes: PositiveInt | None = None
-    cka_max_samples: Annotated[int, Bounds(strict=True, ge=2)] | None = None
-    cosine_mode: Literal["sample", "matrix"] = "sample"
-    cka_memory: Annotated[int, Bounds(strict=True, ge=0)] = 2**30
-
-    def setting(self, name: str) -> Any:
-        """The setting in force: the argument, else the preset's."""
-        value = getattr(self, name)
-        return PRESETS[self.preset][name] if value is None else value
-
-    def report_anchor(self, run: SiteRun, local: torch.nn.Module, anchor: torch.nn.Module) -> dict[str, Any]:
-        """delta_k (Eq. 3) of every layer: ``layers``, ``cka`` and ``dissimilarity`` (1 - delta, precise when small)."""
-        # All-images estimators see the same value in every pass: one is enough.
-        minibatch = self.similarity == "cka" and str(self.setting("cka_estimator")).startswith("minibatch")
-        images = ImageBatches(
-            run,
-            SPLITS[self.setting("cka_split")],
-            self.cka_batch_size,
-            passes=int(self.setting("cka_passes")) if minibatch else 1,
-            max_samples=self.cka_max_samples,
-        )
-        scores: Mapping[str, LayerSimilarity]
-        if self.similarity == "cosine":
-            scores = layerwise_cosine(local, anchor, images, mode=self.cosine_mode)
-        else:
-            scores = layerwise_cka(
-                local,
-                anchor,
-                images,
-                estimator=ESTIMATORS[self.setting("cka_estimator")],
-                memory=self.cka_memory,
-                scratch=run.scratch,
-            )
-        return {
-            "layers": list(scores),
-            "cka": [float(s.delta) for s in scores.values()],
-            "dissimilarity": [float(s.dissimilarity) for s in scores.values()],
-        }
-
-
-@settings
-class FedLWR(Rule):
+class FedLWR(FromPreset, Rule):
     r"""Fed-LWR, server half: weights by layer from the sites' similarity scores.
 
     .. math:: \rho_k^m = \frac{1 - \delta_k^m}{\sum_i (1 - \delta_i^m)}, \qquad \hat w_m = \sum_k \rho_k^m w_{k,m}
@@ -131,11 +48,21 @@ class FedLWR(Rule):
     the other sites'; without any at all: equal weights. A score that is not a number is replaced by the mean of the
     site's others, then by the mean over sites in that layer. Equal scores give equal weights.
 
+    What steadies the weights is ours, and off in the paper's form and the authors'. In this order: moving average of
+    the scores (``smooth``), their mean over the layers of a group (``layer_granularity``), Eq. 5, ``power``, ``mix``.
+
     Args:
-        preset: ``"paper"`` (no clip) or ``"authors"`` (clip to [1e-4, 0.99]).
-        clip_min, clip_max: bounds of delta before Eq. 5; ``None``: the preset's.
-        layer_granularity: ``"leaf"`` (every module with parameters is a layer), ``"block"`` (the layers under one
-            top-level child share their mean score), ``"model"`` (one weight a site, from the mean score).
+        preset: ``"paper"``, ``"authors"`` (clip to [1e-4, 0.99]) or ``"stable"`` (ours); fills the settings below that
+            are ``None``, and those of the site half.
+        clip_min, clip_max: bounds of delta before Eq. 5.
+        warmup_rounds: so many first rounds are plain averages (Eq. 1), without a second phase.
+        mix: share of uniform weights, 0 (none) to 1 (plain averaging, measured all the same).
+        power: exponent of the weights before they sum to 1 again; below 1 they come closer, 0 makes them uniform.
+        smooth: share of what was in a moving average of each site's scores over the rounds, in [0, 1); an absent site's
+            stays.
+        layer_granularity: which layers share one weight, from their mean score: ``"leaf"`` (none: every module with
+            parameters is a layer), ``"unit"`` (a convolution or linear map and the norms behind it), ``"block"`` (all
+            under one top-level child), ``"model"`` (all: one weight a site).
         only_layer: ablation v2: one weight a site, from this layer's score. A name like ``"down_3"`` means the last
             layer inside that block.
 
@@ -157,78 +84,134 @@ class FedLWR(Rule):
             "dissimilarity", "vector", low=-0.5, high=2.01, nan_ok=True, same_length_as="layers",
             doc="1 - `cka`, precise when small",
         ),
+        Field(
+            "units", "names", same_length_as="layers", required=False,
+            doc="of each layer the first one of its unit, from the order in which the network runs; the same at every "
+            "site",
+            keep="every `layer_granularity` but `unit`",
+        ),
     )  # fmt: skip
 
     preset: Preset = "paper"
     clip_min: Fraction | None = None
     clip_max: Fraction | None = None
-    layer_granularity: Literal["leaf", "block", "model"] = "leaf"
+    warmup_rounds: NonNegativeInt | None = None
+    mix: Fraction | None = None
+    power: NonNegative | None = None
+    smooth: BelowOne | None = None
+    layer_granularity: Granularity | None = None
     only_layer: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        low, high = self.clip
+        low, high = self.setting("clip_min"), self.setting("clip_max")
         if not low < high:
             raise ValueError(f"clip_min must be < clip_max, got {low!r} and {high!r}")
-        self._last_scores: dict[str, dict[str, float]] = {}  # site -> layer -> 1 - delta
+        self._last_scores: Scores = {}  # 1 - delta, averaged over rounds where ``smooth`` says so
+        self._units: dict[str, str] = {}
 
-    @property
-    def clip(self) -> tuple[float, float]:
-        """Bounds of delta in force."""
-        low, high = PRESETS[self.preset]["clip"]
-        return (
-            low if self.clip_min is None else float(self.clip_min),
-            high if self.clip_max is None else float(self.clip_max),
-        )
+    def asks_about_anchor(self, current_round: int) -> bool:
+        return current_round >= self.setting("warmup_rounds")
+
+    def check_run(self, num_rounds: int) -> None:
+        warmup = self.setting("warmup_rounds")
+        if warmup >= num_rounds:
+            raise ValueError(
+                f"warmup_rounds={warmup} (preset {self.preset!r}) leaves none of the {num_rounds} round(s) to Fed-LWR: "
+                f"give more than {warmup} rounds, or a smaller warmup_rounds"
+            )
+
+    def check_task(self, task: Task) -> None:
+        if self.only_layer is not None:  # building the network takes a moment
+            layers = list(dict.fromkeys(layers_of(task.build_model().state_dict()).values()))
+            from_layer({}, layers, self.only_layer)
 
     def check_anchor_report(self, report: dict[str, Any], site: str, layers: Sequence[str]) -> dict[str, Any]:
         names = report["layers"]
         if len(set(names)) != len(names) or set(names) != set(layers):
             odd = [name[:80] for name in sorted(set(names) ^ set(layers))[:3]]
             raise ReportError(f"site {site!r}: field 'layers' does not name the model's layers (differs in {odd})")
-        return {
+        found = {
             "cka": dict(zip(names, report["cka"], strict=True)),
             "dissimilarity": dict(zip(names, report["dissimilarity"], strict=True)),
         }
+        if self.setting("layer_granularity") == "unit":
+            found["units"] = self._checked_units(names, report["units"], site)
+        return found
+
+    @staticmethod
+    def _checked_units(names: Sequence[str], units: Sequence[str] | None, site: str) -> dict[str, str]:
+        if units is None:
+            raise ReportError(
+                f"site {site!r}: the report lacks the field 'units'; server and sites need the same layer_granularity"
+            )
+        if odd := sorted(set(units) - set(names)):
+            raise ReportError(f"site {site!r}: field 'units' names {odd[0][:80]!r}, which is no layer of the model")
+        return dict(zip(names, units, strict=True))
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
+        if not self.asks_about_anchor(inputs.current_round):
+            return Weighing(sites=uniform_weights(inputs.sites), values={"warmup": 1.0})
         layers = list(dict.fromkeys(inputs.owner.values()))
-        scores = self._scores(inputs, layers)
-        shared = self._share(scores, layers)
-        weights = dissimilarity_weights(shared, clip_min=self.clip[0], clip_max=self.clip[1])
-        record: dict[str, dict[str, dict[str, float]]] = {}
-        for layer in layers:
-            record[layer] = {}
-            for site in inputs.sites:
-                reported = inputs.anchor_reports.get(site, {})
-                record[layer][site] = {
-                    "cka": reported.get("cka", {}).get(layer, math.nan),
-                    "dissimilarity": scores[site][layer],
-                    "weight": weights[layer][site],
-                }
-        for site, report in inputs.anchor_reports.items():
-            self._last_scores[site] = dict(report["dissimilarity"])
-        return Weighing(layers=weights, record=record)
-
-    def _scores(self, inputs: RoundInputs, layers: list[str]) -> dict[str, dict[str, float]]:
-        """1 - delta by site and layer; a site without a report gets its last scores, else the others' mean."""
         reported = {site: report["dissimilarity"] for site, report in inputs.anchor_reports.items()}
-        known = {site: scores for site, scores in {**self._last_scores, **reported}.items() if site in inputs.sites}
+        for site, new in reported.items():
+            self._last_scores[site] = smoothed(new, self._last_scores.get(site), self.setting("smooth"))
+        self._learn_units(inputs)
+        scores = self._scores(inputs, layers)
+        weights = self._weights(self._share(scores, layers))
+        return Weighing(layers=weights, record=self._record(inputs, scores, weights))
+
+    def _scores(self, inputs: RoundInputs, layers: list[str]) -> Scores:
+        """1 - delta by site and layer; a site without a report gets its last scores, else the others' mean."""
+        known = {site: scores for site, scores in self._last_scores.items() if site in inputs.sites}
         if not known:
             log.warning("Fed-LWR, round %d: no site reported about the anchor; equal weights", inputs.current_round)
         return filled(known, inputs.sites, layers)
 
-    def _share(self, scores: dict[str, dict[str, float]], layers: list[str]) -> dict[str, dict[str, float]]:
+    def _learn_units(self, inputs: RoundInputs) -> None:
+        told = {site: report["units"] for site, report in inputs.anchor_reports.items() if "units" in report}
+        if told:
+            self._units, odd = most_common_units(told)
+            if odd:
+                log.warning(
+                    "Fed-LWR, round %d: other units than at most sites: %s", inputs.current_round, ", ".join(odd)
+                )
+
+    def _share(self, scores: Scores, layers: list[str]) -> Scores:
         """Scores after the chosen granularity."""
         if self.only_layer is not None:
             return from_layer(scores, layers, self.only_layer)
-        return by_granularity(scores, layers, self.layer_granularity)
+        return by_granularity(scores, layers, self.setting("layer_granularity"), self._units)
+
+    def _weights(self, scores: Scores) -> LayerWeights:
+        """Eq. 5, then what steadies it."""
+        found = dissimilarity_weights(scores, clip_min=self.setting("clip_min"), clip_max=self.setting("clip_max"))
+        power, mix = self.setting("power"), self.setting("mix")
+        return {layer: mixed(tempered(by, power), mix) for layer, by in found.items()}
+
+    def _record(self, inputs: RoundInputs, scores: Scores, weights: LayerWeights) -> dict[str, Any]:
+        """Scores as they were reported, the average that was used where there is one, and the weights."""
+        record: dict[str, Any] = {layer: {} for layer in weights}
+        for layer, by in record.items():
+            for site in inputs.sites:
+                told = inputs.anchor_reports.get(site, {})
+                used = scores[site][layer]
+                by[site] = {
+                    "cka": told.get("cka", {}).get(layer, math.nan),
+                    "dissimilarity": told.get("dissimilarity", {}).get(layer, used),
+                    "weight": weights[layer][site],
+                }
+                if self.setting("smooth") > 0:
+                    by[site]["smoothed"] = used
+        return record
 
     def state_dict(self) -> dict[str, Any]:
-        return {"last_scores": {site: dict(by) for site, by in self._last_scores.items()}}
+        kept: dict[str, Any] = {"last_scores": {site: dict(by) for site, by in self._last_scores.items()}}
+        return {**kept, "units": dict(self._units)} if self._units else kept
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._last_scores = {site: dict(by) for site, by in state["last_scores"].items()}
+        self._units = dict(state.get("units", {}))
 
 
 JOB: dict[str, Any] = {"rule": FedLWR, "training": LayerSimilarityReport, "source": "Yan et al., MICCAI 2024"}

@@ -56,7 +56,8 @@ class RescueTraining(LocalTraining):
 
     w: mean distance by class of the *received* model, in evaluation mode, without augmentation, over all training
     images. w^: the same while training, of the forward pass in front of each step, a mean for each epoch, added over
-    the epochs. Both stay at the site; RF and the prior's fingerprint leave it.
+    the epochs; with ``local_steps`` the mean of the passes, as their number is not the same at every site. Both stay at
+    the site; RF and the prior's fingerprint leave it.
 
     Model and prior see the same image. The prior's features of the images as they are, without augmentation, are
     computed once and kept (memory and state folder, 4 bytes a feature): for w, and for training without ``augment``.
@@ -94,6 +95,9 @@ class RescueTraining(LocalTraining):
         super().check_task(task)
         if self.lambda_f > 0 and task.has_classes is False:
             raise ValueError("it needs a classifier with a projection head")
+        if self.lambda_f > 0 and getattr(task, "projector_dim", 0) is None:
+            if getattr(task.build_model(), "projector", None) is None:  # a task of one's own may build one all the same
+                raise ValueError("it needs a projection head next to the classifier; set projector_dim")
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         found = super().check(run, model)
@@ -144,6 +148,8 @@ class RescueTraining(LocalTraining):
             own.during.end_epoch()
             counts = _class_counts(run)
             during = own.during.total(own.before)
+            if self.local_steps is not None:
+                during = during / (own.open_epoch + 1)
             factor = rescue_factor(own.before, during, counts, self.rf_mode)
             report["rescue_factor"] = factor
             kept = {"before": own.before, "during": during, "counts": counts, "rescue_factor": factor}

@@ -138,7 +138,9 @@ class FairProximalTraining(ProximalTraining):
         return factor if self.fair_clamp is None else min(max(factor, self.fair_clamp), self.fair_max)
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        last = [(value, n) for epoch, value, n in run.own.batches if epoch == run.epoch]
+        # The last of a given number of steps may be those of a pass that has just begun: then all of them count.
+        whole = self.local_steps is not None
+        last = [(value, n) for epoch, value, n in run.own.batches if whole or epoch == run.epoch]
         counts = run.data.class_counts("training")
         return {
             "train_loss": math.fsum(value * n for value, n in last) / sum(n for _, n in last),
@@ -200,7 +202,7 @@ class FedMRL(Rule):
     report_fields = (
         Field(
             "train_loss", low=0, high=MAX_LOSS, nan_ok=True, infinite_ok=True,
-            doc="mean criterion of the last epoch, without the two further terms",
+            doc="mean criterion of the last epoch (with `local_steps` of all steps), without the two further terms",
         ),
         Field(
             "accuracy", low=0, high=1,

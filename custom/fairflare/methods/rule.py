@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -19,6 +19,9 @@ from fairflare.core import checks
 from fairflare.core.settings import settings
 from fairflare.core.weighting import normalise
 from fairflare.methods.reports import Field
+
+if TYPE_CHECKING:
+    from fairflare.core.task import Task
 
 log = logging.getLogger(__name__)
 State = Mapping[str, torch.Tensor]
@@ -138,6 +141,24 @@ class Rule(ABC):
 
         Raises:
             ValueError: the rule cannot do with it.
+        """
+
+    def asks_about_anchor(self, current_round: int) -> bool:
+        """Whether the second phase of a two-phase rule takes place in this round."""
+        return self.two_phase
+
+    def check_run(self, num_rounds: int) -> None:  # noqa: B027 - a hook
+        """Refuses a run in which the rule could do nothing of its own.
+
+        Raises:
+            ValueError: says which setting does not go with the number of rounds.
+        """
+
+    def check_task(self, task: Task) -> None:  # noqa: B027 - a hook
+        """Refuses a task that the rule cannot weigh, as far as that is known without data.
+
+        Raises:
+            ValueError: says which setting does not go with it.
         """
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:

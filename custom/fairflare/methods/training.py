@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -68,7 +69,8 @@ class SiteRun:
     scratch: Path
     settings: Mapping[str, Any] = field(default_factory=dict)  # the site's private file
     metrics: Mapping[str, float] = field(default_factory=dict)  # of the received model, on the validation split
-    # While training: epoch from 0, and which training samples the batch holds (None: the data do not say).
+    # While training: epoch from 0 (with ``local_steps`` the pass), and which training samples the batch holds (None:
+    # the data do not say).
     epoch: int = 0
     batch: list[int] | None = None
     first_pass: bool = True  # of the batch's step, which may look at the loss twice
@@ -81,7 +83,9 @@ class SiteRun:
 class Trained:
     """What :meth:`LocalTraining.train` leaves besides the trained model."""
 
-    epoch_losses: list[float]  # mean over the samples of each epoch, measured while training
+    #: Mean over the samples of each epoch, measured while training. With ``local_steps`` of each pass, the last one
+    #: over what was left of it.
+    epoch_losses: list[float]
     num_steps: int | None
     num_samples: int
 
@@ -102,6 +106,8 @@ class LocalTraining(KeepsAtHome):
         momentum: of SGD, with Nesterov's form when > 0.
         batch_size: images in a batch.
         local_epochs: passes over the training images in a round.
+        local_steps: so many optimizer steps in a round, the same at every site, in place of ``local_epochs`` (which
+            then stays 1): passes in new orders until they are done, the last one cut short. ``None``: whole passes.
         keep_optimizer_state: moments stay at the site between rounds (Fed-LWR's code); else a new optimizer a round.
         max_grad_norm: gradients are clipped to this global norm; ``None``: not.
         augment: use the task's training augmentation.
@@ -125,6 +131,7 @@ class LocalTraining(KeepsAtHome):
     momentum: BelowOne = 0.9
     batch_size: PositiveInt = 8
     local_epochs: PositiveInt = 1
+    local_steps: PositiveInt | None = None
     keep_optimizer_state: Flag = True
     max_grad_norm: Positive | None = None
     augment: Flag = False
@@ -138,6 +145,11 @@ class LocalTraining(KeepsAtHome):
         low = self.lowest_rate
         if self.schedule == "cosine" and low is not None and low > self.learning_rate:
             raise ValueError(f"lowest_rate must be at most learning_rate={self.learning_rate!r}, got {low!r}")
+        if self.local_steps is not None and self.local_epochs != 1:
+            raise ValueError(
+                f"local_steps={self.local_steps!r} and local_epochs={self.local_epochs!r} exclude each other: take one "
+                "of them out"
+            )
 
     @property
     def local_models_kept(self) -> int:
@@ -298,11 +310,14 @@ class LocalTraining(KeepsAtHome):
         num_steps, epoch_losses = 0, []
         try:
             with lone_samples(model):
-                for epoch in range(self.local_epochs):
+                for epoch in self._passes():
                     run.epoch = epoch
-                    loss, steps = self._one_epoch(run, model, optimizer, num_steps)
+                    left = None if self.local_steps is None else self.local_steps - num_steps
+                    loss, steps = self._one_epoch(run, model, optimizer, num_steps, left)
                     epoch_losses.append(loss)
                     num_steps += steps
+                    if left is not None and steps in (0, left):  # 0: there is nothing to cycle through
+                        break
         except LoneSample as error:
             raise SiteError(f"site {run.site!r}: {error}") from error
         check_finite(run, model)
@@ -312,14 +327,22 @@ class LocalTraining(KeepsAtHome):
             run.store.save("optimizer", run.current_round, optimizer.state_dict())
         return Trained(epoch_losses, num_steps, run.data.num_samples("training"))
 
+    def _passes(self) -> Iterable[int]:
+        return range(self.local_epochs) if self.local_steps is None else itertools.count()
+
     def batches(self, run: SiteRun, model: torch.nn.Module, seed: int) -> Iterable[Batch]:
         """The batches of an epoch: each training image once, in an order and with an augmentation of this seed."""
         return run.data.batches("training", batch_size=self.batch_size, shuffle_seed=seed, augment=self.augment)
 
     def _one_epoch(
-        self, run: SiteRun, model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps_before: int
+        self,
+        run: SiteRun,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        steps_before: int,
+        most: int | None = None,
     ) -> tuple[float, int]:
-        """Mean loss over the samples, and the number of steps."""
+        """Mean loss over the samples gone through, and the number of steps, at most ``most``."""
         seed = run.seed + run.epoch
         order = run.data.order("training", seed)
         total, seen, steps = 0.0, 0, 0
@@ -335,6 +358,8 @@ class LocalTraining(KeepsAtHome):
             total += loss * len(inputs)
             seen += len(inputs)
             steps += 1
+            if steps == most:
+                break
         return total / max(seen, 1), steps
 
     def _one_step(

@@ -83,6 +83,8 @@ class SegmentationTask(ImageTask):
         norm_momentum: share of a new batch in the running statistics of the batch norms. With PyTorch's 0.1
             they still hold a quarter of their initial values after 12 steps, which is all that a small site
             does in a round, and 18 layers of it make the first models blind in evaluation.
+        initial_weights: checkpoint of exactly this network (``.pt``, ``.pth`` or ``.safetensors``; also an
+            ``FL_global_model.pt``) that the server starts from, unless the run or its own private file names another.
         augmentation: ``"flip"``, ``"affine"``, ``"intensity"``: which random changes ``augment=True`` makes.
         allow_phantom: a site whose file names no data, for itself or for others, trains on synthetic data; False: it is
             refused unless its own file says ``"phantom": true``.
@@ -103,6 +105,7 @@ class SegmentationTask(ImageTask):
     mask_values: Coding | None = None
     features: Widths = (16, 16, 32, 64, 128, 16)
     norm_momentum: Momentum = 0.3
+    initial_weights: str | None = None
     augmentation: Augmentations = ("flip", "affine", "intensity")
     allow_phantom: Flag = True
     phantom_seed: NonNegativeInt = 0
@@ -136,7 +139,8 @@ class SegmentationTask(ImageTask):
     def initialise(self, model: torch.nn.Module, checkpoint: str | None = None) -> str:
         from fairflare.tasks.networks import load_network
 
-        return super().initialise(model) if checkpoint is None else load_network(model, Path(checkpoint))
+        path = self.initial_weights if checkpoint is None else checkpoint
+        return super().initialise(model) if path is None else load_network(model, Path(path))
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Dice loss of each image and structure, then the mean."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fairflare.core.layers import parameter_layers
+from fairflare.core.similarity.layout import Layout, first_tensor, layouts
 from fairflare.core.stopping import check_stop
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,8 @@ class JointPass:
 
     A context manager: inside it both models are in evaluation mode with hooks on their layers, and float32 products
     and convolutions keep float32's precision; afterwards nothing has a trace of it. Where a layer is called several
-    times for an image, the last call counts.
+    times for an image, the last call counts; where its output has the images elsewhere than in the first dimension
+    (sequence first, windows of tokens) they are put there.
 
     Raises:
         ValueError: a layer is missing in one model.
@@ -42,6 +44,7 @@ class JointPass:
         self.models = (model_a, model_b)
         self.modules = tuple({name: known[name] for name in self.names} for known in found)
         self.images = 0  # seen so far
+        self._layouts: dict[str, Layout] = {}
         self._odd: dict[str, str] = {}  # layers that cannot be compared, and why
         self._reached: Counter[str] = Counter()  # images, by layer
         self._held: dict[str, Tensor] = {}  # features of model a; kept from pass to pass, since new memory is slow
@@ -90,6 +93,8 @@ class JointPass:
 
         Features are (n, ...), of float32 or float64, on the device of model a. The first may be changed.
         """
+        if self.images == 0 and self._divisible and len(images):
+            self._layouts = layouts(self.models[0], images[:1].to(_device(self.models[0])), self.modules[0])
         self._size, self._visit, self._calls = len(images), visit, (Counter(), Counter())
         with torch.no_grad():
             for turn, model in enumerate(self.models):
@@ -124,13 +129,14 @@ class JointPass:
     def _hook(self, turn: int, name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if self._turn != turn or name in self._odd:  # the two models may share modules
             return
-        if isinstance(output, (tuple, list)):
-            output = next((part for part in output if isinstance(part, Tensor)), None)
-        if not isinstance(output, Tensor):
+        output = first_tensor(output)
+        if output is not None and name in self._layouts:
+            output = self._layouts[name].by_image(output, self._size)
+        if output is None:
             self._odd[name] = "its output holds no tensor"
         elif output.shape[:1] != (self._size,):
             shape = tuple(output.shape)
-            self._odd[name] = f"the first dimension of its output must be the {self._size} images, got shape {shape}"
+            self._odd[name] = f"the {self._size} images are no dimension of its output, which has shape {shape}"
         else:
             self._calls[turn][name] += 1
             self._take(turn, name, output if output.dtype in (torch.float32, torch.float64) else output.float())

@@ -62,8 +62,9 @@ def layerwise_cka(
         Similarity by layer name, in state-dict order. delta is in [0, 1] (biased) or [-1, 1] (unbiased); 1 with
         dissimilarity 0 where the features of both models are the same for every image (dead layer). NaN where only one
         model's are, where features are not finite, where a layer cannot be compared (not called for every image, not as
-        often in both models; no tensor in its output, or one whose first dimension is not the images), and everywhere
-        with fewer than 2 images. With fewer than 4 images an unbiased estimator is replaced by ``"biased"``.
+        often in both models; no tensor in its output, or one without a dimension of the images, see
+        :mod:`fairflare.core.similarity.layout`), and everywhere with fewer than 2 images. With fewer than 4 images an
+        unbiased estimator is replaced by ``"biased"``.
 
     Raises:
         ValueError: a layer missing in one model, features of different shape in the two models or for different images

@@ -1,0 +1,186 @@
+"""Which settings steady Fed-LWR, on development data: a grid, its validation metrics, and differences to FedAvg.
+
+    python benchmarks/choose_stable.py --quick
+    python benchmarks/choose_stable.py phantom white-cells nuclei --source ../shared/data --seeds 3 --out runs/stable
+
+For each data set and seed: FedAvg with equal weights for ``--warmup`` rounds, and from its model every candidate for
+``--rounds`` more, FedAvg among them. So all candidates of a seed have the same start, made once, in place of a
+``warmup_rounds`` of their own; sites begin with new optimizer moments. What counts is the primary metric on the sites'
+*validation* splits, mean over the last ``--last`` models; test splits are never read. Phantoms are drawn with seeds
+that no published table has.
+
+Everything runs in this process. A run that is there is not repeated, so an interrupted grid goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+from compare_methods import EXPERIMENTS, prepare
+from fairflare.federation.local import run_local
+from fairflare.federation.plan import make_plan
+from fairflare.reporting.results import read_results
+
+HALF: dict[str, Any] = {"mix": 0.5}
+#: Label -> settings of Fed-LWR; ``None``: FedAvg with equal weights.
+CANDIDATES: dict[str, dict[str, Any] | None] = {
+    "FedAvg": None,
+    "paper": {},
+    "authors": {"preset": "authors"},
+    "unbiased": {"cka_estimator": "full_unbiased"},
+    "mix 0.25": {"mix": 0.25},
+    "mix 0.5": HALF,
+    "mix 0.75": {"mix": 0.75},
+    "power 0.5": {"power": 0.5},
+    "smooth 0.5": {"smooth": 0.5},
+    "unit": {"layer_granularity": "unit"},
+    "site": {"layer_granularity": "model"},
+    "unit, mix 0.5": {**HALF, "layer_granularity": "unit"},
+    "site, mix 0.5": {**HALF, "layer_granularity": "model"},
+    "unbiased, mix 0.5": {**HALF, "cka_estimator": "full_unbiased"},
+    "unbiased, unit, mix 0.5": {**HALF, "cka_estimator": "full_unbiased", "layer_granularity": "unit"},
+    "unit, mix 0.5, smooth 0.5": {**HALF, "layer_granularity": "unit", "smooth": 0.5},
+}
+QUICK = ("FedAvg", "paper", "mix 0.5", "unit", "unit, mix 0.5", "site, mix 0.5", "unit, mix 0.5, smooth 0.5")
+FIRST_PHANTOM = 500  # of the development seeds
+
+
+@dataclass(frozen=True)
+class Data:
+    """A development data set: settings of the task and of the training."""
+
+    settings: Mapping[str, Any]
+    experiment: str = ""  # of compare_methods, which prepares it; empty: the phantom
+
+
+DATA: dict[str, Data] = {
+    "phantom": Data({"local_epochs": 1}),
+    "white-cells": Data({"local_epochs": 1, "in_channels": 3}, "white-cells"),
+    "nuclei": Data({"local_epochs": 1, "in_channels": 3}, "nuclei"),
+}
+
+
+@dataclass
+class Found:
+    """Validation of one run: average, std and worst over the sites, mean over its last models."""
+
+    average: float
+    std: float
+    worst: float
+    by_site: dict[str, float] = field(default_factory=dict)
+
+
+def measured(results: Path, last: int) -> Found:
+    """The record of a round has the validation of the model that the round began with; the first one's is the start."""
+    record = read_results(results)
+    metric = record["info"]["primary_metric"]
+    of_models = [r["validation"] for r in record["rounds"][1:]][-last:]
+    by_site = {site: fmean(m[site][metric] for m in of_models) for site in of_models[-1]}
+    values = [[by[metric] for by in m.values()] for m in of_models]
+    return Found(fmean(map(fmean, values)), fmean(map(pstdev, values)), fmean(map(min, values)), by_site)
+
+
+def done(folder: Path) -> Path | None:
+    """The results of a finished run in this folder."""
+    results = folder / "server" / "simulate_job" / "fairflare"
+    there = (results / "results.json").exists() and read_results(results)["status"] == "completed"
+    return results if there else None
+
+
+def run(
+    folder: Path, candidate: Mapping[str, Any] | None, settings: Mapping[str, Any], local: Any, **options: Any
+) -> Path:
+    """One run, unless it is there already."""
+    if (results := done(folder)) is not None:
+        return results
+    shutil.rmtree(folder, ignore_errors=True)
+    method, own = ("fed_avg", {"weighting": "uniform"}) if candidate is None else ("fed_lwr", candidate)
+    print(f"{folder.parent.name}: {folder.name}", flush=True)
+    plan = make_plan(method, settings={**settings, **own}, **options)
+    return run_local(plan, folder, local)
+
+
+def grid(name: str, arguments: argparse.Namespace, out: Path) -> dict[str, list[Found]]:
+    """Every candidate over the seeds."""
+    data, local, sites = DATA[name], None, None
+    if data.experiment:
+        file, listed = prepare(data.experiment, EXPERIMENTS[data.experiment], arguments.source, out)
+        local = json.loads(file.read_text()) if file else None
+        sites = listed.split(",")
+    found: dict[str, list[Found]] = {label: [] for label in arguments.candidates}
+    for seed in range(arguments.seeds):
+        settings = {**data.settings, **arguments.set}
+        if not data.experiment:
+            settings["phantom_seed"] = FIRST_PHANTOM + seed
+        common: dict[str, Any] = {"sites": sites or 6, "seed": seed, "settings": settings, "local": local}
+        start = out / name / f"start-{seed}"
+        run(start, None, num_rounds=arguments.warmup, **common)
+        model = start / "server" / "simulate_job" / "FL_global_model.pt"
+        for label in arguments.candidates:
+            # One round more than is measured: a model is validated by the round that begins with it.
+            options = {"num_rounds": arguments.rounds + 1, "initial_ckpt": str(model), **common}
+            folder = out / name / f"{label.replace(', ', '+').replace(' ', '-')}-{seed}"
+            found[label].append(measured(run(folder, CANDIDATES[label], **options), arguments.last))
+    return found
+
+
+def shown(values: list[float], sign: str = "") -> str:
+    return f"{fmean(values):{sign}.3f} ± {pstdev(values):.3f}"
+
+
+def table(found: Mapping[str, list[Found]]) -> str:
+    """Mean and population std over the seeds; differences are to FedAvg of the same seed."""
+    parts = ("average", "std", "worst")
+    lines = ["| candidate | " + " | ".join([*parts, *(f"d {p}" for p in parts)]) + " |", "| --- |" + " ---: |" * 6]
+    base = found.get("FedAvg")
+    for label, runs in found.items():
+        cells = [shown([getattr(r, p) for r in runs]) for p in parts]
+        if base is not None and label != "FedAvg":
+            pairs = list(zip(runs, base, strict=True))
+            cells += [shown([getattr(r, p) - getattr(b, p) for r, b in pairs], "+") for p in parts]
+        else:
+            cells += [""] * 3
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", nargs="*", default=["phantom"], help=f"of {', '.join(DATA)}")
+    parser.add_argument("--candidates", nargs="+", choices=list(CANDIDATES))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--warmup", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--last", type=int, default=3, help="models whose validation is averaged")
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=JSON", help="settings of task and training")
+    parser.add_argument("--source", type=Path, default=Path("../shared/data"), help="of the real images")
+    parser.add_argument("--out", type=Path, default=Path("runs/stable"))
+    parser.add_argument("--quick", action="store_true", help="few candidates and rounds, small images")
+    arguments = parser.parse_args()
+    if unknown := sorted(set(arguments.data) - set(DATA)):
+        parser.error(f"unknown data set {unknown[0]!r}; there are {', '.join(DATA)}")
+    arguments.set = {key: json.loads(value) for key, _, value in (entry.partition("=") for entry in arguments.set)}
+    arguments.candidates = arguments.candidates or list(QUICK if arguments.quick else CANDIDATES)
+    if arguments.quick:
+        arguments.warmup, arguments.rounds = min(arguments.warmup, 10), min(arguments.rounds, 5)
+        arguments.set = {"image_size": [32, 32], **arguments.set}
+    # Another length or size is another grid, and must not meet the runs of this one.
+    of_grid = [f"w{arguments.warmup}", f"r{arguments.rounds}", *(f"{k}={v}" for k, v in sorted(arguments.set.items()))]
+    out = arguments.out.absolute() / "-".join(of_grid).replace(" ", "")
+    logging.disable(logging.WARNING)
+    for name in arguments.data:
+        found = grid(name, arguments, out)
+        start, last = f"FedAvg for {arguments.warmup} rounds, {arguments.rounds} more", f"last {arguments.last} models"
+        print(f"\n## {name}: {start}; validation, {last}, {arguments.seeds} seed(s)\n\n{table(found)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Spectral norms in an average of models: the running vectors of the averaged weight, not averages of the sites'."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+LEFT, RIGHT = "_u", "_v"
+ITERATIONS = 15  # as torch makes when it begins
+
+
+def singular_vectors(average: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """New running vectors for every weight under torch's spectral norm, by power iteration from the averaged ones.
+
+    A weight is divided by u^T W v. A mean of the sites' vectors is shorter than 1 and belongs to no matrix, so that the
+    network would divide by too little until it has trained on.
+
+    Args:
+        average: a state dict; ``<layer>.parametrizations.<tensor>.original`` next to ``.0._u`` and ``.0._v``.
+
+    Returns:
+        ``_u`` and ``_v`` by name, of length 1, in their own dtypes; empty where there is no spectral norm. Where
+        another parametrization lies between, or W is 0, there is nothing either.
+
+    Source:
+        Miyato et al., ICLR 2018, Algorithm 1; ``torch.nn.utils.parametrizations.spectral_norm``.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for name, u in average.items():
+        at, _, last = name.rpartition(".")
+        weight = average.get(at.removesuffix(".0") + ".original")
+        v = average.get(f"{at}.{RIGHT}")
+        if last != LEFT or not at.endswith(".0") or "parametrizations" not in at or weight is None or v is None:
+            continue
+        matrix = _matrix(weight, len(u)).double()
+        left, right = u.double(), v.double()
+        for _ in range(ITERATIONS):
+            left = torch.nn.functional.normalize(matrix @ right, dim=0)
+            right = torch.nn.functional.normalize(matrix.T @ left, dim=0)
+        if bool(left.any()) and bool(right.any()):
+            found[name], found[f"{at}.{RIGHT}"] = left.to(u.dtype), right.to(v.dtype)
+    return found
+
+
+def _matrix(weight: torch.Tensor, rows: int) -> torch.Tensor:
+    """As the parametrization flattens it: rows are the first dimension, of a transposed convolution the second."""
+    dim = 0 if weight.shape[0] == rows else 1
+    return weight.movedim(dim, 0).flatten(1)

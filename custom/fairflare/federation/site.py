@@ -15,6 +15,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +30,14 @@ from fairflare.exchange.messages import (
     STATUS_SKIPPED,
     TASK_ANCHOR,
     TASK_CHECK,
+    TASK_NORMS,
     TASK_TRAIN,
     TASK_VALIDATE,
     SiteReply,
     SiteTask,
     clean_state,
 )
+from fairflare.federation import norm_moments
 from fairflare.federation.check import facts_of
 from fairflare.federation.leaving import METRICS_BY_CLASS, VALIDATED, keep_classes_home, sends_classes
 from fairflare.federation.site_folder import SiteFolder
@@ -150,7 +153,7 @@ class SiteWorker:
         plain = {TASK_CHECK: self._check, TASK_VALIDATE: self._validate}  # keep nothing, read nothing of what is kept
         if request.name in plain:
             return plain[request.name](request, self.state.store(request.run))
-        jobs = {TASK_TRAIN: self._train, TASK_ANCHOR: self._anchor}
+        jobs = {TASK_TRAIN: self._train, TASK_ANCHOR: self._anchor, TASK_NORMS: self._norms}
         if request.name not in jobs:
             known = sorted([*jobs, *plain])
             raise SiteError(f"site {self.site!r}: unknown task {request.name!r}, known: {known}")
@@ -211,6 +214,12 @@ class SiteWorker:
         local = self.task.build_model().to(self.device)
         local.load_state_dict(kept)
         return SiteReply(STATUS_OK, report=self.training.report_anchor(run, local, anchor))
+
+    def _norms(self, request: SiteTask, store: SiteStore) -> SiteReply:
+        state = norm_moments.with_kept(request, store, self.site)
+        run, model = self._open(replace(request, state=state), store)
+        report = norm_moments.report(run, model, self.training.batch_size)
+        return SiteReply(STATUS_OK, report=report, num_samples=run.data.num_samples("training"))
 
     def _validate(self, request: SiteTask, store: SiteStore) -> SiteReply:
         run, model = self._open(request, store)

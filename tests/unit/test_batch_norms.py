@@ -126,9 +126,7 @@ def test_moments_of_values_far_from_0() -> None:
 def test_pooled_by_hand() -> None:
     # site a: 1, 3 (mean 2, variance 1); site b: 8 (mean 8, variance 0); together mean 4, unbiased variance 26 / 2
     one = lambda x: torch.tensor([x])  # noqa: E731
-    mean, variance = pooled(
-        {"a": one(2.0), "b": one(8.0)}, {"a": one(1.0), "b": one(0.0)}, {"a": 2 / 3, "b": 1 / 3}, 3
-    )
+    mean, variance = pooled({"a": one(2.0), "b": one(8.0)}, {"a": one(1.0), "b": one(0.0)}, {"a": 2 / 3, "b": 1 / 3}, 3)
     assert mean.item() == pytest.approx(4)
     assert variance.item() == pytest.approx(13)
 

@@ -1,6 +1,6 @@
 """What a site says about its batch norms: the moments of their inputs over its training images.
 
-What for: ``docs/norm_statistics.md``. The server's half, which asks and pools: :mod:`fairflare.federation.recalibration`.
+What for: ``docs/norm_statistics.md``. The server's half, which asks: :mod:`fairflare.federation.recalibration`.
 """
 
 from __future__ import annotations

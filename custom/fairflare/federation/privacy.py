@@ -48,8 +48,8 @@ TOLD = {
     "current_round": "the round, from 0",
     "num_rounds": "how many there will be",
     "measure": "in `validate`: on which splits (test, and for the last model validation)",
-    "directives": "what the method tells the sites, see below; in `norms`: which norms are done (`done`), the question's "
-    "number in the round (`exchange`), whether all norms are meant at once (`one_pass`)",
+    "directives": "what the method tells the sites, see below; in `norms`: which norms are done (`done`), the "
+    "question's number in the round (`exchange`), whether all norms are meant at once (`one_pass`)",
 }
 
 
@@ -207,9 +207,9 @@ image is damaged, larger than `max_image_bytes` or has no mask is said without s
 CHECK = """Before the first round of a job each site is asked what it has (`check`); no model is sent. In its `report`:
 """
 
-NORMS = """With `norm_statistics` `recalibrated` ([norm_statistics.md](norm_statistics.md)), a setting of the job, each site
-is asked after each aggregation for the moments of its batch norms' inputs over its training images (`norms`). In its
-`report`:
+NORMS = """With `norm_statistics` `recalibrated` ([norm_statistics.md](norm_statistics.md)), a setting of the job, each
+site is asked after each aggregation for the moments of its batch norms' inputs over its training images (`norms`). In
+its `report`:
 """
 
 MODELS = """The model: in `train` and `validate` the global one; in `anchor` (two-phase methods) the plain mean of this

@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.core.batch_norms import running_norms
+from fairflare.core.batch_norms import measure, next_group, running_norms
 from fairflare.exchange.messages import TASK_NORMS, Message, decode_task
 from fairflare.federation.isolation import perform_isolated
 from fairflare.federation.local import run_local
+from fairflare.federation.norm_moments import whole_pass
 from fairflare.federation.phase import RoundFailed
 from fairflare.federation.plan import Plan, make_plan
 from fairflare.federation.rounds import Stopped
 from fairflare.methods.fed_lwr import FedLWR
 from fairflare.methods.training import LocalTraining
+from fairflare.tasks.networks import build_classifier
 
 from ..central_norms import central_statistics, differing
 from ..methods.support import at_site, initial, request, same
@@ -423,6 +425,24 @@ def test_what_a_site_reports_is_what_the_server_reads(tmp_path: Path) -> None:
     assert set(found.names) == set(widths)
     assert found.values["conv_0.conv_0.adn.N"] == found.images * 32 * 32
     assert not found.more
+
+
+def test_a_projection_head_is_measured_too() -> None:
+    """Fed-MAS looks at it in evaluation mode; a network's plain pass does not reach it."""
+    torch.manual_seed(0)
+    model = build_classifier(
+        "resnet18", in_channels=1, classes=3, features=[4, 4, 8, 8], norm_momentum=0.1, projector_dim=4
+    )
+    images = torch.randn(4, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+    plain = next_group(model, images, all_at_once=True)
+    whole = next_group(model, images, all_at_once=True, forward=whole_pass(model))
+    assert [*plain.names, "projector.1"] == whole.names
+    assert set(whole.names) == set(running_norms(model))
+    last = next_group(model, images, plain.names, forward=whole_pass(model))
+    found = measure(model, [images], last, forward=whole_pass(model))
+    with torch.no_grad():
+        inputs = model.projector[0](model.eval().embed(images))
+    torch.testing.assert_close(found["projector.1"].mean, inputs.double().mean(0), rtol=1e-5, atol=1e-6)
 
 
 def test_settings() -> None:

@@ -23,6 +23,7 @@ from fairflare.core.task import evaluating
 
 WIDE = 2**22  # numbers that are held in float64 at once
 MEAN, VARIANCE = "running_mean", "running_var"
+Forward = Callable[[Tensor], object]
 
 
 class Unmeasurable(ValueError):
@@ -76,7 +77,14 @@ class Group:
     more: bool
 
 
-def next_group(model: nn.Module, images: Tensor, done: Iterable[str] = (), *, all_at_once: bool = False) -> Group:
+def next_group(
+    model: nn.Module,
+    images: Tensor,
+    done: Iterable[str] = (),
+    *,
+    all_at_once: bool = False,
+    forward: Forward | None = None,
+) -> Group:
     """The norms whose input depends on no norm that is still to be measured.
 
     The outputs of all norms that are not ``done`` are replaced by NaN: whatever is not NaN in front of a norm does not
@@ -88,6 +96,7 @@ def next_group(model: nn.Module, images: Tensor, done: Iterable[str] = (), *, al
         images: a batch, on the model's device.
         done: names of norms that have their new statistics.
         all_at_once: every norm that the pass reaches.
+        forward: the pass; default: ``model(images)``.
     """
     pending = {name: module for name, module in running_norms(model).items() if name not in set(done)}
     calls: Counter[str] = Counter()
@@ -106,7 +115,7 @@ def next_group(model: nn.Module, images: Tensor, done: Iterable[str] = (), *, al
         for name, module in pending.items():
             stack.callback(module.register_forward_pre_hook(partial(before, name)).remove)
             stack.callback(module.register_forward_hook(after).remove)
-        model(images)
+        (forward or model)(images)
     reached = list(calls)
     names = [name for name in reached if all_at_once or name not in tainted] or reached[:1]
     return Group(names, {name: calls[name] for name in names}, len(names) < len(reached))
@@ -154,7 +163,14 @@ class _Enough(Exception):
     """No norm of the group comes later in the pass."""
 
 
-def measure(model: nn.Module, batches: Iterable[Tensor], group: Group, *, by_batch: bool = False) -> dict[str, Moments]:
+def measure(
+    model: nn.Module,
+    batches: Iterable[Tensor],
+    group: Group,
+    *,
+    by_batch: bool = False,
+    forward: Forward | None = None,
+) -> dict[str, Moments]:
     """Moments of the inputs of the group's norms over all batches, in the order of the group.
 
     Args:
@@ -163,6 +179,7 @@ def measure(model: nn.Module, batches: Iterable[Tensor], group: Group, *, by_bat
         group: of :func:`next_group`; a pass ends behind its last norm.
         by_batch: all norms normalise by the batch, as in training, and not by their running statistics, which stay as
             they are; the rest of the network is in evaluation mode.
+        forward: as there.
 
     Raises:
         Unmeasurable: an input is not finite (names the norm).
@@ -191,7 +208,7 @@ def measure(model: nn.Module, batches: Iterable[Tensor], group: Group, *, by_bat
         for images in batches:
             left = sum(group.calls.values())
             try:
-                model(images)
+                (forward or model)(images)
             except _Enough:
                 continue
     for name in group.names:

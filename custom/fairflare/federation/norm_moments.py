@@ -5,11 +5,11 @@ What for: ``docs/norm_statistics.md``. The server's half, which asks: :mod:`fair
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from fairflare.core.batch_norms import Unmeasurable, measure, next_group
+from fairflare.core.batch_norms import Forward, Unmeasurable, measure, next_group
 from fairflare.exchange.messages import SiteTask
 from fairflare.federation.site_store import SiteStore
 from fairflare.methods.image_batches import ImageBatches
@@ -86,8 +86,9 @@ def report(run: SiteRun, model: torch.nn.Module, batch_size: int) -> dict[str, A
     if first is None:
         raise SiteError(f"site {run.site!r} has no training images to measure its norms on", skipped=True)
     try:
-        group = next_group(model, first, run.directives.get(DONE) or (), all_at_once=one_pass)
-        found = measure(model, images, group, by_batch=one_pass)
+        done, forward = run.directives.get(DONE) or (), whole_pass(model)
+        group = next_group(model, first, done, all_at_once=one_pass, forward=forward)
+        found = measure(model, images, group, by_batch=one_pass, forward=forward)
     except Unmeasurable as error:
         raise SiteError(f"site {run.site!r}: {error}") from error
     return {
@@ -97,3 +98,21 @@ def report(run: SiteRun, model: torch.nn.Module, batch_size: int) -> dict[str, A
         "variances": [value for moments in found.values() for value in (moments.squares / moments.count).tolist()],
         "more": group.more,
     }
+
+
+def whole_pass(model: Any) -> Forward:
+    """The forward pass through all that is used in evaluation.
+
+    Of a classifier with a projection head (Fed-MAS: ``embed``, ``head`` and ``projector``) also through that one, which
+    the classes do without and the method measures with.
+    """
+    projector = getattr(model, "projector", None)
+    if projector is None or not all(hasattr(model, name) for name in ("embed", "head")):
+        return cast(Forward, model)
+
+    def both(images: torch.Tensor) -> None:
+        features = model.embed(images)
+        model.head(features)
+        getattr(model, "project", projector)(features)
+
+    return both

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from fairflare.cli.commands import app
 from fairflare.core.task import Metric, Task
 from fairflare.exchange.messages import Message, SiteReply, SiteTask, encode_reply, encode_task
+from fairflare.federation import norm_moments
 from fairflare.federation.check import FIELDS
 from fairflare.federation.collector import COUNTS, STATS
 from fairflare.federation.leaving import VALIDATED, keep_classes_home
@@ -41,8 +42,8 @@ TINY: dict[str, dict[str, Any]] = {
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def plan_of(name: str, num_rounds: int = 1) -> Plan:
-    settings = {**TINY[all_methods()[name].task], "local_epochs": 1}
+def plan_of(name: str, num_rounds: int = 1, **more: Any) -> Plan:
+    settings = {**TINY[all_methods()[name].task], "local_epochs": 1, **more}
     if name == "fed_mrl":
         settings["mu_policy"] = "qmix"  # the quick job's is fixed, and nobody is told
     return make_plan(name, sites=SITES, num_rounds=num_rounds, settings=settings)
@@ -81,7 +82,14 @@ def test_every_declared_value_is_on_the_page() -> None:
     text = page()
     for method in all_methods().values():
         assert f"(`{method.name}`)" in text
-        for field in (*method.rule.report_fields, *method.rule.anchor_fields, *COUNTS, *STATS, *FIELDS):
+        for field in (
+            *method.rule.report_fields,
+            *method.rule.anchor_fields,
+            *COUNTS,
+            *STATS,
+            *FIELDS,
+            *norm_moments.FIELDS,
+        ):
             assert field.doc, field.name
             assert f"| `{field.name}` | " in text
         for name, doc in method.rule.directive_docs.items():
@@ -135,10 +143,14 @@ def check_declared(plan: Plan, name: str, sent: Message, reply: Message) -> None
     """Every key that travelled is a declared one, in the answer that it is declared for."""
     rule = plan.rule
     assert set(sent.meta) == set(TOLD)
-    assert set(sent.meta["directives"]) <= documented(plan)
+    known = {"done", "exchange", "one_pass"} if name == "norms" else documented(plan)
+    assert set(sent.meta["directives"]) <= known
     assert reply.meta["status"] == "ok", reply.meta["reason"]
     assert reply.meta["reason"] == ""
-    fields = {"check": FIELDS, "train": rule.report_fields, "anchor": rule.anchor_fields, "validate": ()}[name]
+    fields = {
+        "check": FIELDS, "train": rule.report_fields, "anchor": rule.anchor_fields, "norms": norm_moments.FIELDS,
+        "validate": (),
+    }[name]  # fmt: skip
     assert set(reply.meta["report"]) <= {field.name for field in fields}
     stats = {field.name for field in STATS}
     assert set(reply.meta["stats"]) <= stats - (
@@ -154,7 +166,7 @@ def check_declared(plan: Plan, name: str, sent: Message, reply: Message) -> None
     declared = {metric.name for metric in plan.task.declared_metrics()}
     lists = ("clean/", "corrupted/", "common/", VALIDATED) if name == "validate" else ()
     assert {m.removeprefix(next((x for x in lists if m.startswith(x)), "")) for m in reply.metrics} <= declared
-    assert bool(reply.metrics) == (name not in ("anchor", "check"))
+    assert bool(reply.metrics) == (name not in ("anchor", "check", "norms"))
     assert (reply.meta["num_steps"] is None) == (name != "train")
     assert (reply.meta["num_samples"] is None) == (name in ("anchor", "check"))
 
@@ -174,6 +186,18 @@ def test_what_leaves_a_site_is_declared(name: str, tmp_path: Path, carried: list
 def documented(plan: Any) -> set[str]:
     """Directives with a row on the page."""
     return {*plan.rule.directive_docs, *(ClassifierAverage.directive_docs if plan.run.crt_rounds else ())}
+
+
+@pytest.mark.parametrize("recalibration", ["exact", "one_pass"])
+def test_what_leaves_a_site_for_recalibrated_statistics_is_declared(
+    recalibration: str, tmp_path: Path, carried: list[Any]
+) -> None:
+    settings = {"norm_statistics": "recalibrated", "recalibration": recalibration}
+    plan = plan_of("fed_avg", **settings)
+    run_local(plan, tmp_path)
+    assert {task for task, _, _ in carried} == {"check", "train", "norms", "validate"}
+    for task, sent, reply in carried:
+        check_declared(plan, task, sent, reply)
 
 
 class Curious(LocalTraining):

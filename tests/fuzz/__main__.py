@@ -71,7 +71,9 @@ def memory_folder() -> contextlib.AbstractContextManager[str]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--method", action="append", help="default: all")
-    parser.add_argument("--phase", action="append", choices=("train", "anchor", "validate"), help="default: all")
+    parser.add_argument(
+        "--phase", action="append", choices=("train", "anchor", "norms", "validate"), help="default: all"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", type=int, default=5000, help="of each method and phase")
     parser.add_argument("--case", type=int, help="this one alone")

@@ -24,6 +24,7 @@ import torch
 
 from fairflare.core.record_log import RecordLog
 from fairflare.core.settings import build
+from fairflare.exchange.messages import TASK_NORMS
 from fairflare.federation.rounds import Rounds
 from fairflare.flare.tracking import FlareEvents
 from fairflare.methods.catalog import get_method
@@ -37,6 +38,7 @@ LONGEST = 360  # of a refusal: 300 characters of a site's words, and who said th
 MOST_BYTES = 400_000  # of results.json and progress.jsonl after three rounds; 1,000 metrics with long names fit
 NUM_ROUNDS = 4
 HOSTILE = 1  # the round in which the site misbehaves; the next one is good again
+WITH_NORMS = ("fed_avg", "fed_lwr")  # one phase or two before them
 OUTCOMES = ("killed", "raised", "changed", "unnamed", "good failed", "other")
 
 
@@ -85,7 +87,7 @@ class Bench:
         (folder / "server").mkdir(parents=True)
         self.server = FuzzServer(
             folder / "server", self._play, build(entry.rule, entry.server), num_rounds=NUM_ROUNDS, min_sites=2,
-            max_missed=5, train_timeout=60,
+            max_missed=5, train_timeout=60, **({"norm_statistics": "recalibrated"} if phase == TASK_NORMS else {}),
         )  # fmt: skip
         self.place = self.server._place()
         self.bad, self.answer, self.delivery = "site-2", None, ""
@@ -402,9 +404,10 @@ def _words(value: Any) -> Iterator[str]:
 
 
 def phases_of(method: str) -> list[str]:
-    """What a method asks its sites."""
+    """What a method asks its sites; the norms are asked for in the same way whatever the method."""
     rule = get_method(method).rule
-    return ["train", *(["anchor"] if rule.two_phase else []), "validate"]
+    norms = [TASK_NORMS] if method in WITH_NORMS else []
+    return ["train", *(["anchor"] if rule.two_phase else []), *norms, "validate"]
 
 
 def attack(

@@ -32,10 +32,16 @@ def expectations(phase: str) -> dict[str, bool]:
     metrics = {"train": "initial_metrics", "validate": "data"}.get(phase, "-")  # "{metrics}" in their names may be "{}"
     known = dict.fromkeys(REFUSED, False) | dict.fromkeys(TAKEN, True)
     if phase != "train":  # what it says of a training is not looked at
-        odd = ("stats", "num_", "model:", *(["metric"] if phase == "anchor" else []))
+        odd = ("stats", "num_", "model:", *(["metric"] if phase in ("anchor", "norms") else []))
         known = {name: taken for name, taken in known.items() if taken or not any(word in name for word in odd)}
     if phase == "anchor":
         wrong = ("layers missing", "layers = x", "cka missing", "cka = [nan]", "dissimilarity = [1]", "cka = set")
         known |= {f"{{own}}.report.{change}": False for change in wrong}
+    if phase == "norms":
+        wrong = ("norms missing", "norms = x", "norms = [text]", "values missing", "values = [1]", "means = [1]")
+        wrong = (*wrong, "variances = [nan]", "variances = set", "more = 1", "more = True", "more missing")
+        known |= {f"{{own}}.report.{change}": False for change in wrong if change != "values = [1]"}
+        known["{own}.report.values = [1]"] = True  # fewer values than images: a network may look at a part of them
+        known |= {f"{{own}}.num_samples{change}": False for change in (" missing", " = None", " = -1", " = 1e308")}
     known |= {f"status {status!r:.20} with reason {'few cases'!r:.20}": False for status in ("failed", "", None, 0)}
     return {name.replace("{own}", "fairflare").replace("{metrics}", metrics): v for name, v in known.items()}

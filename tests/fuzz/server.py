@@ -28,7 +28,7 @@ from nvflare.fuel.f3.message import Message as CellMessage
 
 from fairflare import __version__
 from fairflare.core.layers import layers_of
-from fairflare.exchange.messages import TASK_CHECK, Message
+from fairflare.exchange.messages import TASK_CHECK, TASK_NORMS, Message
 from fairflare.flare.controller import RoundsController
 from fairflare.flare.wire import to_model
 from fairflare.methods.rule import Rule
@@ -112,6 +112,12 @@ def good_reply(rule: Rule, site: str, name: str, current_round: int, like: dict[
         meta["report"] = example_report(rule.report_fields, k, layers)
     elif name == "anchor":
         meta["report"] = example_report(rule.anchor_fields, k, layers)
+    elif name == TASK_NORMS:
+        meta["num_samples"] = 10 * k
+        meta["report"] = {
+            "norms": ["bn"], "values": [20.0 * k], "means": [0.1 * k, -0.2, 0.3], "variances": [1.0, 0.5 * k, 2.0],
+            "more": False,
+        }  # fmt: skip
     else:
         reply.metrics = {"dice": 0.2 * k, "loss": 0.4 / k}
     return FLModelUtils.to_shareable(to_model(reply))

@@ -28,7 +28,9 @@ def test_hostile_replies_cost_one_site_one_round(method: str, phase: str) -> Non
     assert REPLIES / 5 < refused < REPLIES  # hostile, and not simply all thrown away
 
 
-@pytest.mark.parametrize(("method", "phase"), [("fed_avg", "train"), ("fed_lwr", "anchor"), ("fed_avg", "validate")])
+@pytest.mark.parametrize(
+    ("method", "phase"), [("fed_avg", "train"), ("fed_lwr", "anchor"), ("fed_avg", "norms"), ("fed_avg", "validate")]
+)
 def test_what_is_known_to_be_wrong_is_refused_and_the_rest_taken(method: str, phase: str) -> None:
     with memory_folder() as folder:
         bench = Bench(Path(folder) / "x", method, phase, SEED)

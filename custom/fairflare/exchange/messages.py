@@ -20,8 +20,9 @@ from fairflare import __version__
 TASK_CHECK = "check"  # carries no model
 TASK_TRAIN = "train"
 TASK_ANCHOR = "anchor"
+TASK_NORMS = "norms"  # with norm_statistics="recalibrated"
 TASK_VALIDATE = "validate"
-TASKS = (TASK_CHECK, TASK_TRAIN, TASK_ANCHOR, TASK_VALIDATE)
+TASKS = (TASK_CHECK, TASK_TRAIN, TASK_ANCHOR, TASK_NORMS, TASK_VALIDATE)
 
 SPLIT_TEST = "test"  # with all further test lists
 SPLIT_VALIDATION = "validation"
@@ -64,7 +65,7 @@ class Message:
 class SiteTask:
     """One request of the server, decoded."""
 
-    name: str  # check, train, anchor, validate
+    name: str  # one of TASKS
     state: dict[str, torch.Tensor]
     current_round: int
     num_rounds: int
@@ -92,7 +93,7 @@ class SiteReply:
 
 
 def encode_task(task: SiteTask) -> Message:
-    """The server's request: a full model (``check``: none) and the directives."""
+    """The server's request: a full model (``check``: none; ``norms``: after the first, a part) and directives."""
     meta = {
         "version": __version__,
         "experiment": task.experiment,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,8 @@ def make_plan(
     Raises:
         ValueError: unknown method, kind of task or setting (suggests the nearest), or a value out of range.
     """
+    if (statistics := run.pop("norm_statistics", None)) is not None:  # a setting of the sites; the run follows it
+        settings = {**(settings or {}), "norm_statistics": statistics}
     chosen = get_method(method)
     model = chosen if train_like is None else get_method(train_like)
     kind = choice("task", model.task if task is None else task, TASKS_BY_KIND)
@@ -132,6 +134,7 @@ def make_plan(
     made = _task(task_class, learns)
     rule = build(chosen.rule, {**chosen.server, **server})
     training = build(chosen.training, {**{k: v for k, v in chosen.site.items() if k not in steps}, **site})
+    plan = following(plan, training)
     rule.check_run(plan.num_rounds)
     try:
         training.check_task(made)
@@ -152,6 +155,12 @@ def make_plan(
         task_file=file,
         lacks=() if paper is None else paper.lacks,
     )
+
+
+def following(run: RunSettings, training: LocalTraining) -> RunSettings:
+    """The run's settings, where it has to do something that the site half asks for."""
+    recalibrated = training.norm_statistics == "recalibrated"
+    return replace(run, norm_statistics="recalibrated") if recalibrated else run
 
 
 def _by_steps(settings: Mapping[str, Any]) -> tuple[str, ...]:

@@ -7,8 +7,8 @@ from itertools import groupby
 
 from fairflare.core.checks import in_words
 from fairflare.core.task import Metric, Task
-from fairflare.exchange.messages import TASK_ANCHOR, TASK_CHECK, TASK_TRAIN, TASK_VALIDATE
-from fairflare.federation import check
+from fairflare.exchange.messages import TASK_ANCHOR, TASK_CHECK, TASK_NORMS, TASK_TRAIN, TASK_VALIDATE
+from fairflare.federation import check, norm_moments
 from fairflare.federation.collector import COUNTS, MAX_REASON, STATS
 from fairflare.federation.leaving import METRICS_BY_CLASS
 from fairflare.federation.plan import TASKS_BY_KIND, load_task_class
@@ -20,7 +20,7 @@ Row = tuple[str, ...]
 #: Which answers a declared value is in, where it is not in all.
 WHEN = {
     "train_loss": TASK_TRAIN, "epoch_losses": TASK_TRAIN, "synthetic": TASK_TRAIN, "num_steps": TASK_TRAIN,
-    "num_samples": f"{TASK_TRAIN}, {TASK_VALIDATE}",
+    "num_samples": f"{TASK_TRAIN}, {TASK_NORMS}, {TASK_VALIDATE}",
 }  # fmt: skip
 EVERY = "every answer"
 #: What stands around the declared values in an answer: by the keys of :func:`encode_reply`'s message.
@@ -49,7 +49,8 @@ TOLD = {
     "current_round": "the round, from 0",
     "num_rounds": "how many there will be",
     "measure": "in `validate`: on which splits (test, and for the last model validation)",
-    "directives": "what the method tells the sites, see above",
+    "directives": "what the method tells the sites, see below; in `norms`: which norms are done (`done`), the "
+    "question's number in the round (`exchange`), whether all norms are meant at once (`one_pass`)",
 }
 
 
@@ -108,7 +109,8 @@ def _all_methods() -> list[str]:
         "see the tasks", "see the tasks", f"those by class: `{METRICS_BY_CLASS}`",
     ))  # fmt: skip
     asked = [field_row(field, TASK_CHECK) for field in check.FIELDS]
-    return ["## With every method", *_table(FIELDS, rows), CHECK, *_table(FIELDS, asked)]
+    norms = [field_row(field, TASK_NORMS) for field in norm_moments.FIELDS]
+    return ["## With every method", *_table(FIELDS, rows), CHECK, *_table(FIELDS, asked), NORMS, *_table(FIELDS, norms)]
 
 
 def _methods() -> list[str]:
@@ -224,10 +226,15 @@ image is damaged, larger than `max_image_bytes` or has no mask is said without s
 CHECK = """Before the first round of a job each site is asked what it has (`check`); no model is sent. In its `report`:
 """
 
+NORMS = """With `norm_statistics` `recalibrated` ([norm_statistics.md](norm_statistics.md)), a setting of the job, each
+site is asked after each aggregation for the moments of its batch norms' inputs over its training images (`norms`). In
+its `report`:
+"""
+
 MODELS = """The model: in `train` and `validate` the global one; in `anchor` (two-phase methods) the plain mean of this
-round's local models. What a site can learn from it of the others: the global model holds something of all; with
-two sites, the mean minus its own model is the other's model. Sites are not told each other's metrics or
-reports, but for what follows."""
+round's local models; in `norms` the new global model, then the pooled statistics of its norms. What a site can learn
+from it of the others: the global model holds something of all; with two sites, the mean minus its own model is the
+other's model. Sites are not told each other's metrics or reports, but for what follows."""
 
 SCRIPTS = """A site that trains with a [script of its own](own_script.md) is also told the method's site half: the name
 of its class and its settings (`training`)."""

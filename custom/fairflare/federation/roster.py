@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fairflare.exchange.messages import TASK_ANCHOR
+from fairflare.exchange.messages import TASK_ANCHOR, TASK_NORMS
 from fairflare.federation.transport import Transport
 
 ALL = ""  # of every phase, in place of a phase's name
@@ -98,7 +98,7 @@ class Roster:
         """A site gave no answer in time."""
         with self._lock:
             dropped = self._count(site, ALL, current_round)
-            if name == TASK_ANCHOR and self._count(site, name, current_round) and not dropped:
+            if name in (TASK_ANCHOR, TASK_NORMS) and self._count(site, name, current_round) and not dropped:
                 dropped = self._patience[site, name]
         if dropped:
             self.transport.say(

@@ -1,4 +1,4 @@
-"""Rounds for every method: ``train``, if need be ``anchor``, aggregate, checkpoint; ``check`` first, ``validate`` last.
+"""Rounds for every method: ``check`` first, ``validate`` last; in a round ``train``, perhaps ``anchor`` and ``norms``.
 
 Nothing here knows how messages travel; see :class:`fairflare.federation.transport.Transport`. Every phase asks an
 explicit list of sites and has a timeout. A site that fails, is silent, or reports nonsense is left out of that phase,
@@ -36,6 +36,7 @@ from fairflare.federation.personal import PERSONAL, AtHome, at_home
 from fairflare.federation.phase import Exchange, Phase
 from fairflare.federation.phase import RoundFailed as RoundFailed
 from fairflare.federation.phase import Stopped as Stopped
+from fairflare.federation.recalibration import Recalibration
 from fairflare.federation.retraining import Retraining
 from fairflare.federation.roster import Roster
 from fairflare.federation.run_info import config_of, info_of
@@ -86,6 +87,9 @@ class Rounds:
         self.test = FinalTest(self._ask, self.roster, run, transport.say)
         self.check = Check(task, run, transport, self.roster, self.journal)
         self.at_home = AtHome()
+        self.recalibration = Recalibration(
+            task, run, self.exchange, self.journal, lambda: self.experiment.run_id, self._too_few
+        )
         self._went_back_from: set[int] = set()
 
     # -------------------------------------------------------------------------------------------- the run
@@ -216,9 +220,11 @@ class Rounds:
         next_state: State = clean_state({**received, **state, **weighing.tensors})  # of a round about some of them
         self.retraining.remember(weighing, record.current_round)
         record.phases.append(PhaseRecord("aggregate", round(time.monotonic() - started, 4), 0, 0, 0, 0))
+        self.journal.weighed(weighing, record, self.collector.warnings)
+        if self.collector.rule is self.rule:  # behind its rounds the encoder stays as it is
+            next_state = self.recalibration(next_state, record)
         for listener in self.listeners:
             listener.aggregated(next_state)
-        self.journal.weighed(weighing, record, self.collector.warnings)
         if self.settings.keep_local_models:
             kept = self.place.run_dir / RESULTS_FOLDER / "local_models" / f"round_{record.current_round:04d}"
             shutil.copytree(self.collector.staging.folder, kept, dirs_exist_ok=True)

@@ -22,8 +22,8 @@ from fairflare.federation.site_store import safe_name
 
 #: Options of the run that are given like a method's settings.
 LIKE_SETTINGS = (
-    *field_names(Bounds), "best_by", "best_lambda", "test_last", "crt_rounds", "crt_epochs", "crt_weights",
-    "crt_mask_absent",
+    *field_names(Bounds), "best_by", "best_lambda", "test_last", "recalibration", "crt_rounds", "crt_epochs",
+    "crt_weights", "crt_mask_absent",
 )  # fmt: skip
 RESULTS_FOLDER = "fairflare"  # in the run directory
 
@@ -40,7 +40,8 @@ class RunSettings(Bounds):
         check_timeout: seconds a site may take, before the first round, to open its data and say what it has.
         require_all_sites: a site whose data or settings fail that check ends the run; False: the run begins without
             it, and it is in as soon as it can train. A silent site never ends the run while ``min_sites`` answer.
-        train_timeout, anchor_timeout, validate_timeout: seconds a phase may take; a site may never answer.
+        train_timeout, anchor_timeout, norms_timeout, validate_timeout: seconds a phase may take; a site may never
+            answer.
         straggler_grace: seconds that late sites get once ``min_sites`` answered well; 0: the phase's whole timeout.
         max_missed: a site without an answer in time in so many phases running is not asked again until it shows up,
             and then after 2 rounds, 4, 8, ... while it stays late; the final test asks it all the same.
@@ -59,6 +60,10 @@ class RunSettings(Bounds):
         crt_epochs: of each of them; one is as many draws as the site has training images.
         crt_weights: of their averages: ``samples``, or those of the ``method`` in its last round.
         crt_mask_absent: a site leaves the classifier's rows of classes that it does not have as they are.
+        norm_statistics: ``"recalibrated"`` where the site half says so, else ``"average"``; not set by hand.
+        recalibration: ``"exact"``: in one exchange for each group of norms that do not depend on one another, as if
+            all images were in one place; ``"one_pass"``: in one exchange, with the batch's statistics in front of each
+            norm, an approximation.
     """
 
     num_rounds: PositiveInt = 5
@@ -69,6 +74,7 @@ class RunSettings(Bounds):
     require_all_sites: Flag = True
     train_timeout: Positive = 3600.0
     anchor_timeout: Positive = 3600.0
+    norms_timeout: Positive = 3600.0
     validate_timeout: Positive = 3600.0
     straggler_grace: NonNegative = 0.0
     max_missed: PositiveInt = 2
@@ -78,6 +84,8 @@ class RunSettings(Bounds):
     best_by: Literal["mean", "worst", "mean_minus_std"] = "mean"
     best_lambda: NonNegative = 1.0
     test_last: PositiveInt = 1
+    norm_statistics: Literal["average", "recalibrated"] = "average"
+    recalibration: Literal["exact", "one_pass"] = "exact"
     crt_rounds: NonNegativeInt = 0
     crt_epochs: PositiveInt = 1
     crt_weights: Literal["samples", "method"] = "samples"

@@ -15,6 +15,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +30,14 @@ from fairflare.exchange.messages import (
     STATUS_SKIPPED,
     TASK_ANCHOR,
     TASK_CHECK,
+    TASK_NORMS,
     TASK_TRAIN,
     TASK_VALIDATE,
     SiteReply,
     SiteTask,
     clean_state,
 )
+from fairflare.federation import norm_moments
 from fairflare.federation.check import facts_of
 from fairflare.federation.leaving import METRICS_BY_CLASS, VALIDATED, keep_classes_home, sends_classes
 from fairflare.federation.personal import Personal
@@ -153,6 +156,7 @@ class SiteWorker:
             TASK_VALIDATE: self._validate,
             TASK_TRAIN: self._train,
             TASK_ANCHOR: self._anchor,
+            TASK_NORMS: self._norms,
         }
         if request.name not in jobs:
             raise SiteError(f"site {self.site!r}: unknown task {request.name!r}, known: {sorted(jobs)}")
@@ -231,6 +235,12 @@ class SiteWorker:
         local.load_state_dict(kept)
         anchor.load_state_dict({name: kept[name] for name in self.stays}, strict=False)  # of this round
         return SiteReply(STATUS_OK, report=self.training.report_anchor(run, local, anchor))
+
+    def _norms(self, request: SiteTask, store: SiteStore) -> SiteReply:
+        state = norm_moments.with_kept(request, store, self.site)
+        run, model = self._open(replace(request, state=state), store)
+        report = norm_moments.report(run, model, self.training.batch_size)
+        return SiteReply(STATUS_OK, report=report, num_samples=run.data.num_samples("training"))
 
     def _validate(self, request: SiteTask, store: SiteStore) -> SiteReply:
         run, model = self._open(request, store)

@@ -17,7 +17,7 @@ class Question:
     """One task for some sites.
 
     Attributes:
-        name: ``check``, ``train``, ``anchor`` or ``validate``.
+        name: one of :data:`fairflare.exchange.messages.TASKS`.
         task: what they get, each its own part; see :func:`fairflare.exchange.messages.for_site`.
         sites: who is asked.
         timeout: seconds until the answers that are missing no longer count.

@@ -46,7 +46,7 @@ class FairRecipe(Recipe):
         task_file: a Python file with a class ``Task``: your own network and data.
         num_rounds: communication rounds; default: the method's small job.
         min_sites: usable results a round needs; also FLARE's ``min_clients``.
-        phase_timeout: seconds for each of train, anchor and validate; for check at most ten minutes.
+        phase_timeout: seconds for each of train, anchor, norms and validate; for check at most ten minutes.
         isolate: each task in a child process at the site.
         run: further settings of :class:`fairflare.federation.run_settings.RunSettings`: ``seed``, ``experiment``,
             ``initial_ckpt``, ``straggler_grace``, ``max_missed``, ``check_timeout``, ``require_all_sites``,
@@ -81,7 +81,9 @@ class FairRecipe(Recipe):
             raise ValueError("a task file is custom code; packaging 'preinstalled' carries none")
         if packaging == "preinstalled":
             settings = {**FOR_HOSPITALS, **{k: run.pop(k) for k in FOR_HOSPITALS if k in run}, **(settings or {})}
-        timeouts = dict.fromkeys(("train_timeout", "anchor_timeout", "validate_timeout"), phase_timeout)
+        timeouts = dict.fromkeys(
+            ("train_timeout", "anchor_timeout", "norms_timeout", "validate_timeout"), phase_timeout
+        )
         timeouts["check_timeout"] = min(RunSettings().check_timeout, phase_timeout)
         self.plan = make_plan(
             method,

@@ -7,7 +7,7 @@ from typing import Any
 
 from fairflare.core.settings import build, field_names
 from fairflare.federation.influence import Bounds
-from fairflare.federation.plan import Plan, Script, route_settings, site_list
+from fairflare.federation.plan import Plan, Script, following, route_settings, site_list
 from fairflare.federation.run_settings import RunSettings
 from fairflare.methods.catalog import get_method
 from fairflare.methods.training import LocalTraining
@@ -57,7 +57,9 @@ def make_script_plan(
             f"method {chosen.name!r} trains a second model at every site, which a script's loop does not do; take "
             "fairflare's own recipe (fairflare run, or the method's class in fairflare.recipes)"
         )
-    bounds = {name: given.pop(name) for name in field_names(Bounds) if name in given}
+    if (statistics := run.pop("norm_statistics", None)) is not None:
+        given["norm_statistics"] = statistics
+    bounds = {name: given.pop(name) for name in (*field_names(Bounds), "recalibration") if name in given}
     server, site, _ = route_settings(given, chosen, LocalTraining)
     names = site_list(chosen.num_sites if sites == 0 else sites)
     wanted = {key: value for key, value in {**run, **bounds}.items() if value is not None}
@@ -65,6 +67,8 @@ def make_script_plan(
     if settings_of_run.crt_rounds:
         raise ValueError("crt_rounds: a script's own loop does not train a classifier alone; set crt_rounds=0")
     rule = build(chosen.rule, {**chosen.server, **server})
+    training = build(chosen.training, {**chosen.site, **site})
+    settings_of_run = following(settings_of_run, training)
     rule.check_run(settings_of_run.num_rounds)
     if names is not None and settings_of_run.min_sites > len(names):
         raise ValueError(f"min_sites={settings_of_run.min_sites}, but the job has {len(names)} site(s)")
@@ -76,7 +80,7 @@ def make_script_plan(
             metric=primary_metric,
         ),
         rule=rule,
-        training=build(chosen.training, {**chosen.site, **site}),
+        training=training,
         run=settings_of_run,
         sites=names,
         task_file=script.path,

@@ -73,7 +73,9 @@ class ScriptRecipe(Recipe):
             settings = {**FOR_HOSPITALS, **{k: run.pop(k) for k in FOR_HOSPITALS if k in run}, **(settings or {})}
         elif not script.is_file() or script.suffix != ".py":
             raise ValueError(f"train_script must be a Python file, got {str(script)!r}")
-        timeouts = dict.fromkeys(("train_timeout", "anchor_timeout", "validate_timeout"), phase_timeout)
+        timeouts = dict.fromkeys(
+            ("train_timeout", "anchor_timeout", "norms_timeout", "validate_timeout"), phase_timeout
+        )
         self.plan = make_script_plan(
             method,
             Script(script, script_args, command if launch_external_process else None),

@@ -30,6 +30,7 @@ class FedBNTraining(LocalTraining):
     """
 
     norms: Literal["batch", "all"] = "batch"
+    own_norms: ClassVar[bool] = True
     home_doc: ClassVar[str] = "scale, shift and running statistics of the norms (`norms`: which kinds)"
 
     def stays(self, model: torch.nn.Module) -> list[str]:

@@ -23,10 +23,12 @@ class KeepsAtHome:
 
     Attributes:
         own_model: the site trains a second model (:meth:`train_own`), and that one is measured.
+        own_norms: statistics of the norms stay at the site whatever ``norm_statistics`` says.
         home_doc: what stays at the site, one phrase; for ``docs/privacy.md``.
     """
 
     own_model: ClassVar[bool] = False
+    own_norms: ClassVar[bool] = False
     home_doc: ClassVar[str] = ""
     norm_statistics: str
 

@@ -19,6 +19,7 @@ class SoloTraining(LocalTraining):
     Every site starts from the common initial model. With one site it is FedAvg, bit for bit.
     """
 
+    own_norms: ClassVar[bool] = True
     home_doc: ClassVar[str] = "the whole model: no update is sent, only metrics and counts"
 
     def stays(self, model: torch.nn.Module) -> list[str]:

@@ -118,7 +118,9 @@ class LocalTraining(KeepsAtHome):
             last one; see :meth:`rate`.
         lowest_rate: of the cosine, ``> 0`` and at most ``learning_rate``; ``None``: a thousandth of it.
         norm_statistics: running means, variances and counters of batch norms: ``"average"`` over the sites (the
-            papers), or ``"site"``: each site has its own, which stay there; what a norm learns is shared all the same.
+            papers); ``"recalibrated"``: measured again after each aggregation, with the new model over all sites'
+            training images; or ``"site"``: each site has its own, which stay there. What a norm learns is shared all
+            the same. See ``docs/norm_statistics.md``.
 
     Source:
         Defaults: Yan et al., MICCAI 2024, section 3.1 and the authors' code (betas, moments kept).
@@ -139,12 +141,17 @@ class LocalTraining(KeepsAtHome):
     prior_strength: NonNegative | None = None
     schedule: Literal["constant", "cosine"] = "constant"
     lowest_rate: Positive | None = None
-    norm_statistics: Literal["average", "site"] = "average"
+    norm_statistics: Literal["average", "recalibrated", "site"] = "average"
 
     def __post_init__(self) -> None:
         low = self.lowest_rate
         if self.schedule == "cosine" and low is not None and low > self.learning_rate:
             raise ValueError(f"lowest_rate must be at most learning_rate={self.learning_rate!r}, got {low!r}")
+        if self.own_norms and self.norm_statistics == "recalibrated":
+            raise ValueError(
+                f"norm_statistics='recalibrated' would change nothing: with {type(self).__name__} the norms' statistics "
+                "stay at the sites; leave it at 'average'"
+            )
         if self.local_steps is not None and self.local_epochs != 1:
             raise ValueError(
                 f"local_steps={self.local_steps!r} and local_epochs={self.local_epochs!r} exclude each other: take one "

@@ -5,17 +5,17 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fairflare.cli.predict import predict
+from fairflare.cli.screen import console, errors, user_errors
 from fairflare.cli.site_names import parse_sites, run_sites
 
 app = typer.Typer(
@@ -23,8 +23,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Fair federated learning for medical images on NVIDIA FLARE.",
 )
-console = Console()
-errors = Console(stderr=True)
 
 VALUES = "Give them with --set NAME=VALUE; lists and numbers as JSON, null for nothing or None."
 
@@ -293,6 +291,9 @@ def show(
     typer.echo(text)
 
 
+app.command()(predict)
+
+
 @app.command()
 def doctor(
     data: Annotated[
@@ -445,17 +446,6 @@ def site_settings(site_file: Path | None, experiment: str, workspace: Path) -> d
         local.setdefault("state_root", str(state / "sites"))
         local.setdefault("checkpoint_root", str(state / "server"))
     return local
-
-
-@contextmanager
-def user_errors() -> Iterator[None]:
-    """A mistake of the user is one red line; anything else is a bug and keeps its traceback."""
-    try:
-        yield
-    except ValueError as e:
-        errors.print("[red]error[/red]: ", end="")
-        errors.print(str(e), markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from e
 
 
 def main() -> None:

@@ -37,6 +37,7 @@ from fairflare.federation.phase import Stopped as Stopped
 from fairflare.federation.roster import Roster
 from fairflare.federation.run_info import config_of, info_of
 from fairflare.federation.run_settings import RESULTS_FOLDER, Place, RunSettings
+from fairflare.federation.task_record import TaskRecorder
 from fairflare.federation.transport import Listener, Transport
 from fairflare.methods.rule import Rule, State
 from fairflare.reporting.results import PhaseRecord, RoundRecord
@@ -74,7 +75,8 @@ class Rounds:
         self.transport, self.place, self.listeners = transport, place, list(listeners)
         self.journal = Journal(place.run_dir / RESULTS_FOLDER, transport, listeners, task.primary_metric)
         higher = task.directions()[task.primary_metric]
-        self.files = ModelFiles(place.run_dir, type(rule).__name__, BestModel(run, higher))
+        learned = TaskRecorder(task, lambda: self.journal.info, place.run_dir / RESULTS_FOLDER)
+        self.files = ModelFiles(place.run_dir, type(rule).__name__, BestModel(run, higher), learned)
         self.collector = Collector(rule, place.run_dir / RESULTS_FOLDER / "staging", run)
         self.roster = Roster(transport, run.max_missed, run.min_sites)
         self.exchange = Exchange(transport, self.roster, run.min_sites, run.straggler_grace, self.journal.tell)

@@ -227,7 +227,7 @@ class Rounds:
                 last.phase.refuse(site, f"site {site!r}: its {self.task.primary_metric!r} is not finite")
             raise self._too_few(last.phase)
         with writing("the final model", self.place.run_dir):
-            self.files.save(state, number)
+            self.files.save(state, number - 1)
             self._keep_best(state, last.validation, number - 1, last=True)
         best = self.files.best
         of_best = None if best.made == number - 1 else self.test(self.files.load_best(), number)

@@ -15,9 +15,6 @@ from fairflare.core.task import Task
 
 TASK_FILE = "task.py"  # in the results folder: a run's own code
 PACKAGE = "fairflare."
-#: What Python puts into every class; a class of a task file that has nothing else is the packaged one.
-_PLAIN = {"__module__", "__doc__", "__qualname__", "__abstractmethods__", "_abc_impl", "__firstlineno__",
-          "__static_attributes__", "__annotations__", "__parameters__"}  # fmt: skip
 
 
 class TaskRecorder:
@@ -73,8 +70,13 @@ def origin(cls: type) -> tuple[str, list[str]]:
     for base in cls.__mro__:
         if base.__module__.startswith(PACKAGE):
             return f"{base.__module__}.{base.__name__}", list(own)
-        own |= {name: None for name in vars(base) if name not in _PLAIN}
+        own |= {name: None for name, value in vars(base).items() if not _of_python(name, value)}
     raise TypeError(f"{cls.__name__} is no Task")
+
+
+def _of_python(name: str, value: Any) -> bool:
+    """What Python puts into a class by itself; one of a task file that has nothing else is the packaged one."""
+    return name == "_abc_impl" or (name.startswith("__") and name.endswith("__") and not callable(value))
 
 
 def class_names(task: Task, info: Mapping[str, Any]) -> list[str] | None:

@@ -77,7 +77,10 @@ def test_list_names_every_method_in_full_at_80_columns() -> None:
     lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= 80
     assert "…" not in result.stdout
-    assert [word for word in (line.split(" ")[0] for line in lines[1:]) if word] == METHODS
+    found = [line.split(" ")[0] for line in lines]
+    assert sorted(word for word in found if word in METHODS) == METHODS
+    assert re.search(r"^fed_lwr +Fed-LWR\* ", result.stdout, re.MULTILINE)  # asks the sites twice
+    assert found.index("fed_ism") > lines.index("Classification") > found.index("fed_lwr")
 
 
 def test_no_command_shows_the_help() -> None:
@@ -414,7 +417,12 @@ def test_documented_commands_are_accepted(command: str, tmp_path: Path, monkeypa
     words = shlex.split(command, comments=True)[1:]
     for option in ("--data", "-d"):
         if option in words:
-            Path(words[words.index(option) + 1]).write_text("{}")
+            path = Path(words[words.index(option) + 1])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("{}")
+    if "my_task.py" in words:
+        (code,) = re.findall(r"```python\n(from monai.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+        Path("my_task.py").write_text(code)
     result = fairflare(*words)
     assert result.exit_code == 0, result.output
     assert ran == [words[1]] if words[0] == "run" else "job folder: " in result.stdout

@@ -138,14 +138,19 @@ def top(
 
 
 @app.command("list")
-def list_methods() -> None:
+def list_methods(
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="The README's table: also phases, source and page.")
+    ] = False,
+) -> None:
     """The methods, with what they do and where they come from."""
-    from fairflare.federation.describe import overview
+    from fairflare.cli.methods_view import print_methods
+    from fairflare.federation.describe import method_table
 
-    table = Table("job", "method", "what it does", "source", box=None, pad_edge=False)
-    for row in overview():
-        table.add_row(*row)
-    console.print(table)
+    if markdown:
+        typer.echo(method_table())
+    else:
+        print_methods(console)
 
 
 @app.command()
@@ -270,6 +275,9 @@ def show(
     markdown: Annotated[bool, typer.Option("--markdown", help="A table in Markdown.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="CSV, numbers in full.")] = False,
     sites: Annotated[bool, typer.Option(help="Of several runs: a column for each site.")] = True,
+    picture: Annotated[
+        Path | None, typer.Option(help="Of one run: a PNG of what every site gets; replaced if there.")
+    ] = None,
 ) -> None:
     """The fairness table of a run; of several runs a comparison, a row for each configuration."""
     from fairflare.reporting.comparison import compare
@@ -281,6 +289,10 @@ def show(
             raise ValueError("--markdown and --csv exclude each other")
         style: Any = "markdown" if markdown else "csv" if csv else "text"
         found = [read_results(find_results(path)) for path in runs]
+        if picture is not None:
+            from fairflare.cli.picture import write_picture
+
+            write_picture(found, picture, metric)
         if len(found) > 1:
             text = compare(found, metric=metric, style=style, per_site=sites, width=console.width)
         elif style == "text":

@@ -691,19 +691,30 @@ def test_doctor_tries_the_ports() -> None:
     assert found_by_doctor("--port", str(port))[1][f"port {port}"] == "ok"
 
 
+REASON = "[b] no answer within 5 s, and a text that is longer than a line of eighty characters would hold, to its end"
+
+
+def test_a_terminal_has_bars_and_no_line_for_each_round() -> None:
+    console = Console(width=80, record=True, force_terminal=True)
+    with RunView(["a"], "trial", console) as view:
+        view.event("round_done", {"current_round": 0, "num_rounds": 2})
+    assert "done" not in console.export_text()
+
+
 def test_a_site_left_out_is_shown_with_its_reason() -> None:
     console = Console(width=80, record=True, force_terminal=False)
     with RunView(["a", "b"], "trial", console) as view:
         view.event("phase", {"current_round": 0, "num_rounds": 2, "phase": "train", "sites": ["a", "b", "later"]})
         told = {"current_round": 0, "num_rounds": 2, "phase": "train", "seconds": 1.5}
         view.event("site", {**told, "site": "a", "ok": True, "metrics": {"loss": 1.0, "dice": 0.25}})
-        view.event("site", {**told, "site": "b", "ok": False, "reason": "[b] no answer within 5 s"})
+        view.event("site", {**told, "site": "b", "ok": False, "reason": REASON})
         view.event("site", {**told, "site": "later", "ok": True, "metrics": {}})
         view.event("round_done", {"current_round": 0, "num_rounds": 2})
         view.event("something new", {})
     text = console.export_text()
     assert re.search(r"^a .* 0/3 train dice 0\.250 \(1\.5 s\)", text, re.MULTILINE), text
-    assert "left out: [b] no" in text
+    assert f"left out of train: b: {REASON}\n" in text  # all of it
+    assert "round 1 of 2 done; the received model: dice 0.250 (a) to 0.250 (a)\n" in text
     assert re.search(r"^trial .* 1/2 ", text, re.MULTILINE), text
 
 

@@ -34,7 +34,9 @@ def test_the_method_table_is_up_to_date(tool: Any) -> None:
 
 def test_the_table_has_every_method_with_what_it_is(tool: Any) -> None:
     table = README.partition(tool.BEGIN)[2].partition(tool.END)[0]
-    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines() if line.startswith("| `")]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines() if line.startswith("| `")
+    ]
     assert [row[0].strip("` ") for row in rows] == list(all_methods())
     assert {len(row) for row in rows} == {7}
     by_job = {row[0].strip("` "): row for row in rows}

@@ -71,8 +71,9 @@ def predict(
 ) -> None:
     """Masks or class probabilities of images, by a run's model. Research use only: this is not a medical device.
 
-    Network and preprocessing are those that the model was trained with; they stand in its file. A mask has its image's
-    size and orientation: PNG for a picture, NIfTI with the same affine for NIfTI. Exit code 1 when an image could not
+    Network and preprocessing are those of the training; the model's file has
+    them. A mask has its image's size and orientation: PNG for a picture,
+    NIfTI with the same affine for NIfTI. Exit code 1 when an image could not
     be used.
     """
     with screen.user_errors():

@@ -56,7 +56,8 @@ def test_one_phase_run(tmp_path: Path) -> None:
     )
     start = start_model()
     final = run.model()
-    assert final["train_conf"] == {"round": 2, "method": "FedAvg"}
+    assert (final["train_conf"]["round"], final["train_conf"]["method"]) == (1, "FedAvg")
+    assert final["train_conf"]["task"]["metric"] == "dice"
     for name, tensor in final["model"].items():  # mean of 0.1, 0.2, 0.3, twice
         torch.testing.assert_close(tensor, start[name] + 0.4, atol=1e-6, rtol=0)
 

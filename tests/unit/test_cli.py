@@ -77,7 +77,10 @@ def test_list_names_every_method_in_full_at_80_columns() -> None:
     lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= 80
     assert "…" not in result.stdout
-    assert [word for word in (line.split(" ")[0] for line in lines[1:]) if word] == METHODS
+    found = [line.split(" ")[0] for line in lines]
+    assert sorted(word for word in found if word in METHODS) == METHODS
+    assert re.search(r"^fed_lwr +Fed-LWR\* ", result.stdout, re.MULTILINE)  # asks the sites twice
+    assert found.index("fed_ism") > lines.index("Classification") > found.index("fed_lwr")
 
 
 def test_no_command_shows_the_help() -> None:
@@ -414,7 +417,12 @@ def test_documented_commands_are_accepted(command: str, tmp_path: Path, monkeypa
     words = shlex.split(command, comments=True)[1:]
     for option in ("--data", "-d"):
         if option in words:
-            Path(words[words.index(option) + 1]).write_text("{}")
+            path = Path(words[words.index(option) + 1])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("{}")
+    if "my_task.py" in words:
+        (code,) = re.findall(r"```python\n(from monai.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+        Path("my_task.py").write_text(code)
     result = fairflare(*words)
     assert result.exit_code == 0, result.output
     assert ran == [words[1]] if words[0] == "run" else "job folder: " in result.stdout
@@ -683,19 +691,30 @@ def test_doctor_tries_the_ports() -> None:
     assert found_by_doctor("--port", str(port))[1][f"port {port}"] == "ok"
 
 
+REASON = "[b] no answer within 5 s, and a text that is longer than a line of eighty characters would hold, to its end"
+
+
+def test_a_terminal_has_bars_and_no_line_for_each_round() -> None:
+    console = Console(width=80, record=True, force_terminal=True)
+    with RunView(["a"], "trial", console) as view:
+        view.event("round_done", {"current_round": 0, "num_rounds": 2})
+    assert "done" not in console.export_text()
+
+
 def test_a_site_left_out_is_shown_with_its_reason() -> None:
     console = Console(width=80, record=True, force_terminal=False)
     with RunView(["a", "b"], "trial", console) as view:
         view.event("phase", {"current_round": 0, "num_rounds": 2, "phase": "train", "sites": ["a", "b", "later"]})
         told = {"current_round": 0, "num_rounds": 2, "phase": "train", "seconds": 1.5}
         view.event("site", {**told, "site": "a", "ok": True, "metrics": {"loss": 1.0, "dice": 0.25}})
-        view.event("site", {**told, "site": "b", "ok": False, "reason": "[b] no answer within 5 s"})
+        view.event("site", {**told, "site": "b", "ok": False, "reason": REASON})
         view.event("site", {**told, "site": "later", "ok": True, "metrics": {}})
         view.event("round_done", {"current_round": 0, "num_rounds": 2})
         view.event("something new", {})
     text = console.export_text()
     assert re.search(r"^a .* 0/3 train dice 0\.250 \(1\.5 s\)", text, re.MULTILINE), text
-    assert "left out: [b] no" in text
+    assert f"left out of train: b: {REASON}\n" in text  # all of it
+    assert "round 1 of 2 done; the received model: dice 0.250 (a) to 0.250 (a)\n" in text
     assert re.search(r"^trial .* 1/2 ", text, re.MULTILINE), text
 
 

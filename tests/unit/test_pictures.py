@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from fairflare.core.fairness import summarize
 from fairflare.reporting import pictures
-from fairflare.reporting.pictures import draw_map, draw_mu, draw_pictures
+from fairflare.reporting.pictures import RED, draw_map, draw_mu, draw_pictures, draw_sites
+from fairflare.reporting.records import as_json
 
 
 def results(sites: list[str], rounds: int = 3, **details: Any) -> dict[str, Any]:
@@ -95,3 +97,39 @@ def test_a_picture_never_costs_the_run(tmp_path, monkeypatch):
     assert lines[-1] == "a picture could not be drawn: ValueError: no ink"
     (line,) = draw_pictures(results(["a", "b"]), tmp_path / "missing")
     assert "could not be drawn" in line
+
+
+def finished(scores: dict[str, float | None]) -> dict[str, Any]:
+    told = {site: score for site, score in scores.items() if score is not None}
+    summary = summarize(told)
+    rounds = [{"current_round": r, "validation": {s: {"dice": v * r} for s, v in told.items()}} for r in range(3)]
+    del rounds[1]["validation"][min(told)]
+    return {
+        "info": {"label": "fed_lwr", "primary_metric": "dice", "synthetic": True},
+        "rounds": rounds,
+        "test": {site: {"dice": score, "loss": 1.0} for site, score in scores.items()},
+        "fairness": {"dice": as_json(summary, "summary")},
+    }
+
+
+def test_what_every_site_gets() -> None:
+    pytest.importorskip("matplotlib")
+    scores = {"site-1": 0.9, "site-2": 0.4, "site-10": 0.7, "site-3": None}
+    figure = draw_sites(finished(scores))
+    rounds, final = figure.axes
+    assert [label.get_text() for label in final.get_yticklabels()] == ["site-2", "site-10", "site-1"]
+    (dots,) = final.collections
+    assert dots.get_offsets()[:, 0].tolist() == [0.4, 0.7, 0.9]
+    red = [line for line in rounds.lines if line.get_color() == RED]
+    assert [line.get_ydata().tolist() for line in red] == [[0.0, 0.4, 0.8]]
+    assert len(rounds.lines) == 4
+    assert final.get_title() == "final test: 0.667 ± 0.205, worst 0.400 (red)"
+    assert "SYNTHETIC" in figure.get_suptitle()
+
+
+def test_a_run_without_a_test_has_no_picture_of_it() -> None:
+    pytest.importorskip("matplotlib")
+    with pytest.raises(ValueError, match="the final test has no 'dice'; it has nothing: the run did not complete"):
+        draw_sites({"info": {"primary_metric": "dice"}, "fairness": None, "test": None, "rounds": []})
+    with pytest.raises(ValueError, match="has no 'auc'; it has dice"):
+        draw_sites(finished({"a": 0.5}), "auc")

@@ -5,17 +5,17 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fairflare.cli.predict import predict
+from fairflare.cli.screen import console, errors, user_errors
 from fairflare.cli.site_names import parse_sites, run_sites
 
 app = typer.Typer(
@@ -23,8 +23,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Fair federated learning for medical images on NVIDIA FLARE.",
 )
-console = Console()
-errors = Console(stderr=True)
 
 VALUES = "Give them with --set NAME=VALUE; lists and numbers as JSON, null for nothing or None."
 
@@ -140,14 +138,19 @@ def top(
 
 
 @app.command("list")
-def list_methods() -> None:
+def list_methods(
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="The README's table: also phases, source and page.")
+    ] = False,
+) -> None:
     """The methods, with what they do and where they come from."""
-    from fairflare.federation.describe import overview
+    from fairflare.cli.methods_view import print_methods
+    from fairflare.federation.describe import method_table
 
-    table = Table("job", "method", "what it does", "source", box=None, pad_edge=False)
-    for row in overview():
-        table.add_row(*row)
-    console.print(table)
+    if markdown:
+        typer.echo(method_table())
+    else:
+        print_methods(console)
 
 
 @app.command()
@@ -272,6 +275,9 @@ def show(
     markdown: Annotated[bool, typer.Option("--markdown", help="A table in Markdown.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="CSV, numbers in full.")] = False,
     sites: Annotated[bool, typer.Option(help="Of several runs: a column for each site.")] = True,
+    picture: Annotated[
+        Path | None, typer.Option(help="Of one run: a PNG of what every site gets; replaced if there.")
+    ] = None,
 ) -> None:
     """The fairness table of a run; of several runs a comparison, a row for each configuration."""
     from fairflare.reporting.comparison import compare
@@ -283,6 +289,10 @@ def show(
             raise ValueError("--markdown and --csv exclude each other")
         style: Any = "markdown" if markdown else "csv" if csv else "text"
         found = [read_results(find_results(path)) for path in runs]
+        if picture is not None:
+            from fairflare.cli.picture import write_picture
+
+            write_picture(found, picture, metric)
         if len(found) > 1:
             text = compare(found, metric=metric, style=style, per_site=sites, width=console.width)
         elif style == "text":
@@ -291,6 +301,9 @@ def show(
         else:
             text = fairness_table(found[0], metric=metric, style=style)
     typer.echo(text)
+
+
+app.command()(predict)
 
 
 @app.command()
@@ -445,17 +458,6 @@ def site_settings(site_file: Path | None, experiment: str, workspace: Path) -> d
         local.setdefault("state_root", str(state / "sites"))
         local.setdefault("checkpoint_root", str(state / "server"))
     return local
-
-
-@contextmanager
-def user_errors() -> Iterator[None]:
-    """A mistake of the user is one red line; anything else is a bug and keeps its traceback."""
-    try:
-        yield
-    except ValueError as e:
-        errors.print("[red]error[/red]: ", end="")
-        errors.print(str(e), markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from e
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""How a run goes, in a terminal: a progress bar for each site and one for the whole."""
+"""How a run goes: in a terminal a progress bar for each site and one for the whole, elsewhere a line for each round."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class RunView(Listener):
         )
         self._bars = {site: self._progress.add_task(site, total=1, note="") for site in sites}
         self._whole = self._progress.add_task(name, total=1, note="starting")
+        self._scores: dict[str, tuple[str, float]] = {}  # of the received model, in the round that goes on
 
     def __enter__(self) -> RunView:
         self._progress.start()
@@ -48,6 +49,9 @@ class RunView(Listener):
             self._site(details)
         elif kind == "round_done":
             self._progress.update(self._whole, completed=details["current_round"] + 1)
+            if not self._progress.console.is_terminal:
+                self._say(escape(self._round(details)))
+            self._scores.clear()
 
     def _phase(self, details: Mapping[str, Any]) -> None:
         done, rounds, name = details["current_round"], details["num_rounds"], details["phase"]
@@ -59,9 +63,27 @@ class RunView(Listener):
     def _site(self, details: Mapping[str, Any]) -> None:
         if details["ok"]:
             values = details.get("metrics") or {}
-            score = next((f"{k} {v:.3f}" for k, v in values.items() if k != "loss"), "")
+            first = next(((k, v) for k, v in values.items() if k != "loss"), None)
+            score = "" if first is None else f"{first[0]} {first[1]:.3f}"
+            if first is not None and details["phase"] == "train":
+                self._scores[details["site"]] = first
             note = f"{details['phase']} {escape(score)} ({details['seconds']:.1f} s)"
         else:
-            note = f"[red]left out:[/red] {escape(details['reason'][:70])}"
+            note = "[red]left out[/red]"
+            self._say(
+                f"[red]left out[/red] of {details['phase']}: {escape(details['site'])}: {escape(details['reason'])}"
+            )
         step = 1 if details["phase"] == "validate" else 0
         self._progress.update(self._bars[details["site"]], note=note, completed=details["current_round"] + step)
+
+    def _round(self, details: Mapping[str, Any]) -> str:
+        """A round that is over: how far the sites were apart when it began."""
+        line = f"round {details['current_round'] + 1} of {details['num_rounds']} done"
+        if not self._scores:
+            return line
+        low, high = (pick(self._scores, key=lambda site: self._scores[site][1]) for pick in (min, max))
+        name, lowest = self._scores[low]
+        return f"{line}; the received model: {name} {lowest:.3f} ({low}) to {self._scores[high][1]:.3f} ({high})"
+
+    def _say(self, line: str) -> None:
+        self._progress.console.print(line, highlight=False, soft_wrap=not self._progress.console.is_terminal)

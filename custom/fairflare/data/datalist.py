@@ -53,14 +53,16 @@ class DataError(ValueError):
     Args:
         message: for the site's own log: names site, file and key, and says what to do.
         public: the same without file names, paths or values from files; may be sent to the server.
+        reason: what is wrong with one file, without site, name and remedy, where it is about one.
     """
 
-    def __init__(self, message: str, public: str | None = None) -> None:
+    def __init__(self, message: str, public: str | None = None, reason: str | None = None) -> None:
         super().__init__(message)
         self.public = public or "the data of the site cannot be used; the log of the site says why"
+        self.reason = reason or message
 
-    def __reduce__(self) -> tuple[type[DataError], tuple[str, str]]:
-        return type(self), (str(self), self.public)
+    def __reduce__(self) -> tuple[type[DataError], tuple[str, str, str]]:
+        return type(self), (str(self), self.public, self.reason)
 
 
 @dataclass(frozen=True)

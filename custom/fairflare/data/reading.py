@@ -13,6 +13,11 @@ import numpy.typing as npt
 from fairflare.data.datalist import TOP_PERCENTILE, VOLUMES, DataError, Sample, suffix_of
 from fairflare.data.decoding import MAX_IMAGE_BYTES, TooLarge, decode
 
+#: What :func:`read_image` does with grey values, for whoever finds a model years later.
+INTENSITIES = (
+    "8 bits: divided by 255; others and NIfTI: clipped to [minimum, 99th percentile] of the file, scaled to [0, 1]"
+)
+
 
 def read_image(
     sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES
@@ -37,16 +42,15 @@ def read_image(
     if array.dtype != np.uint8 or suffix_of(sample.image) in VOLUMES:
         if array.dtype.kind not in "iuf":
             raise _unreadable(sample.image, "image", site, split, f"it holds {array.dtype} values, not numbers")
-        array = array.astype(np.float32)
-        if not np.isfinite(array).all():
+        found = _range_of(sample.image, max_bytes)
+        if found is None:
             raise DataError(
                 f"site '{site}': image '{sample.image}' of split '{split}' has values that are NaN or "
                 "infinite; repair the file or take it out of the datalist",
                 f"site '{site}': an image of split '{split}' has values that are not finite",
+                "it has values that are NaN or infinite",
             )
-        low, high = float(array.min()), float(np.percentile(array, TOP_PERCENTILE))
-        if high <= low:
-            high = float(array.max())
+        low, high = found
     array = _plane(array, sample.image, "image", sample.slice, site, split)
     if array.ndim == 2:
         array = array[:, :, None]
@@ -56,11 +60,24 @@ def read_image(
             f"site '{site}': image '{sample.image}' of split '{split}' has {channels} channels; "
             "1 (grey) or 3 (colour) are understood: convert the file",
             f"site '{site}': an image of split '{split}' has {channels} channels",
+            f"it has {channels} channels; 1 (grey) or 3 (colour) are understood",
         )
     if high <= low:
         return np.zeros(array.shape, np.float32)
     scaled = (array.astype(np.float32) - np.float32(low)) / np.float32(high - low)
     return np.ascontiguousarray(np.clip(scaled, 0.0, 1.0, out=scaled))
+
+
+def slices_in(path: Path, *, max_bytes: int = MAX_IMAGE_BYTES) -> int | None:
+    """Number of slices of a NIfTI volume; ``None``: the file is one picture.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    if suffix_of(path) not in VOLUMES:
+        return None
+    shape = _read(path, "image", "none", "none", max_bytes).shape
+    return shape[2] if len(shape) == 3 else None
 
 
 def read_mask(
@@ -120,6 +137,7 @@ def _read(path: Path, what: str, site: str, split: str, limit: int) -> npt.NDArr
             f"max_image_bytes={limit}; take it out of the datalist, or raise 'max_image_bytes' in the site's "
             "fairflare.json",
             f"site '{site}': {_article(what)} of split '{split}' is larger than the site's max_image_bytes",
+            f"it would take {error.size} bytes decoded, more than {limit}",
         ) from error
     except Exception as error:  # the libraries below raise what they like for a damaged file
         raise _unreadable(path, what, site, split, f"{type(error).__name__}: {error}") from error
@@ -129,6 +147,22 @@ def _read(path: Path, what: str, site: str, split: str, limit: int) -> npt.NDArr
 def _decode(path: Path, is_mask: bool, stamp: int, size: int, limit: int) -> npt.NDArray[Any]:
     """Kept for a moment, since slices of one volume come one after the other; a replaced file is noticed."""
     return decode(path, is_mask=is_mask, limit=limit)
+
+
+def _range_of(path: Path, limit: int) -> tuple[float, float] | None:
+    """Of a file that :func:`_read` could read, once for all slices of a volume; ``None``: it is not finite."""
+    status = path.stat()
+    with _TURNS[hash(path) % len(_TURNS)]:
+        return _range(path, status.st_mtime_ns, status.st_size, limit)
+
+
+@lru_cache(maxsize=4)
+def _range(path: Path, stamp: int, size: int, limit: int) -> tuple[float, float] | None:
+    array = _decode(path, False, stamp, size, limit).astype(np.float32)
+    if not np.isfinite(array).all():
+        return None
+    low, high = float(array.min()), float(np.percentile(array, TOP_PERCENTILE))
+    return low, high if high > low else float(array.max())
 
 
 def _plane(
@@ -160,6 +194,7 @@ def _unreadable(path: Path, what: str, site: str, split: str, reason: str) -> Da
         f"site '{site}': {what} '{path}' of split '{split}' cannot be used: {reason}. "
         "Repair the file or take it out of the datalist",
         f"site '{site}': {_article(what)} of split '{split}' cannot be read",
+        reason,
     )
 
 

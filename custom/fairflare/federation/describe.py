@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fairflare.core.settings import Part, Setting, described, field_names, markdown, typed, values_of
 from fairflare.federation.influence import Bounds
 from fairflare.federation.plan import TASKS_BY_KIND, dealt_to, load_task_class, make_plan
 from fairflare.federation.run_settings import LIKE_SETTINGS, RunSettings
-from fairflare.methods.catalog import all_methods, get_method
+from fairflare.methods.catalog import Method, all_methods, get_method, page_of
 from fairflare.methods.papers import PAPERS
 
 #: In a preinstalled job other defaults hold, see :data:`fairflare.federation.influence.FOR_HOSPITALS`.
@@ -17,9 +17,53 @@ BOUNDS_TITLE = "Every method, at the server: bounds on one site's influence"
 RUN_TITLE = "Every run: the best model, and which models are tested"
 
 
-def overview() -> list[tuple[str, str, str, str]]:
-    """Name, title, summary and source of every method."""
-    return [(m.name, m.title, m.summary, m.source) for m in all_methods().values()]
+@dataclass(frozen=True)
+class Listed:
+    """A method in ``fairflare list`` and the README.
+
+    Attributes:
+        name, title, summary, source: see :class:`fairflare.methods.catalog.Method`.
+        phases: how often a round asks each site.
+        learns: kinds of task that it can learn, its paper's first.
+        page: in ``docs``, without ``.md``; ``None``: it has none.
+    """
+
+    name: str
+    title: str
+    summary: str
+    source: str
+    phases: int
+    learns: tuple[str, ...]
+    page: str | None
+
+
+def overview() -> list[Listed]:
+    """Every method, by name."""
+    return [
+        Listed(m.name, m.title, m.summary, m.source, 1 + m.rule.two_phase, _learns(m), page_of(m.name))
+        for m in all_methods().values()
+    ]
+
+
+def _learns(method: Method) -> tuple[str, ...]:
+    found = []
+    for kind in sorted(TASKS_BY_KIND, key=lambda kind: (kind != method.task, kind)):
+        try:
+            make_plan(method.name, task=kind)
+            found.append(kind)
+        except ValueError:
+            continue
+    return tuple(found)
+
+
+def method_table() -> str:
+    """Every method in Markdown, as the README has it; links are from the repository's root."""
+    rows = ["| job | method | what it does | phases | learns | source | page |", "| --- " * 7 + "|"]
+    for m in overview():
+        page = f"[{m.page}](docs/{m.page}.md)" if m.page else ""
+        cells = (f"`{m.name}`", m.title, m.summary, str(m.phases), ", ".join(m.learns), m.source, page)
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(rows)
 
 
 def sections(name: str) -> dict[str, list[Setting]]:

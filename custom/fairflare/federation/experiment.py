@@ -139,6 +139,7 @@ class Experiment:
         self.run_id = str(found.extra["run"])
         self.journal.synthetic = bool(found.extra["synthetic"])
         info["resumed_at_round"] = found.next_round
+        info["said"] = found.extra.get("said", {})  # for the model files, until the sites say it again
         differences = [*found.passed_over, *self._differences(found, info)]
         if differences:
             info["resumed_with"] = differences
@@ -195,6 +196,7 @@ class Experiment:
             "sites": self._sites,
             "versions": self.journal.info["versions"],
             "synthetic": self.journal.synthetic,
+            "said": self.journal.info.get("said", {}),
             "best": self.files.best.state_dict(),
             "best_round": self.files.best_round,
         }

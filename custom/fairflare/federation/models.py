@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,20 @@ class ModelFiles:
         folder: run directory.
         method: noted in the files.
         best: says which model is the best.
+        learned: says what the models are for; noted in the files.
 
     Attributes:
         noted: goes into the files too.
     """
 
-    def __init__(self, folder: Path, method: str, best: BestModel) -> None:
+    def __init__(
+        self, folder: Path, method: str, best: BestModel, learned: Callable[[], Mapping[str, Any]] = dict
+    ) -> None:
         self.folder = folder
         self.method = method
         self.best = best
         self.noted: dict[str, Any] = {}
+        self.learned = learned
 
     @property
     def best_round(self) -> int | None:
@@ -40,7 +44,9 @@ class ModelFiles:
 
     def save(self, state: Mapping[str, torch.Tensor], current_round: int, name: str = MODEL_FILE) -> None:
         """Replaces the file atomically."""
-        conf: dict[str, Any] = {"round": current_round, "method": self.method, **self.noted}
+        conf: dict[str, Any] = {
+            "round": current_round, "method": self.method, "task": dict(self.learned()), **self.noted,
+        }  # fmt: skip
         if current_round < 0:
             conf["what"] = "the initial model: no round made it"
         content = {"model": dict(state), "train_conf": conf}

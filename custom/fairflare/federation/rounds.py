@@ -41,6 +41,7 @@ from fairflare.federation.retraining import Retraining
 from fairflare.federation.roster import Roster
 from fairflare.federation.run_info import config_of, info_of
 from fairflare.federation.run_settings import RESULTS_FOLDER, Place, RunSettings
+from fairflare.federation.task_record import TaskRecorder
 from fairflare.federation.transport import Listener, Transport
 from fairflare.methods.rule import Rule, State
 from fairflare.reporting.results import PhaseRecord, RoundRecord
@@ -78,7 +79,8 @@ class Rounds:
         self.transport, self.place, self.listeners = transport, place, list(listeners)
         self.journal = Journal(place.run_dir / RESULTS_FOLDER, transport, listeners, task.primary_metric)
         higher = task.directions()[task.primary_metric]
-        self.files = ModelFiles(place.run_dir, type(rule).__name__, BestModel(run, higher))
+        learned = TaskRecorder(task, lambda: self.journal.info, place.run_dir / RESULTS_FOLDER)
+        self.files = ModelFiles(place.run_dir, type(rule).__name__, BestModel(run, higher), learned)
         self.collector = Collector(rule, place.run_dir / RESULTS_FOLDER / "staging", run)
         self.roster = Roster(transport, run.max_missed, run.min_sites)
         self.exchange = Exchange(transport, self.roster, run.min_sites, run.straggler_grace, self.journal.tell)
@@ -243,7 +245,7 @@ class Rounds:
                 last.phase.refuse(site, f"site {site!r}: its {self.task.primary_metric!r} is not finite")
             raise self._too_few(last.phase)
         with writing("the final model", self.place.run_dir):
-            self.files.save(state, number)
+            self.files.save(state, number - 1)
             self._keep_best(state, last.validation, number - 1, last=True)
         best = self.files.best
         # What the sites had of their own when the best model was made is gone: no site could be measured with it.

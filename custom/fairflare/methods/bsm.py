@@ -59,6 +59,7 @@ METHODS = [
         rule=FedAvg,
         training=LocalTraining,
         learns=LEARNS,
+        page="fed_mas",
         **JOB,
     )
 ]

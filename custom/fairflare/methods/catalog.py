@@ -32,6 +32,7 @@ class Method:
         run: settings of the run that differ from their defaults.
         keeps: settings of training and task that are part of the method, so that they stay when it is trained like
             another one.
+        page: its page in ``docs``, without ``.md``; default: the name of its module; ``None``: it has none.
     """
 
     name: str
@@ -49,16 +50,28 @@ class Method:
     num_rounds: int = 3
     run: Mapping[str, Any] = field(default_factory=dict)
     keeps: tuple[str, ...] = ()
+    page: str | None = ""
 
 
 def all_methods() -> dict[str, Method]:
     """Every :class:`Method` that a module of :mod:`fairflare.methods` lists in ``METHODS``, by name, sorted."""
-    found: dict[str, Method] = {}
+    return {name: method for name, (method, _) in _listed().items()}
+
+
+def page_of(name: str) -> str | None:
+    """The page of a method in ``docs``, without ``.md``; ``None``: it has none."""
+    method, module = _listed()[name]
+    return module if method.page == "" else method.page
+
+
+def _listed() -> dict[str, tuple[Method, str]]:
+    """Methods with the modules that list them."""
+    found: dict[str, tuple[Method, str]] = {}
     for info in pkgutil.iter_modules(fairflare.methods.__path__):
         for method in getattr(importlib.import_module(f"fairflare.methods.{info.name}"), "METHODS", ()):
             if method.name in found:
                 raise ValueError(f"two methods are called {method.name!r}")
-            found[method.name] = method
+            found[method.name] = method, info.name
     return dict(sorted(found.items()))
 
 

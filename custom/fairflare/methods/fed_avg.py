@@ -38,5 +38,6 @@ METHODS = [
         rule=FedAvg,
         training=LocalTraining,
         source="McMahan et al., AISTATS 2017",
+        page=None,
     )
 ]

@@ -86,6 +86,7 @@ METHODS = [
         training=ProximalTraining,
         site=SETTINGS,
         source="Li et al., MLSys 2020",
+        page=None,
         **JOB,
     )
 ]

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from fairflare.core import checks
 from fairflare.core.fairness import FairnessSummary, summarize
 from fairflare.core.settings import by_name
-from fairflare.reporting.layout import MISSING, blocks, csv_lines, markdown_lines, number
+from fairflare.reporting.layout import MISSING, blocks, csv_lines, markdown_lines, number, wrapped
 from fairflare.reporting.table import SYNTHETIC_NOTE, by_site_of, direction_of, label_of, metrics_of
 
 __all__ = ["compare"]
@@ -70,7 +70,7 @@ def compare(
     notes = _notes(runs, complete, chosen, rows)
     if style == "markdown":
         return "\n".join([*markdown_lines(table), "", *notes])
-    return "\n".join([blocks(table, width), *notes])
+    return "\n".join([blocks(table, width), *wrapped(notes, width)])
 
 
 def _different(runs: Sequence[Run]) -> list[Run]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,6 +16,18 @@ Table = Sequence[Sequence[str]]  # rows of cells, the header first
 def number(value: float) -> str:
     """Four digits, or the sign for a missing value."""
     return f"{value:.4f}" if math.isfinite(value) else MISSING
+
+
+def wrapped(lines: Iterable[str], width: int | None) -> list[str]:
+    """Sentences of at most ``width`` characters a line; what goes on is indented by two more. None: as they are."""
+    if width is None:
+        return list(lines)
+    found = []
+    for line in lines:
+        rest = line[: len(line) - len(line.lstrip())] + "  "
+        options: Any = {"subsequent_indent": rest, "break_long_words": False, "break_on_hyphens": False}
+        found += textwrap.wrap(line, max(width, 20), **options) or [""]
+    return found
 
 
 def blocks(table: Table, width: int | None = None, rules: Sequence[int] = (1,)) -> str:

@@ -1,4 +1,4 @@
-"""Pictures of a run from its results: FedMRL's map, and mu of every site over the rounds.
+"""Pictures of a run from its results: what every site gets; FedMRL's map, and mu of every site over the rounds.
 
 They need matplotlib (``pip install 'fairflare[plots]'``), which is imported only when there is something to draw.
 """
@@ -21,6 +21,7 @@ MAX_NAME = 15  # letters of a site's name in a cell of the map
 MAX_ROW_NAME = 30  # and at a row
 MAX_LINES = 4  # of names in a cell of the map
 MAX_LABELS = 12  # at an axis
+RED, BLUE = "#c8382d", "#3b6ea5"
 
 
 def draw_pictures(results: Mapping[str, Any], folder: str | os.PathLike[str]) -> list[str]:
@@ -51,10 +52,10 @@ def draw_pictures(results: Mapping[str, Any], folder: str | os.PathLike[str]) ->
     try:
         if som:
             lines.append(
-                _save(draw_map(som[1], title=f"{title}, round {som[0]}".lstrip(", ")), Path(folder) / MAP_FILE)
+                save_picture(draw_map(som[1], title=f"{title}, round {som[0]}".lstrip(", ")), Path(folder) / MAP_FILE)
             )
         if mu:
-            lines.append(_save(draw_mu(mu, title=title), Path(folder) / MU_FILE))
+            lines.append(save_picture(draw_mu(mu, title=title), Path(folder) / MU_FILE))
     except Exception as error:
         lines.append(f"a picture could not be drawn: {type(error).__name__}: {error}")
     return lines
@@ -150,6 +151,63 @@ def draw_mu(mu: Mapping[str, Sequence[float | None]], *, title: str = "") -> Fig
     return figure
 
 
+def draw_sites(results: Mapping[str, Any], metric: str | None = None) -> Figure:
+    """What every site gets: its validation metric over the rounds, and its test metric with mean and spread.
+
+    Args:
+        results: of :func:`fairflare.reporting.results.read_results`, of a run that completed.
+        metric: default: the task's own.
+
+    Raises:
+        ValueError: the run has no test of this metric.
+    """
+    from matplotlib.figure import Figure
+
+    info = results.get("info") or {}
+    name = metric or str(info.get("primary_metric"))
+    fairness = (results.get("fairness") or {}).get(name)
+    if not fairness or not fairness.get("num_sites"):
+        measured = ", ".join(results.get("fairness") or {}) or "nothing: the run did not complete"
+        raise ValueError(f"no picture: the final test has no {name!r}; it has {measured}")
+    test = {site: values.get(name) for site, values in results["test"].items()}
+    sites = sorted((site for site in test if test[site] is not None), key=lambda site: test[site])
+    worst = fairness["worst_site"]
+    figure = Figure(figsize=(9.0, min(max(3.2, 0.3 * len(sites) + 1.6), 12.0)), layout="constrained")
+    rounds, final = figure.subplots(1, 2, width_ratios=(1.25, 1))
+    numbers = [record["current_round"] for record in results["rounds"]]
+    for site in _in_order(test):
+        row = [(record["validation"].get(site) or {}).get(name) for record in results["rounds"]]
+        _line(rounds, numbers, row, site == worst)
+    rounds.set_xlabel("round that received the model")
+    rounds.set_ylabel(name)
+    rounds.set_title("validation, a line for each site", fontsize=10)
+    rounds.xaxis.get_major_locator().set_params(integer=True)
+    rounds.grid(axis="y", color="#e0e0e0")
+    mean, std = fairness["mean"], fairness["std"]
+    final.axvspan(mean - std, mean + std, color="#f0f0f0", zorder=0)
+    final.axvline(mean, color="#505050", linewidth=1, linestyle="--")
+    values = [test[site] for site in sites]
+    final.scatter(values, range(len(sites)), color=[RED if site == worst else BLUE for site in sites], zorder=3)
+    final.set_yticks(range(len(sites)), [_short(site, MAX_ROW_NAME) for site in sites], fontsize=8)
+    final.set_xlabel(name)
+    final.set_title(f"final test: {mean:.3f} ± {std:.3f}, worst {fairness['worst']:.3f} (red)", fontsize=10)
+    final.margins(0.12, 0.5 / len(sites))
+    final.grid(axis="x", color="#e0e0e0")
+    for axes in (rounds, final):
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8)
+    label = str(info.get("label") or info.get("method") or "")
+    figure.suptitle(label + (" (SYNTHETIC data)" if info.get("synthetic") else ""), fontsize=11)
+    return figure
+
+
+def _line(axes: Any, numbers: Sequence[int], row: Sequence[float | None], worst: bool) -> None:
+    values = [float("nan") if value is None else value for value in row]
+    style = {"color": RED, "linewidth": 2.0, "zorder": 3} if worst else {"color": BLUE, "linewidth": 1.0, "alpha": 0.6}
+    axes.plot(numbers, values, marker="o", markersize=3, **style)
+
+
 # ------------------------------------------------------------------------------------------------ pieces
 
 
@@ -181,7 +239,7 @@ def _in_order(sites: Iterable[str]) -> list[str]:
     return sorted(sites, key=lambda site: re.sub(r"\d+", lambda number: number[0].zfill(20), site))
 
 
-def _save(figure: Figure, path: Path) -> str:
+def save_picture(figure: Figure, path: Path) -> str:
     """Writes a picture with the Agg backend, without a display or a global state of matplotlib."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fairflare.core import checks
 from fairflare.core.fairness import FairnessSummary, higher_is_better, summarize
 from fairflare.reporting.attendance import attendance
-from fairflare.reporting.layout import MISSING, blocks, csv_lines, cut, markdown_lines, number
+from fairflare.reporting.layout import MISSING, blocks, csv_lines, cut, markdown_lines, number, wrapped
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -51,10 +51,10 @@ def fairness_table(
         return csv_lines(table)
     title, notes = _title(results), _notes(results, metric)
     if not sites:
-        return "\n".join([title, *notes])
+        return "\n".join([title, *wrapped(notes, width)])
     if style == "markdown":
         return "\n".join([title, "", *markdown_lines(table), "", *notes])
-    return "\n".join([title, blocks(table, width, rules=(1, 1 + len(sites))), *notes])
+    return "\n".join([title, blocks(table, width, rules=(1, 1 + len(sites))), *wrapped(notes, width)])
 
 
 def rich_table(results: Mapping[str, Any], *, metric: str | None = None, width: int | None = None) -> Group:
@@ -83,7 +83,7 @@ def rich_table(results: Mapping[str, Any], *, metric: str | None = None, width: 
         for row in totals:
             table.add_row(*(Text(row[i]) for i in block))
         tables.append(table)
-    return Group(Text(_title(results), style="bold"), *tables, Text("\n".join(_notes(results, metric))))
+    return Group(Text(_title(results), style="bold"), *tables, Text("\n".join(wrapped(_notes(results, metric), width))))
 
 
 # ------------------------------------------------------------------------------------------------------------

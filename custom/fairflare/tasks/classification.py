@@ -282,6 +282,12 @@ class ClassificationTask(ImageTask):
 
         return cross_entropy(outputs, targets, reduction="none")
 
+    def probabilities(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Of each class, (n, classes) float64 on the CPU; rows sum to 1."""
+        import torch
+
+        return torch.softmax(outputs.to("cpu", torch.float64), 1)
+
     def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
         """Metrics of :func:`fairflare.tasks.metrics.classification_metrics`, and ``loss`` (cross-entropy)."""
         import torch
@@ -298,7 +304,7 @@ class ClassificationTask(ImageTask):
         if not bool(torch.isfinite(logits).all()):
             raise ValueError("the model's outputs are not finite; lower learning_rate or set max_grad_norm")
         metrics = classification_metrics(
-            labels.numpy(), torch.softmax(logits, 1).numpy(), class_names=self.names(), groups=self.groups()
+            labels.numpy(), self.probabilities(logits).numpy(), class_names=self.names(), groups=self.groups()
         )
         return {**metrics, "loss": float(self.loss(logits, labels))}
 

@@ -15,11 +15,13 @@ from pydantic import Field
 from fairflare.core import checks
 from fairflare.core.settings import Flag, NonNegativeInt, PositiveInt, field_names, settings
 from fairflare.core.stopping import check_stop
-from fairflare.data.datalist import DataError, Datalist, load_datalist, suggest
+from fairflare.data.datalist import DataError, Datalist, Sample, load_datalist, suggest
 from fairflare.data.decoding import MAX_IMAGE_BYTES
+from fairflare.data.reading import INTENSITIES, read_image
 from fairflare.tasks.base import Batches, SiteData, Task
 
 if TYPE_CHECKING:
+    import torch
     from monai.data import CacheDataset
     from monai.transforms import Compose
 
@@ -161,6 +163,8 @@ class ImageTask(Task):
     in_channels: int
     num_classes: int | None
     augmentation: tuple[str, ...]
+    #: How grey values become [0, 1]; written into the model's file.
+    intensities: ClassVar[str] = INTENSITIES
     site_settings: ClassVar[type[SiteSettings]] = SiteSettings
     class_labels: ClassVar[bool] = False  # of a datalist: numbers, not masks
     allow_phantom: bool = True
@@ -191,6 +195,27 @@ class ImageTask(Task):
             linked_roots=own.linked_roots,
         )
         return self.open_folder(site, own, listed)
+
+    def read_input(self, file: Path, number: int | None = None) -> torch.Tensor:
+        """One image as the network gets it in evaluation, whatever lists it: for ``fairflare predict``.
+
+        Args:
+            file: of any kind that a datalist may name.
+            number: of the slice, when it is a volume.
+
+        Returns:
+            (channels, height, width) float32 in [0, 1], of the task's size.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        from fairflare.tasks.transforms import as_input
+
+        item: Any = {"image": read_image(Sample(file, 0, number), site="predict", split="none")}
+        for step in as_input(self.in_channels, self.image_size):
+            item = step(item)
+        picture: torch.Tensor = item["image"]
+        return picture
 
     @abstractmethod
     def open_folder(self, site: str, own: Any, datalist: Datalist) -> SiteData:

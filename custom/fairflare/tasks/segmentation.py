@@ -154,6 +154,10 @@ class SegmentationTask(ImageTask):
 
         return DiceLoss(sigmoid=True, reduction="none")(outputs, targets).flatten(1).mean(1)
 
+    def probabilities(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Of each structure, (n, structures, height, width) in [0, 1]."""
+        return outputs.sigmoid()
+
     def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
         """Dice at threshold 0.5, 1 where both are empty: mean over structures, then over images.
 
@@ -172,7 +176,7 @@ class SegmentationTask(ImageTask):
                 targets = targets.to(device)
                 losses.append(float(self.loss(outputs, targets)))
                 counts.append(len(targets))
-                found = torch.sigmoid(outputs) > THRESHOLD
+                found = self.probabilities(outputs) > THRESHOLD
                 scores.append(compute_dice(found, targets > 0, ignore_empty=False).to("cpu", torch.float64))
         checks.whole("the number of batches to evaluate on", len(counts))
         dice = torch.cat(scores)

@@ -176,5 +176,9 @@ def with_masks(read: Read, structured: Structured, channels: int, size: tuple[in
 
 def with_classes(read: Read, channels: int, size: tuple[int, int]) -> Compose:
     """Samples of classification: image float32 in [0, 1], label the number of the class."""
-    image = [EnsureChannelFirstd("image", channel_dim=-1), Channels("image", channels), Shrunk("image", size)]
-    return Compose([read, *image])
+    return Compose([read, *as_input(channels, size)])
+
+
+def as_input(channels: int, size: tuple[int, int]) -> list[MapTransform]:
+    """From (height, width, 1 or 3) to what the network gets in evaluation."""
+    return [EnsureChannelFirstd("image", channel_dim=-1), Channels("image", channels), Shrunk("image", size)]

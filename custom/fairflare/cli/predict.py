@@ -1,0 +1,297 @@
+"""``fairflare predict``: what a run's model says of images."""
+
+from __future__ import annotations
+
+import csv
+import glob
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.markup import escape
+from rich.progress import track
+from rich.table import Table
+
+from fairflare.cli import screen
+from fairflare.core.files import write_whole
+from fairflare.data.datalist import SUFFIXES, DataError, suffix_of
+
+if TYPE_CHECKING:
+    from fairflare.prediction.predictor import Predictor
+
+CSV_FILE = "predictions.csv"
+MOST_NAMED = 5
+THRESHOLD = 0.5  # of the evaluation
+
+
+@dataclass(frozen=True)
+class Image:
+    """A file to look at, and its name in the output: below the folder that was given, else its own."""
+
+    file: Path
+    name: str
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is written, and where."""
+
+    out: Path
+    overlay: bool
+    threshold: float
+
+
+def predict(
+    model: Annotated[
+        Path, typer.Argument(help="Folder of a run (runs/fed_lwr-seed0), a FLARE download, or a model file (.pt).")
+    ],
+    images: Annotated[
+        list[str],
+        typer.Argument(help="Files, folders or patterns: PNG, JPEG, BMP, TIFF, .npy, NIfTI (each slice of a volume)."),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for masks or probabilities, and predictions.csv.")],
+    best: Annotated[
+        bool | None,
+        typer.Option("--best/--last", help="The best model by validation, or the last; default: best, else last."),
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(help="Segmentation: a pixel is found above this probability; default 0.5, as in the evaluation."),
+    ] = None,
+    overlay: Annotated[
+        bool, typer.Option("--overlay", help="Segmentation: also a PNG of each image with its mask in colour.")
+    ] = False,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: the first GPU, else cpu.")] = None,
+    task_file: Annotated[
+        Path | None, typer.Option(help="The task.py of the run, where it has code of its own; that code is run.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
+) -> None:
+    """Masks or class probabilities of images, by a run's model. Research use only: this is not a medical device.
+
+    Network and preprocessing are those of the training; the model's file has
+    them. A mask has its image's size and orientation: PNG for a picture,
+    NIfTI with the same affine for NIfTI. Exit code 1 when an image could not
+    be used.
+    """
+    with screen.user_errors():
+        found = find_images(images, out)
+        predictor = _load(model, best, task_file, device)
+        wanted = Wanted(out, overlay, _threshold(predictor, threshold, overlay))
+        targets = _targets(predictor, found, wanted)
+        if not overwrite:
+            _refuse_to_replace(targets)
+        failed = _predict_all(predictor, found, wanted)
+    raise typer.Exit(int(failed > 0))
+
+
+# ------------------------------------------------------------------------------------------------ what is given
+
+
+def find_images(given: Sequence[str], out: Path) -> list[Image]:
+    """The images of files, folders (with those inside them) and patterns, without what lies in ``out``.
+
+    Raises:
+        ValueError: something is not there, a folder has no image, or two would have one name in the output.
+    """
+    found: dict[Path, Image] = {}
+    for text in given:
+        for image in _images_of(text, out):
+            found.setdefault(image.file.resolve(), image)
+    by_output: dict[str, Image] = {}
+    for image in found.values():
+        stem = image.name[: len(image.name) - len(suffix_of(Path(image.name)))]
+        other = by_output.setdefault(stem, image)
+        if other is not image:
+            raise ValueError(
+                f"{other.file} and {image.file} would be written under one name; give the folder that holds both, or "
+                "call predict for each"
+            )
+    return list(found.values())
+
+
+def _images_of(text: str, out: Path) -> list[Image]:
+    path = Path(text).expanduser()
+    if path.is_file():
+        return [Image(path, path.name)]
+    if path.is_dir():
+        return _images_in(path, out)
+    matching = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207
+    if not matching:
+        raise ValueError(f"{text}: there is no such file, folder or matching name")
+    inside = [image for place in matching if place.is_dir() for image in _images_in(place, out)]
+    return [*(Image(file, file.name) for file in matching if file.is_file()), *inside]
+
+
+def _images_in(folder: Path, out: Path) -> list[Image]:
+    if out.resolve() == folder.resolve():
+        raise ValueError(f"--out {out} is the folder of the images; give another one")
+    found, others = [], 0
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        if file.resolve().is_relative_to(out.resolve()) or any(
+            p.startswith(".") for p in file.relative_to(folder).parts
+        ):
+            continue
+        if suffix_of(file) in SUFFIXES:
+            found.append(Image(file, file.relative_to(folder).as_posix()))
+        else:
+            others += 1
+    if not found:
+        raise ValueError(f"{folder} holds no image; known are {', '.join(SUFFIXES)}")
+    if others:
+        screen.errors.print(
+            f"{folder}: {others} file(s) that are no images are passed over", markup=False, soft_wrap=True
+        )
+    return found
+
+
+def _load(place: Path, best: bool | None, task_file: Path | None, device: str | None) -> Predictor:
+    from fairflare.federation.site import pick_device
+    from fairflare.methods.training import SiteError
+    from fairflare.prediction.predictor import load_predictor
+
+    which: Literal["best", "last"] | None = None if best is None else "best" if best else "last"
+    try:
+        chosen = pick_device("", device)
+    except SiteError as error:
+        raise ValueError(f"--device {device}: not usable here: {error.__cause__}") from error
+    predictor = load_predictor(place, which, task_file=task_file, device=chosen)
+    saved = predictor.model
+    words = saved.in_words()
+    screen.console.print(
+        f"model: {saved.path}" + (f" ({words})" if words else ""), markup=False, highlight=False, soft_wrap=True
+    )
+    if saved.record.get("synthetic"):
+        screen.console.print(
+            "trained on [yellow]SYNTHETIC[/yellow] images: what it says of real ones means nothing", soft_wrap=True
+        )
+    for note in predictor.notes:
+        screen.errors.print(f"[yellow]note[/yellow]: {escape(note)}", highlight=False, soft_wrap=True)
+    return predictor
+
+
+def _threshold(predictor: Predictor, given: float | None, overlay: bool) -> float:
+    if predictor.kind == "classification" and (given is not None or overlay):
+        raise ValueError(
+            f"{'--overlay' if given is None else '--threshold'} is for segmentation; this model tells classes"
+        )
+    if given is not None and not 0 < given < 1:
+        raise ValueError(f"--threshold must lie between 0 and 1, got {given:g}")
+    return THRESHOLD if given is None else given
+
+
+def _targets(predictor: Predictor, found: Sequence[Image], wanted: Wanted) -> list[Path]:
+    """The files to be written."""
+    from fairflare.prediction.masks import mask_name, overlay_name
+
+    targets = [wanted.out / CSV_FILE]
+    if predictor.kind == "segmentation":
+        targets += [wanted.out / mask_name(image.name) for image in found]
+        targets += [wanted.out / overlay_name(image.name) for image in found if wanted.overlay]
+    return targets
+
+
+def _refuse_to_replace(targets: Sequence[Path]) -> None:
+    there = [str(path) for path in targets if path.exists()]
+    if there:
+        more = f" and {len(there) - MOST_NAMED} more" if len(there) > MOST_NAMED else ""
+        raise ValueError(
+            f"already there: {', '.join(there[:MOST_NAMED])}{more}; give --overwrite to replace them, or another --out"
+        )
+
+
+# ------------------------------------------------------------------------------------------------ what is written
+
+
+def _predict_all(predictor: Predictor, found: Sequence[Image], wanted: Wanted) -> int:
+    """Everything that can be read; how many could not."""
+    rows: list[dict[str, Any]] = []
+    lines: list[tuple[str, ...]] = []
+    failed = 0
+    tell = _segment if predictor.kind == "segmentation" else _classify
+    for image in track(found, "images", console=screen.errors, transient=True, disable=not screen.errors.is_terminal):
+        try:
+            if suffix_of(image.file) not in SUFFIXES:
+                raise DataError("", reason=f"its ending is not known; known are {', '.join(SUFFIXES)}")
+            made, shown = tell(predictor, image, wanted)
+        except DataError as error:
+            failed += 1
+            screen.errors.print(
+                f"[red]left out[/red]: {escape(f'{image.file}: {error.reason}')}", highlight=False, soft_wrap=True
+            )
+            continue
+        rows += made
+        lines += shown
+    if rows:
+        wanted.out.mkdir(parents=True, exist_ok=True)
+        write_whole(wanted.out / CSV_FILE, lambda path: _write_csv(path, rows), durable=False)
+        _show(predictor, lines)
+        screen.console.print(f"written: {wanted.out / CSV_FILE}", markup=False, highlight=False, soft_wrap=True)
+    if failed:
+        screen.errors.print(f"{failed} of {len(found)} image(s) could not be used", highlight=False)
+    return failed
+
+
+def _segment(predictor: Predictor, image: Image, wanted: Wanted) -> tuple[list[dict[str, Any]], list[tuple[str, ...]]]:
+    import numpy as np
+
+    from fairflare.prediction import masks
+
+    task: Any = predictor.task
+    labels = masks.labels_of(task)
+    height, width = masks.size_of(image.file)
+    numbers, planes = [], []
+    for found in predictor(image.file):
+        numbers.append(found.slice)
+        planes.append(masks.in_size(masks.label_map(found.probabilities, labels, wanted.threshold), height, width))
+    whole = planes[0] if numbers[0] is None else np.stack(planes, axis=2)
+    mask = wanted.out / masks.mask_name(image.name)
+    mask.parent.mkdir(parents=True, exist_ok=True)
+    masks.write_mask(mask, masks.coded(whole, task, mask), image.file)
+    counts = [[int(np.isin(plane, structure).sum()) for structure in task.structures] for plane in planes]
+    if wanted.overlay:
+        most = max(range(len(planes)), key=lambda place: np.count_nonzero(planes[place]))
+        path = wanted.out / masks.overlay_name(image.name)
+        masks.write_overlay(path, image.file, numbers[most], planes[most], list(labels))
+    rows = []
+    for number, pixels in zip(numbers, counts, strict=True):
+        row = {"image": str(image.file), "slice": "" if number is None else number, "mask": str(mask)}
+        row |= {f"pixels_{name}": count for name, count in zip(predictor.names, pixels, strict=True)}
+        rows.append(row | {"pixels": height * width})
+    total = np.sum(counts, axis=0) / (height * width * len(planes))
+    shares = ", ".join(f"{name} {100 * share:.1f} %" for name, share in zip(predictor.names, total, strict=True))
+    slices = f" of {len(planes)} slices" if numbers[0] is not None else ""
+    return rows, [(str(image.file), str(mask.relative_to(wanted.out)), shares + slices)]
+
+
+def _classify(predictor: Predictor, image: Image, wanted: Wanted) -> tuple[list[dict[str, Any]], list[tuple[str, ...]]]:
+    rows: list[dict[str, Any]] = []
+    lines: list[tuple[str, ...]] = []
+    for found in predictor(image.file):
+        values = found.probabilities.tolist()
+        order = sorted(range(len(values)), key=lambda k: -values[k])
+        first, second = (predictor.names[k] for k in order[:2])
+        row = {"image": str(image.file), "slice": "" if found.slice is None else found.slice, "class": first}
+        rows.append(row | {f"p_{name}": repr(value) for name, value in zip(predictor.names, values, strict=True)})
+        where = str(image.file) if found.slice is None else f"{image.file}, slice {found.slice}"
+        lines.append((where, first, f"{values[order[0]]:.3f}", f"{second} {values[order[1]]:.3f}"))
+    return rows, lines
+
+
+def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _show(predictor: Predictor, lines: Sequence[tuple[str, ...]]) -> None:
+    columns = {"segmentation": ("image", "mask", "found"), "classification": ("image", "class", "p", "next")}
+    table = Table(*columns[predictor.kind], box=None, pad_edge=False)
+    for column in table.columns:
+        column.overflow = "fold"
+    for line in lines:
+        table.add_row(*map(escape, line))
+    screen.console.print(table)

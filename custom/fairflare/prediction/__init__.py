@@ -1,0 +1,1 @@
+"""What a trained model says of new images; see :mod:`fairflare.prediction.predictor`."""

@@ -1,0 +1,130 @@
+"""A trained model applied to images, by the preprocessing and the network of its training.
+
+.. code-block:: python
+
+    predictor = load_predictor(Path("runs/fed_lwr-seed0"))
+    for found in predictor(Path("image.png")):
+        found.probabilities  # of each structure (structures, height, width), or of each class (classes,)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from fairflare.core.task import evaluating
+from fairflare.data.datalist import DataError
+from fairflare.data.reading import slices_in
+from fairflare.prediction.recall import Recalled, recall
+from fairflare.prediction.saved_model import SavedModel, find_model, read_model
+from fairflare.tasks.classification import ClassificationTask
+from fairflare.tasks.networks import load_fitting
+from fairflare.tasks.segmentation import SegmentationTask
+
+BATCH = 8  # slices at once
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the model says of one picture.
+
+    Attributes:
+        slice: its number in a volume; ``None``: the file is one picture.
+        probabilities: of each structure, (structures, height, width) of the network's size, or of each class,
+            (classes,) float64; on the CPU, as the evaluation takes them.
+    """
+
+    slice: int | None
+    probabilities: torch.Tensor
+
+
+class Predictor:
+    """A network with its task.
+
+    Args:
+        task: segmentation or classification.
+        model: trained; its file is named in messages.
+        device: to compute on.
+
+    Attributes:
+        notes: what may not be as it was in the training.
+
+    Raises:
+        ValueError: the task is of another kind, or the model does not fit its network (says which tensors).
+    """
+
+    def __init__(self, recalled: Recalled, model: SavedModel, device: torch.device) -> None:
+        task = recalled.task
+        if not isinstance(task, (SegmentationTask, ClassificationTask)):
+            raise ValueError(
+                f"{model.path} was trained for a {type(task).__name__}, which does not say how it reads one image; "
+                "predict knows tasks that build on SegmentationTask or ClassificationTask: write one with the same "
+                "build_model and give it with --task-file"
+            )
+        if {"open_site", "open_folder", "open_phantom"} & set(recalled.own) and "read_input" not in recalled.own:
+            raise ValueError(
+                "the task reads its images by code of its own (open_site or open_folder) but has no read_input(file, "
+                "number) that reads one image in the same way; add it to the class (`read_input = "
+                f"{type(task).__mro__[1].__name__}.read_input` when files are read as FairFlare does)"
+            )
+        self.task, self.model, self.device, self.notes = task, model, device, recalled.notes
+        self.network = task.build_model()
+        remedy = "; the settings of the task are not those of its training"
+        load_fitting(self.network, model.state, f"{model.path} does not fit the network of its task", remedy)
+        self.network.to(device)
+
+    @property
+    def kind(self) -> Literal["segmentation", "classification"]:
+        """What it tells."""
+        return "segmentation" if isinstance(self.task, SegmentationTask) else "classification"
+
+    @property
+    def names(self) -> list[str]:
+        """Of the structures or classes."""
+        return self.task.names()
+
+    def __call__(self, file: Path) -> Iterator[Found]:
+        """One entry for a picture, one a slice for a volume, in their order.
+
+        Raises:
+            DataError: the file cannot be read, or the network gives numbers that are not finite; ``reason`` says why.
+        """
+        count = slices_in(file)
+        numbers: Sequence[int | None] = [None] if count is None else list(range(count))
+        for start in range(0, len(numbers), BATCH):
+            chosen = numbers[start : start + BATCH]
+            inputs = torch.stack([self.task.read_input(file, number) for number in chosen])
+            with evaluating(self.network):
+                outputs = self.task.probabilities(self.network(inputs.to(self.device))).cpu()
+            if not bool(torch.isfinite(outputs).all()):
+                raise DataError(
+                    f"{file}: the network's outputs are not finite", reason="the network's outputs are not finite"
+                )
+            for number, probabilities in zip(chosen, outputs, strict=True):
+                yield Found(number, probabilities)
+
+
+def load_predictor(
+    place: Path,
+    which: Literal["best", "last"] | None = None,
+    *,
+    task_file: Path | None = None,
+    device: torch.device | str = "cpu",
+) -> Predictor:
+    """The model of a run, ready for images.
+
+    Args:
+        place: a run's folder or a model file; see :func:`fairflare.prediction.saved_model.find_model`.
+        which: default: the best by validation.
+        task_file: with the task's own code, where it has any.
+        device: to compute on.
+
+    Raises:
+        ValueError: no model, no record of its task, or the two do not fit.
+    """
+    model = read_model(find_model(place, which))
+    return Predictor(recall(model.record, model.path.parent, task_file), model, torch.device(device))

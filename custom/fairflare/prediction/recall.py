@@ -1,0 +1,106 @@
+"""A task made again from what its model's file says; see :mod:`fairflare.federation.task_record`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fairflare import __version__
+from fairflare.core.files import sha256_of
+from fairflare.core.task import Task
+from fairflare.federation.plan import load_task_class
+from fairflare.federation.run_settings import RESULTS_FOLDER
+from fairflare.federation.task_record import PACKAGE, TASK_FILE, origin
+
+
+@dataclass
+class Recalled:
+    """A task made from its record.
+
+    Attributes:
+        task: with the classes' names of the run.
+        own: what of it is not packaged code.
+        notes: what may not be as it was.
+    """
+
+    task: Task
+    own: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def recall(record: Mapping[str, Any], folder: Path, task_file: Path | None = None) -> Recalled:
+    """The task of a record.
+
+    Args:
+        record: of a :class:`fairflare.federation.task_record.TaskRecorder`; ``{}``: there is none.
+        folder: of the model's file.
+        task_file: with the task's own code. It is run; without it only packaged code is.
+
+    Raises:
+        ValueError: the task has code of its own and no file was given, or it does not fit the record.
+    """
+    own = list(record.get("own_code") or [])
+    if task_file is None:
+        cls = _packaged(record, own, folder)
+        own = []
+    else:
+        cls = load_task_class(task_file)
+        own = origin(cls)[1]
+    settings = record.get("settings") or {}
+    try:
+        task: Any = cls(**settings)
+    except (ValueError, TypeError) as error:
+        made = record.get("fairflare", "an earlier version")
+        raise ValueError(
+            f"the recorded settings do not fit {cls.__name__}: {error}. The model was made with fairflare {made}, this "
+            f"is {__version__}"
+        ) from error
+    names = record.get("class_names")
+    if names and hasattr(task, "class_names") and task.class_names is None and len(names) == len(task.names()):
+        task.class_names = list(names)
+    return Recalled(task, own, list(_doubts(record, task_file)))
+
+
+def _packaged(record: Mapping[str, Any], own: list[str], folder: Path) -> type[Task]:
+    path = str(record.get("class", ""))
+    kept = next(
+        (p for p in (folder / RESULTS_FOLDER / TASK_FILE, folder / "app_server/custom/task.py") if p.is_file()), None
+    )
+    where = f"--task-file {kept}" if kept else "--task-file with the task.py of the job (app/custom/task.py)"
+    if not path:
+        raise ValueError(
+            "the model's file does not say what it was trained for (another tool or an older fairflare made it); give "
+            f"{where}"
+        )
+    if own:
+        raise ValueError(
+            f"the run's task has code of its own ({', '.join(own)}), which is not run unasked: read it, then give "
+            f"{where}"
+        )
+    module, _, name = path.rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(module), name) if path.startswith(PACKAGE) else None
+    except (ImportError, AttributeError):
+        cls = None
+    if not (isinstance(cls, type) and issubclass(cls, Task)):
+        raise ValueError(
+            f"the model's task {path!r} is not in fairflare {__version__}; it was made with {record.get('fairflare')}: "
+            f"install that version, or give {where}"
+        )
+    return cls
+
+
+def _doubts(record: Mapping[str, Any], task_file: Path | None) -> list[str]:
+    found = []
+    if not record:
+        found.append("the model's file has no settings of its task; those that the task file sets hold")
+    made = record.get("fairflare")
+    if made and made != __version__:
+        found.append(f"the model was made with fairflare {made}, this is {__version__}")
+    trained_with = record.get("task_file_sha256")
+    if task_file is not None and trained_with and sha256_of(task_file) != trained_with:
+        found.append(f"{task_file} is not the file that the model was trained with (its contents differ)")
+    return found

@@ -1,0 +1,122 @@
+"""A run's model, found and read again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from fairflare.federation.models import BEST_MODEL_FILE, MODEL_FILE
+from fairflare.federation.run_settings import RESULTS_FOLDER
+from fairflare.reporting.results import RESULTS_FILE, read_results
+from fairflare.tasks.networks import read_checkpoint
+
+#: Where a run's model files are: beside the given folder's own name, in a simulator's workspace, in a FLARE download.
+PLACES = (".", "server/simulate_job", "workspace", "..")
+MOST_NAMED = 5
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """What a model file holds.
+
+    Attributes:
+        path: of the file.
+        state: its tensors, on the CPU.
+        made: the round that made it, from 0; -1: none did; ``None``: the file does not say.
+        method: class of the rule; empty: it does not say.
+        record: of :class:`fairflare.federation.task_record.TaskRecorder`; empty: there is none.
+    """
+
+    path: Path
+    state: dict[str, torch.Tensor]
+    made: int | None
+    method: str
+    record: Mapping[str, Any]
+
+    def in_words(self) -> str:
+        """Where it comes from, in a line."""
+        which = {BEST_MODEL_FILE: "the best by validation", MODEL_FILE: "the last"}.get(self.path.name, "")
+        rounds = "" if self.made is None else "untrained" if self.made < 0 else f"of round {self.made}"
+        metric = self.record.get("metric")
+        by = f" ({metric})" if metric and self.path.name == BEST_MODEL_FILE else ""
+        return ", ".join(text for text in (f"{which}{by}" if which else "", rounds, self.method) if text)
+
+
+def find_model(place: Path, which: Literal["best", "last"] | None = None) -> Path:
+    """The model file of a run.
+
+    Args:
+        place: a model file; or the folder of a run, its workspace, a FLARE download, or anything that holds one run.
+        which: default: the best by validation where there is one, else the last.
+
+    Raises:
+        ValueError: there is none, not this one, or several runs.
+    """
+    if place.is_file():
+        if which is not None:
+            raise ValueError(f"--{which} chooses among the models of a run's folder, and {place} is a file")
+        return place
+    if not place.is_dir():
+        raise ValueError(f"{place} does not exist; give the folder of a run or a model file")
+    names = {"best": (BEST_MODEL_FILE,), "last": (MODEL_FILE,), None: (BEST_MODEL_FILE, MODEL_FILE)}[which]
+    folder = _folder_of(place)
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise ValueError(f"{folder} has no {names[0]}; it has {', '.join(p.name for p in _models(folder))}")
+
+
+def _folder_of(place: Path) -> Path:
+    for part in PLACES if place.name == RESULTS_FOLDER else PLACES[:-1]:
+        if _models(place / part):
+            return place / part
+    deeper = sorted({path.parent for name in (MODEL_FILE, BEST_MODEL_FILE) for path in place.rglob(name)})
+    if len(deeper) == 1:
+        return deeper[0]
+    if not deeper:
+        raise ValueError(
+            f"no {MODEL_FILE} in {place}: give the folder of a run that made at least one round, or a file"
+        )
+    named = ", ".join(map(str, deeper[:MOST_NAMED])) + (" ..." if len(deeper) > MOST_NAMED else "")
+    raise ValueError(f"{place} holds {len(deeper)} runs; give the folder of one: {named}")
+
+
+def _models(folder: Path) -> list[Path]:
+    return [folder / name for name in (BEST_MODEL_FILE, MODEL_FILE) if (folder / name).is_file()]
+
+
+def read_model(path: Path) -> SavedModel:
+    """A model file.
+
+    Raises:
+        ValueError: it cannot be read as plain tensors (nothing pickled in it is run), or holds no model.
+    """
+    state = read_checkpoint(path)
+    content = {} if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
+    conf = content.get("train_conf") if isinstance(content, Mapping) else None
+    conf = conf if isinstance(conf, Mapping) else {}
+    record = conf.get("task")
+    if not isinstance(record, Mapping) or not record:
+        record = _record_of_results(path.parent / RESULTS_FOLDER)
+    made = conf.get("round")
+    return SavedModel(path, state, made if isinstance(made, int) else None, str(conf.get("method", "")), record)
+
+
+def _record_of_results(folder: Path) -> dict[str, Any]:
+    """What the results of a run say of its task, whose model file says nothing."""
+    try:
+        info = read_results(folder / RESULTS_FILE)["info"] or {}
+        task = info["config"]["task"]
+        return {
+            "class": task["path"] if str(task["path"]).startswith("fairflare.") else "",
+            "settings": task["args"],
+            "metric": info.get("primary_metric"),
+            "synthetic": info.get("synthetic", False),
+            "fairflare": info.get("versions", {}).get("fairflare"),
+        }
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}

@@ -1,0 +1,570 @@
+"""``fairflare predict``: the figures of the run's own test, files like the images', and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+from fairflare import __version__
+from fairflare.cli import commands as cli
+from fairflare.data.datalist import write_datalist
+from fairflare.federation.local import run_local
+from fairflare.federation.phase import Stopped
+from fairflare.federation.plan import make_plan
+from fairflare.federation.task_record import TaskRecorder
+from fairflare.prediction.masks import coded, in_size, label_map, labels_of
+from fairflare.prediction.predictor import load_predictor
+from fairflare.prediction.recall import recall
+from fairflare.prediction.saved_model import find_model, read_model
+from fairflare.tasks.classification import ClassificationTask
+from fairflare.tasks.metrics import classification_metrics
+from fairflare.tasks.scripts import ScriptTask
+from fairflare.tasks.segmentation import SegmentationTask
+
+SITES = ["north", "south"]
+SEGMENTATION = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "local_epochs": 2, "learning_rate": 0.02}
+CLASSES = ["naevus", "melanoma, in situ", "Zyste"]
+CLASSIFICATION = {"image_size": [32, 32], "features": [4, 4, 8, 8], "num_classes": 3, "local_epochs": 1}
+OWN_TASK = """
+from monai.networks.nets import UNet
+from fairflare.tasks.segmentation import SegmentationTask
+
+
+class Task(SegmentationTask):
+    def build_model(self):
+        return UNet(spatial_dims=2, in_channels=1, out_channels=1, channels=(4, 8), strides=(2,), norm="batch")
+"""
+
+
+def fairflare(*arguments: Any) -> Result:
+    return CliRunner().invoke(cli.app, ["predict", *map(str, arguments)])
+
+
+def refused(*arguments: Any) -> str:
+    """The one line of a refusal, with exit code 2."""
+    result = fairflare(*arguments)
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert result.stderr.splitlines()[-1].startswith("error: ")
+    return result.stderr.splitlines()[-1].removeprefix("error: ")
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    with (folder / "predictions.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# ------------------------------------------------------------------------------------------------ runs on own images
+
+
+def blob(random: np.random.Generator, size: int = 64) -> tuple[np.ndarray, np.ndarray]:
+    """A bright disc on noise, (size, size) uint8, and its mask."""
+    y, x = np.mgrid[:size, :size]
+    middle, radius = random.uniform(size / 3, 2 * size / 3, 2), random.uniform(size / 8, size / 4)
+    inside = (y - middle[0]) ** 2 + (x - middle[1]) ** 2 < radius**2
+    return (random.uniform(0, 110, (size, size)) + 130 * inside).astype(np.uint8), inside.astype(np.uint8)
+
+
+def listed(root: Path, entries: list[dict[str, Any]], **more: Any) -> None:
+    write_datalist(
+        root / "datalist.json", {"training": entries[:6], "validation": entries[6:8], "test": entries[8:]}, **more
+    )
+
+
+@pytest.fixture(scope="module")
+def segmented(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on PNG images of twice the network's size; ``data/<site>`` beside it."""
+    root = tmp_path_factory.mktemp("segmented")
+    for number, site in enumerate(SITES):
+        random = np.random.default_rng(number)
+        folder = root / "data" / site
+        (folder / "test").mkdir(parents=True)
+        entries = []
+        for case in range(14):
+            image, mask = blob(random)
+            where = "test/" if case >= 8 else ""
+            Image.fromarray(image).save(folder / f"{where}case{case}.png")
+            Image.fromarray(mask * 255).save(folder / f"mask{case}.png")
+            entries.append({"image": f"{where}case{case}.png", "label": f"mask{case}.png"})
+        listed(folder, entries)
+    local = {"sites": {site: {"data_root": str(root / "data" / site)} for site in SITES}}
+    run_local(
+        make_plan("fed_avg", task="segmentation", sites=SITES, num_rounds=3, settings=SEGMENTATION), root / "run", local
+    )
+    return root
+
+
+@pytest.fixture(scope="module")
+def classified(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on colour images of three classes, which the datalists name."""
+    root = tmp_path_factory.mktemp("classified")
+    for number, site in enumerate(SITES):
+        random = np.random.default_rng(number)
+        folder = root / "data" / site
+        folder.mkdir(parents=True)
+        entries = []
+        for case in range(29):
+            label = case % 3
+            colour = random.uniform(0, 255, (40, 48, 3))
+            colour[:, :, label] *= 0.6
+            Image.fromarray(colour.astype(np.uint8)).save(folder / f"{case}.png")
+            entries.append({"image": f"{case}.png", "label": label})
+        listed(folder, entries, class_names=CLASSES)
+    local = {"sites": {site: {"data_root": str(root / "data" / site)} for site in SITES}}
+    run_local(
+        make_plan("fed_avg", task="classification", sites=SITES, num_rounds=2, settings=CLASSIFICATION),
+        root / "run",
+        local,
+    )
+    return root
+
+
+def figures(root: Path, which: str) -> dict[str, dict[str, float]]:
+    results = json.loads((root / "run/server/simulate_job/fairflare/results.json").read_text())
+    assert results["status"] == "completed"
+    found: dict[str, dict[str, float]] = results["test" if which == "last" else "test_best"]
+    return found
+
+
+@pytest.mark.parametrize("which", ["best", "last"])
+def test_masks_give_the_dice_of_the_runs_own_test(segmented: Path, tmp_path: Path, which: str) -> None:
+    for site in SITES:
+        out = tmp_path / site
+        result = fairflare(segmented / "run", segmented / "data" / site / "test", "--out", out, f"--{which}")
+        assert result.exit_code == 0, result.output
+        scores = []
+        for case in range(8, 14):
+            mask = np.asarray(Image.open(out / f"case{case}_mask.png"))
+            assert mask.shape == (64, 64)
+            assert set(np.unique(mask)) <= {0, 255}
+            truth = np.asarray(Image.open(segmented / "data" / site / f"mask{case}.png"))
+            # The evaluation's nearest pixel of a picture of half the size.
+            a, b = mask[1::2, 1::2] > 0, truth[1::2, 1::2] > 0
+            assert np.array_equal(np.kron(a, np.ones((2, 2))), mask > 0)
+            total = np.float32(a.sum() + b.sum())
+            scores.append(float(np.float32(2 * (a & b).sum()) / total) if total else 1.0)
+        assert np.mean(scores) == figures(segmented, which)[site]["dice"]
+        assert len(set(scores)) > 3
+
+
+@pytest.mark.parametrize("which", ["best", "last"])
+def test_probabilities_give_the_metrics_of_the_runs_own_test(classified: Path, tmp_path: Path, which: str) -> None:
+    for site in SITES:
+        folder = classified / "data" / site
+        files = [folder / f"{case}.png" for case in range(8, 29)]
+        result = fairflare(classified / "run", *files, "--out", tmp_path / site, f"--{which}")
+        assert result.exit_code == 0, result.output
+        rows = rows_of(tmp_path / site)
+        assert list(rows[0]) == ["image", "slice", "class", *(f"p_{name}" for name in CLASSES)]
+        found = np.array([[float(row[f"p_{name}"]) for name in CLASSES] for row in rows])
+        labels = np.array([case % 3 for case in range(8, 29)])
+        metrics = classification_metrics(labels, found, class_names=CLASSES, groups={})
+        recorded = figures(classified, which)[site]
+        assert metrics == {name: recorded[name] for name in metrics}
+        assert set(recorded) == {*metrics, "loss"}
+        chosen = -np.log(found[np.arange(len(labels)), labels]).mean()
+        assert chosen == pytest.approx(recorded["loss"], rel=1e-6)
+        assert [row["class"] for row in rows] == [CLASSES[k] for k in found.argmax(1)]
+
+
+def test_what_a_models_file_says(segmented: Path, classified: Path) -> None:
+    model = read_model(find_model(segmented / "run"))
+    assert model.path.name == "best_FL_global_model.pt"
+    record = model.record
+    assert record["class"] == "fairflare.tasks.segmentation.SegmentationTask"
+    assert record["own_code"] == []
+    assert record["settings"]["features"] == [4, 4, 8, 8, 8, 4]
+    assert record["settings"]["norm_momentum"] == 0.3  # defaults too
+    assert (record["in_channels"], record["image_size"]) == (1, [32, 32])
+    assert "99th percentile" in record["intensities"]
+    assert record["class_names"] == ["class_1"]
+    assert record["fairflare"] == __version__
+    assert record["synthetic"] is False
+    names = read_model(find_model(classified / "run", "last")).record["class_names"]
+    assert names == CLASSES
+    assert load_predictor(classified / "run").names == CLASSES
+
+
+# ------------------------------------------------------------------------------------------------ kinds of files
+
+
+def oblique() -> np.ndarray:
+    return np.array([[0.0, -0.7, 0.1, 5], [0.6, 0.0, 0.2, -8], [0.1, 0.1, 3.0, 40], [0, 0, 0, 1]])
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One image of each kind of file, 48 high and 64 wide."""
+    root = tmp_path_factory.mktemp("kinds")
+    random = np.random.default_rng(5)
+    planes = np.stack([blob(random)[0][:48] for _ in range(11)], 2)  # height, width, slices
+    Image.fromarray(planes[:, :, 0]).save(root / "grey.png")
+    Image.fromarray(planes[:, :, :3]).save(root / "colour.jpg")
+    Image.fromarray(planes[:, :, 0].astype(np.uint16) * 200).save(root / "deep.tif")
+    np.save(root / "array.npy", planes[:, :, 1].astype(np.float32) - 40)
+    for name, values in {"flat.nii": planes[:, :, 2], "volume.nii.gz": planes * np.int16(7)}.items():
+        image = nibabel.Nifti1Image(values.swapaxes(0, 1), oblique())
+        image.header.set_qform(oblique(), 1)
+        image.header.set_xyzt_units("mm")
+        nibabel.save(image, root / name)
+    return root
+
+
+def test_the_input_is_that_of_the_evaluation(kinds: Path, tmp_path: Path) -> None:
+    """A datalist of the same files gives the same tensors, bit for bit, also of slices."""
+    names: list[tuple[str, int | None]] = [("grey.png", None), ("colour.jpg", None), ("deep.tif", None)]
+    names += [("array.npy", None), ("flat.nii", None), ("volume.nii.gz", 0), ("volume.nii.gz", 7)]
+    for size, channels in (((32, 32), 1), ((32, 48), 3)):
+        task = ClassificationTask(image_size=size, in_channels=channels, num_classes=2)
+        entries = [{"image": name, "label": 0} | ({} if k is None else {"slice": k}) for name, k in names]
+        root = tmp_path / f"{channels}"
+        shutil.copytree(kinds, root)
+        shutil.copy(kinds / "grey.png", root / "other.png")
+        shutil.copy(kinds / "grey.png", root / "third.png")
+        other = [[{"image": f"{name}.png", "label": 1}] for name in ("other", "third")]
+        write_datalist(root / "datalist.json", {"training": other[0], "validation": other[1], "test": entries})
+        ((inputs, _),) = task.open_site("a", {"data_root": str(root)}).batches("test", batch_size=99)
+        for (name, number), wanted in zip(names, inputs, strict=True):
+            assert torch.equal(task.read_input(kinds / name, number), wanted), name
+
+
+def test_a_mask_is_a_file_like_its_image(segmented: Path, kinds: Path, tmp_path: Path) -> None:
+    result = fairflare(segmented / "run", kinds, "--out", tmp_path, "--overlay")
+    assert result.exit_code == 0, result.output
+    masks = sorted(path.name for path in tmp_path.iterdir() if "_mask" in path.name)
+    assert masks == ["array_mask.npy", "colour_mask.png", "deep_mask.png", "flat_mask.nii", "grey_mask.png",
+                     "volume_mask.nii.gz"]  # fmt: skip
+    for name in ("grey", "colour", "deep"):
+        assert Image.open(tmp_path / f"{name}_mask.png").size == (64, 48)
+    assert np.load(tmp_path / "array_mask.npy").shape == (48, 64)
+    for name in ("flat{}.nii", "volume{}.nii.gz"):
+        image, mask = nibabel.load(kinds / name.format("")), nibabel.load(tmp_path / name.format("_mask"))
+        assert mask.shape == image.shape
+        assert np.array_equal(mask.affine, image.affine)
+        for code in ("qform_code", "sform_code", "xyzt_units", "pixdim"):
+            assert np.array_equal(mask.header[code], image.header[code])
+        assert mask.get_data_dtype() == np.uint8
+        assert set(np.unique(np.asarray(mask.dataobj))) == {0, 1}
+    for picture in tmp_path.glob("*_overlay.png"):
+        assert Image.open(picture).size == (64, 48)
+        assert Image.open(picture).mode == "RGB"
+    overlay, mask = (
+        np.asarray(Image.open(tmp_path / "grey_overlay.png")),
+        np.asarray(Image.open(tmp_path / "grey_mask.png")),
+    )
+    grey = np.asarray(Image.open(kinds / "grey.png"))
+    coloured = (overlay != grey[:, :, None]).any(2)
+    assert np.array_equal(coloured, mask > 0)
+
+
+def test_slices_lie_where_the_volume_has_them(segmented: Path, kinds: Path, tmp_path: Path) -> None:
+    """Each slice of the mask, against the network's own answer for that slice."""
+    assert fairflare(segmented / "run", kinds / "volume.nii.gz", "--out", tmp_path).exit_code == 0
+    mask = np.asarray(nibabel.load(tmp_path / "volume_mask.nii.gz").dataobj)  # width, height, slices
+    predictor = load_predictor(segmented / "run")
+    answers = list(predictor(kinds / "volume.nii.gz"))
+    assert [found.slice for found in answers] == list(range(11))  # more than a batch
+    for found in answers:
+        inside = torch.nn.functional.interpolate(found.probabilities[None], (48, 64), mode="nearest-exact")[0, 0] > 0.5
+        assert np.array_equal(mask[:, :, found.slice].T > 0, inside.numpy())
+    rows = rows_of(tmp_path)
+    assert [int(row["slice"]) for row in rows] == list(range(11))
+    assert [int(row["pixels_class_1"]) for row in rows] == mask.sum((0, 1)).tolist()
+
+
+def test_classes_of_a_volume_are_told_by_slice(classified: Path, kinds: Path, tmp_path: Path) -> None:
+    result = fairflare(classified / "run", kinds / "volume.nii.gz", kinds / "grey.png", "--out", tmp_path)
+    assert result.exit_code == 0
+    assert [row["slice"] for row in rows_of(tmp_path)] == [*map(str, range(11)), ""]
+    assert "slice 10" in result.stdout.replace("\n", " ")
+
+
+# ------------------------------------------------------------------------------------------------ several structures
+
+NESTED = SegmentationTask(num_classes=2, labels=[[1, 2], [2]], mask_values={0: 0, 128: 1, 255: 2, 254: 2})
+APART = SegmentationTask(num_classes=2)
+
+
+@pytest.mark.parametrize(
+    ("task", "pixel", "label"),
+    [
+        (NESTED, (0.9, 0.2), 1), (NESTED, (0.9, 0.6), 2), (NESTED, (0.5, 0.5), 0), (NESTED, (0.2, 0.9), 2),
+        (APART, (0.6, 0.3), 1), (APART, (0.3, 0.6), 2), (APART, (0.7, 0.6), 1), (APART, (0.6, 0.7), 2),
+        (APART, (0.5, 0.1), 0),
+    ],
+)  # fmt: skip
+def test_the_label_of_a_pixel(task: SegmentationTask, pixel: Sequence[float], label: int) -> None:
+    found = label_map(torch.tensor(pixel)[:, None, None], labels_of(task), 0.5)
+    assert found.tolist() == [[label]]
+
+
+def test_one_structure_is_found_exactly_above_the_threshold() -> None:
+    for threshold in (0.5, 0.1, 0.7):
+        at = torch.tensor(threshold, dtype=torch.float32)
+        values = torch.stack([torch.nextafter(at, torch.zeros(())), at, torch.nextafter(at, torch.ones(()))])
+        found = label_map(values[None, None], labels_of(SegmentationTask()), threshold)
+        assert found.tolist() == [(values > threshold).long().tolist()] == [[0, 0, 1]]
+
+
+def test_a_label_map_says_which_structures_were_found() -> None:
+    random = torch.Generator().manual_seed(0)
+    probabilities = torch.rand(2, 20, 20, generator=random)
+    found = label_map(probabilities, labels_of(NESTED), 0.5)
+    possible = ~((probabilities[0] <= 0.5) & (probabilities[1] > 0.5))  # no label is in the inner structure alone
+    for structure, labels in enumerate(NESTED.structures):
+        told = torch.isin(found, torch.tensor(labels))
+        assert torch.equal(told[possible], (probabilities[structure] > 0.5)[possible])
+
+
+def test_values_in_the_file_are_those_of_the_training_masks() -> None:
+    labels = np.array([[0, 1, 2]])
+    assert coded(labels, NESTED, Path("a.png")).tolist() == [[0, 128, 254]]
+    assert coded(labels, APART, Path("a.png")).tolist() == [[0, 1, 2]]
+    only = SegmentationTask()
+    assert coded(labels[:, :2], only, Path("a.png")).tolist() == [[0, 255]]
+    assert coded(labels[:, :2], only, Path("a.nii.gz")).tolist() == [[0, 1]]
+    assert coded(labels[:, :2], SegmentationTask(labels=[[300]]), Path("a.png")).dtype == np.uint16
+    assert in_size(torch.tensor([[1, 2]]), 2, 4).tolist() == [[1, 1, 2, 2]] * 2
+
+
+def test_a_lower_threshold_finds_more(segmented: Path, kinds: Path, tmp_path: Path) -> None:
+    found = []
+    for threshold in ("0.05", "0.5", "0.95"):
+        out = tmp_path / threshold
+        assert fairflare(segmented / "run", kinds / "grey.png", "--out", out, "--threshold", threshold).exit_code == 0
+        found.append(int(rows_of(out)[0]["pixels_class_1"]))
+    assert found == sorted(found, reverse=True)
+    assert len(set(found)) == 3
+
+
+# ------------------------------------------------------------------------------------------------ what is refused
+
+
+def test_a_damaged_image_costs_that_image(segmented: Path, kinds: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    shutil.copy(kinds / "grey.png", folder / "good.png")
+    (folder / "cut.png").write_bytes((kinds / "grey.png").read_bytes()[:300])
+    np.save(folder / "nan.npy", np.full((8, 8), np.nan, np.float32))
+    (folder / "notes.txt").write_text("x")
+    result = fairflare(segmented / "run", folder, "--out", tmp_path / "out")
+    assert result.exit_code == 1
+    assert "images/cut.png: OSError: " in result.stderr
+    assert "images/nan.npy: it has values that are NaN or infinite\n" in result.stderr
+    assert "2 of 3 image(s) could not be used" in result.stderr
+    assert "1 file(s) that are no images are passed over" in result.stderr
+    assert [Path(row["image"]).name for row in rows_of(tmp_path / "out")] == ["good.png"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["good_mask.png", "predictions.csv"]
+    result = fairflare(segmented / "run", folder / "notes.txt", "--out", tmp_path / "none")
+    assert result.exit_code == 1
+    assert "notes.txt: its ending is not known" in result.stderr
+    assert not (tmp_path / "none").exists()
+
+
+def test_nothing_is_replaced_unasked(segmented: Path, kinds: Path, tmp_path: Path) -> None:
+    (tmp_path / "grey_mask.png").write_text("mine")
+    text = refused(segmented / "run", kinds / "grey.png", kinds / "flat.nii", "--out", tmp_path)
+    assert text == f"already there: {tmp_path / 'grey_mask.png'}; give --overwrite to replace them, or another --out"
+    assert [path.name for path in tmp_path.iterdir()] == ["grey_mask.png"]
+    assert (tmp_path / "grey_mask.png").read_text() == "mine"
+    result = fairflare(segmented / "run", kinds / "grey.png", kinds / "flat.nii", "--out", tmp_path, "--overwrite")
+    assert result.exit_code == 0
+    assert Image.open(tmp_path / "grey_mask.png").size == (64, 48)
+
+
+def test_folders_keep_their_shape_and_the_output_is_no_input(segmented: Path, kinds: Path, tmp_path: Path) -> None:
+    for name in ("a/one.png", "a/deep/one.png", "b/one.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(kinds / "grey.png", tmp_path / name)
+    out = tmp_path / "out"
+    assert fairflare(segmented / "run", tmp_path, "--out", out).exit_code == 0
+    again = fairflare(segmented / "run", tmp_path, "--out", out, "--overwrite")
+    assert again.exit_code == 0
+    written = sorted(path.relative_to(out).as_posix() for path in out.rglob("*_mask.png"))
+    assert written == ["a/deep/one_mask.png", "a/one_mask.png", "b/one_mask.png"]
+    assert "would be written under one name" in refused(
+        segmented / "run", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "o2"
+    )
+    assert "is the folder of the images" in refused(segmented / "run", tmp_path / "b", "--out", tmp_path / "b")
+    pattern = fairflare(
+        segmented / "run", tmp_path / "a" / "*.png", tmp_path / "a" / "one.png", "--out", tmp_path / "o3"
+    )
+    assert pattern.exit_code == 0
+    assert len(rows_of(tmp_path / "o3")) == 1
+
+
+def test_what_is_given_wrongly_is_one_line(segmented: Path, classified: Path, kinds: Path, tmp_path: Path) -> None:
+    run, image, out = segmented / "run", kinds / "grey.png", tmp_path / "out"
+    assert "there is no such file" in refused(run, tmp_path / "nothing*.png", "--out", out)
+    assert "--threshold must lie between 0 and 1, got 1" in refused(run, image, "--out", out, "--threshold", "1")
+    assert "--threshold is for segmentation" in refused(classified / "run", image, "--out", out, "--threshold", "0.3")
+    assert "--overlay is for segmentation" in refused(classified / "run", image, "--out", out, "--overlay")
+    assert "--device nonsense: not usable here" in refused(run, image, "--out", out, "--device", "nonsense")
+    assert "does not exist; give the folder" in refused(tmp_path / "no", image, "--out", out)
+    (tmp_path / "empty").mkdir()
+    assert "no FL_global_model.pt in" in refused(tmp_path / "empty", image, "--out", out)
+    assert "holds no image" in refused(run, tmp_path / "empty", "--out", out)
+    assert "chooses among the models" in refused(find_model(run), image, "--out", out, "--last")
+    (tmp_path / "broken.pt").write_bytes(b"x")
+    assert "cannot be read as plain tensors" in refused(tmp_path / "broken.pt", image, "--out", out)
+    assert not out.exists()
+
+
+def test_the_help_says_what_it_is_not_for() -> None:
+    assert "Research use only: this is not a medical device." in " ".join(
+        fairflare("--help").stdout.replace("│", " ").split()
+    )
+
+
+# ------------------------------------------------------------------------------------------------ where models are
+
+
+def test_a_models_folder_is_found(segmented: Path, tmp_path: Path) -> None:
+    """A run, the simulator's workspace, a FLARE download, whatever holds one run."""
+    run = segmented / "run"
+    made = run / "server" / "simulate_job"
+    assert find_model(run) == made / "best_FL_global_model.pt"
+    assert find_model(run, "last") == made / "FL_global_model.pt"
+    assert find_model(made / "fairflare").resolve() == made / "best_FL_global_model.pt"
+    download = tmp_path / "job-id" / "workspace"
+    shutil.copytree(made, download)
+    assert find_model(tmp_path / "job-id") == download / "best_FL_global_model.pt"
+    assert find_model(tmp_path) == download / "best_FL_global_model.pt"
+    (download / "best_FL_global_model.pt").unlink()
+    assert find_model(download) == download / "FL_global_model.pt"
+    with pytest.raises(ValueError, match=r"has no best_FL_global_model\.pt; it has FL_global_model\.pt"):
+        find_model(download, "best")
+    shutil.copytree(download, tmp_path / "other")
+    with pytest.raises(ValueError, match="holds 2 runs; give the folder of one: "):
+        find_model(tmp_path)
+
+
+def test_which_model_it_was_is_said(segmented: Path, kinds: Path, tmp_path: Path) -> None:
+    best = fairflare(segmented / "run", kinds / "grey.png", "--out", tmp_path / "a").stdout
+    last = fairflare(segmented / "run", kinds / "grey.png", "--out", tmp_path / "b", "--last").stdout
+    results = json.loads((segmented / "run/server/simulate_job/fairflare/results.json").read_text())
+    assert f"(the best by validation (dice), of round {results['best']['round']}, FedAvg)" in best
+    assert "(the last, of round 2, FedAvg)" in last
+    assert "SYNTHETIC" not in best
+
+
+# ------------------------------------------------------------------------------------------ code of a task's own
+
+
+def test_a_task_with_code_of_its_own_is_run_only_when_given(kinds: Path, tmp_path: Path) -> None:
+    file = tmp_path / "task.py"
+    file.write_text(OWN_TASK)
+    settings = {"image_size": [32, 32], "phantom_cases": 0.1, "local_epochs": 1}
+    run = tmp_path / "run"
+    run_local(make_plan("fed_avg", task="segmentation", sites=2, num_rounds=1, settings=settings, task_file=file), run)
+    kept = run / "server" / "simulate_job" / "fairflare" / "task.py"
+    assert kept.read_text() == OWN_TASK
+    text = refused(run, kinds / "grey.png", "--out", tmp_path / "out")
+    assert text.startswith(
+        "the run's task has code of its own (build_model), which is not run unasked: read it, then give"
+    )
+    assert text.endswith(f"--task-file {kept}")
+    result = fairflare(run, kinds / "grey.png", "--out", tmp_path / "out", "--task-file", kept)
+    assert result.exit_code == 0, result.output
+    assert "note" not in result.stderr
+    assert "trained on SYNTHETIC images" in result.stdout
+    file.write_text(OWN_TASK + "\n")
+    result = fairflare(run, kinds / "grey.png", "--out", tmp_path / "again", "--task-file", file)
+    assert "is not the file that the model was trained with" in result.stderr.replace("\n", " ")
+    file.write_text(OWN_TASK.replace("channels=(4, 8)", "channels=(4, 6)"))
+    text = refused(run, kinds / "grey.png", "--out", tmp_path / "more", "--task-file", file)
+    assert "does not fit the network of its task: " in text
+    assert ".weight" in text
+
+
+def test_own_reading_of_images_must_be_told(tmp_path: Path) -> None:
+    file = tmp_path / "task.py"
+    reading = "\n    def open_folder(self, site, own, datalist):\n        raise ValueError\n"
+    file.write_text(OWN_TASK + reading)
+    state = make_plan("fed_avg", task="segmentation", sites=2, task_file=file).task.build_model().state_dict()
+    torch.save({"model": state, "train_conf": {}}, tmp_path / "model.pt")
+    with pytest.raises(ValueError, match=r"has no read_input\(file, number\)"):
+        load_predictor(tmp_path / "model.pt", task_file=file)
+    file.write_text(OWN_TASK + reading + "\n    read_input = SegmentationTask.read_input\n")
+    predictor = load_predictor(tmp_path / "model.pt", task_file=file)
+    assert predictor.notes == ["the model's file has no settings of its task; those that the task file sets hold"]
+
+
+def test_models_that_do_not_say_what_they_are_for(segmented: Path, tmp_path: Path) -> None:
+    model = read_model(find_model(segmented / "run"))
+    torch.save({"model": model.state}, tmp_path / "FL_global_model.pt")
+    with pytest.raises(ValueError, match=r"does not say what it was trained for.* give --task-file with"):
+        load_predictor(tmp_path)
+    # Of a run made before the model's file said it, the results do.
+    shutil.copytree(segmented / "run/server/simulate_job/fairflare", tmp_path / "fairflare")
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from fairflare.tasks.segmentation import SegmentationTask\nclass Task(SegmentationTask):\n    pass\n"
+    )
+    predictor = load_predictor(tmp_path, task_file=file)
+    assert predictor.task.image_size == (32, 32)
+
+
+def test_records_that_do_not_fit(segmented: Path, tmp_path: Path) -> None:
+    record = dict(read_model(find_model(segmented / "run")).record)
+    with pytest.raises(
+        ValueError, match=r"the recorded settings do not fit SegmentationTask: .*'colour'.*fairflare 9.0"
+    ):
+        recall({**record, "settings": {"colour": 1}, "fairflare": "9.0"}, tmp_path)
+    with pytest.raises(ValueError, match=r"'fairflare\.tasks\.no\.Task' is not in fairflare"):
+        recall({**record, "class": "fairflare.tasks.no.Task"}, tmp_path)
+    with pytest.raises(ValueError, match="is not in fairflare"):  # nothing else is imported
+        recall({**record, "class": "os.system"}, tmp_path)
+    assert recall({**record, "fairflare": "0.1.0"}, tmp_path).notes == [
+        f"the model was made with fairflare 0.1.0, this is {__version__}"
+    ]
+    script = TaskRecorder(ScriptTask(model="torch.nn.Identity"), dict, tmp_path)()
+    torch.save({"model": {"a": torch.ones(1)}, "train_conf": {"task": script}}, tmp_path / "model.pt")
+    with pytest.raises(ValueError, match="trained for a ScriptTask, which does not say how it reads one image"):
+        load_predictor(tmp_path / "model.pt")
+
+
+def test_a_run_that_is_taken_up_again_keeps_the_names(classified: Path, tmp_path: Path) -> None:
+    local = json.loads((classified / "run/local/fairflare.json").read_text()) | {
+        "checkpoint_root": str(tmp_path / "kept"), "state_root": str(tmp_path / "state"),
+    }  # fmt: skip
+    plan = make_plan(
+        "fed_avg", task="classification", sites=SITES, num_rounds=1, settings=CLASSIFICATION, experiment="one"
+    )
+    run_local(plan, tmp_path / "first", local)
+    with pytest.raises(Stopped):
+        run_local(plan, tmp_path / "second", local, should_stop=lambda: True)
+    before, after = (read_model(find_model(tmp_path / name, "last")).record for name in ("first", "second"))
+    assert after == before
+    assert after["class_names"] == CLASSES
+
+
+@pytest.mark.parametrize(
+    ("said", "synthetic", "names"),
+    [
+        ({"a": CLASSES, "b": CLASSES}, False, CLASSES),
+        ({"a": CLASSES, "b": None}, False, CLASSES),
+        ({"a": None}, False, ["class_0", "class_1", "class_2"]),
+        ({"a": CLASSES, "b": CLASSES[::-1]}, False, ["class_0", "class_1", "class_2"]),
+    ],
+)
+def test_names_of_classes_come_from_the_datalists(said: Any, synthetic: bool, names: list[str], tmp_path: Path) -> None:
+    info = {"said": {site: {"class_names": given} for site, given in said.items()}, "synthetic": synthetic}
+    task = ClassificationTask(num_classes=3)
+    record = TaskRecorder(task, lambda: info, tmp_path)()
+    assert record["class_names"] == names
+    assert recall(record, tmp_path).task.names() == names
+    named = ClassificationTask(num_classes=3, class_names=["x", "y", "z"])
+    assert TaskRecorder(named, lambda: info, tmp_path)()["class_names"] == ["x", "y", "z"]
+    made_up = TaskRecorder(ClassificationTask(), lambda: {"synthetic": True}, tmp_path)()
+    assert made_up["class_names"] == ClassificationTask().names()

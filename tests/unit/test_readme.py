@@ -1,0 +1,80 @@
+"""The front page: its method table is the catalog's, and what it points to is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairflare.federation.describe import overview
+from fairflare.federation.plan import TASKS_BY_KIND
+from fairflare.methods.catalog import all_methods
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def tool() -> Any:
+    spec = importlib.util.spec_from_file_location("write_readme", ROOT / "tools" / "write_readme.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_method_table_is_up_to_date(tool: Any) -> None:
+    """If this fails: ``python tools/write_readme.py``."""
+    assert tool.with_table(README) == README
+
+
+def test_the_table_has_every_method_with_what_it_is(tool: Any) -> None:
+    table = README.partition(tool.BEGIN)[2].partition(tool.END)[0]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines() if line.startswith("| `")
+    ]
+    assert [row[0].strip("` ") for row in rows] == list(all_methods())
+    assert {len(row) for row in rows} == {7}
+    by_job = {row[0].strip("` "): row for row in rows}
+    assert by_job["fed_lwr"][3] == "2"
+    assert by_job["fed_avg"][3] == "1"
+    assert by_job["fed_mas"][4] == "classification"
+    assert by_job["fed_mrl"][4] == "classification, segmentation"
+    assert by_job["bsm_fl"][6] == "[fed_mas](docs/fed_mas.md)"
+
+
+def test_every_method_says_what_it_does_and_where_it_is_from() -> None:
+    for method in overview():
+        assert method.summary, method.name
+        assert method.source, method.name
+        assert set(method.learns) <= set(TASKS_BY_KIND)
+        assert method.learns[0] == all_methods()[method.name].task
+        if method.page is not None:
+            assert (ROOT / "docs" / f"{method.page}.md").is_file(), f"{method.name}: write docs/{method.page}.md"
+
+
+def test_a_table_without_its_marks_is_not_written(tool: Any) -> None:
+    for text in ("", tool.BEGIN, f"{tool.END} {tool.BEGIN}", f"{tool.BEGIN}{tool.END}{tool.END}"):
+        with pytest.raises(ValueError, match="once each"):
+            tool.with_table(text)
+    assert tool.with_table(f"a {tool.BEGIN} old {tool.END} b").startswith(f"a {tool.BEGIN}\n| job |")
+
+
+def test_what_the_page_links_to_is_there() -> None:
+    targets = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", README)
+    local = [target for target in targets if not target.startswith("http")]
+    assert len(local) > 10
+    for target in local:
+        assert (ROOT / target).is_file(), target
+
+
+def test_pictures_are_small() -> None:
+    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README)
+    assert pictures
+    for picture in pictures:
+        assert (ROOT / picture).read_bytes()[:4] == b"\x89PNG"
+        assert (ROOT / picture).stat().st_size < 200_000

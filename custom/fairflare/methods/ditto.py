@@ -71,6 +71,9 @@ class OwnStore:
     def load_before(self, name: str, current_round: int) -> dict[str, Any] | None:
         return self.store.load_before(f"own_{name}", current_round)
 
+    def load_at(self, name: str, current_round: int) -> dict[str, Any] | None:
+        return self.store.load_at(f"own_{name}", current_round)
+
 
 METHODS = [
     Method(

@@ -1,4 +1,4 @@
-"""The server's memory hardly grows with the number of sites that fetch and answer at once, over FLARE's real network."""
+"""The server's memory hardly grows with the number of sites that fetch and answer at once, over a real network."""
 
 from __future__ import annotations
 

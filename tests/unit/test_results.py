@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import re
 import resource
 import statistics
 import threading
@@ -623,7 +624,9 @@ def test_compare_leaves_out_incomplete_runs_and_says_so(tmp_path):
     failed = ResultsStore(tmp_path / "f")
     failed.start(INFO)
     runs = [finished(tmp_path / "1", label="Fed-LWR | paper"), read_results(tmp_path / "f")]
-    assert "1 of 2 runs did not complete and are left out." in compare(runs)
+    text = compare(runs)
+    assert "1 of 2 runs did not complete and are left out:\n  'Fed-LWR', begun " in text
+    assert re.search(r"'Fed-LWR', begun 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d, seed 3: running$", text, re.MULTILINE)
     assert "| Fed-LWR \\| paper | 1 |" in compare(runs, style="markdown")
     with pytest.raises(ValueError, match="none of the 1 runs is complete"):
         compare(runs[1:])

@@ -91,9 +91,9 @@ class RescueTraining(LocalTraining):
         self._priors = Priors(self.prior_network, self.prior, self.prior_image_size)
 
     def check_task(self, task: Task) -> None:
-        super().check_task(task)
-        if self.lambda_f > 0 and task.has_classes is False:
+        if self.lambda_f > 0 and task.has_classes is False:  # first: another criterion would not mend that
             raise ValueError("it needs a classifier with a projection head")
+        super().check_task(task)
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         found = super().check(run, model)

@@ -173,10 +173,12 @@ def _conditions(runs: Sequence[Run]) -> dict[str, set[str]]:
             "their sites": info.get("sites"),
             "synthetic or real data": bool(info.get("synthetic")),
             "the task's settings": task,
+            "the task's file": (info.get("task_file") or {}).get("sha256"),
             "the number of rounds": info.get("num_rounds"),
         }
         for what, value in values.items():
-            found.setdefault(what, set()).add(json.dumps(value, sort_keys=True))
+            if value is not None or what != "the task's file":  # older results do not say it
+                found.setdefault(what, set()).add(json.dumps(value, sort_keys=True))
     return found
 
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A provisioned network of three hospitals from beginning to end, on this machine: kits, policies, start, a signed job
-# of the lead scientist, an abort, a resume, logs, download, shutdown; and the same bits as FLARE's simulator gives.
+# of the lead scientist, an abort, a resume, logs, download, what is refused, shutdown; and the same bits as FLARE's
+# simulator gives.
 # Needs nothing but the installed package; leaves nothing behind (KEEP=1 keeps the folder).
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -55,6 +56,36 @@ nvflare job logs "$job" "${as_lead[@]}" > job.log
 grep -o "experiment 'walk': going on at round [0-9]*" job.log | head -1
 nvflare job download "$job" -o results "${as_lead[@]}"
 fairflare show "results/$job"
+
+step "refused: a member submits"
+if said=$(submit jobs/fed_lwr --startup-kit "$kits/member@consortium.example" 2>&1); then
+  echo "a member could submit: $said" >&2
+  exit 1
+fi
+grep -m 1 "not authorized" <<<"$said"
+
+refused() { # JOB-FOLDER WORDS: it is taken, does not run, and the words stand in its status or its logs
+  local id
+  id=$(submit "$1" "${as_lead[@]}")
+  if nvflare job wait "$id" --timeout 180 "${as_lead[@]}" > refused.log 2>&1; then
+    cat refused.log >&2
+    echo "$1 was not refused" >&2
+    exit 1
+  fi
+  nvflare job meta "$id" "${as_lead[@]}" >> refused.log 2>&1 || true
+  cat "$kits"/hospital-*/log.txt "$kits"/hospital-*/"$id"/log.txt >> refused.log 2>/dev/null || true
+  grep -om 1 "FINISHED:.*" refused.log
+  grep -om 1 "$2" refused.log
+}
+
+step "refused: a job with code of its own"
+fairflare export fed_avg --sites "$names" --rounds 1 --out byoc
+refused byoc/fed_avg "BYOC not permitted"
+
+step "refused: a class that the hospitals do not allow"
+fairflare export fed_avg --sites "$names" --rounds 1 --out foreign --preinstalled
+sed -i 's/fairflare\.flare\.executor\.SiteExecutor/subprocess.Popen/' foreign/fed_avg/app/config/config_fed_client.json
+refused foreign/fed_avg "Component 'subprocess.Popen'.*is not in allow_list"
 
 step "shutdown"
 nvflare system shutdown all "${as_admin[@]}" --force

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -48,6 +49,10 @@ def test_provisioned(tmp_path: Path) -> None:
     assert "FINISHED:ABORTED" in text
     assert "experiment 'walk': going on at round" in text
     assert "FINISHED:COMPLETED" in text
+    # Custom code, a foreign class, a member without the right.
+    assert "'member@consortium.example' is not authorized for 'submit_job'" in text
+    assert "FINISHED:FAILED_TO_RUN\nBYOC not permitted" in text
+    assert re.search(r"FINISHED:ABNORMAL\nComponent 'subprocess\.Popen'.*is not in allow_list", text)
     assert "the same bits in" in text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,8 @@ def test_a_mistake_in_a_site_file_ends_the_job(tmp_path: Path, block: dict[str, 
     results = run(tmp_path / "run", local, ["hospital-a", "hospital-b", "hospital-c"])
     reason = refused(results)
     assert "1 of 3 site(s) cannot take part: site 'hospital-c': " + why in reason
+    assert "?." not in reason
+    assert re.search(r"[.?] Correct it there and submit the job again", reason)
     assert "/nowhere" not in reason
     assert [(x["site"], x["phase"]) for x in results["left_out"]] == [("hospital-c", "check")]
     with (tmp_path / "run" / "server" / "simulate_job" / "fairflare" / "left_out.csv").open() as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import weakref
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
+from fairflare.federation.plan import TASKS_BY_KIND, make_plan
 from fairflare.federation.rounds import Stopped
 from fairflare.federation.site import SiteWorker
 from fairflare.federation.transport import Listener
@@ -55,6 +56,20 @@ def averaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fed_avg")
     run(folder)
     return folder
+
+
+def test_the_tasks_file_is_kept_and_named(averaged: Path, tmp_path: Path) -> None:
+    """Its settings alone would not say what was learned."""
+    file = tmp_path / "mine.py"
+    file.write_text("from fairflare.tasks.classification import ClassificationTask as Task\n")
+    run(tmp_path / "run", task_file=file, num_rounds=1)
+    kept = tmp_path / "run" / "server" / "simulate_job" / "task.py"
+    assert kept.read_text() == file.read_text()
+    usual = averaged / "server" / "simulate_job"
+    found = read(usual / "fairflare")["info"]["task_file"]
+    template = TASKS_BY_KIND["classification"]
+    assert found == {"name": template.name, "sha256": hashlib.sha256(template.read_bytes()).hexdigest()}
+    assert (usual / "task.py").read_bytes() == template.read_bytes()
 
 
 def test_fed_avg(averaged: Path) -> None:

@@ -84,6 +84,21 @@ def test_the_papers_setting_is_the_table(name: str) -> None:
 
 
 @pytest.mark.skipif(not SPECS.is_file(), reason="the specs are not beside the project")
+@pytest.mark.parametrize(
+    ("sites", "wanted"),
+    [
+        (None, ["the paper's 20 sites: the job goes to every connected one"]),
+        (8, ["the paper's 20 sites: the run has 8"]),
+        (0, []),
+        (20, []),
+    ],
+)
+def test_another_number_of_sites_than_the_papers_is_said(sites: int | None, wanted: list[str]) -> None:
+    lacks = make_plan("fed_ism", sites=sites, small=False).lacks
+    assert [text for text in lacks if "paper's" in text] == wanted
+    assert make_plan("fed_ism", sites=sites).lacks == ()
+
+
 def test_the_table_is_the_specs() -> None:
     rows = re.findall(r"^\| (Fed-LWR|FedMRL|Fed-MAS|FedISM\(\+\)) \| (.*) \|$", SPECS.read_text(), re.MULTILINE)
     found = {name: text.split(" | ") for name, text in rows if "×" in text}

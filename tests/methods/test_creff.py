@@ -133,7 +133,7 @@ def start(task: ClassificationTask) -> dict[str, torch.Tensor]:
 
 
 def test_gradients_of_a_site_against_autograd(tmp_path):
-    """All images of each class, as there are fewer than asked for; the encoder in evaluation mode, before any training."""
+    """All images of each class, as there are fewer than asked for; encoder in evaluation mode, before any training."""
     task = task_of()
     state = start(task)
     here = at_site(tmp_path, ClassGradientTraining(**QUICK, gradient_images=64, gradient_repeats=3), task=task)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import io
 import json
 import pickle
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -219,7 +221,13 @@ WRONG = [
     ("fed_avg", ["learning_rate=null"], "learning_rate must be a number > 0, got None"),
     ("fed_avg", ["learning_rate=NaN"], "learning_rate must be a number > 0, got nan"),
     ("fed_avg", ["lerning_rate=1"], "has no setting 'lerning_rate'; did you mean 'learning_rate'?"),
-    ("fed_avg", ["min_sites=2"], "'min_sites' is no setting of method 'fed_avg' but an option of the run"),
+    (
+        "fed_avg",
+        ["min_sites=2"],
+        "'min_sites' is no setting of method 'fed_avg' but an option of the run: --min-sites on the command line",
+    ),
+    ("fed_avg", ["rounds=2"], "'rounds' is no setting of method 'fed_avg' but an option of the run: --rounds on the"),
+    ("fed_avg", ["max_missed=2"], "but an option of the run: an argument of the recipe"),
     ("fed_mrl", ["wieghting.grid=[2,2]"], "has no setting 'wieghting.grid'; did you mean 'weighting.grid'?"),
     ("fed_mrl", ["weighting.gird=[2,2]"], "weighting=som: BySom has no setting 'gird'; did you mean 'grid'?"),
     ("fed_mrl", ["weighting=somm"], "must be one of 'samples', 'uniform', 'som', got 'somm'; did you mean 'som'?"),
@@ -284,7 +292,9 @@ def test_a_retired_setting_is_named_before_what_is_wrong_beside_it() -> None:
         (["run", "fed_avg", "--in-process", "--threads", "2"], "--threads is of the simulator"),
         (["run", "fed_avg", "--in-process", "--sites", "a,a"], "sites must be one or more different names"),
         (["run", "fed_avg", "--task", "regression"], "task must be one of 'segmentation', 'classification'"),
-        (["run", "fed_avg", "--data", "nowhere.json"], "nowhere.json"),
+        (["run", "fed_avg", "--data", "nowhere.json"], "--data nowhere.json does not exist"),
+        (["run", "fed_avg", "--data", __file__], "is not JSON: Extra data, line 1 column 3"),
+        (["run", "fed_avg", "--sites", "0.5"], "--sites wants a whole number of sites, or their names"),
         (["run", "fed_avg", "--sites", "2", "--min-sites", "3"], "min_sites=3, but the job has 2 site(s)"),
         (
             ["run", "fed_avg", "--sites", "3,5"],
@@ -466,10 +476,15 @@ def test_a_run_in_process_shows_how_it_goes(runs: dict[str, Any]) -> None:
         (phase, site, True) for phase in ("check", "train", "validate") for site in ("site-1", "site-2")
     ]
     assert [d["current_round"] for kind, d in told if kind == "round_done"] == [0]
-    # What the bars say at the end, and then the table.
-    for site in ("site-1", "site-2"):
-        assert re.search(rf"^{site} .* 2/2 validate dice 0\.\d{{3}} \(", good.stdout, re.MULTILINE), good.stdout
-    assert re.search(r"^fed_avg .* 1/1 ", good.stdout, re.MULTILINE)
+    # Lines, as this is no terminal, and apart from the table.
+    lines = good.stderr.splitlines()
+    assert lines[0] == "check: 2 site(s) open their data"
+    assert re.fullmatch(
+        r"round 0 done \(1 of 1, \d+ s\); the model before it: dice 0\.\d{3} on average, worst 0\.\d{3} \(site-[12]\)",
+        lines[1],
+    )
+    assert lines[2:] == ["validate: 2 site(s) measure a final model"]
+    assert good.stdout.startswith("fed_avg, seed 0, 1 round\n")
     assert "SYNTHETIC" in good.stdout
     assert "worst" in good.stdout
     assert max(map(len, good.stdout.split("results: ")[0].splitlines())) <= 80
@@ -520,12 +535,15 @@ def test_a_data_file_that_names_no_data_names_no_sites() -> None:
 def test_a_run_that_fails_says_why_with_exit_code_1(runs: dict[str, Any]) -> None:
     bad = runs["bad"]
     assert bad.exit_code == 1
-    assert bad.stderr.startswith("failed: round 0, train: 0 usable result(s) of 2 asked")
+    lines = bad.stderr.splitlines()
+    assert lines[0] == "check: 2 site(s) open their data"
+    assert [line.split(":")[0] for line in lines[1:3]] == ["round 0, train"] * 2
+    assert lines[1].startswith("round 0, train: site-1 left out: ")
+    assert lines[3].startswith("failed: round 0, train: 0 usable result(s) of 2 asked")
     assert "lower learning_rate" in bad.stderr
     assert f"log: {runs['root'] / 'bad.log'}" in bad.stderr
     assert "Traceback" not in bad.stderr
-    assert "left out:" in bad.stdout
-    assert "worst" not in bad.stdout
+    assert bad.stdout == ""
 
 
 def test_a_run_that_may_not_go_on_says_so_once(tmp_path: Path) -> None:
@@ -691,31 +709,129 @@ def test_doctor_tries_the_ports() -> None:
     assert found_by_doctor("--port", str(port))[1][f"port {port}"] == "ok"
 
 
-REASON = "[b] no answer within 5 s, and a text that is longer than a line of eighty characters would hold, to its end"
-
-
-def test_a_terminal_has_bars_and_no_line_for_each_round() -> None:
-    console = Console(width=80, record=True, force_terminal=True)
-    with RunView(["a"], "trial", console) as view:
-        view.event("round_done", {"current_round": 0, "num_rounds": 2})
-    assert "done" not in console.export_text()
-
-
-def test_a_site_left_out_is_shown_with_its_reason() -> None:
-    console = Console(width=80, record=True, force_terminal=False)
-    with RunView(["a", "b"], "trial", console) as view:
-        view.event("phase", {"current_round": 0, "num_rounds": 2, "phase": "train", "sites": ["a", "b", "later"]})
+def drawn(width: int, *, terminal: bool) -> list[str]:
+    """What is on the screen at the end, a site's name longer than there is room for."""
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=terminal, color_system=None)
+    sites = ["a", "university-hospital-of-the-north", "university-hospital-of-the-south"]
+    with RunView(sites, "trial", console, metric="balanced_accuracy", directions={"balanced_accuracy": True}) as view:
+        view.event("phase", {"current_round": 0, "num_rounds": 2, "phase": "train", "sites": [*sites, "later"]})
         told = {"current_round": 0, "num_rounds": 2, "phase": "train", "seconds": 1.5}
-        view.event("site", {**told, "site": "a", "ok": True, "metrics": {"loss": 1.0, "dice": 0.25}})
-        view.event("site", {**told, "site": "b", "ok": False, "reason": REASON})
+        values = {"loss": 1.0, "accuracy": 0.125}
+        view.event("site", {**told, "site": "a", "ok": True, "metrics": {**values, "balanced_accuracy": 0.25}})
+        view.event("site", {**told, "site": sites[1], "ok": True, "metrics": {**values, "balanced_accuracy": 0.75}})
+        reason = f"site {sites[2]!r}: [b] no answer within 5 s"
+        view.event("site", {**told, "site": sites[2], "ok": False, "reason": reason})
         view.event("site", {**told, "site": "later", "ok": True, "metrics": {}})
         view.event("round_done", {"current_round": 0, "num_rounds": 2})
         view.event("something new", {})
-    text = console.export_text()
-    assert re.search(r"^a .* 0/3 train dice 0\.250 \(1\.5 s\)", text, re.MULTILINE), text
-    assert f"left out of train: b: {REASON}\n" in text  # all of it
-    assert "round 1 of 2 done; the received model: dice 0.250 (a) to 0.250 (a)\n" in text
-    assert re.search(r"^trial .* 1/2 ", text, re.MULTILINE), text
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue()).splitlines()
+    return [line.rstrip() for line in shown]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_bars_in_a_terminal_keep_names_apart(width: int) -> None:
+    lines = drawn(width, terminal=True)
+    assert max(map(len, lines)) <= width
+    *_, one, north, south, whole = lines
+    assert re.match(r"a +0/3 train balanced_accuracy 0\.250", one), one
+    assert re.match(r"universit.*….*the-north .* 0.750", north), north
+    assert re.match(r"universit.*….*the-south .* 0/3 left out: \[b\] no answer within 5 s$", south), south
+    assert re.match(r"trial +━.* 1/2 train, 0:00:0\d$", whole), whole
+
+
+def test_a_pipe_gets_a_line_for_each_round() -> None:
+    left_out, done = drawn(80, terminal=False)
+    assert left_out == "round 0, train: university-hospital-of-the-south left out: [b] no answer within 5 s"
+    wanted = "balanced_accuracy 0.500 on average, worst 0.250 (a)"
+    assert re.fullmatch(rf"round 0 done \(1 of 2, \d+ s\); the model before it: {re.escape(wanted)}", done), done
+
+
+@pytest.mark.parametrize("arguments", [[], ["--experiment", "e"]])
+def test_ctrl_c_ends_a_run_and_says_what_next(tmp_path: Path, arguments: list[str]) -> None:
+    """The signal comes in the second round, from the site's own loss."""
+    file = tmp_path / "task.py"
+    file.write_text(
+        "import os, signal\n"
+        "from fairflare.tasks.segmentation import SegmentationTask\n\n"
+        "calls = []\n\n"
+        "class Task(SegmentationTask):\n"
+        "    def loss(self, *given):\n"
+        "        calls.append(1)\n"
+        "        if len(calls) == 12:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "        return super().loss(*given)\n"
+    )
+    common = ["run", "fed_avg", "--in-process", "--sites", "2", "--rounds", "50", "-w", str(tmp_path / "run")]
+    before = signal.getsignal(signal.SIGINT)
+    stopped = fairflare(*common, *arguments, "--task-file", str(file), *given(TINY))
+    assert signal.getsignal(signal.SIGINT) is before
+    assert stopped.exit_code == 130, stopped.output
+    assert "stopping; Ctrl-C again ends it at once" in stopped.stderr
+    wanted = "the same command goes on" if arguments else "it cannot be continued: that takes an --experiment NAME"
+    assert f"stopped: {wanted}" in stopped.stderr
+    assert "Traceback" not in stopped.output
+    document = json.loads((tmp_path / "run" / "server" / "simulate_job" / "fairflare" / "results.json").read_text())
+    assert document["status"] == "failed"
+    assert "aborted" in document["reason"]
+    assert 0 < len(document["rounds"]) < 50
+
+
+# ------------------------------------------------------------------------------------------------ completion
+
+
+def offered(words: str) -> list[str]:
+    """What the shell would offer at the end of the line."""
+    environment = {"_FAIRFLARE_COMPLETE": "complete_bash", "COMP_WORDS": f"fairflare {words}"}
+    environment["COMP_CWORD"] = str(len(environment["COMP_WORDS"].split(" ")) - 1)
+    return CliRunner().invoke(cli.app, [], prog_name="fairflare", env=environment).stdout.split()
+
+
+def test_methods_are_completed() -> None:
+    assert offered("describe ") == METHODS
+    assert offered("run fed_i") == [name for name in METHODS if name.startswith("fed_i")]
+    assert offered("export fed_avg --train-like bsm_k") == ["bsm_kd"]
+    assert offered("run fed_avg --task seg") == ["segmentation"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_settings_are_completed_as_described(name: str) -> None:
+    described_names = {f"{setting.name}=" for group in sections(name).values() for setting in group}
+    assert set(offered(f"run {name} --rounds 3 --set ")) == described_names
+
+
+def test_runs_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert offered("show ") == []
+    for name in ("fed_avg-seed0", "fed_lwr-seed0"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    (tmp_path / "runs" / "fed_avg-seed0.log").touch()
+    assert offered("show ") == ["runs/fed_avg-seed0", "runs/fed_lwr-seed0"]
+    assert offered("show runs/fed_l") == ["runs/fed_lwr-seed0"]
+
+
+def test_completion_is_quick() -> None:
+    """Whoever presses TAB does not wait for PyTorch."""
+    code = (
+        "import os, sys\n"
+        "os.environ |= {'_FAIRFLARE_COMPLETE': 'complete_bash', 'COMP_WORDS': 'fairflare run fed_mrl --set mu', "
+        "'COMP_CWORD': '4'}\n"
+        "from fairflare.cli.commands import app\n"
+        "try:\n"
+        "    app(prog_name='fairflare')\n"
+        "finally:\n"
+        "    print(sorted({'torch', 'nvflare', 'numpy'} & set(sys.modules)), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "mu_policy.actions=" in done.stdout.split()
+    assert done.stderr.strip() == "[]"
+
+
+def test_prepare_hands_on_to_the_preparers(tmp_path: Path) -> None:
+    assert "red-cells" in fairflare("prepare", "--help").output
+    missing = fairflare("prepare", "nuclei", "--source", str(tmp_path / "none"), "--out", str(tmp_path / "out"))
+    assert missing.exit_code == 1
+    assert missing.stderr.startswith("fairflare prepare: ")
 
 
 def test_run_needs_sites_that_can_be_counted() -> None:

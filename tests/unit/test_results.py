@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import re
 import resource
 import statistics
 import threading
@@ -583,6 +584,31 @@ def test_compare_says_when_runs_are_not_comparable(tmp_path, change, what):
     assert f"NOT COMPARABLE as they stand: the runs differ in {what}." in compare(runs)
 
 
+def test_compare_sees_another_task_file(tmp_path):
+    """Two networks of the same settings; results that do not say what file it was are no reason."""
+    runs = [finished(tmp_path / "1"), finished(tmp_path / "2", method="fed_avg")]
+    for run, checksum in zip(runs, ("a" * 64, "b" * 64), strict=True):
+        run["info"]["task_file"] = {"name": "task.py", "sha256": checksum}
+    assert "NOT COMPARABLE as they stand: the runs differ in the task's file." in compare(runs)
+    runs[0]["info"]["task_file"] = None
+    assert "NOT COMPARABLE" not in compare(runs)
+
+
+def test_compare_names_what_cannot_be_compared(tmp_path):
+    runs = [finished(tmp_path / "1"), finished(tmp_path / "2", method="fed_avg")]
+    runs[1]["test"] = {"A": {"accuracy": 0.5}}
+    with pytest.raises(
+        ValueError, match=r"the run 'fed_avg', begun .*, seed 3 has no test .* 'dice'; it has accuracy\."
+    ):
+        compare(runs)
+
+
+def test_no_site_is_the_worst_of_equals(tmp_path):
+    text = fairness_table(finished(tmp_path / "1", dice=(0.5, 0.5, 0.5)))
+    (line,) = (line for line in text.splitlines() if line.startswith("worst site"))
+    assert line.split()[2] == "-"
+
+
 def test_compare_as_csv_has_the_numbers_in_full(tmp_path):
     runs = [
         finished(tmp_path / "1", dice=(0.9, 0.5, 0.7), seed=1),
@@ -623,7 +649,9 @@ def test_compare_leaves_out_incomplete_runs_and_says_so(tmp_path):
     failed = ResultsStore(tmp_path / "f")
     failed.start(INFO)
     runs = [finished(tmp_path / "1", label="Fed-LWR | paper"), read_results(tmp_path / "f")]
-    assert "1 of 2 runs did not complete and are left out." in compare(runs)
+    text = compare(runs)
+    line = r"1 of 2 runs did not complete and are left out:\n  'fed_lwr', begun 20[\d:T-]+, seed 3: running$"
+    assert re.search(line, text, re.MULTILINE), text
     assert "| Fed-LWR \\| paper | 1 |" in compare(runs, style="markdown")
     with pytest.raises(ValueError, match="none of the 1 runs is complete"):
         compare(runs[1:])

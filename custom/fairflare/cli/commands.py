@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import logging
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
@@ -14,7 +13,10 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from fairflare.cli import completion
+from fairflare.cli.in_process import INTERRUPTED, run_here
 from fairflare.cli.predict import predict
+from fairflare.cli.run_folder import last_errors, refuse_to_replace_run, site_settings
 from fairflare.cli.screen import console, errors, user_errors
 from fairflare.cli.site_names import parse_sites, run_sites
 
@@ -27,7 +29,7 @@ app = typer.Typer(
 VALUES = "Give them with --set NAME=VALUE; lists and numbers as JSON, null for nothing or None."
 
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
-Method = Annotated[str, typer.Argument(help="A name that `fairflare list` prints.")]
+Method = Annotated[str, typer.Argument(help="A name that `fairflare list` prints.", autocompletion=completion.methods)]
 
 
 def plan_options(
@@ -45,7 +47,12 @@ def plan_options(
         ),
     ] = None,
     task: Annotated[
-        str | None, typer.Option("--task", help="segmentation or classification; default: what the paper learns.")
+        str | None,
+        typer.Option(
+            "--task",
+            help="segmentation or classification; default: what the paper learns.",
+            autocompletion=completion.kinds_of_task,
+        ),
     ] = None,
     paper: Annotated[
         bool, typer.Option("--paper", help="The paper's rounds, sites, network and training, not those of a quick job.")
@@ -55,6 +62,7 @@ def plan_options(
         typer.Option(
             "--train-like",
             help="Task, network, data and local training of this method, so that the two can be compared.",
+            autocompletion=completion.methods,
         ),
     ] = None,
     min_sites: Annotated[int, typer.Option(min=1, help="Usable results that a round needs.")] = 2,
@@ -71,7 +79,11 @@ def plan_options(
     ] = "",
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="KEY=VALUE (JSON or text), see `fairflare describe`; may be repeated."),
+        typer.Option(
+            "--set",
+            help="KEY=VALUE (JSON or text), see `fairflare describe`; may be repeated.",
+            autocompletion=completion.settings,
+        ),
     ] = None,
     task_file: Annotated[
         Path | None, typer.Option(help="Python file with a class Task: your own network and data.")
@@ -227,9 +239,12 @@ def run(
     (workspace / RUN_FOLDER / "results.json").unlink(missing_ok=True)
     log = workspace.with_name(workspace.name + ".log")
     if in_process:
-        code = run_here(recipe, workspace, local, log)
+        code = run_here(recipe, workspace, local, log, errors)
     else:
-        code = simulate(recipe, workspace, threads or len(recipe.plan.sites or []), local, log)
+        code = simulate(recipe, workspace, threads or len(recipe.plan.sites or []), local, log, errors)
+    if code == INTERRUPTED:
+        say_how_to_go_on(workspace, plan["experiment"])
+        raise typer.Exit(code)
     raise typer.Exit(report(workspace, code, log))
 
 
@@ -268,7 +283,9 @@ def export(
 
 @app.command()
 def show(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders or results.json files.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folders or results.json files.", autocompletion=completion.runs)
+    ],
     metric: Annotated[
         str | None, typer.Option("--metric", "-m", help="Only this one; default: the task's own.")
     ] = None,
@@ -341,6 +358,14 @@ def doctor(
     raise typer.Exit(int(any(finding.state == "problem" for finding in found)))
 
 
+@app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def prepare(ctx: typer.Context) -> None:
+    """Makes folders with a datalist for every site out of public data sets or your own folders (docs/data.md)."""
+    from fairflare.data.preparers.__main__ import main as prepare_data
+
+    raise typer.Exit(prepare_data(ctx.args, prog="fairflare prepare"))
+
+
 # ------------------------------------------------------------------------------------------------ pieces
 
 
@@ -365,26 +390,15 @@ def parse_settings(items: list[str]) -> dict[str, Any]:
     return found
 
 
-def run_here(recipe: Any, workspace: Path, local: dict[str, Any], log_path: Path) -> int:
-    """Runs a recipe's plan in this process; the log goes into the file where the simulator's would be."""
-    from fairflare.cli.run_view import RunView
-    from fairflare.federation.local import run_local
-
-    handler = logging.FileHandler(log_path, mode="w", encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s - %(name)s - %(levelname)s - %(message)s"))
-    root = logging.getLogger()
-    root.addHandler(handler)
-    root.setLevel(logging.INFO)
-    try:
-        with RunView(recipe.plan.sites or [], recipe.name, console) as view:
-            run_local(recipe.plan, workspace, local, listeners=[view])
-        return 0
-    except (RuntimeError, ValueError):  # the reason is in the results, where it came from in the log
-        root.error("the run failed", exc_info=True)
-        return 1
-    finally:
-        root.removeHandler(handler)
-        handler.close()
+def say_how_to_go_on(workspace: Path, experiment: str) -> None:
+    """After Ctrl-C."""
+    how = (
+        "the same command goes on after the last finished round"
+        if experiment
+        else "it cannot be continued: that takes an --experiment NAME from the start"
+    )
+    errors.print(f"[yellow]stopped[/yellow]: {how}", highlight=False, soft_wrap=True)
+    errors.print(f"what there is: {workspace}", markup=False, highlight=False, soft_wrap=True)
 
 
 def say_what_lacks(lacks: Sequence[str]) -> None:
@@ -393,22 +407,6 @@ def say_what_lacks(lacks: Sequence[str]) -> None:
         errors.print("[yellow]not the paper's run by itself[/yellow]; it lacks", highlight=False)
         for text in lacks:
             errors.print(f"  - {text}", markup=False, highlight=False)
-
-
-def refuse_to_replace_run(workspace: Path, experiment: str) -> None:
-    """Raises ValueError when the folder holds another run than the one that is gone on with."""
-    from fairflare.reporting.results import find_results, read_results
-
-    try:
-        found = read_results(find_results(workspace))
-    except ValueError:
-        return
-    own = (found["info"] or {}).get("experiment")
-    if not experiment or own != experiment:
-        raise ValueError(
-            f"{workspace} holds a run already ({found['status']}, of {found['started']}); give --overwrite to replace "
-            "it, or another --label, --seed or --workspace"
-        )
 
 
 def report(workspace: Path, code: int, log: Path) -> int:
@@ -420,7 +418,7 @@ def report(workspace: Path, code: int, log: Path) -> int:
         results = read_results(find_results(workspace))
     except (OSError, ValueError):
         errors.print(f"[red]failed[/red]: the run ended with code {code} before the first round")
-        for line in _last_errors(log):
+        for line in last_errors(log):
             errors.print(line, markup=False, highlight=False, soft_wrap=True)
         errors.print(f"log: {log}", soft_wrap=True)
         return 1
@@ -433,31 +431,6 @@ def report(workspace: Path, code: int, log: Path) -> int:
     console.print(rich_table(results, width=console.width))
     console.print(f"results: {find_results(workspace)}", soft_wrap=True)
     return 0
-
-
-def _last_errors(log: Path, count: int = 5) -> list[str]:
-    if not log.exists():
-        return []
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    marked = [line for line in lines if any(word in line for word in ("ERROR", "Error", "CRITICAL"))]
-    return (marked or lines)[-count:]
-
-
-def site_settings(site_file: Path | None, experiment: str, workspace: Path) -> dict[str, Any]:
-    """The run's local/fairflare.json: the user's, plus folders that outlive the run's workspace."""
-    local: dict[str, Any] = {}
-    if site_file is not None:
-        try:
-            local = json.loads(site_file.read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError) as e:
-            raise ValueError(f"--data {site_file}: {e}") from e
-        if not isinstance(local, dict):
-            raise ValueError(f"--data {site_file}: must hold a JSON object")
-    if experiment:
-        state = workspace.with_name(workspace.name + ".state")
-        local.setdefault("state_root", str(state / "sites"))
-        local.setdefault("checkpoint_root", str(state / "server"))
-    return local
 
 
 def main() -> None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from fairflare.cli.commands import app, console, errors, parse_settings, user_errors
-from fairflare.cli.compare_runs import DONE, FAILED, Runner
-from fairflare.cli.compare_runs import Progress as RunProgress
+from fairflare.cli.commands import app, parse_settings
+from fairflare.cli.run_folder import site_settings
+from fairflare.cli.screen import console, errors, user_errors
 from fairflare.cli.site_names import parse_sites, run_sites
+
+if TYPE_CHECKING:
+    from fairflare.cli.compare_runs import Progress as RunProgress
+    from fairflare.cli.compare_runs import Runner
+
+DONE, FAILED = "completed", "failed"  # states of a run; compare_runs is not imported for a mere TAB
 
 HELP = """Runs several methods on the same data, with the same training and the same seeds, and compares them.
 
@@ -84,6 +89,8 @@ def compare_command(
             "data": None if data is None else str(data),
             "sites": None if sites is None else parse_sites(sites),
         }
+        from fairflare.cli.compare_runs import Runner
+
         series, local = _series(methods or [], plan_file, {k: v for k, v in told.items() if v is not None})
         runner = Runner(
             series,
@@ -109,21 +116,11 @@ def _series(rows: list[str], plan_file: Path | None, told: Mapping[str, Any]) ->
     data = given.pop("data", None)
     if data and plan_file and "data" not in told:
         data = plan_file.parent / data
-    local = _local(Path(data)) if data else {}
+    local = site_settings(Path(data) if data else None, "", Path())
     if given["sites"] is None:
         raise ValueError("a comparison needs the number or the names of the sites")
     given["sites"] = run_sites(given["sites"], local)
     return Series(**given), local
-
-
-def _local(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise ValueError(f"--data {path}: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"--data {path}: must hold a JSON object")
-    return found
 
 
 # ------------------------------------------------------------------------------------------------ while it goes

@@ -14,6 +14,8 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any, Literal
 
+from fairflare.core.files import unreadable
+
 State = Literal["ok", "warning", "problem"]
 PREFIX = "fairflare."
 SPLITS = ("training", "validation")
@@ -110,7 +112,10 @@ def site_file(
         blocks = content.get("sites", {}) if isinstance(content, dict) else {}
         names = list(sites or (blocks if isinstance(blocks, dict) else ()) or ("site-1",))
         own = {name: own_settings(content, name) for name in names}
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError) as error:
+        yield Finding("site file", "problem", f"{path} {unreadable(error)}")
+        return
+    except RuntimeError as error:
         yield Finding("site file", "problem", f"{path}: {error}")
         return
     yield Finding("site file", "ok", f"{path}: {', '.join(names)}")

@@ -13,23 +13,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairflare.cli.run_view import RunView
+from rich.console import Console
+
+from fairflare.cli.in_process import INTERRUPTED
+from fairflare.cli.run_view import RunView, view_of
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from fairflare.flare.recipes import FairRecipe
 
 RUN_FOLDER = Path("server") / "simulate_job" / "fairflare"  # in the simulator's workspace
 
 
 def simulate(
-    recipe: FairRecipe,
-    workspace: Path,
-    threads: int,
-    local: Mapping[str, Any],
-    log_path: Path,
-    console: Console | None = None,
+    recipe: FairRecipe, workspace: Path, threads: int, local: Mapping[str, Any], log_path: Path, console: Console
 ) -> int:
     """Runs a recipe that names its sites, and shows its progress.
 
@@ -39,10 +35,10 @@ def simulate(
         threads: workers.
         local: content of ``local/fairflare.json``.
         log_path: for what FLARE prints.
-        console: for the progress; default: standard output.
+        console: shows how it goes.
 
     Returns:
-        The simulator's exit code.
+        The simulator's exit code; 130 when Ctrl-C ended it.
     """
     names = recipe.plan.sites or []
     folder = workspace / "local"
@@ -56,8 +52,11 @@ def simulate(
         with log_path.open("wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
             try:
-                with RunView(names, recipe.name, console) as view:
+                with view_of(recipe, console) as view:
                     _follow(process, workspace / RUN_FOLDER / "progress.jsonl", view)
+            except KeyboardInterrupt:
+                _stop(process)
+                return INTERRUPTED
             except BaseException:
                 _stop(process)
                 raise

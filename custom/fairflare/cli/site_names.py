@@ -14,7 +14,7 @@ def parse_sites(text: str) -> int | list[str] | None:
     """``"4"`` -> 4; ``"a,b"`` -> ``["a", "b"]``; ``"all"`` -> ``None``.
 
     Raises:
-        ValueError: several numbers.
+        ValueError: several numbers, or one that is no count.
     """
     if text == "all":
         return None
@@ -22,6 +22,8 @@ def parse_sites(text: str) -> int | list[str] | None:
         return int(text)
     names = [name.strip() for name in text.split(",") if name.strip()]
     numbers = [name for name in names if name.isdigit()]
+    if not numbers and any(_is_number(name) for name in names):
+        raise ValueError(f"--sites wants a whole number of sites, or their names separated by commas, got {text!r}")
     if numbers:
         called = " and ".join(repr(name) for name in names)
         raise ValueError(
@@ -29,6 +31,14 @@ def parse_sites(text: str) -> int | list[str] | None:
             f"names (--sites {','.join(f'site-{name}' if name.isdigit() else name for name in names)})"
         )
     return names
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def run_sites(chosen: Chosen, local: Mapping[str, Any]) -> int | list[str] | None:

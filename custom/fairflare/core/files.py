@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -93,6 +94,15 @@ def to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def unreadable(error: OSError | ValueError) -> str:
+    """Why a JSON file cannot be used, as a person says it."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"is not JSON: {error.msg}, line {error.lineno} column {error.colno}"
+    if isinstance(error, FileNotFoundError):
+        return "does not exist"
+    return f"cannot be read: {getattr(error, 'strerror', None) or error}"
 
 
 def sha256_of(path: Path) -> str:

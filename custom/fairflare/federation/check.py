@@ -149,7 +149,7 @@ class Check:
         said = {found["synthetic"] for found in self.facts.values()} - {None}
         problems = [*self._problems(phase, before), *self._unready(phase)]
         if problems:
-            raise RoundFailed("check, before any training: " + ". ".join(problems), phase)
+            raise RoundFailed("check, before any training: " + " ".join(map(_ended, problems)), phase)
         self.synthetic = said.pop() if said else None
 
     def same_kind(self, site: str, synthetic: bool | None) -> None:
@@ -175,10 +175,10 @@ class Check:
                 f"Not ready: {reasons(phase.left_out.items())}"
             )
         elif refused and self.settings.require_all_sites:
+            who = f"{len(refused)} of {len(phase.asked)} site(s) cannot take part: {reasons(refused.items())}"
             yield (
-                f"{len(refused)} of {len(phase.asked)} site(s) cannot take part: {reasons(refused.items())}. Correct "
-                "it there and submit the job again, or let the others go on without it: require_all_sites=false "
-                "(--no-require-all-sites)"
+                f"{_ended(who)} Correct it there and submit the job again, or let the others go on without it: "
+                "require_all_sites=false (--no-require-all-sites)"
             )
 
     def _problems(self, phase: Phase, before: bool | None) -> Iterator[str]:
@@ -226,6 +226,11 @@ def _by_value(values: Mapping[str, Any]) -> dict[Any, list[str]]:
         if value is not None:
             found.setdefault(value, []).append(site)
     return found
+
+
+def _ended(text: str) -> str:
+    """A sentence; a reason may end with a question."""
+    return text if text.endswith((".", "?")) else f"{text}."
 
 
 def _names(sites: list[str]) -> str:

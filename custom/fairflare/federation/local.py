@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
@@ -145,6 +146,8 @@ def run_local(
     )
     # Two runs in one folder would write each other's results; of one experiment they exclude each other anyway.
     with _alone(run_dir), tempfile.TemporaryDirectory(prefix="fairflare-sites-") as temporary, one_thread():
+        if plan.task_file.is_file():  # as a job carries it: without it the run could not be repeated
+            shutil.copyfile(plan.task_file, run_dir / "task.py")
         # With an experiment what sites keep must be there for the next run too.
         state = folder / "fairflare_state" if plan.run.experiment else Path(temporary)
         transport = LocalTransport(plan.sites, plan.task, plan.training, local, state, should_stop)

@@ -14,7 +14,7 @@ from fairflare.core.settings import build, field_names
 from fairflare.core.task import Task
 from fairflare.federation.run_settings import LIKE_SETTINGS, RunSettings
 from fairflare.methods.catalog import Method, get_method
-from fairflare.methods.papers import PAPERS
+from fairflare.methods.papers import PAPERS, Paper
 from fairflare.methods.rule import OLD_JOB, Rule
 from fairflare.methods.training import LocalTraining
 
@@ -22,6 +22,15 @@ from fairflare.methods.training import LocalTraining
 TASKS_BY_KIND = {
     kind: Path(__file__).parents[1] / "tasks" / "templates" / f"{kind}_task.py"
     for kind in ("segmentation", "classification")
+}
+
+#: What people give with --set though it is an option of the command line, where the two have other names.
+OPTIONS = {
+    **dict.fromkeys(("num_rounds", "rounds"), "--rounds"),
+    **dict.fromkeys(("train_timeout", "anchor_timeout", "validate_timeout", "timeout"), "--timeout"),
+    **dict.fromkeys(("straggler_grace", "grace"), "--grace"),
+    **dict.fromkeys(("max_missed", "check_timeout"), ""),  # of a recipe only
+    "sites": "--sites",
 }
 
 
@@ -153,7 +162,7 @@ def make_plan(
         run=plan,
         sites=names,
         task_file=file,
-        lacks=() if paper is None else paper.lacks,
+        lacks=_lacks(paper, names),
     )
 
 
@@ -177,6 +186,17 @@ def _by_steps(settings: Mapping[str, Any]) -> tuple[str, ...]:
             "other: give one of them"
         )
     return ("local_epochs",)
+
+
+def _lacks(paper: Paper | None, sites: Sequence[str] | None) -> tuple[str, ...]:
+    """What a paper's setting still has to be given by hand."""
+    if paper is None:
+        return ()
+    if sites is None:
+        return (*paper.lacks, f"the paper's {paper.num_sites} sites: the job goes to every connected one")
+    if len(sites) != paper.num_sites:
+        return (*paper.lacks, f"the paper's {paper.num_sites} sites: the run has {len(sites)}")
+    return paper.lacks
 
 
 def _shared_setup(
@@ -224,8 +244,10 @@ def route_settings(
             now = retired.get(key, OLD_JOB)
             if now != OLD_JOB:  # that one is about job folders
                 raise ValueError(f"method {method.name!r} has no setting {key!r} any more: {now}")
-            if key in field_names(RunSettings):
-                raise ValueError(f"{key!r} is no setting of method {method.name!r} but an option of the run")
+            if key in OPTIONS or key in field_names(RunSettings):
+                option = OPTIONS.get(key, f"--{key.replace('_', '-')}")
+                where = f"{option} on the command line" if option else "an argument of the recipe"
+                raise ValueError(f"{key!r} is no setting of method {method.name!r} but an option of the run: {where}")
             known = sorted(set().union(*owners, LIKE_SETTINGS))
             hint = nearest(key, [name + dot + rest for name in known]) or ";"
             raise ValueError(f"method {method.name!r} has no setting {key!r}{hint} Available: {', '.join(known)}")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import platform
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fairflare import __version__
+from fairflare.core.files import sha256_of
 from fairflare.core.settings import values_of
 from fairflare.exchange.messages import num_bytes
 from fairflare.federation.halves import training_of
@@ -66,10 +69,20 @@ def info_of(
         "sites": sorted({*expected, *connected}),
         "connected": list(connected),
         "config": dict(config),
+        "task_file": source_of(task),
         "model_parameters": sum(t.numel() for t in state.values() if t.is_floating_point()),
         "model_bytes": num_bytes(state),
         "versions": versions(),
     }
+
+
+def source_of(task: Task) -> dict[str, str] | None:
+    """Name and checksum of the file that the task's class comes from; ``None``: it comes from none."""
+    try:
+        path = Path(inspect.getfile(type(task)))
+        return {"name": path.name, "sha256": sha256_of(path)}
+    except (OSError, TypeError):
+        return None
 
 
 def versions() -> dict[str, str]:

@@ -92,12 +92,13 @@ class RescueTraining(LocalTraining):
         self._priors = Priors(self.prior_network, self.prior, self.prior_image_size)
 
     def check_task(self, task: Task) -> None:
-        super().check_task(task)
-        if self.lambda_f > 0 and task.has_classes is False:
+        if self.lambda_f > 0 and task.has_classes is False:  # first: another criterion would not mend that
             raise ValueError("it needs a classifier with a projection head")
-        if self.lambda_f > 0 and getattr(task, "projector_dim", 0) is None:
-            if getattr(task.build_model(), "projector", None) is None:  # a task of one's own may build one all the same
-                raise ValueError("it needs a projection head next to the classifier; set projector_dim")
+        projector = getattr(task, "projector_dim", 0)
+        # A task of one's own may build one all the same.
+        if self.lambda_f > 0 and projector is None and getattr(task.build_model(), "projector", None) is None:
+            raise ValueError("it needs a projection head next to the classifier; set projector_dim")
+        super().check_task(task)
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         found = super().check(run, model)

@@ -149,7 +149,7 @@ class LocalTraining(KeepsAtHome):
             raise ValueError(f"lowest_rate must be at most learning_rate={self.learning_rate!r}, got {low!r}")
         if self.own_norms and self.norm_statistics == "recalibrated":
             raise ValueError(
-                f"norm_statistics='recalibrated' would change nothing: with {type(self).__name__} the statistics of the "
+                f"norm_statistics='recalibrated' would change nothing: with {type(self).__name__} those of the "
                 "norms stay at the sites; leave it at 'average'"
             )
         if self.local_steps is not None and self.local_epochs != 1:

@@ -101,8 +101,20 @@ def _rows(runs: Sequence[Run], metric: str) -> list[_Row]:
 def _values(run: Run, metric: str) -> dict[str, float]:
     by_site = by_site_of(run, metric)
     if all(math.isnan(value) for value in by_site.values()):
-        raise ValueError(f"a run of {label_of(run)!r} has no test results for metric {metric!r}")
+        known = sorted({name for values in (run.get("test") or {}).values() for name in values})
+        raise ValueError(
+            f"the run {_named(run)} has no test results for metric {metric!r}; it has {', '.join(known[:8]) or 'none'}"
+            f"{' ...' if len(known) > 8 else ''}. "
+            "Compare runs of one task, or choose a metric that all have with --metric"
+        )
     return by_site
+
+
+def _named(run: Run) -> str:
+    """A run as its user knows it."""
+    info = run["info"] or {}
+    begun = f", begun {run['started'][:19]}" if run.get("started") else ""
+    return f"{label_of(run)!r}{begun}" + ("" if info.get("seed") is None else f", seed {info['seed']}")
 
 
 def _settings(run: Run) -> dict[str, Any]:
@@ -123,6 +135,10 @@ def _difference(run: Run, alike: Sequence[Run]) -> str:
     return ", ".join(shown) + (f", and {len(differing) - 6} more" if len(differing) > 6 else "")
 
 
+def _shortened(text: str, most: int = 200) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def _columns(row: _Row, sites: Sequence[str]) -> list[list[float]]:
     columns = [[values.get(site, math.nan) for values in row.values] for site in sites]
     found = row.summaries
@@ -134,7 +150,8 @@ def _notes(runs: Sequence[Run], complete: Sequence[Run], metric: str, rows: Sequ
     notes += [f"{row.label}: {row.settings}" for row in rows if row.settings]
     unfinished = [run for run in runs if run["status"] != "completed"]
     if unfinished:
-        notes.append(f"{len(unfinished)} of {len(runs)} runs did not complete and are left out.")
+        notes.append(f"{len(unfinished)} of {len(runs)} runs did not complete and are left out:")
+        notes += [f"  {_named(run)}: {_shortened(run['reason'] or run['status'])}" for run in unfinished]
     repeats = len(runs) - len(unfinished) - len(complete)
     if repeats:
         notes.append(f"{repeats} of {len(runs)} runs stand there twice and count once.")
@@ -156,10 +173,12 @@ def _conditions(runs: Sequence[Run]) -> dict[str, set[str]]:
             "their sites": info.get("sites"),
             "synthetic or real data": bool(info.get("synthetic")),
             "the task's settings": task,
+            "the task's file": (info.get("task_file") or {}).get("sha256"),
             "the number of rounds": info.get("num_rounds"),
         }
         for what, value in values.items():
-            found.setdefault(what, set()).add(json.dumps(value, sort_keys=True))
+            if value is not None or what != "the task's file":  # older results do not say it
+                found.setdefault(what, set()).add(json.dumps(value, sort_keys=True))
     return found
 
 

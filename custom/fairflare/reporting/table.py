@@ -69,7 +69,7 @@ def rich_table(results: Mapping[str, Any], *, metric: str | None = None, width: 
 
     header, sites, totals = _cells(results, metric)
     first = [metric or metrics_of(results)[0]] if sites else []
-    worst = {summary.worst_site for summary in _summaries(results, first).values()}
+    worst = {_worst_site(summary) for summary in _summaries(results, first).values()}
     rows = [header, *sites, *totals]
     widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
     tables = []
@@ -99,7 +99,9 @@ def _title(results: Mapping[str, Any]) -> str:
         parts.append(f"seed {info['seed']}")
     parts.append(f"{count} round{'' if count == 1 else 's'}")
     status = results["status"]
-    if status != "completed":
+    if status == "running":
+        parts.append("RUNNING, or cut off")
+    elif status != "completed":
         parts.append(status.upper() + (f": {results['reason']}" if results.get("reason") else ""))
     return ", ".join(parts)
 
@@ -166,7 +168,7 @@ def _cells(
         [title, *(shown(getattr(summary, attribute)) for summary in summaries)]
         for title, attribute in (("average", "mean"), ("std", "std"), ("worst", "worst"), ("range", "range"))
     ]
-    totals.insert(3, ["worst site", *(summary.worst_site or MISSING for summary in summaries)])
+    totals.insert(3, ["worst site", *(_worst_site(summary) or MISSING for summary in summaries)])
     headings = [column.heading or column.metric for column in columns]
     return ["site", *(name if exact else name[:MAX_HEADING] for name in headings)], sites, totals
 
@@ -244,6 +246,11 @@ def _listed(names: Sequence[str], most: int = 8) -> str:
 
 def _sites(count: int) -> str:
     return f"{count} site{'' if count == 1 else 's'}"
+
+
+def _worst_site(summary: FairnessSummary) -> str | None:
+    """None where several sites are all alike."""
+    return None if summary.num_sites > 1 and summary.range == 0 else summary.worst_site
 
 
 def _exact(value: float) -> str:

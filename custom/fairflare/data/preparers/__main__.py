@@ -12,10 +12,15 @@ from fairflare.data.datalist import SPLITS
 from fairflare.data.preparers import PREPARERS
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Prepare one data set and say what was written; returns the exit status."""
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m fairflare.data.preparers") -> int:
+    """Prepare one data set and say what was written; returns the exit status.
+
+    Args:
+        arguments: of the command line; ``None``: this process's own.
+        prog: what the command is called.
+    """
     parser = argparse.ArgumentParser(
-        prog="python -m fairflare.data.preparers",
+        prog=prog,
         description="Per-site folders with datalists from public data sets.",
     )
     commands = parser.add_subparsers(dest="command", required=True)

@@ -1,0 +1,51 @@
+"""The folder of a run: what it begins with, whether it holds another run, and what its log says at the end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fairflare.core.files import unreadable
+
+
+def site_settings(site_file: Path | None, experiment: str, workspace: Path) -> dict[str, Any]:
+    """The run's local/fairflare.json: the user's, plus folders that outlive the run's workspace."""
+    local: dict[str, Any] = {}
+    if site_file is not None:
+        try:
+            local = json.loads(site_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as e:
+            raise ValueError(f"--data {site_file} {unreadable(e)}") from e
+        if not isinstance(local, dict):
+            raise ValueError(f"--data {site_file} must hold a JSON object")
+    if experiment:
+        state = workspace.with_name(workspace.name + ".state")
+        local.setdefault("state_root", str(state / "sites"))
+        local.setdefault("checkpoint_root", str(state / "server"))
+    return local
+
+
+def refuse_to_replace_run(workspace: Path, experiment: str) -> None:
+    """Raises ValueError when the folder holds another run than the one that is gone on with."""
+    from fairflare.reporting.results import find_results, read_results
+
+    try:
+        found = read_results(find_results(workspace))
+    except ValueError:
+        return
+    own = (found["info"] or {}).get("experiment")
+    if not experiment or own != experiment:
+        raise ValueError(
+            f"{workspace} holds a run already ({found['status']}, of {found['started']}); give --overwrite to replace "
+            "it, or another --label, --seed or --workspace"
+        )
+
+
+def last_errors(log: Path, count: int = 5) -> list[str]:
+    """The lines of a log that say what went wrong, else the last ones."""
+    if not log.exists():
+        return []
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    marked = [line for line in lines if any(word in line for word in ("ERROR", "Error", "CRITICAL"))]
+    return (marked or lines)[-count:]

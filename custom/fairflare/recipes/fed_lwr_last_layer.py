@@ -51,6 +51,7 @@ class FedLWRLastLayerRecipe(MethodRecipe):
             false.
         train_timeout: seconds a phase may take; a site may never answer; a number > 0.
         anchor_timeout: seconds a phase may take; a site may never answer; a number > 0.
+        norms_timeout: seconds a phase may take; a site may never answer; a number > 0.
         validate_timeout: seconds a phase may take; a site may never answer; a number > 0.
         straggler_grace: seconds that late sites get once ``min_sites`` answered well; 0: the phase's whole timeout; a
             number >= 0.
@@ -66,13 +67,35 @@ class FedLWRLastLayerRecipe(MethodRecipe):
         best_lambda: see there; a number >= 0.
         test_last: of so many last models the test metrics are averaged in the results; each one more than the last
             costs a ``validate``. The papers' settings have 5; an integer >= 1 (paper: ``5``).
+        norm_statistics: ``"recalibrated"`` where the site half says so, else ``"average"``; not set by hand; one of
+            'average', 'recalibrated'.
+        recalibration: ``"exact"``: in one exchange for each group of norms that do not depend on one another, as if all
+            images were in one place; ``"one_pass"``: in one exchange, with the batch's statistics in front of each
+            norm, an approximation; one of 'exact', 'one_pass'.
+        crt_rounds: of so many more rounds behind ``num_rounds`` the classifier alone is trained anew, on classes in
+            equal parts (cRT, ``docs/crt.md``); 0: none; an integer >= 0.
+        crt_epochs: of each of them; one is as many draws as the site has training images; an integer >= 1.
+        crt_weights: of their averages: ``samples``, or those of the ``method`` in its last round; one of 'samples',
+            'method'.
+        crt_mask_absent: a site leaves the classifier's rows of classes that it does not have as they are; true or
+            false.
         settings: further settings by name, such as those of another ``task`` or of your own in ``task_file``.
-        preset: ``"paper"`` (no clip) or ``"authors"`` (clip to [1e-4, 0.99]); one of 'paper', 'authors'.
-        clip_min: bounds of delta before Eq. 5; ``None``: the preset's; a number in [0, 1] or nothing.
-        clip_max: bounds of delta before Eq. 5; ``None``: the preset's; a number in [0, 1] or nothing.
-        layer_granularity: ``"leaf"`` (every module with parameters is a layer), ``"block"`` (the layers under one
-            top-level child share their mean score), ``"model"`` (one weight a site, from the mean score); one of
-            'leaf', 'block', 'model'.
+        preset: ``"paper"``, ``"authors"`` (clip to [1e-4, 0.99]) or ``"stable"`` (ours); fills the settings below that
+            are ``None``, and those of the site half; one of 'paper', 'authors', 'stable'.
+        clip_min: bounds of delta before Eq. 5; a number in [0, 1] or nothing.
+        clip_max: bounds of delta before Eq. 5; a number in [0, 1] or nothing.
+        warmup_rounds: so many first rounds are plain averages (Eq. 1), without a second phase; an integer >= 0 or
+            nothing.
+        mix: share of uniform weights, 0 (none) to 1 (plain averaging, measured all the same); a number in [0, 1] or
+            nothing.
+        power: exponent of the weights before they sum to 1 again; below 1 they come closer, 0 makes them uniform; a
+            number >= 0 or nothing.
+        smooth: share of what was in a moving average of each site's scores over the rounds, in [0, 1); an absent site's
+            stays; a number in [0, 1) or nothing.
+        layer_granularity: which layers share one weight, from their mean score: ``"leaf"`` (none: every module with
+            parameters is a layer), ``"unit"`` (a convolution or linear map and the norms behind it), ``"block"`` (all
+            under one top-level child), ``"model"`` (all: one weight a site); one of 'leaf', 'unit', 'block', 'model' or
+            nothing.
         only_layer: ablation v2: one weight a site, from this layer's score. A name like ``"down_3"`` means the last
             layer inside that block; a text or nothing.
         optimizer: ``"adam"`` (L2 weight decay, as the papers), ``"adamw"`` or ``"sgd"``; one of 'adam', 'adamw', 'sgd'.
@@ -82,6 +105,9 @@ class FedLWRLastLayerRecipe(MethodRecipe):
         momentum: of SGD, with Nesterov's form when > 0; a number in [0, 1).
         batch_size: images in a batch; an integer >= 1.
         local_epochs: passes over the training images in a round; an integer >= 1 (paper: ``1``).
+        local_steps: so many optimizer steps in a round, the same at every site, in place of ``local_epochs`` (which
+            then stays 1): passes in new orders until they are done, the last one cut short. ``None``: whole passes; an
+            integer >= 1 or nothing.
         keep_optimizer_state: moments stay at the site between rounds (Fed-LWR's code); else a new optimizer a round;
             true or false.
         max_grad_norm: gradients are clipped to this global norm; ``None``: not; a number > 0 or nothing.
@@ -123,6 +149,9 @@ class FedLWRLastLayerRecipe(MethodRecipe):
         norm_momentum: share of a new batch in the running statistics of the batch norms. With PyTorch's 0.1 they still
             hold a quarter of their initial values after 12 steps, which is all that a small site does in a round, and
             18 layers of it make the first models blind in evaluation; a number in (0, 1] (paper: ``0.1``).
+        initial_weights: checkpoint of exactly this network (``.pt``, ``.pth`` or ``.safetensors``; also an
+            ``FL_global_model.pt``) that the server starts from, unless the run or its own private file names another; a
+            text or nothing.
         augmentation: ``"flip"``, ``"affine"``, ``"intensity"``: which random changes ``augment=True`` makes; a list,
             each entry one of 'flip', 'affine', 'intensity'.
         allow_phantom: a site whose file names no data, for itself or for others, trains on synthetic data; False: it is
@@ -159,6 +188,7 @@ class FedLWRLastLayerRecipe(MethodRecipe):
         require_all_sites: bool = True,
         train_timeout: float = 3600.0,
         anchor_timeout: float = 3600.0,
+        norms_timeout: float = 3600.0,
         validate_timeout: float = 3600.0,
         straggler_grace: float = 0.0,
         max_missed: int = 2,
@@ -167,11 +197,21 @@ class FedLWRLastLayerRecipe(MethodRecipe):
         best_by: Literal["mean", "worst", "mean_minus_std"] = "mean",
         best_lambda: float = 1.0,
         test_last: int = 1,
+        norm_statistics: Literal["average", "recalibrated"] = "average",
+        recalibration: Literal["exact", "one_pass"] = "exact",
+        crt_rounds: int = 0,
+        crt_epochs: int = 1,
+        crt_weights: Literal["samples", "method"] = "samples",
+        crt_mask_absent: bool = True,
         settings: Mapping[str, Any] | None = None,
-        preset: Literal["paper", "authors"] = "paper",
+        preset: Literal["paper", "authors", "stable"] = "paper",
         clip_min: float | None = None,
         clip_max: float | None = None,
-        layer_granularity: Literal["leaf", "block", "model"] = "leaf",
+        warmup_rounds: int | None = None,
+        mix: float | None = None,
+        power: float | None = None,
+        smooth: float | None = None,
+        layer_granularity: Literal["leaf", "unit", "block", "model"] | None = None,
         only_layer: str | None = "down_3",
         optimizer: Literal["adam", "adamw", "sgd"] = "adam",
         learning_rate: float = 0.001,
@@ -180,6 +220,7 @@ class FedLWRLastLayerRecipe(MethodRecipe):
         momentum: float = 0.9,
         batch_size: int = 8,
         local_epochs: int = 5,
+        local_steps: int | None = None,
         keep_optimizer_state: bool = True,
         max_grad_norm: float | None = None,
         augment: bool = False,
@@ -203,6 +244,7 @@ class FedLWRLastLayerRecipe(MethodRecipe):
         mask_values: Mapping[int, int] | None = None,
         features: Sequence[int] = (16, 16, 32, 64, 128, 16),
         norm_momentum: float = 0.3,
+        initial_weights: str | None = None,
         augmentation: Sequence[Literal["flip", "affine", "intensity"]] = ("flip", "affine", "intensity"),
         allow_phantom: bool = True,
         phantom_seed: int = 0,

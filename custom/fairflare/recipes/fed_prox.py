@@ -51,6 +51,7 @@ class FedProxRecipe(MethodRecipe):
             false.
         train_timeout: seconds a phase may take; a site may never answer; a number > 0.
         anchor_timeout: seconds a phase may take; a site may never answer; a number > 0.
+        norms_timeout: seconds a phase may take; a site may never answer; a number > 0.
         validate_timeout: seconds a phase may take; a site may never answer; a number > 0.
         straggler_grace: seconds that late sites get once ``min_sites`` answered well; 0: the phase's whole timeout; a
             number >= 0.
@@ -66,6 +67,18 @@ class FedProxRecipe(MethodRecipe):
         best_lambda: see there; a number >= 0.
         test_last: of so many last models the test metrics are averaged in the results; each one more than the last
             costs a ``validate``. The papers' settings have 5; an integer >= 1 (paper: ``5``).
+        norm_statistics: ``"recalibrated"`` where the site half says so, else ``"average"``; not set by hand; one of
+            'average', 'recalibrated'.
+        recalibration: ``"exact"``: in one exchange for each group of norms that do not depend on one another, as if all
+            images were in one place; ``"one_pass"``: in one exchange, with the batch's statistics in front of each
+            norm, an approximation; one of 'exact', 'one_pass'.
+        crt_rounds: of so many more rounds behind ``num_rounds`` the classifier alone is trained anew, on classes in
+            equal parts (cRT, ``docs/crt.md``); 0: none; an integer >= 0.
+        crt_epochs: of each of them; one is as many draws as the site has training images; an integer >= 1.
+        crt_weights: of their averages: ``samples``, or those of the ``method`` in its last round; one of 'samples',
+            'method'.
+        crt_mask_absent: a site leaves the classifier's rows of classes that it does not have as they are; true or
+            false.
         settings: further settings by name, such as those of another ``task`` or of your own in ``task_file``.
         weighting: ``"samples"``: p_k = n_k / sum n (McMahan et al.); ``"uniform"``: p_k = 1/K (Fed-LWR, Eq. 1); one of
             'samples', 'uniform'.
@@ -76,6 +89,9 @@ class FedProxRecipe(MethodRecipe):
         momentum: of SGD, with Nesterov's form when > 0; a number in [0, 1).
         batch_size: images in a batch; an integer >= 1.
         local_epochs: passes over the training images in a round; an integer >= 1.
+        local_steps: so many optimizer steps in a round, the same at every site, in place of ``local_epochs`` (which
+            then stays 1): passes in new orders until they are done, the last one cut short. ``None``: whole passes; an
+            integer >= 1 or nothing.
         keep_optimizer_state: moments stay at the site between rounds (Fed-LWR's code); else a new optimizer a round;
             true or false.
         max_grad_norm: gradients are clipped to this global norm; ``None``: not; a number > 0 or nothing.
@@ -112,6 +128,13 @@ class FedProxRecipe(MethodRecipe):
             classifier head of another shape is left out; a text or nothing.
         projector_dim: output width of a projection head next to the classifier (Fed-MAS); ``None``: none; an integer >=
             1 or nothing.
+        neck_dim: output width of a projection head between encoder and classifier (MOON; its authors: 256); ``None``:
+            none; an integer >= 1 or nothing.
+        classifier: ``"linear"``, or ``"cosine"``: ``cosine_scale`` times the cosine of features and class vector
+            (LDAM); one of 'linear', 'cosine'.
+        cosine_scale: see there; a number > 0.
+        retrained_head: a second classifier beside it, trained by the server and used in evaluation (CReFF); true or
+            false.
         augmentation: ``"flip"``, ``"affine"``, ``"intensity"``: which random changes ``augment=True`` makes; a list,
             each entry one of 'flip', 'affine', 'intensity'.
         phantom: synthetic data, used where a site has none of its own: ``"dermoscopy"``, ``"dermoscopy7"``,
@@ -169,6 +192,7 @@ class FedProxRecipe(MethodRecipe):
         require_all_sites: bool = True,
         train_timeout: float = 3600.0,
         anchor_timeout: float = 3600.0,
+        norms_timeout: float = 3600.0,
         validate_timeout: float = 3600.0,
         straggler_grace: float = 0.0,
         max_missed: int = 2,
@@ -177,6 +201,12 @@ class FedProxRecipe(MethodRecipe):
         best_by: Literal["mean", "worst", "mean_minus_std"] = "mean",
         best_lambda: float = 1.0,
         test_last: int = 1,
+        norm_statistics: Literal["average", "recalibrated"] = "average",
+        recalibration: Literal["exact", "one_pass"] = "exact",
+        crt_rounds: int = 0,
+        crt_epochs: int = 1,
+        crt_weights: Literal["samples", "method"] = "samples",
+        crt_mask_absent: bool = True,
         settings: Mapping[str, Any] | None = None,
         weighting: Literal["samples", "uniform"] = "samples",
         optimizer: Literal["adam", "adamw", "sgd"] = "adam",
@@ -186,6 +216,7 @@ class FedProxRecipe(MethodRecipe):
         momentum: float = 0.9,
         batch_size: int = 32,
         local_epochs: int = 1,
+        local_steps: int | None = None,
         keep_optimizer_state: bool = False,
         max_grad_norm: float | None = None,
         augment: bool = False,
@@ -205,6 +236,10 @@ class FedProxRecipe(MethodRecipe):
         norm_momentum: float = 0.1,
         initial_weights: str | None = None,
         projector_dim: int | None = None,
+        neck_dim: int | None = None,
+        classifier: Literal["linear", "cosine"] = "linear",
+        cosine_scale: float = 30.0,
+        retrained_head: bool = False,
         augmentation: Sequence[Literal["flip", "affine", "intensity"]] = ("flip", "affine"),
         phantom: Literal["dermoscopy", "dermoscopy7", "fundus", "endoscopy"] = "dermoscopy7",
         allow_phantom: bool = True,

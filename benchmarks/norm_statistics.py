@@ -5,7 +5,7 @@ same calls that a run makes (``federation/recalibration.py``), and is compared w
 float64. Error: the largest over all channels, of means in standard deviations, of variances as a share. Seconds are
 those of one round with the sites one after the other in one process on one thread, beside those of its training.
 
-    python benchmarks/norm_statistics.py [--rounds 3 5] [--kind segmentation] [--seed 0]
+    python benchmarks/norm_statistics.py [--rounds 3 5] [--kind segmentation] [--seed 0] [--small]
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ from fairflare.reporting.records import RoundRecord
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "segmentation": {},
-    "classification": {"phantom": "fundus", "phantom_samples": 600},
+    "classification": {"phantom": "fundus"},
+}
+SMALL: dict[str, dict[str, Any]] = {
+    "segmentation": {"phantom_cases": 0.25},
+    "classification": {"phantom_samples": 150, "phantom_test": 80},
 }
 NETWORKS = {"segmentation": "U-Net, prostate phantom", "classification": "ResNet-18, fundus phantom"}
 WAYS = ("average", "one_pass", "exact")
@@ -40,6 +44,7 @@ def main() -> None:
     parser.add_argument("--kind", nargs="+", choices=tuple(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--rounds", nargs="+", type=int, default=[3])
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--small", action="store_true", help="a quarter of the images or less")
     given = parser.parse_args()
     torch.set_num_threads(1)
     print("| network | rounds | statistics | error of means | of variances | exchanges | kB out | kB in | seconds "
@@ -47,13 +52,13 @@ def main() -> None:
     print("| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |", flush=True)
     for kind in given.kind:
         for rounds in given.rounds:
-            for row in rows(kind, rounds, given.seed):
+            for row in rows(kind, rounds, given.seed, SMALL[kind] if given.small else {}):
                 print("| " + " | ".join(map(str, row)) + " |", flush=True)
 
 
-def rows(kind: str, num_rounds: int, seed: int) -> list[list[Any]]:
+def rows(kind: str, num_rounds: int, seed: int, fewer: dict[str, Any]) -> list[list[Any]]:
     """One for each way."""
-    plan = make_plan("fed_avg", task=kind, num_rounds=num_rounds, settings=SETTINGS[kind], seed=seed)
+    plan = make_plan("fed_avg", task=kind, num_rounds=num_rounds, settings={**SETTINGS[kind], **fewer}, seed=seed)
     found = []
     with tempfile.TemporaryDirectory(prefix="fairflare_norms_") as folder:
         results = json.loads((run_local(plan, Path(folder) / "run") / "results.json").read_text())

@@ -19,9 +19,11 @@ from fairflare.federation.norm_moments import whole_pass
 from fairflare.federation.phase import RoundFailed
 from fairflare.federation.plan import Plan, make_plan
 from fairflare.federation.rounds import Stopped
+from fairflare.federation.script import ScriptSite
 from fairflare.methods.fed_lwr import FedLWR
 from fairflare.methods.training import LocalTraining
 from fairflare.tasks.networks import build_classifier
+from fairflare.tasks.scripts import LoopTask, ScriptData
 
 from ..central_norms import central_statistics, differing
 from ..methods.support import at_site, initial, request, same
@@ -443,6 +445,20 @@ def test_a_projection_head_is_measured_too() -> None:
     with torch.no_grad():
         inputs = model.projector[0](model.eval().embed(images))
     torch.testing.assert_close(found["projector.1"].mean, inputs.double().mean(0), rtol=1e-5, atol=1e-6)
+
+
+def test_a_script_s_own_network(tmp_path: Path) -> None:
+    """The worker behind a script answers as our executor's, over the script's training images in their order."""
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2))
+    inputs = 3 + torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
+    batches = list(zip(inputs.split(4), (torch.arange(10) % 2).split(4), strict=True))
+    data = ScriptData(dict.fromkeys(("training", "validation", "test"), batches), 2)
+    task = LoopTask(model, torch.nn.CrossEntropyLoss(), data, lambda net, loader: 0.5)
+    site = ScriptSite("site-1", task, model, LocalTraining(), {}, tmp_path)
+    reply = site.begin(question(model.state_dict(), 0, []))
+    assert reply is not None
+    assert (reply.report["norms"], reply.report["values"], reply.report["more"]) == (["0"], [10.0], True)
+    assert reply.report["means"] == pytest.approx(inputs.double().mean(0).tolist(), rel=1e-6)
 
 
 def test_settings() -> None:

@@ -158,6 +158,8 @@ class Recalibration:
         if self.run.norm_statistics != "recalibrated" or not self._norms:
             return state
         sites = self.exchange.roster.willing(record.accepted, TASK_NORMS, record.current_round)
+        if len(sites) < self.run.min_sites:  # as for training: rather late ones than none
+            sites = sorted(record.accepted)
         total = Phase(TASK_NORMS, record.current_round, sites)
         total.left_out |= self.exchange.roster.why_not(sites, TASK_NORMS, record.accepted)
         pending = {name: len(state[f"{name}.{MEAN}"]) for name in self._norms}
@@ -238,8 +240,8 @@ class Recalibration:
                 )
                 for alias in self._norms[name]:
                     mean, variance = pooled(means, variances, weights[name], total)
-                    chain.new[f"{alias}.{MEAN}"] = mean.to(received[f"{name}.{MEAN}"].dtype)
-                    chain.new[f"{alias}.{VARIANCE}"] = variance.to(received[f"{name}.{VARIANCE}"].dtype)
+                    chain.new[f"{alias}.{MEAN}"] = mean.to(received[f"{name}.{MEAN}"].dtype, copy=True)
+                    chain.new[f"{alias}.{VARIANCE}"] = variance.to(received[f"{name}.{VARIANCE}"].dtype, copy=True)
             chain.done.append(name)
             del chain.pending[name]
         chain.state.update(chain.new)

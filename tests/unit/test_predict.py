@@ -535,7 +535,7 @@ def test_records_that_do_not_fit(segmented: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'fairflare\.tasks\.no\.Task' is not in fairflare"):
         recall({**record, "class": "fairflare.tasks.no.Task"}, tmp_path)
     with pytest.raises(ValueError, match="is not in fairflare"):  # nothing else is imported
-        recall({**record, "class": "os.system"}, tmp_path)
+        recall({**record, "class": "tests.federation.network.Line", "settings": {}}, tmp_path)
     assert recall({**record, "fairflare": "0.1.0"}, tmp_path).notes == [
         f"the model was made with fairflare 0.1.0, this is {__version__}"
     ]

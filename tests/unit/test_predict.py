@@ -289,6 +289,17 @@ def test_classes_of_a_volume_are_told_by_slice(classified: Path, kinds: Path, tm
     assert "slice 10" in result.stdout.replace("\n", " ")
 
 
+def test_the_screen_shows_the_first_ones_and_how_many_more(
+    classified: Path, kinds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairflare.cli.predict.MOST_SHOWN", 4)
+    result = fairflare(classified / "run", kinds / "volume.nii.gz", "--out", tmp_path)
+    assert "and 7 more\n" in result.stdout
+    assert "slice 3" in result.stdout.replace("\n", " ")
+    assert "slice 4" not in result.stdout.replace("\n", " ")
+    assert len(rows_of(tmp_path)) == 11
+
+
 # ------------------------------------------------------------------------------------------------ several structures
 
 NESTED = SegmentationTask(num_classes=2, labels=[[1, 2], [2]], mask_values={0: 0, 128: 1, 255: 2, 254: 2})
@@ -524,7 +535,7 @@ def test_records_that_do_not_fit(segmented: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'fairflare\.tasks\.no\.Task' is not in fairflare"):
         recall({**record, "class": "fairflare.tasks.no.Task"}, tmp_path)
     with pytest.raises(ValueError, match="is not in fairflare"):  # nothing else is imported
-        recall({**record, "class": "os.system"}, tmp_path)
+        recall({**record, "class": "tests.federation.network.Line", "settings": {}}, tmp_path)
     assert recall({**record, "fairflare": "0.1.0"}, tmp_path).notes == [
         f"the model was made with fairflare 0.1.0, this is {__version__}"
     ]

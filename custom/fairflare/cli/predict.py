@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 CSV_FILE = "predictions.csv"
 MOST_NAMED = 5
+MOST_SHOWN = 30  # lines on the screen; the file has all
 THRESHOLD = 0.5  # of the evaluation
 
 
@@ -292,6 +293,8 @@ def _show(predictor: Predictor, lines: Sequence[tuple[str, ...]]) -> None:
     table = Table(*columns[predictor.kind], box=None, pad_edge=False)
     for column in table.columns:
         column.overflow = "fold"
-    for line in lines:
+    for line in lines[:MOST_SHOWN]:
         table.add_row(*map(escape, line))
     screen.console.print(table)
+    if len(lines) > MOST_SHOWN:
+        screen.console.print(f"and {len(lines) - MOST_SHOWN} more", highlight=False)

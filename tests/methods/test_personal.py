@@ -14,6 +14,7 @@ from fairflare.federation.rounds import RoundFailed, Stopped
 from fairflare.methods.catalog import all_methods
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.training import LocalTraining
+from fairflare.reporting.comparison import compare
 from fairflare.reporting.table import fairness_table
 from tests.federation.network import SILENT, Run
 
@@ -87,6 +88,15 @@ def test_a_site_half_that_the_server_does_not_know_speaks_for_itself(tmp_path):
     assert made.results["info"]["measured"] == "personal"
     made, _ = run(tmp_path / "b", type("Plain", (LocalTraining,), {})(**SMALL))
     assert made.results["info"]["measured"] == "common"
+
+
+def test_a_comparison_says_whose_models_it_compares(tmp_path):
+    runs = [run(tmp_path / name, half(name), label=name)[0].results for name in ("solo", "ditto")]
+    common = run(tmp_path / "avg", LocalTraining(**SMALL), label="avg")[0].results
+    note = "Measured: each site's own model of solo, ditto"
+    assert f"{note}; of the others the common model." in compare([*runs, common])
+    assert f"{note}." in compare(runs)
+    assert "Measured" not in compare([common])
 
 
 @every

@@ -21,6 +21,7 @@ from fairflare.exchange.messages import SiteReply, SiteTask, encode_task
 from fairflare.federation.best_model import BestModel
 from fairflare.federation.models import ModelFiles
 from fairflare.federation.run_settings import RunSettings
+from fairflare.federation.site_folder import SiteFolder
 from fairflare.flare.persistor import RunModels
 from fairflare.methods.ditto import DittoTraining
 from fairflare.methods.solo import SoloTraining
@@ -201,14 +202,16 @@ def test_nobody_but_us_writes_the_files(tmp_path: Path) -> None:
 
 
 def test_a_named_model_is_tested_as_it_came_whatever_the_site_has_of_its_own(tmp_path: Path) -> None:
-    """FLARE's evaluation says how good that model is; nothing of this site's is put into it."""
+    """FLARE's evaluation says how good that model is; what is this site's own is not even opened."""
     given = {name: t + 0.1 if t.is_floating_point() else t for name, t in initial().items()}
     wanted = from_shareable(validate(Site(tmp_path / "plain", TASK, training=LocalTraining(batch_size=4)), given)).data
     for number, training in enumerate((SoloTraining(batch_size=4), DittoTraining(batch_size=4))):
         site = Site(tmp_path / str(number), TASK, training=training)
         trained = site.reply("train", message=encode_task(SiteTask("train", initial(), 0, 1, 0)))
         assert trained.meta["status"] == "ok"
-        assert from_shareable(validate(site, given)).data == wanted
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(SiteFolder, "opened", lambda *_: pytest.fail("opened"))
+            assert from_shareable(validate(site, given)).data == wanted
         own = site.reply("validate", message=encode_task(SiteTask("validate", given, 1, 1, 0))).metrics
         assert own != wanted
 

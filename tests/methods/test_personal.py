@@ -8,15 +8,18 @@ import pytest
 import torch
 
 from fairflare.core.settings import build, values_of
-from fairflare.exchange.messages import SiteTask, decode_task, encode_task
+from fairflare.exchange.messages import STATUS_OK, SiteReply, SiteTask, decode_task, encode_reply, encode_task
+from fairflare.federation.collector import Collector, LikeReceived
 from fairflare.federation.rounds import RoundFailed, Stopped
 from fairflare.methods.catalog import all_methods
+from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.training import LocalTraining
+from fairflare.reporting.comparison import compare
 from fairflare.reporting.table import fairness_table
 from tests.federation.network import SILENT, Run
 
 from .own import NORM, SITES, STATISTICS, Plane, Sites, run
-from .support import same
+from .support import at_site, initial, request, same
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL: dict[str, Any] = {"batch_size": 8, "learning_rate": 0.05}
@@ -85,6 +88,15 @@ def test_a_site_half_that_the_server_does_not_know_speaks_for_itself(tmp_path):
     assert made.results["info"]["measured"] == "personal"
     made, _ = run(tmp_path / "b", type("Plain", (LocalTraining,), {})(**SMALL))
     assert made.results["info"]["measured"] == "common"
+
+
+def test_a_comparison_says_whose_models_it_compares(tmp_path):
+    runs = [run(tmp_path / name, half(name), label=name)[0].results for name in ("solo", "ditto")]
+    common = run(tmp_path / "avg", LocalTraining(**SMALL), label="avg")[0].results
+    note = "Measured: each site's own model of solo, ditto"
+    assert f"{note}; of the others the common model." in compare([*runs, common])
+    assert f"{note}." in compare(runs)
+    assert "Measured" not in compare([common])
 
 
 @every
@@ -323,3 +335,36 @@ def test_a_silent_site_is_as_an_absent_one(tmp_path):
     assert "site-2" in made.left_out(1)
     assert made.results["status"] == "completed"
     assert sorted(parts(sites, "site-2", 2)) == sorted(NORM)
+
+
+def test_fed_lwr_compares_the_averaged_model_under_the_site_s_own_statistics(tmp_path) -> None:
+    """The anchor with this site's weights is this site's model: nothing differs but the statistics that came along."""
+    training = build(all_methods()["fed_lwr"].training, {"norm_statistics": "site", "batch_size": 4})
+    worker = at_site(tmp_path, training)
+    state = initial()
+    trained = worker.perform(request("train", state))
+    assert trained.status == "ok", trained.reason
+    anchor = {name: tensor + trained.update.get(name, 0) for name, tensor in state.items()}
+    reply = worker.perform(request("anchor", anchor))
+    assert reply.status == "ok", reply.reason
+    assert max(reply.report["dissimilarity"]) < 1e-4
+    plain = at_site(tmp_path / "plain", build(type(training), {"batch_size": 4}))
+    plain.perform(request("train", state))
+    assert max(plain.perform(request("anchor", anchor)).report["dissimilarity"]) > 1e-4
+
+
+def test_what_stays_is_exactly_as_it_was_in_the_common_model(tmp_path) -> None:
+    """Sums of thirds would change the last bits of numbers in float64."""
+    g = torch.Generator().manual_seed(0)
+    received = {"bn.weight": torch.randn(500, generator=g).double().sin(), "weight": torch.ones(500).double()}
+    collector = Collector(FedAvg(weighting="uniform"), tmp_path)
+    collector.begin(0, 1, shape=LikeReceived(received, {"bn.weight"}), received=received, sites=["a", "b", "c"])
+    for number, site in enumerate(("a", "b", "c")):
+        update = {"weight": torch.full((500,), 0.1 * number).double()}
+        message = encode_reply(SiteReply(STATUS_OK, update=update, metrics={"dice": 0.5}), 0)
+        collector.keep(collector.read_training(site, message))
+    state, weighing = collector.aggregate()
+    assert torch.equal(state["bn.weight"], received["bn.weight"])
+    assert not torch.equal(received["bn.weight"] / 3 * 3, received["bn.weight"])
+    torch.testing.assert_close(state["weight"], torch.full((500,), 1.1).double())
+    assert weighing.sites == pytest.approx(dict.fromkeys("abc", 1 / 3))

@@ -105,8 +105,8 @@ def _all_methods() -> list[str]:
     rows.append((
         "`metrics`", f"`{TASK_TRAIN}`, `{TASK_VALIDATE}`",
         "how good the received model, with what stays at the site, is on the validation split, and the final one on "
-        "the test split and on each further test list, whose name stands in front; the last one on the validation split "
-        "too",
+        "the test split and on each further test list, whose name stands in front; the last one on the validation "
+        "split too",
         "see the tasks", "see the tasks", f"those by class: `{METRICS_BY_CLASS}`",
     ))  # fmt: skip
     asked = [field_row(field, TASK_CHECK) for field in check.FIELDS]
@@ -193,10 +193,10 @@ code, and the metrics that it measures itself; its switch for metrics by class i
 What else a script sends is its own affair.
 """
 
-STAYS = """By the job's method, so that a site that wants it accepts only such jobs. It is kept in the site's state
-folder, as private as the data, and is in no message; the server sends its own, untrained values in its place. Metrics
-are then of the site's own model: measured with what stays. Where tensors stay, `submit_model` is refused whatever the
-site's file says. A site whose code sends such a tensor all the same finds it unused, and the server's log says so."""
+STAYS = """By the job's method: a site that wants it accepts such jobs only. It is kept in the site's state folder, as
+private as the data, and is in no message; the server sends its own, untrained values in its place. Metrics are then of
+the site's own model: measured with what stays. Where tensors stay, `submit_model` is refused whatever the site's file
+says. A tensor that a site sends all the same is not used, and the server's log says so."""
 
 METRICS = f"""Of the received model on the validation split in each round, and of the final model on the test split.
 With further test lists (`test_<name>` in the datalist) each is there once more as `<name>/<metric>`: the names of the

@@ -13,7 +13,7 @@ from fairflare.core import checks
 from fairflare.core.fairness import FairnessSummary, summarize
 from fairflare.core.settings import by_name
 from fairflare.reporting.layout import MISSING, blocks, csv_lines, markdown_lines, number, wrapped
-from fairflare.reporting.table import SYNTHETIC_NOTE, by_site_of, direction_of, label_of, metrics_of
+from fairflare.reporting.table import MEASURED, SYNTHETIC_NOTE, by_site_of, direction_of, label_of, metrics_of
 
 __all__ = ["compare"]
 
@@ -29,6 +29,7 @@ class _Row:
     values: list[dict[str, float]]  # by site, a dict for each run
     summaries: list[FairnessSummary]
     settings: str = ""  # what tells it from others of the same label
+    measured: str = ""  # which model
 
 
 def compare(
@@ -91,6 +92,7 @@ def _rows(runs: Sequence[Run], metric: str) -> list[_Row]:
         values = [_values(run, metric) for run in group]
         higher = direction_of(group[0], metric)
         row = _Row(label, values, [summarize(v, higher_is_better=higher) for v in values])
+        row.measured = (group[0]["info"] or {}).get("measured") or ""
         if labels.count(label) > 1:
             row.label = f"{label} ({labels[: index + 1].count(label)})"
             row.settings = _difference(group[0], [others[0] for (other, _), others in groups.items() if other == label])
@@ -148,6 +150,10 @@ def _columns(row: _Row, sites: Sequence[str]) -> list[list[float]]:
 def _notes(runs: Sequence[Run], complete: Sequence[Run], metric: str, rows: Sequence[_Row]) -> list[str]:
     notes = [f"{metric} on the test splits; ± is the population standard deviation over runs."]
     notes += [f"{row.label}: {row.settings}" for row in rows if row.settings]
+    own = [row.label for row in rows if row.measured == "personal"]
+    if own:
+        others = "" if len(own) == len(rows) else "; of the others the common model"
+        notes.append(f"Measured: {MEASURED['personal']} of {', '.join(own)}{others}.")
     unfinished = [run for run in runs if run["status"] != "completed"]
     if unfinished:
         notes.append(f"{len(unfinished)} of {len(runs)} runs did not complete and are left out:")

@@ -133,7 +133,7 @@ def start(task: ClassificationTask) -> dict[str, torch.Tensor]:
 
 
 def test_gradients_of_a_site_against_autograd(tmp_path):
-    """All images of each class, as there are fewer than asked for; the encoder in evaluation mode, before any training."""
+    """All images of each class, as there are fewer than asked for; encoder in evaluation mode, before training."""
     task = task_of()
     state = start(task)
     here = at_site(tmp_path, ClassGradientTraining(**QUICK, gradient_images=64, gradient_repeats=3), task=task)
@@ -256,9 +256,9 @@ def test_the_mean_is_over_the_sites_that_have_the_class():
     weighing = rule.weigh(inputs(both))
     assert weighing.sites == pytest.approx({"a": 1 / 3, "b": 1 / 3, "c": 1 / 3})
     begun = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(rule.features[1], begun[1])
+    assert torch.equal(rule.federated[1], begun[1])
     expected = matched_features(begun, found, *RECEIVED.values(), steps=7, learning_rate=0.1)
-    assert torch.equal(rule.features, expected[0])
+    assert torch.equal(rule.federated, expected[0])
     weight, bias = retrained_classifier(expected[0], epochs=3, learning_rate=0.01, batch_size=32, seed=1)
     assert same(weighing.tensors, {"retrained.weight": weight, "retrained.bias": bias})
     assert weighing.values["matching_after"] < weighing.values["matching_before"]
@@ -269,7 +269,7 @@ def test_a_zero_gradient_and_no_gradient_change_no_feature():
     rule = rule_of()
     begun = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(0))
     rule.weigh(inputs({"a": reported(rule, 1, scale=0.0), "b": {REPORTED: None}}))
-    assert torch.equal(rule.features, begun)
+    assert torch.equal(rule.federated, begun)
 
 
 def test_features_outlive_the_round_and_a_restart():
@@ -281,7 +281,7 @@ def test_features_outlive_the_round_and_a_restart():
     fresh = rule_of().weigh(inputs({"a": reported(first, 1)}, current_round=1))
     assert not same(again[0].tensors, fresh.tensors)
     first.load_state_dict({})
-    assert first.features is None
+    assert first.federated is None
 
 
 @pytest.mark.parametrize(

@@ -359,3 +359,13 @@ def test_not_with_crt(tmp_path):
     with pytest.raises(ValueError, match="CReFF retrains a classifier itself; set crt_rounds=0"):
         run(tmp_path, {"crt_rounds": 1})
     assert FedAvg.makes == ()
+
+
+def test_initial_weights_begin_both_classifiers(tmp_path):
+    task = task_of()
+    saved = support.initial(task, seed=5)
+    torch.save({name: saved[name] for name in saved if name not in MADE}, tmp_path / "weights.pt")
+    model = task.build_model()
+    task.initialise(model, str(tmp_path / "weights.pt"))
+    assert torch.equal(model.retrained.weight, saved["head.weight"])
+    assert torch.equal(model.head.weight, saved["head.weight"])

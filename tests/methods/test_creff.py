@@ -268,8 +268,9 @@ def test_the_mean_is_over_the_sites_that_have_the_class():
 def test_a_zero_gradient_and_no_gradient_change_no_feature():
     rule = rule_of()
     begun = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(0))
-    rule.weigh(inputs({"a": reported(rule, 1, scale=0.0), "b": {REPORTED: None}}))
+    weighing = rule.weigh(inputs({"a": reported(rule, 1, scale=0.0), "b": {REPORTED: None}}))
     assert torch.equal(rule.federated, begun)
+    assert weighing.values == {"matching_before": 0.0, "matching_after": 0.0, "classes": 0.0}
 
 
 def test_features_outlive_the_round_and_a_restart():

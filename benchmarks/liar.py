@@ -31,8 +31,10 @@ from fairflare.federation.rounds import Rounds, Stopped
 from fairflare.federation.run_settings import Place, RunSettings
 from fairflare.federation.transport import Listener, Question
 from fairflare.methods.catalog import Method, all_methods
+from fairflare.methods.creff import CReFF
 from fairflare.reporting.records import RoundRecord
 from fairflare.tasks.base import SiteData, Task
+from fairflare.tasks.networks import GivenHead
 
 SITES = [f"site-{number}" for number in range(1, 7)]
 LIAR = SITES[-1]
@@ -41,15 +43,28 @@ State = dict[str, torch.Tensor]
 
 
 class Nothing(Task):
-    """A small network with batch norm, and the block that Fed-LWR-v2 looks at."""
+    """A small network with batch norm, and the block that Fed-LWR-v2 looks at.
+
+    Args:
+        given: with the second classifier that CReFF's server makes.
+    """
 
     primary_metric = "dice"
 
+    def __init__(self, given: bool = False) -> None:
+        self.given = given
+
     def build_model(self) -> torch.nn.Module:
-        names = {"down_3": torch.nn.Linear(6, 8), "norm": torch.nn.BatchNorm1d(8), "head": torch.nn.Linear(8, 3)}
+        names: dict[str, Any] = {
+            "down_3": torch.nn.Linear(6, 8),
+            "norm": torch.nn.BatchNorm1d(8),
+            "head": torch.nn.Linear(8, 3),
+        }
         model = torch.nn.Sequential()
         for name, layer in names.items():
             model.add_module(name, layer)
+        if self.given:
+            model.add_module("retrained", GivenHead(names["head"]))
         return model
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -72,6 +87,8 @@ def honest(site: str, received: State, current_round: int) -> tuple[State, dict[
     common = torch.Generator().manual_seed(current_round)
     update = {}
     for name, tensor in received.items():
+        if name.startswith(CReFF.makes):
+            continue
         if tensor.is_floating_point():
             size = tensor.shape
             update[name] = 0.05 * torch.randn(size, generator=common) + 0.02 * torch.randn(size, generator=g)
@@ -255,7 +272,7 @@ def run(method: Method, lie: Lie | None, bounds: Mapping[str, Any] | None = None
         settings = RunSettings(num_rounds=rounds, **(bounds or {}))
         rule = build(method.rule, method.server)
         with contextlib.suppress(Stopped):
-            Rounds(Nothing(), rule, settings, hospitals, place, [hospitals]).run()
+            Rounds(Nothing(bool(rule.makes)), rule, settings, hospitals, place, [hospitals]).run()
     assert len(hospitals.records) == rounds
     return hospitals
 

@@ -129,7 +129,9 @@ def test_updates_of_a_variance_may_be_negative() -> None:
     assert merged.params["bn.running_var"].tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("method", [m for m in all_methods().values() if not m.rule.two_phase], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "method", [m for m in all_methods().values() if not m.rule.two_phase and not m.rule.makes], ids=lambda m: m.name
+)
 def test_every_single_phase_method_over_several_rounds(method: Any, tmp_path: Path) -> None:
     rule = build(method.rule, method.server)
     rule.memory_folder = tmp_path
@@ -351,7 +353,9 @@ def test_a_whole_model_is_refused_where_nobody_knows_what_it_started_from() -> N
     assert merged.params["w"].tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("method", [m for m in all_methods().values() if not m.rule.two_phase], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "method", [m for m in all_methods().values() if not m.rule.two_phase and not m.rule.makes], ids=lambda m: m.name
+)
 def test_every_single_phase_method_with_bounds(method: Any, tmp_path: Path) -> None:
     """One, two and three sites; in any order the same bits; nobody above the bound."""
     bounds = {"max_weight": 0.4, "max_samples": 100, "max_update_norm": 3.0}

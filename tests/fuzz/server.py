@@ -33,6 +33,7 @@ from fairflare.flare.controller import RoundsController
 from fairflare.flare.wire import to_model
 from fairflare.methods.rule import Rule
 from fairflare.tasks.base import Task
+from fairflare.tasks.networks import GivenHead
 
 from ..federation.examples import example_report
 from ..federation.network import SITES, Line, number
@@ -59,8 +60,14 @@ class Net(torch.nn.Module):
 class SmallTask(Line):
     primary_metric: ClassVar[str] = "dice"
 
+    def __init__(self, given: bool = False) -> None:
+        self.given = given  # with the second classifier that CReFF's server makes
+
     def build_model(self) -> torch.nn.Module:
-        return Net()
+        model = Net()
+        if self.given:
+            model.retrained = GivenHead(torch.nn.Linear(3, 2))
+        return model
 
 
 def encoded(result: Any) -> CellMessage:
@@ -104,7 +111,9 @@ def good_reply(rule: Rule, site: str, name: str, current_round: int, like: dict[
     reply = Message(meta=meta, current_round=current_round)
     if name == "train":
         reply.params = {
-            key: torch.full_like(value, 0.01 * k if value.is_floating_point() else 1) for key, value in like.items()
+            key: torch.full_like(value, 0.01 * k if value.is_floating_point() else 1)
+            for key, value in like.items()
+            if not key.startswith(rule.makes)
         }
         reply.is_update = True
         reply.metrics = {"dice": 0.2 + 0.1 * k, "loss": 1.5 / k, "site_a/dice": 0.5}
@@ -162,7 +171,7 @@ class FuzzServer(Server):
     """
 
     def __init__(self, folder: Path, play: Play, rule: Rule, task: Task | None = None, **settings: Any) -> None:
-        super().__init__(folder, task=task or SmallTask(), rule=rule, **settings)
+        super().__init__(folder, task=task or SmallTask(bool(rule.makes)), rule=rule, **settings)
         self.play = play
         self.heard = Heard()
         self.late: list[tuple[Client, str, str, Any]] = []  # handed in when the next task is out

@@ -133,7 +133,7 @@ def start(task: ClassificationTask) -> dict[str, torch.Tensor]:
 
 
 def test_gradients_of_a_site_against_autograd(tmp_path):
-    """All images of each class, as there are fewer than asked for; encoder in evaluation mode, before any training."""
+    """All images of each class, as there are fewer than asked for; encoder in evaluation mode, before training."""
     task = task_of()
     state = start(task)
     here = at_site(tmp_path, ClassGradientTraining(**QUICK, gradient_images=64, gradient_repeats=3), task=task)
@@ -256,9 +256,9 @@ def test_the_mean_is_over_the_sites_that_have_the_class():
     weighing = rule.weigh(inputs(both))
     assert weighing.sites == pytest.approx({"a": 1 / 3, "b": 1 / 3, "c": 1 / 3})
     begun = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(rule.features[1], begun[1])
+    assert torch.equal(rule.federated[1], begun[1])
     expected = matched_features(begun, found, *RECEIVED.values(), steps=7, learning_rate=0.1)
-    assert torch.equal(rule.features, expected[0])
+    assert torch.equal(rule.federated, expected[0])
     weight, bias = retrained_classifier(expected[0], epochs=3, learning_rate=0.01, batch_size=32, seed=1)
     assert same(weighing.tensors, {"retrained.weight": weight, "retrained.bias": bias})
     assert weighing.values["matching_after"] < weighing.values["matching_before"]
@@ -268,8 +268,9 @@ def test_the_mean_is_over_the_sites_that_have_the_class():
 def test_a_zero_gradient_and_no_gradient_change_no_feature():
     rule = rule_of()
     begun = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(0))
-    rule.weigh(inputs({"a": reported(rule, 1, scale=0.0), "b": {REPORTED: None}}))
-    assert torch.equal(rule.features, begun)
+    weighing = rule.weigh(inputs({"a": reported(rule, 1, scale=0.0), "b": {REPORTED: None}}))
+    assert torch.equal(rule.federated, begun)
+    assert weighing.values == {"matching_before": 0.0, "matching_after": 0.0, "classes": 0.0}
 
 
 def test_features_outlive_the_round_and_a_restart():
@@ -281,7 +282,7 @@ def test_features_outlive_the_round_and_a_restart():
     fresh = rule_of().weigh(inputs({"a": reported(first, 1)}, current_round=1))
     assert not same(again[0].tensors, fresh.tensors)
     first.load_state_dict({})
-    assert first.features is None
+    assert first.federated is None
 
 
 @pytest.mark.parametrize(
@@ -359,3 +360,13 @@ def test_not_with_crt(tmp_path):
     with pytest.raises(ValueError, match="CReFF retrains a classifier itself; set crt_rounds=0"):
         run(tmp_path, {"crt_rounds": 1})
     assert FedAvg.makes == ()
+
+
+def test_initial_weights_begin_both_classifiers(tmp_path):
+    task = task_of()
+    saved = support.initial(task, seed=5)
+    torch.save({name: saved[name] for name in saved if name not in MADE}, tmp_path / "weights.pt")
+    model = task.build_model()
+    task.initialise(model, str(tmp_path / "weights.pt"))
+    assert torch.equal(model.retrained.weight, saved["head.weight"])
+    assert torch.equal(model.head.weight, saved["head.weight"])

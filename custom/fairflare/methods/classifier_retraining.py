@@ -53,7 +53,7 @@ class _Kept:
 class ClassifierRetraining(LocalTraining):
     """cRT, site half: cross-entropy on classes in equal parts, for the classifier alone.
 
-    The rest of the network is in evaluation mode and without gradient, so its parameters and its batch norms'
+    The rest of the network is run in evaluation mode and without gradient, so its parameters and its batch norms'
     statistics stay as they are to the bit. An epoch is n_k draws. The encoder sees each image once an epoch (without
     ``augment`` once a round), so that an image that is drawn several times is there with the same augmentation.
 
@@ -91,7 +91,6 @@ class ClassifierRetraining(LocalTraining):
             return super().train(run, model)
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
-        model.eval()
         head: Any = model.head
         if self.first:
             _begin_anew(run, head, self.seed)

@@ -144,7 +144,7 @@ class CReFF(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._classifier: tuple[torch.Tensor, torch.Tensor] | None = None  # that the sites have in this round
-        self.features: torch.Tensor | None = None
+        self.federated: torch.Tensor | None = None
 
     @property
     def needs_classes(self) -> bool:
@@ -182,14 +182,14 @@ class CReFF(Rule):
             return weighing
         weight, bias = (tensor.float() for tensor in self._classifier)
         wanted = self._mean_gradients(inputs, weight)
-        if self.features is None:
+        if self.federated is None:
             shape = (len(bias), self.num_features, weight.shape[1])
-            self.features = torch.randn(shape, generator=torch.Generator().manual_seed(self.seed))
-        self.features, before, after = matched_features(
-            self.features, wanted, weight, bias, steps=self.feature_steps, learning_rate=self.feature_rate
+            self.federated = torch.randn(shape, generator=torch.Generator().manual_seed(self.seed))
+        self.federated, before, after = matched_features(
+            self.federated, wanted, weight, bias, steps=self.feature_steps, learning_rate=self.feature_rate
         )
         made = retrained_classifier(
-            self.features,
+            self.federated,
             epochs=self.classifier_epochs,
             learning_rate=self.classifier_rate,
             batch_size=self.classifier_batch,
@@ -214,10 +214,10 @@ class CReFF(Rule):
         return {label: mean for label, mean in means.items() if bool(mean.any())}
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self.features is None else {"features": self.features}
+        return {} if self.federated is None else {"features": self.federated}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.features = state["features"].clone() if "features" in state else None
+        self.federated = state["features"].clone() if "features" in state else None
 
 
 METHODS = [

@@ -269,7 +269,9 @@ def load_encoder(model: Classifier, path: Path) -> str:
         if weight is None or bias is None or not isinstance(model.head, nn.Linear):
             continue
         if weight.shape == model.head.weight.shape and bias.shape == model.head.bias.shape:
-            model.head.load_state_dict({"weight": weight, "bias": bias})
+            for classifier in (model.head, model.retrained):
+                if classifier is not None:
+                    classifier.load_state_dict({"weight": weight, "bias": bias})
             more = " (and projector)" if _load_projector(model, found) else ""
             return f"initial weights of encoder and head{more} from {path.name}"
     return f"initial weights of the encoder from {path.name}; the head is random"

@@ -95,9 +95,9 @@ class RescueTraining(LocalTraining):
         super().check_task(task)
         if self.lambda_f > 0 and task.has_classes is False:
             raise ValueError("it needs a classifier with a projection head")
-        if self.lambda_f > 0 and getattr(task, "projector_dim", 0) is None:
-            if getattr(task.build_model(), "projector", None) is None:  # a task of one's own may build one all the same
-                raise ValueError("it needs a projection head next to the classifier; set projector_dim")
+        said = self.lambda_f == 0 or getattr(task, "projector_dim", 0) is not None
+        if not said and getattr(task.build_model(), "projector", None) is None:  # a task may build its own
+            raise ValueError("it needs a projection head next to the classifier; set projector_dim")
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         found = super().check(run, model)

@@ -6,15 +6,17 @@ import math
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from torch import nn
 
 from fairflare.core.priors import RunningClassMean, class_means, prior_distance, rescue_factor
 from fairflare.core.weighting import rescue_weights
-from fairflare.tasks.priors import PriorNetwork, build_encoder, fingerprint, load_prior
+from fairflare.tasks.priors import IMAGENET_MEAN, IMAGENET_STD, PriorNetwork, build_encoder, fingerprint, load_prior
 
 NAN = math.nan
 
@@ -383,3 +385,16 @@ def test_fingerprint_sees_values_names_and_shapes():
         assert fingerprint(other) != fingerprint(state)
     encoder = build_encoder("embedded")[0]
     assert PriorNetwork(encoder, "x", 96).fingerprint != PriorNetwork(encoder, "y", 96).fingerprint
+
+
+@pytest.mark.parametrize("size", [32, 40, 96])
+def test_images_of_another_size_are_resized_as_pillow_does(size):
+    """Without lines that come and go: fine stripes become grey, as in the images of the task."""
+    stripes = (torch.arange(64) % 2).float().expand(64, 64)
+    images = torch.stack([stripes, torch.rand(64, 64, generator=torch.Generator().manual_seed(0))])[:, None]
+    network = PriorNetwork(nn.Identity(), "none", 3, image_size=size)
+    found = network(images)
+    for image, (shown, *_) in zip(images, found, strict=True):
+        resized = Image.fromarray(image[0].numpy()).resize((size, size), Image.Resampling.BILINEAR)
+        wanted = (torch.from_numpy(np.array(resized)) - IMAGENET_MEAN[0]) / IMAGENET_STD[0]
+        assert torch.allclose(shown, wanted, atol=1e-4)

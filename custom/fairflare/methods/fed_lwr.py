@@ -55,11 +55,11 @@ class FedLWR(FromPreset, Rule):
         preset: ``"paper"``, ``"authors"`` (clip to [1e-4, 0.99]) or ``"stable"`` (ours); fills the settings below that
             are ``None``, and those of the site half.
         clip_min, clip_max: bounds of delta before Eq. 5.
-        warmup_rounds: so many first rounds are plain averages (Eq. 1), without a second phase.
-        mix: share of uniform weights, 0 (none) to 1 (plain averaging, measured all the same).
-        power: exponent of the weights before they sum to 1 again; below 1 they come closer, 0 makes them uniform.
+        warmup_rounds: so many first rounds are plain averages (Eq. 1), without a second phase; 0, ``"stable"`` 20.
+        mix: share of uniform weights, 0 (none) to 1 (plain averaging, measured all the same); 0, ``"stable"`` 0.5.
+        power: exponent of the weights before they sum to 1 again; below 1 they come closer, 0 makes them uniform; 1.
         smooth: share of what was in a moving average of each site's scores over the rounds, in [0, 1); an absent site's
-            stays.
+            stays; 0.
         layer_granularity: which layers share one weight, from their mean score: ``"leaf"`` (none: every module with
             parameters is a layer), ``"unit"`` (a convolution or linear map and the norms behind it), ``"block"`` (all
             under one top-level child), ``"model"`` (all: one weight a site).

@@ -94,9 +94,8 @@ class RescueTraining(LocalTraining):
     def check_task(self, task: Task) -> None:
         if self.lambda_f > 0 and task.has_classes is False:  # first: another criterion would not mend that
             raise ValueError("it needs a classifier with a projection head")
-        projector = getattr(task, "projector_dim", 0)
-        # A task of one's own may build one all the same.
-        if self.lambda_f > 0 and projector is None and getattr(task.build_model(), "projector", None) is None:
+        said = self.lambda_f == 0 or getattr(task, "projector_dim", 0) is not None
+        if not said and getattr(task.build_model(), "projector", None) is None:  # a task may build its own
             raise ValueError("it needs a projection head next to the classifier; set projector_dim")
         super().check_task(task)
 

@@ -84,14 +84,14 @@ class FedLWRLastLayerRecipe(MethodRecipe):
             are ``None``, and those of the site half; one of 'paper', 'authors', 'stable'.
         clip_min: bounds of delta before Eq. 5; a number in [0, 1] or nothing.
         clip_max: bounds of delta before Eq. 5; a number in [0, 1] or nothing.
-        warmup_rounds: so many first rounds are plain averages (Eq. 1), without a second phase; an integer >= 0 or
-            nothing.
-        mix: share of uniform weights, 0 (none) to 1 (plain averaging, measured all the same); a number in [0, 1] or
-            nothing.
-        power: exponent of the weights before they sum to 1 again; below 1 they come closer, 0 makes them uniform; a
+        warmup_rounds: so many first rounds are plain averages (Eq. 1), without a second phase; 0, ``"stable"`` 20; an
+            integer >= 0 or nothing.
+        mix: share of uniform weights, 0 (none) to 1 (plain averaging, measured all the same); 0, ``"stable"`` 0.5; a
+            number in [0, 1] or nothing.
+        power: exponent of the weights before they sum to 1 again; below 1 they come closer, 0 makes them uniform; 1; a
             number >= 0 or nothing.
         smooth: share of what was in a moving average of each site's scores over the rounds, in [0, 1); an absent site's
-            stays; a number in [0, 1) or nothing.
+            stays; 0; a number in [0, 1) or nothing.
         layer_granularity: which layers share one weight, from their mean score: ``"leaf"`` (none: every module with
             parameters is a layer), ``"unit"`` (a convolution or linear map and the norms behind it), ``"block"`` (all
             under one top-level child), ``"model"`` (all: one weight a site); one of 'leaf', 'unit', 'block', 'model' or

@@ -141,6 +141,8 @@ def docstring(method: Method, groups: Mapping[str, Sequence[Argument]]) -> list[
                 break_on_hyphens=False, break_long_words=False,
             )  # fmt: skip
     lines += ["", "Raises:", f"    ValueError: {REFUSED}"]
+    if any("\\" in line for line in lines):
+        lines[0] = "r" + lines[0]
     return [f"    {line}" if line else "" for line in [*lines, '"""']]
 
 

@@ -13,7 +13,7 @@ from fairflare.flare.recipes import MethodRecipe, only_what_is_given
 
 
 class QFedAvgRecipe(MethodRecipe):
-    """Sites with a higher loss count more, by a power q (q_form=weighted: FedISM+'s baseline).
+    r"""Sites with a higher loss count more, by a power q (q_form=weighted: FedISM+'s baseline).
 
     Source: Li et al., ICLR 2020.
 

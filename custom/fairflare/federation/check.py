@@ -6,7 +6,7 @@ classes than the job has: all of it ends the run here, and says who and why.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fairflare.exchange.messages import TASK_CHECK, Message, SiteTask, encode_task
@@ -235,3 +235,26 @@ def _ended(text: str) -> str:
 
 def _names(sites: list[str]) -> str:
     return ", ".join(sites)
+
+
+def check_present(named: Iterable[str], connected: Sequence[str], min_sites: int, say: Callable[..., None]) -> None:
+    """Whether a run can begin with the sites that are there.
+
+    Args:
+        named: sites that the job names.
+        connected: those that are there.
+        min_sites: so many it needs.
+        say: a line for the server's log.
+
+    Raises:
+        RoundFailed: it cannot.
+    """
+    if missing := sorted(set(named) - set(connected)):
+        say(f"not connected, though the job names them: {', '.join(missing)}; it goes on without them", warning=True)
+    if not connected:
+        raise RoundFailed("no site is connected")
+    if len(connected) < min_sites:
+        raise RoundFailed(
+            f"{len(connected)} site(s) in the job ({', '.join(connected)}), min_sites={min_sites}; start more sites or "
+            "lower min_sites"
+        )

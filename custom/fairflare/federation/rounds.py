@@ -25,7 +25,7 @@ from fairflare.exchange.messages import (
     encode_task,
 )
 from fairflare.federation.best_model import BestModel
-from fairflare.federation.check import Check
+from fairflare.federation.check import Check, check_present
 from fairflare.federation.collector import Collector, LikeReceived, reasons
 from fairflare.federation.experiment import Experiment, writing
 from fairflare.federation.final_test import FinalTest
@@ -138,17 +138,7 @@ class Rounds:
         info["measured"] = self.at_home.measured
         self.files.noted = self.at_home.noted
         found = self.experiment.begin(state, config, info)
-        if missing := sorted(set(info["sites"]) - set(sites)):
-            self.transport.say(
-                f"not connected, though the job names them: {', '.join(missing)}; it goes on without them", warning=True
-            )
-        if not sites:
-            raise RoundFailed("no site is connected")
-        if len(sites) < run.min_sites:
-            raise RoundFailed(
-                f"{len(sites)} site(s) in the job ({', '.join(sites)}), min_sites={run.min_sites}; start more sites "
-                "or lower min_sites"
-            )
+        check_present(info["sites"], sites, run.min_sites, self.transport.say)
         return found
 
     def _round_or_test(self, current_round: int, state: State) -> State:

@@ -15,7 +15,7 @@ import torch
 from fairflare.core.norms import running_statistics
 
 if TYPE_CHECKING:
-    from fairflare.methods.training import SiteRun
+    from fairflare.methods.site_run import SiteRun
 
 
 class KeepsAtHome:

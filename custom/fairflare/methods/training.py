@@ -4,79 +4,27 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from fairflare.core import losses
 from fairflare.core.norms import LoneSample, lone_samples
 from fairflare.core.settings import BelowOne, Flag, NonNegative, Positive, PositiveInt, settings
+from fairflare.methods.criterion import HasCriterion
+from fairflare.methods.optimizing import HasOptimizer
 from fairflare.methods.personal import KeepsAtHome
+from fairflare.methods.site_run import NotFinite as NotFinite
+from fairflare.methods.site_run import SiteError as SiteError
+from fairflare.methods.site_run import SiteRun as SiteRun
+from fairflare.methods.site_run import StateStore as StateStore
 
 if TYPE_CHECKING:
-    from fairflare.core.task import Batch, SiteData, Task
+    from fairflare.core.task import Batch, Task
 
 LOCAL_MODEL = "local_model"  # in a site's store: what it trained, for the anchor phase and for MOON
-LOWEST_SHARE = 1e-3  # of the learning rate, at the end of a cosine: from 0.1 to 1e-4 in Fed-MAS's code
-
-
-class SiteError(RuntimeError):
-    """A task cannot be done at a site.
-
-    Args:
-        message: for this site's own log; may name files.
-        public: what the server may know: no file name, path or identifier.
-        skipped: an expected refusal (too little data), not a failure.
-    """
-
-    def __init__(self, message: str, *, public: str | None = None, skipped: bool = False) -> None:
-        super().__init__(message)
-        self.public = public or message
-        self.skipped = skipped
-
-
-class NotFinite(SiteError):
-    """A training came to a loss or a tensor that is no finite number."""
-
-
-class StateStore(Protocol):
-    """What a site keeps between tasks; see :class:`fairflare.federation.site_store.SiteStore`."""
-
-    def save(self, name: str, current_round: int, value: Mapping[str, Any]) -> None: ...
-
-    def load_before(self, name: str, current_round: int) -> dict[str, Any] | None: ...
-
-    def load_at(self, name: str, current_round: int) -> dict[str, Any] | None: ...
-
-
-@dataclass
-class SiteRun:
-    """One task at one site, as a site half sees it. It lives as long as the task."""
-
-    site: str
-    task: Task
-    data: SiteData  # going through their batches ends with TaskStopped when the job is stopped
-    device: torch.device
-    current_round: int
-    num_rounds: int
-    seed: int  # of this experiment, site and round
-    directives: Mapping[str, Any]
-    store: StateStore
-    scratch: Path
-    settings: Mapping[str, Any] = field(default_factory=dict)  # the site's private file
-    metrics: Mapping[str, float] = field(default_factory=dict)  # of the received model, on the validation split
-    # While training: epoch from 0 (with ``local_steps`` the pass), and which training samples the batch holds (None:
-    # the data do not say).
-    epoch: int = 0
-    batch: list[int] | None = None
-    first_pass: bool = True  # of the batch's step, which may look at the loss twice
-    #: What the site half keeps from one hook to the next. Here and not on the half, so that nothing outlives the task:
-    #: after an out-of-memory an optimizer kept elsewhere would hold a second model.
-    own: Any = None
 
 
 @dataclass
@@ -95,7 +43,7 @@ class Trained:
 
 
 @settings
-class LocalTraining(KeepsAtHome):
+class LocalTraining(KeepsAtHome, HasCriterion, HasOptimizer):
     """Site half of FedAvg, and the frame of every other: E epochs over the site's training images.
 
     Args:
@@ -176,41 +124,6 @@ class LocalTraining(KeepsAtHome):
         """Objective of one batch: the criterion, unless a method adds terms."""
         return self.criterion_loss(run, model(inputs), targets)
 
-    def criterion_loss(self, run: SiteRun, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The task's loss, or the chosen loss for imbalanced classes; the mean over the batch."""
-        if self.criterion == "task":
-            return run.task.loss(outputs, targets)
-        return self.criterion_losses(run, outputs, targets).mean()
-
-    def criterion_losses(self, run: SiteRun, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The same for each sample, (n,).
-
-        Raises:
-            SiteError: the site's data have no classes to count.
-        """
-        if self.criterion == "task":
-            return run.task.sample_losses(outputs, targets)
-        counts = self.class_counts(run)
-        if self.criterion == "balanced_softmax":
-            return losses.balanced_softmax(outputs, targets, counts, reduction="none")
-        strength = {} if self.prior_strength is None else {"tau": self.prior_strength}
-        rule = losses.logit_adjusted_cross_entropy if self.criterion == "logit_adjusted" else losses.fedlc_loss
-        return rule(outputs, targets, counts, reduction="none", **strength)
-
-    def class_counts(self, run: SiteRun) -> torch.Tensor:
-        """Training samples of each class, for the criterion.
-
-        Raises:
-            SiteError: the site's data have no classes to count.
-        """
-        counts = run.data.class_counts("training")
-        if counts is None:
-            raise SiteError(
-                f"site {run.site!r}: criterion {self.criterion!r} needs classes, which the task's data do not have; "
-                "set criterion to 'task' or choose a classification task"
-            )
-        return counts
-
     def step(
         self,
         run: SiteRun,
@@ -242,8 +155,7 @@ class LocalTraining(KeepsAtHome):
         Raises:
             ValueError: says which setting does not go with it.
         """
-        if self.criterion != "task" and task.has_classes is False:
-            raise ValueError(f"criterion={self.criterion!r} needs classes; set criterion to 'task'")
+        self.check_criterion(task)
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         """Looks whether the site's data and the network have what :meth:`train` needs, without training.
@@ -259,38 +171,6 @@ class LocalTraining(KeepsAtHome):
         return {}
 
     # -- the frame
-
-    def follows_num_rounds(self) -> list[str]:
-        """Settings whose effect in a round depends on the number of rounds: an experiment cannot go on with another."""
-        return [] if self.schedule == "constant" else ["schedule"]
-
-    def rate(self, current_round: int, num_rounds: int) -> float:
-        r"""Learning rate of round r, from 0, of R.
-
-        .. math:: \eta_r = \eta_{low} + \tfrac12 (\eta - \eta_{low}) (1 + \cos(\pi (r + 1) / R))
-
-        for ``"cosine"`` (Fed-MAS's code): the first of many rounds has nearly ``learning_rate``, the last one
-        ``lowest_rate``.
-        """
-        if self.schedule == "constant":
-            return self.learning_rate
-        low = LOWEST_SHARE * self.learning_rate if self.lowest_rate is None else self.lowest_rate
-        turn = math.pi * (current_round + 1) / max(num_rounds, 1)
-        return low + 0.5 * (self.learning_rate - low) * (1 + math.cos(turn))
-
-    def make_optimizer(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """A new optimizer with this rule's settings."""
-        params = list(parameters)
-        if self.optimizer == "sgd":
-            return torch.optim.SGD(
-                params,
-                lr=self.learning_rate,
-                momentum=self.momentum,
-                nesterov=self.momentum > 0,
-                weight_decay=self.weight_decay,
-            )
-        kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
-        return kind(params, lr=self.learning_rate, betas=self.betas, weight_decay=self.weight_decay)
 
     def start(self, run: SiteRun, model: torch.nn.Module) -> None:
         """What goes before the first step of a round."""
@@ -398,11 +278,6 @@ class LocalTraining(KeepsAtHome):
             loss.backward()
         self.clip(model)
         return loss.detach()
-
-    def clip(self, model: torch.nn.Module) -> None:
-        """Limits the gradients where ``max_grad_norm`` is set."""
-        if self.max_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), self.max_grad_norm)
 
 
 def _finite_moments(optimizer: torch.optim.Optimizer) -> bool:

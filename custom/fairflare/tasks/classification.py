@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -15,7 +15,8 @@ from fairflare.core import checks
 from fairflare.core.settings import Flag, Fraction, NonNegativeInt, Positive, PositiveInt, settings
 from fairflare.data.datalist import DataError, Datalist, Sample
 from fairflare.data.phantoms import PHANTOMS, PhantomPlan
-from fairflare.tasks.base import LOSS, Metric, SiteData, evaluating
+from fairflare.tasks.base import LOSS, Metric, SiteData
+from fairflare.tasks.class_scores import MeasuresClasses
 from fairflare.tasks.images import (
     Augmentations,
     Coding,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     import torch
     from monai.transforms import Compose
 
-    from fairflare.core.task import Batch, Device, PriorNetwork
+    from fairflare.core.task import Batch, PriorNetwork
     from fairflare.tasks.networks import Classifier
 
 PLAN_NAMES = {  # arguments of the plan as the task calls them
@@ -72,7 +73,7 @@ class ClassificationSite(SiteSettings):
 
 
 @settings
-class ClassificationTask(ImageTask):
+class ClassificationTask(MeasuresClasses, ImageTask):
     """Tell the class of 2D images.
 
     The defaults are a narrow ResNet-18 on 48x48 images, quick enough for a laptop. The setting of the FedISM paper is
@@ -270,43 +271,6 @@ class ClassificationTask(ImageTask):
         from fairflare.tasks.priors import load_prior
 
         return load_prior(network, checkpoint, image_size)
-
-    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy."""
-        from torch.nn.functional import cross_entropy
-
-        return cross_entropy(outputs, targets)
-
-    def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        from torch.nn.functional import cross_entropy
-
-        return cross_entropy(outputs, targets, reduction="none")
-
-    def probabilities(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Of each class, (n, classes) float64 on the CPU; rows sum to 1."""
-        import torch
-
-        return torch.softmax(outputs.to("cpu", torch.float64), 1)
-
-    def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
-        """Metrics of :func:`fairflare.tasks.metrics.classification_metrics`, and ``loss`` (cross-entropy)."""
-        import torch
-
-        from fairflare.tasks.metrics import classification_metrics
-
-        outputs, targets = [], []
-        with evaluating(model):
-            for inputs, labels in batches:
-                outputs.append(model(inputs.to(device)).to("cpu", torch.float64))
-                targets.append(labels)
-        checks.whole("the number of batches to evaluate on", len(outputs))
-        logits, labels = torch.cat(outputs), torch.cat(targets)
-        if not bool(torch.isfinite(logits).all()):
-            raise ValueError("the model's outputs are not finite; lower learning_rate or set max_grad_norm")
-        metrics = classification_metrics(
-            labels.numpy(), self.probabilities(logits).numpy(), class_names=self.names(), groups=self.groups()
-        )
-        return {**metrics, "loss": float(self.loss(logits, labels))}
 
     def declared_metrics(self) -> tuple[Metric, ...]:
         """Means of groups are by class where a group has one class, or one class no group: both can be solved for."""

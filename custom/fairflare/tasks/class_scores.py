@@ -1,0 +1,63 @@
+"""How good a classifier is: its loss, probabilities and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from fairflare.core import checks
+from fairflare.tasks.base import evaluating
+
+if TYPE_CHECKING:
+    import torch
+
+    from fairflare.core.task import Batch, Device
+
+
+class MeasuresClasses:
+    """Part of a task whose targets are the numbers of classes and whose network gives logits, (n, classes)."""
+
+    def names(self) -> list[str]:
+        """Names of the classes."""
+        raise NotImplementedError
+
+    def groups(self) -> dict[str, list[int]]:
+        """Groups of classes, such as head, medium, tail."""
+        raise NotImplementedError
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Cross-entropy."""
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy(outputs, targets)
+
+    def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy(outputs, targets, reduction="none")
+
+    def probabilities(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Of each class, (n, classes) float64 on the CPU; rows sum to 1."""
+        import torch
+
+        return torch.softmax(outputs.to("cpu", torch.float64), 1)
+
+    def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
+        """Metrics of :func:`fairflare.tasks.metrics.classification_metrics`, and ``loss`` (cross-entropy)."""
+        import torch
+
+        from fairflare.tasks.metrics import classification_metrics
+
+        outputs, targets = [], []
+        with evaluating(model):
+            for inputs, labels in batches:
+                outputs.append(model(inputs.to(device)).to("cpu", torch.float64))
+                targets.append(labels)
+        checks.whole("the number of batches to evaluate on", len(outputs))
+        logits, labels = torch.cat(outputs), torch.cat(targets)
+        if not bool(torch.isfinite(logits).all()):
+            raise ValueError("the model's outputs are not finite; lower learning_rate or set max_grad_norm")
+        metrics = classification_metrics(
+            labels.numpy(), self.probabilities(logits).numpy(), class_names=self.names(), groups=self.groups()
+        )
+        return {**metrics, "loss": float(self.loss(logits, labels))}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fairflare.cli.compare import packaged_plan
 from fairflare.core.settings import field_names, values_of
 from fairflare.federation.series import Entry, Series, read_entry, read_file, seeds_of
 from fairflare.methods.training import LocalTraining
@@ -116,3 +117,18 @@ def test_seeds() -> None:
     assert seeds_of([4, 2]) == [4, 2]
     with pytest.raises(ValueError, match="seeds"):
         seeds_of("three")
+
+
+@pytest.mark.parametrize("paper", [False, True])
+@pytest.mark.parametrize("name", ["fed_lwr", "fed_mrl", "fed_mas", "fed_ism"])
+def test_the_papers_tables_can_be_run(name: str, paper: bool) -> None:
+    given = read_file(packaged_plan(name)) | {"small": not paper}
+    plans = [run.make() for run in Series(**given, seeds=[0]).runs()]
+    assert len(plans) == len(given["entries"])
+    assert {plan.run.num_rounds for plan in plans} == {plans[0].run.num_rounds}
+    assert {plan.training.learning_rate for plan in plans} == {plans[0].training.learning_rate}
+
+
+def test_an_unknown_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="did you mean 'fed_lwr'"):
+        packaged_plan("fed_lwrr")

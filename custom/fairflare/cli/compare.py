@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fairflare.cli.compare_runs import Progress as RunProgress
     from fairflare.cli.compare_runs import Runner
 
+PLANS = Path(__file__).parent / "plans"
 DONE, FAILED = "completed", "failed"  # states of a run; compare_runs is not imported for a mere TAB
 
 HELP = """Runs several methods on the same data, with the same training and the same seeds, and compares them.
@@ -40,6 +41,9 @@ def compare_command(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the comparison.")] = Path("comparison"),
     plan_file: Annotated[
         Path | None, typer.Option("--plan", help="YAML or JSON with rows and options (docs/compare.md).")
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="Rows of a paper's main table: fed_lwr, fed_mrl, fed_mas or fed_ism.")
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="So many seeds, from 0; default: 3.")] = None,
     rounds: Annotated[
@@ -91,6 +95,10 @@ def compare_command(
         }
         from fairflare.cli.compare_runs import Runner
 
+        if preset is not None:
+            if plan_file is not None:
+                raise ValueError("--plan and --preset exclude each other")
+            plan_file = packaged_plan(preset)
         series, local = _series(methods or [], plan_file, {k: v for k, v in told.items() if v is not None})
         runner = Runner(
             series,
@@ -102,6 +110,17 @@ def compare_command(
         )
     _go(runner)
     raise typer.Exit(_report(runner, series.refers_to(), metric))
+
+
+def packaged_plan(name: str) -> Path:
+    """The file of a paper's table.
+
+    Raises:
+        ValueError: unknown (suggests the nearest).
+    """
+    from fairflare.core.checks import choice
+
+    return PLANS / f"{choice('--preset', name, sorted(path.stem for path in PLANS.glob('*.yaml')))}.yaml"
 
 
 def _series(rows: list[str], plan_file: Path | None, told: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:

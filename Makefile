@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test walks fuzz lint bench clean
+.PHONY: run test walkthroughs walks fuzz lint bench clean
 
 run: $(STAMP)
 	$(BIN)/fairflare run fed_lwr --overwrite
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# The walk-throughs of poc/ and docs/install.md, each as one script.
+walkthroughs: $(STAMP)
+	$(BIN)/python -m pytest -m walk -n 2 --dist load tests/e2e/test_walks.py
 
 walks: $(STAMP)
 	$(BIN)/python -m pytest -m walk -n 2 --dist loadfile

@@ -32,7 +32,8 @@ def main() -> int:
     print("  ".join(f"{name:>12}" for name in COLUMNS), flush=True)
     with memory_folder() as root, ProcessPoolExecutor(given.workers) as pool:
         every = range(given.cases) if given.case is None else range(given.case, given.case + 1)
-        running = {pool.submit(attack, Path(root) / f"{m}-{p}", m, p, given.seed, every): (m, p) for m, p in jobs}
+        how = {"cases": every} if given.replies is None else {"replies": given.replies}
+        running = {pool.submit(attack, Path(root) / f"{m}-{p}", m, p, given.seed, **how): (m, p) for m, p in jobs}
         for done in as_completed(running):
             method, phase = running[done]
             verdicts = done.result()
@@ -76,6 +77,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", type=int, default=5000, help="of each method and phase")
+    parser.add_argument("--replies", type=int, help="in place of --cases: until so many were sent")
     parser.add_argument("--case", type=int, help="this one alone")
     parser.add_argument("--workers", type=int, default=2, help="processes")
     return parser.parse_args()

@@ -157,7 +157,7 @@ def options(method: Method, quick: Plan, paper: Plan) -> list[Argument]:
         own = declared[name]
         found.append(Argument(name, own.annotation, shown(own.default), meanings[name].replace("`", "``")))
     for setting in described(RunSettings):
-        if setting.name == "label":
+        if setting.name in ("label", "norm_statistics"):  # the latter is of the sites, and the run follows it
             continue
         value, usual = getattr(quick.run, setting.name), getattr(paper.run, setting.name)
         found.append(argument(setting, hint_of(RunSettings, setting.name), value, usual))

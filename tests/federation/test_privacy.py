@@ -160,9 +160,9 @@ def check_declared(plan: Plan, name: str, sent: Message, reply: Message) -> None
     assert (sent.params is None) == (name == "check")
     stays = plan.training.stays(plan.task.build_model()) if name == "train" else []
     sends_part = bool(plan.rule.makes or plan.run.crt_rounds)
-    sent_back, received = set(reply.params or sent.params or ()), set(sent.params or ()) - set(stays)
-    assert sent_back <= set(sent.params or ())
-    assert sends_part or reply.params is None or sent_back == received
+    received = set(sent.params or ()) - set(stays)
+    assert set(reply.params or ()) <= received
+    assert sends_part or reply.params is None or set(reply.params) == received
     declared = {metric.name for metric in plan.task.declared_metrics()}
     lists = ("clean/", "corrupted/", "common/", VALIDATED) if name == "validate" else ()
     assert {m.removeprefix(next((x for x in lists if m.startswith(x)), "")) for m in reply.metrics} <= declared

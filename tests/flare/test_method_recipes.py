@@ -54,10 +54,13 @@ def test_committed_recipes_are_what_the_declarations_say() -> None:
 
 
 def test_names() -> None:
-    assert [cls.__name__ for cls in CLASSES.values()] == [
+    names = {cls.__name__ for cls in CLASSES.values()}
+    assert len(names) == len(all_methods())
+    assert names >= {
         "BSMFLRecipe", "BSMKDRecipe", "FedAvgRecipe", "FedISMRecipe", "FedISMPlusLRecipe", "FedISMPlusSRecipe",
         "FedLWRRecipe", "FedLWRCosineRecipe", "FedLWRLastLayerRecipe", "FedMASRecipe", "FedMRLRecipe", "FedProxRecipe",
-    ]  # fmt: skip
+        "AFLRecipe", "QFedAvgRecipe", "FedCERecipe", "FedBNRecipe", "DittoRecipe", "MoonRecipe", "CRTRecipe",
+    }  # fmt: skip
 
 
 def same_plan(one: Any, other: Any) -> None:
@@ -143,7 +146,7 @@ def test_cross_site_evaluation_is_added_to_any_recipe(name: str, tmp_path: Path)
     assert [w["path"].rpartition(".")[2] for w in server["workflows"]] == ["RoundsController", "CrossSiteModelEval"]
     (locator,) = [c for c in server["components"] if c["path"].endswith("PTFileModelLocator")]
     assert locator["args"]["pt_persistor_id"] in [c["id"] for c in server["components"]]
-    assert client["executors"][0]["tasks"] == ["check", "train", "anchor", "validate", "submit_model"]
+    assert client["executors"][0]["tasks"] == ["check", "train", "anchor", "norms", "validate", "submit_model"]
     with pytest.raises(RuntimeError, match="already been added"):
         add_cross_site_evaluation(recipe)
 
@@ -153,7 +156,7 @@ def test_without_local_models_none_is_asked_for(tmp_path: Path) -> None:
     add_final_global_evaluation(recipe)
     server, client, _ = exported(recipe, tmp_path)
     assert server["workflows"][1]["args"]["submit_model_task_name"] == ""
-    assert client["executors"][0]["tasks"] == ["check", "train", "anchor", "validate"]
+    assert client["executors"][0]["tasks"] == ["check", "train", "anchor", "norms", "validate"]
 
 
 def test_one_tensorboard_receiver(tmp_path: Path) -> None:

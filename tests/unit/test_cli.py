@@ -117,7 +117,10 @@ def test_every_setting_is_described_with_type_range_default_and_meaning(name: st
     classes = (method.rule, method.training, load_task_class(TASKS_BY_KIND[method.task]), Bounds)
     for cls, group in zip(classes, found, strict=True):
         assert {setting.name for setting in group} == expected_names(cls)
-    assert {setting.name for setting in of_run} == {"best_by", "best_lambda", "test_last"}
+    assert {setting.name for setting in of_run} == {
+        "best_by", "best_lambda", "test_last", "recalibration", "crt_rounds", "crt_epochs", "crt_weights",
+        "crt_mask_absent",
+    }  # fmt: skip
     for setting in (setting for group in (*found, of_run) for setting in group):
         assert len(setting.meaning) > 3, setting
         assert setting.wanted, setting
@@ -237,7 +240,7 @@ WRONG = [
     ("fed_mrl", ["mean_loss.x=1"], "FedMRL has no part 'mean_loss'"),
     ("fed_mrl", ["fair_clamp=20"], "fair_clamp must be at most fair_max=10.0, got 20"),
     ("fed_ism", ["q=-1"], "q must be a number >= 0, got -1"),
-    ("fed_lwr", ["preset=author"], "preset must be one of 'paper', 'authors', got 'author'; did you mean 'authors'?"),
+    ("fed_lwr", ["preset=author"], "preset must be one of 'paper', 'authors', 'stable', got 'author'; did you mean 'authors'?"),
     ("fed_mas", ["severity=6"], "severity must be an integer in [1, 5], got 6"),
     ("fed_avg", ["in_channels=2"], "in_channels must be one of 1, 3, got 2"),
     ("fed_avg", ["learning_rate"], "--set wants KEY=VALUE, got 'learning_rate'"),
@@ -493,7 +496,7 @@ def test_a_run_in_process_shows_how_it_goes(runs: dict[str, Any]) -> None:
     document = json.loads(results.read_text())
     assert document["status"] == "completed"
     config = document["info"]["config"]
-    assert sorted(config) == ["num_rounds", "rule", "seed", "task", "training"]
+    assert sorted(config) == ["norm_statistics", "num_rounds", "rule", "seed", "task", "training"]
     assert config["rule"] == {"path": "fairflare.methods.fed_avg.FedAvg", "args": {"weighting": "samples"}}
     assert config["training"]["args"]["local_epochs"] == 1
     assert config["task"]["args"]["phantom_cases"] == 0.3

@@ -29,11 +29,12 @@ def training_of(site_half: Any) -> LocalTraining | None:
     return made
 
 
-def check_halves(rule: Rule, site_half: Any) -> None:
+def check_halves(rule: Rule, site_half: Any, norm_statistics: str) -> None:
     """Compares the settings that rule and training both have, such as ``preset`` or ``rho``.
 
     Args:
         rule: the server's half.
+        norm_statistics: of the run, which is to follow the training's.
         site_half: ``{"path", "args"}`` of the training; ``None``: not known here, and nothing is compared.
 
     Raises:
@@ -49,6 +50,10 @@ def check_halves(rule: Rule, site_half: Any) -> None:
         for name in sorted(set(server) & set(sites))
         if server[name] != sites[name]
     ]
+    if training is not None and (training.norm_statistics == "recalibrated") != (norm_statistics == "recalibrated"):
+        differing.append(
+            f"norm_statistics is {norm_statistics!r} at the server and {training.norm_statistics!r} at the sites"
+        )
     if differing:
         raise HalvesDiffer(
             f"the two halves of the configuration differ: {'; '.join(differing)}. Set the same value in "

@@ -124,7 +124,7 @@ class Rounds:
     def _start(self) -> tuple[int, State]:
         """The first round to do, and initial or checkpointed model."""
         run, place = self.settings, self.place
-        check_halves(self.rule, place.site_half)
+        check_halves(self.rule, place.site_half, run.norm_statistics)
         torch.manual_seed(run.seed)
         model = self.task.build_model()
         self.transport.say(self.task.initialise(model, place.initial_weights(run)))

@@ -67,8 +67,6 @@ class AFLRecipe(MethodRecipe):
         best_lambda: see there; a number >= 0.
         test_last: of so many last models the test metrics are averaged in the results; each one more than the last
             costs a ``validate``. The papers' settings have 5; an integer >= 1 (paper: ``5``).
-        norm_statistics: ``"recalibrated"`` where the site half says so, else ``"average"``; not set by hand; one of
-            'average', 'recalibrated'.
         recalibration: ``"exact"``: in one exchange for each group of norms that do not depend on one another, as if all
             images were in one place; ``"one_pass"``: in one exchange, with the batch's statistics in front of each
             norm, an approximation; one of 'exact', 'one_pass'.
@@ -107,6 +105,10 @@ class AFLRecipe(MethodRecipe):
             last one; see ``rate``; one of 'constant', 'cosine'.
         lowest_rate: of the cosine, ``> 0`` and at most ``learning_rate``; ``None``: a thousandth of it; a number > 0 or
             nothing.
+        norm_statistics: running means, variances and counters of batch norms: ``"average"`` over the sites (the
+            papers); ``"recalibrated"``: measured again after each aggregation, with the new model over all sites'
+            training images; or ``"site"``: each site has its own, which stay there. What a norm learns is shared all
+            the same. See ``docs/norm_statistics.md``; one of 'average', 'recalibrated', 'site'.
         probe_loss: of the report: ``"ce"`` (the task's loss), or ``"la"`` (the criterion); one of 'ce', 'la'.
         network: ``"resnet18"`` or ``"densenet121"`` (MONAI's); one of 'resnet18', 'densenet121'.
         features: widths of the four stages of the ResNet; 64, 128, 256, 512 is the published one. For
@@ -202,7 +204,6 @@ class AFLRecipe(MethodRecipe):
         best_by: Literal["mean", "worst", "mean_minus_std"] = "mean",
         best_lambda: float = 1.0,
         test_last: int = 1,
-        norm_statistics: Literal["average", "recalibrated"] = "average",
         recalibration: Literal["exact", "one_pass"] = "exact",
         crt_rounds: int = 0,
         crt_epochs: int = 1,
@@ -227,6 +228,7 @@ class AFLRecipe(MethodRecipe):
         prior_strength: float | None = None,
         schedule: Literal["constant", "cosine"] = "constant",
         lowest_rate: float | None = None,
+        norm_statistics: Literal["average", "recalibrated", "site"] = "average",
         probe_loss: Literal["ce", "la"] = "ce",
         network: Literal["resnet18", "densenet121"] = "resnet18",
         features: Sequence[int] = (16, 32, 64, 128),

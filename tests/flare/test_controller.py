@@ -485,7 +485,7 @@ def test_a_setting_edited_in_the_sites_configuration_alone_ends_the_job_before_t
     half, told = server._place().site_half, values_of(recipe.plan.training)  # as in every other way to run
     assert (half["path"], set(half["args"]) - set(told["args"])) == (told["path"], set())
     assert values_of(training_of(half)) == told
-    check_halves(server.rule, server._place().site_half)
+    check_halves(server.rule, server._place().site_half, "average")
     exported["executors"][0]["executor"]["args"]["training"]["args"]["rho"] = 0.3
     config.write_text(json.dumps(exported))
     with pytest.raises(ValueError, match=r"rho is 0\.05 at the server and 0\.3 at the sites.*config_fed_client\.json"):

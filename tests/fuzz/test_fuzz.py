@@ -1,4 +1,4 @@
-"""Hostile replies over the real controller: some for every method and phase; CI does hundreds, ``make fuzz`` thousands."""
+"""Hostile replies over the real controller: some for each method and phase; CI has hundreds, ``make fuzz`` thousands."""
 
 from __future__ import annotations
 

@@ -240,7 +240,10 @@ WRONG = [
     ("fed_mrl", ["mean_loss.x=1"], "FedMRL has no part 'mean_loss'"),
     ("fed_mrl", ["fair_clamp=20"], "fair_clamp must be at most fair_max=10.0, got 20"),
     ("fed_ism", ["q=-1"], "q must be a number >= 0, got -1"),
-    ("fed_lwr", ["preset=author"], "preset must be one of 'paper', 'authors', 'stable', got 'author'; did you mean 'authors'?"),
+    (
+        "fed_lwr", ["preset=author"],
+        "preset must be one of 'paper', 'authors', 'stable', got 'author'; did you mean 'authors'?",
+    ),
     ("fed_mas", ["severity=6"], "severity must be an integer in [1, 5], got 6"),
     ("fed_avg", ["in_channels=2"], "in_channels must be one of 1, 3, got 2"),
     ("fed_avg", ["learning_rate"], "--set wants KEY=VALUE, got 'learning_rate'"),

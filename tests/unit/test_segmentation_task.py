@@ -526,7 +526,7 @@ def test_arguments_can_be_read_back_for_the_export_of_a_job() -> None:
     back = SegmentationTask(**{name: getattr(task, name) for name in given})
     for name in given:
         value = getattr(task, name)
-        assert type(value) in (bool, int, float, list, tuple, dict)
+        assert type(value) in (bool, int, float, str, list, tuple, dict)
         assert value == getattr(back, name)
         assert getattr(SegmentationTask(), name) == defaults[name].default
 

@@ -34,7 +34,7 @@ class CReFF(Rule):
         feature_steps, feature_rate: of SGD that turns their gradients into the directions of the sites' (the mean over
             the sites that have the class, each counting alike).
         classifier_epochs, classifier_rate, classifier_batch: of the training of the classifier, from scratch.
-        seed: of both.
+        feature_seed: of both.
 
     Source:
         Shang et al., IJCAI 2022, section 3.3 and code.
@@ -57,7 +57,7 @@ class CReFF(Rule):
     classifier_epochs: PositiveInt = 300
     classifier_rate: Positive = 0.01
     classifier_batch: PositiveInt = 32
-    seed: Whole = 0
+    feature_seed: Whole = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,7 +102,7 @@ class CReFF(Rule):
         wanted = self._mean_gradients(inputs, weight)
         if self.federated is None:
             shape = (len(bias), self.num_features, weight.shape[1])
-            self.federated = torch.randn(shape, generator=torch.Generator().manual_seed(self.seed))
+            self.federated = torch.randn(shape, generator=torch.Generator().manual_seed(self.feature_seed))
         self.federated, before, after = matched_features(
             self.federated, wanted, weight, bias, steps=self.feature_steps, learning_rate=self.feature_rate
         )
@@ -111,7 +111,7 @@ class CReFF(Rule):
             epochs=self.classifier_epochs,
             learning_rate=self.classifier_rate,
             batch_size=self.classifier_batch,
-            seed=self.seed + 1 + inputs.current_round,
+            seed=self.feature_seed + 1 + inputs.current_round,
         )
         weighing.tensors = {
             MADE + part: tensor.to(like.dtype)

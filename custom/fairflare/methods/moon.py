@@ -48,7 +48,7 @@ class ContrastiveTraining(LocalTraining):
 
     Args:
         mu: weight of the term, finite and ``>= 0``; 0 is FedAvg and costs nothing.
-        temperature: T.
+        temperature: T of the loss.
 
     Source:
         Li et al., CVPR 2021, Eq. (3). The published code leaves the two constant models in training mode.

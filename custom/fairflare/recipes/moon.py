@@ -108,7 +108,7 @@ class MoonRecipe(MethodRecipe):
             training images; or ``"site"``: each site has its own, which stay there. What a norm learns is shared all
             the same. See ``docs/norm_statistics.md``; one of 'average', 'recalibrated', 'site'.
         mu: weight of the term, finite and ``>= 0``; 0 is FedAvg and costs nothing; a number >= 0.
-        temperature: T; a number > 0.
+        temperature: T of the loss; a number > 0.
         network: ``"resnet18"`` or ``"densenet121"`` (MONAI's); one of 'resnet18', 'densenet121'.
         features: widths of the four stages of the ResNet; 64, 128, 256, 512 is the published one. For
             ``"densenet121"``: ignored; 4 entries, each an integer >= 1 (paper: ``(64, 128, 256, 512)``).

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fairflare.core.states import difference
 from fairflare.core.stopping import TaskStopped, stoppable
 from fairflare.exchange.messages import (
     SPLIT_VALIDATION,
@@ -208,8 +207,7 @@ class SiteWorker:
         local = clean_state(model.state_dict())
         report = training.report(run, model)
         store.save(LOCAL_MODEL, request.current_round, local, kept=self.training.local_models_kept)
-        own.keep(received, local)
-        update = own.shared(difference(local, clean_state(received)))
+        update = own.hand_in(run, received, local)
         own.train_own(run, model, received)
         return SiteReply(
             STATUS_OK,
@@ -269,12 +267,16 @@ class SiteWorker:
 
     def _has_its_own(self, request: SiteTask) -> bool:
         """Whether a task of this kind is done with what the site has of its own."""
-        return not request.as_sent and (self.training.own_model or bool(self.stays))
+        return not request.as_sent and (self.training.own_model or self.training.downloads or bool(self.stays))
 
     def _open(self, request: SiteTask, store: SiteStore) -> tuple[SiteRun, torch.nn.Module]:
         """The task's network with the received model, and the site's own parts in it."""
         run, model = self._run(request, store), self._network()
         try:
+            if self.training.downloads and not request.as_sent:
+                own = Personal(self.training, model, store, request)
+                model.load_state_dict(own.start(run, request, model.state_dict()))
+                return run, model
             model.load_state_dict(request.state)
             if self.stays and not request.as_sent and request.name != TASK_ANCHOR:
                 model.load_state_dict(Personal(self.training, model, store, request).with_parts(request.state))

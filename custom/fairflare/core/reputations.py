@@ -10,6 +10,7 @@ from fairflare.core import checks
 from fairflare.core.weighting import normalise
 
 LEAST = 1e-3  # CGSV, authors' code
+TOLERANCE = 1e-9
 
 
 def cgsv_reputations(before: Mapping[str, float], cosines: Mapping[str, float], alpha: float) -> dict[str, float]:
@@ -76,6 +77,12 @@ def cffl_reputations(
         earned = normalise({site: math.sinh(alpha * shares[site]) for site in sites})
         found = normalise({site: 0.5 * kept[site] + 0.5 * earned[site] for site in sites})
     return {site: held * value for site, value in found.items()}
+
+
+def whole(reputations: Mapping[str, float]) -> dict[str, float]:
+    """Reputations that sum to 1: as they are where they do, else (a site came or was removed) normalised."""
+    same = abs(sum(reputations.values()) - 1) < TOLERANCE
+    return dict(reputations) if same else normalise(reputations)
 
 
 def cffl_shares(reputations: Mapping[str, float], sizes: Mapping[str, float]) -> dict[str, float]:

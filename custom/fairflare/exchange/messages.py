@@ -111,9 +111,7 @@ def encode_task(task: SiteTask) -> Message:
         "measure": list(task.measure),
     }
     state = None if task.each is not None else clean_state(task.state) or None
-    return Message(
-        state, meta=clean_meta(meta), current_round=task.current_round, by_site=task.by_site, each=task.each
-    )
+    return Message(state, meta=clean_meta(meta), current_round=task.current_round, by_site=task.by_site, each=task.each)
 
 
 def says_nothing() -> Message:

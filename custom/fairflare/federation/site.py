@@ -272,14 +272,13 @@ class SiteWorker:
     def _open(self, request: SiteTask, store: SiteStore) -> tuple[SiteRun, torch.nn.Module]:
         """The task's network with the received model, and the site's own parts in it."""
         run, model = self._run(request, store), self._network()
+        state, own = request.state, None if request.as_sent else Personal(self.training, model, store, request)
+        if own is not None and self.training.downloads:
+            state, own = own.start(run, request, model.state_dict()), None
         try:
-            if self.training.downloads and not request.as_sent:
-                own = Personal(self.training, model, store, request)
-                model.load_state_dict(own.start(run, request, model.state_dict()))
-                return run, model
-            model.load_state_dict(request.state)
-            if self.stays and not request.as_sent and request.name != TASK_ANCHOR:
-                model.load_state_dict(Personal(self.training, model, store, request).with_parts(request.state))
+            model.load_state_dict(state)
+            if own is not None and own.names and request.name != TASK_ANCHOR:
+                model.load_state_dict(own.with_parts(request.state))
         except RuntimeError as e:
             raise SiteError(
                 f"site {self.site!r}: the server's model does not fit the task's network here: {e}",

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from fairflare.core.entries import largest_overall, packed, with_entries
-from fairflare.core.reputations import cffl_reputations, cffl_shares
+from fairflare.core.reputations import cffl_reputations, cffl_shares, whole
 from fairflare.core.settings import Positive, Share, settings
 from fairflare.core.states import difference
 from fairflare.core.weighting import normalise
@@ -75,7 +75,8 @@ class ClippedUpdates(LocalTraining):
     def hand_in(self, run: SiteRun, start: State, local: State) -> tuple[State, State]:
         update = {
             # The difference of two rounded numbers may be a little larger than what was cut.
-            name: tensor.clamp(-self.grad_clip, self.grad_clip) for name, tensor in difference(local, start).items()
+            name: tensor.clamp(-self.grad_clip, self.grad_clip)
+            for name, tensor in difference(local, start).items()
         }
         run.store.save(SENT, run.current_round, update)
         return update, local
@@ -101,7 +102,7 @@ class CFFL(Downloads):
 
     Args:
         cffl_alpha: alpha, ``> 0``; the authors' code lets it grow to 10.
-        c_th: threshold, in [0, 1], over the number of reputable sites. The authors: 1/3, and 1/6 for unequal classes.
+        c_th: threshold, in (0, 1], over the number of reputable sites. The authors: 1/3, and 1/6 for unequal classes.
         cffl_rep: ``"paper"``: as above; ``"code"``: :math:`c \leftarrow \sinh(\alpha (0.8\,c + 0.2\,x))`, from 0.
 
     Source:
@@ -149,10 +150,12 @@ class CFFL(Downloads):
         before = {site: known.get(site, entry) for site in sites}
         metrics = {site: inputs.reports[site]["own_metric"] for site in sites}
         self._reputations |= cffl_reputations(before, metrics, self.cffl_alpha, self.cffl_rep)
-        known = {site: value for site, value in self._reputations.items() if site not in self._removed}
-        least = self.c_th / len(known)
-        low = [site for site in sites if known[site] < least]
-        self._removed = [] if len(low) == len(known) else sorted([*self._removed, *low])
+        reputable = whole({site: c for site, c in self._reputations.items() if site not in self._removed})
+        low = [site for site in sites if reputable[site] < self.c_th / len(reputable)]
+        self._removed = [] if len(low) == len(reputable) else sorted([*self._removed, *low])
+        self._reputations |= reputable
+        left = {site: c for site, c in reputable.items() if site not in self._removed}
+        self._reputations |= whole(left)
 
     def part(self, change: State, share: float) -> dict[str, torch.Tensor]:
         total = sum(change[name].numel() for name in change)

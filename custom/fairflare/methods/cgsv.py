@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import torch
 
 from fairflare.core.entries import largest, packed, with_entries
-from fairflare.core.reputations import cgsv_reputations, cgsv_shares
-from fairflare.core.settings import NonNegative, Positive, Share, settings
+from fairflare.core.reputations import cgsv_reputations, cgsv_shares, whole
+from fairflare.core.settings import BelowOne, Positive, settings
 from fairflare.core.states import difference, sq_norm
 from fairflare.core.updates import cosines_with_mean
 from fairflare.core.weighting import normalise
@@ -84,7 +84,7 @@ class CGSV(Downloads):
         here all are where q is 1.
     """
 
-    cgsv_alpha: Share = 0.95
+    cgsv_alpha: BelowOne = 0.95
     cgsv_beta: Positive = 1.0
 
     def __post_init__(self) -> None:
@@ -101,8 +101,8 @@ class CGSV(Downloads):
         if any(cosines.values()):  # else there is no direction
             after = cgsv_reputations(before, cosines, self.cgsv_alpha)
         shares = cgsv_shares(after, self.cgsv_beta)
-        if any(after.values()):
-            self._reputations = {**known, **after}
+        if any(after.values()):  # not in a first round without a direction
+            self._reputations = whole({**known, **after})
         self.remember(inputs, shares, weights)
         return Weighing(
             sites=weights, details={"cosine": cosines, "reputation": dict(self._reputations), "share": shares}

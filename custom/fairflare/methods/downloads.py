@@ -62,9 +62,7 @@ class Downloads(Rule):
             )
         self._before = dict(inputs.received)
         self._names = frozenset(inputs.parameters)
-        self._told = {
-            site: {"share": float(shares[site]), "own_weight": float(weights[site])} for site in inputs.sites
-        }
+        self._told = {site: {"share": float(shares[site]), "own_weight": float(weights[site])} for site in inputs.sites}
 
     def begin_round(self, received: State) -> None:
         self._first = self._first or dict(received)

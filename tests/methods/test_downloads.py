@@ -453,7 +453,7 @@ def test_cffl_cuts_the_change_and_the_site_s_model_has_the_cut_one(tmp_path: Any
         assert max(float(u.abs().max()) for u in sent.values()) > 0.0019
 
 
-# ------------------------------------------------------------------------------------------------ odd cases at the server
+# ------------------------------------------------------------------------------------------------ at the server
 
 
 def inputs(

@@ -35,7 +35,9 @@ def cgsv_reputations(before: Mapping[str, float], cosines: Mapping[str, float], 
 
 
 def cgsv_shares(reputations: Mapping[str, float], beta: float) -> dict[str, float]:
-    r"""Part of the change that a site is sent: :math:`q_k = \tanh(\beta r_k) / \max_j \tanh(\beta r_j)`; 1 where all are 0.
+    r"""Part of the change that a site is sent; 1 where all are 0.
+
+    .. math:: q_k = \tanh(\beta r_k) / \max_j \tanh(\beta r_j)
 
     Args:
         reputations: by site, ``>= 0``.

@@ -57,8 +57,8 @@ class Personal:
     def start(self, run: SiteRun, request: SiteTask, like: State) -> dict[str, torch.Tensor]:
         """The model that a site begins a task with which has one of its own (``downloads``).
 
-        It is that of the round before with what came of that round's change, where the site was in it; else the last
-        one there is, as it is; else the one that came, which is the first of all.
+        It is that of the round before with what came of that round's change, where the site was in it; else the
+        last one there is, as it is; else the one that came, which is the first of all.
 
         Raises:
             SiteError: there is none, and none came.
@@ -71,7 +71,7 @@ class Personal:
             own = self._kept(OWN_MODEL, like)
             if own is None:
                 raise SiteError(
-                    f"site {run.site!r} has lost its own model; after a round without this site it is sent the first one"
+                    f"site {run.site!r} has lost its own model; after a round without it, it is sent the first one"
                 )
             return own
         return {**own, **self.training.take(run, self.shared(own), request.state, told)}

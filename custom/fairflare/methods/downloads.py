@@ -28,7 +28,7 @@ class Downloads(Rule):
     """
 
     directive_docs: ClassVar[dict[str, str]] = {
-        "download": "what part of the last round's change this site is sent (`share`), and the weight of its own update "
+        "download": "which part of the last round's change this site gets (`share`), and the weight of its own update "
         "in it (`own_weight`); nothing of the others"
     }
     directives_by_site = ("download",)

@@ -220,7 +220,8 @@ def test_the_page_says_which_lines_a_method_needs() -> None:
         "Fed-MAS, BSM + KD": ("fed_mas", "bsm_kd"),
     }
     said = {name: (bool(loss), bool(step)) for title, loss, step in rows for name in families.get(title, ())}
-    halves = {m.name: build(m.training, m.site) for m in all_methods().values() if not m.training.own_model}
+    own = {m.name for m in all_methods().values() if m.training.own_model or m.training.downloads}  # refused
+    halves = {m.name: build(m.training, m.site) for m in all_methods().values() if m.name not in own}
     assert said == {name: needs(half) for name, half in halves.items()}
 
 

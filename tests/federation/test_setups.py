@@ -40,6 +40,8 @@ FED_ISM = {
 #: FedMRL's paper says SGD without a rate. Section 6 of the specs and the tables of each method's page.
 TABLE = {
     "solo": FED_LWR, "ditto": {**FED_LWR, "ditto_lambda": 1.0},
+    "cffl": {**FED_LWR, "cffl_alpha": 5.0, "grad_clip": 0.01, "c_th": 1 / 3, "theta_u": 1.0},
+    "cgsv": {**FED_LWR, "cgsv_alpha": 0.95, "cgsv_beta": 1.0, "cgsv_gamma": 0.5},
     "fed_avg": FED_LWR, "fed_lwr": FED_LWR, "fed_lwr_cosine": {**FED_LWR, "similarity": "cosine"},
     "fed_lwr_last_layer": {**FED_LWR, "only_layer": "down_3"},
     "fed_prox": FED_MRL, "fed_bn": FED_MRL, "fed_mrl": {**FED_MRL, "optimizer": "sgd", "learning_rate": 0.01},

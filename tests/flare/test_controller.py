@@ -25,7 +25,7 @@ from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from fairflare import __version__
 from fairflare.core.settings import field_names, values_of
-from fairflare.exchange.messages import Message
+from fairflare.exchange.messages import Message, for_site
 from fairflare.federation.halves import check_halves, training_of
 from fairflare.federation.rounds import RoundFailed
 from fairflare.flare.controller import RoundsController
@@ -229,6 +229,42 @@ def test_each_site_receives_its_own_directives_and_no_other_ones(tmp_path: Path)
         for name, tensor in received.params.items():
             assert tensor is broadcast.params[name]
     assert from_model(FLModelUtils.from_shareable(whole)).meta == broadcast.meta  # the one for all is as it was
+
+
+class Parted(FedAvg):
+    """Sends every site tensors of its own; the last one, nothing."""
+
+    def each(self, state: Any) -> Any:
+        self.made: list[str] = []
+
+        def of(site: str) -> dict[str, torch.Tensor]:
+            self.made.append(site)
+            return {} if site == SITES[-1] else {"0.bias": torch.full((1,), float(SITES.index(site)))}
+
+        return of
+
+
+def test_each_site_receives_its_own_tensors_made_when_they_are_sent(tmp_path: Path) -> None:
+    server = Server(tmp_path, num_rounds=1, rule=Parted(weighting="uniform"))
+    meta = {"version": __version__, "directives": {}}
+    server._task = Message(None, meta=meta, current_round=0, each=server.rule.each({}))
+    whole = FLModelUtils.to_shareable(to_model(for_site(server._task, None), 1))
+    assert from_model(FLModelUtils.from_shareable(whole)).params is None  # what FLARE broadcasts has no model
+    for number, site in enumerate(SITES):
+        assert server.rule.made == SITES[:number]
+        fl_ctx, peer = FLContext(), FLContext()
+        peer.set_prop(ReservedKey.IDENTITY_NAME, site, private=False, sticky=False)
+        fl_ctx.set_peer_context(peer)
+        copy = make_copy(whole)
+        fl_ctx.set_prop(FLContextKey.TASK_DATA, copy, private=True, sticky=False)
+        server.handle_event(EventType.BEFORE_TASK_DATA_FILTER, fl_ctx)
+        received = from_model(FLModelUtils.from_shareable(copy))
+        assert (received.meta, received.is_update, received.current_round) == (meta, False, 0)
+        if site == SITES[-1]:
+            assert received.params is None
+        else:
+            assert {n: t.tolist() for n, t in received.params.items()} == {"0.bias": [float(number)]}
+    assert from_model(FLModelUtils.from_shareable(whole)).params is None
 
 
 def test_events_of_a_round(tmp_path: Path) -> None:

@@ -278,7 +278,7 @@ def sq_norm(update: State, names: Iterable[str] | None = None) -> float:
     for name in [n for n, t in update.items() if t.is_floating_point()] if names is None else names:
         if name not in update:
             raise ValueError(f"tensor {name!r} is not in the update")
-        squares = [block.double().square_().sum().item() for block in blocks(update[name])]
+        squares = [block.double().square().sum().item() for block in blocks(update[name])]
         if not all(map(math.isfinite, squares)):
             raise ValueError(f"squared norm of tensor {name!r} is not finite")
         parts.extend(squares)

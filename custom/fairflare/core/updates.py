@@ -69,6 +69,27 @@ def leave_one_out_cosines(
     Returns:
         By site, in [-1, 1]; 0 where one of the two changes is 0 or float64 cannot hold its norm.
     """
+    return _cosines(states, received, weights, names, leave_out=True)
+
+
+def cosines_with_mean(
+    states: Mapping[str, State], received: State | None, weights: Mapping[str, float], names: Collection[str]
+) -> dict[str, float]:
+    r"""How much a site's change points where the mean does, its own part included: :math:`\cos(\Delta_k, \bar\Delta)`.
+
+    Arguments and result as in :func:`leave_one_out_cosines`.
+    """
+    return _cosines(states, received, weights, names, leave_out=False)
+
+
+def _cosines(
+    states: Mapping[str, State],
+    received: State | None,
+    weights: Mapping[str, float],
+    names: Collection[str],
+    *,
+    leave_out: bool,
+) -> dict[str, float]:
     sites = sorted(states)
     checks.same_names("weights", weights, "states", states)
     sums: dict[str, tuple[list[float], list[float], list[float]]] = {site: ([], [], []) for site in sites}
@@ -85,7 +106,7 @@ def leave_one_out_cosines(
             for site in sites:  # read again: so one tensor of one site is held at a time
                 for pair, whole in zip(pairs(states[site][name], base), mean, strict=True):
                     own = change(*pair)
-                    others = whole - weights[site] * own
+                    others = whole - weights[site] * own if leave_out else whole
                     for parts, values in zip(sums[site], (own * others, own.square(), others.square()), strict=True):
                         parts.append(float(values.sum()))
     return {site: _cosine(*(total(parts) for parts in sums[site])) for site in sites}

@@ -8,7 +8,7 @@ values are a site's own words, and nobody reads one that :mod:`fairflare.federat
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,6 +32,9 @@ STATUS_SKIPPED = "skipped"  # an expected refusal: too little data, no local mod
 STATUS_FAILED = "failed"
 
 
+Each = Callable[[str], Mapping[str, torch.Tensor]]  # a site's own tensors, by its name
+
+
 class NotSendable(TypeError):
     """A value that no message can carry; the text names its place."""
 
@@ -51,6 +54,7 @@ class Message:
         meta: directives to a site, or status, report and statistics from it.
         current_round: that it belongs to.
         by_site: directives that hold an entry for each site; see :func:`for_site`. Stays at the server.
+        each: makes the tensors for a site, in place of ``params``, when they are sent. Stays at the server.
     """
 
     params: Any = None
@@ -59,6 +63,7 @@ class Message:
     meta: Any = field(default_factory=dict)
     current_round: Any = None
     by_site: tuple[str, ...] = ()
+    each: Each | None = None
 
 
 @dataclass
@@ -74,6 +79,7 @@ class SiteTask:
     experiment: str = ""
     run: str = ""  # the same for all jobs that go on with one run of an experiment, another for a new start
     by_site: tuple[str, ...] = ()  # of the message
+    each: Each | None = None  # of the message: every site is sent other tensors, and nobody ``state``
     measure: tuple[str, ...] = (SPLIT_TEST,)  # of validate: on which splits
     as_sent: bool = False  # of validate: the model as it came, whatever the site has of its own; not in the message
 
@@ -104,8 +110,8 @@ def encode_task(task: SiteTask) -> Message:
         "directives": task.directives,
         "measure": list(task.measure),
     }
-    state = clean_state(task.state) or None
-    return Message(state, meta=clean_meta(meta), current_round=task.current_round, by_site=task.by_site)
+    state = None if task.each is not None else clean_state(task.state) or None
+    return Message(state, meta=clean_meta(meta), current_round=task.current_round, by_site=task.by_site, each=task.each)
 
 
 def says_nothing() -> Message:
@@ -116,8 +122,11 @@ def says_nothing() -> Message:
 def for_site(task: Message, site: str | None) -> Message:
     """What one site is sent: of the directives that hold an entry for each site, its own; ``None``: what all are sent.
 
-    The model is the same object.
+    The model is the same object, or made here for this site alone.
     """
+    if task.each is not None:
+        params = None if site is None else clean_state(task.each(site)) or None
+        task = replace(task, params=params, each=None)
     if not task.by_site:
         return task
     directives = {

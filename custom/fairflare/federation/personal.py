@@ -15,7 +15,7 @@ from fairflare.core.states import add_update, difference
 from fairflare.exchange.messages import SiteTask, clean_state
 from fairflare.federation.halves import training_of
 from fairflare.federation.incoming import in_words
-from fairflare.methods.training import NotFinite
+from fairflare.methods.training import NotFinite, SiteError
 
 if TYPE_CHECKING:
     from fairflare.federation.site_store import SiteStore
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fairflare.methods.training import LocalTraining, SiteRun
 
 PARTS, OWN_MODEL = "parts", "own_model"  # in the site's store
+DOWNLOAD = "download"  # the directive of methods that send every site another part
 COMMON, PERSONAL = "common", "personal"  # which model the figures of a run are of
 
 
@@ -52,6 +53,37 @@ class Personal:
         like = {name: received[name] for name in received if name in self.names}
         kept = self._kept(PARTS, like) if like else None
         return {**received, **(kept or {})}
+
+    def start(self, run: SiteRun, request: SiteTask, like: State) -> dict[str, torch.Tensor]:
+        """The model that a site begins a task with which has one of its own (``downloads``).
+
+        It is that of the round before with what came of that round's change, where the site was in it; else the
+        last one there is, as it is; else the one that came, which is the first of all.
+
+        Raises:
+            SiteError: there is none, and none came.
+        """
+        told = (request.directives.get(DOWNLOAD) or {}).get(run.site)
+        if told is None:
+            return self._kept(OWN_MODEL, like) or dict(request.state)
+        own = self.store.load_at(OWN_MODEL, self.current_round - 1)
+        if own is None:
+            own = self._kept(OWN_MODEL, like)
+            if own is None:
+                raise SiteError(
+                    f"site {run.site!r} has lost its own model; after a round without it, it is sent the first one"
+                )
+            return own
+        return {**own, **self.training.take(run, self.shared(own), request.state, told)}
+
+    def hand_in(self, run: SiteRun, start: State, local: State) -> dict[str, torch.Tensor]:
+        """Keeps what is the site's own after a training; the update to send."""
+        if not self.training.downloads:
+            self.keep(start, local)
+            return self.shared(difference(local, clean_state(start)))
+        update, own = self.training.hand_in(run, self.shared(clean_state(start)), self.shared(local))
+        self.store.save(OWN_MODEL, self.current_round, {**local, **own})
+        return dict(update)
 
     def measured(self, state: State) -> dict[str, torch.Tensor]:
         """The model that the site's figures are of; ``state``: what :meth:`with_parts` gave."""
@@ -144,8 +176,11 @@ def at_home(site_half: Any, network: torch.nn.Module, say: Callable[..., None]) 
     names = training.stays(network)
     if training.norm_statistics == "site" and not names:
         say("norm_statistics='site' changes nothing: the network has no norm with running statistics")
+    if training.downloads:
+        say("every site has a model of its own, and is measured with it")
     if names:
         say(f"at the sites stay {in_words(names)} of {len(network.state_dict())}; every site is measured with its own")
     if training.own_model:
         say("every site has a model of its own besides the common one, and is measured with that")
-    return AtHome(frozenset(names), PERSONAL if names or training.own_model else COMMON)
+    own = training.own_model or training.downloads
+    return AtHome(frozenset(names), PERSONAL if names or own else COMMON)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fairflare.exchange.messages import Message, num_bytes
@@ -136,6 +136,7 @@ class Exchange:
             "phase", phase=phase.name, current_round=phase.current_round, num_rounds=num_rounds, sites=phase.asked
         )
         phase.bytes_out = num_bytes(task.params) * len(phase.asked)
+        task = _counted(task, phase, lock)
 
         def hand_over(site: str, answer: Message | str) -> bool:
             with lock:
@@ -207,6 +208,21 @@ class Exchange:
             metrics=phase.good.get(site, {}),
             seconds=round(seconds, 2),
         )
+
+
+def _counted(task: Message, phase: Phase, lock: threading.Lock) -> Message:
+    """A message whose tensors are other ones for every site, each counted when it is made."""
+    each = task.each
+    if each is None:
+        return task
+
+    def counted(site: str) -> Mapping[str, Any]:
+        made = each(site)
+        with lock:
+            phase.bytes_out += num_bytes(made)
+        return made
+
+    return replace(task, each=counted)
 
 
 def _take(

@@ -41,6 +41,11 @@ class Retraining:
         """Raises ``ValueError`` when there is no classifier to train."""
         if self.run.crt_rounds and (task.has_classes is False or not of_classifier(state)):
             raise ValueError("crt_rounds needs a classifier, tensors called 'head.*'; set crt_rounds=0")
+        if self.run.crt_rounds and self.rule.each(state) is not None:
+            raise ValueError(
+                f"with {type(self.rule).__name__} every site has a model of its own, and there is no common one whose "
+                "classifier could be trained; set crt_rounds=0"
+            )
         if self.run.crt_rounds and self.rule.makes:
             raise ValueError(f"{type(self.rule).__name__} retrains a classifier itself; set crt_rounds=0")
 

@@ -272,6 +272,7 @@ class Rounds:
                 experiment=self.settings.experiment,
                 run=self.experiment.run_id,
                 by_site=rule.directives_by_site,
+                each=rule.each(state),
                 **task_of,
             )
         )

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fairflare.core.states import difference
 from fairflare.core.stopping import TaskStopped, stoppable
 from fairflare.exchange.messages import (
     SPLIT_VALIDATION,
@@ -208,8 +207,7 @@ class SiteWorker:
         local = clean_state(model.state_dict())
         report = training.report(run, model)
         store.save(LOCAL_MODEL, request.current_round, local, kept=self.training.local_models_kept)
-        own.keep(received, local)
-        update = own.shared(difference(local, clean_state(received)))
+        update = own.hand_in(run, received, local)
         own.train_own(run, model, received)
         return SiteReply(
             STATUS_OK,
@@ -269,15 +267,18 @@ class SiteWorker:
 
     def _has_its_own(self, request: SiteTask) -> bool:
         """Whether a task of this kind is done with what the site has of its own."""
-        return not request.as_sent and (self.training.own_model or bool(self.stays))
+        return not request.as_sent and (self.training.own_model or self.training.downloads or bool(self.stays))
 
     def _open(self, request: SiteTask, store: SiteStore) -> tuple[SiteRun, torch.nn.Module]:
         """The task's network with the received model, and the site's own parts in it."""
         run, model = self._run(request, store), self._network()
+        state, own = request.state, None if request.as_sent else Personal(self.training, model, store, request)
+        if own is not None and self.training.downloads:
+            state, own = own.start(run, request, model.state_dict()), None
         try:
-            model.load_state_dict(request.state)
-            if self.stays and not request.as_sent and request.name != TASK_ANCHOR:
-                model.load_state_dict(Personal(self.training, model, store, request).with_parts(request.state))
+            model.load_state_dict(state)
+            if own is not None and own.names and request.name != TASK_ANCHOR:
+                model.load_state_dict(own.with_parts(request.state))
         except RuntimeError as e:
             raise SiteError(
                 f"site {self.site!r}: the server's model does not fit the task's network here: {e}",

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask
-from nvflare.apis.dxo import from_shareable
+from nvflare.apis.dxo import DataKind, from_shareable
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
@@ -210,7 +210,8 @@ class RoundsController(RunSettings, ModelController):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         super().handle_event(event_type, fl_ctx)
         name = None
-        if event_type == EventType.BEFORE_TASK_DATA_FILTER and self._task is not None and self._task.by_site:
+        if event_type == EventType.BEFORE_TASK_DATA_FILTER and _differs(self._task):
+            assert self._task is not None
             _add_own(self._task, fl_ctx)
         if event_type == EventType.CLIENT_RECONNECTED:
             name = fl_ctx.get_prop(FLContextKey.RECONNECTED_CLIENT_NAME)
@@ -234,6 +235,11 @@ class _Received:
         return used
 
 
+def _differs(task: Message | None) -> bool:
+    """Whether a task has something for one site alone."""
+    return task is not None and (bool(task.by_site) or task.each is not None)
+
+
 def _add_own(task: Message, fl_ctx: FLContext) -> None:
     """Adds to the copy of a task that FLARE made for one site what that site alone is told.
 
@@ -243,6 +249,8 @@ def _add_own(task: Message, fl_ctx: FLContext) -> None:
     whole = from_shareable(data)
     own = for_site(task, fl_ctx.get_peer_context().get_identity_name())
     whole.meta = {**whole.meta, META_KEY: dict(own.meta)}
+    if task.each is not None and own.params is not None:  # what all are sent has no tensors
+        whole.data_kind, whole.data = DataKind.WEIGHTS, own.params
     whole.update_shareable(data)
 
 

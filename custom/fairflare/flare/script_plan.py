@@ -45,16 +45,16 @@ def make_script_plan(
 
     Raises:
         ValueError: as for :func:`fairflare.federation.plan.make_plan`; a setting that the loop decides; a method that
-            trains a second model.
+            has a model of its own at every site.
     """
     chosen = get_method(method)
     given = dict(settings or {})
     vain = [name for name in given if name in OF_THE_LOOP]
     if vain:
         raise ValueError(f"{', '.join(vain)}: the script's own loop decides this; set it in {script.path.name}")
-    if chosen.training.own_model:
+    if chosen.training.own_model or chosen.training.downloads:
         raise ValueError(
-            f"method {chosen.name!r} trains a second model at every site, which a script's loop does not do; take "
+            f"method {chosen.name!r} has a model of its own at every site, which a script's loop does not do; take "
             "fairflare's own recipe (fairflare run, or the method's class in fairflare.recipes)"
         )
     if (statistics := run.pop("norm_statistics", None)) is not None:

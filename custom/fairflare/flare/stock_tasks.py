@@ -110,6 +110,10 @@ def check_submission(shareable: Shareable, worker: SiteWorker) -> None:
     name = shareable.get_header(AppConstants.SUBMIT_MODEL_NAME)
     if name not in (ModelName.BEST_MODEL, ModelName.FINAL_MODEL):
         raise NotServed(ReturnCode.MODEL_UNRECOGNIZED, f"there is no local model {name!r:.80}")
+    if worker.training.downloads:
+        raise NotServed(
+            ReturnCode.TASK_UNSUPPORTED, "the local model is not given: by the job's method it is this site's alone"
+        )
     if worker.stays:
         raise NotServed(
             ReturnCode.TASK_UNSUPPORTED,

@@ -82,6 +82,8 @@ PAPERS: dict[str, Paper] = {
     "fed_avg": FED_LWR,
     "solo": FED_LWR,
     "ditto": FED_LWR,
+    "cffl": FED_LWR,
+    "cgsv": FED_LWR,
     "fed_lwr": FED_LWR,
     "fed_lwr_cosine": FED_LWR,
     "fed_lwr_last_layer": FED_LWR,

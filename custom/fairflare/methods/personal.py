@@ -8,13 +8,14 @@ is its own. Where it is kept: :mod:`fairflare.federation.personal`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from fairflare.core.norms import running_statistics
 
 if TYPE_CHECKING:
+    from fairflare.methods.rule import State
     from fairflare.methods.site_run import SiteRun
 
 
@@ -23,12 +24,15 @@ class KeepsAtHome:
 
     Attributes:
         own_model: the site trains a second model (:meth:`train_own`), and that one is measured.
+        downloads: every site trains a model of its own, which nobody sends it: it gets a part of the last round's
+            change, another one at every site (:meth:`hand_in`, :meth:`take`).
         own_norms: statistics of the norms stay at the site whatever ``norm_statistics`` says.
         home_doc: what stays at the site, one phrase; for ``docs/privacy.md``.
     """
 
     own_model: ClassVar[bool] = False
     own_norms: ClassVar[bool] = False
+    downloads: ClassVar[bool] = False
     home_doc: ClassVar[str] = ""
     norm_statistics: str
 
@@ -52,6 +56,26 @@ class KeepsAtHome:
             NotFinite: it is of no use any more, and is replaced by ``received``.
         """
         raise NotImplementedError(f"{type(self).__name__} says own_model, but has no train_own()")
+
+    def hand_in(self, run: SiteRun, start: State, local: State) -> tuple[State, State]:
+        """The update to send, and the site's model from now on; called where :attr:`downloads` is True.
+
+        Args:
+            run: of the task.
+            start, local: what is sent of the model before and after the training; what stays is kept as trained.
+        """
+        raise NotImplementedError(f"{type(self).__name__} says downloads, but has no hand_in()")
+
+    def take(self, run: SiteRun, own: State, download: State, told: Mapping[str, Any]) -> State:
+        """The site's model with what the server sent of the last round's change.
+
+        Args:
+            run: of the task, of the round after.
+            own: what :meth:`hand_in` gave.
+            download: see :func:`fairflare.core.entries.packed`.
+            told: the site's entry in the directive ``download``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} says downloads, but has no take()")
 
     def forget_own(self, run: SiteRun, own: torch.nn.Module) -> None:
         """Called when the own model begins anew: what else was kept for it (moments) must do so too."""

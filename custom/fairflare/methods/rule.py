@@ -165,6 +165,14 @@ class Rule(ABC):
         """What ``sites`` are told besides the model."""
         return {}
 
+    def each(self, state: State) -> Callable[[str], State] | None:
+        """What every site is sent in place of the common model ``state``; ``None``: all are sent that.
+
+        A function of the site's name that gives the same whenever it is asked, from any thread. It is asked when the
+        site's message is made, so that the server has few of them at a time; see :mod:`fairflare.methods.downloads`.
+        """
+        return None
+
     def check_report(self, report: dict[str, Any], site: str) -> dict[str, Any]:
         """Checks that no single field can do.
 

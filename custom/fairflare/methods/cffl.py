@@ -1,0 +1,185 @@
+r"""CFFL: a site is sent as much of the round's change as its model is good, and nothing below a threshold.
+
+Lyu et al., "Collaborative Fairness in Federated Learning", 2020, and the authors' code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from fairflare.core.entries import largest_overall, packed, with_entries
+from fairflare.core.reputations import cffl_reputations, cffl_shares, whole
+from fairflare.core.settings import Positive, Share, settings
+from fairflare.core.states import difference
+from fairflare.core.weighting import normalise
+from fairflare.methods.catalog import Method
+from fairflare.methods.cgsv import buffers
+from fairflare.methods.downloads import Downloads
+from fairflare.methods.probes import score
+from fairflare.methods.reports import Field
+from fairflare.methods.rule import RoundInputs, State, Weighing
+from fairflare.methods.training import LocalTraining, SiteRun, Trained
+
+SENT = "sent"  # in the site's store: the update, of which the server sends a part back
+
+
+@settings
+class ClippedUpdates(LocalTraining):
+    """CFFL, site half: trains its own model, cuts every entry of the change, and measures what it has then.
+
+    The model stays changed by the cut update; in the next round the site adds to it what the server sends, less its own
+    part of it. Buffers (the norms' statistics) stay at the site, as trained.
+
+    Args:
+        grad_clip: largest change of a parameter in a round, ``> 0``.
+        theta_u: part of the update that is sent; only 1. With less, the authors measure the *server's* model with the
+            update, for which the server would need images, or the sites its model.
+
+    Source:
+        Lyu et al., 2020; ``grad_clip``: the authors' code.
+    """
+
+    grad_clip: Positive = 0.01
+    theta_u: Share = 1.0
+    downloads: ClassVar[bool] = True
+    own_norms: ClassVar[bool] = True
+    home_doc: ClassVar[str] = "a model of its own; buffers of the network are not sent, of the parameters an update is"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.theta_u != 1:
+            raise ValueError(
+                f"theta_u={self.theta_u!r}: below 1 the server's model with the update is measured, which neither the "
+                "server (it has no images) nor a site (it is not sent that model) can do; leave it at 1"
+            )
+
+    def stays(self, model: torch.nn.Module) -> list[str]:
+        return buffers(model)
+
+    def train(self, run: SiteRun, model: torch.nn.Module) -> Trained:
+        before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        trained = super().train(run, model)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                moved = (parameter - before[name]).clamp_(-self.grad_clip, self.grad_clip)
+                parameter.copy_(before[name] + moved)
+        return trained
+
+    def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        return {"own_metric": score(self, run, model, "validation")}
+
+    def hand_in(self, run: SiteRun, start: State, local: State) -> tuple[State, State]:
+        update = {
+            # The difference of two rounded numbers may be a little larger than what was cut.
+            name: tensor.clamp(-self.grad_clip, self.grad_clip)
+            for name, tensor in difference(local, start).items()
+        }
+        run.store.save(SENT, run.current_round, update)
+        return update, local
+
+    def take(self, run: SiteRun, own: State, download: State, told: Mapping[str, Any]) -> State:
+        sent = run.store.load_at(SENT, run.current_round - 1)
+        if sent is None:  # damaged; without it the own part would count twice
+            return own
+        return with_entries(own, download, sent, float(told["own_weight"]))
+
+
+@settings
+class CFFL(Downloads):
+    r"""CFFL, server half.
+
+    .. math:: x_k = \frac{v_k}{\sum_j v_j}, \quad c \leftarrow \tfrac12 c + \tfrac12 \widehat{\sinh(\alpha x)}, \quad
+              w \leftarrow w + \sum_k \frac{n_k}{\sum_j n_j} \Delta_k
+
+    over the reputable sites, v the metric of a site's own model on its validation images. A site with c below
+    ``c_th`` / (number of reputable sites) is not reputable any more: its update does not count and it is sent nothing.
+    The others are sent the :math:`\lfloor (c_k / \max c)(n_k / \max n) D \rfloor` largest entries of the change. An
+    absent site keeps its c and is sent nothing in the round after; a new one enters with the mean.
+
+    Args:
+        cffl_alpha: alpha, ``> 0``; the authors' code lets it grow to 10.
+        c_th: threshold, in (0, 1], over the number of reputable sites. The authors: 1/3, and 1/6 for unequal classes.
+        cffl_rep: ``"paper"``: as above; ``"code"``: :math:`c \leftarrow \sinh(\alpha (0.8\,c + 0.2\,x))`, from 0.
+
+    Source:
+        Lyu et al., 2020; the authors' code.
+    """
+
+    report_fields = (
+        Field(
+            "own_metric", low=0, high=1, nan_ok=True,
+            doc="accuracy (or the primary metric) of the site's own trained model on its validation images",
+        ),
+    )  # fmt: skip
+
+    cffl_alpha: Positive = 5.0
+    c_th: Share = 1 / 3
+    cffl_rep: Literal["paper", "code"] = "paper"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._reputations: dict[str, float] = {}
+        self._removed: list[str] = []
+
+    def weigh(self, inputs: RoundInputs) -> Weighing:
+        sites = [site for site in inputs.sites if site not in self._removed]
+        if sites:
+            self._update(inputs, sites)
+            sites = [site for site in sites if site not in self._removed]
+        sizes = inputs.moderated({site: float(inputs.num_samples[site]) for site in inputs.sites}, "number of samples")
+        shares = dict.fromkeys(inputs.sites, 0.0)
+        if sites:
+            shares |= cffl_shares({s: self._reputations[s] for s in sites}, {s: sizes[s] for s in sites})
+            mean = normalise({site: float(inputs.num_samples[site]) for site in sites})
+            weights = inputs.remembered({**dict.fromkeys(inputs.sites, 0.0), **mean})
+        else:  # nobody's update counts
+            weights = dict.fromkeys(inputs.sites, 1 / len(inputs.sites))
+        self.remember(inputs, shares, weights)
+        details = {"reputation": dict(self._reputations), "removed": list(self._removed), "share": shares}
+        return Weighing(sites=weights, step=1.0 if sites else 0.0, details=details)
+
+    def _update(self, inputs: RoundInputs, sites: list[str]) -> None:
+        """Reputations of the sites that are in the round, and who loses the right to be in the next ones."""
+        known = {site: value for site, value in self._reputations.items() if site not in self._removed}
+        new = 0.0 if self.cffl_rep == "code" else 1 / len(sites)
+        entry = sum(known.values()) / len(known) if known else new
+        before = {site: known.get(site, entry) for site in sites}
+        metrics = {site: inputs.reports[site]["own_metric"] for site in sites}
+        self._reputations |= cffl_reputations(before, metrics, self.cffl_alpha, self.cffl_rep)
+        reputable = whole({site: c for site, c in self._reputations.items() if site not in self._removed})
+        low = [site for site in sites if reputable[site] < self.c_th / len(reputable)]
+        self._removed = [] if len(low) == len(reputable) else sorted([*self._removed, *low])
+        self._reputations |= reputable
+        left = {site: c for site, c in reputable.items() if site not in self._removed}
+        self._reputations |= whole(left)
+
+    def part(self, change: State, share: float) -> dict[str, torch.Tensor]:
+        total = sum(change[name].numel() for name in change)
+        found: dict[str, torch.Tensor] = {}
+        for name, mask in largest_overall(change, math.floor(share * total)).items():
+            found |= packed(name, change[name], mask)
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "reputations": dict(self._reputations), "removed": list(self._removed)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._reputations = {site: float(value) for site, value in state["reputations"].items()}
+        self._removed = list(state["removed"])
+
+
+METHODS = [
+    Method(
+        name="cffl",
+        title="CFFL",
+        summary="every site is sent as much of the change as its own model is good",
+        rule=CFFL,
+        training=ClippedUpdates,
+        source="Lyu et al., 2020",
+    )
+]

@@ -1,0 +1,135 @@
+r"""CGSV: a site is sent as much of the round's change as its own updates have pointed that way.
+
+Xu et al., "Gradient Driven Rewards to Guarantee Fairness in Collaborative Machine Learning", NeurIPS 2021, and the
+authors' code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from fairflare.core.entries import largest, packed, with_entries
+from fairflare.core.reputations import cgsv_reputations, cgsv_shares, whole
+from fairflare.core.settings import BelowOne, Positive, settings
+from fairflare.core.states import difference, sq_norm
+from fairflare.core.updates import cosines_with_mean
+from fairflare.core.weighting import normalise
+from fairflare.methods.catalog import Method
+from fairflare.methods.downloads import Downloads
+from fairflare.methods.rule import RoundInputs, State, Weighing, sample_weights
+from fairflare.methods.training import LocalTraining, SiteRun
+
+TINY = 1e-7  # the authors': added to the norm of an update
+
+
+@settings
+class NormalisedUpdates(LocalTraining):
+    r"""CGSV, site half: trains its own model, sends :math:`\Gamma \Delta / (\lVert \Delta \rVert + 10^{-7})`.
+
+    The site goes back to its parameters before the training; what changes them is what the server sends. Buffers (the
+    norms' statistics) stay at the site and remain as trained.
+
+    Args:
+        cgsv_gamma: Gamma, the length of what is sent. The authors take 0.5 (MNIST), 0.15 (CIFAR) and 1 (texts).
+
+    Source:
+        Xu et al., Algorithm 1.
+    """
+
+    cgsv_gamma: Positive = 0.5
+    downloads: ClassVar[bool] = True
+    own_norms: ClassVar[bool] = True
+    home_doc: ClassVar[str] = "a model of its own; buffers of the network are not sent, of the parameters an update is"
+
+    def stays(self, model: torch.nn.Module) -> list[str]:
+        return buffers(model)
+
+    def hand_in(self, run: SiteRun, start: State, local: State) -> tuple[State, State]:
+        update = difference(local, start)
+        length = math.sqrt(sq_norm(update))
+        scale = self.cgsv_gamma / (length + TINY)
+        return {name: (tensor.double() * scale).to(tensor.dtype) for name, tensor in update.items()}, start
+
+    def take(self, run: SiteRun, own: State, download: State, told: Mapping[str, Any]) -> State:
+        return with_entries(own, download)
+
+
+def buffers(model: torch.nn.Module) -> list[str]:
+    """Tensors of a network that no optimizer sees."""
+    trained = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return [name for name in model.state_dict() if name not in trained]
+
+
+@settings
+class CGSV(Downloads):
+    r"""CGSV, server half.
+
+    .. math:: u = \sum_k r_k u_k, \quad r_k \leftarrow \max(\alpha r_k + (1 - \alpha) \cos(u_k, u),\, 10^{-3}), \quad
+              q_k = \tanh(\beta r_k) / \max_j \tanh(\beta r_j)
+
+    with r by number of samples in the first sum, 0 in the first mean, and normalised. Site k is sent the
+    :math:`\lceil q_k D_l \rceil` largest entries of each tensor l of u. An absent site keeps its r and is sent nothing
+    in the round after; a new one enters with the mean. Where u is 0, r stays.
+
+    Args:
+        cgsv_alpha: how much of a reputation is kept, in [0, 1).
+        cgsv_beta: ``> 0``; the larger, the more alike is what the sites are sent: with 1e7 all get everything.
+
+    Source:
+        Xu et al., equations 1 to 5. Authors' code: alpha 0.95, beta 0.5 to 2; one entry of each tensor is never sent,
+        here all are where q is 1.
+    """
+
+    cgsv_alpha: BelowOne = 0.95
+    cgsv_beta: Positive = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._reputations: dict[str, float] = {}
+
+    def weigh(self, inputs: RoundInputs) -> Weighing:
+        sites, known = inputs.sites, self._reputations
+        entry = sum(known.values()) / len(known) if known else 0.0
+        before = {site: known.get(site, entry) for site in sites}
+        weights = inputs.remembered(normalise(before) if known else sample_weights(inputs))
+        cosines = cosines_with_mean(inputs.states, inputs.received, weights, inputs.parameters)
+        after = before
+        if any(cosines.values()):  # else there is no direction
+            after = cgsv_reputations(before, cosines, self.cgsv_alpha)
+        shares = cgsv_shares(after, self.cgsv_beta)
+        if any(after.values()):  # not in a first round without a direction
+            self._reputations = whole({**known, **after})
+        self.remember(inputs, shares, weights)
+        return Weighing(
+            sites=weights, details={"cosine": cosines, "reputation": dict(self._reputations), "share": shares}
+        )
+
+    def part(self, change: State, share: float) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = {}
+        for name in change:
+            tensor = change[name]
+            found |= packed(name, tensor, largest(tensor, math.ceil(share * tensor.numel())))
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "reputations": dict(self._reputations)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._reputations = {site: float(value) for site, value in state["reputations"].items()}
+
+
+METHODS = [
+    Method(
+        name="cgsv",
+        title="CGSV",
+        summary="every site is sent as much of the change as its updates have pointed that way",
+        rule=CGSV,
+        training=NormalisedUpdates,
+        source="Xu et al., NeurIPS 2021",
+    )
+]

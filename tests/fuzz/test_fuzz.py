@@ -1,4 +1,4 @@
-"""Hostile replies over the real controller: some for each method and phase; CI has hundreds, ``make fuzz`` thousands."""
+"""Hostile replies over the real controller: some for each method and phase; CI: hundreds, ``make fuzz``: thousands."""
 
 from __future__ import annotations
 

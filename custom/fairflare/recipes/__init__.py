@@ -9,6 +9,8 @@ from fairflare.flare.script_recipe import ScriptRecipe
 from fairflare.recipes.afl import AFLRecipe
 from fairflare.recipes.bsm_fl import BSMFLRecipe
 from fairflare.recipes.bsm_kd import BSMKDRecipe
+from fairflare.recipes.cffl import CfflRecipe
+from fairflare.recipes.cgsv import CgsvRecipe
 from fairflare.recipes.creff import CreffRecipe
 from fairflare.recipes.crt import CRTRecipe
 from fairflare.recipes.ditto import DittoRecipe
@@ -39,6 +41,8 @@ __all__ = [
     "BSMFLRecipe",
     "BSMKDRecipe",
     "CRTRecipe",
+    "CfflRecipe",
+    "CgsvRecipe",
     "CreffRecipe",
     "DittoRecipe",
     "FairFedRecipe",

@@ -432,6 +432,25 @@ def test_a_site_that_lost_its_own_model_says_so_and_starts_anew_a_round_later(tm
 
 
 @every
+def test_what_comes_for_a_model_that_is_gone_is_not_added_to_an_older_one(tmp_path: Any, name: str) -> None:
+    rule, half = halves(name)
+    sites = Sites(tmp_path / "state", half, Unlike())
+
+    def answer(site: str, task: str, message: Any) -> Any:
+        if (site, task, message.current_round) == ("site-2", "train", 2):
+            (path,) = (tmp_path / "state" / site).glob("*/own_model.000001.pt")
+            path.unlink()
+        return sites.perform(site, task, message)
+
+    made, they = play(tmp_path, rule, half, answer=answer)
+    assert made.left_out(2) == {}
+    before, after = (sites.kept("site-2", "own_model", current_round) for current_round in (0, 2))
+    for tensor, update in they.sent["site-2", "train", 2].params.items():
+        wanted = before[tensor] + (update if name == "cffl" else 0)
+        torch.testing.assert_close(after[tensor], wanted, atol=1e-6, rtol=0)
+
+
+@every
 def test_one_site_alone(tmp_path: Any, name: str) -> None:
     """CGSV: its own update comes back whole; CFFL: everything less its own part, which is nothing."""
     made, sites = play(tmp_path, *halves(name), sites=["site-1"])

@@ -432,6 +432,25 @@ def test_a_site_that_lost_its_own_model_says_so_and_starts_anew_a_round_later(tm
 
 
 @every
+def test_what_comes_for_a_model_that_is_gone_is_not_added_to_an_older_one(tmp_path: Any, name: str) -> None:
+    rule, half = halves(name)
+    sites = Sites(tmp_path / "state", half, Unlike())
+
+    def answer(site: str, task: str, message: Any) -> Any:
+        if (site, task, message.current_round) == ("site-2", "train", 2):
+            (path,) = (tmp_path / "state" / site).glob("*/own_model.000001.pt")
+            path.unlink()
+        return sites.perform(site, task, message)
+
+    made, they = play(tmp_path, rule, half, answer=answer)
+    assert made.left_out(2) == {}
+    before, after = (sites.kept("site-2", "own_model", current_round) for current_round in (0, 2))
+    for tensor, update in they.sent["site-2", "train", 2].params.items():
+        wanted = before[tensor] + (update if name == "cffl" else 0)
+        torch.testing.assert_close(after[tensor], wanted, atol=1e-6, rtol=0)
+
+
+@every
 def test_one_site_alone(tmp_path: Any, name: str) -> None:
     """CGSV: its own update comes back whole; CFFL: everything less its own part, which is nothing."""
     made, sites = play(tmp_path, *halves(name), sites=["site-1"])
@@ -440,6 +459,17 @@ def test_one_site_alone(tmp_path: Any, name: str) -> None:
     for n, step in change.items():
         wanted = own[n] + step if name == "cgsv" else own[n]
         torch.testing.assert_close(common[n], wanted, atol=1e-6, rtol=0)
+
+
+@every
+def test_the_final_test_waits_for_the_site_s_folder(tmp_path: Any, name: str, monkeypatch: Any) -> None:
+    made, sites = play(tmp_path, *halves(name), task=Plane("none"), num_rounds=1)
+    worker, opened = sites.worker("site-1"), []
+    real = worker.state.opened
+    monkeypatch.setattr(worker.state, "opened", lambda request: opened.append(request.name) or real(request))
+    request = decode_task("validate", for_site(made.net.tasks[-1], "site-1"), "site-1")
+    assert worker.perform(request).status == "ok"
+    assert opened == ["validate"]
 
 
 def test_cffl_cuts_the_change_and_the_site_s_model_has_the_cut_one(tmp_path: Any) -> None:
@@ -481,9 +511,10 @@ def test_cffl_a_site_below_the_threshold_does_not_count_any_more_and_gets_nothin
     assert weighing.sites == {"a": 0.5, "b": 0.5, "c": 0.0}
     assert rule.directives(1, 9, ["c"])["download"]["c"] == {"share": 0.0, "own_weight": 0.0}
     assert rule.each({"w": torch.ones(2, dtype=torch.float64)})("c") == {}
-    weighing = rule.weigh(inputs(metrics(a=0.9, b=0.8, c=1.0), updates, 5))  # not even when it gets better
-    assert weighing.sites["c"] == 0.0
-    alone = rule.weigh(inputs(metrics(c=1.0), {"c": [0.0, 5.0]}, 6))
+    for current_round in (5, 6):  # not even when it gets better
+        weighing = rule.weigh(inputs(metrics(a=0.9, b=0.8, c=1.0), updates, current_round))
+        assert (weighing.sites["c"], weighing.details["removed"]) == (0.0, ["c"])
+    alone = rule.weigh(inputs(metrics(c=1.0), {"c": [0.0, 5.0]}, 7))
     assert (alone.step, alone.sites) == (0.0, {"c": 1.0})
 
 

@@ -25,7 +25,15 @@ import torch
 from fairflare import __version__
 from fairflare.core.layers import layers_of
 from fairflare.core.settings import build
-from fairflare.exchange.messages import TASK_ANCHOR, TASK_CHECK, TASK_TRAIN, TASK_VALIDATE, Message, says_nothing
+from fairflare.exchange.messages import (
+    TASK_ANCHOR,
+    TASK_CHECK,
+    TASK_TRAIN,
+    TASK_VALIDATE,
+    Message,
+    for_site,
+    says_nothing,
+)
 from fairflare.federation.influence import FOR_HOSPITALS
 from fairflare.federation.rounds import Rounds, Stopped
 from fairflare.federation.run_settings import Place, RunSettings
@@ -104,6 +112,7 @@ def honest(site: str, received: State, current_round: int) -> tuple[State, dict[
         "rescue_factor": 10.5 + 0.1 * index,
         "prior": "the same",
         "train_loss": 1.4 + 0.02 * index,
+        "own_metric": 0.6 + 0.01 * index,
         "accuracy": 0.6,
         "global_accuracy": 0.6,
         "num_validation": 30,
@@ -209,12 +218,14 @@ class Hospitals(Listener):
             return
         self.over = question.name == TASK_VALIDATE  # nobody needs the pictures
         if not self.models:
-            self.models.append({k: v.clone() for k, v in question.task.params.items()})
+            first = for_site(question.task, question.sites[0]).params
+            self.models.append({k: v.clone() for k, v in first.items()})
         for site in [] if self.over else question.sites:
-            question.hand_over(site, self._answer(site, question.name, question.task))
+            question.hand_over(site, self._answer(site, question.name, for_site(question.task, site)))
 
     def _answer(self, site: str, name: str, task: Message) -> Message:
-        update, report, anchor = honest(site, task.params, int(task.current_round))
+        received = self.models[0] if task.params is None or len(task.params) < len(self.models[0]) else task.params
+        update, report, anchor = honest(site, received, int(task.current_round))
         lie = self.lie if site == LIAR and task.current_round == 0 else None
         meta: dict[str, Any] = {"version": __version__, "status": "ok", "stats": {}}
         if name == TASK_ANCHOR:
@@ -225,7 +236,7 @@ class Hospitals(Listener):
         changed = dict(lie.report) if lie else {}
         meta["num_samples"] = changed.pop("num_samples", 120 + 20 * SITES.index(site))
         if lie is not None and lie.model is not None:
-            update = lie.model(task.params, update)
+            update = lie.model(received, update)
         meta["report"] = {**report, **changed}
         return Message(update, True, {"dice": 0.5}, meta, task.current_round)
 

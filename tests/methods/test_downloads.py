@@ -472,7 +472,7 @@ def test_one_liar_within_the_bounds_of_a_hospital(tmp_path: Any, name: str) -> N
         if (site, task) == ("site-3", "train"):
             reply.params = {n: 1e6 * t for n, t in reply.params.items()}
             reply.meta["num_samples"] = 10**9
-            reply.meta["report"] = {key: 1.0 for key in reply.meta["report"]}
+            reply.meta["report"] = dict.fromkeys(reply.meta["report"], 1.0)
         return reply
 
     made, _ = play(tmp_path, rule, half, answer=answer, **FOR_HOSPITALS)

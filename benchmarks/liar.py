@@ -288,6 +288,11 @@ def run(method: Method, lie: Lie | None, bounds: Mapping[str, Any] | None = None
     return hospitals
 
 
+def averaging() -> list[Method]:
+    """The methods in which anything of a site reaches the others."""
+    return [method for name, method in all_methods().items() if name != "solo"]
+
+
 @cache
 def without_lie(name: str) -> Hospitals:
     """The same rounds when everybody is honest."""
@@ -339,7 +344,7 @@ def words_table() -> list[str]:
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     losses = []
-    for method in all_methods().values():
+    for method in averaging():
         fair = weight(without_lie(method.name).records[0])
         for lie in [SAMPLES, *words_for(method)]:
             free, held = outcome(method, lie), outcome(method, lie, FOR_HOSPITALS)
@@ -361,7 +366,7 @@ def models_table() -> list[str]:
     head = [lie.words for lie in models_for(next(iter(all_methods().values())))]
     rows = ["| method | " + " | ".join(f"{text}: without | with" for text in head) + " |"]
     rows.append("| --- |" + " ---: | ---: |" * len(head))
-    for method in all_methods().values():
+    for method in averaging():
         cells = []
         for lie in models_for(method):
             for bounds in (None, FOR_HOSPITALS):

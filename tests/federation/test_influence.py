@@ -399,7 +399,7 @@ def test_the_tables_in_the_docs_have_these_figures(liar: Any) -> None:
         assert float(row[3].split(" ")[0]) == pytest.approx(weight, abs=6e-4)
         assert float(row[4].split(" ")[0]) == pytest.approx(later, abs=6e-4)
         assert row[5].split(" ")[0] == "0.400"
-    assert sum(row[0] in {m.title for m in METHODS} for row in rows) >= 2 * len(METHODS)
+    assert sum(row[0] in {m.title for m in METHODS} for row in rows) >= 2 * (len(METHODS) - 1)  # not Solo
 
 
 # ------------------------------------------------------------------------------------------------ settings

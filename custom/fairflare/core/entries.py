@@ -23,12 +23,19 @@ def largest(values: torch.Tensor, count: int) -> torch.Tensor:
     Returns:
         A flat boolean mask with exactly so many; of equal ones the first.
     """
-    flat = values.detach().reshape(-1).abs()
+    return _largest(values.detach().reshape(-1).abs(), count)
+
+
+def _largest(flat: torch.Tensor, count: int) -> torch.Tensor:
+    """The same of magnitudes."""
     count = min(int(checks.number("count", count, low=0, whole=True)), flat.numel())
     if count in (0, flat.numel()):
         return torch.full((flat.numel(),), count > 0)
     flat = flat if flat.dtype == torch.float64 else flat.float()
-    least = np.partition(flat.numpy(), flat.numel() - count)[flat.numel() - count].item()
+    ordered = flat.numpy().copy()
+    ordered.partition(flat.numel() - count)
+    least = ordered[flat.numel() - count].item()
+    del ordered  # of the model's size, where this is about a whole one
     mask = flat > least
     ties = torch.nonzero(flat == least).reshape(-1)
     mask[ties[: count - int(mask.sum())]] = True
@@ -37,11 +44,13 @@ def largest(values: torch.Tensor, count: int) -> torch.Tensor:
 
 def largest_overall(state: State, count: int) -> dict[str, torch.Tensor]:
     """The same over all tensors of a state together; a mask for each, ties in the state's order."""
-    names = list(state)
-    if not names:
-        return {}
-    mask = largest(torch.cat([state[name].detach().reshape(-1) for name in names]), count)
-    return dict(zip(names, mask.split([state[name].numel() for name in names]), strict=True))
+    sizes = {name: state[name].numel() for name in state}
+    wide = any(state[name].dtype == torch.float64 for name in state)
+    flat, at = torch.empty(sum(sizes.values()), dtype=torch.float64 if wide else torch.float32), 0
+    for name, size in sizes.items():
+        flat[at : at + size] = state[name].detach().reshape(-1).abs()
+        at += size
+    return dict(zip(sizes, _largest(flat, count).split(list(sizes.values())), strict=True)) if sizes else {}
 
 
 def packed(name: str, tensor: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:

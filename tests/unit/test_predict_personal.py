@@ -1,4 +1,4 @@
-"""``fairflare predict`` on runs whose sites have something of their own: what is in the common model, and what is not."""
+"""``fairflare predict`` on runs whose sites have something of their own."""
 
 from __future__ import annotations
 

@@ -145,7 +145,9 @@ def top(
     if version:
         from fairflare.federation.run_info import versions
 
-        console.print(", ".join(f"{name} {number}" for name, number in versions().items()), highlight=False)
+        console.print(
+            ", ".join(f"{name} {number}" for name, number in versions().items()), highlight=False, soft_wrap=True
+        )
         raise typer.Exit()
 
 

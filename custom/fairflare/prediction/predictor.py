@@ -134,8 +134,8 @@ def load_predictor(
     model = read_model(find_model(place, which))
     if model.at_sites:
         raise ValueError(
-            f"{model.path} is no model to use by itself: {model.at_sites} of its {len(model.state)} tensors are as they "
-            "were in the beginning, since the trained ones stay at the sites (FedBN, Solo, norm_statistics=site); give a "
-            "run that has one common model, such as fed_avg's or one with norm_statistics=recalibrated"
+            f"{model.path} is no model to use by itself: {model.at_sites} of its {len(model.state)} tensors are as "
+            "they were in the beginning, since the trained ones stay at the sites (FedBN, Solo, norm_statistics=site); "
+            "give a run that has one common model, such as fed_avg's or one with norm_statistics=recalibrated"
         )
     return Predictor(recall(model.record, model.path.parent, task_file), model, torch.device(device))

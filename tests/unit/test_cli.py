@@ -68,9 +68,17 @@ def one_line(result: Result) -> str:
 def test_version() -> None:
     result = fairflare("--version")
     assert result.exit_code == 0
+    assert result.stdout.count("\n") == 1
     assert re.match(r"fairflare \d+\.\d+\.\d+, python 3\.\d+\.\d+, nvflare 2\.9", result.stdout)
     for name in ("torch", "monai", "numpy"):
         assert re.search(rf"\b{name} \d", result.stdout)
+
+
+def test_compare_wants_the_number_or_names_of_sites(tmp_path: Path) -> None:
+    result = fairflare("compare", "fed_avg", "fed_lwr", "--sites", "all", "--rounds", "1", "--out", str(tmp_path / "c"))
+    assert result.exit_code == 2
+    assert "--sites all is for export; a comparison needs the number or the names" in result.stderr
+    assert not (tmp_path / "c").exists()
 
 
 def test_list_names_every_method_in_full_at_80_columns() -> None:

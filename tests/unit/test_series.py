@@ -61,7 +61,7 @@ def test_every_row_meets_every_seed() -> None:
     ("given", "message"),
     [
         ({"entries": []}, "methods to compare"),
-        ({"entries": [Entry("fed_avg"), Entry("fed_avg")]}, "fed_avg"),
+        ({"entries": [Entry("fed_avg"), Entry("fed_avg")]}, "two rows are called 'fed_avg': give one"),
         ({"entries": [Entry("fed_avg", label="a b"), Entry("fed_avg", label="a/b")]}, "folder"),
         ({"entries": [Entry("fed_avg")], "seeds": (1, 1)}, "seeds"),
         ({"entries": [Entry("fed_avg")], "seeds": ()}, "seed"),
@@ -110,6 +110,11 @@ def test_a_wrong_file(tmp_path: Path, text: str, message: str) -> None:
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         read_file(path)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^--plan .*plan\.yaml does not exist$"):
+        read_file(tmp_path / "plan.yaml")
 
 
 def test_seeds() -> None:

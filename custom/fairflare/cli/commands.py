@@ -16,7 +16,7 @@ from rich.table import Table
 from fairflare.cli import completion
 from fairflare.cli.in_process import INTERRUPTED, run_here
 from fairflare.cli.predict import predict
-from fairflare.cli.run_folder import last_errors, refuse_to_replace_run, site_settings
+from fairflare.cli.run_folder import earlier_results, last_errors, refuse_to_replace_run, site_settings
 from fairflare.cli.screen import console, errors, user_errors
 from fairflare.cli.site_names import parse_sites, run_sites
 
@@ -145,7 +145,9 @@ def top(
     if version:
         from fairflare.federation.run_info import versions
 
-        console.print(", ".join(f"{name} {number}" for name, number in versions().items()), highlight=False)
+        console.print(
+            ", ".join(f"{name} {number}" for name, number in versions().items()), highlight=False, soft_wrap=True
+        )
         raise typer.Exit()
 
 
@@ -235,17 +237,17 @@ def run(
         if not overwrite:
             refuse_to_replace_run(workspace, plan["experiment"])
     workspace.parent.mkdir(parents=True, exist_ok=True)
-    # Of an earlier run; not to be taken for this one's.
-    (workspace / RUN_FOLDER / "results.json").unlink(missing_ok=True)
     log = workspace.with_name(workspace.name + ".log")
-    if in_process:
-        code = run_here(recipe, workspace, local, log, errors)
-    else:
-        code = simulate(recipe, workspace, threads or len(recipe.plan.sites or []), local, log, errors)
-    if code == INTERRUPTED:
-        say_how_to_go_on(workspace, plan["experiment"])
-        raise typer.Exit(code)
-    raise typer.Exit(report(workspace, code, log))
+    with earlier_results(workspace, workspace / RUN_FOLDER, plan["experiment"]):
+        if in_process:
+            code = run_here(recipe, workspace, local, log, errors)
+        else:
+            code = simulate(recipe, workspace, threads or len(recipe.plan.sites or []), local, log, errors)
+        if code == INTERRUPTED:
+            say_how_to_go_on(workspace, plan["experiment"])
+        else:
+            code = report(workspace, code, log)
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -403,10 +405,12 @@ def say_how_to_go_on(workspace: Path, experiment: str) -> None:
 
 def say_what_lacks(lacks: Sequence[str]) -> None:
     """What the paper's setting still has to be given."""
+    from fairflare.reporting.layout import wrapped
+
     if lacks:
         errors.print("[yellow]not the paper's run by itself[/yellow]; it lacks", highlight=False)
-        for text in lacks:
-            errors.print(f"  - {text}", markup=False, highlight=False)
+        for line in wrapped((f"  - {text}" for text in lacks), errors.width):
+            errors.print(line, markup=False, highlight=False)
 
 
 def report(workspace: Path, code: int, log: Path) -> int:

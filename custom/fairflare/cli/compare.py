@@ -81,6 +81,9 @@ def compare_command(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace runs of other settings.")] = False,
 ) -> None:
     with user_errors():
+        chosen = None if sites is None else parse_sites(sites)
+        if sites is not None and chosen is None:
+            raise ValueError(f"--sites {sites} is for export; a comparison needs the number or the names of the sites")
         told = {
             "seeds": None if seeds is None else list(range(seeds)),
             "rounds": rounds,
@@ -91,7 +94,7 @@ def compare_command(
             "small": False if paper else None,
             "settings": parse_settings(settings) if settings else None,
             "data": None if data is None else str(data),
-            "sites": None if sites is None else parse_sites(sites),
+            "sites": chosen,
         }
         from fairflare.cli.compare_runs import Runner
 

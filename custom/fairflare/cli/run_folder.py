@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +43,44 @@ def refuse_to_replace_run(workspace: Path, experiment: str) -> None:
             f"{workspace} holds a run already ({found['status']}, of {found['started']}); give --overwrite to replace "
             "it, or another --label, --seed or --workspace"
         )
+
+
+@contextmanager
+def earlier_results(workspace: Path, folder: Path, experiment: str) -> Iterator[None]:
+    """While a run goes: an earlier run's results are not to be taken for its own.
+
+    Those of the experiment that is gone on with come back when the new run ends before it began (other settings than
+    the checkpoint's, a bad file): nothing of them is in the new ones then.
+
+    Args:
+        workspace: of the run; they wait beside it.
+        folder: with the results.
+        experiment: id; empty: they go.
+    """
+    aside = workspace.with_name(workspace.name + ".before")
+    if not experiment:
+        (folder / "results.json").unlink(missing_ok=True)
+    elif _begun(folder):
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.rename(aside)
+    try:
+        yield
+    finally:
+        if _begun(folder):
+            shutil.rmtree(aside, ignore_errors=True)
+        elif experiment and aside.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            aside.rename(folder)
+
+
+def _begun(folder: Path) -> bool:
+    from fairflare.reporting.results import RESULTS_FILE, read_results
+
+    try:
+        return bool(read_results(folder / RESULTS_FILE)["info"])
+    except (OSError, ValueError):
+        return False
 
 
 def last_errors(log: Path, count: int = 5) -> list[str]:

@@ -99,7 +99,9 @@ class Series:
 
     def __post_init__(self) -> None:
         checks.not_empty("the methods to compare", {entry.label: entry for entry in self.entries}, of="method")
-        checks.different("method (give one of them a label)", [entry.label for entry in self.entries])
+        labels = [entry.label for entry in self.entries]
+        if twice := next((label for label in labels if labels.count(label) > 1), None):
+            raise ValueError(f"two rows are called {twice!r}: give one of them other settings, or a label (--plan)")
         checks.different("folder of a method", [_file_name(entry.label) for entry in self.entries])
         checks.not_empty("the seeds", self.seeds, of="seed")
         checks.different("seeds", [checks.whole("a seed", seed, low=0) for seed in self.seeds])
@@ -180,6 +182,8 @@ def read_file(path: Path) -> dict[str, Any]:
 
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ValueError(f"--plan {path} does not exist") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"{path} is no readable YAML or JSON: {error}") from error
     if not isinstance(found, Mapping):

@@ -26,6 +26,9 @@ from fairflare.tasks.networks import load_fitting
 from fairflare.tasks.segmentation import SegmentationTask
 
 BATCH = 8  # slices at once
+PERSONAL_NOTE = (
+    "the run's figures are not of this common model: each site was measured with one of its own, which stays there"
+)
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,9 @@ class Predictor:
                 "number) that reads one image in the same way; add it to the class (`read_input = "
                 f"{type(task).__mro__[1].__name__}.read_input` when files are read as FairFlare does)"
             )
-        self.task, self.model, self.device, self.notes = task, model, device, recalled.notes
+        self.task, self.model, self.device, self.notes = task, model, device, list(recalled.notes)
+        if model.personal:
+            self.notes.append(PERSONAL_NOTE)
         self.network = task.build_model()
         remedy = "; the settings of the task are not those of its training"
         load_fitting(self.network, model.state, f"{model.path} does not fit the network of its task", remedy)
@@ -124,7 +129,13 @@ def load_predictor(
         device: to compute on.
 
     Raises:
-        ValueError: no model, no record of its task, or the two do not fit.
+        ValueError: no model, one that lacks what stays at the sites, no record of its task, or the two do not fit.
     """
     model = read_model(find_model(place, which))
+    if model.at_sites:
+        raise ValueError(
+            f"{model.path} is no model to use by itself: {model.at_sites} of its {len(model.state)} tensors are as "
+            "they were in the beginning, since the trained ones stay at the sites (FedBN, Solo, norm_statistics=site); "
+            "give a run that has one common model, such as fed_avg's or one with norm_statistics=recalibrated"
+        )
     return Predictor(recall(model.record, model.path.parent, task_file), model, torch.device(device))

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from fairflare.federation.models import BEST_MODEL_FILE, MODEL_FILE
+from fairflare.federation.personal import PERSONAL
 from fairflare.federation.run_settings import RESULTS_FOLDER
 from fairflare.reporting.results import RESULTS_FILE, read_results
 from fairflare.tasks.networks import read_checkpoint
@@ -29,6 +30,8 @@ class SavedModel:
         made: the round that made it, from 0; -1: none did; ``None``: the file does not say.
         method: class of the rule; empty: it does not say.
         record: of :class:`fairflare.federation.task_record.TaskRecorder`; empty: there is none.
+        personal: the run was measured with what each site has of its own, not with this model.
+        at_sites: how many of its tensors no site sent: they are as they were in the beginning.
     """
 
     path: Path
@@ -36,6 +39,8 @@ class SavedModel:
     made: int | None
     method: str
     record: Mapping[str, Any]
+    personal: bool = False
+    at_sites: int = 0
 
     def in_words(self) -> str:
         """Where it comes from, in a line."""
@@ -99,17 +104,33 @@ def read_model(path: Path) -> SavedModel:
     content = {} if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
     conf = content.get("train_conf") if isinstance(content, Mapping) else None
     conf = conf if isinstance(conf, Mapping) else {}
-    record = conf.get("task")
+    record, made, at_sites = conf.get("task"), conf.get("round"), conf.get("stays_at_sites")
+    info = _info_beside(path)
     if not isinstance(record, Mapping) or not record:
-        record = _record_of_results(path.parent / RESULTS_FOLDER)
-    made = conf.get("round")
-    return SavedModel(path, state, made if isinstance(made, int) else None, str(conf.get("method", "")), record)
+        record = _record_of_results(info)
+    return SavedModel(
+        path,
+        state,
+        made if isinstance(made, int) else None,
+        str(conf.get("method", "")),
+        record,
+        personal=PERSONAL in (conf.get("measured"), info.get("measured")),  # results alone: a site half of its own
+        at_sites=at_sites if isinstance(at_sites, int) else 0,
+    )
 
 
-def _record_of_results(folder: Path) -> dict[str, Any]:
+def _info_beside(path: Path) -> dict[str, Any]:
+    """``info`` of the results of the run that a model file lies with; empty: none."""
+    try:
+        info = read_results(path.parent / RESULTS_FOLDER / RESULTS_FILE)["info"]
+    except (ValueError, OSError, KeyError):
+        return {}
+    return info if isinstance(info, dict) else {}
+
+
+def _record_of_results(info: Mapping[str, Any]) -> dict[str, Any]:
     """What the results of a run say of its task, whose model file says nothing."""
     try:
-        info = read_results(folder / RESULTS_FILE)["info"] or {}
         task = info["config"]["task"]
         return {
             "class": task["path"] if str(task["path"]).startswith("fairflare.") else "",
@@ -118,5 +139,5 @@ def _record_of_results(folder: Path) -> dict[str, Any]:
             "synthetic": info.get("synthetic", False),
             "fairflare": info.get("versions", {}).get("fairflare"),
         }
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError):
         return {}

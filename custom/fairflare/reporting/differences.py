@@ -12,7 +12,7 @@ from scipy import stats
 
 from fairflare.core import checks
 from fairflare.core.fairness import summarize
-from fairflare.reporting.layout import MISSING, blocks, csv_lines, markdown_lines
+from fairflare.reporting.layout import MISSING, blocks, csv_lines, markdown_lines, wrapped
 from fairflare.reporting.table import by_site_of, direction_of, label_of, metrics_of
 
 LEVEL = 0.95
@@ -156,7 +156,7 @@ def difference_table(
         notes.append("With one seed nothing can be said of noise: give more (--seeds).")
     if style == "markdown":
         return "\n".join([*markdown_lines(table), "", *notes])
-    return "\n".join([blocks(table, width), *notes])
+    return "\n".join([blocks(table, width), *wrapped(notes, width)])
 
 
 def _numbers(d: Difference) -> list[Any]:

@@ -1,0 +1,32 @@
+"""An experiment's results when it is gone on with wrongly."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from fairflare.cli import commands as cli
+
+SMALL = ["image_size=[32,32]", "features=[4,4,8,8,8,4]", "phantom_cases=0.3"]
+
+
+def run(*more: str) -> Result:
+    fixed = ["run", "fed_avg", "--task", "segmentation", "--sites", "2", "--in-process", "--experiment", "e"]
+    return CliRunner().invoke(cli.app, [*fixed, *(part for text in SMALL for part in ("--set", text)), *more])
+
+
+def test_a_refused_continuation_leaves_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    results = tmp_path / "runs/fed_avg-seed0/server/simulate_job/fairflare/results.json"
+    assert run("--rounds", "1").exit_code == 0
+    before = results.read_text()
+    refused = run("--rounds", "2", "--set", "learning_rate=0.5")
+    assert refused.exit_code == 1
+    assert "other settings (training.learning_rate: was 0.001, is 0.5)" in refused.stderr
+    assert results.read_text() == before
+    assert run("--rounds", "2").exit_code == 0  # and the right command goes on
+    assert [record["current_round"] for record in json.loads(results.read_text())["rounds"]] == [0, 1]
+    assert not (tmp_path / "runs/fed_avg-seed0.before").exists()

@@ -224,7 +224,8 @@ class Hospitals(Listener):
             question.hand_over(site, self._answer(site, question.name, for_site(question.task, site)))
 
     def _answer(self, site: str, name: str, task: Message) -> Message:
-        received = self.models[0] if task.params is None or len(task.params) < len(self.models[0]) else task.params
+        start = self.models[0]
+        received = task.params if task.params is not None and task.params.keys() == start.keys() else start
         update, report, anchor = honest(site, received, int(task.current_round))
         lie = self.lie if site == LIAR and task.current_round == 0 else None
         meta: dict[str, Any] = {"version": __version__, "status": "ok", "stats": {}}

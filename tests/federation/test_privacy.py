@@ -127,7 +127,7 @@ def test_nothing_else_is_in_a_message() -> None:
     told = encode_task(SiteTask("train", {}, 0, 1, 0))
     assert set(told.meta) == set(TOLD)
     answer = encode_reply(SiteReply("ok"), 0)
-    assert set(vars(answer)) - {"meta", "is_update", "by_site"} <= {*ENVELOPE, *HOLDERS}
+    assert set(vars(answer)) - {"meta", "is_update", "by_site", "each"} <= {*ENVELOPE, *HOLDERS}
     assert set(answer.meta) == {*ENVELOPE, *HOLDERS, *(f.name for f in COUNTS)} - {"params", "current_round", "metrics"}
 
 

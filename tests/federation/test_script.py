@@ -209,6 +209,9 @@ def test_the_page_says_which_lines_a_method_needs() -> None:
     families = {
         "FedAvg, Fed-LWR and its ablations": ("fed_avg", "fed_lwr", "fed_lwr_cosine", "fed_lwr_last_layer"),
         "FedProx": ("fed_prox",),
+        "q-FedAvg, FedCE": ("q_fed_avg", "fed_ce"),
+        "AFL, FairFed, FedGA": ("afl", "fair_fed", "fed_ga"),
+        "FedNova": ("fed_nova",),
         "Solo, FedBN": ("solo", "fed_bn"),
         "FedMRL": ("fed_mrl",),
         "FedISM, FedISM+": ("fed_ism", "fed_ism_plus_s", "fed_ism_plus_l"),

@@ -203,7 +203,7 @@ def test_the_job_has_flares_executor_and_the_script(tmp_path: Path) -> None:
     job = tmp_path / "fed_lwr"
     assert [p.name for p in (job / "app" / "custom").iterdir()] == ["train_fair.py"]
     (entry,) = config(job, "client")["executors"]
-    assert entry["tasks"] == ["check", "train", "anchor", "validate"]
+    assert entry["tasks"] == ["check", "train", "anchor", "norms", "validate"]
     assert entry["executor"]["path"] == "nvflare.app_common.executors.client_api_executor.ClientAPIExecutor"
     arguments = config(job, "server")["workflows"][0]["args"]
     assert arguments["task"]["args"] == {"model": "train_fair.Net", "model_args": {}, "metric": "accuracy"}

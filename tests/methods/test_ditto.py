@@ -210,7 +210,7 @@ def test_a_loss_that_explodes_for_the_own_model_alone(tmp_path) -> None:
 def test_scripts_refuse_it_by_name(tmp_path) -> None:
     script = tmp_path / "train.py"
     script.write_text("")
-    with pytest.raises(ValueError, match="method 'ditto' trains a second model at every site"):
+    with pytest.raises(ValueError, match="method 'ditto' has a model of its own at every site"):
         make_script_plan("ditto", Script(script), model="Net")
     for name in ("solo", "fed_bn"):
         assert make_script_plan(name, Script(script), model="Net").method.name == name

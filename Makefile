@@ -14,7 +14,7 @@ test: $(STAMP)
 
 # The walk-throughs of poc/ and docs/install.md, each as one script.
 walkthroughs: $(STAMP)
-	$(BIN)/python -m pytest -m walk -n 2 --dist load tests/e2e/test_walks.py
+	$(BIN)/python -m pytest -m walk -n 2 --dist load --durations 0 --durations-min 10 tests/e2e/test_walks.py
 
 walks: $(STAMP)
 	$(BIN)/python -m pytest -m walk -n 2 --dist loadfile

@@ -12,9 +12,9 @@ run: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-# The walk-throughs of poc/ and docs/install.md, each as one script.
+# The walk-throughs of poc/ and docs/install.md, each as one script; FLARE's filters at six sites.
 walkthroughs: $(STAMP)
-	$(BIN)/python -m pytest -m walk -n 2 --dist load --durations 0 --durations-min 10 tests/e2e/test_walks.py
+	$(BIN)/python -m pytest -m walk -n 2 --dist load --durations 0 --durations-min 10 tests/e2e/test_walks.py tests/e2e/test_filters.py
 
 walks: $(STAMP)
 	$(BIN)/python -m pytest -m walk -n 2 --dist loadfile

@@ -63,6 +63,7 @@ def test_svt_privacy_at_one_of_three(job, simulate):
     assert "site 'site-3': its model went through 'SVTPrivacy'" in run.log
 
 
+@pytest.mark.walk
 def test_every_filter_at_a_site_of_its_own(job, simulate):
     """Two-phase method: models and reports about the anchor go through the filters, each by its kind."""
     folder = job("fed_lwr", sites=6, min_sites=5, settings={"local_epochs": 1})

@@ -13,6 +13,7 @@ import torch
 
 from fairflare.core.batch_norms import measure, next_group, running_norms
 from fairflare.exchange.messages import TASK_NORMS, Message, decode_task
+from fairflare.federation.halves import HalvesDiffer, check_halves
 from fairflare.federation.isolation import perform_isolated
 from fairflare.federation.local import run_local
 from fairflare.federation.norm_moments import whole_pass
@@ -468,3 +469,12 @@ def test_settings() -> None:
         plan_of("segmentation", TINY_SEGMENTS, settings={"recalibration": "two_pass"})
     run_settings = plan_of("segmentation", TINY_SEGMENTS, settings=RECALIBRATED).run
     assert (run_settings.norm_statistics, run_settings.recalibration) == ("recalibrated", "exact")
+
+
+def test_server_and_sites_agree_on_the_statistics() -> None:
+    half = {"path": "fairflare.methods.training.LocalTraining", "args": {"norm_statistics": "recalibrated"}}
+    check_halves(FedLWR(), half, "recalibrated")
+    with pytest.raises(HalvesDiffer, match="is 'average' at the server and 'recalibrated' at the sites"):
+        check_halves(FedLWR(), half, "average")
+    with pytest.raises(HalvesDiffer, match="is 'recalibrated' at the server and 'site' at the sites"):
+        check_halves(FedLWR(), {**half, "args": {"norm_statistics": "site"}}, "recalibrated")

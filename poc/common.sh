@@ -52,6 +52,25 @@ print(*(s.getsockname()[1] for s in sockets))
 END
 }
 
+# FLARE's commands may hang when they close a connection that began before the server was there; by then they have said
+# what they had to say, so they get a time to end.
+within() { timeout --foreground -k 5 "$@"; } # SECONDS COMMAND
+
+wait_for_sites() { # PATTERN COUNT [OPTIONS]: until so many different sites are connected
+  local pattern=$1 count=$2 connected=""
+  shift 2
+  for _ in $(seq 60); do
+    connected=$(within 60 nvflare system status "$@" 2>/dev/null || true)
+    if [ "$(grep -oE "$pattern" <<<"$connected" | sort -u | wc -l)" -eq "$count" ]; then
+      echo "$connected"
+      return
+    fi
+    sleep 3
+  done
+  echo "only these sites are connected: $connected" >&2
+  return 1
+}
+
 submit() { # JOB-FOLDER [OPTIONS]: its id
   local said
   said=$(nvflare job submit -j "$@" 2>&1) || { echo "$said" >&2; return 1; }

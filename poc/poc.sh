@@ -27,7 +27,8 @@ END
 done
 
 step "start"
-nvflare poc start --timeout 180
+within 120 nvflare poc start --timeout 100 || true
+wait_for_sites 'site-[123]' 3
 
 step "a job"
 # With the bounds that --preinstalled has by itself, so that the run it is compared with has them too.

@@ -25,12 +25,7 @@ for name in localhost "${hospitals[@]}"; do
 done
 as_lead=(--startup-kit "$kits/lead@consortium.example")
 as_admin=(--startup-kit "$kits/admin@consortium.example")
-for _ in $(seq 60); do
-  sleep 3
-  connected=$(nvflare system status "${as_lead[@]}" 2>/dev/null || true)
-  if [ "$(grep -o 'hospital-[abc]' <<<"$connected" | sort -u | wc -l)" -eq 3 ]; then break; fi
-done
-echo "$connected"
+wait_for_sites 'hospital-[abc]' 3 "${as_lead[@]}"
 
 step "the lead scientist submits"
 names=$(IFS=,; echo "${hospitals[*]}")

@@ -15,7 +15,8 @@ fi
 # Everything is written here and nowhere else; `nvflare` keeps its settings in the home folder, so it gets another one.
 folder=$(mktemp -d "${TMPDIR:-/tmp}/fairflare-walk.XXXXXX")
 export HOME="$folder/home"
-mkdir "$HOME"
+export TMPDIR="$folder/tmp" # FLARE and PyTorch leave folders there
+mkdir "$HOME" "$TMPDIR"
 cd "$folder"
 # The sites share this machine's cores.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"

@@ -83,7 +83,8 @@ sed -i 's/fairflare\.flare\.executor\.SiteExecutor/subprocess.Popen/' foreign/fe
 refused foreign/fed_avg "Component 'subprocess.Popen'.*is not in allow_list"
 
 step "shutdown"
-nvflare system shutdown all "${as_admin[@]}" --force
+within 180 nvflare system shutdown all "${as_admin[@]}" --force --timeout 120 ||
+  echo "FLARE did not stop everything in time; what still runs is ended with this script"
 
 step "the same in FLARE's simulator"
 fairflare run "${what[@]}" --sites "$names" -w simulated --threads 3

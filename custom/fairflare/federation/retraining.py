@@ -38,13 +38,19 @@ class Retraining:
         )
 
     def check(self, task: Task, state: State) -> None:
-        """Raises ``ValueError`` when there is no classifier to train."""
+        """Raises ``ValueError`` when there is no classifier to train, or what is made last would be lost."""
         if self.run.crt_rounds and (task.has_classes is False or not of_classifier(state)):
             raise ValueError("crt_rounds needs a classifier, tensors called 'head.*'; set crt_rounds=0")
         if self.run.crt_rounds and self.rule.each(state) is not None:
             raise ValueError(
                 f"with {type(self.rule).__name__} every site has a model of its own, and there is no common one whose "
                 "classifier could be trained; set crt_rounds=0"
+            )
+        if self.rule.reports_another and (self.run.crt_rounds or self.run.norm_statistics == "recalibrated"):
+            raise ValueError(
+                f"{type(self.rule).__name__} ends with a mean over its rounds, which would hold neither a retrained "
+                "classifier nor recalibrated statistics; set report_average=false, or crt_rounds=0 and "
+                "norm_statistics=average"
             )
         if self.run.crt_rounds and self.rule.makes:
             raise ValueError(f"{type(self.rule).__name__} retrains a classifier itself; set crt_rounds=0")

@@ -52,6 +52,10 @@ class AFL(Rule):
         self._losses: dict[str, float] = {}  # the last finite ones
         self._average = ModelAverage()
 
+    @property
+    def reports_another(self) -> bool:
+        return self.report_average
+
     def reported(self, state: State) -> State:
         self._average.memory_folder = self.memory_folder
         return self._average.with_last(state) if self.report_average else state

@@ -136,6 +136,11 @@ class Rule(ABC):
         """Whether the sites must report what only data with classes have."""
         return False
 
+    @property
+    def reports_another(self) -> bool:
+        """Whether :meth:`reported` gives another model than that of the last round."""
+        return False
+
     def begin_round(self, received: State) -> None:  # noqa: B027
         """Called with the whole model that the sites will receive.
 

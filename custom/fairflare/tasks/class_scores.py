@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -14,16 +15,16 @@ if TYPE_CHECKING:
     from fairflare.core.task import Batch, Device
 
 
-class MeasuresClasses:
+class MeasuresClasses(ABC):
     """Part of a task whose targets are the numbers of classes and whose network gives logits, (n, classes)."""
 
+    @abstractmethod
     def names(self) -> list[str]:
         """Names of the classes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def groups(self) -> dict[str, list[int]]:
         """Groups of classes, such as head, medium, tail."""
-        raise NotImplementedError
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Cross-entropy."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from fairflare.cli.commands import app
 from fairflare.cli.compare import packaged_plan
 from fairflare.core.settings import field_names, values_of
 from fairflare.federation.series import Entry, Series, read_entry, read_file, seeds_of
@@ -91,6 +95,19 @@ def test_a_file(tmp_path: Path) -> None:
     assert Series(**found).runs()[1].plan["settings"] == {"learning_rate": 0.01, "preset": "authors"}
     path.write_text(json.dumps({"methods": ["fed_avg"], "seeds": 2}))
     assert read_file(path)["seeds"] == [0, 1]
+
+
+def test_settings_of_the_command_line_are_added_to_those_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--set`` beside ``--preset fed_ism``: the preset's own setting is still there."""
+    made: list[Mapping[str, Any]] = []
+    monkeypatch.setattr("fairflare.cli.compare._go", lambda runner: made.append(runner.all[0].run.plan["settings"]))
+    monkeypatch.setattr("fairflare.cli.compare._report", lambda *_: 0)
+    given = ["compare", "--preset", "fed_ism", "--set", "batch_size=4"]
+    result = CliRunner().invoke(app, given)
+    assert result.exit_code == 0, result.output
+    assert made[0] == {"criterion": "logit_adjusted", "batch_size": 4}
+    CliRunner().invoke(app, [*given, "--set", "criterion=task"])
+    assert made[1] == {"criterion": "task", "batch_size": 4}
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,8 @@ def _series(rows: list[str], plan_file: Path | None, told: Mapping[str, Any]) ->
     """What is compared, and the sites' private settings; the command line goes before the file."""
     from fairflare.federation.series import Series, read_entry, read_file
 
-    given = {"sites": "default", **(read_file(plan_file) if plan_file else {}), **told}
+    file = read_file(plan_file) if plan_file else {}
+    given = {"sites": "default", **file, **told, "settings": {**file.get("settings", {}), **told.get("settings", {})}}
     if rows:
         given["entries"] = [read_entry(row) for row in rows]
     if not given.get("entries"):

@@ -1,0 +1,68 @@
+"""One method of each kind in FLARE's POC mode: one model, parts that stay at the sites, another model for each site,
+training at the server. Each gives the figures and the bits of a run in one process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairflare.federation.influence import FOR_HOSPITALS
+from fairflare.federation.local import run_local
+from fairflare.recipes import FairRecipe
+
+from .poc_tools import SERVER, PocSystem, poc_system
+from .test_every_job import ALSO, CLASSES, TINY, model_of
+
+pytestmark = [pytest.mark.e2e, pytest.mark.walk, pytest.mark.timeout(600)]
+
+SITES = ["site-1", "site-2"]
+KINDS = {
+    "one model": ("q_fed_avg", TINY),
+    "parts stay at the sites": ("ditto", TINY),
+    "another model for each site": ("cgsv", TINY),
+    "training at the server": ("creff", {**CLASSES, **ALSO["creff"]}),
+}
+
+
+@pytest.fixture(scope="module")
+def poc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PocSystem]:
+    with poc_system(tmp_path_factory.mktemp("poc"), SITES) as system:
+        for name in (SERVER, *SITES):
+            system.allow(name, "fairflare.")
+        for name in SITES:
+            system.edit_local(name, "fairflare.json", lambda c: c.update(num_threads=1))
+        system.start()
+        yield system
+        system.stop()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_method_of_each_kind(kind: str, poc: PocSystem, tmp_path: Path) -> None:
+    method, tiny = KINDS[kind]
+    recipe = FairRecipe(
+        method, sites=SITES, num_rounds=3, packaging="preinstalled", min_sites=2,
+        settings={**FOR_HOSPITALS, **tiny, "local_epochs": 1},
+    )  # fmt: skip
+    recipe.export(str(tmp_path / "jobs"))
+    job = poc.submit(tmp_path / "jobs" / recipe.name)
+    said = poc.wait(job, 400)
+    assert "FINISHED:COMPLETED" in said
+    workspace = poc.download(job)
+    results = json.loads((workspace / "fairflare" / "results.json").read_text())
+    assert results["status"] == "completed"
+    assert [(r["accepted"], r["left_out"]) for r in results["rounds"]] == [(SITES, [])] * 3
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        here = run_local(recipe.plan, tmp_path / "here")
+    finally:
+        torch.set_num_threads(threads)
+    assert results["test"] == json.loads((here / "results.json").read_text())["test"]
+    expected, found = model_of(here.parent), model_of(workspace)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())

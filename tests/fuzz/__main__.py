@@ -36,6 +36,10 @@ def main() -> int:
         running = {pool.submit(attack, Path(root) / f"{m}-{p}", m, p, given.seed, **how): (m, p) for m, p in jobs}
         for done in as_completed(running):
             method, phase = running[done]
+            if error := done.exception():
+                faulty += 1
+                print(f"{method:>12}  {phase:>12}  the bench itself failed: {error!r}", flush=True)
+                continue
             verdicts = done.result()
             counts = count(verdicts)
             total.update(counts)

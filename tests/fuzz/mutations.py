@@ -45,8 +45,13 @@ class Case:
         return " + ".join([*self.names, *([self.delivery] if self.delivery else [])])
 
     def apply(self, reply: Any) -> Any:
-        for change in self.changes:
-            reply = change(reply, self.rng)
+        for number, change in enumerate(self.changes):
+            try:
+                reply = change(reply, self.rng)
+            except Exception:
+                if not number:
+                    raise
+                self.names[number] += " (impossible after that)"  # NumPy knows no sparse tensors, for example
         return reply
 
 

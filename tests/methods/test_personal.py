@@ -368,3 +368,9 @@ def test_what_stays_is_exactly_as_it_was_in_the_common_model(tmp_path) -> None:
     assert not torch.equal(received["bn.weight"] / 3 * 3, received["bn.weight"])
     torch.testing.assert_close(state["weight"], torch.full((500,), 1.1).double())
     assert weighing.sites == pytest.approx(dict.fromkeys("abc", 1 / 3))
+
+
+@pytest.mark.parametrize(("says", "missing"), [("own_model", "train_own"), ("downloads", "hand_in")])
+def test_a_half_that_does_not_do_what_it_says_is_refused(says: str, missing: str) -> None:
+    with pytest.raises(TypeError, match=rf"Silent says {says}, but has no {missing}\(\)"):
+        type("Silent", (LocalTraining,), {says: True})

@@ -97,6 +97,19 @@ def test_a_file(tmp_path: Path) -> None:
     assert read_file(path)["seeds"] == [0, 1]
 
 
+@pytest.mark.parametrize(("metric", "code"), [("dicee", 2), ("dice", 0), ("common/dice", 0), ("loss", 0)])
+def test_a_metric_that_is_never_measured_is_refused_before_any_run(
+    metric: str, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("fairflare.cli.compare._go", lambda runner: asked.append("go"))
+    monkeypatch.setattr("fairflare.cli.compare._report", lambda *_: 0)
+    result = CliRunner().invoke(app, ["compare", "fed_avg", "--metric", metric, "--out", str(tmp_path)])
+    assert (result.exit_code, len(asked)) == (code, int(code == 0)), result.output
+    if code:
+        assert "did you mean 'dice'" in result.output
+
+
 def test_settings_of_the_command_line_are_added_to_those_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """``--set`` beside ``--preset fed_ism``: the preset's own setting is still there."""
     made: list[Mapping[str, Any]] = []

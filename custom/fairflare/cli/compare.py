@@ -19,6 +19,7 @@ from fairflare.cli.site_names import parse_sites, run_sites
 if TYPE_CHECKING:
     from fairflare.cli.compare_runs import Progress as RunProgress
     from fairflare.cli.compare_runs import Runner
+    from fairflare.core.task import Task
 
 PLANS = Path(__file__).parent / "plans"
 DONE, FAILED = "completed", "failed"  # states of a run; compare_runs is not imported for a mere TAB
@@ -111,6 +112,8 @@ def compare_command(
             simulator=simulator,
             overwrite=overwrite,
         )
+        if metric is not None:
+            _check_metric(metric, series.runs()[0].make().task)
     _go(runner)
     raise typer.Exit(_report(runner, series.refers_to(), metric))
 
@@ -124,6 +127,20 @@ def packaged_plan(name: str) -> Path:
     from fairflare.core.checks import choice
 
     return PLANS / f"{choice('--preset', name, sorted(path.stem for path in PLANS.glob('*.yaml')))}.yaml"
+
+
+def _check_metric(metric: str, task: Task) -> None:
+    """Before hours of training: what the tables are asked for is measured at all.
+
+    Raises:
+        ValueError: the task has no such metric (suggests the nearest).
+    """
+    from fairflare.core.checks import choice
+
+    names = [declared.name for declared in task.declared_metrics()]
+    own = metric.rpartition("/")[2]  # test_common's are common/<name>
+    if names and not own.startswith("recall_"):  # classes of own images: their names are with the images
+        choice("--metric", own, list(dict.fromkeys([*names, task.primary_metric])))
 
 
 def _series(rows: list[str], plan_file: Path | None, told: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -36,6 +36,14 @@ class KeepsAtHome:
     home_doc: ClassVar[str] = ""
     norm_statistics: str
 
+    def __init_subclass__(cls, **given: Any) -> None:
+        """Refuses a half that says what it does not do."""
+        super().__init_subclass__(**given)
+        for says, methods in (("own_model", ("train_own",)), ("downloads", ("hand_in", "take"))):
+            for name in methods:
+                if getattr(cls, says) and getattr(cls, name) is getattr(KeepsAtHome, name):
+                    raise TypeError(f"{cls.__name__} says {says}, but has no {name}()")
+
     def stays(self, model: torch.nn.Module) -> list[str]:
         """Names of the tensors of ``model`` that stay at the site: by the type of their module, never by their name.
 
@@ -55,7 +63,6 @@ class KeepsAtHome:
         Raises:
             NotFinite: it is of no use any more, and is replaced by ``received``.
         """
-        raise NotImplementedError(f"{type(self).__name__} says own_model, but has no train_own()")
 
     def hand_in(self, run: SiteRun, start: State, local: State) -> tuple[State, State]:
         """The update to send, and the site's model from now on; called where :attr:`downloads` is True.
@@ -64,7 +71,7 @@ class KeepsAtHome:
             run: of the task.
             start, local: what is sent of the model before and after the training; what stays is kept as trained.
         """
-        raise NotImplementedError(f"{type(self).__name__} says downloads, but has no hand_in()")
+        return local, local
 
     def take(self, run: SiteRun, own: State, download: State, told: Mapping[str, Any]) -> State:
         """The site's model with what the server sent of the last round's change.
@@ -75,7 +82,7 @@ class KeepsAtHome:
             download: see :func:`fairflare.core.entries.packed`.
             told: the site's entry in the directive ``download``.
         """
-        raise NotImplementedError(f"{type(self).__name__} says downloads, but has no take()")
+        return own
 
     def forget_own(self, run: SiteRun, own: torch.nn.Module) -> None:
         """Called when the own model begins anew: what else was kept for it (moments) must do so too."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fairflare.core.resampling import draws
 from fairflare.reporting.differences import Difference, difference_table, differences, paired
 
 
@@ -84,6 +85,77 @@ def test_the_interval_covers_the_truth(seeds: int) -> None:
     assert 0.93 <= hits / 2000 <= 0.97
 
 
+def scored(label: str, seed: int, images: dict[str, np.ndarray], count: int = 100) -> dict[str, Any]:
+    """A run whose metric is the mean of each site's images, with draws as the sites make them."""
+    drawn = {s: scores[draws(s, len(scores), count)].mean(1).tolist() for s, scores in images.items()}
+    return run(label, seed, {site: float(scores.mean()) for site, scores in images.items()}, resampled=drawn)
+
+
+def test_hand_numbers_with_test_images() -> None:
+    # One site, two images. The row is better by .2 on the one and by 0 on the other image, whatever the seed: a draw
+    # holds the first one 0, 1 or 2 times, so its difference is 0, .1 or .2.
+    rows = [scored("fair", seed, {"a": np.array([0.7, 0.5])}) for seed in (0, 1)]
+    other = [scored("fed_avg", seed, {"a": np.array([0.5, 0.5])}) for seed in (0, 1)]
+    found = of(differences([*other, *rows], "fed_avg"), "average")
+    times = (draws("a", 2, 100) == 0).sum(1)
+    assert set(times) == {0, 1, 2}
+    expected = float(np.std(0.1 * times, ddof=1))
+    assert found.images_sd == pytest.approx(expected)
+    assert found.sd == pytest.approx(0.0)
+    assert (found.low, found.high) == pytest.approx((0.1 - 1.959964 * expected, 0.1 + 1.959964 * expected))
+    assert found.verdict == "within noise"
+    text = difference_table([found], "fed_avg")
+    assert "over the seeds (Student's t) and the test" in text
+
+
+def test_the_same_images_take_their_luck_out() -> None:
+    """Paired: images that are hard for both do not widen the interval."""
+    hard = np.linspace(0, 1, 30)
+    rows = [scored("fair", seed, {"a": 0.9 * hard + 0.1}) for seed in (0, 1)]
+    even = [scored("fed_avg", seed, {"a": 0.9 * hard}) for seed in (0, 1)]
+    found = of(differences([*even, *rows], "fed_avg"), "average")
+    assert found.images_sd == pytest.approx(0.0, abs=1e-12)
+    assert found.verdict == "better"
+
+
+def test_draws_that_do_not_fit_are_not_used() -> None:
+    images = {"a": np.array([0.7, 0.5]), "b": np.array([0.1, 0.9])}
+    row = [scored("fair", seed, images) for seed in (0, 1)]
+    for other in (
+        [scored("fed_avg", seed, images, count=50) for seed in (0, 1)],
+        [{**scored("fed_avg", seed, images), "resampled": None} for seed in (0, 1)],
+        [{**r, "resampled": {"a": r["resampled"]["a"]}} for r in (scored("fed_avg", seed, images) for seed in (0, 1))],
+    ):
+        found = differences([*other, *row], "fed_avg")
+        assert all(math.isnan(d.images_sd) for d in found)
+        assert "by Student's t over the seeds]" in " ".join(difference_table(found, "fed_avg").split())
+    none = [{**r, "resampled": {**r["resampled"], "a": [None] * 95 + [0.5] * 5}} for r in row]
+    found = differences([*none, *(scored("fed_avg", seed, images) for seed in (0, 1))], "fed_avg")
+    assert math.isnan(of(found, "a").images_sd)  # five draws are too few
+    assert math.isfinite(of(found, "b").images_sd)
+
+
+def test_the_interval_over_seeds_and_images_covers_the_truth() -> None:
+    """Other seeds and other images, drawn from a population whose mean difference is known."""
+    rng = np.random.default_rng(1)
+    sites, hits, over_seeds = {"a": 30, "b": 60, "c": 45}, 0, 0
+    for _ in range(400):
+        hard = {site: rng.normal(0.6, 0.15, n) for site, n in sites.items()}
+        taste = {site: rng.normal(0.02, 0.08, n) for site, n in sites.items()}
+        runs = []
+        for seed in range(3):
+            for label in ("fed_avg", "fair"):
+                shift = rng.normal(0, 0.005)
+                images = {s: hard[s] + (taste[s] if label == "fair" else 0) + shift for s in sites}
+                runs.append(scored(label, seed, {s: x + rng.normal(0, 0.02, len(x)) for s, x in images.items()}, 60))
+        found = of(differences(runs, "fed_avg"), "average")
+        hits += found.low <= 0.02 <= found.high
+        alone = paired("fair", "average", found.values, higher_is_better=True)
+        over_seeds += alone.low <= 0.02 <= alone.high
+    assert 0.90 <= hits / 400 <= 0.98
+    assert over_seeds < hits
+
+
 def test_forms() -> None:
     rows = [run("fair | er", s, {"a": 0.8 + d, "b": 0.64 + d}) for s, d in enumerate((0.0, 0.02, 0.01))]
     found = differences([*REFERENCE, *rows], "fed_avg")
@@ -93,5 +165,5 @@ def test_forms() -> None:
     assert "+0.0300 [+0.005, +0.055] *" in text
     assert "fair \\| er" in difference_table(found, "fed_avg", style="markdown")
     csv = difference_table(found, "fed_avg", style="csv").splitlines()
-    assert csv[0] == "method,reference,measure,seeds,mean,sd,low,high,verdict"
+    assert csv[0] == "method,reference,measure,seeds,mean,sd,low,high,verdict,images_sd"
     assert len(csv) == 1 + 5

@@ -73,6 +73,10 @@ def compare_command(
     metric: Annotated[
         str | None, typer.Option("--metric", "-m", help="Of the tables; default: the task's own.")
     ] = None,
+    bootstrap: Annotated[
+        int | None,
+        typer.Option(min=0, max=10_000, help="Draws of the test images for the intervals; default: 200, 0: none."),
+    ] = None,
     at_once: Annotated[
         int | None, typer.Option("--at-once", min=1, help="Runs at the same time; default: as many as there are cores.")
     ] = None,
@@ -96,6 +100,7 @@ def compare_command(
             "settings": parse_settings(settings) if settings else None,
             "data": None if data is None else str(data),
             "sites": chosen,
+            "bootstrap": bootstrap,
         }
         from fairflare.cli.compare_runs import Runner
 

@@ -110,6 +110,7 @@ class Metric:
         family: how the documentation calls all of its kind (``recall_<class>``); default: ``name``.
         low, high: closed range.
         higher_is_better: its direction; ``None``: as its name says (``core/fairness.py``).
+        mean_of_images: it is the mean of what :meth:`Task.evaluate` gives for each image by itself.
     """
 
     name: str
@@ -120,6 +121,7 @@ class Metric:
     low: float = 0.0
     high: float = 1.0
     higher_is_better: bool | None = None
+    mean_of_images: bool = False
 
 
 LOSS = Metric(name="loss", doc="mean loss of the evaluated images", low=-math.inf, high=math.inf)
@@ -191,6 +193,32 @@ class Task(ABC):
         Returns:
             the primary metric in [0, 1], ``"loss"`` and, where there are several, metrics by class.
         """
+
+    def resampled(
+        self, model: torch.nn.Module, data: SiteData, site: str, count: int, device: Device
+    ) -> list[float] | None:
+        """The primary metric on draws of the site's test images, see :func:`fairflare.core.resampling.draws`.
+
+        Args:
+            model: to measure.
+            data, site: whose test split.
+            count: number of draws.
+            device: to measure on.
+
+        Returns:
+            one value for each draw, NaN where the metric is not defined on it; ``None``: this task does not say how its
+            metric is made of images (:attr:`Metric.mean_of_images`; other tasks override this).
+        """
+        import numpy as np
+
+        from fairflare.core.resampling import draws
+
+        own = {metric.name: metric for metric in self.declared_metrics()}.get(self.primary_metric)
+        if own is None or not own.mean_of_images:
+            return None
+        scores = [self.evaluate(model, [b], device)[self.primary_metric] for b in data.batches("test", batch_size=1)]
+        found: list[float] = np.asarray(scores)[draws(site, len(scores), count)].mean(1).tolist()
+        return found
 
     def declared_metrics(self) -> tuple[Metric, ...]:
         """What :meth:`evaluate` gives. Of a site that keeps metrics by class, nothing that is not listed here leaves

@@ -26,7 +26,7 @@ from fairflare.exchange.staging import Staging
 from fairflare.federation.incoming import Incoming, Shape
 from fairflare.federation.incoming import LikeReceived as LikeReceived
 from fairflare.federation.influence import Bounds, Influence
-from fairflare.federation.leaving import AT_HOME
+from fairflare.federation.leaving import AT_HOME, RESAMPLED
 from fairflare.methods.reports import MAX_TEXT, Field, ReportError, numbers, read_report, shortened
 from fairflare.methods.rule import RoundInputs, Rule, State, Weighing
 from fairflare.reporting.records import Warned
@@ -60,6 +60,12 @@ STATS = (
     Field(
         AT_HOME, "flag", required=False,
         doc="there, and true, where metrics by class stay at home",
+    ),
+    Field(
+        RESAMPLED, "vector", low=0, high=1, nan_ok=True, required=False,
+        doc="with `bootstrap`: the primary metric on so many draws of the test images with replacement",
+        reveals="with as many draws as test images, the metric of each single image can be solved for",
+        keep="of a metric over classes: `metrics_by_class`",
     ),
     Field(
         "state_lost", "text", required=False,

@@ -9,10 +9,11 @@ from typing import Any
 
 from fairflare.exchange.messages import SPLIT_TEST, SPLIT_VALIDATION, TASK_VALIDATE, Message
 from fairflare.federation.collector import read_head, read_metrics, read_stats
-from fairflare.federation.leaving import VALIDATED
+from fairflare.federation.leaving import RESAMPLED, VALIDATED
 from fairflare.federation.phase import Phase
 from fairflare.federation.roster import Roster
 from fairflare.federation.run_settings import RunSettings
+from fairflare.methods.reports import ReportError
 from fairflare.reporting.records import LeftOut, PhaseRecord
 
 AGAIN = 30.0  # seconds at least for whoever is asked again: a site that restarts is back by then
@@ -44,6 +45,12 @@ class Tested:
         """Who is not in it, and why."""
         return [LeftOut(site, TASK_VALIDATE, reason) for site, reason in sorted(self.phase.left_out.items())]
 
+    @property
+    def resampled(self) -> dict[str, list[float]]:
+        """``{site: values}``: the primary metric on draws of the test images, of the sites that sent them."""
+        found = {site: self.phase.stats[site][RESAMPLED] for site in sorted(self.phase.good)}
+        return {site: values for site, values in found.items() if values is not None}
+
     def without(self, metric: str) -> list[str]:
         """Sites that answered, and whose ``metric`` is not finite."""
         return sorted(site for site, values in self.phase.good.items() if math.isnan(values.get(metric, 0.0)))
@@ -61,13 +68,16 @@ class FinalTest:
     def __init__(self, ask: Ask, roster: Roster, run: RunSettings, say: Callable[..., None]) -> None:
         self.ask, self.roster, self.run, self.say = ask, roster, run, say
 
-    def __call__(self, state: Mapping[str, Any], current_round: int, *, validation: bool = False) -> Tested:
+    def __call__(
+        self, state: Mapping[str, Any], current_round: int, *, validation: bool = False, resample: int = 0
+    ) -> Tested:
         """Tests a model.
 
         Args:
             state: the model.
             current_round: that would receive it.
             validation: on the validation split too.
+            resample: on so many draws of the test images too.
         """
         measure = (SPLIT_TEST, SPLIT_VALIDATION) if validation else (SPLIT_TEST,)
         found: dict[str, dict[str, float]] = {}
@@ -75,12 +85,16 @@ class FinalTest:
         def use(phase: Phase, site: str, message: Message) -> dict[str, float]:
             stats = read_stats(site, read_head(site, message, phase.current_round))
             metrics = read_metrics(site, message.metrics, stats["not_finite"])
+            if stats[RESAMPLED] is not None and len(stats[RESAMPLED]) != resample:
+                told = f"has {len(stats[RESAMPLED])} entries, asked for {resample}"
+                raise ReportError(f"site {site!r}: field {RESAMPLED!r} {told}")
             phase.stats[site] = stats
             found[site] = {k.removeprefix(VALIDATED): v for k, v in metrics.items() if k.startswith(VALIDATED)}
             return {name: value for name, value in metrics.items() if not name.startswith(VALIDATED)}
 
         def exchange(sites: Sequence[str], timeout: float) -> Phase:
-            return self.ask(TASK_VALIDATE, current_round, state, list(sites), timeout, use, measure=measure)
+            what = {"measure": measure, "resample": resample}
+            return self.ask(TASK_VALIDATE, current_round, state, list(sites), timeout, use, **what)
 
         phase = exchange(self.roster.known(), self.run.validate_timeout)
         tested = Tested(phase, found, [phase.record()])

@@ -162,6 +162,7 @@ class Journal:
             "test_best": told.test if told else None,
             "fairness_best": self._fairness(told.test) if told else None,
             "last_rounds": self._last_rounds(last.test, number, best.run.test_last),
+            "resampled": last.resampled or None,
         }
         self.store.finish(
             "completed",

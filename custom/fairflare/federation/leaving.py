@@ -17,6 +17,7 @@ METRICS_BY_CLASS = "metrics_by_class"  # the setting in local/fairflare.json
 #: In front of the names of the last model's metrics on the validation split.
 VALIDATED = "validation split/"
 AT_HOME = "classes_at_home"  # in a reply's stats: metrics by class were kept back
+RESAMPLED = "resampled"  # in a reply's stats: the primary metric on draws of the test images
 
 
 def sends_classes(site: str, settings: Mapping[str, Any]) -> bool:
@@ -34,6 +35,8 @@ def sends_classes(site: str, settings: Mapping[str, Any]) -> bool:
 def keep_classes_home(site: str, reply: SiteReply, task: Task, test_splits: Iterable[str]) -> None:
     """Takes out of a reply every metric that its task does not declare as not by class, and says so in its stats.
 
+    Values on draws of the test images stay too, unless the primary metric is a mean over images.
+
     Args:
         site: for its own log.
         reply: is changed.
@@ -47,4 +50,7 @@ def keep_classes_home(site: str, reply: SiteReply, task: Task, test_splits: Iter
     if kept:  # below what FLARE's log has by default: where a site streams its log, that leaves too
         log.debug("site %s: metrics that stay at home: %s", site, {name: reply.metrics[name] for name in kept})
         reply.metrics = {name: value for name, value in reply.metrics.items() if name in leave}
+    # Of a metric over classes, many values tell how many there are.
+    if not any(metric.name == task.primary_metric and metric.mean_of_images for metric in task.declared_metrics()):
+        reply.stats.pop(RESAMPLED, None)
     reply.stats[AT_HOME] = True

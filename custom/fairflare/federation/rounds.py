@@ -228,7 +228,7 @@ class Rounds:
     def _finish(self, state: State) -> None:
         """Test split of every site, of the last and of the best model, and the summary over them."""
         number = self.settings.rounds_in_all
-        last = self.test(state, number, validation=True)
+        last = self.test(state, number, validation=True, resample=self.settings.bootstrap)
         undefined = last.without(self.task.primary_metric)
         if len(last.phase.good) - len(undefined) < self.settings.min_sites:
             for site in undefined:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
+from fairflare.core.resampling import MOST
 from fairflare.core.settings import (
     Flag,
     NonNegative,
@@ -22,8 +25,8 @@ from fairflare.federation.site_store import safe_name
 
 #: Options of the run that are given like a method's settings.
 LIKE_SETTINGS = (
-    *field_names(Bounds), "best_by", "best_lambda", "test_last", "recalibration", "crt_rounds", "crt_epochs",
-    "crt_weights", "crt_mask_absent",
+    *field_names(Bounds), "best_by", "best_lambda", "test_last", "bootstrap", "recalibration", "crt_rounds",
+    "crt_epochs", "crt_weights", "crt_mask_absent",
 )  # fmt: skip
 RESULTS_FOLDER = "fairflare"  # in the run directory
 
@@ -55,6 +58,8 @@ class RunSettings(Bounds):
         best_lambda: see there.
         test_last: of so many last models the test metrics are averaged in the results; each one more than the last
             costs a ``validate``. The papers' settings have 5.
+        bootstrap: in the final test every site measures the primary metric also on so many draws of its test images
+            with replacement, and sends these values, for the intervals of ``fairflare compare``; 0: none.
         crt_rounds: of so many more rounds behind ``num_rounds`` the classifier alone is trained anew, on classes in
             equal parts (cRT, ``docs/crt.md``); 0: none.
         crt_epochs: of each of them; one is as many draws as the site has training images.
@@ -84,6 +89,7 @@ class RunSettings(Bounds):
     best_by: Literal["mean", "worst", "mean_minus_std"] = "mean"
     best_lambda: NonNegative = 1.0
     test_last: PositiveInt = 1
+    bootstrap: Annotated[NonNegativeInt, Field(le=MOST)] = 0
     norm_statistics: Literal["average", "recalibrated"] = "average"
     recalibration: Literal["exact", "one_pass"] = "exact"
     crt_rounds: NonNegativeInt = 0

@@ -79,6 +79,7 @@ class Series:
         small: False: the papers' settings.
         min_sites: usable results that a round needs.
         test_last: of so many last models the mean is in the results; ``None``: as the run has it.
+        bootstrap: draws of the test images for the intervals; 0: none, and they are over the seeds alone.
 
     Raises:
         ValueError: no row, two rows of one label or folder, a seed twice, an unknown reference.
@@ -96,6 +97,7 @@ class Series:
     small: bool = True
     min_sites: int = 2
     test_last: int | None = None
+    bootstrap: int = 200
 
     def __post_init__(self) -> None:
         checks.not_empty("the methods to compare", {entry.label: entry for entry in self.entries}, of="method")
@@ -130,6 +132,7 @@ class Series:
             "task_file": self.task_file,
             "small": self.small,
             "min_sites": self.min_sites,
+            "bootstrap": self.bootstrap,
             **({} if self.test_last is None else {"test_last": self.test_last}),
             "experiment": "compare",  # an interrupted run goes on
         }
@@ -138,7 +141,7 @@ class Series:
 # ------------------------------------------------------------------------------------------------ how users say it
 
 FILE_KEYS = ("methods", "seeds", "train_like", "reference", "task", "sites", "rounds", "set", "task_file", "paper",
-             "data", "min_sites", "test_last")  # fmt: skip
+             "data", "min_sites", "test_last", "bootstrap")  # fmt: skip
 
 
 def read_entry(text: str) -> Entry:

@@ -38,7 +38,7 @@ from fairflare.exchange.messages import (
 )
 from fairflare.federation import norm_moments
 from fairflare.federation.check import facts_of
-from fairflare.federation.leaving import METRICS_BY_CLASS, VALIDATED, keep_classes_home, sends_classes
+from fairflare.federation.leaving import METRICS_BY_CLASS, RESAMPLED, VALIDATED, keep_classes_home, sends_classes
 from fairflare.federation.personal import Personal
 from fairflare.federation.site_folder import SiteFolder
 from fairflare.federation.site_store import SiteStore
@@ -252,7 +252,11 @@ class SiteWorker:
         if SPLIT_VALIDATION in request.measure:
             further = self._evaluate(model, run, "validation")
             metrics.update({VALIDATED + name: value for name, value in further.items()})
-        return SiteReply(STATUS_OK, metrics=metrics, num_samples=run.data.num_samples("test"))
+        reply = SiteReply(STATUS_OK, metrics=metrics, num_samples=run.data.num_samples("test"))
+        if request.resample:
+            found = self.task.resampled(model, run.data, self.site, request.resample, self.device)
+            reply.stats = {} if found is None else {RESAMPLED: found}
+        return reply
 
     # -- pieces
 

@@ -1,13 +1,16 @@
-"""What one method does better or worse than another: differences of runs paired by seed."""
+"""What one method does better or worse than another: differences of runs paired by seed, and by test image."""
 
 from __future__ import annotations
 
 import math
 import statistics
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from scipy import stats
 
 from fairflare.core import checks
@@ -16,6 +19,7 @@ from fairflare.reporting.layout import MISSING, blocks, csv_lines, markdown_line
 from fairflare.reporting.table import by_site_of, direction_of, label_of, metrics_of
 
 LEVEL = 0.95
+LEAST = 20  # draws of the test images that say how far a difference scatters
 #: Of a run's sites; each is better when higher but the standard deviation (and all are turned for a loss).
 MEASURES = ("average", "std", "worst")
 BETTER, WORSE, NOISE, ONE_SEED = "better", "worse", "within noise", "one seed"
@@ -30,7 +34,7 @@ class Difference:
         values: by seed, row minus reference.
         mean: of them.
         sd: sample standard deviation; NaN with one seed.
-        low, high: Student's interval for the mean difference at :data:`LEVEL`; NaN with one seed.
+        low, high: interval for the mean difference at :data:`LEVEL`, see :func:`paired`; NaN with one seed.
         verdict: ``better`` or ``worse`` where the interval leaves out 0, else ``within noise``; ``one seed``.
     """
 
@@ -42,15 +46,33 @@ class Difference:
     low: float
     high: float
     verdict: str
+    images_sd: float = math.nan  # of the mean difference over draws of the test images; NaN: not known
 
 
-def paired(label: str, measure: str, values: Mapping[int, float], *, higher_is_better: bool) -> Difference:
-    r"""The mean of paired differences and its interval :math:`\bar d \pm t_{n-1} s / \sqrt n`.
+def paired(
+    label: str,
+    measure: str,
+    values: Mapping[int, float],
+    *,
+    higher_is_better: bool,
+    drawn: npt.NDArray[np.floating] | None = None,
+) -> Difference:
+    r"""The mean of paired differences and an interval that holds for other seeds and other test images.
+
+    Of the seeds :math:`t_{n-1} s / \sqrt n`, Student's half width. All seeds are tested on the same images, so how far
+    the mean would move with others does not show in :math:`s`: it is the standard deviation :math:`s_B` of the mean
+    difference over bootstrap draws of the images, the same draws in both runs. Both are independent, and their squares
+    are added: :math:`\bar d \pm \sqrt{(t_{n-1} s / \sqrt n)^2 + (z\, s_B)^2}`.
 
     Args:
         label, measure: what it is of.
         values: difference by seed; at least one, all finite.
         higher_is_better: of the measure.
+        drawn: (draws,) the mean difference over the seeds on each draw of the test images; ``None``: not known, and the
+            interval is over seeds alone.
+
+    Source:
+        Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 6 (standard errors).
     """
     checks.numbers(f"difference of {measure}", values, of="seed")
     checks.not_empty("the differences", values, of="seed")
@@ -60,11 +82,15 @@ def paired(label: str, measure: str, values: Mapping[int, float], *, higher_is_b
         return Difference(label, measure, dict(values), mean, math.nan, math.nan, math.nan, ONE_SEED)
     sd = statistics.stdev(found)
     half = float(stats.t.ppf(0.5 + LEVEL / 2, len(found) - 1)) * sd / math.sqrt(len(found))
+    usable = np.empty(0) if drawn is None else drawn[np.isfinite(drawn)]
+    images_sd = float(usable.std(ddof=1)) if len(usable) >= LEAST else math.nan
+    if math.isfinite(images_sd):
+        half = math.hypot(half, float(stats.norm.ppf(0.5 + LEVEL / 2)) * images_sd)
     low, high = mean - half, mean + half
     verdict = NOISE
     if low > 0 or high < 0:
         verdict = BETTER if (mean > 0) == higher_is_better else WORSE
-    return Difference(label, measure, dict(values), mean, sd, low, high, verdict)
+    return Difference(label, measure, dict(values), mean, sd, low, high, verdict, images_sd)
 
 
 def differences(runs: Sequence[Mapping[str, Any]], reference: str, metric: str | None = None) -> list[Difference]:
@@ -111,13 +137,51 @@ def _against(
 ) -> list[Difference]:
     measured = {seed: (_measures(own[seed], metric, higher), _measures(other[seed], metric, higher)) for seed in seeds}
     names = [*MEASURES, *sorted({name for pair in measured.values() for of in pair for name in of} - {*MEASURES})]
+    drawn = _drawn(own, other, seeds, metric, higher)
     found = []
     for name in names:
         values = {seed: a[name] - b[name] for seed, (a, b) in measured.items() if name in a and name in b}
         values = {seed: value for seed, value in values.items() if math.isfinite(value)}
         if values:
-            found.append(paired(label, name, values, higher_is_better=False if name == "std" else higher))
+            better = False if name == "std" else higher
+            found.append(paired(label, name, values, higher_is_better=better, drawn=drawn.get(name)))
     return found
+
+
+def _drawn(
+    own: Mapping[int, Mapping[str, Any]],
+    other: Mapping[int, Mapping[str, Any]],
+    seeds: Sequence[int],
+    metric: str,
+    higher: bool,
+) -> dict[str, npt.NDArray[np.floating]]:
+    """``{measure: (draws,)}``: the mean difference over the seeds on each draw of the test images.
+
+    Empty where a run has no draws of all its sites, another number of them, or the metric is not the one they are of.
+    """
+    of_own = [_on_draws(own[seed], metric, higher) for seed in seeds]
+    of_other = [_on_draws(other[seed], metric, higher) for seed in seeds]
+    every = [*of_own, *of_other]
+    if len({len(values) for found in every for values in found.values()}) != 1:
+        return {}
+    names = set.intersection(*(set(found) for found in every))
+    return {name: np.mean([a[name] - b[name] for a, b in zip(of_own, of_other, strict=True)], 0) for name in names}
+
+
+def _on_draws(run: Mapping[str, Any], metric: str, higher: bool) -> dict[str, npt.NDArray[np.floating]]:
+    """``{measure: (draws,)}`` of one run; empty: it has none of this metric for all of its sites."""
+    resampled = run.get("resampled")
+    sites = sorted(site for site, value in by_site_of(run, metric).items() if math.isfinite(value))
+    if metric != run["info"]["primary_metric"] or not resampled or not set(sites) <= set(resampled):
+        return {}
+    if len({len(resampled[site]) for site in sites}) != 1:
+        return {}
+    values = np.array([[math.nan if v is None else v for v in resampled[site]] for site in sites])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a draw that a site has no value for
+        worst = values.min(0) if higher else values.max(0)
+        measures = {"average": values.mean(0), "std": values.std(0), "worst": worst}
+    return {**dict(zip(sites, values, strict=True)), **measures}
 
 
 def _measures(run: Mapping[str, Any], metric: str, higher: bool) -> dict[str, float]:
@@ -141,15 +205,17 @@ def difference_table(
         width: of the text.
     """
     if style == "csv":
-        head = ["method", "reference", "measure", "seeds", "mean", "sd", "low", "high", "verdict"]
-        rows = [[d.label, reference, d.measure, len(d.values), *_numbers(d), d.verdict] for d in found]
+        head = ["method", "reference", "measure", "seeds", "mean", "sd", "low", "high", "verdict", "images_sd"]
+        rows = [
+            [d.label, reference, d.measure, len(d.values), *_numbers(d), d.verdict, _number(d.images_sd)] for d in found
+        ]
         return csv_lines([head, *rows])
     table = [["method", *(f"{measure}" for measure in MEASURES)]]
     for label in dict.fromkeys(d.label for d in found):
         of = {d.measure: d for d in found if d.label == label}
         table.append([label, *(_cell(of[m]) if m in of else MISSING for m in MEASURES)])
     notes = [
-        f"Differences to {reference}, paired by seed: mean [95 % interval by Student's t over the seeds]. "
+        f"Differences to {reference}, paired by seed: mean [95 % interval{_of_what(found)}]. "
         "* better, ! worse, else within noise.",
     ]
     if any(d.verdict == ONE_SEED for d in found):
@@ -159,8 +225,21 @@ def difference_table(
     return "\n".join([blocks(table, width), *wrapped(notes, width)])
 
 
+def _of_what(found: Sequence[Difference]) -> str:
+    """Which scatter the intervals hold."""
+    with_images = [math.isfinite(d.images_sd) for d in found if math.isfinite(d.low)]
+    if with_images and all(with_images):
+        return " over the seeds (Student's t) and the test images (bootstrap)"
+    some = ", of some rows also over the test images" if any(with_images) else ""
+    return f" by Student's t over the seeds{some}"
+
+
 def _numbers(d: Difference) -> list[Any]:
-    return [value if math.isfinite(value) else "" for value in (d.mean, d.sd, d.low, d.high)]
+    return [_number(value) for value in (d.mean, d.sd, d.low, d.high)]
+
+
+def _number(value: float) -> Any:
+    return value if math.isfinite(value) else ""
 
 
 def _cell(d: Difference) -> str:

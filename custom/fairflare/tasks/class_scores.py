@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fairflare.core import checks
 from fairflare.tasks.base import evaluating
@@ -12,11 +12,15 @@ from fairflare.tasks.base import evaluating
 if TYPE_CHECKING:
     import torch
 
-    from fairflare.core.task import Batch, Device
+    from fairflare.core.task import Batch, Device, SiteData
+
+BATCH = 64  # images, where nothing depends on it
 
 
 class MeasuresClasses(ABC):
     """Part of a task whose targets are the numbers of classes and whose network gives logits, (n, classes)."""
+
+    primary_metric: ClassVar[str]
 
     @abstractmethod
     def names(self) -> list[str]:
@@ -45,9 +49,39 @@ class MeasuresClasses(ABC):
 
     def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
         """Metrics of :func:`fairflare.tasks.metrics.classification_metrics`, and ``loss`` (cross-entropy)."""
-        import torch
-
         from fairflare.tasks.metrics import classification_metrics
+
+        logits, labels = self._outputs(model, batches, device)
+        metrics = classification_metrics(
+            labels.numpy(), self.probabilities(logits).numpy(), class_names=self.names(), groups=self.groups()
+        )
+        return {**metrics, "loss": float(self.loss(logits, labels))}
+
+    def resampled(
+        self, model: torch.nn.Module, data: SiteData, site: str, count: int, device: Device
+    ) -> list[float] | None:
+        """As :meth:`fairflare.core.task.Task.resampled`: the metric of each draw, NaN where it has too few classes."""
+        import math
+
+        from fairflare.core.resampling import draws
+        from fairflare.tasks.metrics import classification_metrics
+
+        logits, labels = self._outputs(model, data.batches("test", batch_size=BATCH), device)
+        targets, probabilities = labels.numpy(), self.probabilities(logits).numpy()
+        named: dict[str, Any] = {
+            "class_names": self.names(), "groups": self.groups(), "areas": self.primary_metric.startswith("auc"),
+        }  # fmt: skip
+        found = []
+        for drawn in draws(site, len(targets), count):
+            metrics = classification_metrics(targets[drawn], probabilities[drawn], **named)
+            found.append(metrics.get(self.primary_metric, math.nan))
+        return found
+
+    def _outputs(
+        self, model: torch.nn.Module, batches: Iterable[Batch], device: Device
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits, float64, and labels of all images, on the CPU."""
+        import torch
 
         outputs, targets = [], []
         with evaluating(model):
@@ -58,7 +92,4 @@ class MeasuresClasses(ABC):
         logits, labels = torch.cat(outputs), torch.cat(targets)
         if not bool(torch.isfinite(logits).all()):
             raise ValueError("the model's outputs are not finite; lower learning_rate or set max_grad_norm")
-        metrics = classification_metrics(
-            labels.numpy(), self.probabilities(logits).numpy(), class_names=self.names(), groups=self.groups()
-        )
-        return {**metrics, "loss": float(self.loss(logits, labels))}
+        return logits, labels

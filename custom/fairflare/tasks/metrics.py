@@ -43,6 +43,7 @@ def classification_metrics(
     *,
     class_names: Sequence[str],
     groups: Mapping[str, Sequence[int]] | None = None,
+    areas: bool = True,
 ) -> dict[str, float]:
     """Metrics of a test set, each under the name that says which variant it is.
 
@@ -52,6 +53,7 @@ def classification_metrics(
         class_names: for ``recall_<name>``.
         groups: ``{"head": [classes], ...}``: ``<group>`` is the mean recall of its classes that occur, ``all`` the
             mean of the groups (Fed-MAS, Tables 1 and 2).
+        areas: False: without those under the ROC curve, which take most of the time.
 
     Returns:
         ``accuracy``; ``balanced_accuracy`` (mean recall of the classes that occur); ``precision``, ``recall``,
@@ -90,7 +92,7 @@ def classification_metrics(
         "f1_macro": float(f1_macro),
         "f1_harmonic": float(2 * precision * recall / (precision + recall)) if precision + recall > 0 else 0.0,
     }
-    if len(present) > 1:
+    if areas and len(present) > 1:
         metrics.update(_areas(targets, probabilities, present))
     by_class = dict(zip(present.tolist(), recalls.tolist(), strict=True))
     metrics.update({f"recall_{class_names[c]}": by_class[c] for c in by_class})

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 THRESHOLD = 0.5
 EMPTY = "of a model that finds nothing it is the share of images without the structure"
-DICE = Metric(name="dice", doc="Dice, mean over structures and images", reveals=EMPTY)
+DICE = Metric(name="dice", doc="Dice, mean over structures and images", reveals=EMPTY, mean_of_images=True)
 OF_STRUCTURE: dict[str, Any] = {
     "doc": "Dice of one structure", "reveals": EMPTY, "by_class": True, "family": "dice_<class>",
 }  # fmt: skip

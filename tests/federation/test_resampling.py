@@ -1,0 +1,123 @@
+"""The primary metric on draws of the test images: what sites send, what is refused, what is kept."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import balanced_accuracy_score
+
+from fairflare.core.resampling import draws
+from fairflare.exchange.messages import Message
+from fairflare.federation.local import run_local
+from fairflare.federation.plan import Plan, make_plan
+from tests.federation.network import Run, good, misbehave
+
+SITES = ["site-1", "site-2", "site-3"]
+COUNT = 25
+SEGMENTS: dict[str, Any] = {
+    "image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.3, "local_epochs": 1,
+}  # fmt: skip
+CLASSES: dict[str, Any] = {
+    "image_size": [33, 33], "features": [4, 4, 8, 8], "phantom": "fundus", "phantom_sites": 3, "phantom_samples": 60,
+    "phantom_test": 40, "partition": "iid", "local_epochs": 1, "batch_size": 16,
+}  # fmt: skip
+
+
+def plan(task: str, **options: Any) -> Plan:
+    settings = {"segmentation": SEGMENTS, "classification": CLASSES}[task]
+    return make_plan("fed_avg", task=task, sites=3, settings=settings, **{"num_rounds": 1, **options})
+
+
+def done(made: Plan, folder: Path, local: dict[str, Any] | None = None) -> tuple[dict[str, Any], torch.nn.Module]:
+    results = run_local(made, folder, local)
+    model = made.task.build_model()
+    model.load_state_dict(torch.load(results.parent / "FL_global_model.pt", weights_only=True)["model"])
+    return json.loads((results / "results.json").read_text()), model
+
+
+def test_the_same_draws_for_everyone_and_others_for_each_site() -> None:
+    first = draws("a", 7, COUNT)
+    assert first.shape == (COUNT, 7)
+    assert set(np.unique(first)) == set(range(7))
+    assert np.array_equal(first, draws("a", 7, COUNT))
+    assert np.array_equal(first[:5], draws("a", 7, 5))
+    assert not np.array_equal(first, draws("b", 7, COUNT))
+    for wrong in ((0, 5), (7, 0), (7, 10_001)):
+        with pytest.raises(ValueError, match="number of"):
+            draws("a", *wrong)
+
+
+def test_dice_of_each_image_by_hand(tmp_path: Path) -> None:
+    """Float64, threshold and overlap written out, each image by itself."""
+    results, model = done(plan("segmentation", bootstrap=COUNT), tmp_path)
+    assert sorted(results["resampled"]) == SITES
+    made = plan("segmentation")
+    for site, values in results["resampled"].items():
+        scores = []
+        for images, masks in made.task.open_site(site, {}).batches("test", batch_size=1):
+            with torch.no_grad():
+                found = model.eval()(images).numpy() > 0
+            truth = masks.numpy() > 0
+            both = found.sum() + truth.sum()
+            scores.append(2 * (found & truth).sum() / both if both else 1.0)
+        assert values == pytest.approx(np.array(scores)[draws(site, len(scores), COUNT)].mean(1), abs=1e-6)
+        assert results["test"][site]["dice"] == pytest.approx(np.mean(scores), abs=1e-6)
+
+
+def test_a_metric_over_classes_on_each_draw(tmp_path: Path) -> None:
+    results, model = done(plan("classification", bootstrap=COUNT), tmp_path)
+    data = plan("classification").task.open_site("site-2", {})
+    images, labels = (torch.cat(parts).numpy() for parts in zip(*data.batches("test", batch_size=8), strict=True))
+    with torch.no_grad():
+        found = model.eval()(torch.from_numpy(images)).argmax(1).numpy()
+    expected = [balanced_accuracy_score(labels[drawn], found[drawn]) for drawn in draws("site-2", len(labels), COUNT)]
+    assert results["resampled"]["site-2"] == pytest.approx(expected)
+
+
+def test_a_site_that_keeps_its_classes_keeps_these_values_too(tmp_path: Path) -> None:
+    local = {"sites": {"site-2": {"metrics_by_class": False}}}
+    results, _ = done(plan("classification", bootstrap=COUNT), tmp_path / "classes", local)
+    assert sorted(results["resampled"]) == ["site-1", "site-3"]
+    results, _ = done(plan("segmentation", bootstrap=COUNT), tmp_path / "segments", local)
+    assert sorted(results["resampled"]) == SITES  # a mean over images says nothing of classes
+
+
+def test_nothing_is_sent_unless_asked_for(tmp_path: Path) -> None:
+    results, _ = done(plan("segmentation"), tmp_path)
+    assert results["resampled"] is None
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ([0.5] * (COUNT - 1), f"field 'resampled' has {COUNT - 1} entries, asked for {COUNT}"),
+        ([0.5] * (COUNT - 1) + [1.5], r"field 'resampled[24]' must lie in [0, 1], got 1.5"),
+        ("0.5", "field 'resampled' must be a list, got str"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(tmp_path: Path, values: Any, reason: str) -> None:
+    def says(site: str, name: str, task: Message) -> Message:
+        reply = good(site, name, task)
+        return replace(reply, meta={**reply.meta, "stats": {"resampled": values}})
+
+    run = Run(tmp_path, misbehave("site-2", "validate", says), num_rounds=1, min_sites=2, bootstrap=COUNT)()
+    (gone,) = run.results["left_out"]
+    assert gone["site"] == "site-2"
+    assert reason in gone["reason"]
+    assert run.net.tasks[-1].meta["resample"] == COUNT
+
+
+def test_an_undefined_draw_is_null(tmp_path: Path) -> None:
+    def says(site: str, name: str, task: Message) -> Message:
+        reply = good(site, name, task)
+        return replace(reply, meta={**reply.meta, "stats": {"resampled": [math.nan, 0.5]}})
+
+    run = Run(tmp_path, misbehave("site-2", "validate", says), num_rounds=1, min_sites=2, bootstrap=2)()
+    assert run.results["resampled"] == {"site-2": [None, 0.5]}

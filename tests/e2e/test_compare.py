@@ -49,6 +49,11 @@ def test_a_comparison(tmp_path: Path) -> None:
     assert "2/2 fed_" in text
     assert "fed_prox (mu=0.5)" in text
     assert "one seed" in (folder / "differences.csv").read_text()
+    page = (folder / "comparison.md").read_text()
+    assert "fairflare compare fed_avg fed_prox:mu=0.5 --out " in page
+    assert "2 rows, seeds 0, 2 rounds, 2 sites: 2 runs, " in page
+    assert (folder / "table.md").read_text().strip() in page
+    assert (folder / "differences.md").read_text().strip() in page
     results = {
         path.name: json.loads((path / "server/simulate_job/fairflare/results.json").read_text())
         for path in (folder / "runs").iterdir()
@@ -57,6 +62,8 @@ def test_a_comparison(tmp_path: Path) -> None:
     # The same model to start from: the sites measured it the same.
     first, second = (results[name]["rounds"][0]["validation"] for name in sorted(results))
     assert first == second
+    # And the same draws of the same test images.
+    assert {len(values) for one in results.values() for values in one["resampled"].values()} == {200}
     assert not list(folder.rglob("fairflare_state")), "what is needed to go on is gone once a run is done"
     # Again: nothing is repeated; another row and seed are added.
     times = {path: path.stat().st_mtime for path in folder.rglob("results.json")}

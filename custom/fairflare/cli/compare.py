@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -255,6 +256,7 @@ def _left(runner: Runner) -> str:
 def _report(runner: Runner, reference: str, metric: str | None) -> int:
     """Tables on the screen and as files; the exit code."""
     from fairflare.reporting.comparison import compare
+    from fairflare.reporting.comparison_page import comparison_page
     from fairflare.reporting.differences import difference_table, differences
 
     failed = [progress for progress in runner.all if progress.state != DONE]
@@ -265,14 +267,18 @@ def _report(runner: Runner, reference: str, metric: str | None) -> int:
         errors.print("[red]no run completed[/red]")
         return 1
     with user_errors():
-        _write(runner.folder / "table.md", compare(runs, metric=metric, style="markdown"))
+        table, of_rows = compare(runs, metric=metric, style="markdown"), ""
+        _write(runner.folder / "table.md", table)
         _write(runner.folder / "table.csv", compare(runs, metric=metric, style="csv"))
         typer.echo(compare(runs, metric=metric, width=console.width))
         if len({run["info"]["label"] for run in runs}) > 1 and any(run["info"]["label"] == reference for run in runs):
             found = differences(runs, reference, metric)
             typer.echo("\n" + difference_table(found, reference, width=console.width))
             _write(runner.folder / "differences.csv", difference_table(found, reference, style="csv"))
-            _write(runner.folder / "differences.md", difference_table(found, reference, style="markdown"))
+            of_rows = difference_table(found, reference, style="markdown")
+            _write(runner.folder / "differences.md", of_rows)
+        command = ["fairflare", *sys.argv[1:]]
+        _write(runner.folder / "comparison.md", comparison_page(command, runs, table, of_rows))
     console.print(f"tables: {runner.folder}", soft_wrap=True, highlight=False)
     return int(bool(failed))
 

@@ -171,7 +171,9 @@ class Bench:
                     self.hostile_round = NUM_ROUNDS if number == 0 else -1
                     rounds._finish(state)
                     final = json.loads((rounds.journal.store.folder / "results.json").read_text())
-                    self._note(trace, rounds, state, {key: final[key] for key in ("test", "fairness", "left_out")})
+                    self._note(
+                        trace, rounds, state, {key: final[key] for key in ("test", "fairness", "left_out", "resampled")}
+                    )
                     if not again(trace):
                         break
                     rounds = self._fresh()

@@ -37,6 +37,10 @@ def expectations(phase: str) -> dict[str, bool]:
     if phase == "anchor":
         wrong = ("layers missing", "layers = x", "cka missing", "cka = [nan]", "dissimilarity = [1]", "cka = set")
         known |= {f"{{own}}.report.{change}": False for change in wrong}
+    if phase == "validate":
+        wrong = ("x", "[text]", "[1]", "set")
+        known |= {f"{{own}}.stats.resampled = {change}": False for change in wrong}
+        known["{own}.stats.resampled missing"] = True
     if phase == "norms":
         wrong = ("norms missing", "norms = x", "norms = [text]", "values missing", "values = [1]", "means = [1]")
         wrong = (*wrong, "variances = [nan]", "variances = set", "more = 1", "more = True", "more missing")

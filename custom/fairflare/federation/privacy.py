@@ -20,6 +20,7 @@ Row = tuple[str, ...]
 #: Which answers a declared value is in, where it is not in all.
 WHEN = {
     "train_loss": TASK_TRAIN, "epoch_losses": TASK_TRAIN, "synthetic": TASK_TRAIN, "num_steps": TASK_TRAIN,
+    "resampled": TASK_VALIDATE,
     "num_samples": f"{TASK_TRAIN}, {TASK_NORMS}, {TASK_VALIDATE}",
 }  # fmt: skip
 EVERY = "every answer"
@@ -49,6 +50,7 @@ TOLD = {
     "current_round": "the round, from 0",
     "num_rounds": "how many there will be",
     "measure": "in `validate`: on which splits (test, and for the last model validation)",
+    "resample": "in `validate`, with `bootstrap`: on how many draws of the test images the primary metric is measured too",
     "directives": "what the method tells the sites, see below; in `norms`: which norms are done (`done`), the "
     "question's number in the round (`exchange`), whether all norms are meant at once (`one_pass`)",
 }

@@ -67,6 +67,9 @@ class AFLRecipe(MethodRecipe):
         best_lambda: see there; a number >= 0.
         test_last: of so many last models the test metrics are averaged in the results; each one more than the last
             costs a ``validate``. The papers' settings have 5; an integer >= 1 (paper: ``5``).
+        bootstrap: in the final test every site measures the primary metric also on so many draws of its test images
+            with replacement, and sends these values, for the intervals of ``fairflare compare``; 0: none; an integer in
+            [0, 10000].
         recalibration: ``"exact"``: in one exchange for each group of norms that do not depend on one another, as if all
             images were in one place; ``"one_pass"``: in one exchange, with the batch's statistics in front of each
             norm, an approximation; one of 'exact', 'one_pass'.
@@ -204,6 +207,7 @@ class AFLRecipe(MethodRecipe):
         best_by: Literal["mean", "worst", "mean_minus_std"] = "mean",
         best_lambda: float = 1.0,
         test_last: int = 1,
+        bootstrap: int = 0,
         recalibration: Literal["exact", "one_pass"] = "exact",
         crt_rounds: int = 0,
         crt_epochs: int = 1,

@@ -50,7 +50,7 @@ TOLD = {
     "current_round": "the round, from 0",
     "num_rounds": "how many there will be",
     "measure": "in `validate`: on which splits (test, and for the last model validation)",
-    "resample": "in `validate`, with `bootstrap`: on how many draws of the test images the primary metric is measured too",
+    "resample": "in `validate`: on how many draws of the test images the primary metric is measured too (`bootstrap`)",
     "directives": "what the method tells the sites, see below; in `norms`: which norms are done (`done`), the "
     "question's number in the round (`exchange`), whether all norms are meant at once (`one_pass`)",
 }

@@ -1,87 +1,166 @@
-"""How the images and masks of a datalist are read: decoded, then one picture of one scale."""
+"""How the images and masks of a datalist are read: decoded, turned the right way up, then one picture of one scale."""
 
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.data.datalist import TOP_PERCENTILE, VOLUMES, DataError, Sample, suffix_of
+from fairflare.core.stopping import TaskStopped
+from fairflare.data.datalist import VOLUMES, DataError, Sample, is_dicom, suffix_of
+from fairflare.data.decoded import DecodedVolumes
 from fairflare.data.decoding import MAX_IMAGE_BYTES, TooLarge, decode
+from fairflare.data.intensity import IN_WORDS, Bounds, Intensity, between, bounds_of
+from fairflare.data.orientation import Orientation, Turn, affine_of, ends_of, same_turn, turn_of, turned
 
-#: What :func:`read_image` does with grey values, for whoever finds a model years later.
-INTENSITIES = (
-    "8 bits: divided by 255; others and NIfTI: clipped to [minimum, 99th percentile] of the file, scaled to [0, 1]"
-)
+if TYPE_CHECKING:
+    from fairflare.data.dicom import Window
+
+#: What :func:`read_image` does with grey values by default, for whoever finds a model years later.
+INTENSITIES = IN_WORDS["auto"]
+HALF = 0.5  # of the smallest voxel: how far an image and its mask may lie apart
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a task wants its files read.
+
+    Args:
+        orientation: of NIfTI and DICOM; see :mod:`fairflare.data.orientation`.
+        intensity: what becomes 0 and 1; see :mod:`fairflare.data.intensity`.
+        window: centre and width for ``"window"``; ``None``: those of the DICOM header.
+        kept: decoded volumes on the site's disk.
+    """
+
+    orientation: Orientation = "canonical"
+    intensity: Intensity = "auto"
+    window: tuple[float, float] | None = None
+    kept: DecodedVolumes | None = field(default=None, compare=False)
+
+    def in_words(self) -> str:
+        """What is done with grey values."""
+        if self.intensity != "window":
+            return IN_WORDS[self.intensity]
+        named = "of the DICOM header" if self.window is None else "of centre {:g} and width {:g}".format(*self.window)
+        return IN_WORDS["window"].replace("a window", f"the window {named}")
+
+
+PLAIN = Reading()
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What a header says besides the array's size."""
+
+    slices: int | None = None  # of DICOM; None: it is one picture
+    affine: npt.NDArray[Any] | None = None
+    inverted: bool = False
+    window: Window | None = None
 
 
 def read_image(
-    sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES
+    sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
 ) -> npt.NDArray[np.float32]:  # fmt: skip
     """The image of ``sample`` as (height, width, 1 or 3) float32 in [0, 1].
 
-    8-bit pictures and arrays are divided by 255. All others, and NIfTI, are clipped to [minimum, 99th
-    percentile] of their file (of the whole volume when a slice is picked) and scaled; a constant image is 0.
+    With ``intensity="auto"`` 8-bit pictures and arrays are divided by 255; all others, and NIfTI, are clipped to [minimum,
+    99th percentile] of their file (of the whole volume when a slice is picked) and scaled. A constant image is 0.
 
     Args:
         sample: with the file.
         site, split: for the messages.
         max_bytes: that the decoded file may take (setting ``max_image_bytes`` of the site).
+        how: orientation and intensities.
 
     Raises:
         DataError: the file is larger, damaged, or holds no image.
     """
-    array = _read(sample.image, "image", site, split, max_bytes)
-    if array.dtype == np.bool_:
-        array = array.astype(np.uint8) * 255
-    low, high = 0.0, 255.0
-    if array.dtype != np.uint8 or suffix_of(sample.image) in VOLUMES:
-        if array.dtype.kind not in "iuf":
-            raise _unreadable(sample.image, "image", site, split, f"it holds {array.dtype} values, not numbers")
-        found = _range_of(sample.image, max_bytes)
-        if found is None:
-            raise DataError(
-                f"site '{site}': image '{sample.image}' of split '{split}' has values that are NaN or "
-                "infinite; repair the file or take it out of the datalist",
-                f"site '{site}': an image of split '{split}' has values that are not finite",
-                "it has values that are NaN or infinite",
-            )
-        low, high = found
-    array = _plane(array, sample.image, "image", sample.slice, site, split)
-    if array.ndim == 2:
-        array = array[:, :, None]
-    channels = array.shape[2]
+    path = sample.image
+    opened = _open(path, "image", site, split, max_bytes, how)
+    array = opened.array
+    if array.dtype.kind not in "biuf":
+        raise _unreadable(path, "image", site, split, f"it holds {array.dtype} values, not numbers")
+    bounds = _bounds(opened, how, max_bytes, site, split)
+    plane = opened.plane(sample.slice, "image", site, split)
+    if plane.ndim == 2:
+        plane = plane[:, :, None]
+    channels = plane.shape[2]
     if channels not in (1, 3):
         raise DataError(
-            f"site '{site}': image '{sample.image}' of split '{split}' has {channels} channels; "
+            f"site '{site}': image '{path}' of split '{split}' has {channels} channels; "
             "1 (grey) or 3 (colour) are understood: convert the file",
             f"site '{site}': an image of split '{split}' has {channels} channels",
             f"it has {channels} channels; 1 (grey) or 3 (colour) are understood",
         )
-    if high <= low:
-        return np.zeros(array.shape, np.float32)
-    scaled = (array.astype(np.float32) - np.float32(low)) / np.float32(high - low)
-    return np.ascontiguousarray(np.clip(scaled, 0.0, 1.0, out=scaled))
+    if bounds is not None:
+        scaled, constant = between(plane, bounds), bounds[1] <= bounds[0]
+    else:
+        scaled, constant = _windowed(plane, opened, how, site, split), False
+    if opened.facts.inverted and not constant:
+        scaled = np.float32(1) - scaled
+    return np.ascontiguousarray(scaled)
 
 
-def slices_in(path: Path, *, max_bytes: int = MAX_IMAGE_BYTES) -> int | None:
-    """Number of slices of a NIfTI volume; ``None``: the file is one picture.
+def _bounds(opened: _Opened, how: Reading, max_bytes: int, site: str, split: str) -> Bounds | None:
+    """What becomes 0 and 1; ``None``: a window says so."""
+    if how.intensity == "window":
+        return None
+    if how.intensity == "auto" and opened.array.dtype == np.bool_:
+        return 0.0, 1.0
+    if how.intensity == "auto" and opened.array.dtype == np.uint8 and suffix_of(opened.path) not in VOLUMES:
+        return 0.0, 255.0
+    kind = "percentile" if how.intensity == "auto" else how.intensity
+    found = _measured(opened.path, kind + (", inverted" if kind == "percentile" and opened.facts.inverted else ""),
+                      max_bytes, how.kept)  # fmt: skip
+    if found is None:
+        raise _not_finite(opened.path, site, split)
+    return found
+
+
+def _windowed(
+    plane: npt.NDArray[Any], opened: _Opened, how: Reading, site: str, split: str
+) -> npt.NDArray[np.float32]:
+    from fairflare.data.dicom import Window
+
+    window = opened.facts.window if how.window is None else Window(*how.window)
+    if window is None:
+        raise _unreadable(
+            opened.path, "image", site, split,
+            "the task has intensity='window' without a window, and the file's header has none that can be used; set "
+            "window=[centre, width] of the task",
+        )  # fmt: skip
+    if not np.isfinite(plane).all():
+        raise _not_finite(opened.path, site, split)
+    return window(plane)
+
+
+def _not_finite(path: Path, site: str, split: str) -> DataError:
+    return DataError(
+        f"site '{site}': image '{path}' of split '{split}' has values that are NaN or "
+        "infinite; repair the file or take it out of the datalist",
+        f"site '{site}': an image of split '{split}' has values that are not finite",
+        "it has values that are NaN or infinite",
+    )
+
+
+def slices_in(path: Path, *, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN) -> int | None:
+    """Number of slices of a volume; ``None``: the file is one picture.
 
     Raises:
         DataError: the file cannot be read.
     """
-    if suffix_of(path) not in VOLUMES:
+    if suffix_of(path) not in VOLUMES and not is_dicom(path):
         return None
-    shape = _read(path, "image", "none", "none", max_bytes).shape
-    return shape[2] if len(shape) == 3 else None
+    return _open(path, "image", "none", "none", max_bytes, how).slices
 
 
 def read_mask(
-    sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES
+    sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
 ) -> npt.NDArray[np.int64]:  # fmt: skip
     """The mask of ``sample`` as a (height, width) array of the values in the file; otherwise as :func:`read_image`."""
     file = sample.label
@@ -90,8 +169,7 @@ def read_mask(
             f"site '{site}': image '{sample.image}' of split '{split}' is labelled with a class, it has no mask",
             f"site '{site}': an image of split '{split}' has no mask",
         )
-    array = _read(file, "mask", site, split, max_bytes)
-    array = _plane(array, file, "mask", sample.slice, site, split)
+    array = _open(file, "mask", site, split, max_bytes, how).plane(sample.slice, "mask", site, split)
     if array.ndim == 3:
         if array.shape[2] != 1 and (array[:, :, :3] != array[:, :, :1]).any():
             reason = "it is a colour image; a mask has one channel of label values"
@@ -104,18 +182,58 @@ def read_mask(
 
 
 def read_pair(
-    sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES
+    sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """Image and mask of ``sample``, checked to be of one size."""
-    image = read_image(sample, site=site, split=split, max_bytes=max_bytes)
-    mask = read_mask(sample, site=site, split=split, max_bytes=max_bytes)
+    """Image and mask of ``sample``, checked to be of one size, and to lie the same way."""
+    image = read_image(sample, site=site, split=split, max_bytes=max_bytes, how=how)
+    mask = read_mask(sample, site=site, split=split, max_bytes=max_bytes, how=how)
     if image.shape[:2] != mask.shape:
         raise DataError(
             f"site '{site}': image '{sample.image}' is {_size(image.shape)} but its mask '{sample.label}' is "
             f"{_size(mask.shape)} (split '{split}'); they must have the same size",
             f"site '{site}': an image of split '{split}' and its mask differ in size",
         )
+    _check_way(sample, site, split, max_bytes, how)
     return image, mask
+
+
+def turn_and_size(path: Path, *, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN) -> tuple[Turn | None, int, int]:
+    """How an image is turned when it is read, and the height and width of its pictures then.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    opened = _open(path, "image", "none", "none", max_bytes, how)
+    plane = opened.plane(0 if opened.slices is not None else None, "image", "none", "none")
+    return opened.turn, plane.shape[0], plane.shape[1]
+
+
+def _check_way(sample: Sample, site: str, split: str, max_bytes: int, how: Reading) -> None:
+    """Refuses a mask whose file says, or does not say, how it lies, so that it would be turned otherwise than its image."""
+    assert isinstance(sample.label, Path)
+    image, mask = (
+        _open(path, what, site, split, max_bytes, how)
+        for path, what in ((sample.image, "image"), (sample.label, "mask"))
+    )
+    if same_turn(image.turn, mask.turn) or _lie_together(image, mask):
+        return
+    raise DataError(
+        f"site '{site}': image '{sample.image}' and its mask '{sample.label}' (split '{split}') do not say the same of how "
+        "they lie in the body, and would be turned in different ways; correct the header of the mask (that of its image), "
+        "or, where pixel lies on pixel as they are stored, set orientation='stored' of the task",
+        f"site '{site}': an image of split '{split}' and its mask say different things of how they lie",
+        "its mask lies otherwise than it",
+    )
+
+
+def _lie_together(image: _Opened, mask: _Opened) -> bool:
+    """Whether the first and the last voxel, as they are turned, lie in the same places."""
+    ends = [opened.ends() for opened in (image, mask)]
+    if ends[0] is None or ends[1] is None:
+        return False
+    assert image.facts.affine is not None
+    apart = np.abs(ends[0] - ends[1]).max()
+    return bool(apart <= HALF * np.linalg.norm(image.facts.affine[:3, :3], axis=0).min())
 
 
 # --- the files ------------------------------------------------------------------------------------------
@@ -125,12 +243,65 @@ def read_pair(
 _TURNS = tuple(threading.Lock() for _ in range(64))
 
 
-def _read(path: Path, what: str, site: str, split: str, limit: int) -> npt.NDArray[Any]:
-    """The array in a file: (height, width), (height, width, channels) or, of NIfTI, (..., slices)."""
+@dataclass(frozen=True)
+class _Opened:
+    """A file that was decoded, not turned yet."""
+
+    path: Path
+    array: npt.NDArray[Any]
+    facts: _Facts
+    turn: Turn | None
+
+    @property
+    def slices(self) -> int | None:
+        """Of the turned array; ``None``: one picture."""
+        stored = _slices(self.path, self.array, self.facts)
+        return stored if stored is None or self.array.ndim < 3 else turned(self.array, self.turn).shape[2]
+
+    def ends(self) -> npt.NDArray[Any] | None:
+        """Where the first and the last voxel lie, as they are turned, (2, 3) mm; ``None``: it is not said."""
+        if self.facts.affine is None:
+            return None
+        shape = (*self.array.shape[:2], _slices(self.path, self.array, self.facts) or 1)
+        return ends_of(self.facts.affine, self.turn, shape)
+
+    def plane(self, number: int | None, what: str, site: str, split: str) -> npt.NDArray[Any]:
+        """One picture, (height, width) or (height, width, channels), the right way up."""
+        array, slices = turned(self.array, self.turn) if self.array.ndim > 1 else self.array, self.slices
+        if slices is not None:
+            if number is None and slices != 1:
+                reason = (
+                    f"it is a volume of {slices} slices; pick one with the key 'slice' in the datalist, "
+                    "or make slices of it with fairflare.data.preparers"
+                )
+                raise _unreadable(self.path, what, site, split, reason)
+            if (number or 0) >= slices:
+                reason = f"'slice' is {number}, but it has {slices} slices"
+                raise _unreadable(self.path, what, site, split, reason)
+            return np.asarray(array[:, :, number or 0])
+        if number is not None and number != 0:
+            raise _unreadable(self.path, what, site, split, "'slice' was given, but it is not a volume")
+        if array.ndim == 3 and array.shape[2] > 4 and array.shape[0] <= 4:
+            array = np.moveaxis(array, 0, 2)  # channels first
+        if array.ndim not in (2, 3) or 0 in array.shape or (array.ndim == 3 and array.shape[2] > 4):
+            raise _unreadable(self.path, what, site, split, f"it has the shape {array.shape}, which is not one picture")
+        return array
+
+
+def _slices(path: Path, array: npt.NDArray[Any], facts: _Facts) -> int | None:
+    if suffix_of(path) in VOLUMES:
+        return array.shape[2] if array.ndim == 3 else None
+    return facts.slices
+
+
+def _open(path: Path, what: str, site: str, split: str, limit: int, how: Reading) -> _Opened:
+    """A file: its array as :func:`fairflare.data.decoding.decode` gives it, and what its header says besides."""
     try:
-        status = path.stat()
+        state = _state(path)
         with _TURNS[hash(path) % len(_TURNS)]:
-            return _decode(path, what == "mask", status.st_mtime_ns, status.st_size, limit)
+            array = _decode(path, what == "mask", *state, limit, how.kept)
+            facts = _facts(path, *state)
+        turn = turn_of(facts.affine, how.orientation, _slices(path, array, facts) or 1)
     except TooLarge as error:
         raise DataError(
             f"site '{site}': {what} '{path}' of split '{split}' would take {error.size} bytes decoded, more than "
@@ -139,54 +310,62 @@ def _read(path: Path, what: str, site: str, split: str, limit: int) -> npt.NDArr
             f"site '{site}': {_article(what)} of split '{split}' is larger than the site's max_image_bytes",
             f"it would take {error.size} bytes decoded, more than {limit}",
         ) from error
+    except TaskStopped:
+        raise
     except Exception as error:  # the libraries below raise what they like for a damaged file
         raise _unreadable(path, what, site, split, f"{type(error).__name__}: {error}") from error
+    return _Opened(path, array, facts, turn)
+
+
+def _state(path: Path) -> tuple[int, int]:
+    """Time of the last change and size, of the files of a series together: another state is read again."""
+    if not path.is_dir():
+        status = path.stat()
+        return status.st_mtime_ns, status.st_size
+    found = [file.stat() for file in path.iterdir()]
+    return max((each.st_mtime_ns for each in found), default=0), sum(each.st_size for each in found)
 
 
 @lru_cache(maxsize=4)
-def _decode(path: Path, is_mask: bool, stamp: int, size: int, limit: int) -> npt.NDArray[Any]:
-    """Kept for a moment, since slices of one volume come one after the other; a replaced file is noticed."""
-    return decode(path, is_mask=is_mask, limit=limit)
-
-
-def _range_of(path: Path, limit: int) -> tuple[float, float] | None:
-    """Of a file that :func:`_read` could read, once for all slices of a volume; ``None``: it is not finite."""
-    status = path.stat()
-    with _TURNS[hash(path) % len(_TURNS)]:
-        return _range(path, status.st_mtime_ns, status.st_size, limit)
-
-
-@lru_cache(maxsize=4)
-def _range(path: Path, stamp: int, size: int, limit: int) -> tuple[float, float] | None:
-    array = _decode(path, False, stamp, size, limit).astype(np.float32)
-    if not np.isfinite(array).all():
-        return None
-    low, high = float(array.min()), float(np.percentile(array, TOP_PERCENTILE))
-    return low, high if high > low else float(array.max())
-
-
-def _plane(
-    array: npt.NDArray[Any], path: Path, what: str, number: int | None, site: str, split: str
+def _decode(
+    path: Path, is_mask: bool, stamp: int, size: int, limit: int, kept: DecodedVolumes | None
 ) -> npt.NDArray[Any]:
-    """One picture, (height, width) or (height, width, channels), out of what a file holds."""
-    if suffix_of(path) in VOLUMES and array.ndim == 3:
-        slices = array.shape[2]
-        if number is None and slices != 1:
-            reason = (
-                f"it is a volume of {slices} slices; pick one with the key 'slice' in the datalist, "
-                "or make slices of it with fairflare.data.preparers"
-            )
-            raise _unreadable(path, what, site, split, reason)
-        if (number or 0) >= slices:
-            raise _unreadable(path, what, site, split, f"'slice' is {number}, but it has {slices} slices")
-        return array[:, :, number or 0]
-    if number is not None and number != 0:
-        raise _unreadable(path, what, site, split, "'slice' was given, but it is not a volume")
-    if array.ndim == 3 and array.shape[2] > 4 and array.shape[0] <= 4:
-        array = np.moveaxis(array, 0, 2)  # channels first
-    if array.ndim not in (2, 3) or 0 in array.shape or (array.ndim == 3 and array.shape[2] > 4):
-        raise _unreadable(path, what, site, split, f"it has the shape {array.shape}, which is not one picture")
-    return array
+    """Kept for a moment, since slices of one volume come one after the other; a replaced file is noticed."""
+    if kept is None or not (suffix_of(path) in VOLUMES or is_dicom(path)):
+        return decode(path, is_mask=is_mask, limit=limit)
+    what = "mask" if is_mask else "image"
+    return kept.array(path, what, stamp, size, lambda: decode(path, is_mask=is_mask, limit=limit))
+
+
+@lru_cache(maxsize=4096)
+def _facts(path: Path, stamp: int, size: int) -> _Facts:
+    """Of a file that could be decoded."""
+    if not is_dicom(path):
+        return _Facts(affine=affine_of(path))
+    from fairflare.data import dicom
+
+    pictures = dicom.headers(path)
+    first = pictures[0]
+    frames = len(pictures) if len(pictures) > 1 else first.frames
+    several = frames > 1 or path.is_dir()
+    return _Facts(frames if several else None, dicom.affine_of(pictures), first.inverted, first.window)
+
+
+def _measured(path: Path, kind: str, limit: int, kept: DecodedVolumes | None) -> Bounds | None:
+    """Of a file that :func:`_open` could read, once for all slices of a volume; ``None``: it is not finite."""
+    state = _state(path)
+    with _TURNS[hash(path) % len(_TURNS)]:
+        return _bounds_of(path, *state, kind, limit, kept)
+
+
+@lru_cache(maxsize=4096)
+def _bounds_of(
+    path: Path, stamp: int, size: int, kind: str, limit: int, kept: DecodedVolumes | None
+) -> Bounds | None:
+    def measure() -> Bounds | None:
+        return bounds_of(_decode(path, False, stamp, size, limit, kept), kind)
+
+    return measure() if kept is None else kept.bounds(path, stamp, size, kind, measure)
 
 
 def _unreadable(path: Path, what: str, site: str, split: str, reason: str) -> DataError:

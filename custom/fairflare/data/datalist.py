@@ -14,8 +14,8 @@ The results show ``<name>``, so it is made of letters, digits, ``-`` and ``_``.
 
 Paths are relative to the folder, and links in it may not leave it unless the site says so. An image is a PNG, JPEG, BMP
 or TIFF file, a ``.npy`` array, a NIfTI or DICOM file, or a folder with the DICOM files of one series; one slice of a
-volume is picked with a third key, ``"slice": 12``. A fourth, ``"volume": "p07"``, says which volume a picture is a slice
-of, where that is not its file.
+volume is picked with a third key, ``"slice": 12``. A fourth, ``"volume": "p07"``, says which volume a picture is a
+slice of, where that is not its file.
 
 Every problem is a :class:`DataError` that names the site, the file and the key and says what to do. Its
 ``public`` text has no file name in it: only that may leave the site.
@@ -351,8 +351,8 @@ class _List:
             found = files_of_series(path)
             if not found:
                 raise self.bad(
-                    f"'{key}' of {where}, '{path}', is a folder without a DICOM file; name a file, or the folder of one "
-                    "DICOM series",
+                    f"'{key}' of {where}, '{path}', is a folder without a DICOM file; name a file, or the folder of "
+                    "one DICOM series",
                     f"'{key}' of {where} is a folder without images",
                 )
             for file in found:

@@ -1,8 +1,8 @@
 """Volumes that were decoded, as arrays on the site's own disk: a slice is then read without the others.
 
-Each is two files of a folder that nobody else writes to: ``<source>-<state>.npy`` and ``.json``, in which ``source`` is a
-hash of the file's path and ``state`` one of its size and time of change. No name of a file is written. The newest state of
-a source is kept; what was not used longest goes when there is no room.
+Each is two files of a folder that nobody else writes to: ``<source>-<state>.npy`` and ``.json``, in which ``source`` is
+a hash of the file's path and ``state`` one of its size and time of change. No name of a file is written. The newest
+state of a source is kept; what was not used longest goes when there is no room.
 """
 
 from __future__ import annotations
@@ -134,7 +134,9 @@ class DecodedVolumes:
         try:
             yield
         except OSError as error:
-            log.warning("decoded volumes cannot be kept in %s (%s): they are decoded again each time", file.parent, error)
+            log.warning(
+                "decoded volumes cannot be kept in %s (%s): they are decoded again each time", file.parent, error
+            )
 
     def _make_room(self, needed: int, new: Path) -> None:
         """Removes earlier states of the same source, what is unused for long, and as much else as it takes."""

@@ -142,20 +142,17 @@ def _dicom(path: Path, is_mask: bool, limit: int) -> npt.NDArray[Any]:
 
 
 def _picture(path: Path, is_mask: bool, limit: int) -> npt.NDArray[Any]:
-    from monai.data.image_reader import PILReader
+    from PIL import Image
+    from PIL.ImageMode import getmode
+    from PIL.ImageOps import exif_transpose
 
-    def convert(picture: Any) -> Any:  # opened, not decoded
-        from PIL.ImageMode import getmode
-        from PIL.ImageOps import exif_transpose
-
+    # From an open file: given a name, Pillow 13 maps an uncompressed TIFF that is to be turned with its sides exchanged.
+    with path.open("rb") as file, Image.open(file) as picture:  # opened, not decoded
         mode = _mask_mode(picture.mode) if is_mask else _plain_mode(picture.mode)
         sizes = [len(m.bands) * np.dtype(m.typestr).itemsize for m in (getmode(picture.mode), getmode(mode))]
         _check(picture.width * picture.height * max(sizes), limit)
         exif_transpose(picture, in_place=True)  # what a camera wrote about how it was held
-        return picture if mode == picture.mode else picture.convert(mode)
-
-    reader = PILReader(converter=convert, reverse_indexing=False)
-    return np.asarray(reader.get_data(reader.read(path))[0])
+        return np.asarray(picture if mode == picture.mode else picture.convert(mode))
 
 
 def _mask_mode(mode: str) -> str:

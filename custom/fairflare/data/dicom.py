@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from fairflare.core.stopping import check_stop
 from fairflare.data.datalist import files_of_series
+from fairflare.data.intensity import between
 
 DEFLATED = "1.2.840.10008.1.2.1.99"  # the whole file is packed: how large it becomes nobody says
 TAGS = (
@@ -51,13 +52,12 @@ class Window:
     def __call__(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         """In [0, 1]."""
         if self.function == "SIGMOID":
-            found = 1 / (1 + np.exp(-4 * (values.astype(np.float64) - self.centre) / self.width))
-            return np.asarray(found, np.float32)
+            away = (values.astype(np.float64) - self.centre) / self.width
+            return np.asarray(1 / (1 + np.exp(-4 * away)), np.float32)
         centre, width = (self.centre - 0.5, self.width - 1) if self.function == "LINEAR" else (self.centre, self.width)
         if width <= 0:  # LINEAR with a width of 1 is a threshold
             return (values > centre).astype(np.float32)
-        found = (values.astype(np.float32) - np.float32(centre - width / 2)) / np.float32(width)
-        return np.clip(found, 0.0, 1.0, out=found)
+        return between(values, (centre - width / 2, centre + width / 2))
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,9 @@ def _header(path: Path, stamp: int) -> Picture:
         raise ValueError("it is a DICOM file without an image")
     kind = str(head.get("PhotometricInterpretation", GREY)).strip()
     if kind not in (GREY, INVERTED, PALETTE, *COLOUR):
-        raise ValueError(f"its photometric interpretation is {kind!r}; known are {GREY}, {INVERTED}, {PALETTE}, RGB, YBR")
+        raise ValueError(
+            f"its photometric interpretation is {kind!r}; known are {GREY}, {INVERTED}, {PALETTE}, RGB, YBR"
+        )
     return _picture(path, head, kind)
 
 
@@ -226,7 +228,9 @@ def _in_order(found: list[Picture]) -> list[Picture]:
     first = found[0]
     series = {picture.series for picture in found}
     if len(series) > 1:
-        raise ValueError(f"the folder holds {len(series)} DICOM series; give each a folder of its own, or name one file")
+        raise ValueError(
+            f"the folder holds {len(series)} DICOM series; give each a folder of its own, or name one file"
+        )
     for picture in found[1:]:
         if picture.shape != first.shape or picture.photometric != first.photometric or picture.across != first.across:
             raise ValueError(
@@ -239,7 +243,10 @@ def _in_order(found: list[Picture]) -> list[Picture]:
         return found
     if first.across is not None and all(picture.position is not None for picture in found):
         places = [float(np.dot(picture.position or (), first.normal)) for picture in found]
-        apart, remedy = SMALLEST_STEP, "several slices lie at one place (echoes, phases); give each stack its own folder"
+        apart, remedy = (
+            SMALLEST_STEP,
+            "several slices lie at one place (echoes, phases); give each stack its own folder",
+        )
     else:
         places = [math.nan if picture.number is None else float(picture.number) for picture in found]
         apart, remedy = 0.5, "its files say neither where a slice lies nor its number; name one file"
@@ -321,12 +328,14 @@ def _check_readable(path: Path) -> None:
     try:
         decoder = get_decoder(syntax)
     except NotImplementedError:
-        raise ValueError(f"its pixels are stored as {syntax.name!r}, which is not known here; convert the file") from None
+        raise ValueError(
+            f"its pixels are stored as {syntax.name!r}, which is not known here; convert the file"
+        ) from None
     if not decoder.is_available:
         ways = "; or ".join(decoder.missing_dependencies)
         raise ValueError(
-            f"its pixels are compressed as {syntax.name!r}, and no package that reads this is installed here. Install one "
-            f"({ways}), or store the file uncompressed"
+            f"its pixels are compressed as {syntax.name!r}, and no package that reads this is installed here. Install "
+            f"one ({ways}), or store the file uncompressed"
         )
 
 
@@ -334,7 +343,7 @@ def _check_readable(path: Path) -> None:
 
 
 def affine_of(pictures: Sequence[Picture]) -> npt.NDArray[np.float64] | None:
-    """From (row, column, slice) to mm to the right, to the front and upwards (RAS), (4, 4); ``None``: it is not said."""
+    """From (row, column, slice) to mm to the right, front and head (RAS), (4, 4); ``None``: it is not said."""
     first = pictures[0]
     if first.across is None:
         return None

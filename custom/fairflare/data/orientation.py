@@ -76,7 +76,9 @@ def turn_of(affine: npt.NDArray[Any] | None, orientation: str, slices: int) -> T
     if has is None or np.isnan(has).any():
         if orientation == "canonical" or slices == 1:
             return None
-        raise ValueError(f"it does not say how it lies in the body, which orientation={orientation!r} of the task needs")
+        raise ValueError(
+            f"it does not say how it lies in the body, which orientation={orientation!r} of the task needs"
+        )
     if orientation == "canonical" or slices == 1:
         wanted = axcodes2ornt(PLANES[_BY_AXIS[int(has[2, 0])]])
         wanted[2, 1] = has[2, 1]
@@ -105,6 +107,13 @@ def back(turn: Turn | None) -> Turn | None:
 def same_turn(a: Turn | None, b: Turn | None) -> bool:
     """Whether two turns do the same."""
     return bool(np.array_equal(PLAIN if a is None else a, PLAIN if b is None else b))
+
+
+def same_way(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> bool:
+    """Whether the axes of two files lead the same way, nearly."""
+    from nibabel.orientations import io_orientation
+
+    return bool(np.array_equal(io_orientation(a), io_orientation(b)))
 
 
 def ends_of(affine: npt.NDArray[Any], turn: Turn | None, shape: tuple[int, ...]) -> npt.NDArray[Any]:

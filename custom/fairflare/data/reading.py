@@ -16,7 +16,7 @@ from fairflare.data.datalist import VOLUMES, DataError, Sample, is_dicom, suffix
 from fairflare.data.decoded import DecodedVolumes
 from fairflare.data.decoding import MAX_IMAGE_BYTES, TooLarge, decode
 from fairflare.data.intensity import IN_WORDS, Bounds, Intensity, between, bounds_of
-from fairflare.data.orientation import Orientation, Turn, affine_of, ends_of, same_turn, turn_of, turned
+from fairflare.data.orientation import Orientation, Turn, affine_of, ends_of, same_turn, same_way, turn_of, turned
 
 if TYPE_CHECKING:
     from fairflare.data.dicom import Window
@@ -68,8 +68,9 @@ def read_image(
 ) -> npt.NDArray[np.float32]:  # fmt: skip
     """The image of ``sample`` as (height, width, 1 or 3) float32 in [0, 1].
 
-    With ``intensity="auto"`` 8-bit pictures and arrays are divided by 255; all others, and NIfTI, are clipped to [minimum,
-    99th percentile] of their file (of the whole volume when a slice is picked) and scaled. A constant image is 0.
+    With ``intensity="auto"`` 8-bit pictures and arrays are divided by 255; all others, and NIfTI, are clipped to
+    [minimum, 99th percentile] of their file (of the whole volume when a slice is picked) and scaled. A constant image
+    is 0.
 
     Args:
         sample: with the file.
@@ -122,9 +123,7 @@ def _bounds(opened: _Opened, how: Reading, max_bytes: int, site: str, split: str
     return found
 
 
-def _windowed(
-    plane: npt.NDArray[Any], opened: _Opened, how: Reading, site: str, split: str
-) -> npt.NDArray[np.float32]:
+def _windowed(plane: npt.NDArray[Any], opened: _Opened, how: Reading, site: str, split: str) -> npt.NDArray[np.float32]:
     from fairflare.data.dicom import Window
 
     window = opened.facts.window if how.window is None else Window(*how.window)
@@ -197,7 +196,9 @@ def read_pair(
     return image, mask
 
 
-def turn_and_size(path: Path, *, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN) -> tuple[Turn | None, int, int]:
+def turn_and_size(
+    path: Path, *, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
+) -> tuple[Turn | None, int, int]:
     """How an image is turned when it is read, and the height and width of its pictures then.
 
     Raises:
@@ -209,31 +210,30 @@ def turn_and_size(path: Path, *, max_bytes: int = MAX_IMAGE_BYTES, how: Reading 
 
 
 def _check_way(sample: Sample, site: str, split: str, max_bytes: int, how: Reading) -> None:
-    """Refuses a mask whose file says, or does not say, how it lies, so that it would be turned otherwise than its image."""
+    """Refuses a mask that, by what its file says of how it lies, would be turned otherwise than its image."""
     assert isinstance(sample.label, Path)
     image, mask = (
         _open(path, what, site, split, max_bytes, how)
         for path, what in ((sample.image, "image"), (sample.label, "mask"))
     )
-    if same_turn(image.turn, mask.turn) or _lie_together(image, mask):
+    if how.orientation == "stored" or _lie_alike(image, mask):
         return
     raise DataError(
-        f"site '{site}': image '{sample.image}' and its mask '{sample.label}' (split '{split}') do not say the same of how "
-        "they lie in the body, and would be turned in different ways; correct the header of the mask (that of its image), "
-        "or, where pixel lies on pixel as they are stored, set orientation='stored' of the task",
+        f"site '{site}': image '{sample.image}' and its mask '{sample.label}' (split '{split}') do not say the same of "
+        "how they lie in the body, and would be turned in different ways; correct the header of the mask (that of its "
+        "image), or, where pixel lies on pixel as they are stored, set orientation='stored' of the task",
         f"site '{site}': an image of split '{split}' and its mask say different things of how they lie",
         "its mask lies otherwise than it",
     )
 
 
-def _lie_together(image: _Opened, mask: _Opened) -> bool:
-    """Whether the first and the last voxel, as they are turned, lie in the same places."""
-    ends = [opened.ends() for opened in (image, mask)]
-    if ends[0] is None or ends[1] is None:
-        return False
-    assert image.facts.affine is not None
-    apart = np.abs(ends[0] - ends[1]).max()
-    return bool(apart <= HALF * np.linalg.norm(image.facts.affine[:3, :3], axis=0).min())
+def _lie_alike(image: _Opened, mask: _Opened) -> bool:
+    """Whether both are stored the same way round, or, where they are not, first and last voxel lie together once turned."""
+    a, b = image.facts.affine, mask.facts.affine
+    if a is None or b is None:
+        return same_turn(image.turn, mask.turn)
+    apart = np.abs(image.ends(a) - mask.ends(b)).max()
+    return same_way(a, b) or bool(apart <= HALF * np.linalg.norm(a[:3, :3], axis=0).min())
 
 
 # --- the files ------------------------------------------------------------------------------------------
@@ -258,12 +258,10 @@ class _Opened:
         stored = _slices(self.path, self.array, self.facts)
         return stored if stored is None or self.array.ndim < 3 else turned(self.array, self.turn).shape[2]
 
-    def ends(self) -> npt.NDArray[Any] | None:
-        """Where the first and the last voxel lie, as they are turned, (2, 3) mm; ``None``: it is not said."""
-        if self.facts.affine is None:
-            return None
+    def ends(self, affine: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Where the first and the last voxel lie, as they are turned, (2, 3) mm."""
         shape = (*self.array.shape[:2], _slices(self.path, self.array, self.facts) or 1)
-        return ends_of(self.facts.affine, self.turn, shape)
+        return ends_of(affine, self.turn, shape)
 
     def plane(self, number: int | None, what: str, site: str, split: str) -> npt.NDArray[Any]:
         """One picture, (height, width) or (height, width, channels), the right way up."""
@@ -359,9 +357,7 @@ def _measured(path: Path, kind: str, limit: int, kept: DecodedVolumes | None) ->
 
 
 @lru_cache(maxsize=4096)
-def _bounds_of(
-    path: Path, stamp: int, size: int, kind: str, limit: int, kept: DecodedVolumes | None
-) -> Bounds | None:
+def _bounds_of(path: Path, stamp: int, size: int, kind: str, limit: int, kept: DecodedVolumes | None) -> Bounds | None:
     def measure() -> Bounds | None:
         return bounds_of(_decode(path, False, stamp, size, limit, kept), kind)
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from fairflare.core.files import write_whole
-from fairflare.data.datalist import ARRAYS, DICOM, SUFFIXES, VOLUMES, Sample, is_dicom, suffix_of
+from fairflare.data.datalist import ARRAYS, SUFFIXES, VOLUMES, Sample, is_dicom, suffix_of
 from fairflare.data.orientation import Turn, affine_of, back, turned
 from fairflare.data.reading import PLAIN, Reading, read_image
 from fairflare.tasks.placing import back_in_place

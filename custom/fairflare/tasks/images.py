@@ -91,7 +91,8 @@ class SiteSettings:
         kept = None
         if self.decoded_folder is not None and self.decoded_bytes:
             kept = DecodedVolumes(Path(self.decoded_folder).expanduser(), self.decoded_bytes)
-        return {"kept": kept, **{name: getattr(self, name) for name in ("cache_bytes", "num_workers", "max_image_bytes")}}
+        same = ("cache_bytes", "num_workers", "max_image_bytes")
+        return {"kept": kept, **{name: getattr(self, name) for name in same}}
 
 
 def read_settings(kind: type[SiteSettings], site: str, given: Mapping[str, Any]) -> Any:

@@ -37,7 +37,7 @@ def centred(pictures: torch.Tensor, size: Size, fill: float = 0.0) -> torch.Tens
 
 
 def smooth(pictures: torch.Tensor, size: Size, how: str = "stretch") -> torch.Tensor:
-    """(n, channels, height, width) float32 of the network's size: bilinear, filtered where it shrinks; the edge is 0."""
+    """(n, channels, height, width) float32 in the network's size: bilinear, filtered where it shrinks; an edge is 0."""
     inner = inner_size((pictures.shape[2], pictures.shape[3]), size, how)
     if tuple(pictures.shape[2:]) != inner and len(pictures):
         pictures = interpolate(pictures, inner, mode="bilinear", antialias=True, align_corners=False)

@@ -96,8 +96,8 @@ class SegmentationTask(ImageTask):
             Default: all count.
         mask_resize: ``"nearest"``: a pixel of the network belongs to a structure or not; ``"area"``: by the share that
             the structure covers, so that what is smaller than a pixel is not lost.
-        evaluate_at: Dice at the size of the ``"network"``, or of the ``"image"``: what is found is brought back to it and
-            compared with the mask as it is in the file. The loss is always that of the network's size.
+        evaluate_at: Dice at the size of the ``"network"``, or of the ``"image"``: what is found is brought back to it
+            and compared with the mask as it is in the file. The loss is always that of the network's size.
         features: widths of the U-Net, as in :class:`monai.networks.nets.BasicUNet`.
         norm_momentum: share of a new batch in the running statistics of the batch norms. With PyTorch's 0.1
             they still hold a quarter of their initial values after 12 steps, which is all that a small site

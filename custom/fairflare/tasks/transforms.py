@@ -114,10 +114,10 @@ class Structured(MapTransform):
         meaning = np.zeros_like(mask)
         for value, label in coding.items():
             meaning[mask == value] = label
-        found = np.stack([np.isin(meaning, list(labels)) for labels in self.labels])
+        inside = np.stack([np.isin(meaning, list(labels)) for labels in self.labels])
         if self.ignore is None:
-            return torch.from_numpy(found.astype(np.uint8))
-        return torch.from_numpy(np.where(meaning == self.ignore, np.int8(NOT_COUNTED), found.astype(np.int8)))
+            return torch.from_numpy(inside.astype(np.uint8))
+        return torch.from_numpy(np.where(meaning == self.ignore, np.int8(NOT_COUNTED), inside.astype(np.int8)))
 
     def unexpected(self, strange: Sequence[int], known: Sequence[int], file: str, binary: bool) -> DataError:
         shown = ", ".join(map(str, strange[:5])) + (f" and {len(strange) - 5} more" if len(strange) > 5 else "")

@@ -60,5 +60,3 @@ def series(folder: Path, volume: npt.NDArray[Any], order: list[int] | None = Non
                  "PixelSpacing": [0.5, 0.7], "InstanceNumber": 100 - k}  # fmt: skip
         dicom(folder / f"IM{names[k]:04d}", np.ascontiguousarray(volume[:, :, k]), **{**where, **tags})
     return folder
-
-

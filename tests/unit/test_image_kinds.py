@@ -108,9 +108,7 @@ def files_of(folder: Path) -> dict[str, tuple[Path, int | None]]:
 @pytest.mark.parametrize("resize", ["stretch", "pad", "crop"])
 def test_one_picture_in_every_kind_of_file_is_one_tensor(tmp_path: Path, intensity: str, resize: str) -> None:
     files = files_of(tmp_path)
-    task = ClassificationTask(
-        num_classes=2, image_size=(48, 40), in_channels=1, intensity=intensity, resize=resize
-    )  # type: ignore[arg-type]
+    task = ClassificationTask(num_classes=2, image_size=(48, 40), in_channels=1, intensity=intensity, resize=resize)  # type: ignore[arg-type]
     wanted = task.read_input(*files["eight.png"])
     assert wanted.shape == (1, 48, 40)
     assert float(wanted.std()) > 0.1
@@ -145,7 +143,9 @@ def test_the_same_tensor_through_a_datalist(tmp_path: Path) -> None:
 # --- orientation ------------------------------------------------------------------------------------------
 
 
-ALL_CODES = ["".join(codes) for order in itertools.permutations(["LR", "PA", "SI"]) for codes in itertools.product(*order)]
+ALL_CODES = [
+    "".join(codes) for order in itertools.permutations(["LR", "PA", "SI"]) for codes in itertools.product(*order)
+]
 
 
 def test_a_body_stored_in_any_way_is_seen_the_same(tmp_path: Path) -> None:
@@ -217,7 +217,10 @@ def test_a_mask_that_would_be_turned_otherwise_than_its_image_is_refused(tmp_pat
     for label in (tmp_path / "wrong.nii", silent, reversed_slices):
         with pytest.raises(DataError, match="do not say the same of how they lie") as caught:
             pair(label)
-        assert caught.value.public == "site 'a': an image of split 'test' and its mask say different things of how they lie"
+        assert (
+            caught.value.public
+            == "site 'a': an image of split 'test' and its mask say different things of how they lie"
+        )
         if label is not reversed_slices:
             np.testing.assert_array_equal(pair(label, orientation="stored")[1], mask[::-1, ::-1, 1])
     np.testing.assert_array_equal(pair(reversed_slices, orientation="axial")[1], mask[:, :, 1])
@@ -298,7 +301,9 @@ def test_colours_palettes_and_frames(tmp_path: Path) -> None:
     table = {f"{name}PaletteColorLookupTable{part}": value for k, name in enumerate(("Red", "Green", "Blue"))
              for part, value in (("Descriptor", [256, 0, 8]),
                                  ("Data", bytes((np.arange(256) * (k + 1) % 256).astype(np.uint8))))}  # fmt: skip
-    path = dicom(tmp_path / "palette.dcm", colour[0, :, :, 0].copy(), PhotometricInterpretation="PALETTE COLOR", **table)
+    path = dicom(
+        tmp_path / "palette.dcm", colour[0, :, :, 0].copy(), PhotometricInterpretation="PALETTE COLOR", **table
+    )
     np.testing.assert_allclose(read(path)[:, :, 2] * 255, colour[0, :, :, 0].astype(int) * 3 % 256, atol=1e-3)
     mask = read_mask(Sample(path, path), site="a", split="test")
     np.testing.assert_array_equal(mask, colour[0, :, :, 0])
@@ -442,8 +447,11 @@ def test_dicom_in_a_datalist(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("x" * 200)
 
     def loaded(image: str, **more: Any) -> Sample:
-        lists = {"training": [{"image": image, "label": "m.png", **more}],
-                 "validation": [{"image": "IM0001", "label": "m.png"}], "test": [{"image": "b.ima", "label": "m.png"}]}
+        lists = {
+            "training": [{"image": image, "label": "m.png", **more}],
+            "validation": [{"image": "IM0001", "label": "m.png"}],
+            "test": [{"image": "b.ima", "label": "m.png"}],
+        }
         write_datalist(tmp_path / "datalist.json", lists)  # fmt: skip
         return load_datalist(tmp_path, site="a").splits["training"][0]
 

@@ -332,7 +332,10 @@ def _decode(
     if kept is None or not (suffix_of(path) in VOLUMES or is_dicom(path)):
         return decode(path, is_mask=is_mask, limit=limit)
     what = "mask" if is_mask else "image"
-    return kept.array(path, what, stamp, size, lambda: decode(path, is_mask=is_mask, limit=limit))
+    found = kept.array(path, what, stamp, size, lambda: decode(path, is_mask=is_mask, limit=limit))
+    if found.nbytes > limit:  # kept by a site, or in a time, with another limit
+        raise TooLarge(found.nbytes)
+    return found
 
 
 @lru_cache(maxsize=4096)

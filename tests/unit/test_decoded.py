@@ -130,7 +130,7 @@ def test_the_scale_of_a_volume_is_measured_once(
 
 def test_a_site_keeps_them_in_its_state(site: Path, decodings: list[Path], tmp_path: Path) -> None:
     for own, kept in (({}, True), ({"decoded_bytes": 0}, False), ({"decoded_folder": str(tmp_path / "own")}, True)):
-        folder = tmp_path / "own" if "decoded_folder" in own else tmp_path / "state" / "decoded_folder"
+        folder = tmp_path / "own" if "decoded_folder" in own else tmp_path / "state" / "decoded"
         worker = SiteWorker("a", SegmentationTask(image_size=(32, 32)), LocalTraining(),
                             {"data_root": str(site), **own}, tmp_path / "state")  # fmt: skip
         run = worker._run(_Request(), worker.state.store())  # type: ignore[arg-type]

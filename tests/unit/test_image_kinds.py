@@ -256,7 +256,8 @@ def test_the_window_of_a_header(tmp_path: Path) -> None:
     measured = stored.astype(np.float64) * 2 - 500
     both: dict[str, Any] = {"RescaleSlope": 2, "RescaleIntercept": -500, "WindowCenter": 40, "WindowWidth": 400}
     wanted = {
-        "LINEAR": np.clip((measured - 39.5) / 399 + 0.5, 0, 1), "LINEAR_EXACT": np.clip((measured - 40) / 400 + 0.5, 0, 1),
+        "LINEAR": np.clip((measured - 39.5) / 399 + 0.5, 0, 1),
+        "LINEAR_EXACT": np.clip((measured - 40) / 400 + 0.5, 0, 1),
         "SIGMOID": 1 / (1 + np.exp(-4 * (measured - 40) / 400)),
     }  # fmt: skip
     for function, shown in wanted.items():
@@ -282,7 +283,7 @@ def test_a_setting_of_a_window_is_checked() -> None:
     task = SegmentationTask(intensity="window", window=[40, 400])  # type: ignore[arg-type]
     assert task.intensities == "clipped to the window of centre 40 and width 400, scaled to [0, 1]"
     assert "99th percentile" in SegmentationTask().intensities
-    with pytest.raises(ValueError, match="orientation must be one of 'canonical', 'axial', .* got 'RAS'"):
+    with pytest.raises(ValueError, match=r"orientation must be one of 'canonical', 'axial', .* got 'RAS'"):
         ClassificationTask(orientation="RAS")  # type: ignore[arg-type]
 
 

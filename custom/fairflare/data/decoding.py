@@ -146,7 +146,7 @@ def _picture(path: Path, is_mask: bool, limit: int) -> npt.NDArray[Any]:
     from PIL.ImageMode import getmode
     from PIL.ImageOps import exif_transpose
 
-    # From an open file: given a name, Pillow 13 maps an uncompressed TIFF that is to be turned with its sides exchanged.
+    # Open: by its name Pillow 13 reads an uncompressed TIFF that is to be turned with its sides exchanged.
     with path.open("rb") as file, Image.open(file) as picture:  # opened, not decoded
         mode = _mask_mode(picture.mode) if is_mask else _plain_mode(picture.mode)
         sizes = [len(m.bands) * np.dtype(m.typestr).itemsize for m in (getmode(picture.mode), getmode(mode))]

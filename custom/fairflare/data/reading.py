@@ -228,7 +228,7 @@ def _check_way(sample: Sample, site: str, split: str, max_bytes: int, how: Readi
 
 
 def _lie_alike(image: _Opened, mask: _Opened) -> bool:
-    """Whether both are stored the same way round, or, where they are not, first and last voxel lie together once turned."""
+    """Whether both are stored the same way round, or else first and last voxel lie together once they are turned."""
     a, b = image.facts.affine, mask.facts.affine
     if a is None or b is None:
         return same_turn(image.turn, mask.turn)

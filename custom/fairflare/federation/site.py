@@ -59,7 +59,8 @@ REMEDIES = {
     errno.EDQUOT: ROOM,
     errno.EROFS: "let the site write to its state_root; it is back in the round after that",
 }
-DECODED = "decoded_folder"  # the setting of tasks that keep decoded volumes; by default they lie in the site's state
+DECODED = "decoded_folder"  # the setting of tasks that keep decoded volumes
+DECODED_PLACE = "decoded"  # by default in the site's state
 SUBMITS = "submit_model"  # the setting: the local model may be sent to the other sites
 # Settings of local/fairflare.json that the shell reads; all others belong to the task.
 SHELL_SETTINGS = (
@@ -292,7 +293,7 @@ class SiteWorker:
         if self._data is None:
             own = {k: v for k, v in self.settings.items() if k not in SHELL_SETTINGS}
             if DECODED in getattr(getattr(self.task, "site_settings", None), "__dataclass_fields__", ()):
-                own.setdefault(DECODED, str((self.state.folder / DECODED).absolute()))
+                own.setdefault(DECODED, str((self.state.folder / DECODED_PLACE).absolute()))
             data = self.task.open_site(self.site, own)
             self.task = self.task.suited_to(data)
             self._data = data

@@ -180,6 +180,8 @@ def test_ignored_pixels_have_no_part_in_loss_gradient_and_dice(tmp_path: Path) -
         scores(folder(tmp_path / "b", [(image, mask)]), ignore=7)
     with pytest.raises(ValueError, match=r"ignore must be a label of no structure, got 1"):
         SegmentationTask(ignore=1)
+    with pytest.raises(ValueError, match=r"mask_values gives no value to ignore=9, got \{0: 0, 1: 1\}"):
+        SegmentationTask(ignore=9, mask_values={0: 0, 1: 1})
 
 
 def test_the_edge_of_a_padded_image_does_not_count(tmp_path: Path) -> None:

@@ -142,6 +142,8 @@ class SegmentationTask(ImageTask):
         _check_reachable(self.structures, self.mask_values)
         if self.ignore is not None and self.ignore in set().union(*self.structures):
             raise ValueError(f"ignore must be a label of no structure, got {self.ignore}: labels are {self.structures}")
+        if self.ignore is not None and self.mask_values is not None and self.ignore not in self.mask_values.values():
+            raise ValueError(f"mask_values gives no value to ignore={self.ignore}, got {dict(self.mask_values)}")
 
     @property
     def structures(self) -> list[list[int]]:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from fairflare.data.datalist import SPLITS, write_datalist
 from fairflare.federation.stoppable import StoppableData
-from fairflare.tasks.placing import back_in_place, inner_size, masks_placed, overlaps, smooth
+from fairflare.tasks.placing import back_in_place, centred, inner_size, masks_placed, overlaps, smooth
 from fairflare.tasks.segmentation import SegmentationTask
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -102,6 +102,14 @@ def test_what_is_padded_is_an_edge_and_what_is_cropped_is_gone() -> None:
     labels = masks_placed(torch.ones(1, 20, 40, dtype=torch.int8), (32, 32), "pad", "nearest")[0]
     assert torch.equal(labels, torch.nn.functional.pad(torch.ones(16, 32, dtype=torch.int8), (0, 0, 8, 8), value=-1))
     assert back_in_place(torch.ones(1, 20, 20), (20, 40), "crop")[0].sum(0).tolist() == [0] * 10 + [20] * 20 + [0] * 10
+
+
+@pytest.mark.parametrize(("small", "large"), [(20, 25), (21, 32), (7, 8), (9, 9)])
+def test_what_is_padded_and_cut_again_is_where_it_was(small: int, large: int) -> None:
+    picture = torch.arange(small * 5.0).reshape(1, small, 5)
+    wide = centred(picture, (large, 9))
+    assert torch.equal(centred(wide, (small, 5)), picture)
+    assert float(wide.sum()) == float(picture.sum())
 
 
 def test_stretched_is_what_it_was_before(tmp_path: Path) -> None:
@@ -334,6 +342,19 @@ def test_dice_of_a_volume_is_that_of_its_slices_together(tmp_path: Path, evaluat
     assert two["volume_dice_class_1"] == two["volume_dice_class_2"] == two["volume_dice"]
     task = SegmentationTask(num_classes=2)
     assert {"volume_dice", "volume_dice_class_1", "dice_class_2"} <= {metric.name for metric in task.declared_metrics()}
+
+
+def test_a_picture_by_itself_is_a_volume_of_its_own(tmp_path: Path) -> None:
+    random = np.random.default_rng(2)
+    pictures = [(random.integers(0, 255, (32, 32)), random.uniform(size=(32, 32)) > 0.5) for _ in range(6)]
+    root = folder(tmp_path, pictures, volume=["p", None, None, "p", None, None])
+    found = [image.astype(np.uint8) / np.float32(255) > 0.5 for image, _ in pictures]
+    alone = [dice(found[k], pictures[k][1]) for k in (1, 2, 4, 5)]
+    together = dice(np.stack([found[0], found[3]]), np.stack([pictures[0][1], pictures[3][1]]))
+    for batch_size in (1, 2, 6):
+        assert scores(root, batch_size=batch_size)["volume_dice"] == pytest.approx(
+            np.mean([together, *alone]), rel=1e-6
+        )
 
 
 def test_slices_of_a_file_are_of_one_volume(tmp_path: Path) -> None:

@@ -81,13 +81,15 @@ def read_image(
     Raises:
         DataError: the file is larger, damaged, or holds no image.
     """
-    path = sample.image
-    opened = _open(path, "image", site, split, max_bytes, how)
-    array = opened.array
-    if array.dtype.kind not in "biuf":
-        raise _unreadable(path, "image", site, split, f"it holds {array.dtype} values, not numbers")
-    bounds = _bounds(opened, how, max_bytes, site, split)
-    plane = opened.plane(sample.slice, "image", site, split)
+    return _image(_open(sample.image, "image", site, split, max_bytes, how), sample.slice, max_bytes, how)
+
+
+def _image(opened: _Opened, number: int | None, max_bytes: int, how: Reading) -> npt.NDArray[np.float32]:
+    path, site, split = opened.path, opened.site, opened.split
+    if opened.array.dtype.kind not in "biuf":
+        raise opened.unreadable(f"it holds {opened.array.dtype} values, not numbers")
+    bounds = _bounds(opened, how, max_bytes)
+    plane = opened.plane(number)
     if plane.ndim == 2:
         plane = plane[:, :, None]
     channels = plane.shape[2]
@@ -101,13 +103,13 @@ def read_image(
     if bounds is not None:
         scaled, constant = between(plane, bounds), bounds[1] <= bounds[0]
     else:
-        scaled, constant = _windowed(plane, opened, how, site, split), False
+        scaled, constant = _windowed(plane, opened, how), False
     if opened.facts.inverted and not constant:
         scaled = np.float32(1) - scaled
     return np.ascontiguousarray(scaled)
 
 
-def _bounds(opened: _Opened, how: Reading, max_bytes: int, site: str, split: str) -> Bounds | None:
+def _bounds(opened: _Opened, how: Reading, max_bytes: int) -> Bounds | None:
     """What becomes 0 and 1; ``None``: a window says so."""
     if how.intensity == "window":
         return None
@@ -115,36 +117,27 @@ def _bounds(opened: _Opened, how: Reading, max_bytes: int, site: str, split: str
         return 0.0, 1.0
     if how.intensity == "auto" and opened.array.dtype == np.uint8 and suffix_of(opened.path) not in VOLUMES:
         return 0.0, 255.0
-    kind = "percentile" if how.intensity == "auto" else how.intensity
-    found = _measured(opened.path, kind + (", inverted" if kind == "percentile" and opened.facts.inverted else ""),
-                      max_bytes, how.kept)  # fmt: skip
+    kind: str = "percentile" if how.intensity == "auto" else how.intensity
+    if kind == "percentile" and opened.facts.inverted:
+        kind += ", inverted"
+    found = _measured(opened.path, kind, max_bytes, how.kept)
     if found is None:
-        raise _not_finite(opened.path, site, split)
+        raise opened.not_finite()
     return found
 
 
-def _windowed(plane: npt.NDArray[Any], opened: _Opened, how: Reading, site: str, split: str) -> npt.NDArray[np.float32]:
+def _windowed(plane: npt.NDArray[Any], opened: _Opened, how: Reading) -> npt.NDArray[np.float32]:
     from fairflare.data.dicom import Window
 
     window = opened.facts.window if how.window is None else Window(*how.window)
     if window is None:
-        raise _unreadable(
-            opened.path, "image", site, split,
+        raise opened.unreadable(
             "the task has intensity='window' without a window, and the file's header has none that can be used; set "
-            "window=[centre, width] of the task",
-        )  # fmt: skip
+            "window=[centre, width] of the task"
+        )
     if not np.isfinite(plane).all():
-        raise _not_finite(opened.path, site, split)
+        raise opened.not_finite()
     return window(plane)
-
-
-def _not_finite(path: Path, site: str, split: str) -> DataError:
-    return DataError(
-        f"site '{site}': image '{path}' of split '{split}' has values that are NaN or "
-        "infinite; repair the file or take it out of the datalist",
-        f"site '{site}': an image of split '{split}' has values that are not finite",
-        "it has values that are NaN or infinite",
-    )
 
 
 def slices_in(path: Path, *, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN) -> int | None:
@@ -162,37 +155,47 @@ def read_mask(
     sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
 ) -> npt.NDArray[np.int64]:  # fmt: skip
     """The mask of ``sample`` as a (height, width) array of the values in the file; otherwise as :func:`read_image`."""
-    file = sample.label
-    if isinstance(file, int):
+    file = _mask_file(sample, site, split)
+    return _mask(_open(file, "mask", site, split, max_bytes, how), sample.slice)
+
+
+def _mask(opened: _Opened, number: int | None) -> npt.NDArray[np.int64]:
+    array = opened.plane(number)
+    if array.ndim == 3:
+        if array.shape[2] != 1 and (array[:, :, :3] != array[:, :, :1]).any():
+            raise opened.unreadable("it is a colour image; a mask has one channel of label values")
+        array = array[:, :, 0]
+    values = np.asarray(array, np.float64) if array.dtype.kind in "biuf" else None
+    if values is None or not (np.isfinite(values) & (values == np.round(values))).all():
+        raise opened.unreadable("its values are not whole numbers")
+    return values.astype(np.int64)
+
+
+def _mask_file(sample: Sample, site: str, split: str) -> Path:
+    if isinstance(sample.label, int):
         raise DataError(
             f"site '{site}': image '{sample.image}' of split '{split}' is labelled with a class, it has no mask",
             f"site '{site}': an image of split '{split}' has no mask",
         )
-    array = _open(file, "mask", site, split, max_bytes, how).plane(sample.slice, "mask", site, split)
-    if array.ndim == 3:
-        if array.shape[2] != 1 and (array[:, :, :3] != array[:, :, :1]).any():
-            reason = "it is a colour image; a mask has one channel of label values"
-            raise _unreadable(file, "mask", site, split, reason)
-        array = array[:, :, 0]
-    values = np.asarray(array, np.float64) if array.dtype.kind in "biuf" else None
-    if values is None or not (np.isfinite(values) & (values == np.round(values))).all():
-        raise _unreadable(file, "mask", site, split, "its values are not whole numbers")
-    return values.astype(np.int64)
+    return sample.label
 
 
 def read_pair(
     sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
     """Image and mask of ``sample``, checked to be of one size, and to lie the same way."""
-    image = read_image(sample, site=site, split=split, max_bytes=max_bytes, how=how)
-    mask = read_mask(sample, site=site, split=split, max_bytes=max_bytes, how=how)
+    opened = _open(sample.image, "image", site, split, max_bytes, how)
+    image = _image(opened, sample.slice, max_bytes, how)
+    labels = _open(_mask_file(sample, site, split), "mask", site, split, max_bytes, how)
+    mask = _mask(labels, sample.slice)
     if image.shape[:2] != mask.shape:
         raise DataError(
             f"site '{site}': image '{sample.image}' is {_size(image.shape)} but its mask '{sample.label}' is "
             f"{_size(mask.shape)} (split '{split}'); they must have the same size",
             f"site '{site}': an image of split '{split}' and its mask differ in size",
         )
-    _check_way(sample, site, split, max_bytes, how)
+    if how.orientation != "stored":
+        _check_way(opened, labels)
     return image, mask
 
 
@@ -205,21 +208,17 @@ def turn_and_size(
         DataError: the file cannot be read.
     """
     opened = _open(path, "image", "none", "none", max_bytes, how)
-    plane = opened.plane(0 if opened.slices is not None else None, "image", "none", "none")
+    plane = opened.plane(0 if opened.slices is not None else None)
     return opened.turn, plane.shape[0], plane.shape[1]
 
 
-def _check_way(sample: Sample, site: str, split: str, max_bytes: int, how: Reading) -> None:
+def _check_way(image: _Opened, mask: _Opened) -> None:
     """Refuses a mask that, by what its file says of how it lies, would be turned otherwise than its image."""
-    assert isinstance(sample.label, Path)
-    image, mask = (
-        _open(path, what, site, split, max_bytes, how)
-        for path, what in ((sample.image, "image"), (sample.label, "mask"))
-    )
-    if how.orientation == "stored" or _lie_alike(image, mask):
+    if _lie_alike(image, mask):
         return
+    site, split = image.site, image.split
     raise DataError(
-        f"site '{site}': image '{sample.image}' and its mask '{sample.label}' (split '{split}') do not say the same of "
+        f"site '{site}': image '{image.path}' and its mask '{mask.path}' (split '{split}') do not say the same of "
         "how they lie in the body, and would be turned in different ways; correct the header of the mask (that of its "
         "image), or, where pixel lies on pixel as they are stored, set orientation='stored' of the task",
         f"site '{site}': an image of split '{split}' and its mask say different things of how they lie",
@@ -248,9 +247,25 @@ class _Opened:
     """A file that was decoded, not turned yet."""
 
     path: Path
+    what: str  # "image" or "mask"
+    site: str
+    split: str
     array: npt.NDArray[Any]
     facts: _Facts
     turn: Turn | None
+
+    def unreadable(self, reason: str) -> DataError:
+        """The error for this file."""
+        return _unreadable(self.path, self.what, self.site, self.split, reason)
+
+    def not_finite(self) -> DataError:
+        """The error for NaN."""
+        return DataError(
+            f"site '{self.site}': image '{self.path}' of split '{self.split}' has values that are NaN or "
+            "infinite; repair the file or take it out of the datalist",
+            f"site '{self.site}': an image of split '{self.split}' has values that are not finite",
+            "it has values that are NaN or infinite",
+        )
 
     @property
     def slices(self) -> int | None:
@@ -263,7 +278,7 @@ class _Opened:
         shape = (*self.array.shape[:2], _slices(self.path, self.array, self.facts) or 1)
         return ends_of(affine, self.turn, shape)
 
-    def plane(self, number: int | None, what: str, site: str, split: str) -> npt.NDArray[Any]:
+    def plane(self, number: int | None) -> npt.NDArray[Any]:
         """One picture, (height, width) or (height, width, channels), the right way up."""
         array, slices = turned(self.array, self.turn) if self.array.ndim > 1 else self.array, self.slices
         if slices is not None:
@@ -272,17 +287,16 @@ class _Opened:
                     f"it is a volume of {slices} slices; pick one with the key 'slice' in the datalist, "
                     "or make slices of it with fairflare.data.preparers"
                 )
-                raise _unreadable(self.path, what, site, split, reason)
+                raise self.unreadable(reason)
             if (number or 0) >= slices:
-                reason = f"'slice' is {number}, but it has {slices} slices"
-                raise _unreadable(self.path, what, site, split, reason)
+                raise self.unreadable(f"'slice' is {number}, but it has {slices} slices")
             return np.asarray(array[:, :, number or 0])
         if number is not None and number != 0:
-            raise _unreadable(self.path, what, site, split, "'slice' was given, but it is not a volume")
+            raise self.unreadable("'slice' was given, but it is not a volume")
         if array.ndim == 3 and array.shape[2] > 4 and array.shape[0] <= 4:
             array = np.moveaxis(array, 0, 2)  # channels first
         if array.ndim not in (2, 3) or 0 in array.shape or (array.ndim == 3 and array.shape[2] > 4):
-            raise _unreadable(self.path, what, site, split, f"it has the shape {array.shape}, which is not one picture")
+            raise self.unreadable(f"it has the shape {array.shape}, which is not one picture")
         return array
 
 
@@ -312,7 +326,7 @@ def _open(path: Path, what: str, site: str, split: str, limit: int, how: Reading
         raise
     except Exception as error:  # the libraries below raise what they like for a damaged file
         raise _unreadable(path, what, site, split, f"{type(error).__name__}: {error}") from error
-    return _Opened(path, array, facts, turn)
+    return _Opened(path, what, site, split, array, facts, turn)
 
 
 def _state(path: Path) -> tuple[int, int]:

@@ -83,7 +83,7 @@ class Augmented:
         transform.set_random_state(seed=self.seed % 2**32)
         for inputs, targets in self.batches:
             items = [transform({"image": a, "label": b}) for a, b in zip(inputs, targets, strict=True)]
-            yield _plain(items, "image").clamp(0.0, 1.0), _plain(items, "label") if self.with_targets else targets
+            yield _plain(items, "image").clamp_(0.0, 1.0), _plain(items, "label") if self.with_targets else targets
 
 
 def changes(names: Sequence[str], *, with_targets: bool) -> Compose:

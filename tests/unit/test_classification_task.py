@@ -630,7 +630,8 @@ def test_arguments_can_be_read_back_for_the_export_of_a_job() -> None:
         "phantom_seed": 3, "phantom_sites": 4, "phantom_samples": 300, "phantom_test": 100,
         "phantom_own_test": 90, "phantom_min_share": 0.05, "camera_shift": 0.5,
         "partition": "dirichlet", "alpha": 0.5, "eta": 0.25, "shard_mode": "complement", "corrupted_sites": 2,
-        "corruption": "motion_blur", "severity": 1, "attributes": True,
+        "corruption": "motion_blur", "severity": 1, "attributes": True, "orientation": "stored", "intensity": "window",
+        "window": [40, 400], "resize": "crop",
     }  # fmt: skip
     defaults = inspect.signature(ClassificationTask).parameters
     assert {*given, "retrained_head"} == set(defaults)  # which a cosine classifier does not go with

@@ -31,7 +31,7 @@ def png(path: Path, array: Any) -> Path:
 def nifti(path: Path, array: Any) -> Path:
     import nibabel
 
-    nibabel.save(nibabel.Nifti1Image(np.asarray(array), np.eye(4)), path)
+    nibabel.save(nibabel.Nifti1Image(np.asarray(array), np.diag([-1.0, -1.0, 1.0, 1.0])), path)
     return path
 
 

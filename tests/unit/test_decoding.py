@@ -29,7 +29,7 @@ GIB = 2**30
 
 
 def nifti(path: Path, array: Any, **header: Any) -> Path:
-    image = nibabel.Nifti1Image(np.asarray(array), np.eye(4))
+    image = nibabel.Nifti1Image(np.asarray(array), np.diag([-1.0, -1.0, 1.0, 1.0]))
     if header:
         image.header.set_slope_inter(**header)
     nibabel.save(image, path)

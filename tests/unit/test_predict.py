@@ -256,7 +256,8 @@ def test_a_mask_is_a_file_like_its_image(segmented: Path, kinds: Path, tmp_path:
         assert mask.get_data_dtype() == np.uint8
         assert set(np.unique(np.asarray(mask.dataobj))) == {0, 1}
     for picture in tmp_path.glob("*_overlay.png"):
-        assert Image.open(picture).size == (64, 48)
+        upright = picture.name in ("flat_overlay.png", "volume_overlay.png")  # rows to the back: NIfTI's first axis
+        assert Image.open(picture).size == ((48, 64) if upright else (64, 48))
         assert Image.open(picture).mode == "RGB"
     overlay, mask = (
         np.asarray(Image.open(tmp_path / "grey_overlay.png")),
@@ -275,8 +276,9 @@ def test_slices_lie_where_the_volume_has_them(segmented: Path, kinds: Path, tmp_
     answers = list(predictor(kinds / "volume.nii.gz"))
     assert [found.slice for found in answers] == list(range(11))  # more than a batch
     for found in answers:
-        inside = torch.nn.functional.interpolate(found.probabilities[None], (48, 64), mode="nearest-exact")[0, 0] > 0.5
-        assert np.array_equal(mask[:, :, found.slice].T > 0, inside.numpy())
+        # Seen with the front on top: the first axis of the file leads to the front, the second to the left.
+        inside = torch.nn.functional.interpolate(found.probabilities[None], (64, 48), mode="nearest-exact")[0, 0] > 0.5
+        assert np.array_equal(mask[::-1, :, found.slice] > 0, inside.numpy())
     rows = rows_of(tmp_path)
     assert [int(row["slice"]) for row in rows] == list(range(11))
     assert [int(row["pixels_class_1"]) for row in rows] == mask.sum((0, 1)).tolist()

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from fairflare.cli import screen
 from fairflare.core.files import write_whole
-from fairflare.data.datalist import SUFFIXES, DataError, suffix_of
+from fairflare.data.datalist import SUFFIXES, DataError, files_of_series, is_dicom, suffix_of
 
 if TYPE_CHECKING:
     from fairflare.prediction.predictor import Predictor
@@ -50,7 +50,9 @@ def predict(
     ],
     images: Annotated[
         list[str],
-        typer.Argument(help="Files, folders or patterns: PNG, JPEG, BMP, TIFF, .npy, NIfTI (each slice of a volume)."),
+        typer.Argument(
+            help="Files, folders or patterns: PNG, JPEG, BMP, TIFF, .npy, NIfTI, DICOM (each slice of a volume)."
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for masks or probabilities, and predictions.csv.")],
     best: Annotated[
@@ -97,14 +99,15 @@ def find_images(given: Sequence[str], out: Path) -> list[Image]:
     Raises:
         ValueError: something is not there, a folder has no image, or two would have one name in the output.
     """
+    from fairflare.prediction.masks import stem_of
+
     found: dict[Path, Image] = {}
     for text in given:
         for image in _images_of(text, out):
             found.setdefault(image.file.resolve(), image)
     by_output: dict[str, Image] = {}
     for image in found.values():
-        stem = image.name[: len(image.name) - len(suffix_of(Path(image.name)))]
-        other = by_output.setdefault(stem, image)
+        other = by_output.setdefault(stem_of(image.name), image)
         if other is not image:
             raise ValueError(
                 f"{other.file} and {image.file} would be written under one name; give the folder that holds both, or "
@@ -130,12 +133,18 @@ def _images_in(folder: Path, out: Path) -> list[Image]:
     if out.resolve() == folder.resolve():
         raise ValueError(f"--out {out} is the folder of the images; give another one")
     found, others = [], 0
+    series = _series_in(folder)
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         if file.resolve().is_relative_to(out.resolve()) or any(
             p.startswith(".") for p in file.relative_to(folder).parts
         ):
             continue
-        if suffix_of(file) in SUFFIXES:
+        if file.parent in series:
+            if series[file.parent]:
+                inside = file.parent.relative_to(folder).as_posix()
+                found.append(Image(file.parent, folder.name if inside == "." else inside))
+                series[file.parent] = False
+        elif suffix_of(file) in SUFFIXES or is_dicom(file):
             found.append(Image(file, file.relative_to(folder).as_posix()))
         else:
             others += 1
@@ -145,6 +154,23 @@ def _images_in(folder: Path, out: Path) -> list[Image]:
         screen.errors.print(
             f"{folder}: {others} file(s) that are no images are passed over", markup=False, soft_wrap=True
         )
+    return found
+
+
+def _series_in(folder: Path) -> dict[Path, bool]:
+    """The folders that hold the files of one DICOM series and nothing else: each is one volume. True: not taken yet."""
+    from fairflare.data import dicom
+
+    found = {}
+    for place in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
+        files = files_of_series(place)
+        if len(files) < 2 or any(suffix_of(path) in SUFFIXES and not is_dicom(path) for path in place.iterdir()):
+            continue
+        try:
+            dicom.headers(place)
+        except Exception:  # several series, or images that belong together in no order: each file is one image
+            continue
+        found[place] = True
     return found
 
 
@@ -185,13 +211,25 @@ def _threshold(predictor: Predictor, given: float | None, overlay: bool) -> floa
 
 def _targets(predictor: Predictor, found: Sequence[Image], wanted: Wanted) -> list[Path]:
     """The files to be written."""
-    from fairflare.prediction.masks import mask_name, overlay_name
+    from fairflare.prediction.masks import overlay_name
 
     targets = [wanted.out / CSV_FILE]
     if predictor.kind == "segmentation":
-        targets += [wanted.out / mask_name(image.name) for image in found]
+        targets += [wanted.out / _mask_of(image) for image in found]
         targets += [wanted.out / overlay_name(image.name) for image in found if wanted.overlay]
     return targets
+
+
+def _mask_of(image: Image) -> str:
+    """The name of its mask."""
+    from fairflare.data import dicom
+    from fairflare.prediction.masks import mask_name
+
+    try:
+        volume = is_dicom(image.file) and (image.file.is_dir() or dicom.headers(image.file)[0].frames > 1)
+    except Exception:  # what is wrong with it is said when it is read
+        volume = False
+    return mask_name(image.name, volume)
 
 
 def _refuse_to_replace(targets: Sequence[Path]) -> None:
@@ -214,7 +252,7 @@ def _predict_all(predictor: Predictor, found: Sequence[Image], wanted: Wanted) -
     tell = _segment if predictor.kind == "segmentation" else _classify
     for image in track(found, "images", console=screen.errors, transient=True, disable=not screen.errors.is_terminal):
         try:
-            if suffix_of(image.file) not in SUFFIXES:
+            if suffix_of(image.file) not in SUFFIXES and not is_dicom(image.file):
                 raise DataError("", reason=f"its ending is not known; known are {', '.join(SUFFIXES)}")
             made, shown = tell(predictor, image, wanted)
         except DataError as error:
@@ -238,24 +276,26 @@ def _predict_all(predictor: Predictor, found: Sequence[Image], wanted: Wanted) -
 def _segment(predictor: Predictor, image: Image, wanted: Wanted) -> tuple[list[dict[str, Any]], list[tuple[str, ...]]]:
     import numpy as np
 
+    from fairflare.data.reading import turn_and_size
     from fairflare.prediction import masks
 
     task: Any = predictor.task
     labels = masks.labels_of(task)
-    height, width = masks.size_of(image.file)
+    turn, height, width = turn_and_size(image.file, how=task.reading())
     numbers, planes = [], []
     for found in predictor(image.file):
         numbers.append(found.slice)
-        planes.append(masks.in_size(masks.label_map(found.probabilities, labels, wanted.threshold), height, width))
+        found_labels = masks.label_map(found.probabilities, labels, wanted.threshold)
+        planes.append(masks.in_size(found_labels, height, width, task.resize))
     whole = planes[0] if numbers[0] is None else np.stack(planes, axis=2)
-    mask = wanted.out / masks.mask_name(image.name)
+    mask = wanted.out / _mask_of(image)
     mask.parent.mkdir(parents=True, exist_ok=True)
-    masks.write_mask(mask, masks.coded(whole, task, mask), image.file)
+    masks.write_mask(mask, masks.coded(whole, task, mask), image.file, turn)
     counts = [[int(np.isin(plane, structure).sum()) for structure in task.structures] for plane in planes]
     if wanted.overlay:
         most = max(range(len(planes)), key=lambda place: np.count_nonzero(planes[place]))
         path = wanted.out / masks.overlay_name(image.name)
-        masks.write_overlay(path, image.file, numbers[most], planes[most], list(labels))
+        masks.write_overlay(path, image.file, numbers[most], planes[most], list(labels), task.reading())
     rows = []
     for number, pixels in zip(numbers, counts, strict=True):
         row = {"image": str(image.file), "slice": "" if number is None else number, "mask": str(mask)}

@@ -13,8 +13,9 @@ corrupted copy of the test images, one skin tone of them, ...) are optional; the
 The results show ``<name>``, so it is made of letters, digits, ``-`` and ``_``.
 
 Paths are relative to the folder, and links in it may not leave it unless the site says so. An image is a PNG, JPEG, BMP
-or TIFF file, a ``.npy`` array or a 2D NIfTI file; one slice of a NIfTI volume is picked with a third key,
-``"slice": 12``.
+or TIFF file, a ``.npy`` array, a NIfTI or DICOM file, or a folder with the DICOM files of one series; one slice of a
+volume is picked with a third key, ``"slice": 12``. A fourth, ``"volume": "p07"``, says which volume a picture is a
+slice of, where that is not its file.
 
 Every problem is a :class:`DataError` that names the site, the file and the key and says what to do. Its
 ``public`` text has no file name in it: only that may leave the site.
@@ -27,7 +28,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,9 @@ EXTRA_NAME = re.compile(EXTRA_TEST + "[A-Za-z0-9_-]+")
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
 ARRAYS = (".npy",)
 VOLUMES = (".nii", ".nii.gz")
-SUFFIXES = (*PICTURES, *ARRAYS, *VOLUMES)
+DICOM = (".dcm", ".dicom", ".ima")
+SUFFIXES = (*PICTURES, *ARRAYS, *VOLUMES, *DICOM)
+DICOM_MARK, DICOM_MARK_AT = b"DICM", 128  # a DICOM file without an ending is known by it
 LINKS = "list the folder in 'linked_roots' of the site's fairflare.json if links may lead there"
 TOP_PERCENTILE = 99.0  # of an image without a fixed scale: brighter than this is white
 
@@ -67,11 +70,20 @@ class DataError(ValueError):
 
 @dataclass(frozen=True)
 class Sample:
-    """An image with its mask (a file) or its class; ``slice`` picks one slice when they are volumes."""
+    """An image with its mask (a file) or its class; ``slice`` picks one slice when they are volumes.
+
+    ``volume`` is the name of the volume that a picture is a slice of, where its file is not the volume.
+    """
 
     image: Path
     label: Path | int
     slice: int | None = None
+    volume: str | None = None
+
+    @property
+    def part_of(self) -> str | None:
+        """The volume that it is a slice of; ``None``: it is a picture by itself."""
+        return self.volume or (None if self.slice is None else str(self.image))
 
 
 @dataclass(frozen=True)
@@ -148,6 +160,31 @@ def suffix_of(path: Path) -> str:
     return ".nii.gz" if name.endswith(".nii.gz") else Path(name).suffix
 
 
+def is_dicom(path: Path) -> bool:
+    """Whether a path is read as DICOM: by its ending, as a folder (a series), or by the mark inside the file."""
+    if suffix_of(path) in SUFFIXES and not path.is_dir():
+        return suffix_of(path) in DICOM
+    return path.is_dir() or _has_dicom_mark(path)
+
+
+def _has_dicom_mark(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            file.seek(DICOM_MARK_AT)
+            return file.read(len(DICOM_MARK)) == DICOM_MARK
+    except OSError:
+        return False
+
+
+def files_of_series(folder: Path) -> list[Path]:
+    """The DICOM files of a folder, in the order of their names; other files and hidden ones are passed over."""
+    return [
+        path
+        for path in sorted(folder.iterdir())
+        if not path.name.startswith(".") and path.name != "DICOMDIR" and path.is_file() and _has_dicom_mark(path)
+    ]
+
+
 def suggest(name: str, known: Sequence[str]) -> str:
     """The end of a message about an unknown name: a close match, if any, and all names."""
     close = difflib.get_close_matches(name, known, n=1)
@@ -183,6 +220,7 @@ class _List:
     file: Path
     class_labels: bool
     folders: tuple[Path, ...]  # that files may really lie in
+    listed: dict[Path, list[Path]] = field(default_factory=dict)
 
     def bad(self, problem: str, public: str) -> DataError:
         return DataError(
@@ -265,13 +303,18 @@ class _List:
                 f"'label' of {where} must be the number of a class (a whole number >= 0), got {label!r}",
                 f"'label' of {where} is not the number of a class",
             )
-        number = entry.get("slice")
+        number, volume = entry.get("slice"), entry.get("volume")
         if number is not None and not _is_count(number):
             raise self.bad(
                 f"'slice' of {where} must be a whole number >= 0, got {number!r}",
                 f"'slice' of {where} is not a whole number >= 0",
             )
-        return Sample(image, label, number)
+        if volume is not None and not (isinstance(volume, str) and volume):
+            raise self.bad(
+                f"'volume' of {where} must be a text, the name of the volume that it is a slice of, got {volume!r:.80}",
+                f"'volume' of {where} is not a text",
+            )
+        return Sample(image, label, number, volume)
 
     def path(self, entry: dict[str, Any], key: str, where: str) -> Path:
         value = entry[key]
@@ -287,24 +330,44 @@ class _List:
                 "move the file into the folder, or data_root up",
                 f"'{key}' of {where} lies outside the data folder",
             )
-        if not path.is_file():
+        series = self.series(path, key, where) if path.is_dir() else []
+        if not path.is_file() and not series:
             raise self.bad(
                 f"'{key}' of {where}, '{path}', does not exist; correct the path or take the entry out",
                 f"'{key}' of {where} does not exist",
             )
-        if not lies_in(path, self.folders):
-            raise self.bad(
-                f"'{key}' of {where}, '{path}', is a link to '{path.resolve()}', outside data_root '{self.root}'; "
-                f"{LINKS}",
-                f"'{key}' of {where} leads out of the data folder",
-            )
-        if suffix_of(path) not in SUFFIXES:
+        self.check_inside(path, key, where)
+        if suffix_of(path) not in SUFFIXES and not is_dicom(path):
             raise self.bad(
                 f"'{key}' of {where}, '{path}', has an ending that is not known; "
                 f"convert it to one of {_names(SUFFIXES)}",
                 f"'{key}' of {where} is of an unknown file type",
             )
         return path
+
+    def series(self, path: Path, key: str, where: str) -> list[Path]:
+        """The files of a folder, which must be DICOM."""
+        if path not in self.listed:  # once for all slices
+            found = files_of_series(path)
+            if not found:
+                raise self.bad(
+                    f"'{key}' of {where}, '{path}', is a folder without a DICOM file; name a file, or the folder of "
+                    "one DICOM series",
+                    f"'{key}' of {where} is a folder without images",
+                )
+            for file in found:
+                self.check_inside(file, key, where)
+            self.listed[path] = found
+        return self.listed[path]
+
+    def check_inside(self, path: Path, key: str, where: str) -> None:
+        """Refuses a link that leads out of the folders."""
+        if not lies_in(path, self.folders):
+            raise self.bad(
+                f"'{key}' of {where}, '{path}', is a link to '{path.resolve()}', outside data_root '{self.root}'; "
+                f"{LINKS}",
+                f"'{key}' of {where} leads out of the data folder",
+            )
 
 
 def _is_count(value: Any) -> bool:

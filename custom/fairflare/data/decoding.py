@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.data.datalist import ARRAYS, VOLUMES, suffix_of
+from fairflare.data.datalist import ARRAYS, VOLUMES, is_dicom, suffix_of
 
 #: Of one decoded image or volume. A CT of 512x512x2000 in 16 bits, or one of 512x512x512 that the file scales (64 bits
 #: a value), passes; the four that may be kept at once take 4 GiB at most.
@@ -36,10 +36,10 @@ class TooLarge(ValueError):
 
 
 def decode(path: Path, *, is_mask: bool, limit: int) -> npt.NDArray[Any]:
-    """What a file holds: (height, width), (height, width, channels) or, of NIfTI, (height, width, slices).
+    """What a file holds: (height, width), (height, width, channels) or, of volumes, (height, width, slices).
 
     Args:
-        path: a picture, ``.npy``, ``.nii`` or ``.nii.gz``.
+        path: a picture, ``.npy``, ``.nii`` or ``.nii.gz``, a DICOM file or the folder of a series.
         is_mask: a palette's indices are the values, not its colours.
         limit: bytes that the array may take.
 
@@ -53,6 +53,8 @@ def decode(path: Path, *, is_mask: bool, limit: int) -> npt.NDArray[Any]:
         return _array(path, limit)
     if suffix in VOLUMES:
         return _volume(path, limit)
+    if is_dicom(path):
+        return _dicom(path, is_mask, limit)
     return _picture(path, is_mask, limit)
 
 
@@ -124,22 +126,33 @@ def _volume(path: Path, limit: int) -> npt.NDArray[Any]:
     return array.swapaxes(0, 1) if array.ndim > 1 else array  # rows first, as in pictures
 
 
+# --- DICOM ----------------------------------------------------------------------------------------------
+
+
+def _dicom(path: Path, is_mask: bool, limit: int) -> npt.NDArray[Any]:
+    from fairflare.data import dicom
+
+    pictures = dicom.headers(path)
+    each = max(picture.bytes for picture in pictures)  # of a series with one scaled file all become float32
+    _check(sum(picture.size // picture.bytes * each for picture in pictures), limit)
+    return dicom.decode(pictures, is_mask)
+
+
 # --- pictures -------------------------------------------------------------------------------------------
 
 
 def _picture(path: Path, is_mask: bool, limit: int) -> npt.NDArray[Any]:
-    from monai.data.image_reader import PILReader
+    from PIL import Image
+    from PIL.ImageMode import getmode
+    from PIL.ImageOps import exif_transpose
 
-    def convert(picture: Any) -> Any:  # opened, not decoded
-        from PIL.ImageMode import getmode
-
+    # Open: by its name Pillow 13 reads an uncompressed TIFF that is to be turned with its sides exchanged.
+    with path.open("rb") as file, Image.open(file) as picture:  # opened, not decoded
         mode = _mask_mode(picture.mode) if is_mask else _plain_mode(picture.mode)
         sizes = [len(m.bands) * np.dtype(m.typestr).itemsize for m in (getmode(picture.mode), getmode(mode))]
         _check(picture.width * picture.height * max(sizes), limit)
-        return picture if mode == picture.mode else picture.convert(mode)
-
-    reader = PILReader(converter=convert, reverse_indexing=False)
-    return np.asarray(reader.get_data(reader.read(path))[0])
+        exif_transpose(picture, in_place=True)  # what a camera wrote about how it was held
+        return np.asarray(picture if mode == picture.mode else picture.convert(mode))
 
 
 def _mask_mode(mode: str) -> str:

@@ -1,121 +1,238 @@
-"""How the images and masks of a datalist are read: decoded, then one picture of one scale."""
+"""How the images and masks of a datalist are read: decoded, turned the right way up, then one picture of one scale."""
 
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.data.datalist import TOP_PERCENTILE, VOLUMES, DataError, Sample, suffix_of
+from fairflare.core.stopping import TaskStopped
+from fairflare.data.datalist import VOLUMES, DataError, Sample, is_dicom, suffix_of
+from fairflare.data.decoded import DecodedVolumes
 from fairflare.data.decoding import MAX_IMAGE_BYTES, TooLarge, decode
+from fairflare.data.intensity import IN_WORDS, Bounds, Intensity, between, bounds_of
+from fairflare.data.orientation import Orientation, Turn, affine_of, ends_of, same_turn, same_way, turn_of, turned
 
-#: What :func:`read_image` does with grey values, for whoever finds a model years later.
-INTENSITIES = (
-    "8 bits: divided by 255; others and NIfTI: clipped to [minimum, 99th percentile] of the file, scaled to [0, 1]"
-)
+if TYPE_CHECKING:
+    from fairflare.data.dicom import Window
+
+#: What :func:`read_image` does with grey values by default, for whoever finds a model years later.
+INTENSITIES = IN_WORDS["auto"]
+HALF = 0.5  # of the smallest voxel: how far an image and its mask may lie apart
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a task wants its files read.
+
+    Args:
+        orientation: of NIfTI and DICOM; see :mod:`fairflare.data.orientation`.
+        intensity: what becomes 0 and 1; see :mod:`fairflare.data.intensity`.
+        window: centre and width for ``"window"``; ``None``: those of the DICOM header.
+        kept: decoded volumes on the site's disk.
+    """
+
+    orientation: Orientation = "canonical"
+    intensity: Intensity = "auto"
+    window: tuple[float, float] | None = None
+    kept: DecodedVolumes | None = field(default=None, compare=False)
+
+    def in_words(self) -> str:
+        """What is done with grey values."""
+        if self.intensity != "window":
+            return IN_WORDS[self.intensity]
+        named = "of the DICOM header" if self.window is None else "of centre {:g} and width {:g}".format(*self.window)
+        return IN_WORDS["window"].replace("a window", f"the window {named}")
+
+
+PLAIN = Reading()
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What a header says besides the array's size."""
+
+    slices: int | None = None  # of DICOM; None: it is one picture
+    affine: npt.NDArray[Any] | None = None
+    inverted: bool = False
+    window: Window | None = None
 
 
 def read_image(
-    sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES
+    sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
 ) -> npt.NDArray[np.float32]:  # fmt: skip
     """The image of ``sample`` as (height, width, 1 or 3) float32 in [0, 1].
 
-    8-bit pictures and arrays are divided by 255. All others, and NIfTI, are clipped to [minimum, 99th
-    percentile] of their file (of the whole volume when a slice is picked) and scaled; a constant image is 0.
+    With ``intensity="auto"`` 8-bit pictures and arrays are divided by 255; all others, and NIfTI, are clipped to
+    [minimum, 99th percentile] of their file (of the whole volume when a slice is picked) and scaled. A constant image
+    is 0.
 
     Args:
         sample: with the file.
         site, split: for the messages.
         max_bytes: that the decoded file may take (setting ``max_image_bytes`` of the site).
+        how: orientation and intensities.
 
     Raises:
         DataError: the file is larger, damaged, or holds no image.
     """
-    array = _read(sample.image, "image", site, split, max_bytes)
-    if array.dtype == np.bool_:
-        array = array.astype(np.uint8) * 255
-    low, high = 0.0, 255.0
-    if array.dtype != np.uint8 or suffix_of(sample.image) in VOLUMES:
-        if array.dtype.kind not in "iuf":
-            raise _unreadable(sample.image, "image", site, split, f"it holds {array.dtype} values, not numbers")
-        found = _range_of(sample.image, max_bytes)
-        if found is None:
-            raise DataError(
-                f"site '{site}': image '{sample.image}' of split '{split}' has values that are NaN or "
-                "infinite; repair the file or take it out of the datalist",
-                f"site '{site}': an image of split '{split}' has values that are not finite",
-                "it has values that are NaN or infinite",
-            )
-        low, high = found
-    array = _plane(array, sample.image, "image", sample.slice, site, split)
-    if array.ndim == 2:
-        array = array[:, :, None]
-    channels = array.shape[2]
+    return _image(_open(sample.image, "image", site, split, max_bytes, how), sample.slice, max_bytes, how)
+
+
+def _image(opened: _Opened, number: int | None, max_bytes: int, how: Reading) -> npt.NDArray[np.float32]:
+    path, site, split = opened.path, opened.site, opened.split
+    if opened.array.dtype.kind not in "biuf":
+        raise opened.unreadable(f"it holds {opened.array.dtype} values, not numbers")
+    bounds = _bounds(opened, how, max_bytes)
+    plane = opened.plane(number)
+    if plane.ndim == 2:
+        plane = plane[:, :, None]
+    channels = plane.shape[2]
     if channels not in (1, 3):
         raise DataError(
-            f"site '{site}': image '{sample.image}' of split '{split}' has {channels} channels; "
+            f"site '{site}': image '{path}' of split '{split}' has {channels} channels; "
             "1 (grey) or 3 (colour) are understood: convert the file",
             f"site '{site}': an image of split '{split}' has {channels} channels",
             f"it has {channels} channels; 1 (grey) or 3 (colour) are understood",
         )
-    if high <= low:
-        return np.zeros(array.shape, np.float32)
-    scaled = (array.astype(np.float32) - np.float32(low)) / np.float32(high - low)
-    return np.ascontiguousarray(np.clip(scaled, 0.0, 1.0, out=scaled))
+    if bounds is not None:
+        scaled, constant = between(plane, bounds), bounds[1] <= bounds[0]
+    else:
+        scaled, constant = _windowed(plane, opened, how), False
+    if opened.facts.inverted and not constant:
+        scaled = np.float32(1) - scaled
+    return np.ascontiguousarray(scaled)
 
 
-def slices_in(path: Path, *, max_bytes: int = MAX_IMAGE_BYTES) -> int | None:
-    """Number of slices of a NIfTI volume; ``None``: the file is one picture.
+def _bounds(opened: _Opened, how: Reading, max_bytes: int) -> Bounds | None:
+    """What becomes 0 and 1; ``None``: a window says so."""
+    if how.intensity == "window":
+        return None
+    if how.intensity == "auto" and opened.array.dtype == np.bool_:
+        return 0.0, 1.0
+    if how.intensity == "auto" and opened.array.dtype == np.uint8 and suffix_of(opened.path) not in VOLUMES:
+        return 0.0, 255.0
+    kind: str = "percentile" if how.intensity == "auto" else how.intensity
+    if kind == "percentile" and opened.facts.inverted:
+        kind += ", inverted"
+    found = _measured(opened.path, kind, max_bytes, how.kept)
+    if found is None:
+        raise opened.not_finite()
+    return found
+
+
+def _windowed(plane: npt.NDArray[Any], opened: _Opened, how: Reading) -> npt.NDArray[np.float32]:
+    from fairflare.data.dicom import Window
+
+    window = opened.facts.window if how.window is None else Window(*how.window)
+    if window is None:
+        raise opened.unreadable(
+            "the task has intensity='window' without a window, and the file's header has none that can be used; set "
+            "window=[centre, width] of the task"
+        )
+    if not np.isfinite(plane).all():
+        raise opened.not_finite()
+    return window(plane)
+
+
+def slices_in(path: Path, *, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN) -> int | None:
+    """Number of slices of a volume; ``None``: the file is one picture.
 
     Raises:
         DataError: the file cannot be read.
     """
-    if suffix_of(path) not in VOLUMES:
+    if suffix_of(path) not in VOLUMES and not is_dicom(path):
         return None
-    shape = _read(path, "image", "none", "none", max_bytes).shape
-    return shape[2] if len(shape) == 3 else None
+    return _open(path, "image", "none", "none", max_bytes, how).slices
 
 
 def read_mask(
-    sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES
+    sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
 ) -> npt.NDArray[np.int64]:  # fmt: skip
     """The mask of ``sample`` as a (height, width) array of the values in the file; otherwise as :func:`read_image`."""
-    file = sample.label
-    if isinstance(file, int):
+    file = _mask_file(sample, site, split)
+    return _mask(_open(file, "mask", site, split, max_bytes, how), sample.slice)
+
+
+def _mask(opened: _Opened, number: int | None) -> npt.NDArray[np.int64]:
+    array = opened.plane(number)
+    if array.ndim == 3:
+        if array.shape[2] != 1 and (array[:, :, :3] != array[:, :, :1]).any():
+            raise opened.unreadable("it is a colour image; a mask has one channel of label values")
+        array = array[:, :, 0]
+    values = np.asarray(array, np.float64) if array.dtype.kind in "biuf" else None
+    if values is None or not (np.isfinite(values) & (values == np.round(values))).all():
+        raise opened.unreadable("its values are not whole numbers")
+    return values.astype(np.int64)
+
+
+def _mask_file(sample: Sample, site: str, split: str) -> Path:
+    if isinstance(sample.label, int):
         raise DataError(
             f"site '{site}': image '{sample.image}' of split '{split}' is labelled with a class, it has no mask",
             f"site '{site}': an image of split '{split}' has no mask",
         )
-    array = _read(file, "mask", site, split, max_bytes)
-    array = _plane(array, file, "mask", sample.slice, site, split)
-    if array.ndim == 3:
-        if array.shape[2] != 1 and (array[:, :, :3] != array[:, :, :1]).any():
-            reason = "it is a colour image; a mask has one channel of label values"
-            raise _unreadable(file, "mask", site, split, reason)
-        array = array[:, :, 0]
-    values = np.asarray(array, np.float64) if array.dtype.kind in "biuf" else None
-    if values is None or not (np.isfinite(values) & (values == np.round(values))).all():
-        raise _unreadable(file, "mask", site, split, "its values are not whole numbers")
-    return values.astype(np.int64)
+    return sample.label
 
 
 def read_pair(
-    sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES
+    sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """Image and mask of ``sample``, checked to be of one size."""
-    image = read_image(sample, site=site, split=split, max_bytes=max_bytes)
-    mask = read_mask(sample, site=site, split=split, max_bytes=max_bytes)
+    """Image and mask of ``sample``, checked to be of one size, and to lie the same way."""
+    opened = _open(sample.image, "image", site, split, max_bytes, how)
+    image = _image(opened, sample.slice, max_bytes, how)
+    labels = _open(_mask_file(sample, site, split), "mask", site, split, max_bytes, how)
+    mask = _mask(labels, sample.slice)
     if image.shape[:2] != mask.shape:
         raise DataError(
             f"site '{site}': image '{sample.image}' is {_size(image.shape)} but its mask '{sample.label}' is "
             f"{_size(mask.shape)} (split '{split}'); they must have the same size",
             f"site '{site}': an image of split '{split}' and its mask differ in size",
         )
+    if how.orientation != "stored":
+        _check_way(opened, labels)
     return image, mask
+
+
+def turn_and_size(
+    path: Path, *, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
+) -> tuple[Turn | None, int, int]:
+    """How an image is turned when it is read, and the height and width of its pictures then.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    opened = _open(path, "image", "none", "none", max_bytes, how)
+    plane = opened.plane(0 if opened.slices is not None else None)
+    return opened.turn, plane.shape[0], plane.shape[1]
+
+
+def _check_way(image: _Opened, mask: _Opened) -> None:
+    """Refuses a mask that, by what its file says of how it lies, would be turned otherwise than its image."""
+    if _lie_alike(image, mask):
+        return
+    site, split = image.site, image.split
+    raise DataError(
+        f"site '{site}': image '{image.path}' and its mask '{mask.path}' (split '{split}') do not say the same of "
+        "how they lie in the body, and would be turned in different ways; correct the header of the mask (that of its "
+        "image), or, where pixel lies on pixel as they are stored, set orientation='stored' of the task",
+        f"site '{site}': an image of split '{split}' and its mask say different things of how they lie",
+        "its mask lies otherwise than it",
+    )
+
+
+def _lie_alike(image: _Opened, mask: _Opened) -> bool:
+    """Whether both are stored the same way round, or else first and last voxel lie together once they are turned."""
+    a, b = image.facts.affine, mask.facts.affine
+    if a is None or b is None:
+        return same_turn(image.turn, mask.turn)
+    apart = np.abs(image.ends(a) - mask.ends(b)).max()
+    return same_way(a, b) or bool(apart <= HALF * np.linalg.norm(a[:3, :3], axis=0).min())
 
 
 # --- the files ------------------------------------------------------------------------------------------
@@ -125,12 +242,78 @@ def read_pair(
 _TURNS = tuple(threading.Lock() for _ in range(64))
 
 
-def _read(path: Path, what: str, site: str, split: str, limit: int) -> npt.NDArray[Any]:
-    """The array in a file: (height, width), (height, width, channels) or, of NIfTI, (..., slices)."""
+@dataclass(frozen=True)
+class _Opened:
+    """A file that was decoded, not turned yet."""
+
+    path: Path
+    what: str  # "image" or "mask"
+    site: str
+    split: str
+    array: npt.NDArray[Any]
+    facts: _Facts
+    turn: Turn | None
+
+    def unreadable(self, reason: str) -> DataError:
+        """The error for this file."""
+        return _unreadable(self.path, self.what, self.site, self.split, reason)
+
+    def not_finite(self) -> DataError:
+        """The error for NaN."""
+        return DataError(
+            f"site '{self.site}': image '{self.path}' of split '{self.split}' has values that are NaN or "
+            "infinite; repair the file or take it out of the datalist",
+            f"site '{self.site}': an image of split '{self.split}' has values that are not finite",
+            "it has values that are NaN or infinite",
+        )
+
+    @property
+    def slices(self) -> int | None:
+        """Of the turned array; ``None``: one picture."""
+        stored = _slices(self.path, self.array, self.facts)
+        return stored if stored is None or self.array.ndim < 3 else turned(self.array, self.turn).shape[2]
+
+    def ends(self, affine: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Where the first and the last voxel lie, as they are turned, (2, 3) mm."""
+        shape = (*self.array.shape[:2], _slices(self.path, self.array, self.facts) or 1)
+        return ends_of(affine, self.turn, shape)
+
+    def plane(self, number: int | None) -> npt.NDArray[Any]:
+        """One picture, (height, width) or (height, width, channels), the right way up."""
+        array, slices = turned(self.array, self.turn) if self.array.ndim > 1 else self.array, self.slices
+        if slices is not None:
+            if number is None and slices != 1:
+                reason = (
+                    f"it is a volume of {slices} slices; pick one with the key 'slice' in the datalist, "
+                    "or make slices of it with fairflare.data.preparers"
+                )
+                raise self.unreadable(reason)
+            if (number or 0) >= slices:
+                raise self.unreadable(f"'slice' is {number}, but it has {slices} slices")
+            return np.asarray(array[:, :, number or 0])
+        if number is not None and number != 0:
+            raise self.unreadable("'slice' was given, but it is not a volume")
+        if array.ndim == 3 and array.shape[2] > 4 and array.shape[0] <= 4:
+            array = np.moveaxis(array, 0, 2)  # channels first
+        if array.ndim not in (2, 3) or 0 in array.shape or (array.ndim == 3 and array.shape[2] > 4):
+            raise self.unreadable(f"it has the shape {array.shape}, which is not one picture")
+        return array
+
+
+def _slices(path: Path, array: npt.NDArray[Any], facts: _Facts) -> int | None:
+    if suffix_of(path) in VOLUMES:
+        return array.shape[2] if array.ndim == 3 else None
+    return facts.slices
+
+
+def _open(path: Path, what: str, site: str, split: str, limit: int, how: Reading) -> _Opened:
+    """A file: its array as :func:`fairflare.data.decoding.decode` gives it, and what its header says besides."""
     try:
-        status = path.stat()
+        state = _state(path)
         with _TURNS[hash(path) % len(_TURNS)]:
-            return _decode(path, what == "mask", status.st_mtime_ns, status.st_size, limit)
+            array = _decode(path, what == "mask", *state, limit, how.kept)
+            facts = _facts(path, *state)
+        turn = turn_of(facts.affine, how.orientation, _slices(path, array, facts) or 1)
     except TooLarge as error:
         raise DataError(
             f"site '{site}': {what} '{path}' of split '{split}' would take {error.size} bytes decoded, more than "
@@ -139,54 +322,63 @@ def _read(path: Path, what: str, site: str, split: str, limit: int) -> npt.NDArr
             f"site '{site}': {_article(what)} of split '{split}' is larger than the site's max_image_bytes",
             f"it would take {error.size} bytes decoded, more than {limit}",
         ) from error
+    except TaskStopped:
+        raise
     except Exception as error:  # the libraries below raise what they like for a damaged file
         raise _unreadable(path, what, site, split, f"{type(error).__name__}: {error}") from error
+    return _Opened(path, what, site, split, array, facts, turn)
+
+
+def _state(path: Path) -> tuple[int, int]:
+    """Time of the last change and size, of the files of a series together: another state is read again."""
+    if not path.is_dir():
+        status = path.stat()
+        return status.st_mtime_ns, status.st_size
+    found = [file.stat() for file in path.iterdir()]
+    return max((each.st_mtime_ns for each in found), default=0), sum(each.st_size for each in found)
 
 
 @lru_cache(maxsize=4)
-def _decode(path: Path, is_mask: bool, stamp: int, size: int, limit: int) -> npt.NDArray[Any]:
-    """Kept for a moment, since slices of one volume come one after the other; a replaced file is noticed."""
-    return decode(path, is_mask=is_mask, limit=limit)
-
-
-def _range_of(path: Path, limit: int) -> tuple[float, float] | None:
-    """Of a file that :func:`_read` could read, once for all slices of a volume; ``None``: it is not finite."""
-    status = path.stat()
-    with _TURNS[hash(path) % len(_TURNS)]:
-        return _range(path, status.st_mtime_ns, status.st_size, limit)
-
-
-@lru_cache(maxsize=4)
-def _range(path: Path, stamp: int, size: int, limit: int) -> tuple[float, float] | None:
-    array = _decode(path, False, stamp, size, limit).astype(np.float32)
-    if not np.isfinite(array).all():
-        return None
-    low, high = float(array.min()), float(np.percentile(array, TOP_PERCENTILE))
-    return low, high if high > low else float(array.max())
-
-
-def _plane(
-    array: npt.NDArray[Any], path: Path, what: str, number: int | None, site: str, split: str
+def _decode(
+    path: Path, is_mask: bool, stamp: int, size: int, limit: int, kept: DecodedVolumes | None
 ) -> npt.NDArray[Any]:
-    """One picture, (height, width) or (height, width, channels), out of what a file holds."""
-    if suffix_of(path) in VOLUMES and array.ndim == 3:
-        slices = array.shape[2]
-        if number is None and slices != 1:
-            reason = (
-                f"it is a volume of {slices} slices; pick one with the key 'slice' in the datalist, "
-                "or make slices of it with fairflare.data.preparers"
-            )
-            raise _unreadable(path, what, site, split, reason)
-        if (number or 0) >= slices:
-            raise _unreadable(path, what, site, split, f"'slice' is {number}, but it has {slices} slices")
-        return array[:, :, number or 0]
-    if number is not None and number != 0:
-        raise _unreadable(path, what, site, split, "'slice' was given, but it is not a volume")
-    if array.ndim == 3 and array.shape[2] > 4 and array.shape[0] <= 4:
-        array = np.moveaxis(array, 0, 2)  # channels first
-    if array.ndim not in (2, 3) or 0 in array.shape or (array.ndim == 3 and array.shape[2] > 4):
-        raise _unreadable(path, what, site, split, f"it has the shape {array.shape}, which is not one picture")
-    return array
+    """Kept for a moment, since slices of one volume come one after the other; a replaced file is noticed."""
+    if kept is None or not (suffix_of(path) in VOLUMES or is_dicom(path)):
+        return decode(path, is_mask=is_mask, limit=limit)
+    what = "mask" if is_mask else "image"
+    found = kept.array(path, what, stamp, size, lambda: decode(path, is_mask=is_mask, limit=limit))
+    if found.nbytes > limit:  # kept by a site, or in a time, with another limit
+        raise TooLarge(found.nbytes)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _facts(path: Path, stamp: int, size: int) -> _Facts:
+    """Of a file that could be decoded."""
+    if not is_dicom(path):
+        return _Facts(affine=affine_of(path))
+    from fairflare.data import dicom
+
+    pictures = dicom.headers(path)
+    first = pictures[0]
+    frames = len(pictures) if len(pictures) > 1 else first.frames
+    several = frames > 1 or path.is_dir()
+    return _Facts(frames if several else None, dicom.affine_of(pictures), first.inverted, first.window)
+
+
+def _measured(path: Path, kind: str, limit: int, kept: DecodedVolumes | None) -> Bounds | None:
+    """Of a file that :func:`_open` could read, once for all slices of a volume; ``None``: it is not finite."""
+    state = _state(path)
+    with _TURNS[hash(path) % len(_TURNS)]:
+        return _bounds_of(path, *state, kind, limit, kept)
+
+
+@lru_cache(maxsize=4096)
+def _bounds_of(path: Path, stamp: int, size: int, kind: str, limit: int, kept: DecodedVolumes | None) -> Bounds | None:
+    def measure() -> Bounds | None:
+        return bounds_of(_decode(path, False, stamp, size, limit, kept), kind)
+
+    return measure() if kept is None else kept.bounds(path, stamp, size, kind, measure)
 
 
 def _unreadable(path: Path, what: str, site: str, split: str, reason: str) -> DataError:

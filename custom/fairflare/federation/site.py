@@ -59,6 +59,8 @@ REMEDIES = {
     errno.EDQUOT: ROOM,
     errno.EROFS: "let the site write to its state_root; it is back in the round after that",
 }
+DECODED = "decoded_folder"  # the setting of tasks that keep decoded volumes
+DECODED_PLACE = "decoded"  # by default in the site's state
 SUBMITS = "submit_model"  # the setting: the local model may be sent to the other sites
 # Settings of local/fairflare.json that the shell reads; all others belong to the task.
 SHELL_SETTINGS = (
@@ -294,6 +296,8 @@ class SiteWorker:
     def _run(self, request: SiteTask, store: SiteStore) -> SiteRun:
         if self._data is None:
             own = {k: v for k, v in self.settings.items() if k not in SHELL_SETTINGS}
+            if DECODED in getattr(getattr(self.task, "site_settings", None), "__dataclass_fields__", ()):
+                own.setdefault(DECODED, str((self.state.folder / DECODED_PLACE).absolute()))
             data = self.task.open_site(self.site, own)
             self.task = self.task.suited_to(data)
             self._data = data

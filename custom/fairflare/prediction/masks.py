@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.nn.functional import interpolate
 
 from fairflare.core.files import write_whole
-from fairflare.data.datalist import ARRAYS, VOLUMES, Sample, suffix_of
-from fairflare.data.reading import read_image
+from fairflare.data.datalist import ARRAYS, SUFFIXES, VOLUMES, Sample, is_dicom, suffix_of
+from fairflare.data.orientation import Turn, affine_of, back, turned
+from fairflare.data.reading import PLAIN, Reading, read_image
+from fairflare.tasks.placing import back_in_place
 from fairflare.tasks.segmentation import SegmentationTask
 
 WHITE = 255  # in pictures, for the only structure: also what a datalist's masks of 0 and 255 mean
@@ -52,10 +53,9 @@ def label_map(probabilities: torch.Tensor, labels: Mapping[int, Sequence[int]], 
     return numbers[scores.argmax(0)]  # of equals the first: nothing before something
 
 
-def in_size(labels: torch.Tensor, height: int, width: int) -> npt.NDArray[np.int64]:
-    """A label map of the image's own size: the nearest pixel's label."""
-    pixels = labels[None, None].to(torch.float64)
-    return interpolate(pixels, (height, width), mode="nearest-exact")[0, 0].to(torch.int64).numpy()
+def in_size(labels: torch.Tensor, height: int, width: int, resize: str = "stretch") -> npt.NDArray[np.int64]:
+    """A label map of the image's own size: the nearest pixel's label, 0 where the image was cut off."""
+    return back_in_place(labels[None].to(torch.float64), (height, width), resize)[0].to(torch.int64).numpy()
 
 
 def coded(labels: npt.NDArray[np.int64], task: SegmentationTask, file: Path) -> npt.NDArray[Any]:
@@ -72,33 +72,36 @@ def coded(labels: npt.NDArray[np.int64], task: SegmentationTask, file: Path) -> 
     return found.astype(np.uint8 if max(values.values()) < 256 else np.uint16)
 
 
-def mask_name(name: str) -> str:
-    """``case.nii.gz`` -> ``case_mask.nii.gz``; a picture of any kind gets a PNG."""
+def stem_of(name: str) -> str:
+    """A name without the ending of a file that can be read; one that has no such ending stays."""
     ending = suffix_of(Path(name))
-    return f"{name[: len(name) - len(ending)]}_mask{ending if ending in (*VOLUMES, *ARRAYS) else '.png'}"
+    return name[: len(name) - len(ending)] if ending in SUFFIXES else name
+
+
+def mask_name(name: str, volume: bool = False) -> str:
+    """``case.nii.gz`` -> ``case_mask.nii.gz``; a picture of any kind gets a PNG, a DICOM volume a ``.nii.gz``."""
+    ending = suffix_of(Path(name))
+    if ending not in (*VOLUMES, *ARRAYS):
+        ending = ".nii.gz" if volume else ".png"
+    return f"{stem_of(name)}_mask{ending}"
 
 
 def overlay_name(name: str) -> str:
     """``case.nii.gz`` -> ``case_overlay.png``."""
-    return f"{name[: len(name) - len(suffix_of(Path(name)))]}_overlay.png"
+    return f"{stem_of(name)}_overlay.png"
 
 
-def size_of(file: Path) -> tuple[int, int]:
-    """Height and width of an image, or of the slices of a volume."""
-    return read_image(Sample(file, 0, 0 if suffix_of(file) in VOLUMES else None), site="predict", split="none").shape[
-        :2
-    ]
-
-
-def write_mask(path: Path, mask: npt.NDArray[Any], image: Path) -> None:
+def write_mask(path: Path, mask: npt.NDArray[Any], image: Path, turn: Turn | None = None) -> None:
     """A mask as a file like its image's.
 
     Args:
         path: with the ending of :func:`mask_name`.
-        mask: (height, width), or (height, width, slices) of a volume, as :func:`fairflare.data.decoding.decode` has it.
-        image: the file that it is a mask of; a NIfTI mask has its affine and its header.
+        mask: (height, width), or (height, width, slices) of a volume, as the network saw it.
+        image: the file that it is a mask of; a NIfTI mask has its affine and its header, or those of the DICOM series.
+        turn: how the image was turned for the network; the mask is turned back.
     """
     ending = suffix_of(path)
+    mask = np.ascontiguousarray(turned(mask, back(turn)))
     if ending in VOLUMES:
         content = _like(image, mask.swapaxes(0, 1)).to_bytes()
         content = gzip.compress(content, mtime=0) if ending == ".nii.gz" else content
@@ -112,12 +115,26 @@ def write_mask(path: Path, mask: npt.NDArray[Any], image: Path) -> None:
 def _like(image: Path, mask: npt.NDArray[Any]) -> Any:
     import nibabel
 
+    if is_dicom(image):
+        return _of_series(affine_of(image), mask)
     source: Any = nibabel.load(image)
     header = source.header.copy()
     header.set_data_dtype(mask.dtype)
     header.set_slope_inter(1, 0)
     header["cal_min"], header["cal_max"], header["descrip"] = 0, 0, b"mask by fairflare"
     return type(source)(np.asarray(mask), source.affine, header)
+
+
+def _of_series(affine: npt.NDArray[Any] | None, mask: npt.NDArray[Any]) -> Any:
+    """Where a DICOM volume lies, as NIfTI says it; frames that lie nowhere say nothing there either."""
+    import nibabel
+
+    if affine is None:
+        found = nibabel.Nifti1Image(mask, np.eye(4))
+        found.set_sform(None, 0)
+        found.set_qform(None, 0)
+        return found
+    return nibabel.Nifti1Image(mask, affine[:, [1, 0, 2, 3]])
 
 
 def _save_array(path: Path, mask: npt.NDArray[Any]) -> None:
@@ -133,8 +150,9 @@ def _save_picture(path: Path, values: npt.NDArray[Any]) -> None:
 
 
 def write_overlay(
-    path: Path, image: Path, number: int | None, labels: npt.NDArray[np.int64], known: Sequence[int]
-) -> None:
+    path: Path, image: Path, number: int | None, labels: npt.NDArray[np.int64], known: Sequence[int],
+    how: Reading = PLAIN,
+) -> None:  # fmt: skip
     """The image with each label in a colour of its own, as a PNG.
 
     Args:
@@ -142,8 +160,9 @@ def write_overlay(
         image, number: its file and, of a volume, slice.
         labels: (height, width) of that slice.
         known: all labels, in the order of the colours.
+        how: the image is read; the overlay is the right way up.
     """
-    grey = read_image(Sample(image, 0, number), site="predict", split="none")
+    grey = read_image(Sample(image, 0, number), site="predict", split="none", how=how)
     picture = np.broadcast_to(grey, (*grey.shape[:2], 3)) * 255.0
     for place, label in enumerate(known):
         inside = labels == label

@@ -98,7 +98,7 @@ class Predictor:
         Raises:
             DataError: the file cannot be read, or the network gives numbers that are not finite; ``reason`` says why.
         """
-        count = slices_in(file)
+        count = slices_in(file, how=self.task.reading())
         numbers: Sequence[int | None] = [None] if count is None else list(range(count))
         for start in range(0, len(numbers), BATCH):
             chosen = numbers[start : start + BATCH]

@@ -10,6 +10,7 @@ from typing import Any
 
 from fairflare import __version__
 from fairflare.core.files import sha256_of
+from fairflare.core.settings import field_names
 from fairflare.core.task import Task
 from fairflare.federation.plan import load_task_class
 from fairflare.federation.run_settings import RESULTS_FOLDER
@@ -49,7 +50,9 @@ def recall(record: Mapping[str, Any], folder: Path, task_file: Path | None = Non
     else:
         cls = load_task_class(task_file)
         own = origin(cls)[1]
-    settings = record.get("settings") or {}
+    settings = dict(record.get("settings") or {})
+    if settings and "orientation" in field_names(cls):
+        settings.setdefault("orientation", "stored")  # what was done before the setting was there
     try:
         task: Any = cls(**settings)
     except (ValueError, TypeError) as error:

@@ -10,9 +10,11 @@ from monai.transforms import Compose, RandAdjustContrastd, RandAffined, RandFlip
 from torch.utils.data import DataLoader, Dataset
 
 from fairflare.core.task import Batches
+from fairflare.tasks.dice_scores import BatchOf
 
 if TYPE_CHECKING:
     from fairflare.core.task import Batch
+    from fairflare.tasks.dice_scores import Origin
 
 
 class Images(Protocol):
@@ -23,6 +25,8 @@ class Images(Protocol):
     def num_samples(self, split: str) -> int: ...
 
     def read(self, split: str, indices: Sequence[int]) -> Batch: ...
+
+    def origins(self, split: str, indices: Sequence[int]) -> Sequence[Origin] | None: ...
 
 
 class Split(Dataset[Any]):
@@ -37,7 +41,9 @@ class Split(Dataset[Any]):
 
     def __getitems__(self, indices: list[int]) -> Batch:
         inputs, targets = self.data.read(self.split, indices)
-        return inputs, targets.float() if self.data.moves_targets else targets
+        targets = targets.float() if self.data.moves_targets else targets
+        origins = self.data.origins(self.split, indices)
+        return (inputs, targets) if origins is None else BatchOf(inputs, targets, origins)
 
 
 def loaded(data: Images, split: str, batch_size: int, order: Sequence[int]) -> Batches:
@@ -77,7 +83,7 @@ class Augmented:
         transform.set_random_state(seed=self.seed % 2**32)
         for inputs, targets in self.batches:
             items = [transform({"image": a, "label": b}) for a, b in zip(inputs, targets, strict=True)]
-            yield _plain(items, "image").clamp(0.0, 1.0), _plain(items, "label") if self.with_targets else targets
+            yield _plain(items, "image").clamp_(0.0, 1.0), _plain(items, "label") if self.with_targets else targets
 
 
 def changes(names: Sequence[str], *, with_targets: bool) -> Compose:

@@ -174,6 +174,7 @@ class ClassificationTask(MeasuresClasses, ImageTask):
     attributes: Flag = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         dense = self.network == "densenet121"
         where = f"{self.network} with max_pool" if self.max_pool and not dense else self.network
         least = 64 if dense else 33 if self.max_pool else 32
@@ -326,7 +327,7 @@ class FolderClasses(FolderImages):
     task: ClassificationTask
 
     def __init__(
-        self, task: ClassificationTask, datalist: Datalist, coding: Mapping[int, int] | None = None, **memory: int
+        self, task: ClassificationTask, datalist: Datalist, coding: Mapping[int, int] | None = None, **memory: Any
     ) -> None:
         super().__init__(task, datalist, coding, **memory)
         # All labels are looked at before the first round, not in the middle of it.
@@ -360,8 +361,8 @@ class FolderClasses(FolderImages):
     def transform(self, split: str) -> Compose:
         from fairflare.tasks.transforms import Read, with_classes
 
-        read = Read(self.site, split, self.max_image_bytes, self.class_of)
-        return with_classes(read, self.task.in_channels, self.task.image_size)
+        read = Read(self.site, split, self.max_image_bytes, self.class_of, self.reading)
+        return with_classes(read, self.task.in_channels, self.task.image_size, self.task.resize)
 
     def class_counts(self, split: str) -> torch.Tensor:
         import torch
@@ -405,12 +406,13 @@ class PhantomClasses(PhantomImages):
         """(n, channels, height, width) uint8."""
         import torch
 
-        from fairflare.tasks.transforms import luminance, resize
+        from fairflare.tasks.placing import smooth
+        from fairflare.tasks.transforms import luminance
 
         pictures = torch.tensor(self._drawn.images[split]).permute(0, 3, 1, 2)
         if self.task.in_channels == 1:
             pictures = luminance(pictures).round().to(torch.uint8)
-        return resize(pictures.float(), self.task.image_size).round().clamp(0, 255).to(torch.uint8)
+        return smooth(pictures.float(), self.task.image_size).round().clamp(0, 255).to(torch.uint8)
 
 
 def phantom_index(site: str, chosen: Any, num_sites: int) -> int:

@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from fairflare.core import checks
-from fairflare.core.settings import Flag, NonNegativeInt, PositiveInt, field_names, settings
+from fairflare.core.settings import Flag, NonNegativeInt, Number, Positive, PositiveInt, field_names, settings
 from fairflare.core.stopping import check_stop
 from fairflare.data.datalist import DataError, Datalist, Sample, load_datalist, suggest
+from fairflare.data.decoded import DECODED_BYTES, DecodedVolumes
 from fairflare.data.decoding import MAX_IMAGE_BYTES
-from fairflare.data.reading import INTENSITIES, read_image
+from fairflare.data.intensity import Intensity
+from fairflare.data.orientation import Orientation
+from fairflare.data.reading import Reading, read_image
 from fairflare.tasks.base import Batches, SiteData, Task
 
 if TYPE_CHECKING:
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from monai.transforms import Compose
 
     from fairflare.core.task import Batch
+    from fairflare.tasks.dice_scores import Origin
 
 CACHE_BYTES = 2**30  # decoded images of a site that are kept in memory, all splits together
 OTHER_KEYS = (  # of the site file, not the task's business
@@ -57,6 +61,9 @@ class SiteSettings:
         linked_roots: further folders that links in ``data_root`` may lead to.
         max_image_bytes: memory that one decoded image, mask or volume may take; a larger file is refused by its header.
         cache_bytes: memory for decoded images of this site.
+        decoded_folder: folder for decoded volumes, so that a slice is read without the others; default: in the site's
+            state.
+        decoded_bytes: disk space for them; 0: none is kept.
         num_workers: threads that decode the images of a batch; 0: the one that trains. The batches are the same.
         phantom_seed: seed of the synthetic data; default: the task's.
     """
@@ -67,6 +74,8 @@ class SiteSettings:
     linked_roots: list[Filename] = field(default_factory=list)
     max_image_bytes: PositiveInt = MAX_IMAGE_BYTES
     cache_bytes: NonNegativeInt = CACHE_BYTES
+    decoded_folder: Filename | None = None
+    decoded_bytes: NonNegativeInt = DECODED_BYTES
     num_workers: NonNegativeInt = 0
     phantom_seed: NonNegativeInt | None = None
 
@@ -74,10 +83,16 @@ class SiteSettings:
         for folder in self.linked_roots:
             if not Path(folder).expanduser().is_absolute():
                 raise ValueError(f"linked_roots must be absolute paths of folders, got {folder!r}")
+        if self.decoded_folder is not None and not Path(self.decoded_folder).expanduser().is_absolute():
+            raise ValueError(f"decoded_folder must be the absolute path of a folder, got {self.decoded_folder!r}")
 
-    def memory(self) -> dict[str, int]:
+    def memory(self) -> dict[str, Any]:
         """Arguments of :class:`FolderImages`."""
-        return {name: getattr(self, name) for name in ("cache_bytes", "num_workers", "max_image_bytes")}
+        kept = None
+        if self.decoded_folder is not None and self.decoded_bytes:
+            kept = DecodedVolumes(Path(self.decoded_folder).expanduser(), self.decoded_bytes)
+        same = ("cache_bytes", "num_workers", "max_image_bytes")
+        return {"kept": kept, **{name: getattr(self, name) for name in same}}
 
 
 def read_settings(kind: type[SiteSettings], site: str, given: Mapping[str, Any]) -> Any:
@@ -156,15 +171,48 @@ def one_for_each_class(name: str, values: Collection[Any], count: int, *, differ
         )
 
 
-class ImageTask(Task):
+@settings
+class Preprocessing:
+    """How files become what the network gets, the same at all sites.
+
+    Args:
+        orientation: of NIfTI and DICOM: ``"canonical"``: the right way up in the plane that they are stored in;
+            ``"axial"``, ``"sagittal"``, ``"coronal"``: cut in this plane; ``"stored"``: as it is in the file.
+        intensity: what becomes 0 and 1: ``"auto"`` (8-bit pictures: 0 and 255; all else as ``"percentile"``),
+            ``"range"`` (the file's minimum and maximum), ``"percentile"`` (minimum and 99th percentile), ``"zscore"``
+            (three standard deviations below and above the mean) or ``"window"``.
+        window: centre and width for ``"window"``, in the file's measured values (Hounsfield units); default: that of
+            each DICOM header.
+        resize: ``"stretch"`` to ``image_size``; ``"pad"``: the whole image in its own proportions, with an edge;
+            ``"crop"``: in its own proportions without an edge, what is too long is cut off.
+    """
+
+    orientation: Orientation = "canonical"
+    intensity: Intensity = "auto"
+    window: tuple[Number, Positive] | None = None
+    resize: Literal["stretch", "pad", "crop"] = "stretch"
+
+    def __post_init__(self) -> None:
+        if self.window is not None and self.intensity != "window":
+            raise ValueError(f"window needs intensity='window', got intensity={self.intensity!r}")
+
+    def reading(self, kept: DecodedVolumes | None = None) -> Reading:
+        """How files are read, with what of them is kept on disk."""
+        return Reading(self.orientation, self.intensity, self.window, kept)
+
+    @property
+    def intensities(self) -> str:
+        """How grey values become [0, 1]; written into the model's file."""
+        return self.reading().in_words()
+
+
+class ImageTask(Preprocessing, Task):
     """Base of tasks on 2D images: how a site's data are opened."""
 
     image_size: tuple[int, int]
     in_channels: int
     num_classes: int | None
     augmentation: tuple[str, ...]
-    #: How grey values become [0, 1]; written into the model's file.
-    intensities: ClassVar[str] = INTENSITIES
     site_settings: ClassVar[type[SiteSettings]] = SiteSettings
     class_labels: ClassVar[bool] = False  # of a datalist: numbers, not masks
     allow_phantom: bool = True
@@ -211,8 +259,9 @@ class ImageTask(Task):
         """
         from fairflare.tasks.transforms import as_input
 
-        item: Any = {"image": read_image(Sample(file, 0, number), site="predict", split="none")}
-        for step in as_input(self.in_channels, self.image_size):
+        image = read_image(Sample(file, 0, number), site="predict", split="none", how=self.reading())
+        item: Any = {"image": image}
+        for step in as_input(self.in_channels, self.image_size, self.resize):
             item = step(item)
         picture: torch.Tensor = item["image"]
         return picture
@@ -257,6 +306,10 @@ class ImageData(SiteData):
     def read(self, split: str, indices: Sequence[int]) -> Batch:
         """Inputs (n, channels, height, width) float32 in [0, 1], and their targets."""
 
+    def origins(self, split: str, indices: Sequence[int]) -> Sequence[Origin] | None:
+        """What the images were before they got the network's size; ``None``: it does not matter."""
+        return None
+
     def check_split(self, split: str) -> str:
         """``split``, or ``ValueError`` when these data have none of this name."""
         return checks.choice("split", split, ("training", "validation", *self.test_splits))
@@ -290,11 +343,13 @@ class FolderImages(ImageData):
         datalist: of the site.
         coding: the task's numbers for those in the files; ``None``: the same.
         cache_bytes, num_workers, max_image_bytes: see :class:`SiteSettings`.
+        kept: decoded volumes on disk; ``None``: volumes are decoded as often as they are needed.
     """
 
     def __init__(
         self, task: ImageTask, datalist: Datalist, coding: Mapping[int, int] | None = None, *,
         cache_bytes: int = CACHE_BYTES, num_workers: int = 0, max_image_bytes: int = MAX_IMAGE_BYTES,
+        kept: DecodedVolumes | None = None,
     ) -> None:  # fmt: skip
         super().__init__(task, datalist.site)
         self.datalist = datalist
@@ -302,6 +357,7 @@ class FolderImages(ImageData):
         self.cache_bytes = cache_bytes
         self.num_workers = num_workers
         self.max_image_bytes = max_image_bytes
+        self.reading = task.reading(kept)
         self._left = cache_bytes
         self._datasets: dict[str, CacheDataset] = {}
         self.test_splits = tuple(split for split in datalist.splits if split.startswith("test"))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from fairflare.core import checks
 from fairflare.core.settings import Flag, NonNegativeInt, PositiveInt, settings
-from fairflare.data.datalist import SPLITS, Datalist
+from fairflare.data.datalist import SPLITS, Datalist, Sample
 from fairflare.tasks.base import LOSS, Metric, SiteData, evaluating
 from fairflare.tasks.images import (
     Augmentations,
@@ -31,12 +33,23 @@ if TYPE_CHECKING:
     from monai.transforms import Compose
 
     from fairflare.core.task import Batch, Device
+    from fairflare.tasks.dice_scores import Origin
+    from fairflare.tasks.transforms import Structured
 
 THRESHOLD = 0.5
 EMPTY = "of a model that finds nothing it is the share of images without the structure"
 DICE = Metric(name="dice", doc="Dice, mean over structures and images", reveals=EMPTY, mean_of_images=True)
+VOLUME_DICE = Metric(
+    name="volume_dice", doc="Dice of the listed slices of a volume together, mean over structures and volumes",
+    reveals="of a model that finds nothing it is the share of volumes without the structure",
+)  # fmt: skip
 OF_STRUCTURE: dict[str, Any] = {
     "doc": "Dice of one structure", "reveals": EMPTY, "by_class": True, "family": "dice_<class>",
+}  # fmt: skip
+
+OF_STRUCTURE_IN_VOLUMES: dict[str, Any] = {
+    "doc": "Dice of one structure in a volume", "reveals": VOLUME_DICE.reveals, "by_class": True,
+    "family": "volume_dice_<class>",
 }  # fmt: skip
 
 Side = Annotated[int, Field(strict=True, ge=32, multiple_of=16)]
@@ -79,6 +92,12 @@ class SegmentationTask(ImageTask):
         mask_values: ``{value in the file: label}``, every value that a mask may hold. Default: the labels
             themselves and 0 for background; masks of 0 and 255 are also understood where 1 is the only label.
             A site whose masks are coded otherwise sets the same key in its own file.
+        ignore: label of pixels that do not count, in loss and metrics (outside a field of view, not annotated).
+            Default: all count.
+        mask_resize: ``"nearest"``: a pixel of the network belongs to a structure or not; ``"area"``: by the share that
+            the structure covers, so that what is smaller than a pixel is not lost.
+        evaluate_at: Dice at the size of the ``"network"``, or of the ``"image"``: what is found is brought back to it
+            and compared with the mask as it is in the file. The loss is always that of the network's size.
         features: widths of the U-Net, as in :class:`monai.networks.nets.BasicUNet`.
         norm_momentum: share of a new batch in the running statistics of the batch norms. With PyTorch's 0.1
             they still hold a quarter of their initial values after 12 steps, which is all that a small site
@@ -103,6 +122,9 @@ class SegmentationTask(ImageTask):
     labels: list[Structure] | None = None
     class_names: list[str] | None = None
     mask_values: Coding | None = None
+    ignore: NonNegativeInt | None = None
+    mask_resize: Literal["nearest", "area"] = "nearest"
+    evaluate_at: Literal["network", "image"] = "network"
     features: Widths = (16, 16, 32, 64, 128, 16)
     norm_momentum: Momentum = 0.3
     initial_weights: str | None = None
@@ -112,11 +134,16 @@ class SegmentationTask(ImageTask):
     phantom_cases: Factor = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.labels is not None:
             one_for_each_class("labels", self.labels, self.num_classes)
         if self.class_names is not None:
             one_for_each_class("class_names", self.class_names, self.num_classes, different=True)
         _check_reachable(self.structures, self.mask_values)
+        if self.ignore is not None and self.ignore in set().union(*self.structures):
+            raise ValueError(f"ignore must be a label of no structure, got {self.ignore}: labels are {self.structures}")
+        if self.ignore is not None and self.mask_values is not None and self.ignore not in self.mask_values.values():
+            raise ValueError(f"mask_values gives no value to ignore={self.ignore}, got {dict(self.mask_values)}")
 
     @property
     def structures(self) -> list[list[int]]:
@@ -146,13 +173,19 @@ class SegmentationTask(ImageTask):
         """Dice loss of each image and structure, then the mean."""
         from monai.losses.dice import DiceLoss
 
-        return DiceLoss(sigmoid=True)(outputs, targets)
+        return DiceLoss(sigmoid=True)(*self.counted(outputs, targets))
 
     def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Dice loss of each image, the mean over its structures."""
         from monai.losses.dice import DiceLoss
 
-        return DiceLoss(sigmoid=True, reduction="none")(outputs, targets).flatten(1).mean(1)
+        return DiceLoss(sigmoid=True, reduction="none")(*self.counted(outputs, targets)).flatten(1).mean(1)
+
+    def counted(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Outputs and targets without the pixels that do not count: there nothing is found, and nothing is to be."""
+        if self.ignore is None and self.resize != "pad":
+            return outputs, targets
+        return outputs.masked_fill(targets < 0, -math.inf), targets.clamp(min=0)
 
     def probabilities(self, outputs: torch.Tensor) -> torch.Tensor:
         """Of each structure, (n, structures, height, width) in [0, 1]."""
@@ -161,29 +194,34 @@ class SegmentationTask(ImageTask):
     def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
         """Dice at threshold 0.5, 1 where both are empty: mean over structures, then over images.
 
-        Returns:
-            ``dice``, ``loss`` and, with several structures, ``dice_<class name>``.
-        """
-        import torch
-        from monai.metrics.meandice import compute_dice
+        Batches that do not say where their images come from (a script's own) are compared at the network's size.
 
-        scores: list[torch.Tensor] = []
+        Returns:
+            ``dice``, ``loss``, of slices of volumes ``volume_dice``; with several structures the same of each,
+            ``dice_<class name>``.
+        """
+        from fairflare.tasks.dice_scores import DiceScores
+
+        scores = DiceScores()
         losses: list[float] = []
         counts: list[int] = []
         with evaluating(model):
-            for inputs, targets in batches:
+            for batch in batches:
+                inputs, targets = batch
                 outputs = model(inputs.to(device))
                 targets = targets.to(device)
                 losses.append(float(self.loss(outputs, targets)))
                 counts.append(len(targets))
                 found = self.probabilities(outputs) > THRESHOLD
-                scores.append(compute_dice(found, targets > 0, ignore_empty=False).to("cpu", torch.float64))
+                scores.add(found, targets, getattr(batch, "origins", None))
         checks.whole("the number of batches to evaluate on", len(counts))
-        dice = torch.cat(scores)
-        result = {"dice": float(dice.mean()), "loss": float(np.average(losses, weights=counts))}
-        if self.num_classes > 1:
-            by_name = zip(self.names(), dice.mean(0), strict=True)
-            result.update({f"dice_{name}": float(value) for name, value in by_name})
+        result = {"dice": 0.0, "loss": float(np.average(losses, weights=counts))}
+        for name, dice in (("dice", scores.images), ("volume_dice", scores.volumes)):
+            if dice is not None:
+                result[name] = float(dice.mean())
+            if dice is not None and self.num_classes > 1:
+                by_name = zip(self.names(), dice.mean(0), strict=True)
+                result.update({f"{name}_{structure}": float(value) for structure, value in by_name})
         return result
 
     def names(self) -> list[str]:
@@ -192,7 +230,13 @@ class SegmentationTask(ImageTask):
 
     def declared_metrics(self) -> tuple[Metric, ...]:
         names = self.names() if self.num_classes > 1 else []
-        return (DICE, LOSS, *(Metric(name=f"dice_{name}", **OF_STRUCTURE) for name in names))
+        return (
+            DICE,
+            LOSS,
+            VOLUME_DICE,
+            *(Metric(name=f"dice_{name}", **OF_STRUCTURE) for name in names),
+            *(Metric(name=f"volume_dice_{name}", **OF_STRUCTURE_IN_VOLUMES) for name in names),
+        )
 
     def open_folder(self, site: str, own: SegmentationSite, datalist: Datalist) -> SiteData:
         coding = self.mask_values
@@ -217,14 +261,39 @@ class FolderData(FolderImages):
 
     def target_bytes(self) -> int:
         height, width = self.task.image_size
-        return self.task.num_classes * height * width
+        return self.task.num_classes * height * width * (4 if self.task.mask_resize == "area" else 1)
 
     def transform(self, split: str) -> Compose:
-        from fairflare.tasks.transforms import Read, Structured, with_masks
+        from fairflare.tasks.transforms import Read, with_masks
 
         task = self.task
-        structured = Structured("label", task.structures, self.coding, self.site, split)
-        return with_masks(Read(self.site, split, self.max_image_bytes), structured, task.in_channels, task.image_size)
+        read = Read(self.site, split, self.max_image_bytes, how=self.reading)
+        masks = self._structured(split)
+        return with_masks(read, masks, task.in_channels, task.image_size, task.resize, task.mask_resize)
+
+    def origins(self, split: str, indices: Sequence[int]) -> Sequence[Origin] | None:
+        from fairflare.tasks.dice_scores import Origin
+
+        samples = [self.datalist.splits[split][index] for index in indices]
+        own_size = self.task.evaluate_at == "image"
+        if not own_size and all(sample.part_of is None for sample in samples):
+            return None
+        return [
+            Origin(sample.part_of, partial(self._whole, split, sample) if own_size else None, self.task.resize)
+            for sample in samples
+        ]
+
+    def _whole(self, split: str, sample: Sample) -> torch.Tensor:
+        """A sample's targets at its own size."""
+        from fairflare.data.reading import read_mask
+
+        mask = read_mask(sample, site=self.site, split=split, max_bytes=self.max_image_bytes, how=self.reading)
+        return self._structured(split).structures(mask, str(sample.label))
+
+    def _structured(self, split: str) -> Structured:
+        from fairflare.tasks.transforms import Structured
+
+        return Structured("label", self.task.structures, self.coding, self.site, split, self.task.ignore)
 
 
 class PhantomData(PhantomImages):

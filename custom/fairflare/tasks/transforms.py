@@ -19,15 +19,13 @@ import torch
 from monai.transforms import (
     Compose,
     EnsureChannelFirstd,
-    EnsureTyped,
     MapTransform,
-    Resized,
     Transform,
 )
-from torch.nn.functional import interpolate
 
 from fairflare.data.datalist import DataError, Sample
-from fairflare.data.reading import read_image, read_pair
+from fairflare.data.reading import PLAIN, Reading, read_image, read_pair
+from fairflare.tasks.placing import NOT_COUNTED, masks_placed, smooth
 
 LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601, as Pillow's conversion to grey
 Item = dict[Hashable, Any]
@@ -40,28 +38,36 @@ class Read(Transform):
         site, split: for the messages.
         max_bytes: that a decoded file may take.
         class_of: class of a sample; ``None``: it has a mask, of the image's size.
+        how: orientation and intensities.
     """
 
     def __init__(
-        self, site: str, split: str, max_bytes: int, class_of: Callable[[Sample, str], int] | None = None
+        self,
+        site: str,
+        split: str,
+        max_bytes: int,
+        class_of: Callable[[Sample, str], int] | None = None,
+        how: Reading = PLAIN,
     ) -> None:
         self.site = site
         self.split = split
         self.max_bytes = max_bytes
         self.class_of = class_of
+        self.how = how
 
     def __call__(self, sample: Sample) -> Item:
         label: Any
+        where: dict[str, Any] = {"site": self.site, "split": self.split, "max_bytes": self.max_bytes, "how": self.how}
         if self.class_of is None:
-            image, label = read_pair(sample, site=self.site, split=self.split, max_bytes=self.max_bytes)
+            image, label = read_pair(sample, **where)
         else:
-            image = read_image(sample, site=self.site, split=self.split, max_bytes=self.max_bytes)
+            image = read_image(sample, **where)
             label = torch.tensor(self.class_of(sample, self.split))
         return {"sample": sample, "image": image, "label": label}
 
 
 class Structured(MapTransform):
-    """(height, width) values of a mask file as (structures, height, width) of 0 and 1.
+    """(height, width) values of a mask file as (structures, height, width) of 0 and 1; -1 where a pixel does not count.
 
     Args:
         keys: of the masks.
@@ -69,12 +75,20 @@ class Structured(MapTransform):
         coding: ``{value in the file: label}``; ``None``: the values are the labels, 0 is background, and 255 stands for
             1 where that is the only label.
         site, split: for the messages.
+        ignore: label of pixels that do not count; ``None``: all count.
     """
 
     def __init__(
-        self, keys: str, labels: Sequence[Sequence[int]], coding: Mapping[int, int] | None, site: str, split: str
+        self,
+        keys: str,
+        labels: Sequence[Sequence[int]],
+        coding: Mapping[int, int] | None,
+        site: str,
+        split: str,
+        ignore: int | None = None,
     ) -> None:
         super().__init__(keys)
+        self.ignore = ignore
         self.labels = labels
         self.coding = coding
         self.site = site
@@ -87,7 +101,8 @@ class Structured(MapTransform):
         return changed
 
     def structures(self, mask: npt.NDArray[np.int64], file: str) -> torch.Tensor:
-        known = sorted({0}.union(*self.labels)) if self.coding is None else sorted(self.coding)
+        own = {0} if self.ignore is None else {0, self.ignore}
+        known = sorted(own.union(*self.labels)) if self.coding is None else sorted(self.coding)
         coding = {value: value for value in known} if self.coding is None else self.coding
         found = values_in(mask)
         binary = self.coding is None and known == [0, 1]
@@ -99,7 +114,10 @@ class Structured(MapTransform):
         meaning = np.zeros_like(mask)
         for value, label in coding.items():
             meaning[mask == value] = label
-        return torch.from_numpy(np.stack([np.isin(meaning, list(own)) for own in self.labels]).astype(np.uint8))
+        inside = np.stack([np.isin(meaning, list(labels)) for labels in self.labels])
+        if self.ignore is None:
+            return torch.from_numpy(inside.astype(np.uint8))
+        return torch.from_numpy(np.where(meaning == self.ignore, np.int8(NOT_COUNTED), inside.astype(np.int8)))
 
     def unexpected(self, strange: Sequence[int], known: Sequence[int], file: str, binary: bool) -> DataError:
         shown = ", ".join(map(str, strange[:5])) + (f" and {len(strange) - 5} more" if len(strange) > 5 else "")
@@ -144,41 +162,50 @@ def luminance(pictures: torch.Tensor) -> torch.Tensor:
 
 
 class Shrunk(MapTransform):
-    """(channels, height, width) in [0, 1] of another size: bilinear, with a low-pass filter where it shrinks."""
+    """(channels, height, width) in [0, 1] of the network's size: bilinear, with a low-pass filter where it shrinks."""
 
-    def __init__(self, keys: str, size: tuple[int, int]) -> None:
+    def __init__(self, keys: str, size: tuple[int, int], how: str = "stretch") -> None:
         super().__init__(keys)
         self.size = size
+        self.how = how
 
     def __call__(self, item: Mapping[Hashable, Any]) -> Item:
         changed = dict(item)
         for key in self.key_iterator(changed):
-            changed[key] = resize(changed[key][None], self.size)[0].clamp(0.0, 1.0)
+            changed[key] = smooth(changed[key][None], self.size, self.how)[0].clamp(0.0, 1.0)
         return changed
 
 
-def resize(pictures: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """(n, channels, height, width) float32 of another height and width."""
-    if tuple(pictures.shape[2:]) == size or not len(pictures):
-        return pictures.contiguous()
-    return interpolate(pictures, size, mode="bilinear", antialias=True, align_corners=False)
+class Placed(MapTransform):
+    """(structures, height, width) masks of the network's size; see :func:`fairflare.tasks.placing.masks_placed`."""
+
+    def __init__(self, keys: str, size: tuple[int, int], how: str, by: str) -> None:
+        super().__init__(keys)
+        self.size, self.how, self.by = size, how, by
+
+    def __call__(self, item: Mapping[Hashable, Any]) -> Item:
+        changed = dict(item)
+        for key in self.key_iterator(changed):
+            masks = changed[key]
+            if self.how == "pad":  # the edge does not count, which bytes without a sign cannot say
+                masks = masks.to(torch.int8)
+            changed[key] = masks_placed(masks, self.size, self.how, self.by)
+        return changed
 
 
-def with_masks(read: Read, structured: Structured, channels: int, size: tuple[int, int]) -> Compose:
-    """Samples of segmentation: image float32 in [0, 1], label uint8 (structures, height, width) of 0 and 1."""
-    masks = [
-        structured,  # before the resizing, which could lose a stray value
-        Resized("label", size, mode="nearest-exact"),  # a structure stays a structure
-        EnsureTyped("label", dtype=torch.uint8, track_meta=False),
-    ]
-    return Compose([*with_classes(read, channels, size).transforms, *masks])
+def with_masks(
+    read: Read, structured: Structured, channels: int, size: tuple[int, int], how: str = "stretch", by: str = "nearest"
+) -> Compose:
+    """Samples of segmentation: image float32 in [0, 1], label (structures, height, width) of 0 and 1."""
+    masks = [structured, Placed("label", size, how, by)]  # in this order: resizing could lose a stray value
+    return Compose([*with_classes(read, channels, size, how).transforms, *masks])
 
 
-def with_classes(read: Read, channels: int, size: tuple[int, int]) -> Compose:
+def with_classes(read: Read, channels: int, size: tuple[int, int], how: str = "stretch") -> Compose:
     """Samples of classification: image float32 in [0, 1], label the number of the class."""
-    return Compose([read, *as_input(channels, size)])
+    return Compose([read, *as_input(channels, size, how)])
 
 
-def as_input(channels: int, size: tuple[int, int]) -> list[MapTransform]:
+def as_input(channels: int, size: tuple[int, int], how: str = "stretch") -> list[MapTransform]:
     """From (height, width, 1 or 3) to what the network gets in evaluation."""
-    return [EnsureChannelFirstd("image", channel_dim=-1), Channels("image", channels), Shrunk("image", size)]
+    return [EnsureChannelFirstd("image", channel_dim=-1), Channels("image", channels), Shrunk("image", size, how)]

@@ -1,0 +1,182 @@
+"""Volumes that were decoded, as arrays on the site's own disk: a slice is then read without the others.
+
+Each is two files of a folder that nobody else writes to: ``<source>-<state>.npy`` and ``.json``, in which ``source`` is
+a hash of the file's path and ``state`` one of its size and time of change. No name of a file is written. The newest
+state of a source is kept; what was not used longest goes when there is no room.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fairflare.core.files import remove_partials, write_whole
+from fairflare.data.intensity import Bounds
+
+log = logging.getLogger(__name__)
+
+DECODED_BYTES = 8 * 2**30
+FORM = 1  # of the files, and of what the decoding gives; another number: made anew
+UNUSED_DAYS = 30
+BLOCK = 1 << 20
+
+
+class DecodedVolumes:
+    """Decoded volumes on disk; a damaged, missing or outdated one is decoded again.
+
+    What cannot be written (a full disk) costs nothing but the time: it is said once in the log.
+
+    Args:
+        folder: for these files alone; made when it is needed.
+        limit: bytes of all of them.
+    """
+
+    def __init__(self, folder: Path, limit: int = DECODED_BYTES) -> None:
+        self.folder, self.limit = folder, limit
+        self._sound: set[tuple[str, int]] = set()  # files whose checksum was looked at in this process
+        self._lock = threading.Lock()
+        self._tidied = False
+
+    def array(
+        self, path: Path, what: str, stamp: int, size: int, decode: Callable[[], npt.NDArray[Any]]
+    ) -> npt.NDArray[Any]:
+        """The array of a file: mapped into memory where it is kept, else what ``decode`` gives, which is then kept.
+
+        Args:
+            path: of the file or folder.
+            what: images and masks of one file are kept apart.
+            stamp, size: of its state.
+            decode: of a volume; anything else (fewer than three axes) is not kept.
+        """
+        file = self._file(path, what, stamp, size)
+        found = self._open(file)
+        if found is None:
+            found = decode()
+            if found.ndim > 2 and found.shape[2] > 1 and not found.dtype.hasobject:
+                self._keep(file, found)
+        return found
+
+    def bounds(
+        self, path: Path, stamp: int, size: int, kind: str, measure: Callable[[], Bounds | None]
+    ) -> Bounds | None:
+        """Bounds of a kept image's values, measured once; of others measured each time."""
+        file = self._file(path, "image", stamp, size)
+        said = self._said(file)
+        if said is None:
+            return measure()
+        known = said.setdefault("bounds", {})
+        if kind not in known:
+            known[kind] = measure()
+            with self._telling(file):
+                self._write_said(file, said)
+        low_high = known[kind]
+        return None if low_high is None else (float(low_high[0]), float(low_high[1]))
+
+    # -- files
+
+    def _file(self, path: Path, what: str, stamp: int, size: int) -> Path:
+        source = hashlib.sha256(f"{what} {path.resolve()}".encode()).hexdigest()[:24]
+        state = hashlib.sha256(f"{FORM} {stamp} {size}".encode()).hexdigest()[:16]
+        return self.folder / f"{source}-{state}.npy"
+
+    def _said(self, file: Path) -> dict[str, Any] | None:
+        """What was written about a file; ``None``: it cannot be used."""
+        try:
+            said = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
+            return said if file.stat().st_size == said["size"] and isinstance(said["crc"], int) else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _open(self, file: Path) -> npt.NDArray[Any] | None:
+        said = self._said(file)
+        if said is None:
+            return None
+        try:
+            state = (file.name, file.stat().st_mtime_ns)
+            if state not in self._sound:
+                if _checksum(file) != said["crc"]:
+                    log.warning("a decoded volume on disk is damaged and made anew: %s", file)
+                    return None
+                self._sound.add(state)
+                os.utime(file.with_suffix(".json"))  # used
+            return np.moveaxis(np.load(file, mmap_mode="r", allow_pickle=False), 0, 2)  # slice after slice on disk
+        except (OSError, ValueError) as error:
+            log.warning("a decoded volume on disk cannot be read and is made anew: %s", error)
+            return None
+
+    def _keep(self, file: Path, array: npt.NDArray[Any]) -> None:
+        if array.nbytes > self.limit:
+            return
+        with self._telling(file), self._lock:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # images of patients
+            self._make_room(array.nbytes + 4096, file)
+            write_whole(file, lambda partial: _save(partial, array), durable=False)
+            self._write_said(file, {"size": file.stat().st_size, "crc": _checksum(file), "bounds": {}})
+
+    def _write_said(self, file: Path, said: dict[str, Any]) -> None:
+        text = json.dumps(said)
+        write_whole(file.with_suffix(".json"), lambda partial: partial.write_text(text), durable=False)
+
+    @contextlib.contextmanager
+    def _telling(self, file: Path) -> Any:
+        try:
+            yield
+        except OSError as error:
+            log.warning(
+                "decoded volumes cannot be kept in %s (%s): they are decoded again each time", file.parent, error
+            )
+
+    def _make_room(self, needed: int, new: Path) -> None:
+        """Removes earlier states of the same source, what is unused for long, and as much else as it takes."""
+        if not self._tidied:
+            remove_partials(self.folder)
+            self._tidied = True
+        source = new.name.partition("-")[0]
+        oldest = time.time() - UNUSED_DAYS * 86400
+        kept: list[tuple[float, int, Path]] = []
+        for file in self.folder.glob("*-*.npy"):
+            try:
+                said = file.with_suffix(".json")
+                used = said.stat().st_mtime if said.exists() else 0.0
+                if used < oldest or file.name.partition("-")[0] == source:
+                    _remove(file)
+                else:
+                    kept.append((used, file.stat().st_size, file))
+            except FileNotFoundError:  # another process removed it
+                continue
+        left = self.limit - needed - sum(size for _, size, _ in kept)
+        for _, size, file in sorted(kept):
+            if left >= 0:
+                break
+            _remove(file)
+            left += size
+
+
+def _remove(file: Path) -> None:
+    file.with_suffix(".json").unlink(missing_ok=True)
+    file.unlink(missing_ok=True)
+
+
+def _save(path: Path, array: npt.NDArray[Any]) -> None:
+    with path.open("wb") as file:
+        np.save(file, np.ascontiguousarray(np.moveaxis(array, 2, 0)), allow_pickle=False)
+
+
+def _checksum(path: Path) -> int:
+    found = 0
+    with path.open("rb") as file:
+        while data := file.read(BLOCK):
+            found = zlib.crc32(data, found)
+    return found

@@ -1,0 +1,132 @@
+"""Which way up an image is: from the way its file has it to the way people look at it, and back.
+
+A NIfTI or DICOM file says where in the body its axes point. Shown is, as at a workstation,
+
+======== ======================= ========================= ==============================
+plane    rows from top to bottom columns from left to right slices (``axial`` and so on)
+======== ======================= ========================= ==============================
+axial    front to back           patient's right to left   from the feet to the head
+sagittal head to feet            front to back             from the patient's right to left
+coronal  head to feet            patient's right to left   from the front to the back
+======== ======================= ========================= ==============================
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from fairflare.data.datalist import VOLUMES, is_dicom, suffix_of
+
+Orientation = Literal["canonical", "axial", "sagittal", "coronal", "stored"]
+ORIENTATIONS: tuple[str, ...] = get_args(Orientation)
+
+#: Where rows, columns and slices lead, in nibabel's letters.
+PLANES = {"sagittal": ("I", "P", "L"), "coronal": ("I", "L", "P"), "axial": ("P", "L", "S")}
+_BY_AXIS = ("sagittal", "coronal", "axial")  # plane whose slices follow each other along x, y, z
+Turn = npt.NDArray[Any]  # (3, 2): where each axis goes, and whether it is flipped, as nibabel has it
+PLAIN = np.array([[0, 1], [1, 1], [2, 1]])  # the turn that does nothing
+
+
+def affine_of(path: Path) -> npt.NDArray[Any] | None:
+    """From (row, column, slice) of :func:`fairflare.data.decoding.decode` to mm (RAS), (4, 4).
+
+    ``None``: the file does not say, or is of a kind that does not. To be called with a file that could be decoded.
+    """
+    if suffix_of(path) in VOLUMES:
+        return _of_nifti(path)
+    if is_dicom(path):
+        from fairflare.data import dicom
+
+        return dicom.affine_of(dicom.headers(path))
+    return None
+
+
+def _of_nifti(path: Path) -> npt.NDArray[Any] | None:
+    import nibabel
+
+    image: Any = nibabel.load(path)
+    if int(image.header["qform_code"]) == 0 and int(image.header["sform_code"]) == 0:
+        return None  # what nibabel gives then is a guess
+    return np.asarray(image.affine)[:, [1, 0, 2, 3]]
+
+
+def turn_of(affine: npt.NDArray[Any] | None, orientation: str, slices: int) -> Turn | None:
+    """How to turn an array of these axes; ``None``: it stays as it is.
+
+    ``"canonical"`` keeps which axis the slices follow each other along, and their order, so that the number of a slice
+    stays; the plane is the nearest of the three. The other planes are of volumes alone: one slice has no other plane.
+
+    Args:
+        affine: of :func:`affine_of`.
+        orientation: see ``ORIENTATIONS``.
+        slices: how many the file has.
+
+    Raises:
+        ValueError: another plane is wanted of a file that does not say how it lies.
+    """
+    from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
+
+    if orientation == "stored":
+        return None
+    has = None if affine is None or not np.isfinite(affine).all() else io_orientation(affine)
+    if has is None or np.isnan(has).any():
+        if orientation == "canonical" or slices == 1:
+            return None
+        raise ValueError(
+            f"it does not say how it lies in the body, which orientation={orientation!r} of the task needs"
+        )
+    if orientation == "canonical" or slices == 1:
+        wanted = axcodes2ornt(PLANES[_BY_AXIS[int(has[2, 0])]])
+        wanted[2, 1] = has[2, 1]
+    else:
+        wanted = axcodes2ornt(PLANES[orientation])
+    return ornt_transform(has, wanted)
+
+
+def turned(array: npt.NDArray[Any], turn: Turn | None) -> npt.NDArray[Any]:
+    """A view of (rows, columns) or (rows, columns, slices, ...) in another orientation."""
+    from nibabel.orientations import apply_orientation
+
+    if turn is None:
+        return array
+    found = apply_orientation(array if array.ndim > 2 else array[:, :, None], turn)
+    return np.asarray(found if array.ndim > 2 else found[:, :, 0])
+
+
+def back(turn: Turn | None) -> Turn | None:
+    """The turn that undoes one."""
+    from nibabel.orientations import ornt_transform
+
+    return None if turn is None else ornt_transform(PLAIN, turn)
+
+
+def same_turn(a: Turn | None, b: Turn | None) -> bool:
+    """Whether two turns do the same."""
+    return bool(np.array_equal(PLAIN if a is None else a, PLAIN if b is None else b))
+
+
+def same_way(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> bool:
+    """Whether the axes of two files lead the same way, nearly."""
+    from nibabel.orientations import io_orientation
+
+    return bool(np.array_equal(io_orientation(a), io_orientation(b)))
+
+
+def ends_of(affine: npt.NDArray[Any], turn: Turn | None, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """Where the first and the last voxel of a turned array lie, (2, 3) mm.
+
+    Args:
+        affine: of the array as it is stored.
+        turn: of :func:`turn_of`.
+        shape: (rows, columns, slices) as it is stored.
+    """
+    from nibabel.orientations import inv_ornt_aff
+
+    stored = inv_ornt_aff(PLAIN if turn is None else turn, shape)
+    order = np.argsort((PLAIN if turn is None else turn)[:, 0])
+    last = [shape[int(axis)] - 1 for axis in order]
+    return np.asarray((affine @ stored @ np.array([[0, 0, 0, 1], [*last, 1]]).T).T[:, :3])

@@ -1,0 +1,96 @@
+"""Dice of images at the network's or their own size, and of the volumes that they are slices of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from monai.metrics.meandice import compute_dice
+
+from fairflare.tasks.placing import back_in_place
+
+HALF = 0.5  # of a pixel: covered by a structure
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What an image of a batch was before it got the network's size.
+
+    Attributes:
+        volume: that it is a slice of; ``None``: it is a picture by itself.
+        whole: its (structures, height, width) targets at its own size, read when called; ``None``: the network's size
+            is wanted.
+        resize: how it was brought to the network's size.
+    """
+
+    volume: str | None
+    whole: Callable[[], torch.Tensor] | None
+    resize: str
+
+
+class BatchOf(tuple[torch.Tensor, torch.Tensor]):
+    """A batch (inputs, targets) that knows where its images come from."""
+
+    origins: Sequence[Origin]
+
+    def __new__(cls, inputs: torch.Tensor, targets: torch.Tensor, origins: Sequence[Origin]) -> BatchOf:
+        made = super().__new__(cls, (inputs, targets))
+        made.origins = origins
+        return made
+
+
+class DiceScores:
+    """Collects what was found, image by image; pixels whose target is negative do not count.
+
+    Attributes:
+        images: (images, structures) float64, in the order in which they were added.
+    """
+
+    def __init__(self) -> None:
+        self._scores: list[torch.Tensor] = []
+        self._overlap: dict[Any, torch.Tensor] = {}  # by volume: (2, structures), common and sum of both
+        self._of_volumes = False
+
+    def add(self, found: torch.Tensor, targets: torch.Tensor, origins: Sequence[Origin] | None) -> None:
+        """A batch.
+
+        Args:
+            found: (n, structures, height, width) bool.
+            targets: of the same shape and size.
+            origins: of its images; ``None``: not known.
+        """
+        if origins is None or all(origin.whole is None for origin in origins):
+            self._add(found, targets, [None] * len(found) if origins is None else [o.volume for o in origins])
+            return
+        for image, origin in zip(found.cpu(), origins, strict=True):
+            assert origin.whole is not None
+            whole = origin.whole()
+            own = back_in_place(image.to(torch.uint8), (whole.shape[1], whole.shape[2]), origin.resize)
+            self._add(own[None] > 0, whole[None], [origin.volume])
+
+    def _add(self, found: torch.Tensor, targets: torch.Tensor, volumes: Sequence[str | None]) -> None:
+        found, truth = found & (targets >= 0), targets > HALF
+        before = sum(map(len, self._scores))
+        self._scores.append(compute_dice(found, truth, ignore_empty=False).to("cpu", torch.float64))
+        self._of_volumes |= any(volume is not None for volume in volumes)
+        common = (found & truth).flatten(2).sum(2).to("cpu", torch.float64)
+        both = (found.flatten(2).sum(2) + truth.flatten(2).sum(2)).to("cpu", torch.float64)
+        for number, volume in enumerate(volumes):
+            key = volume if volume is not None else before + number
+            parts = torch.stack([common[number], both[number]])
+            self._overlap[key] = self._overlap[key] + parts if key in self._overlap else parts
+
+    @property
+    def images(self) -> torch.Tensor:
+        return torch.cat(self._scores)
+
+    @property
+    def volumes(self) -> torch.Tensor | None:
+        """(volumes, structures) Dice, 1 where both are empty; a picture by itself is a volume of one slice. ``None``:
+        nothing is a slice of anything."""
+        if not self._of_volumes:
+            return None
+        common, both = torch.stack(list(self._overlap.values())).unbind(1)
+        return torch.where(both > 0, 2 * common / both.clamp(min=1), torch.ones_like(both))

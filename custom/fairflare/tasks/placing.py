@@ -1,0 +1,96 @@
+"""Where an image's pixels go in the picture that the network gets, and back.
+
+``"stretch"`` gives both sides the network's length; ``"pad"`` keeps the proportions and shows the whole image, with an
+edge around it; ``"crop"`` keeps them too and fills the picture, so that the longer side's ends are cut off.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch.nn.functional import interpolate, pad
+
+Resize = Literal["stretch", "pad", "crop"]
+Size = tuple[int, int]  # height, width
+NOT_COUNTED = -1  # in targets: this pixel has no part in loss and metrics
+
+
+def inner_size(own: Size, size: Size, how: str) -> Size:
+    """Size that the whole image gets before it is padded or cut to ``size``."""
+    if how == "stretch":
+        return size
+    factors = [new / old for new, old in zip(size, own, strict=True)]
+    factor = min(factors) if how == "pad" else max(factors)
+    height, width = (max(1, round(old * factor)) for old in own)
+    return height, width
+
+
+def centred(pictures: torch.Tensor, size: Size, fill: float = 0.0) -> torch.Tensor:
+    """(..., height, width) cut or padded around its middle; the way back is the same with the sizes exchanged."""
+    edges: list[int] = []
+    for new, old in zip(size[::-1], (pictures.shape[-1], pictures.shape[-2]), strict=True):
+        before = (new - old) // 2 if new >= old else -((old - new) // 2)
+        edges += [before, new - old - before]
+    return pad(pictures, edges, value=fill) if any(edges) else pictures
+
+
+def smooth(pictures: torch.Tensor, size: Size, how: str = "stretch") -> torch.Tensor:
+    """(n, channels, height, width) float32 in the network's size: bilinear, filtered where it shrinks; an edge is 0."""
+    inner = inner_size((pictures.shape[2], pictures.shape[3]), size, how)
+    if tuple(pictures.shape[2:]) != inner and len(pictures):
+        pictures = interpolate(pictures, inner, mode="bilinear", antialias=True, align_corners=False)
+    return centred(pictures, size).contiguous()
+
+
+def nearest(pictures: torch.Tensor, size: Size) -> torch.Tensor:
+    """(channels, height, width) of another size: the pixel under each new pixel's centre."""
+    return interpolate(pictures[None].float(), size, mode="nearest-exact")[0].to(pictures.dtype)
+
+
+def masks_placed(masks: torch.Tensor, size: Size, how: str, by: str) -> torch.Tensor:
+    """Masks of the network's size; what lies beside the image does not count.
+
+    Args:
+        masks: (structures, height, width), 0, 1 or ``NOT_COUNTED``.
+        size: of the network.
+        how: ``"stretch"``, ``"pad"`` or ``"crop"``.
+        by: ``"nearest"``; ``"area"``: the share of each pixel that the structure covers, of what counts in it; a pixel
+            of which less than half counts does not.
+
+    Returns:
+        of the masks' type, float32 for ``"area"``.
+    """
+    inner = inner_size((masks.shape[1], masks.shape[2]), size, how)
+    found = nearest(masks, inner) if by == "nearest" else _shares(masks, inner)
+    return centred(found, size, NOT_COUNTED)
+
+
+def _shares(masks: torch.Tensor, size: Size) -> torch.Tensor:
+    rows, columns = overlaps(masks.shape[1], size[0]), overlaps(masks.shape[2], size[1]).T
+    counts = (masks != NOT_COUNTED).float()
+    share = rows @ counts @ columns
+    covered = rows @ (masks.float() * counts) @ columns
+    return torch.where(share < 0.5, torch.tensor(float(NOT_COUNTED)), covered / share.clamp(min=1e-6)).clamp(max=1.0)
+
+
+@lru_cache(maxsize=64)
+def overlaps(old: int, new: int) -> torch.Tensor:
+    """(new, old): which share of each new pixel's length each old one covers."""
+    edges = torch.arange(new + 1, dtype=torch.float64) * old / new
+    places = torch.arange(old, dtype=torch.float64)
+    covered = torch.minimum(edges[1:, None], places + 1) - torch.maximum(edges[:-1, None], places)
+    return (covered.clamp(min=0.0) * new / old).float()
+
+
+def back_in_place(pictures: torch.Tensor, own: Size, how: str) -> torch.Tensor:
+    """What the network says, at the image's own size: of each pixel the nearest of the network's.
+
+    Args:
+        pictures: (channels, height, width); 0 is "nothing", also where the image was cut off.
+        own: height and width of the image.
+        how: the image was brought to the network's size.
+    """
+    size = (pictures.shape[1], pictures.shape[2])
+    return nearest(centred(pictures, inner_size(own, size, how)), own)

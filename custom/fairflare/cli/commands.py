@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fairflare.cli import completion
+from fairflare.cli.check_data import check_data
 from fairflare.cli.in_process import INTERRUPTED, run_here
 from fairflare.cli.predict import predict
 from fairflare.cli.run_folder import earlier_results, last_errors, refuse_to_replace_run, site_settings
@@ -323,6 +324,7 @@ def show(
 
 
 app.command()(predict)
+app.command("check-data")(check_data)
 
 
 @app.command()

@@ -472,10 +472,11 @@ def test_bad_keys(root: Path, more: dict[str, Any], message: str) -> None:
 
 
 def test_class_groups(root: Path) -> None:
-    with_classes(root, class_names=["a", "b", "c"], class_groups={"head": [1], "tail": [0, 2]})
+    with_classes(root)
+    change(root, class_names=["a", "b", "c"], class_groups={"head": [1], "tail": [0, 2]})
     assert load_datalist(root, site="a", class_labels=True).class_groups == {"head": (1,), "tail": (0, 2)}
     for groups in ([1], {"": [0]}, {"head": []}, {"head": [3]}, {"head": ["a"]}, {"head": 1}):
-        with_classes(root, class_groups=groups)
+        change(root, class_groups=groups)
         assert "'class_groups' must name lists" in str(refused(root, class_labels=True))
 
 

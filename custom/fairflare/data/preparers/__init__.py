@@ -1,6 +1,8 @@
 """Bring public multi-site data sets into the form that a site reads: images, masks or classes, and a datalist.
 
 ================  ===================================================================================
+``images``        any images with classes: folders, or a CSV file
+``masks``         any images with masks: folders, or a CSV file
 ``nuclei``        five acquisition groups of the 2018 Data Science Bowl, from ``nuclei_*.npz``
 ``white-cells``   three laboratories' white blood cells, from ``wbc_*.npz``
 ``cell-types``    the same cells by type (five classes)
@@ -22,9 +24,11 @@ written or nothing.
 Another data set is another module here with a ``PREPARERS``.
 """
 
-from fairflare.data.preparers import folders, nuclei, prostate_mri, red_cells, white_cells
-from fairflare.data.preparers.common import Item, Preparer, split_groups, write_sites
+from fairflare.data.preparers import folders, images, masks, nuclei, prostate_mri, red_cells, white_cells
+from fairflare.data.preparers.common import Dealing, Item, Preparer, split_groups, write_pool, write_sites
 from fairflare.data.preparers.folders import prepare_folders
+from fairflare.data.preparers.images import prepare_images
+from fairflare.data.preparers.masks import prepare_masks
 from fairflare.data.preparers.nuclei import NUCLEI, prepare_nuclei
 from fairflare.data.preparers.prostate_mri import PROSTATE_SITES, prepare_prostate_mri
 from fairflare.data.preparers.red_cells import prepare_red_cells
@@ -37,13 +41,13 @@ from fairflare.data.preparers.white_cells import (
 )
 
 __all__ = [
-    "CELL_TYPES", "NUCLEI", "PREPARERS", "PROSTATE_SITES", "WHITE_CELLS", "WHITE_CELL_TARGETS", "Item", "Preparer",
-    "prepare_cell_types", "prepare_folders", "prepare_nuclei", "prepare_prostate_mri", "prepare_red_cells",
-    "prepare_white_cells", "split_groups", "write_sites",
+    "CELL_TYPES", "NUCLEI", "PREPARERS", "PROSTATE_SITES", "WHITE_CELLS", "WHITE_CELL_TARGETS", "Dealing", "Item",
+    "Preparer", "prepare_cell_types", "prepare_folders", "prepare_images", "prepare_masks", "prepare_nuclei",
+    "prepare_prostate_mri", "prepare_red_cells", "prepare_white_cells", "split_groups", "write_pool", "write_sites",
 ]  # fmt: skip
 
 PREPARERS: dict[str, Preparer] = {
     preparer.name: preparer
-    for module in (nuclei, white_cells, red_cells, prostate_mri, folders)
+    for module in (images, masks, nuclei, white_cells, red_cells, prostate_mri, folders)
     for preparer in module.PREPARERS
 }

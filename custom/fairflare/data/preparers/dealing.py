@@ -15,6 +15,7 @@ from fairflare.data import partitions
 from fairflare.data.corruptions import CORRUPTIONS, SEVERITIES, image_seed
 from fairflare.data.datalist import DataError
 from fairflare.data.preparers.items import Corrupted, Item, MaskResized, Resized
+from fairflare.data.preparers.names import file_name
 from fairflare.data.preparers.splitting import FRACTIONS, check_fractions, group_labels
 
 Partition = Literal["site", "iid", "dirichlet", "two-pool", "shards", "quantity"]
@@ -109,6 +110,8 @@ def deal(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list[I
     """
     if not items:
         raise DataError("no images were found")
+    if dealing.partition != "site" or dealing.common_test:
+        items = [_apart(item) for item in items]
     common, rest = _common_test(items, dealing, seed) if dealing.common_test else ([], list(items))
     if dealing.partition == "site":
         sites: dict[str, list[Item]] = {}
@@ -124,6 +127,14 @@ def deal(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list[I
     return {
         name: [*(_quality(item, dealing, seed, name in bad) for item in own), *tests] for name, own in sites.items()
     }
+
+
+def _apart(item: Item) -> Item:
+    """Names and patients of one site are not those of another."""
+    if not item.site:
+        return item
+    name = item.name if item.name.startswith(item.site) else f"{file_name(item.site)}_{item.name}"
+    return replace(item, name=name, group=f"{item.site}/{item.group}")
 
 
 def corrupted_sites(names: Sequence[str], dealing: Dealing) -> list[str]:

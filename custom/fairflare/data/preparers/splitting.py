@@ -109,7 +109,7 @@ def assign_folds(
     with warnings.catch_warnings():  # a class with fewer samples than folds
         warnings.simplefilter("ignore", UserWarning)
         tested = stratified_folds(labels, folds, seed=image_seed(f"folds/{site}", seed))
-    found = []
+    found: list[list[tuple[str, ...]]] = []
     for number, part in enumerate(tested):
         test = {names[index] for index in part.tolist()}
         rest = [item for item in items if item.group not in test]

@@ -41,7 +41,6 @@ from fairflare.core.stopping import check_stop
 
 SPLITS = ("training", "validation", "test")
 MAX_NAME = 60  # characters of a class's name
-PATIENT_KEYS = ("patient", "volume")
 EXTRA_TEST = "test_"  # how the names of further test lists begin
 EXTRA_NAME = re.compile(EXTRA_TEST + "[A-Za-z0-9_-]+")
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
@@ -80,8 +79,8 @@ class Sample:
     image: Path
     label: Path | int
     slice: int | None = None
-    patient: str | None = field(default=None, repr=False)
     volume: str | None = field(default=None, repr=False)
+    patient: str | None = field(default=None, repr=False)
     spacing: tuple[float, ...] | None = None
 
 
@@ -337,8 +336,8 @@ class _List:
                 f"'slice' of {where} must be a whole number >= 0, got {number!r}",
                 f"'slice' of {where} is not a whole number >= 0",
             )
-        patient, volume = (self.key(entry, key, where) for key in PATIENT_KEYS)
-        return Sample(image, label, number, patient, volume, self.spacing(entry, where))
+        volume, patient = (self.key(entry, key, where) for key in ("volume", "patient"))
+        return Sample(image, label, number, volume, patient, self.spacing(entry, where))
 
     def key(self, entry: dict[str, Any], name: str, where: str) -> str | None:
         """Of a patient or volume: a text, or a number as text."""

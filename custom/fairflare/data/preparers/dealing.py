@@ -185,16 +185,15 @@ def _dealt(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list
 
 def _tests(common: Sequence[Item], dealing: Dealing, seed: int) -> list[Item]:
     """The common test images as every site gets them."""
-    if dealing.corrupt is None:
-        return [replace(_sized(item, dealing.edge), splits=("test",), shared=True) for item in common]
-    clean = [replace(_sized(item, dealing.edge), splits=("test", "test_clean"), shared=True) for item in common]
-    bad = [
-        replace(
-            _quality(item, dealing, seed, True), name=f"{item.name}_corrupted", splits=("test_corrupted",), shared=True
-        )
-        for item in common
-    ]
-    return [*clean, *bad]
+    found = []
+    for item in common:
+        more = (f"test_{item.attribute}",) if item.attribute else ()
+        if dealing.corrupt is not None:
+            more = ("test_clean", *more)
+            bad = _quality(item, dealing, seed, True)
+            found.append(replace(bad, name=f"{item.name}_corrupted", splits=("test_corrupted",), shared=True))
+        found.append(replace(_sized(item, dealing.edge), splits=("test", *more), shared=True))
+    return found
 
 
 def _quality(item: Item, dealing: Dealing, seed: int, corrupted: bool) -> Item:

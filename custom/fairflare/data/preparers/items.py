@@ -51,6 +51,7 @@ class Item:
         splits: where the source puts it; none: drawn.
         volume, spacing: for the datalist.
         shared: every site has it: its file is written once.
+        attribute: of the person (skin tone): of a common test set ``test_<attribute>`` has those with it.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Item:
     volume: str | None = None
     spacing: tuple[float, ...] | None = None
     shared: bool = False
+    attribute: str = ""
 
 
 @dataclass(frozen=True)

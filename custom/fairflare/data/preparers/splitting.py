@@ -106,6 +106,8 @@ def assign_folds(
     names, labels = group_labels(items)
     if len(names) < max(folds, 3):
         raise DataError(f"site '{site}': {len(names)} patient(s) or image(s) are too few for {folds} folds")
+    if max(Counter(labels).values()) < folds:  # no class is in all folds
+        labels = [0] * len(labels)
     with warnings.catch_warnings():  # a class with fewer samples than folds
         warnings.simplefilter("ignore", UserWarning)
         tested = stratified_folds(labels, folds, seed=image_seed(f"folds/{site}", seed))

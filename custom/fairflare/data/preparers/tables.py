@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from fairflare.data.datalist import SUFFIXES, DataError, suffix_of
 from fairflare.data.preparers.names import existing_folder, listing
 
 Row = Mapping[str, str]
+
+log = logging.getLogger(__name__)
 
 
 def read_table(file: Path, needed: Sequence[str] = ()) -> list[Row]:
@@ -135,8 +138,15 @@ def _is_one(text: str) -> bool:
         return False
 
 
-def check_counts(what: str, found: Sequence[int], expected: Sequence[int]) -> str | None:
-    """A line about counts that are not those of the published set; None: they are."""
-    if list(found) == list(expected):
-        return None
-    return f"{what}: expected {list(expected)} (sum {sum(expected)}), found {list(found)} (sum {sum(found)})"
+def say_counts(what: str, found: Sequence[object], expected: Sequence[int]) -> None:
+    """A warning in the log where a data set has other numbers of images than the published one.
+
+    Args:
+        what: the data set.
+        found: class (site) of each image.
+        expected: images of each class.
+    """
+    counts = [sum(number == place for number in found) for place in range(len(expected))]
+    if counts != list(expected):
+        text = "%s: expected %s (%d images), found %s (%d images); it goes on with these"
+        log.warning(text, what, list(expected), sum(expected), counts, len(found))

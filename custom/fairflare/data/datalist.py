@@ -16,7 +16,8 @@ Paths are relative to the folder, and links in it may not leave it unless the si
 or TIFF file, a ``.npy`` array or a 2D NIfTI file; one slice of a NIfTI volume is picked with a third key,
 ``"slice": 12``. More keys are optional: ``"patient"`` (the site's own key of a person, who may then be in one split
 only; it never leaves the site), ``"volume"`` (what the slices of one volume have in common), ``"spacing"`` (size of a
-pixel in mm: rows, columns, and slices where it is known).
+pixel in mm: rows, columns, and slices where it is known). ``"synthetic": true`` beside the splits says that the images
+are made up; the results then say so, too.
 
 Every problem is a :class:`DataError` that names the site, the file and the key and says what to do. Its
 ``public`` text has no file name in it: only that may leave the site.
@@ -93,6 +94,7 @@ class Datalist:
     splits: Mapping[str, tuple[Sample, ...]]
     class_names: tuple[str, ...] | None = None
     class_groups: Mapping[str, tuple[int, ...]] | None = None
+    synthetic: bool = False
 
 
 def load_datalist(
@@ -139,13 +141,14 @@ def load_datalist(
     content = _read_json(file, site)
     checked = _List(site, root, file, class_labels, folders, problems)
     splits = checked.splits(content)
+    made_up = content.get("synthetic") is True
     if not class_labels:
-        return Datalist(site, file, splits)
+        return Datalist(site, file, splits, synthetic=made_up)
     names, groups = None, None
     with checked.noted():
         names = checked.class_names(content)
         groups = checked.class_groups(content, names)
-    return Datalist(site, file, splits, names, groups)
+    return Datalist(site, file, splits, names, groups, made_up)
 
 
 def write_datalist(

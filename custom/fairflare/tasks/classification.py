@@ -290,7 +290,8 @@ class ClassificationTask(MeasuresClasses, ImageTask):
 
     def suited_to(self, data: SiteData) -> ClassificationTask:
         """Own images have neither the phantom's names of classes nor its groups."""
-        if data.synthetic or (self.class_names is not None and self.class_groups is not None):
+        drawn = data.synthetic and data.class_names is None and data.class_groups is None
+        if drawn or (self.class_names is not None and self.class_groups is not None):
             return self
         own = copy.copy(self)
         if own.class_names is None:

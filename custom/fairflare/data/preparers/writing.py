@@ -50,6 +50,8 @@ class Form:
         stratified: each class in the same shares.
         folds: further datalists, one for each fold of a cross-validation; 0: none.
         corrupted: the sites whose images are; for the manifest.
+        class_groups: head, medium and tail; None: from the training images of all sites.
+        synthetic: the images are made up.
     """
 
     class_names: Sequence[str] | None = None
@@ -57,6 +59,8 @@ class Form:
     stratified: bool = False
     folds: int = 0
     corrupted: Sequence[str] = field(default_factory=tuple)
+    class_groups: Mapping[str, Sequence[int]] | None = None
+    synthetic: bool = False
 
 
 def write_pool(
@@ -244,7 +248,8 @@ class _Result:
         with_classes = all(isinstance(entry.label, int) for own in self._entries.values() for entry in own)
         for fold in range(self.form.folds or 1):
             lists = {site: _by_split(self._entries[site], found[fold]) for site, found in splits.items()}
-            more = self._classes(lists) if with_classes else {}
+            more = {"synthetic": True} if self.form.synthetic else {}
+            more |= self._classes(lists) if with_classes else {}
             for site, by_split in lists.items():
                 folder = self.draft.new / self.names[site]
                 files = [f"datalist_fold{fold + 1}.json"] if self.form.folds else []
@@ -261,7 +266,9 @@ class _Result:
         names = self.form.class_names
         trained = Counter(entry["label"] for own in lists.values() for entry in own["training"])
         number = len(names) if names is not None else max(trained) + 1
-        groups = frequency_groups([trained[c] for c in range(number)])
+        groups = self.form.class_groups
+        if groups is None:
+            groups = frequency_groups([trained[c] for c in range(number)])
         found: dict[str, Any] = {} if names is None else {"class_names": list(names)}
         return {**found, "class_groups": groups} if groups else found
 

@@ -439,10 +439,10 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_every_preparer_is_a_command_and_in_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
-    text = (Path(__file__).parents[2] / "docs/data.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/datasets.md").read_text()
     for name, preparer in PREPARERS.items():
         assert preparer.name == name
-        assert f"python -m fairflare.data.preparers {name} " in text
+        assert f"fairflare prepare {name} " in text
         with pytest.raises(SystemExit) as caught:
             main([name, "--help"])
         assert caught.value.code == 0

@@ -23,6 +23,7 @@ from fairflare.data.preparers.common import (
     listing,
     write_sites,
 )
+from fairflare.data.preparers.tables import say_counts
 
 PROSTATE_SITES: Mapping[str, tuple[str, ...]] = {  # names of the folders that are in use
     "BIDMC": ("bidmc", "sitee"),
@@ -32,6 +33,7 @@ PROSTATE_SITES: Mapping[str, tuple[str, ...]] = {  # names of the folders that a
     "RUNMC": ("runmc", "isbi", "sitea"),
     "UCL": ("ucl", "sited"),
 }
+CASES = (12, 30, 12, 19, 30, 13)
 SPLIT_UNITS = ("patient", "slice")
 MASK = "_segmentation"
 
@@ -74,6 +76,10 @@ def prepare_prostate_mri(
             f"{listing(path.name for path in folders.values())}; missing: {', '.join(missing)}. "
             "Name the sites that you have with 'sites' (--sites)"
         )
+    if sites is None:
+        cases = {name: len(_cases(name, folder)) for name, folder in found.items()}
+        places = [place for place, name in enumerate(PROSTATE_SITES) for _ in range(cases[name])]
+        say_counts(f"cases of {', '.join(PROSTATE_SITES)}", places, CASES)
     items = {name: _items(name, folder, split_unit, neighbours) for name, folder in found.items()}
     return write_sites(items, out_dir, **writing)
 

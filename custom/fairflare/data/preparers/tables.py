@@ -148,5 +148,5 @@ def say_counts(what: str, found: Sequence[object], expected: Sequence[int]) -> N
     """
     counts = [sum(number == place for number in found) for place in range(len(expected))]
     if counts != list(expected):
-        text = "%s: expected %s (%d images), found %s (%d images); it goes on with these"
+        text = "%s: expected %s (sum %d), found %s (sum %d); it goes on with these"
         log.warning(text, what, list(expected), sum(expected), counts, len(found))

@@ -301,6 +301,20 @@ def test_groups_come_from_the_datalists_and_must_be_the_same(tmp_path: Path) -> 
     assert "'class_groups' is not usable" in refused(run(tmp_path / "named", local, settings={"num_classes": 3}))
 
 
+def test_a_patient_in_two_splits_is_named_at_home_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    local = {"sites": {s: own_images(tmp_path / s) for s in SITES[:2]}}
+    file = tmp_path / "site-2/datalist.json"
+    content = json.loads(file.read_text())
+    for split in ("training", "test"):
+        content[split][0]["patient"] = "Anna-1953"
+    file.write_text(json.dumps(content))
+    results = run(tmp_path / "run", local, settings={"num_classes": 3})
+    assert "site-2': the datalist is not usable: a patient is in both 'training' and 'test'" in refused(results)
+    assert "Anna-1953" in caplog.text  # the site's own log
+    sent = [path for path in (tmp_path / "run").rglob("*") if path.is_file() and b"Anna-1953" in path.read_bytes()]
+    assert not sent
+
+
 def test_a_rare_class_that_no_site_has_is_named(tmp_path: Path) -> None:
     local = {"sites": {s: own_images(tmp_path / s, class_names=[*CLASSES, "rare"]) for s in SITES[:2]}}
     assert run(tmp_path / "run", local, settings={"num_classes": 4})["status"] == "completed"

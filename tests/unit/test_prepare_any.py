@@ -352,6 +352,24 @@ def test_an_earlier_result_is_replaced_as_a_whole(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_what_a_killed_replacement_took_away_comes_back(tmp_path: Path) -> None:
+    source = class_folders(tmp_path / "s", {"a": 6, "b": 6})
+    prepare_images(source, tmp_path / "out")
+    before = (tmp_path / "out/manifest.json").read_text()
+    old = tmp_path / "out" / FOLDER / "old"
+    old.mkdir(parents=True)
+    for name in ("site-1", "manifest.json"):  # as after a kill between two renames
+        (tmp_path / "out" / name).rename(old / name)
+    with pytest.raises(DataError, match="is there already"):
+        prepare_images(source, tmp_path / "out", seed=1)
+    (tmp_path / "out/fairflare.json").unlink()
+    (tmp_path / "out/counts.csv").unlink()
+    with pytest.raises(DataError, match="is there already"):
+        prepare_images(source, tmp_path / "out", seed=1)
+    assert (tmp_path / "out/manifest.json").read_text() == before
+    assert load_datalist(tmp_path / "out/site-1", site="a", class_labels=True).splits["test"]
+
+
 # --- masks ------------------------------------------------------------------------------------------------
 
 

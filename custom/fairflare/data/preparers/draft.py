@@ -50,6 +50,7 @@ class Draft:
         self._most = AHEAD * cores
         for part in (self.new, self.old):
             part.mkdir(parents=True, exist_ok=True)
+        _put_back(self.old, folder.parent)
 
     def put(self, name: str, source: Source) -> str:
         """Writes an image or mask; returns its path with the ending.
@@ -113,6 +114,17 @@ def _save(target: Path, source: Source) -> None:
     from PIL import Image
 
     Image.fromarray(np.ascontiguousarray(pixels_of(source))).save(target)
+
+
+def _put_back(old: Path, out: Path) -> None:
+    """What a call that was killed while it replaced an earlier result had taken away."""
+    for path in list(old.iterdir()):
+        if not (out / path.name).exists():
+            path.rename(out / path.name)
+        elif path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _read(journal: Path) -> dict[str, tuple[str, str]]:

@@ -136,8 +136,9 @@ def write_sites(
     if len(set(names.values())) != len(names):
         raise ValueError(f"two sites would have the same folder: {', '.join(sorted(names))}")
     targets = {site: out / name for site, name in names.items()}
-    existing = _in_the_way(out, list(targets.values()), writing.get("overwrite", False))
+    _in_the_way(out, list(targets.values()), writing.get("overwrite", False))  # before there is a draft
     with drafted(out, writing.get("progress", lambda done: None)) as draft:
+        existing = _in_the_way(out, list(targets.values()), writing.get("overwrite", False))
         result = _Result(draft, form, seed, names)
         result.write(sites)
         result.site_files({names[site]: {"data_root": str(targets[site]), **(settings or {})} for site in sites})

@@ -245,7 +245,7 @@ def test_what_a_site_says(tmp_path: Path) -> None:
     assert results["info"]["synthetic"] is False
     assert results["info"]["said"]["site-1"] == {
         "images": {"training": 6, "validation": 6, "test": 6}, "synthetic": False, "num_classes": 3,
-        "class_names": CLASSES, "prior": None, "device": "cpu", "personal": False,
+        "class_names": CLASSES, "class_groups": None, "prior": None, "device": "cpu", "personal": False,
     }  # fmt: skip
     recalls = {name for name in results["test"]["site-1"] if name.startswith("recall_")}
     assert recalls == {"recall_c0", "recall_c1", "recall_c2"}
@@ -283,6 +283,36 @@ def test_named_classes_must_be_the_jobs(tmp_path: Path) -> None:
     local["sites"]["site-2"] = own_images(tmp_path / "other", class_names=CLASSES[::-1])
     reason = refused(run(tmp_path / "names", local, settings={"num_classes": 3}))
     assert "name the classes differently: c0, c1, c2 at site-1; c2, c1, c0 at site-2" in reason
+
+
+def test_groups_come_from_the_datalists_and_must_be_the_same(tmp_path: Path) -> None:
+    groups = {"head": [0], "tail": [1, 2]}
+    local = {"sites": {s: own_images(tmp_path / s, class_names=CLASSES, class_groups=groups) for s in SITES[:2]}}
+    results = run(tmp_path / "run", local, settings={"num_classes": 3})
+    assert results["status"] == "completed"
+    assert results["info"]["said"]["site-1"]["class_groups"] == ["head 0", "tail 1", "tail 2"]
+    of_site = results["test"]["site-2"]
+    assert of_site["tail"] == pytest.approx((of_site["recall_c1"] + of_site["recall_c2"]) / 2)
+    others = {"head": [0, 1], "tail": [2]}
+    local["sites"]["site-2"] = own_images(tmp_path / "other", class_names=CLASSES, class_groups=others)
+    reason = refused(run(tmp_path / "groups", local, settings={"num_classes": 3}))
+    assert "group the classes differently: head 0, tail 1, tail 2 at site-1; head 0, head 1, tail 2 at site-2" in reason
+    local["sites"]["site-2"] = own_images(tmp_path / "metric", class_names=CLASSES, class_groups={"accuracy": [0]})
+    assert "'class_groups' is not usable" in refused(run(tmp_path / "named", local, settings={"num_classes": 3}))
+
+
+def test_a_patient_in_two_splits_is_named_at_home_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    local = {"sites": {s: own_images(tmp_path / s) for s in SITES[:2]}}
+    file = tmp_path / "site-2/datalist.json"
+    content = json.loads(file.read_text())
+    for split in ("training", "test"):
+        content[split][0]["patient"] = "Anna-1953"
+    file.write_text(json.dumps(content))
+    results = run(tmp_path / "run", local, settings={"num_classes": 3})
+    assert "site-2': the datalist is not usable: a patient is in both 'training' and 'test'" in refused(results)
+    assert "Anna-1953" in caplog.text  # the site's own log
+    sent = [path for path in (tmp_path / "run").rglob("*") if path.is_file() and b"Anna-1953" in path.read_bytes()]
+    assert not sent
 
 
 def test_a_rare_class_that_no_site_has_is_named(tmp_path: Path) -> None:

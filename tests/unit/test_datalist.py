@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -416,3 +417,77 @@ def test_image_and_mask_must_be_of_one_size(root: Path) -> None:
         read_pair(sample, site="a", split="training")
     public = "site 'a': an image of split 'training' and its mask differ in size"
     assert check_public(caught.value, root, "a").public == public
+
+
+# --- patients, volumes, spacing, groups -------------------------------------------------------------------
+
+
+def with_keys(root: Path, **more: Any) -> None:
+    """The three entries with more keys; a list gives each its own."""
+    content = json.loads((root / "datalist.json").read_text())
+    for index, split in enumerate(SPLITS):
+        content[split][0].update({k: v[index] if isinstance(v, list) else v for k, v in more.items()})
+    (root / "datalist.json").write_text(json.dumps(content))
+
+
+def test_optional_keys(root: Path) -> None:
+    with_keys(root, patient=["p1", 2, "p3"], volume="v", spacing=[[0.5, 0.5], [1, 1, 3], None])
+    splits = load_datalist(root, site="a").splits
+    assert [splits[split][0].patient for split in SPLITS] == ["p1", "2", "p3"]
+    assert splits["training"][0].volume == "v"
+    assert [splits[split][0].spacing for split in SPLITS] == [(0.5, 0.5), (1.0, 1.0, 3.0), None]
+    assert "p1" not in repr(splits["training"][0])
+
+
+def test_a_patient_in_two_splits(root: Path) -> None:
+    with_keys(root, patient=["anna", "berta", "anna"])
+    error = refused(root)
+    assert "patient 'anna' is in both 'training' and 'test'" in str(error)
+    assert error.public.endswith("a patient is in both 'training' and 'test'")
+    assert "anna" not in error.public
+
+
+def test_a_patient_in_two_test_lists(root: Path) -> None:
+    with_keys(root, patient=["anna", "berta", "carla"])
+    content = json.loads((root / "datalist.json").read_text())
+    change(root, test_dark=content["test"])
+    assert load_datalist(root, site="a").splits["test_dark"][0].patient == "carla"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"patient": ""}, "'patient' of entry 0 of 'training' must be a text or a whole number"),
+        ({"patient": 1.5}, "got a float"),
+        ({"volume": True}, "'volume' of entry 0 of 'training' must be a text"),
+        ({"spacing": 1}, "'spacing' of entry 0 of 'training' must be the size of a pixel in mm"),
+        ({"spacing": [[0, 1]] * 3}, r"2 or 3 numbers > 0 \(rows, columns, slices\), got \[0, 1\]"),
+        ({"spacing": [[1, float("nan")]] * 3}, "'spacing' of entry 0"),
+    ],
+)
+def test_bad_keys(root: Path, more: dict[str, Any], message: str) -> None:
+    with_keys(root, **more)
+    error = refused(root)
+    assert re.search(message, str(error))
+
+
+def test_class_groups(root: Path) -> None:
+    with_classes(root)
+    change(root, class_names=["a", "b", "c"], class_groups={"head": [1], "tail": [0, 2]})
+    assert load_datalist(root, site="a", class_labels=True).class_groups == {"head": (1,), "tail": (0, 2)}
+    for groups in ([1], {"": [0]}, {"head": []}, {"head": [3]}, {"head": ["a"]}, {"head": 1}):
+        change(root, class_groups=groups)
+        assert "'class_groups' must name lists" in str(refused(root, class_labels=True))
+
+
+def test_all_problems_of_a_list(root: Path) -> None:
+    with_keys(root, patient="anna")
+    content = json.loads((root / "datalist.json").read_text())
+    change(root, training=[*content["training"], {"image": "images/none.png", "label": 1}, 3], validation=[])
+    found: list[DataError] = []
+    loaded = load_datalist(root, site="a", problems=found)
+    assert [len(loaded.splits[split]) for split in SPLITS] == [1, 0, 1]
+    assert len(found) == 4
+    for error, part in zip(found, ("none.png", "must be an object", "is empty", "patient 'anna'"), strict=True):
+        assert part in str(error)
+        check_public(error, root, "a")

@@ -12,6 +12,7 @@ from fairflare.data.partitions import (
     dirichlet_partition,
     iid_partition,
     label_distance,
+    quantity_partition,
     shard_partition,
     stratified_folds,
     stratified_split,
@@ -27,6 +28,7 @@ DISJOINT = {
     "file_order": lambda seed: two_pool_partition(LABELS, 7, 2, 1.0, seed=seed, file_order=True),
     "literal": lambda seed: shard_partition(LABELS, 7, 0.8, seed=seed),
     "complement": lambda seed: shard_partition(LABELS, 7, 0.8, seed=seed, mode="complement"),
+    "quantity": lambda seed: quantity_partition(LABELS, 7, 1.0, seed=seed),
     "split": lambda seed: stratified_split(LABELS, (0.7, 0.15, 0.15), seed=seed),
     "folds": lambda seed: stratified_folds(LABELS, 5, seed=seed),
 }
@@ -328,3 +330,17 @@ def test_errors_say_what_is_wrong() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             call()
+
+
+def test_sites_of_different_size_are_alike_in_their_classes() -> None:
+    """As the definition says: every class is cut at the same shares, to less than one sample."""
+    parts = quantity_partition(LABELS, 5, 1.0, seed=2, min_size=20)
+    shares = np.array([len(part) for part in parts]) / len(LABELS)
+    assert shares.max() > 3 * shares.min()
+    for c in range(6):
+        counts = np.array([(LABELS[part] == c).sum() for part in parts])
+        assert np.abs(counts - shares * (LABELS == c).sum()).max() < 2
+    sizes = [len(part) for part in quantity_partition(LABELS, 5, 1e6, seed=0)]
+    assert max(sizes) - min(sizes) < 20
+    with pytest.raises(ValueError, match=r"no draw of sizes with alpha=0.001 gave each of 5 sites 300"):
+        quantity_partition(LABELS, 5, 0.001, min_size=300)

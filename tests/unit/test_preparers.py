@@ -112,7 +112,8 @@ def test_prepared_nuclei_can_be_read(tmp_path: Path) -> None:
         assert not data.synthetic
         assert sum(data.num_samples(split) for split in SPLITS) == 12
         assert len(list(data.batches("training", batch_size=4))) == -(-data.num_samples("training") // 4)
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted([*NUCLEI, "fairflare.json"])
+    summaries = ["counts.csv", "fairflare.json", "manifest.json"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted([*NUCLEI, *summaries])
 
 
 def test_what_is_written_is_what_the_file_holds(tmp_path: Path) -> None:
@@ -438,10 +439,10 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_every_preparer_is_a_command_and_in_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
-    text = (Path(__file__).parents[2] / "docs/data.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/datasets.md").read_text()
     for name, preparer in PREPARERS.items():
         assert preparer.name == name
-        assert f"python -m fairflare.data.preparers {name} " in text
+        assert f"fairflare prepare {name} " in text
         with pytest.raises(SystemExit) as caught:
             main([name, "--help"])
         assert caught.value.code == 0

@@ -14,7 +14,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from fairflare.cli import completion
+from fairflare.cli.check_data import check_data
 from fairflare.cli.in_process import INTERRUPTED, run_here
+from fairflare.cli.phantom import phantom
 from fairflare.cli.predict import predict
 from fairflare.cli.run_folder import earlier_results, last_errors, refuse_to_replace_run, site_settings
 from fairflare.cli.screen import console, errors, user_errors
@@ -323,6 +325,8 @@ def show(
 
 
 app.command()(predict)
+app.command("check-data")(check_data)
+app.command()(phantom)
 
 
 @app.command()

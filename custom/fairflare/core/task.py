@@ -57,6 +57,7 @@ class SiteData(ABC):
         num_classes: number of classes as far as the data tell: of those that they name, else the highest number of a
             class and one; ``None``: they have no classes, or do not tell.
         class_names: names of all classes, where the data have them.
+        class_groups: numbers of the classes of each group (head, medium, tail), where the data have them.
         test_splits: ``"test"``, and further test lists ``"test_<name>"`` (for instance a corrupted copy, or one
             skin tone); their metrics are reported as ``<name>/<metric>``.
     """
@@ -65,6 +66,7 @@ class SiteData(ABC):
     description: str = ""
     num_classes: int | None = None
     class_names: tuple[str, ...] | None = None
+    class_groups: Mapping[str, tuple[int, ...]] | None = None
     test_splits: tuple[str, ...] = ("test",)
 
     @abstractmethod

@@ -8,14 +8,16 @@ Decathlon, as MONAI uses it::
      "test":       [...]}
 
 For classification ``label`` is the number of the class, from 0; a list ``"class_names"`` beside the splits names all
-classes. Further lists named ``test_<name>`` (a
-corrupted copy of the test images, one skin tone of them, ...) are optional; their images may be in ``test`` too.
-The results show ``<name>``, so it is made of letters, digits, ``-`` and ``_``.
+classes, ``"class_groups"`` has groups of them by number (``{"head": [0, 2], "tail": [1]}``). Further lists named
+``test_<name>`` (a corrupted copy of the test images, one skin tone of them, ...) are optional; their images may be in
+``test`` too. The results show ``<name>``, so it is made of letters, digits, ``-`` and ``_``.
 
 Paths are relative to the folder, and links in it may not leave it unless the site says so. An image is a PNG, JPEG, BMP
 or TIFF file, a ``.npy`` array, a NIfTI or DICOM file, or a folder with the DICOM files of one series; one slice of a
-volume is picked with a third key, ``"slice": 12``. A fourth, ``"volume": "p07"``, says which volume a picture is a
-slice of, where that is not its file.
+volume is picked with a third key, ``"slice": 12``. More keys are optional: ``"patient"`` (the site's own key of a
+person, who may then be in one split only; it never leaves the site), ``"volume"`` (what the slices of one volume have
+in common, where that is not their file), ``"spacing"`` (size of a pixel in mm: rows, columns, and slices where it is
+known). ``"synthetic": true`` beside the splits says that the images are made up; the results then say so, too.
 
 Every problem is a :class:`DataError` that names the site, the file and the key and says what to do. Its
 ``public`` text has no file name in it: only that may leave the site.
@@ -25,9 +27,11 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,13 +76,16 @@ class DataError(ValueError):
 class Sample:
     """An image with its mask (a file) or its class; ``slice`` picks one slice when they are volumes.
 
-    ``volume`` is the name of the volume that a picture is a slice of, where its file is not the volume.
+    ``patient`` and ``volume`` (of a picture that is a slice of one, where its file is not the volume) are the site's
+    own keys: they are in no message but its own log's. ``spacing`` is in mm.
     """
 
     image: Path
     label: Path | int
     slice: int | None = None
-    volume: str | None = None
+    volume: str | None = field(default=None, repr=False)
+    patient: str | None = field(default=None, repr=False)
+    spacing: tuple[float, ...] | None = None
 
     @property
     def part_of(self) -> str | None:
@@ -94,6 +101,8 @@ class Datalist:
     file: Path
     splits: Mapping[str, tuple[Sample, ...]]
     class_names: tuple[str, ...] | None = None
+    class_groups: Mapping[str, tuple[int, ...]] | None = None
+    synthetic: bool = False
 
 
 def load_datalist(
@@ -103,6 +112,7 @@ def load_datalist(
     site: str,
     class_labels: bool = False,
     linked_roots: Sequence[str] = (),
+    problems: list[DataError] | None = None,
 ) -> Datalist:
     """Read and check a datalist; the images themselves are not opened.
 
@@ -112,11 +122,13 @@ def load_datalist(
         site: name for the messages.
         class_labels: ``label`` is the number of a class; otherwise the path of a mask.
         linked_roots: further folders that links in ``data_root`` may lead to.
+        problems: takes what is wrong within the list, one error for each, instead of the first one being raised; what
+            cannot be used is left out.
 
     Raises:
         DataError: the folder or the list is missing or malformed, a split is missing or empty, an entry lacks
             a key, a file does not exist or lies outside ``data_root``, a link (also the list's own) leads out of it and
-            of ``linked_roots``, or an image is in two splits.
+            of ``linked_roots``, or an image or a patient is in two splits.
     """
     root = Path(os.path.normpath(Path(data_root).expanduser().absolute()))
     if not root.is_dir():
@@ -135,9 +147,16 @@ def load_datalist(
             f"site '{site}': the datalist leads out of the data folder",
         )
     content = _read_json(file, site)
-    checked = _List(site, root, file, class_labels, folders)
+    checked = _List(site, root, file, class_labels, folders, problems)
     splits = checked.splits(content)
-    return Datalist(site, file, splits, checked.class_names(content) if class_labels else None)
+    made_up = content.get("synthetic") is True
+    if not class_labels:
+        return Datalist(site, file, splits, synthetic=made_up)
+    names, groups = None, None
+    with checked.noted():
+        names = checked.class_names(content)
+        groups = checked.class_groups(content, names)
+    return Datalist(site, file, splits, names, groups, made_up)
 
 
 def write_datalist(
@@ -221,6 +240,17 @@ class _List:
     class_labels: bool
     folders: tuple[Path, ...]  # that files may really lie in
     listed: dict[Path, list[Path]] = field(default_factory=dict)
+    problems: list[DataError] | None = None  # None: the first one is raised
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """What is wrong in here is noted, where problems are collected."""
+        try:
+            yield
+        except DataError as error:
+            if self.problems is None:
+                raise
+            self.problems.append(error)
 
     def bad(self, problem: str, public: str) -> DataError:
         return DataError(
@@ -240,6 +270,25 @@ class _List:
             )
         return tuple(names)
 
+    def class_groups(
+        self, content: dict[str, Any], names: tuple[str, ...] | None
+    ) -> Mapping[str, tuple[int, ...]] | None:
+        groups = content.get("class_groups")
+        if groups is None:
+            return None
+        usable = isinstance(groups, dict) and all(
+            name.isprintable() and 0 < len(name) <= MAX_NAME and isinstance(members, list) and members
+            and all(_is_count(number) and (names is None or number < len(names)) for number in members)
+            for name, members in groups.items()
+        )  # fmt: skip
+        if not usable:
+            raise self.bad(
+                '\'class_groups\' must name lists of numbers of classes, such as {"head": [0, 2], "tail": [1]}, got '
+                f"{groups!r:.200}",
+                "'class_groups' does not name lists of classes",
+            )
+        return {name: tuple(members) for name, members in groups.items()}
+
     def splits(self, content: Any) -> dict[str, tuple[Sample, ...]]:
         if not isinstance(content, dict):
             raise self.bad(
@@ -247,20 +296,35 @@ class _List:
                 "it is not an object with the splits",
             )
         found: dict[str, tuple[Sample, ...]] = {}
-        seen: dict[Path, str] = {}
+        images: dict[Path, list[str]] = {}
+        patients: dict[str, list[str]] = {}
         for split in (*SPLITS, *sorted(key for key in content if key.startswith(EXTRA_TEST))):
-            entries = self.entries(content, split)
-            samples = tuple(self.sample(entry, f"entry {n} of '{split}'") for n, entry in enumerate(entries))
-            for sample in samples:
-                first = seen.setdefault(sample.image.resolve(), split)
-                if first != split and not (first.startswith("test") and split.startswith("test")):
-                    raise self.bad(
-                        f"image '{sample.image}' is in both '{first}' and '{split}'; "
-                        "keep each image, and each patient, in one split",
-                        f"an image is in both '{first}' and '{split}'",
-                    )
-            found[split] = samples
+            samples = []
+            entries: list[Any] = []
+            with self.noted():
+                entries = self.entries(content, split)
+            for number, entry in enumerate(entries):
+                with self.noted():
+                    samples.append(sample := self.sample(entry, f"entry {number} of '{split}'"))
+                    self.one_split(images, sample.image.resolve(), split, f"image '{sample.image}'", "an image")
+            for patient in dict.fromkeys(sample.patient for sample in samples if sample.patient is not None):
+                with self.noted():
+                    self.one_split(patients, patient, split, f"patient '{patient}'", "a patient")
+            found[split] = tuple(samples)
         return found
+
+    def one_split(self, seen: dict[Any, list[str]], key: Any, split: str, what: str, public: str) -> None:
+        """Nothing is in two splits, but for several test lists."""
+        splits = seen.setdefault(key, [split])
+        if split in splits:
+            return
+        splits.append(split)
+        other = next((s for s in splits if not (s.startswith("test") and split.startswith("test"))), None)
+        if other is not None:
+            raise self.bad(
+                f"{what} is in both '{other}' and '{split}'; keep each image, and each patient, in one split",
+                f"{public} is in both '{other}' and '{split}'",
+            )
 
     def entries(self, content: dict[str, Any], split: str) -> list[Any]:
         if split not in SPLITS and not EXTRA_NAME.fullmatch(split):
@@ -303,18 +367,39 @@ class _List:
                 f"'label' of {where} must be the number of a class (a whole number >= 0), got {label!r}",
                 f"'label' of {where} is not the number of a class",
             )
-        number, volume = entry.get("slice"), entry.get("volume")
+        number = entry.get("slice")
         if number is not None and not _is_count(number):
             raise self.bad(
                 f"'slice' of {where} must be a whole number >= 0, got {number!r}",
                 f"'slice' of {where} is not a whole number >= 0",
             )
-        if volume is not None and not (isinstance(volume, str) and volume):
+        volume, patient = (self.key(entry, key, where) for key in ("volume", "patient"))
+        return Sample(image, label, number, volume, patient, self.spacing(entry, where))
+
+    def key(self, entry: dict[str, Any], name: str, where: str) -> str | None:
+        """Of a patient or volume: a text, or a number as text."""
+        value = entry.get(name)
+        if value is None:
+            return None
+        if not (isinstance(value, str) and value) and not _is_count(value):
             raise self.bad(
-                f"'volume' of {where} must be a text, the name of the volume that it is a slice of, got {volume!r:.80}",
-                f"'volume' of {where} is not a text",
+                f"'{name}' of {where} must be a text or a whole number, the same for all images of one {name}, got "
+                f"{_kind(value)}",
+                f"'{name}' of {where} is not a text",
             )
-        return Sample(image, label, number, volume)
+        return str(value)
+
+    def spacing(self, entry: dict[str, Any], where: str) -> tuple[float, ...] | None:
+        value = entry.get("spacing")
+        if value is None:
+            return None
+        if not (isinstance(value, list) and len(value) in (2, 3) and all(_is_length(length) for length in value)):
+            raise self.bad(
+                f"'spacing' of {where} must be the size of a pixel in mm, 2 or 3 numbers > 0 (rows, columns, slices), "
+                f"got {value!r:.80}",
+                f"'spacing' of {where} is not 2 or 3 numbers > 0",
+            )
+        return tuple(float(length) for length in value)
 
     def path(self, entry: dict[str, Any], key: str, where: str) -> Path:
         value = entry[key]
@@ -372,6 +457,10 @@ class _List:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_length(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
 
 
 def _kind(value: Any) -> str:

@@ -167,6 +167,39 @@ def _large_enough(
     )
 
 
+def quantity_partition(
+    labels: npt.ArrayLike, num_sites: int, alpha: float, *, seed: int = 0, min_size: int = 10
+) -> list[Indices]:
+    r"""Sites of very different size that are alike in their classes: the sizes are shares :math:`p \sim Dir(\alpha)`.
+
+    Each class is shuffled and cut at the same cumulative shares, rounded by largest remainder; so a class with fewer
+    samples than sites goes to the largest ones. A draw that leaves a site too small is thrown away, at most 100 times.
+
+    Args:
+        labels: (n,) class index of each sample.
+        num_sites: K, at least 1.
+        alpha: concentration, above 0. Large: sites of nearly the same size.
+        seed: of shares and shuffling.
+        min_size: samples that every site must have.
+
+    Raises:
+        ValueError: a bad argument, or no draw that is large enough at every site.
+    """
+    y = _labels(labels)
+    sites = _whole("num_sites", num_sites)
+    number("alpha", alpha, above=0)
+    least = _whole("min_size", min_size, low=0)
+
+    def deal(rng: np.random.Generator) -> Indices:
+        owner = np.empty(len(y), np.int64)
+        shares = rng.dirichlet(np.full(sites, alpha))
+        for members in _classes(y):
+            owner[rng.permutation(members)] = np.repeat(np.arange(sites), apportion(shares, len(members)))
+        return owner
+
+    return _large_enough(deal, sites, least, seed, f"draw of sizes with alpha={alpha:g}")
+
+
 def shard_partition(
     labels: npt.ArrayLike, num_sites: int, eta: float, *, seed: int = 0, num_shards: int = 200, mode: str = "literal"
 ) -> list[Indices]:

@@ -46,6 +46,12 @@ FIELDS = (
         keep="leave `class_names` out of the datalist",
     ),
     Field(
+        "class_groups", "names", required=False,
+        doc="which class is in which group (head, medium, tail) of the datalist",
+        reveals="which classes have many and which few training images in the data that the groups were made from",
+        keep="leave `class_groups` out of the datalist",
+    ),
+    Field(
         "prior", "text", required=False,
         doc="Fed-MAS: fingerprint of the frozen prior network", reveals="which published checkpoint the site holds",
     ),
@@ -80,6 +86,8 @@ def facts_of(data: SiteData, device: torch.device, sends_classes: bool) -> dict[
     }
     if data.class_names is not None:
         facts["class_names"] = list(data.class_names)
+    if data.class_groups is not None:
+        facts["class_groups"] = [f"{name} {number}" for name, own in data.class_groups.items() for number in own]
     if data.num_classes is not None and (sends_classes or data.class_names is not None):
         facts["num_classes"] = data.num_classes
     return facts
@@ -98,12 +106,13 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
     found = read_report(meta.get("report"), FIELDS, site)
     splits, counts = found.pop("splits") or [], found.pop("images") or []
     names = found["class_names"]
-    if len(splits) > MAX_LISTS or len(names or ()) > MAX_CLASSES:
-        raise ReportError(f"site {site!r}: more than {MAX_LISTS} lists or {MAX_CLASSES} classes")
+    if len(splits) > MAX_LISTS or len(names or ()) > MAX_CLASSES or len(found["class_groups"] or ()) > MAX_CLASSES:
+        raise ReportError(f"site {site!r}: more than {MAX_LISTS} lists or {MAX_CLASSES} classes or groups")
     for key in ("prior", "device"):
         found[key] = None if found[key] is None else printable(found[key])
-    if names is not None:
-        found["class_names"] = [printable(name) for name in names]
+    for key in ("class_names", "class_groups"):
+        if found[key] is not None:
+            found[key] = [printable(name) for name in found[key]]
     if found["num_classes"] is not None:
         found["num_classes"] = int(found["num_classes"])
     images = {printable(split): int(count) for split, count in zip(splits, counts, strict=False)}
@@ -206,6 +215,10 @@ class Check:
         if len(by_names) > 1:
             named = "; ".join(f"{', '.join(names)} at {_names(sites)}" for names, sites in by_names.items())
             yield f"the datalists name the classes differently: {named[:600]}"
+        by_groups = _by_value({site: tuple(found["class_groups"] or ()) or None for site, found in facts.items()})
+        if len(by_groups) > 1:
+            named = "; ".join(f"{', '.join(groups)} at {_names(sites)}" for groups, sites in by_groups.items())
+            yield f"the datalists group the classes differently: {named[:600]}. Write the same 'class_groups' into all"
         wanted = self.task.classes
         counts = {site: found["num_classes"] for site, found in facts.items() if found["num_classes"] is not None}
         # The last classes may be at a site that does not say.

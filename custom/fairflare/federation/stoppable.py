@@ -24,6 +24,7 @@ class StoppableData(SiteData):
         self._data = data
         self.synthetic, self.description, self.test_splits = data.synthetic, data.description, data.test_splits
         self.num_classes, self.class_names = data.num_classes, data.class_names
+        self.class_groups = data.class_groups
 
     def num_samples(self, split: str) -> int:
         return self._data.num_samples(split)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -92,7 +92,7 @@ class ClassificationTask(MeasuresClasses, ImageTask):
         class_names: names of the classes for the metrics ``recall_<name>``. Default: the phantom's; of own images
             those of the datalist, or ``class_0``, ...
         class_groups: ``{"head": [0, 1], ...}``: their mean recalls are reported too. Default: the phantom's; of own
-            images none.
+            images those of the datalist.
         norm_momentum: share of a new batch in the running statistics of the batch norms (PyTorch: 0.1).
         initial_weights: checkpoint of the encoder (a plain state dict, torchvision's or MONAI's names, ``.pt``,
             ``.pth`` or ``.safetensors``) that the server starts from, unless its own private file names another; a
@@ -182,16 +182,20 @@ class ClassificationTask(MeasuresClasses, ImageTask):
             checks.whole(f"image_size for {where}", side, low=least)
         if self.class_names is not None:
             one_for_each_class("class_names", self.class_names, self.classes, different=True)
-        for group, members in (self.class_groups or {}).items():
-            if group in (*NAMES, "all", "loss") or group.startswith("recall_"):
-                raise ValueError(f"class_groups: '{group}' is the name of a metric; choose another")
-            for member in members:
-                checks.number(f"class_groups: class of {group!r}", member, low=0, high=self.classes - 1, whole=True)
+        self.check_groups(self.class_groups or {})
         if self.retrained_head and self.classifier != "linear":
             raise ValueError("retrained_head needs classifier='linear'")
         most = 1 / len(PHANTOMS[self.phantom].class_names)
         checks.number("phantom_min_share", self.phantom_min_share, low=0, high=most)
         self.plan(self.phantom_seed)  # refuses what does not fit together
+
+    def check_groups(self, groups: Mapping[str, Sequence[int]]) -> None:
+        """Raises ``ValueError`` where a group is called like a metric or has a class that the task has not."""
+        for group, members in groups.items():
+            if group in (*NAMES, "all", "loss") or group.startswith("recall_"):
+                raise ValueError(f"class_groups: '{group}' is the name of a metric; choose another")
+            for member in members:
+                checks.number(f"class_groups: class of {group!r}", member, low=0, high=self.classes - 1, whole=True)
 
     @property
     def classes(self) -> int:
@@ -287,13 +291,14 @@ class ClassificationTask(MeasuresClasses, ImageTask):
 
     def suited_to(self, data: SiteData) -> ClassificationTask:
         """Own images have neither the phantom's names of classes nor its groups."""
-        if data.synthetic or (self.class_names is not None and self.class_groups is not None):
+        drawn = data.synthetic and data.class_names is None and data.class_groups is None
+        if drawn or (self.class_names is not None and self.class_groups is not None):
             return self
         own = copy.copy(self)
         if own.class_names is None:
             own.class_names = list(data.class_names or (f"class_{number}" for number in range(self.classes)))
         if own.class_groups is None:
-            own.class_groups = {}
+            own.class_groups = {name: list(members) for name, members in (data.class_groups or {}).items()}
         return own
 
     def open_folder(self, site: str, own: ClassificationSite, datalist: Datalist) -> SiteData:
@@ -305,6 +310,12 @@ class ClassificationTask(MeasuresClasses, ImageTask):
                 f"'{datalist.file}'",
                 f"site '{site}': {told}",
             )
+        try:
+            self.check_groups(datalist.class_groups or {})
+        except ValueError as error:
+            raise DataError(
+                f"site '{site}': {error}; correct '{datalist.file}'", f"site '{site}': 'class_groups' is not usable"
+            ) from error
         with setting_of(site, "class_numbers"):
             for number in (own.class_numbers or {}).values():
                 checks.number("class_numbers: class", number, low=0, high=self.classes - 1, whole=True)
@@ -334,6 +345,7 @@ class FolderClasses(FolderImages):
         found = {split: [self.class_of(s, split) for s in samples] for split, samples in datalist.splits.items()}
         self._counts = {split: np.bincount(numbers, minlength=task.classes) for split, numbers in found.items()}
         self.class_names = datalist.class_names if coding is None else None
+        self.class_groups = datalist.class_groups if coding is None else None
         known = [*coding.values()] if coding else [number for numbers in found.values() for number in numbers]
         self.num_classes = len(self.class_names) if self.class_names else max(known) + 1
 

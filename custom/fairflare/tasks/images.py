@@ -362,7 +362,9 @@ class FolderImages(ImageData):
         self._datasets: dict[str, CacheDataset] = {}
         self.test_splits = tuple(split for split in datalist.splits if split.startswith("test"))
         sizes = ", ".join(f"{len(samples)} {split}" for split, samples in datalist.splits.items())
-        self.description = f"images of the site's own folder: {sizes}"
+        self.synthetic = datalist.synthetic
+        made_up = "SYNTHETIC, not patient data: " if datalist.synthetic else ""
+        self.description = f"{made_up}images of the site's own folder: {sizes}"
 
     @abstractmethod
     def target_bytes(self) -> int:

@@ -1,15 +1,25 @@
-"""The command: ``python -m fairflare.data.preparers NAME ...``."""
+"""The command: ``python -m fairflare.data.preparers NAME ...``, which is ``fairflare prepare``."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import re
-from collections.abc import Sequence
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from fairflare.data.datalist import SPLITS
-from fairflare.data.preparers import PREPARERS
+from fairflare.data.preparers import PREPARERS, dealing
+from fairflare.data.preparers import counts as counting
+from fairflare.data.preparers.common import Preparer
+from fairflare.data.preparers.draft import FOLDER
+
+INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m fairflare.data.preparers") -> int:
@@ -19,34 +29,87 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m fairflar
         arguments: of the command line; ``None``: this process's own.
         prog: what the command is called.
     """
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description="Per-site folders with datalists from public data sets.",
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    for preparer in PREPARERS.values():
-        sub = commands.add_parser(preparer.name, help=preparer.text, description=preparer.text)
-        if preparer.has_source:
-            sub.add_argument(
-                "--source", dest="source_dir", metavar="SOURCE", required=True, help="folder with the source files"
-            )
-        sub.add_argument("--out", dest="out_dir", metavar="OUT", required=True, help="folder to write to")
-        sub.add_argument("--seed", type=int, default=0, help="of the split (default 0)")
-        sub.add_argument("--number", action="store_true", help="call the sites site-1, site-2, ...")
-        sub.add_argument("--overwrite", action="store_true", help="replace what an earlier call wrote")
-        preparer.add_options(sub)
+    parser = make_parser(prog)
     options = vars(parser.parse_args(arguments))
     preparer = PREPARERS[options.pop("command")]
+    out = Path(options["out_dir"])
     try:
-        written = preparer.prepare(**options)
+        record = {"preparer": preparer.name, "options": _plain(options)}
+        if preparer.dealing is not None:
+            options["dealing"] = dealing.from_options(options)
+        picture = find_spec("matplotlib") is not None
+        with counting_files() as progress:
+            written = preparer.prepare(**options, record=record, picture=picture, progress=progress)
     except (OSError, ValueError, re.error) as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
+    except KeyboardInterrupt:
+        kept = (out / FOLDER).is_dir()
+        how = f"; what is done waits in {out / FOLDER}, and the same command goes on with it" if kept else ""
+        print(f"interrupted{how}", file=sys.stderr)
+        return INTERRUPTED
+    say(written, out, picture)
+    return 0
+
+
+def make_parser(prog: str) -> argparse.ArgumentParser:
+    """Every preparer as a command of its own."""
+    parser = argparse.ArgumentParser(prog=prog, description="Per-site folders with datalists from data sets.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for preparer in PREPARERS.values():
+        _add(commands.add_parser(preparer.name, help=preparer.text, description=preparer.text), preparer)
+    return parser
+
+
+def _add(sub: argparse.ArgumentParser, preparer: Preparer) -> None:
+    if preparer.has_source:
+        sub.add_argument(
+            "--source", dest="source_dir", metavar="SOURCE", required=True, help="folder with the source files"
+        )
+    sub.add_argument("--out", dest="out_dir", metavar="OUT", required=True, help="folder to write to")
+    sub.add_argument("--seed", type=int, default=0, help="of everything random (default 0)")
+    sub.add_argument("--number", action="store_true", help="call the sites site-1, site-2, ...")
+    sub.add_argument("--overwrite", action="store_true", help="replace what an earlier call wrote")
+    preparer.add_options(sub)
+    if preparer.dealing is not None:
+        dealing.add_options(sub, preparer.dealing)
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as the manifest has them; not where it went."""
+    return {name: value for name, value in options.items() if name not in ("out_dir", "overwrite", "seed")}
+
+
+@contextmanager
+def counting_files() -> Iterator[Callable[[int], None]]:
+    """Says in a terminal how many files are written."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.completed} files"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        line = bar.add_task("", total=None)
+        yield lambda done: bar.update(line, completed=done)
+
+
+def say(written: Mapping[str, Path], out: Path, picture: bool) -> None:
+    """What every site has now."""
+    found: dict[str, dict[str, Counter[int | None]]] = {}
+    names = None
     for site, folder in written.items():
         content = json.loads((folder / "datalist.json").read_text(encoding="utf-8"))
-        sizes = ", ".join(f"{len(content[split])} {split}" for split in SPLITS)
-        print(f"{site} ({content['name']}): {sizes}")
-    print(f"Copy {Path(options['out_dir']) / 'fairflare.json'} into the 'local' folder of the simulator workspace.")
-    return 0
+        names = content.get("class_names", names)
+        lists = {key: value for key, value in content.items() if key in SPLITS or key.startswith("test_")}
+        print(f"{site} ({content['name']}): {', '.join(f'{len(entries)} {key}' for key, entries in lists.items())}")
+        found[site] = {
+            key: Counter(e["label"] if isinstance(e["label"], int) else None for e in entries)
+            for key, entries in lists.items()
+        }
+    if counting.classes_of(found, names) != [None]:
+        print(f"\nimages of training, validation and test\n{counting.as_text(found, names)}", end="")
+    drawn = "counts.csv, counts.png" if picture else "counts.csv (no picture: pip install 'fairflare[plots]')"
+    print(f"In {out}: {drawn}, manifest.json with checksums, versions and the seed.")
+    print(f"Copy {out / 'fairflare.json'} into the 'local' folder of the simulator workspace.")
 
 
 if __name__ == "__main__":

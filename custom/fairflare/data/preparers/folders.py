@@ -46,11 +46,21 @@ def prepare_folders(
     """
     if group is not None and re.compile(group).groups < 1:
         raise ValueError(f"group must have a part in brackets that is the patient, got {group!r}")
-    items = {name: _items(name, Path(images), Path(masks), group) for name, (images, masks) in sites.items()}
+    items = {name: folder_items(name, Path(images), Path(masks), group) for name, (images, masks) in sites.items()}
     return write_sites(items, out_dir, **writing)
 
 
-def _items(site: str, images: Path, masks: Path, group: str | None) -> Iterator[Item]:
+def folder_items(site: str, images: Path, masks: Path, group: str | None = None) -> Iterator[Item]:
+    """The pairs of two folders.
+
+    Args:
+        site: for messages.
+        images, masks: the folders; may be one.
+        group: as in :func:`prepare_folders`.
+
+    Raises:
+        DataError: a file without partner, or whose patient is not known.
+    """
     together = images == masks
     pictures = _by_name(site, images, skip="masks" if together else None)
     partners = _by_name(site, masks, skip="images" if together else None)
@@ -59,7 +69,8 @@ def _items(site: str, images: Path, masks: Path, group: str | None) -> Iterator[
         match = re.search(group, stem) if group is not None else None
         if group is not None and match is None:
             raise DataError(f"site '{site}': '{path}' does not match group '{group}', so its patient is not known")
-        yield Item(file_name(stem), match.group(1) if match else stem, path, partners[stem])
+        patient = match.group(1) if match else None
+        yield Item(file_name(stem), patient or stem, path, partners[stem], patient)
 
 
 def _by_name(site: str, folder: Path, skip: str | None) -> dict[str, Path]:

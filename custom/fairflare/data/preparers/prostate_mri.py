@@ -23,6 +23,7 @@ from fairflare.data.preparers.common import (
     listing,
     write_sites,
 )
+from fairflare.data.preparers.tables import say_counts
 
 PROSTATE_SITES: Mapping[str, tuple[str, ...]] = {  # names of the folders that are in use
     "BIDMC": ("bidmc", "sitee"),
@@ -32,6 +33,7 @@ PROSTATE_SITES: Mapping[str, tuple[str, ...]] = {  # names of the folders that a
     "RUNMC": ("runmc", "isbi", "sitea"),
     "UCL": ("ucl", "sited"),
 }
+CASES = (12, 30, 12, 19, 30, 13)
 SPLIT_UNITS = ("patient", "slice")
 MASK = "_segmentation"
 
@@ -74,13 +76,17 @@ def prepare_prostate_mri(
             f"{listing(path.name for path in folders.values())}; missing: {', '.join(missing)}. "
             "Name the sites that you have with 'sites' (--sites)"
         )
+    if sites is None:
+        cases = {name: len(_cases(name, folder)) for name, folder in found.items()}
+        places = [place for place, name in enumerate(PROSTATE_SITES) for _ in range(cases[name])]
+        say_counts(f"cases of {', '.join(PROSTATE_SITES)}", places, CASES)
     items = {name: _items(name, folder, split_unit, neighbours) for name, folder in found.items()}
     return write_sites(items, out_dir, **writing)
 
 
 def _items(site: str, folder: Path, split_unit: str, neighbours: bool) -> Iterator[Item]:
     for stem, (image, mask) in _cases(site, folder).items():
-        volume, inside = _volumes(site, image, mask)
+        volume, inside, spacing = _volumes(site, image, mask)
         low, high = float(volume.min()), float(np.percentile(volume, TOP_PERCENTILE))
         scale = 255.0 / (high - low) if high > low else 0.0
         pictures = np.round(np.clip((volume - low) * scale, 0, 255)).astype(np.uint8).transpose(2, 1, 0)
@@ -89,8 +95,11 @@ def _items(site: str, folder: Path, split_unit: str, neighbours: bool) -> Iterat
             around = (max(index - 1, 0), index, min(index + 1, last))
             picture = np.stack([pictures[k] for k in around], axis=-1) if neighbours else pictures[index]
             name = f"{file_name(stem)}_{index:03d}"
-            group = stem if split_unit == "patient" else name
-            yield Item(name, group, picture, inside[:, :, index].T.astype(np.uint8))
+            by_patient = split_unit == "patient"
+            yield Item(
+                name, stem if by_patient else name, picture, inside[:, :, index].T.astype(np.uint8),
+                patient=stem if by_patient else None, volume=stem, spacing=spacing,
+            )  # fmt: skip
 
 
 def _cases(site: str, folder: Path) -> dict[str, tuple[Path, Path]]:
@@ -102,12 +111,19 @@ def _cases(site: str, folder: Path) -> dict[str, tuple[Path, Path]]:
     return {stem: (cases[stem], masks[stem]) for stem in sorted(cases)}
 
 
-def _volumes(site: str, image: Path, mask: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-    """Intensities and prostate (columns, rows, slices); the prostate is somewhere."""
+def _volumes(
+    site: str, image: Path, mask: Path
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_], tuple[float, ...]]:
+    """Intensities and prostate (columns, rows, slices), and the spacing of rows, columns and slices in mm.
+
+    The prostate is somewhere.
+    """
     import nibabel
 
     try:
-        volume = np.asarray(nibabel.load(image).dataobj, np.float32)
+        opened = nibabel.load(image)
+        volume = np.asarray(opened.dataobj, np.float32)
+        zooms = [round(float(zoom), 4) for zoom in opened.header.get_zooms()[:3]]
         inside = np.asarray(nibabel.load(mask).dataobj) > 0
     except Exception as error:  # nibabel raises what it likes for a damaged file
         raise DataError(
@@ -122,7 +138,7 @@ def _volumes(site: str, image: Path, mask: Path) -> tuple[npt.NDArray[np.float32
         raise DataError(f"site '{site}': '{image}' has values that are NaN or infinite; repair the file")
     if not inside.any():
         raise DataError(f"site '{site}': '{mask}' has no prostate in it; repair or remove the case")
-    return volume, inside
+    return volume, inside, (zooms[1], zooms[0], zooms[2])
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

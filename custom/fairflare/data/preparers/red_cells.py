@@ -7,10 +7,17 @@ from pathlib import Path
 import numpy as np
 from typing_extensions import Unpack
 
-from fairflare.data.preparers.common import Item, Preparer, Writing, npz_files, read_arrays, write_sites
+from fairflare.data.preparers.common import Dealing, Item, Preparer, Writing, npz_files, read_arrays, write_pool
+
+RED_CELLS = (
+    "normal", "macrocyte", "microcyte", "spherocyte", "target", "stomatocyte", "ovalocyte", "teardrop", "burr",
+    "schistocyte", "hypochromia", "elliptocyte",
+)  # fmt: skip
 
 
-def prepare_red_cells(source_dir: str | Path, out_dir: str | Path, **writing: Unpack[Writing]) -> dict[str, Path]:
+def prepare_red_cells(
+    source_dir: str | Path, out_dir: str | Path, *, dealing: Dealing | None = None, **writing: Unpack[Writing]
+) -> dict[str, Path]:
     """Twelve types of red blood cells, long-tailed, from ``rbc12_chula.npz``.
 
     The file's six sites are blocks of consecutive smear images of one hospital, not six hospitals; they are called
@@ -18,6 +25,7 @@ def prepare_red_cells(source_dir: str | Path, out_dir: str | Path, **writing: Un
 
     Args:
         source_dir: folder with the file.
+        dealing: how the images become those of sites; default: by the file's blocks.
         out_dir, writing: see :func:`fairflare.data.preparers.common.write_sites`.
 
     Returns:
@@ -26,18 +34,18 @@ def prepare_red_cells(source_dir: str | Path, out_dir: str | Path, **writing: Un
     (file,) = npz_files(Path(source_dir), "rbc12_", ("chula",)).values()
     arrays = read_arrays("red cells", file, ("images", "labels", "image_no", "site"))
     images, labels, smears, blocks = arrays["images"], arrays["labels"], arrays["image_no"], arrays["site"]
-    sites = {
-        f"block-{block}": [
-            Item(f"s{smears[i]:04d}_{i:05d}", f"s{smears[i]:04d}", images[i], int(labels[i]))
-            for i in np.flatnonzero(blocks == block).tolist()
-        ]
-        for block in np.unique(blocks).tolist()
-    }
-    return write_sites(sites, out_dir, **writing)
+    items = [
+        Item(f"s{smears[i]:04d}_{i:05d}", f"s{smears[i]:04d}", images[i], int(labels[i]), site=f"block-{blocks[i]}")
+        for i in np.argsort(blocks, kind="stable").tolist()
+    ]
+    return write_pool(items, out_dir, dealing or Dealing(), class_names=RED_CELLS, stratified=False, **writing)
 
 
 PREPARERS = (
     Preparer(
-        "red-cells", "red blood cells by type, long-tailed, six blocks of one hospital's smears", prepare_red_cells
+        "red-cells",
+        "red blood cells by type, long-tailed, six blocks of one hospital's smears",
+        prepare_red_cells,
+        dealing=Dealing(),
     ),
 )

@@ -10,6 +10,7 @@ from typing_extensions import Unpack
 
 from fairflare.core.checks import choice
 from fairflare.data.preparers.common import (
+    Dealing,
     Item,
     Preparer,
     Writing,
@@ -17,6 +18,7 @@ from fairflare.data.preparers.common import (
     mask_items,
     npz_files,
     read_arrays,
+    write_pool,
     write_sites,
 )
 
@@ -53,25 +55,29 @@ def prepare_white_cells(
     return write_sites(sites, out_dir, None if values is None else {"mask_values": dict(values)}, **writing)
 
 
-def prepare_cell_types(source_dir: str | Path, out_dir: str | Path, **writing: Unpack[Writing]) -> dict[str, Path]:
+def prepare_cell_types(
+    source_dir: str | Path, out_dir: str | Path, *, dealing: Dealing | None = None, **writing: Unpack[Writing]
+) -> dict[str, Path]:
     """The white blood cells of three laboratories by type, from ``wbc_<site>.npz``; unknown types are left out.
 
     Args:
         source_dir: folder with the files.
+        dealing: how the images become those of sites; default: by laboratory.
         out_dir, writing: see :func:`fairflare.data.preparers.common.write_sites`.
 
     Returns:
         the folder of each site. Classes: ``CELL_TYPES``.
     """
     files = npz_files(Path(source_dir), "wbc_", WHITE_CELLS)
-    return write_sites({name: _type_items(name, file) for name, file in files.items()}, out_dir, **writing)
+    items = [item for name, file in files.items() for item in _type_items(name, file)]
+    return write_pool(items, out_dir, dealing or Dealing(), class_names=CELL_TYPES, stratified=False, **writing)
 
 
 def _type_items(site: str, file: Path) -> Iterator[Item]:
     arrays = read_arrays(site, file, ("images", "labels", "ids"))
     for image, label, name in zip(arrays["images"], arrays["labels"].tolist(), arrays["ids"], strict=True):
         if label != UNKNOWN_TYPE:
-            yield Item(file_name(str(name)), str(name), image, int(label))
+            yield Item(file_name(str(name)), str(name), image, int(label), site=site)
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -80,5 +86,5 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 PREPARERS = (
     Preparer("white-cells", "white blood cells, three laboratories", prepare_white_cells, _add_options),
-    Preparer("cell-types", "white blood cells by type, three laboratories", prepare_cell_types),
+    Preparer("cell-types", "white blood cells by type, three laboratories", prepare_cell_types, dealing=Dealing()),
 )

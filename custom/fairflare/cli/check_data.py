@@ -1,0 +1,214 @@
+"""``fairflare check-data``: everything wrong with the images of one or several sites, in one run."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import Progress
+
+from fairflare.cli.screen import console, errors, user_errors
+from fairflare.core.files import unreadable
+from fairflare.data.datalist import SPLITS
+
+MOST = 20  # lines of a site, unless --all
+COUNTS = "counts.csv"
+
+
+def check_data(
+    data: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE|DIR",
+            help="A fairflare.json, a datalist, a site's folder, or a folder of sites as `prepare` writes it.",
+        ),
+    ],
+    task: Annotated[
+        str | None, typer.Option("--task", help="segmentation or classification; default: as the labels are.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="KEY=VALUE of the task, such as num_classes=2; may be repeated.")
+    ] = None,
+    task_file: Annotated[Path | None, typer.Option(help="Python file with a class Task.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Folder for counts.csv and a contact sheet and a histogram of each site."),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help=f"Every problem, not only {MOST} of each site.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace pictures that are there.")] = False,
+) -> None:
+    """Reads every image as training does and says all that is wrong. Exit code 1 when training must not begin so."""
+    from fairflare.cli.commands import parse_settings
+    from fairflare.tasks.data_check import check_sites
+
+    with user_errors():
+        sites = sites_of(data)
+        made, names = make_task(sites, task, parse_settings(settings or []), task_file)
+        targets = {} if out is None else _pictures(out, list(sites), overwrite)
+    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        line = bar.add_task("images")
+        report = check_sites(made, sites, lambda done, total: bar.update(line, completed=done, total=total))
+    _print_problems(report.problems, every)
+    for site in report.sites:
+        _print_counts(site, names)
+    if out is not None:
+        _write_pictures(report.sites, out, targets, names)
+    notes = len(report.problems) - report.grave
+    total = sum(sum(found.values()) for site in report.sites for found in site.counts.values())
+    _say(f"{total} usable images at {len(report.sites)} site(s); {report.grave} problem(s), {notes} note(s)")
+    raise typer.Exit(int(report.grave > 0 or not report.sites))
+
+
+def sites_of(path: Path) -> dict[str, dict[str, Any]]:
+    """The settings of each site that a path stands for.
+
+    Raises:
+        ValueError: there is nothing to look at; says what was expected.
+    """
+    from fairflare.federation.site import own_settings
+
+    if path.is_dir():
+        file = next((path / name for name in ("fairflare.json", "datalist.json") if (path / name).is_file()), None)
+        if file is None:
+            folders = sorted(child for child in path.iterdir() if (child / "datalist.json").is_file())
+            if not folders:
+                raise ValueError(f"{path} has no fairflare.json, no datalist.json, and no folder with a datalist.json")
+            return {folder.name: {"data_root": str(folder.absolute())} for folder in folders}
+        path = file
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} {unreadable(error)}") from error
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{path} must hold a JSON object: a site file (docs/data.md) or a datalist")
+    if path.name == "datalist.json" or any(split in content for split in SPLITS):
+        return {path.absolute().parent.name: {"data_root": str(path.absolute().parent), "datalist": path.name}}
+    blocks = content.get("sites")
+    names = list(blocks) if isinstance(blocks, Mapping) and blocks else ["site-1"]
+    try:
+        return {name: own_settings(content, name) for name in names}
+    except RuntimeError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def make_task(
+    sites: Mapping[str, Mapping[str, Any]], kind: str | None, settings: dict[str, Any], task_file: Path | None
+) -> tuple[Any, list[str] | None]:
+    """The task that the images are read as, and the names of its classes.
+
+    Without a kind it is what the labels are; without ``num_classes`` a classification has as many classes as the
+    datalists name, else as the highest label says.
+    """
+    from fairflare.federation.plan import make_plan
+    from fairflare.tasks.images import ImageTask
+
+    labels, names = _labels(sites)
+    if kind is None and task_file is None:
+        kind = "classification" if labels else "segmentation"
+    if kind == "classification" and "num_classes" not in settings and (labels or names):
+        settings["num_classes"] = max(2, len(names) if names else max(labels) + 1)
+        _say(f"num_classes={settings['num_classes']}: {'as the datalists name them' if names else 'the highest label'}")
+    made = make_plan("fed_avg", task=kind, sites=0, settings=settings, task_file=task_file, min_sites=1).task
+    if not isinstance(made, ImageTask):
+        raise ValueError(f"{type(made).__name__} is no task on images (fairflare.tasks.images.ImageTask)")
+    return made, names if made.class_labels else None
+
+
+def _labels(sites: Mapping[str, Mapping[str, Any]]) -> tuple[list[int], list[str] | None]:
+    """Numbers of classes and their names in the datalists, as far as these can be read."""
+    numbers: list[int] = []
+    names = None
+    for own in sites.values():
+        try:
+            file = Path(own["data_root"]) / own.get("datalist", "datalist.json")
+            content = json.loads(file.read_text(encoding="utf-8"))
+            entries = [entry for split in content.values() if isinstance(split, list) for entry in split]
+            found = [entry["label"] for entry in entries if isinstance(entry, Mapping) and "label" in entry]
+            numbers += [number for number in found if type(number) is int and number >= 0]
+            names = content.get("class_names") or names
+        except (KeyError, TypeError, AttributeError, OSError, ValueError):
+            continue  # what is wrong is said when the list is read
+    usable = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return numbers, names if usable else None
+
+
+# ------------------------------------------------------------------------------------------------ what it says
+
+
+def _say(text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_problems(problems: Sequence[Any], every: bool) -> None:
+    for grave, word in ((True, "problem"), (False, "note")):
+        shown: Counter[str] = Counter()
+        for problem in problems:
+            if problem.grave is grave:
+                shown[problem.site] += 1
+                if every or shown[problem.site] <= MOST:
+                    _say(f"{word}: {problem.site or 'all sites'}: {problem.text}")
+        for site, count in shown.items():
+            if not every and count > MOST:
+                _say(f"{word}: {site or 'all sites'}: {count - MOST} more; --all shows them")
+
+
+def _print_counts(report: Any, names: Sequence[str] | None) -> None:
+    sizes = ", ".join(f"{width}x{height}: {count}" for (height, width), count in report.sizes.most_common(3))
+    more = f" and {len(report.sizes) - 3} more sizes" if len(report.sizes) > 3 else ""
+    _say(f"{report.site}: width x height {sizes or '-'}{more}")
+    for split, found in report.counts.items():
+        classes = ", ".join(f"{_name(number, names)} {n}" for number, n in sorted(found.items(), key=_number))
+        _say(f"  {split}: {sum(found.values())}" + (f" ({classes})" if None not in found and found else ""))
+
+
+def _number(item: tuple[int | None, int]) -> int:
+    return -1 if item[0] is None else item[0]
+
+
+def _name(number: int | None, names: Sequence[str] | None) -> str:
+    if number is None:
+        return "images"
+    return names[number] if names and number < len(names) else f"class_{number}"
+
+
+def _pictures(out: Path, sites: Sequence[str], overwrite: bool) -> dict[str, tuple[Path, Path]]:
+    """Contact sheet and histogram of each site."""
+    from fairflare.data.preparers.common import file_name
+
+    targets = {
+        site: (out / f"{file_name(site)}_images.png", out / f"{file_name(site)}_histogram.png") for site in sites
+    }
+    there = [path for path in (out / COUNTS, *chain(*targets.values())) if path.exists()]
+    if there and not overwrite:
+        raise ValueError(f"{there[0]} is there already; give --overwrite to replace it, or another --out")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out {out} {unreadable(error)}") from error
+    return targets
+
+
+def _write_pictures(
+    sites: Sequence[Any], out: Path, targets: Mapping[str, tuple[Path, Path]], names: Sequence[str] | None
+) -> None:
+    from fairflare.reporting.records import csv_text
+    from fairflare.tasks.data_pictures import contact_sheet, histogram
+
+    rows: list[list[Any]] = [["site", "split", "class", "images"]]
+    for site in sites:
+        for split, found in site.counts.items():
+            rows += [[site.site, split, _name(n, names), count] for n, count in sorted(found.items(), key=_number)]
+        sheet, bars = targets[site.site]
+        if site.shown:
+            contact_sheet(site, sheet)
+        try:
+            histogram(site, bars, names)
+        except ImportError:
+            _say(f"{site.site}: no histogram, matplotlib is not installed (pip install 'fairflare[plots]')")
+    (out / COUNTS).write_text(csv_text(rows), encoding="utf-8")
+    _say(f"counts, and pictures of the images themselves (keep them where the images are): {out}")

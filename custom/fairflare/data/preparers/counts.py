@@ -1,0 +1,99 @@
+"""How many images of which class every site has: as text, as CSV, as a picture."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+Counts = Mapping[str, Mapping[str, "Counter[int | None]"]]  # site, split, class (None: it has a mask)
+
+OWN = ("training", "validation", "test")
+MOST_CELLS = 400  # of the picture that get their number
+
+
+def class_name(number: int | None, names: Sequence[str] | None) -> str:
+    """Of a class as tables call it; of masks ``images``."""
+    if number is None:
+        return "images"
+    return names[number] if names is not None and number < len(names) else f"class_{number}"
+
+
+def totals(counts: Counts, splits: Sequence[str] = OWN) -> dict[str, Counter[int | None]]:
+    """Images of each class at each site, all these splits together."""
+    return {site: sum((found.get(split, Counter()) for split in splits), Counter()) for site, found in counts.items()}
+
+
+def classes_of(counts: Counts, names: Sequence[str] | None) -> list[int | None]:
+    """The classes that occur or have a name, in their order."""
+    found = {number for splits in counts.values() for own in splits.values() for number in own}
+    if found and None in found:
+        return [None]
+    return sorted(found.union(range(len(names or ()))), key=lambda n: -1 if n is None else n)
+
+
+def as_csv(counts: Counts, names: Sequence[str] | None) -> str:
+    """A row for each site, split and class."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(["site", "split", "class", "images"])
+    for site, splits in counts.items():
+        for split, found in splits.items():
+            for number in classes_of(counts, names):
+                writer.writerow([site, split, class_name(number, names), found[number]])
+    return buffer.getvalue()
+
+
+def as_text(counts: Counts, names: Sequence[str] | None, width: int = 80) -> str:
+    """A table of at most this width with a row for each class and a column for each site; sites that do not fit get a
+    further table."""
+    found, classes = totals(counts), classes_of(counts, names)
+    rows = [class_name(number, names) for number in classes]
+    first = max(map(len, [*rows, "class"]))
+    columns = {
+        site: [site, *(str(own[number]) for number in classes), str(sum(own.values()))] for site, own in found.items()
+    }
+    lines: list[str] = []
+    left = list(columns)
+    while left:
+        taken: list[str] = []
+        used = first
+        while left and (not taken or used + 2 + max(map(len, columns[left[0]])) <= width):
+            used += 2 + max(map(len, columns[left[0]]))
+            taken.append(left.pop(0))
+        for index, row in enumerate(["class", *rows, "all"]):
+            cells = [columns[site][index].rjust(max(map(len, columns[site]))) for site in taken]
+            lines.append("  ".join([row.ljust(first), *cells]))
+        lines.append("")
+    return "\n".join(lines)
+
+
+def draw(counts: Counts, names: Sequence[str] | None, path: Path) -> None:
+    """A picture: class by site, the darker the more images; of masks split by site.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    found, classes = totals(counts), classes_of(counts, names)
+    rows = [class_name(number, names) for number in classes]
+    values = np.array([[own[number] for own in found.values()] for number in classes])
+    if classes == [None]:
+        rows = list(OWN)
+        values = np.array([[own.get(split, Counter()).total() for own in counts.values()] for split in OWN])
+    figure = Figure(figsize=(max(4.0, 1.8 + 0.55 * len(found)), max(2.5, 1.2 + 0.28 * len(rows))), layout="constrained")
+    axes = figure.add_subplot()
+    axes.imshow(np.log10(1 + values), cmap="Blues", aspect="auto")
+    axes.set_xticks(range(len(found)), list(found), rotation=90 if len(found) > 4 else 0, fontsize=8)
+    axes.set_yticks(range(len(rows)), rows, fontsize=8)
+    if values.size <= MOST_CELLS:
+        middle = float(np.log10(1 + values).max()) / 2
+        for (y, x), count in np.ndenumerate(values):
+            colour = "white" if np.log10(1 + count) > middle else "black"
+            axes.text(x, y, str(count), ha="center", va="center", fontsize=7, color=colour)
+    axes.set_title("images (training, validation, test)", fontsize=9)
+    figure.savefig(path, format="png", dpi=120)

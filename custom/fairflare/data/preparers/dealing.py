@@ -1,0 +1,248 @@
+"""How the images of one data set become those of several sites: partitions, corruptions, a common test set, folds."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field
+
+from fairflare.core.checks import choice, number
+from fairflare.core.settings import Flag, Fraction, NonNegativeInt, PositiveInt, field_names, settings
+from fairflare.data import partitions
+from fairflare.data.corruptions import CORRUPTIONS, SEVERITIES, image_seed
+from fairflare.data.datalist import DataError
+from fairflare.data.preparers.items import Corrupted, Item, MaskResized, Resized
+from fairflare.data.preparers.names import file_name
+from fairflare.data.preparers.splitting import FRACTIONS, check_fractions, group_labels
+
+Partition = Literal["site", "iid", "dirichlet", "two-pool", "shards", "quantity"]
+BY_CLASS = ("dirichlet", "two-pool", "shards")
+CORRUPTED_SIZE = 224  # pixels: what the constants of the corruptions are meant for
+
+
+@settings
+class Dealing:
+    """How images are dealt to sites, and what is done to those of some.
+
+    Args:
+        partition: ``"site"``: as the data say (all of one site where they say nothing). The others deal all images to
+            ``sites`` sites, a patient's together: ``"iid"``; ``"dirichlet"`` with ``alpha``; ``"two-pool"`` (FedISM:
+            one pool for the clean sites, one for the corrupted) with ``alpha`` and ``corrupt_sites``; ``"shards"``
+            (FedMRL) with ``eta`` and ``shard_mode``; ``"quantity"``: alike in classes, their sizes from Dir(alpha).
+        sites: how many.
+        alpha: concentration.
+        eta, shard_mode: see :func:`fairflare.data.partitions.shard_partition`.
+        min_size: images (patients) that every site must get.
+        folds: of a stratified cross-validation within each site; 0: one split.
+        fractions: of training, validation and test.
+        common_test: draw the test images from all before the rest is dealt; every site gets them.
+        corrupt: ``"gaussian_noise:3"`` or ``"motion_blur:1"`` ...: kind and severity, for the images of the last
+            ``corrupt_sites`` sites. With ``common_test`` every site also gets the test images in both qualities
+            (``test_clean``, ``test_corrupted``).
+        corrupt_sites: how many.
+        size: height and width in pixels that images are brought to; 0: files are copied as they are (224 where a
+            site is corrupted).
+    """
+
+    partition: Partition = "site"
+    sites: PositiveInt | None = None
+    alpha: Annotated[float, Field(strict=True, ge=1e-6, le=1e9)] = 1.0
+    eta: Fraction = 1.0
+    shard_mode: Literal["literal", "complement", "authors"] = "literal"
+    min_size: NonNegativeInt = 10
+    folds: NonNegativeInt = 0
+    fractions: tuple[float, ...] = FRACTIONS
+    common_test: Flag = False
+    corrupt: str | None = None
+    corrupt_sites: NonNegativeInt = 0
+    size: NonNegativeInt = 0
+
+    def __post_init__(self) -> None:
+        check_fractions(self.fractions)
+        if self.folds:
+            number("folds", self.folds, low=2, whole=True)
+        if self.folds and self.common_test:
+            raise ValueError("folds and common_test exclude each other: a fold is the test of its site")
+        if self.common_test and not self.fractions[2]:
+            raise ValueError("common_test needs a share of test images, got fractions " + str(list(self.fractions)))
+        if self.partition != "site" and self.sites is None:
+            raise ValueError(f"partition {self.partition!r} needs the number of sites")
+        if self.partition == "site" and self.sites is not None:
+            raise ValueError("the number of sites is of a partition other than 'site'; choose one, or leave it out")
+        if self.partition == "two-pool" and not self.corrupt_sites:
+            raise ValueError("partition 'two-pool' needs corrupt_sites: how many sites the second pool is for")
+        if (self.corrupt is None) != (self.corrupt_sites == 0) and self.partition != "two-pool":
+            raise ValueError("corrupt and corrupt_sites belong together")
+        if self.corrupt is not None:
+            _ = self.corruption
+
+    @property
+    def corruption(self) -> tuple[str, int] | None:
+        """Kind and severity."""
+        if self.corrupt is None:
+            return None
+        kind, _, severity = self.corrupt.partition(":")
+        choice("corrupt", kind, CORRUPTIONS)
+        if not severity.isdigit():
+            raise ValueError(f"corrupt must be KIND:SEVERITY such as gaussian_noise:3, got {self.corrupt!r}")
+        return kind, int(number("severity", int(severity), low=1, high=len(SEVERITIES), whole=True))
+
+    @property
+    def edge(self) -> int:
+        """Height and width that images are brought to; 0: none."""
+        return self.size or (CORRUPTED_SIZE if self.corrupt is not None else 0)
+
+
+def deal(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list[Item]]:
+    """The images of each site.
+
+    Args:
+        items: all images, with classes (``mask`` a number) or masks.
+        dealing: how.
+        seed: of everything random.
+
+    Raises:
+        DataError: there are no images, or no classes where the partition needs them.
+        ValueError: no such partition of these images.
+    """
+    if not items:
+        raise DataError("no images were found")
+    if dealing.partition != "site" or dealing.common_test:
+        items = [_apart(item) for item in items]
+    common, rest = _common_test(items, dealing, seed) if dealing.common_test else ([], list(items))
+    if dealing.partition == "site":
+        sites: dict[str, list[Item]] = {}
+        for item in rest:
+            sites.setdefault(item.site or "site-1", []).append(item)
+    else:
+        sites = _dealt(rest, dealing, seed)
+    names = list(sites)
+    if dealing.corrupt_sites > len(names):
+        raise ValueError(f"corrupt_sites={dealing.corrupt_sites}, but there are {len(names)} sites")
+    bad = set(names[len(names) - dealing.corrupt_sites :]) if dealing.corrupt is not None else set()
+    tests = _tests(common, dealing, seed)
+    return {
+        name: [*(_quality(item, dealing, seed, name in bad) for item in own), *tests] for name, own in sites.items()
+    }
+
+
+def _apart(item: Item) -> Item:
+    """Names and patients of one site are not those of another."""
+    if not item.site:
+        return item
+    name = item.name if item.name.startswith(item.site) else f"{file_name(item.site)}_{item.name}"
+    return replace(item, name=name, group=f"{item.site}/{item.group}")
+
+
+def corrupted_sites(names: Sequence[str], dealing: Dealing) -> list[str]:
+    """Those whose images are corrupted: the last ones."""
+    return list(names[len(names) - dealing.corrupt_sites :]) if dealing.corrupt is not None else []
+
+
+def _common_test(items: Sequence[Item], dealing: Dealing, seed: int) -> tuple[list[Item], list[Item]]:
+    """Test images, and the rest."""
+    groups, labels = group_labels(items)
+    share = dealing.fractions[2]
+    _, part = partitions.stratified_split(labels, (1 - share, share), seed=image_seed("common test", seed))
+    test = {groups[index] for index in part.tolist()}
+    if not test:
+        raise DataError(f"{len(groups)} patient(s) or image(s) are too few for a common test set")
+    return [item for item in items if item.group in test], [item for item in items if item.group not in test]
+
+
+def _dealt(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list[Item]]:
+    if dealing.partition in BY_CLASS and not all(isinstance(item.mask, int) for item in items):
+        raise DataError(
+            f"partition {dealing.partition!r} needs classes, and these images have masks; use iid, quantity"
+        )
+    groups, labels = group_labels(items)
+    count, least = dealing.sites or 0, dealing.min_size
+    ways: Mapping[str, Callable[[], Sequence[Any]]] = {
+        "iid": lambda: partitions.iid_partition(labels, count, seed=seed),
+        "dirichlet": lambda: partitions.dirichlet_partition(labels, count, dealing.alpha, seed=seed, min_size=least),
+        "two-pool": lambda: partitions.two_pool_partition(
+            labels, count, dealing.corrupt_sites, dealing.alpha, seed=seed, min_size=least
+        ),
+        "shards": lambda: partitions.shard_partition(labels, count, dealing.eta, seed=seed, mode=dealing.shard_mode),
+        "quantity": lambda: partitions.quantity_partition(labels, count, dealing.alpha, seed=seed, min_size=least),
+    }
+    parts = ways[dealing.partition]()
+    by_group: dict[str, list[Item]] = {}
+    for item in items:
+        by_group.setdefault(item.group, []).append(item)
+    sites = {
+        f"site-{number + 1}": [replace(item, site="") for index in part.tolist() for item in by_group[groups[index]]]
+        for number, part in enumerate(parts)
+    }
+    small = [name for name, own in sites.items() if len({item.group for item in own}) < 3]
+    if small:
+        raise ValueError(f"{', '.join(small)} would get fewer than 3 images; use fewer sites, another seed or alpha")
+    return sites
+
+
+def _tests(common: Sequence[Item], dealing: Dealing, seed: int) -> list[Item]:
+    """The common test images as every site gets them."""
+    found = []
+    for item in common:
+        more = (f"test_{item.attribute}",) if item.attribute else ()
+        if dealing.corrupt is not None:
+            more = ("test_clean", *more)
+            bad = _quality(item, dealing, seed, True)
+            found.append(replace(bad, name=f"{item.name}_corrupted", splits=("test_corrupted",), shared=True))
+        found.append(replace(_sized(item, dealing.edge), splits=("test", *more), shared=True))
+    return found
+
+
+def _quality(item: Item, dealing: Dealing, seed: int, corrupted: bool) -> Item:
+    found = dealing.corruption
+    if found is None or not corrupted:
+        return _sized(item, dealing.edge)
+    own = image_seed(f"{found[0]}/{item.name}", seed)
+    return replace(_sized(item, dealing.edge), image=Corrupted(item.image, *found, own, dealing.edge, dealing.edge))
+
+
+def _sized(item: Item, edge: int) -> Item:
+    if not edge:
+        return item
+    mask = item.mask if isinstance(item.mask, int) else MaskResized(item.mask, edge, edge)
+    return replace(item, image=Resized(item.image, edge, edge), mask=mask)
+
+
+# ------------------------------------------------------------------------------------------------ command line
+
+
+def add_options(parser: argparse.ArgumentParser, usual: Dealing) -> None:
+    """The options of :class:`Dealing`; their defaults are those of the data set."""
+    group = parser.add_argument_group("sites", "how the images become those of several sites")
+    add = group.add_argument
+    add("--partition", choices=get_args(Partition), default=usual.partition, help=f"default {usual.partition}")
+    add(
+        "--sites", type=int, default=usual.sites, metavar="N", help=f"how many (default {usual.sites or 'as they are'})"
+    )
+    add("--alpha", type=float, default=usual.alpha, help=f"of dirichlet, two-pool, quantity (default {usual.alpha:g})")
+    add("--eta", type=float, default=usual.eta, help=f"of shards (default {usual.eta:g})")
+    add("--shard-mode", choices=partitions.SHARD_MODES, default=usual.shard_mode, help=f"default {usual.shard_mode}")
+    add("--min-size", type=int, default=usual.min_size, help=f"of a site, in patients or images ({usual.min_size})")
+    add("--folds", type=int, default=usual.folds, help=f"of a cross-validation; 0: none (default {usual.folds})")
+    shares = " ".join(f"{share:g}" for share in usual.fractions)
+    add(
+        "--fractions",
+        type=float,
+        nargs=3,
+        default=usual.fractions,
+        metavar="F",
+        help=f"of the splits (default {shares})",
+    )
+    add("--common-test", action=argparse.BooleanOptionalAction, default=usual.common_test, help="one for all sites")
+    add("--corrupt", metavar="KIND:SEVERITY", default=usual.corrupt, help="gaussian_noise or motion_blur, 1 to 5")
+    add("--corrupt-sites", type=int, default=usual.corrupt_sites, metavar="N", help="the last ones of the sites")
+    add("--size", type=int, default=usual.size, help="bring images to SIZE x SIZE; 0: copied as they are")
+
+
+def from_options(options: dict[str, Any]) -> Dealing:
+    """Takes the options of :class:`Dealing` out of all options."""
+    found = {name: options.pop(name) for name in field_names(Dealing)}
+    return Dealing(**{**found, "fractions": tuple(found["fractions"])})

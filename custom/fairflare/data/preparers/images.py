@@ -1,0 +1,189 @@
+"""Any images with classes: folders of classes, folders of sites and classes, or a CSV file."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from typing_extensions import Unpack
+
+from fairflare.data.datalist import SPLITS, DataError, suffix_of
+from fairflare.data.preparers.common import Dealing, Item, Preparer, Writing, file_name, listing, write_pool
+from fairflare.data.preparers.tables import Images, read_table
+
+COLUMNS = ("image", "label", "site", "patient", "split")
+SPLIT_NAMES: Mapping[str, str] = {
+    "train": "training", "training": "training", "val": "validation", "valid": "validation",
+    "validation": "validation", "test": "test",
+}  # fmt: skip
+
+
+def prepare_images(
+    source_dir: str | Path,
+    out_dir: str | Path,
+    *,
+    csv: str | Path | None = None,
+    columns: Mapping[str, str] | None = None,
+    classes: Sequence[str] | None = None,
+    group: str | None = None,
+    dealing: Dealing | None = None,
+    **writing: Unpack[Writing],
+) -> dict[str, Path]:
+    """Images with a class each, of one or several sites.
+
+    Without a CSV file the images lie in ``<class>/`` or in ``<site>/<class>/`` below the source folder, all at one
+    depth. With one, each row has ``image`` (its path below the source folder, or its name, with or without ending) and
+    ``label`` (a number or a name), and may have ``site``, ``patient`` and ``split`` (training, validation or test).
+
+    Args:
+        source_dir: folder with the images.
+        out_dir: folder to write to.
+        csv: the file, below the source folder or an absolute path.
+        columns: what the columns are called, where not so: ``{"image": "id_code", "label": "diagnosis"}``.
+        classes: their names in the order of their numbers; images of others are refused. Default: all that occur,
+            numbers by size, names by the alphabet.
+        group: regular expression whose first group is the patient, searched in the path of an image below the source.
+        dealing: how the images become those of sites; default: by the data's sites.
+        writing: see :func:`fairflare.data.preparers.common.write_sites`.
+
+    Returns:
+        the folder of each site.
+
+    Raises:
+        DataError: the source is not as expected.
+    """
+    source = Path(source_dir)
+    if group is not None and re.compile(group).groups < 1:
+        raise ValueError(f"group must have a part in brackets that is the patient, got {group!r}")
+    if csv is None and columns:
+        raise ValueError("columns are those of a CSV file; give csv, too")
+    rows = _from_folders(source) if csv is None else _from_table(source, source / csv, columns or {})
+    names = class_names([row["label"] for row in rows], classes)
+    items = []
+    for row in rows:
+        path = Path(row["path"])
+        label = names.index(row["label"]) if row["label"] in names else -1
+        if label < 0:
+            raise DataError(f"'{path}' has the label '{row['label']}'; the classes are {', '.join(names)}")
+        relative = _below(path, source)
+        patient = row.get("patient") or _patient(relative, group)
+        name = file_name(relative[: -len(suffix_of(path))])
+        key = f"{row.get('site', '')}/{patient}" if patient else name
+        splits = (row["split"],) if row.get("split") else ()
+        items.append(Item(name, key, path, label, patient, row.get("site") or "", splits))
+    return write_pool(items, out_dir, dealing or Dealing(), class_names=names, **writing)
+
+
+def class_names(labels: Sequence[str], given: Sequence[str] | None = None) -> list[str]:
+    """The names of the classes, in the order of their numbers."""
+    if given is not None:
+        if len(set(given)) != len(given):
+            raise ValueError(f"classes must be different names, got {list(given)}")
+        return list(given)
+    found = sorted(set(labels))
+    if len(found) < 2:
+        raise DataError(f"expected at least two classes, found {listing(found)}")
+    if all(label.isdigit() for label in found):
+        return [str(number) for number in range(max(map(int, found)) + 1)]
+    return found
+
+
+def _from_folders(source: Path) -> list[dict[str, str]]:
+    images = Images(source)
+    parts = [path.relative_to(source).parts[:-1] for path in images.paths]
+    depths = {len(found) for found in parts}
+    if depths not in ({1}, {2}):
+        shown = listing({"/".join(found) or "the folder itself" for found in parts})
+        raise DataError(
+            f"'{source}': expected images in <class>/ or in <site>/<class>/, all of one kind, found "
+            f"{len(images.paths)} images in {shown}; move them, or name them in a CSV file (--csv)"
+        )
+    return [
+        {"path": str(path), "label": found[-1], "site": found[0] if len(found) == 2 else ""}
+        for path, found in zip(images.paths, parts, strict=True)
+    ]
+
+
+def _from_table(source: Path, file: Path, columns: Mapping[str, str]) -> list[dict[str, str]]:
+    called = called_columns(columns, COLUMNS)
+    table = read_table(file, [called["image"], called["label"]])
+    paths = Images(source).all([row[called["image"]] for row in table], file)
+    rows = []
+    for number, (row, path) in enumerate(zip(table, paths, strict=True), 2):
+        found = {key: row.get(called[key], "") for key in COLUMNS[1:]}
+        if not found["label"]:
+            raise DataError(f"'{file}', line {number}: the label is missing")
+        rows.append({**found, "path": str(path), "split": split_name(found["split"], file, number)})
+    return rows
+
+
+def called_columns(given: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:
+    """What each known column is called in a file.
+
+    Raises:
+        ValueError: a column that is not known.
+    """
+    strange = [name for name in given if name not in known]
+    if strange:
+        raise ValueError(f"columns must be some of {', '.join(known)}, got {', '.join(strange)}")
+    return {name: given.get(name, name) for name in known}
+
+
+def split_name(text: str, file: Path, line: int) -> str:
+    """A split by one of its usual names; nothing stays nothing."""
+    if text and text.lower() not in SPLIT_NAMES:
+        raise DataError(f"'{file}', line {line}: the split is '{text}'; expected one of {', '.join(SPLITS)}")
+    return SPLIT_NAMES.get(text.lower(), "")
+
+
+def _below(path: Path, source: Path) -> str:
+    return path.relative_to(source).as_posix()
+
+
+def _patient(relative: str, group: str | None) -> str | None:
+    if group is None:
+        return None
+    match = re.search(group, relative)
+    if match is None:
+        raise DataError(f"'{relative}' does not match group '{group}', so its patient is not known")
+    return match.group(1)
+
+
+def parse_pairs(items: Sequence[str] | None) -> dict[str, str]:
+    """``["image=id_code"]`` as a dict."""
+    pairs = [item.partition("=") for item in items or ()]
+    wrong = [name + equals + value for name, equals, value in pairs if not (name and equals and value)]
+    if wrong:
+        raise ValueError(f"expected NAME=VALUE, got {', '.join(wrong)}")
+    return {name: value for name, _, value in pairs}
+
+
+def _from_command(
+    source_dir: str, out_dir: str, *, columns: Sequence[str] | None, csv: str | None, classes: Sequence[str] | None,
+    group: str | None, dealing: Dealing, **writing: Unpack[Writing],
+) -> dict[str, Path]:  # fmt: skip
+    given = parse_pairs(columns)
+    return prepare_images(
+        source_dir, out_dir, csv=csv, columns=given, classes=classes, group=group, dealing=dealing, **writing
+    )
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--csv", metavar="FILE", help="columns image, label and perhaps site, patient, split")
+    parser.add_argument(
+        "--columns",
+        nargs="+",
+        metavar="NAME=COLUMN",
+        help="what they are called, such as image=id_code label=diagnosis",
+    )
+    parser.add_argument("--classes", nargs="+", metavar="NAME", help="in the order of their numbers")
+    parser.add_argument("--group", help="regular expression; its first group is the patient, in the path of an image")
+
+
+PREPARERS = (
+    Preparer(
+        "images", "any images with classes: folders, or a CSV file", _from_command, _add_options, dealing=Dealing()
+    ),
+)

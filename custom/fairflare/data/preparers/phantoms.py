@@ -1,0 +1,78 @@
+"""A phantom on disk, in the form of a prepared data set: so that own scripts can use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import Unpack
+
+from fairflare.core.checks import choice, whole
+from fairflare.data.phantoms import PHANTOMS, PhantomPlan, class_site, prostate_site
+from fairflare.data.phantoms.prostate import SLICES
+from fairflare.data.preparers.items import Item
+from fairflare.data.preparers.writing import Form, Writing, write_sites
+
+PROSTATE = "prostate"
+NAMES = (PROSTATE, *PHANTOMS)
+SAME_EVERYWHERE = ("test_clean", "test_corrupted")
+
+
+def prepare_phantom(
+    name: str, out_dir: str | Path, *, sites: int | Sequence[str] = 6, image_size: int | None = None,
+    cases: float = 1.0, plan: PhantomPlan | None = None, **writing: Unpack[Writing],
+) -> dict[str, Path]:  # fmt: skip
+    """The images that a task draws for its sites, as PNG files with datalists that say that they are synthetic.
+
+    Args:
+        name: ``"prostate"`` (masks), or with classes ``"dermoscopy"``, ``"dermoscopy7"``, ``"fundus"``,
+            ``"endoscopy"``.
+        out_dir: folder to write to.
+        sites: how many; of the prostate also their names.
+        image_size: height and width in pixels; default 64 (prostate) and 48, as the tasks' own.
+        cases: factor on the number of patients of the prostate.
+        plan: of a phantom with classes: how many images, partition, corruption; its name, sites, seed and (where one is
+            given) size are those of the other arguments. Default: the plan's own.
+        seed, overwrite and others: see :func:`fairflare.data.preparers.common.write_sites`.
+
+    Returns:
+        the folder of each site.
+    """
+    seed = whole("seed", writing.get("seed", 0), low=0)
+    if choice("phantom", name, NAMES) == PROSTATE:
+        names = [f"site-{i + 1}" for i in range(whole("sites", sites))] if isinstance(sites, int) else list(sites)
+        size = 64 if image_size is None else whole("image_size", image_size, low=32)
+        drawn = {site: _prostate(site, size, seed, cases) for site in names}
+        return write_sites(drawn, out_dir, None, Form(synthetic=True), **writing)
+    number = whole("sites", sites)
+    given: dict[str, Any] = {} if plan is None else dict(vars(plan))
+    whole_plan = PhantomPlan(
+        **{
+            **given, "phantom": name, "num_sites": number, "seed": seed,
+            **({} if image_size is None else {"image_size": image_size}),
+        }
+    )  # fmt: skip
+    kind = whole_plan.kind
+    groups = {group: list(members) for group, members in kind.groups.items()}
+    corrupted = [f"site-{i + 1}" for i in range(number) if whole_plan.is_corrupted(i)]
+    form = Form(class_names=kind.class_names, class_groups=groups, corrupted=corrupted, synthetic=True)
+    return write_sites(
+        {f"site-{i + 1}": _classes(whole_plan, i) for i in range(number)}, out_dir, None, form, **writing
+    )
+
+
+def _prostate(site: str, size: int, seed: int, cases: float) -> Iterator[Item]:
+    for split, (images, masks) in prostate_site(site, image_size=(size, size), seed=seed, cases=cases).items():
+        for i, (image, mask) in enumerate(zip(images, masks, strict=True)):
+            patient = f"{split}-{i // SLICES:03d}"
+            name = f"{patient}_{i % SLICES}"
+            yield Item(name, patient, image[0], mask[0], patient, splits=(split,), volume=patient)
+
+
+def _classes(plan: PhantomPlan, index: int) -> Iterator[Item]:
+    site = class_site(plan, index)
+    for split in plan.splits:
+        for i, (image, label) in enumerate(zip(site.images[split], site.labels[split].tolist(), strict=True)):
+            name = f"{split}_{i:05d}"
+            yield Item(name, name, image, label, splits=(split,), shared=split in SAME_EVERYWHERE)

@@ -1,0 +1,156 @@
+"""Which split of a site an image is in: by the source, or drawn by patient, where there are classes in their shares."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from fairflare.core.checks import numbers
+from fairflare.data.corruptions import image_seed
+from fairflare.data.datalist import SPLITS, DataError
+from fairflare.data.partitions import stratified_folds, stratified_split
+from fairflare.data.preparers.items import Item
+
+FRACTIONS = (0.6, 0.2, 0.2)  # training, validation, test
+GROUPS = ("head", "medium", "tail")
+
+
+def check_fractions(fractions: Sequence[float]) -> tuple[float, float, float]:
+    """Shares of training, validation and test: training and validation above 0, sum 1.
+
+    Raises:
+        ValueError: they are not.
+    """
+    given = tuple(numbers("fraction", dict(zip(SPLITS, fractions, strict=False)), of="split", low=0).values())
+    if len(fractions) != 3 or abs(sum(given) - 1) > 1e-6 or not given[0] or not given[1]:
+        raise ValueError(f"fractions must be three shares of sum 1, the first two above 0, got {list(fractions)}")
+    return given[0], given[1], given[2]
+
+
+def split_groups(
+    groups: Iterable[str], *, site: str, seed: int = 0, fractions: Sequence[float] = FRACTIONS
+) -> dict[str, str]:
+    """``{group: split}``: a seeded shuffle, cut at the fractions (6:2:2), at least one group in every split.
+
+    Depends only on the set of names, the site's name, the seed and the fractions.
+
+    Raises:
+        DataError: fewer groups than splits.
+    """
+    names = sorted(set(groups))
+    parts = 3 if fractions[2] else 2
+    if len(names) < parts:
+        raise DataError(
+            f"site '{site}': {len(names)} patient(s) or source image(s), but {_words(SPLITS[:parts])} "
+            "need one each; add cases, or write the datalist by hand",
+            f"site '{site}': too few cases for the splits",
+        )
+    digest = hashlib.sha256(site.encode()).digest()
+    rng = np.random.default_rng([seed, *np.frombuffer(digest[:16], dtype="<u4").tolist()])
+    shuffled = [names[index] for index in rng.permutation(len(names))]
+    share = [len(names) * fraction / sum(fractions) for fraction in fractions]
+    validation, test = max(1, round(share[1])), max(parts - 2, round(share[2]))
+    if validation + test >= len(names):
+        validation, test = 1, parts - 2
+    training = len(names) - validation - test
+    counts = dict(zip(SPLITS, (training, validation, test), strict=True))
+    order = [split for split, count in counts.items() for _ in range(count)]
+    return dict(zip(shuffled, order, strict=True))
+
+
+def assign(
+    items: Sequence[Item], *, site: str, seed: int, fractions: Sequence[float] = FRACTIONS, stratified: bool = False
+) -> list[tuple[str, ...]]:
+    """The splits of each item: those that its source gives, else one that is drawn for its whole group.
+
+    Args:
+        items: of the site.
+        site: its name.
+        seed: of the draw.
+        fractions: of the groups; without the last one where the source says what is in ``test``.
+        stratified: draw each class in the same shares (a group has the class that most of its images have).
+
+    Raises:
+        DataError: too few groups.
+    """
+    free = [item for item in items if not item.splits]
+    given = {split for item in items for split in item.splits}
+    if not free:
+        return [item.splits for item in items]
+    shares = (*fractions[:2], 0.0 if "test" in given else fractions[2])
+    if "validation" in given:
+        chosen = dict.fromkeys((item.group for item in free), "training")
+    elif stratified:
+        chosen = _stratified(free, site, seed, shares)
+    else:
+        chosen = split_groups((item.group for item in free), site=site, seed=seed, fractions=shares)
+    return [item.splits or (chosen[item.group],) for item in items]
+
+
+def assign_folds(
+    items: Sequence[Item], folds: int, *, site: str, seed: int, fractions: Sequence[float]
+) -> list[list[tuple[str, ...]]]:
+    """The splits of each item in each fold of a stratified cross-validation by group: every item is tested once.
+
+    What a fold does not test is divided into training and validation in the proportion of the fractions.
+
+    Raises:
+        DataError: fewer groups than folds, or the source says what is in ``test``.
+    """
+    if any(item.splits for item in items):
+        raise DataError(f"site '{site}': its data say which images are for the test, so there are no folds to draw")
+    names, labels = group_labels(items)
+    if len(names) < max(folds, 3):
+        raise DataError(f"site '{site}': {len(names)} patient(s) or image(s) are too few for {folds} folds")
+    if max(Counter(labels).values()) < folds:  # no class is in all folds
+        labels = [0] * len(labels)
+    with warnings.catch_warnings():  # a class with fewer samples than folds
+        warnings.simplefilter("ignore", UserWarning)
+        tested = stratified_folds(labels, folds, seed=image_seed(f"folds/{site}", seed))
+    found: list[list[tuple[str, ...]]] = []
+    for number, part in enumerate(tested):
+        test = {names[index] for index in part.tolist()}
+        rest = [item for item in items if item.group not in test]
+        chosen = _stratified(rest, site, image_seed(f"fold {number}", seed), (*fractions[:2], 0.0))
+        found.append([(chosen.get(item.group, "test"),) for item in items])
+    return found
+
+
+def group_labels(items: Sequence[Item]) -> tuple[list[str], list[int]]:
+    """The groups in the order of their first item, and the class that most of the images of each have."""
+    by_group: dict[str, Counter[int]] = {}
+    for item in items:
+        by_group.setdefault(item.group, Counter())[item.mask if isinstance(item.mask, int) else 0] += 1
+    return list(by_group), [min(found, key=lambda c: (-found[c], c)) for found in by_group.values()]
+
+
+def _stratified(items: Sequence[Item], site: str, seed: int, fractions: Sequence[float]) -> dict[str, str]:
+    names, labels = group_labels(items)
+    total = sum(fractions)
+    parts = stratified_split(labels, [f / total for f in fractions], seed=image_seed(f"split/{site}", seed))
+    if any(fraction and not len(part) for fraction, part in zip(fractions, parts, strict=True)):
+        return split_groups(names, site=site, seed=seed, fractions=fractions)  # every class is too small
+    return {names[i]: split for split, part in zip(SPLITS, parts, strict=True) for i in part.tolist()}
+
+
+def frequency_groups(counts: Sequence[int]) -> Mapping[str, list[int]]:
+    """Head, medium and tail by the training images of each class: the third with the most, the rest, the third with
+    the fewest (rounded down: 7, 9 and 7 of HyperKvasir's 23 classes, as in the Fed-MAS paper).
+
+    >>> frequency_groups([5, 100, 7, 50])
+    {'head': [1], 'medium': [2, 3], 'tail': [0]}
+    """
+    third = len(counts) // 3
+    if not third:
+        return {}
+    order = sorted(range(len(counts)), key=lambda c: (-counts[c], c))
+    cuts = (order[:third], order[third : len(order) - third], order[len(order) - third :])
+    return {name: sorted(members) for name, members in zip(GROUPS, cuts, strict=True)}
+
+
+def _words(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"

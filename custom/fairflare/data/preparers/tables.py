@@ -1,0 +1,152 @@
+"""CSV files that come with data sets, and the images that they name."""
+
+from __future__ import annotations
+
+import csv
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from fairflare.data.datalist import SUFFIXES, DataError, suffix_of
+from fairflare.data.preparers.names import existing_folder, listing
+
+Row = Mapping[str, str]
+
+log = logging.getLogger(__name__)
+
+
+def read_table(file: Path, needed: Sequence[str] = ()) -> list[Row]:
+    """The rows of a CSV file with a head line; commas, semicolons or tabs, as the head has them.
+
+    Raises:
+        DataError: it cannot be read, is empty, or lacks a column; names what is there.
+    """
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"'{file}' cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    head = text.partition("\n")[0]
+    delimiter = max(",;\t", key=head.count)
+    rows = list(csv.DictReader(text.splitlines(), delimiter=delimiter))
+    columns = [name.strip() for name in head.strip().split(delimiter)]
+    missing = [name for name in needed if name not in columns]
+    if missing:
+        raise DataError(
+            f"'{file}': expected the columns {', '.join(needed)}; missing: {', '.join(missing)}; found: {head}"
+        )
+    if not rows:
+        raise DataError(f"'{file}' has no rows")
+    return [{(k or "").strip(): (v or "").strip() for k, v in row.items() if isinstance(v, str | None)} for row in rows]
+
+
+def find_table(source: Path, names: Sequence[str]) -> Path:
+    """The file of one of these names (``/`` for folders) in the source folder.
+
+    Raises:
+        DataError: there is none; names what was expected and what is there.
+    """
+    for name in names:
+        if (source / name).is_file():
+            return source / name
+    raise DataError(f"'{existing_folder(source)}': expected {' or '.join(names)}; found {_content(source)}")
+
+
+def find_folder(source: Path, names: Sequence[str]) -> Path:
+    """The folder of one of these names; where it holds nothing but a folder of the same name, that one."""
+    for name in names:
+        folder = source / name
+        if folder.is_dir():
+            inner = folder / folder.name
+            return inner if inner.is_dir() else folder
+    raise DataError(f"'{existing_folder(source)}': expected the folder {' or '.join(names)}; found {_content(source)}")
+
+
+def _content(source: Path) -> str:
+    return listing(path.name + "/" * path.is_dir() for path in source.iterdir())
+
+
+class Images:
+    """The images of a folder by their name, with or without the ending, however deep they lie.
+
+    Args:
+        folder: to look in.
+        endings: of images; default: all that a datalist may name.
+    """
+
+    def __init__(self, folder: Path, endings: Iterable[str] = SUFFIXES) -> None:
+        self.folder = existing_folder(folder)
+        known = tuple(endings)
+        self.paths = sorted(path for path in folder.rglob("*") if suffix_of(path) in known and path.is_file())
+        self._by_path = {path.relative_to(folder).as_posix(): path for path in self.paths}
+        self._by_name: dict[str, list[Path]] = {}
+        for path in self.paths:
+            for name in {path.name, path.name[: -len(suffix_of(path))]}:
+                self._by_name.setdefault(name, []).append(path)
+
+    def find(self, name: str) -> Path | None:
+        """The image of this path below the folder, or of this name if only one has it; None: there is none.
+
+        Raises:
+            DataError: several have this name.
+        """
+        direct = self._by_path.get(name)
+        if direct is not None:
+            return direct
+        found = self._by_name.get(name, self._by_name.get(Path(name).name, []))
+        if len(found) > 1:
+            raise DataError(f"'{self.folder}': several images are called '{name}': {listing(map(str, found))}")
+        return found[0] if found else None
+
+    def all(self, names: Sequence[str], named_by: Path) -> list[Path]:
+        """The image of each name.
+
+        Raises:
+            DataError: some are not there; says which, and how many.
+        """
+        found = [self.find(name) for name in names]
+        missing = [name for name, path in zip(names, found, strict=True) if path is None]
+        if missing:
+            raise DataError(
+                f"'{self.folder}': {len(missing)} of {len(names)} images that '{named_by}' names are not there: "
+                f"{listing(missing)}; the folder has {len(self.paths)} images, such as "
+                f"{listing(path.name for path in self.paths[:3])}"
+            )
+        return [path for path in found if path is not None]
+
+
+def one_hot(file: Path, rows: Sequence[Row], names: Sequence[str]) -> list[int]:
+    """The class of each row from columns of 0 and 1, one for each class.
+
+    Raises:
+        DataError: a row has none or several.
+    """
+    found = []
+    for number, row in enumerate(rows, 2):
+        chosen = [index for index, name in enumerate(names) if _is_one(row[name])]
+        if len(chosen) != 1:
+            raise DataError(
+                f"'{file}', line {number}: expected a 1 in one of the columns {', '.join(names)}, got {dict(row)}"
+            )
+        found.append(chosen[0])
+    return found
+
+
+def _is_one(text: str) -> bool:
+    try:
+        return float(text) == 1.0
+    except ValueError:
+        return False
+
+
+def say_counts(what: str, found: Sequence[object], expected: Sequence[int]) -> None:
+    """A warning in the log where a data set has other numbers of images than the published one.
+
+    Args:
+        what: the data set.
+        found: class (site) of each image.
+        expected: images of each class.
+    """
+    counts = [sum(number == place for number in found) for place in range(len(expected))]
+    if counts != list(expected):
+        text = "%s: expected %s (sum %d), found %s (sum %d); it goes on with these"
+        log.warning(text, what, list(expected), sum(expected), counts, len(found))

@@ -1,0 +1,328 @@
+"""All sites are written, or none: images, datalists, checksums, the site file of a simulator, a manifest."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypedDict
+
+from typing_extensions import Unpack
+
+from fairflare import __version__
+from fairflare.core.checks import whole
+from fairflare.core.files import sha256_of
+from fairflare.data.datalist import DataError, load_datalist, write_datalist
+from fairflare.data.preparers import counts as counting
+from fairflare.data.preparers.dealing import Dealing, corrupted_sites, deal
+from fairflare.data.preparers.draft import Draft, drafted
+from fairflare.data.preparers.items import Item
+from fairflare.data.preparers.names import file_name
+from fairflare.data.preparers.splitting import FRACTIONS, assign, assign_folds, frequency_groups
+
+SITE_FILE, MANIFEST, COUNTS, PICTURE = "fairflare.json", "manifest.json", "counts.csv", "counts.png"
+CHECKSUMS = "checksums.sha256"  # of a site, for sha256sum -c
+PACKAGES = ("numpy", "pillow", "scikit-learn", "nibabel")
+
+
+class Writing(TypedDict, total=False):
+    """How the sites are written: arguments that all preparers have, see :func:`write_sites`."""
+
+    seed: int
+    number: bool
+    overwrite: bool
+    picture: bool
+    progress: Callable[[int], None]
+    record: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Form:
+    """What the datalists say beside the images, and how these are split.
+
+    Attributes:
+        class_names: of all classes.
+        fractions: of training, validation and test.
+        stratified: each class in the same shares.
+        folds: further datalists, one for each fold of a cross-validation; 0: none.
+        corrupted: the sites whose images are; for the manifest.
+        class_groups: head, medium and tail; None: from the training images of all sites.
+        synthetic: the images are made up.
+    """
+
+    class_names: Sequence[str] | None = None
+    fractions: Sequence[float] = FRACTIONS
+    stratified: bool = False
+    folds: int = 0
+    corrupted: Sequence[str] = field(default_factory=tuple)
+    class_groups: Mapping[str, Sequence[int]] | None = None
+    synthetic: bool = False
+
+
+def write_pool(
+    items: Sequence[Item],
+    out_dir: str | Path,
+    dealing: Dealing,
+    *,
+    class_names: Sequence[str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    stratified: bool = True,
+    **writing: Unpack[Writing],
+) -> dict[str, Path]:
+    """As :func:`write_sites`, but the images are dealt to sites first.
+
+    Args:
+        items: all images.
+        out_dir: folder to write to.
+        dealing: how they become those of sites.
+        class_names: names of the classes.
+        settings: what else ``fairflare.json`` says for every site.
+        stratified: split each class in the same shares; images that are dealt are always split so.
+        writing: see :func:`write_sites`.
+    """
+    sites = deal(items, dealing, whole("seed", writing.get("seed", 0), low=0))
+    form = Form(
+        class_names=class_names,
+        fractions=dealing.fractions,
+        stratified=stratified or dealing.partition != "site",
+        folds=dealing.folds,
+        corrupted=corrupted_sites(list(sites), dealing),
+    )
+    return write_sites(sites, out_dir, settings, form, **writing)
+
+
+def write_sites(
+    sites: Mapping[str, Iterable[Item]],
+    out_dir: str | Path,
+    settings: Mapping[str, Any] | None = None,
+    form: Form | None = None,
+    **writing: Unpack[Writing],
+) -> dict[str, Path]:
+    """A folder with a datalist for each site, ``fairflare.json``, a manifest and the counts: all of it or nothing.
+
+    Everything goes into a hidden folder first and is then moved into place; what an earlier call wrote is put back
+    when that fails. A call that is interrupted leaves the hidden folder, and the next one takes from it what it would
+    write itself.
+
+    Args:
+        sites: images of each site.
+        out_dir: folder to write to.
+        settings: what else ``fairflare.json`` says for every site.
+        form: what the datalists say.
+        seed: of the split; default 0.
+        number: call the sites ``site-1``, ``site-2``, ... instead of by their names.
+        overwrite: replace what an earlier call wrote.
+        picture: draw the counts, too (needs matplotlib).
+        progress: is told how many files are written.
+        record: what the manifest says of the call: ``preparer`` and ``options``.
+
+    Returns:
+        the folder of each site.
+
+    Raises:
+        DataError: the source files are not as expected, or something is in the way.
+    """
+    if not sites:
+        raise ValueError("at least one site is needed")
+    form = form or Form()
+    seed = whole("seed", writing.get("seed", 0), low=0)
+    out = Path(out_dir).expanduser().absolute()
+    numbered = writing.get("number", False)
+    names = {site: f"site-{index + 1}" if numbered else file_name(site) for index, site in enumerate(sites)}
+    if len(set(names.values())) != len(names):
+        raise ValueError(f"two sites would have the same folder: {', '.join(sorted(names))}")
+    targets = {site: out / name for site, name in names.items()}
+    _in_the_way(out, list(targets.values()), writing.get("overwrite", False))  # before there is a draft
+    with drafted(out, writing.get("progress", lambda done: None)) as draft:
+        existing = _in_the_way(out, list(targets.values()), writing.get("overwrite", False))
+        result = _Result(draft, form, seed, names)
+        result.write(sites)
+        result.site_files({names[site]: {"data_root": str(targets[site]), **(settings or {})} for site in sites})
+        result.summaries({"seed": seed, **writing.get("record", {})}, writing.get("picture", False))
+        moves = [(path, draft.old / path.name) for path in existing]
+        moves += [(path, out / path.name) for path in sorted(draft.new.iterdir())]
+        _move(moves)
+    return {names[site]: target for site, target in targets.items()}
+
+
+def _in_the_way(out: Path, targets: Sequence[Path], overwrite: bool) -> list[Path]:
+    """What is to be replaced: what is there of the new result, and what else an earlier one has."""
+    foreign = [path for path in targets if path.exists() and not (path / "datalist.json").is_file()]
+    earlier = _sites_of(out / MANIFEST)
+    files = [out / name for name in (SITE_FILE, MANIFEST, COUNTS, PICTURE)]
+    files += out.glob("fairflare_fold*.json")
+    existing = list(dict.fromkeys(path for path in (*targets, *earlier, *files) if path.exists()))
+    if existing and not overwrite:
+        raise DataError(f"'{existing[0]}' is there already; choose another folder, or overwrite it (--overwrite)")
+    if foreign:
+        raise DataError(f"'{foreign[0]}' is not a folder with a datalist.json, so it is not overwritten; move it away")
+    return existing
+
+
+def _sites_of(manifest: Path) -> list[Path]:
+    """The sites' folders of an earlier result that are still there."""
+    try:
+        names = list(json.loads(manifest.read_text(encoding="utf-8"))["sites"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    folders = [manifest.parent / str(name) for name in names if file_name(str(name)) == name]
+    return [folder for folder in folders if (folder / "datalist.json").is_file()]
+
+
+def _move(moves: Sequence[tuple[Path, Path]]) -> None:
+    """All or none."""
+    done: list[tuple[Path, Path]] = []
+    try:
+        for here, there in moves:
+            here.rename(there)
+            done.append((here, there))
+    except OSError:
+        for here, there in reversed(done):
+            there.rename(here)
+        raise
+
+
+@dataclass(frozen=True)
+class _Entry:
+    item: Item
+    image: str  # paths below the site's folder
+    label: str | int
+
+    def content(self) -> dict[str, Any]:
+        """As in a datalist."""
+        item = self.item
+        more = {"patient": item.patient, "volume": item.volume, "spacing": item.spacing and list(item.spacing)}
+        return {"image": self.image, "label": self.label, **{k: v for k, v in more.items() if v is not None}}
+
+
+class _Result:
+    """The draft of a result while it is made."""
+
+    def __init__(self, draft: Draft, form: Form, seed: int, names: Mapping[str, str]) -> None:
+        self.draft, self.form, self.seed, self.names = draft, form, seed, names
+        self.counts: dict[str, dict[str, Counter[int | None]]] = {}
+        self._entries: dict[str, list[_Entry]] = {}
+        self._shared: dict[str, str] = {}
+
+    def write(self, sites: Mapping[str, Iterable[Item]]) -> None:
+        """Images, then everything about them."""
+        links: list[tuple[str, str]] = []
+        for site, items in sites.items():
+            self._entries[site] = [self._put(site, item, links) for item in _different(site, items)]
+        self.draft.finish()
+        for name, other in links:
+            self.draft.link(name, other)
+        splits = {site: self._splits(site) for site in sites}
+        self._datalists(splits)
+
+    def _put(self, site: str, item: Item, links: list[tuple[str, str]]) -> _Entry:
+        folder = self.names[site]
+
+        def put(kind: str, source: Any) -> str:
+            name = f"{folder}/{kind}/{item.name}"
+            key = f"{kind}/{item.name}"
+            if item.shared and key in self._shared:
+                first = self._shared[key]
+                links.append((name + first[first.rindex(key) + len(key) :], first))
+                return links[-1][0]
+            found = self.draft.put(name, source)
+            if item.shared:
+                self._shared[key] = found
+            return found
+
+        label = item.mask if isinstance(item.mask, int) else put("masks", item.mask).removeprefix(f"{folder}/")
+        return _Entry(item, put("images", item.image).removeprefix(f"{folder}/"), label)
+
+    def _splits(self, site: str) -> list[list[tuple[str, ...]]]:
+        """The splits of each image; one list for each fold."""
+        items = [entry.item for entry in self._entries[site]]
+        form = self.form
+        if form.folds:
+            return assign_folds(items, form.folds, site=site, seed=self.seed, fractions=form.fractions)
+        return [assign(items, site=site, seed=self.seed, fractions=form.fractions, stratified=form.stratified)]
+
+    def _datalists(self, splits: Mapping[str, Sequence[Sequence[tuple[str, ...]]]]) -> None:
+        with_classes = all(isinstance(entry.label, int) for own in self._entries.values() for entry in own)
+        for fold in range(self.form.folds or 1):
+            lists = {site: _by_split(self._entries[site], found[fold]) for site, found in splits.items()}
+            more = {"synthetic": True} if self.form.synthetic else {}
+            more |= self._classes(lists) if with_classes else {}
+            for site, by_split in lists.items():
+                folder = self.draft.new / self.names[site]
+                files = [f"datalist_fold{fold + 1}.json"] if self.form.folds else []
+                for file in [*files, "datalist.json"] if fold == 0 else files:
+                    write_datalist(folder / file, by_split, name=site, **more)
+                    load_datalist(folder, file, site=site, class_labels=with_classes)  # as a site would
+                if fold == 0:
+                    self.counts[self.names[site]] = {
+                        split: Counter(e["label"] if with_classes else None for e in entries)
+                        for split, entries in by_split.items()
+                    }
+
+    def _classes(self, lists: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> dict[str, Any]:
+        names = self.form.class_names
+        trained = Counter(entry["label"] for own in lists.values() for entry in own["training"])
+        number = len(names) if names is not None else max(trained) + 1
+        groups = self.form.class_groups
+        if groups is None:
+            groups = frequency_groups([trained[c] for c in range(number)])
+        found: dict[str, Any] = {} if names is None else {"class_names": list(names)}
+        return {**found, "class_groups": groups} if groups else found
+
+    def site_files(self, blocks: Mapping[str, Mapping[str, Any]]) -> None:
+        """``fairflare.json``; of each fold another one."""
+        _write_json(self.draft.new / SITE_FILE, {"sites": blocks})
+        for fold in range(1, self.form.folds + 1):
+            own = {site: {**block, "datalist": f"datalist_fold{fold}.json"} for site, block in blocks.items()}
+            _write_json(self.draft.new / f"fairflare_fold{fold}.json", {"sites": own})
+
+    def summaries(self, record: Mapping[str, Any], picture: bool) -> None:
+        """Checksums of each site, counts, their picture where it is wanted, and the manifest."""
+        new, names = self.draft.new, self.form.class_names
+        sites = {}
+        for site, name in self.names.items():
+            own = {file: check for file, check in self.draft.checksums.items() if file.startswith(f"{name}/")}
+            own |= {f"{name}/{path.name}": sha256_of(path) for path in (new / name).glob("datalist*.json")}
+            lines = [f"{check}  {file.removeprefix(f'{name}/')}\n" for file, check in sorted(own.items())]
+            (new / name / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
+            images = {split: found.total() for split, found in self.counts[name].items()}
+            sites[name] = {
+                "name": site, "images": images, "corrupted": site in self.form.corrupted,
+                "checksums": sha256_of(new / name / CHECKSUMS),
+            }  # fmt: skip
+            if None not in self.counts[name]["training"]:
+                sites[name]["classes"] = {
+                    split: {counting.class_name(c, names): n for c, n in sorted(found.items(), key=lambda x: x[0] or 0)}
+                    for split, found in self.counts[name].items()
+                }
+        (new / COUNTS).write_text(counting.as_csv(self.counts, names), encoding="utf-8")
+        if picture:
+            counting.draw(self.counts, names, new / PICTURE)
+        versions = {"fairflare": __version__, "python": platform.python_version()}
+        versions |= {package: version(package) for package in PACKAGES}
+        _write_json(new / MANIFEST, {**record, "folds": self.form.folds, "versions": versions, "sites": sites})
+
+
+def _different(site: str, items: Iterable[Item]) -> Iterator[Item]:
+    used: set[str] = set()
+    for item in items:
+        if item.name.lower() in used:
+            raise DataError(f"site '{site}': two images are called '{item.name}'; give them different names")
+        used.add(item.name.lower())
+        yield item
+
+
+def _by_split(entries: Sequence[_Entry], splits: Sequence[tuple[str, ...]]) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {"training": [], "validation": [], "test": []}
+    for entry, own in zip(entries, splits, strict=True):
+        for split in own:
+            found.setdefault(split, []).append(entry.content())
+    return found
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

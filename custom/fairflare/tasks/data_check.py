@@ -1,0 +1,314 @@
+"""Everything that is wrong with the images of one or several sites, found in one go: for ``fairflare check-data``.
+
+Nothing is read in another way than in training: the datalist by :func:`fairflare.data.datalist.load_datalist`, each
+sample by the task, as a site with this one image.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing.pool import ThreadPool
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fairflare.data.datalist import DataError, Datalist, Sample, load_datalist
+from fairflare.data.reading import read_image
+from fairflare.tasks.images import ImageTask, SiteSettings, read_settings
+
+BINS = 64  # of the histogram of intensities in [0, 1]
+SHOWN = 24  # images on a site's contact sheet
+PLACES = 3  # of one image that are named in a message
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that was found.
+
+    Args:
+        site: where; empty: at several.
+        text: what, and what to do about it.
+        grave: training must not begin like this; False: it may be meant so.
+    """
+
+    site: str
+    text: str
+    grave: bool = True
+
+
+@dataclass
+class SiteReport:
+    """What a site has.
+
+    Attributes:
+        site: its name.
+        counts: images by split and class; of a task on masks the class is ``None``.
+        sizes: images by (height, width) in pixels, as they are in the files.
+        histogram: (channels, BINS) pixels by intensity, all readable images, as the network gets them.
+        shown: some of the images, (channels, height, width) in [0, 1], each with its target.
+    """
+
+    site: str
+    counts: dict[str, Counter[int | None]] = field(default_factory=dict)
+    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    histogram: npt.NDArray[np.int64] | None = None
+    shown: list[tuple[npt.NDArray[np.float32], npt.NDArray[Any]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """What all sites have, and what is wrong with it."""
+
+    sites: list[SiteReport]
+    problems: list[Problem]
+
+    @property
+    def grave(self) -> int:
+        """Number of problems with which training must not begin."""
+        return sum(problem.grave for problem in self.problems)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """One image that could be read."""
+
+    site: str
+    split: str
+    sample: Sample
+    content: str | None  # hash; None: all its pixels are the same
+    target: str  # hash
+    empty: bool  # a mask with nothing in it
+
+    @property
+    def place(self) -> str:
+        number = "" if self.sample.slice is None else f" slice {self.sample.slice}"
+        return f"'{self.sample.image}'{number} ({self.site}, {self.split})"
+
+
+@dataclass
+class _Look:
+    """What one look at an image gave."""
+
+    size: tuple[int, int] | None = None
+    content: str | None = None
+    picture: npt.NDArray[np.float32] | None = None
+    target: npt.NDArray[Any] | None = None
+    histogram: npt.NDArray[np.int64] | None = None
+    errors: list[DataError] = field(default_factory=list)
+
+
+def check_sites(
+    task: ImageTask, sites: Mapping[str, Mapping[str, Any]], done: Callable[[int, int], None] = lambda n, total: None
+) -> DataReport:
+    """Looks at every image of every site.
+
+    Args:
+        task: as which the images are read: sizes, values of masks, numbers of classes.
+        sites: the settings of each, as in its ``fairflare.json``.
+        done: is told how many images of how many were looked at.
+    """
+    problems: list[Problem] = []
+    opened: list[tuple[SiteSettings, Datalist]] = []
+    for site, settings in sites.items():
+        opened += _listed(task, site, settings, problems)
+    total, before = sum(len(samples) for _, listed in opened for samples in listed.splits.values()), 0
+    reports, seen = [], []
+    for own, listed in opened:
+        looker = _Looker(task, own, listed)
+        reports.append(looker.report)
+        for _ in looker.look():
+            before += 1
+            done(before, total)
+        seen += looker.seen
+        problems += looker.problems
+    problems += [*_names(opened), *_duplicates(seen), *_contradictions(seen), *_people(seen)]
+    return DataReport(reports, problems)
+
+
+def _listed(
+    task: ImageTask, site: str, settings: Mapping[str, Any], problems: list[Problem]
+) -> list[tuple[SiteSettings, Datalist]]:
+    found: list[DataError] = []
+    opened = []
+    try:
+        own = read_settings(task.site_settings, site, settings)
+        if own.data_root is None:
+            problems.append(Problem(site, "no 'data_root': there are no images to look at", grave=False))
+            return []
+        named = own.datalist or "datalist.json"
+        roots = own.linked_roots
+        listed = load_datalist(
+            own.data_root, named, site=site, class_labels=task.class_labels, linked_roots=roots, problems=found
+        )
+        opened.append((own, listed))
+    except DataError as error:
+        found.append(error)
+    problems += [Problem(site, _plain(site, error)) for error in found]
+    return opened
+
+
+def _plain(site: str, error: DataError) -> str:
+    """The message without the site, which has a column of its own."""
+    return str(error).removeprefix(f"site '{site}': ")
+
+
+class _Looker:
+    """Looks at the images of one site, several at a time."""
+
+    def __init__(self, task: ImageTask, own: SiteSettings, listed: Datalist) -> None:
+        self.task, self.own, self.listed = task, own, listed
+        self.report = SiteReport(listed.site)
+        self.problems: list[Problem] = []
+        self.seen: list[_Seen] = []
+        self._said: set[str] = set()
+
+    def look(self) -> Iterator[None]:
+        with ThreadPool(max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)) as threads:
+            for split, samples in self.listed.splits.items():
+                self.report.counts[split] = Counter()
+                every = max(1, len(samples) * len(self.listed.splits) // SHOWN)
+                looked = threads.imap(lambda sample, split=split: self.one(sample, split), samples)  # type: ignore[misc]
+                for index, (sample, found) in enumerate(zip(samples, looked, strict=True)):
+                    self.take(sample, split, found, show=index % every == 0 and len(self.report.shown) < SHOWN)
+                    yield
+                self.finish(split)
+
+    def one(self, sample: Sample, split: str) -> _Look:
+        """The image as it is in the file, and as the task gets it with its target."""
+        found = _Look()
+        try:
+            image = read_image(sample, site=self.report.site, split=split, max_bytes=self.own.max_image_bytes)
+            found.size = (image.shape[0], image.shape[1])
+            if (image != image.flat[0]).any():
+                found.content = _hash(np.asarray(image.shape), image)
+        except DataError as error:
+            found.errors.append(error)
+        try:
+            alone = replace(self.listed, splits={split: (sample,)})
+            data: Any = self.task.open_folder(self.report.site, self.own, alone)
+            inputs, targets = data.read(split, [0])
+            found.picture, found.target = inputs[0].numpy(), targets[0].numpy()
+            found.histogram = np.stack([np.histogram(channel, BINS, (0, 1))[0] for channel in found.picture])
+        except DataError as error:
+            found.errors.append(error)
+        return found
+
+    def take(self, sample: Sample, split: str, found: _Look, show: bool) -> None:
+        for error in found.errors:
+            self.say(_plain(self.report.site, error))
+        if found.size is not None:
+            self.report.sizes[found.size] += 1
+        if found.size is None or found.picture is None or found.target is None or found.histogram is None:
+            return
+        if found.content is None:
+            self.say(f"image '{sample.image}' of '{split}': all its pixels have one value", grave=False)
+        is_class = self.task.class_labels
+        self.report.counts[split][int(found.target) if is_class else None] += 1
+        empty = not is_class and not found.target.any()
+        self.seen.append(_Seen(self.report.site, split, sample, found.content, _hash(found.target), empty))
+        before = self.report.histogram
+        self.report.histogram = found.histogram if before is None else before + found.histogram
+        if show:
+            self.report.shown.append((found.picture, found.target))
+
+    def finish(self, split: str) -> None:
+        """What only shows when a split was gone through."""
+        empty = sum(seen.empty for seen in self.seen if seen.split == split)
+        if empty:
+            self.say(f"{empty} image(s) of '{split}' have a mask with nothing in it", grave=False)
+        if not self.task.class_labels or split == "training":
+            return
+        trained = self.report.counts.get("training", Counter())
+        lacking = sorted(number for number in self.report.counts[split] if number is not None and number not in trained)
+        if lacking:
+            names = self.listed.class_names
+            shown = ", ".join(names[n] if names and n < len(names) else str(n) for n in lacking)
+            self.say(f"classes of '{split}' without an image in 'training': {shown}", grave=False)
+
+    def say(self, text: str, grave: bool = True) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self.problems.append(Problem(self.report.site, text, grave))
+
+
+# ------------------------------------------------------------------------------------------------ of all images
+
+
+def _hash(*arrays: npt.NDArray[Any]) -> str:
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()
+
+
+def _names(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator[Problem]:
+    """Sites that call or group the classes differently."""
+    for what, key in (("names", "class_names"), ("groups", "class_groups")):
+        by_value: dict[str, list[str]] = defaultdict(list)
+        for _, listed in opened:
+            value = getattr(listed, key)
+            if value is not None:
+                by_value[repr(value)].append(listed.site)
+        if len(by_value) > 1:
+            said = "; ".join(f"{value} at {', '.join(sites)}" for value, sites in by_value.items())
+            yield Problem("", f"the datalists have different {what} of classes ('{key}'): {said:.600}")
+
+
+def _by_content(seen: Iterable[_Seen]) -> Iterator[list[_Seen]]:
+    """Images that are the same pixel by pixel."""
+    groups: dict[str, list[_Seen]] = defaultdict(list)
+    for one in seen:
+        if one.content is not None:
+            groups[one.content].append(one)
+    return (group for group in groups.values() if len(group) > 1)
+
+
+def _where(group: Sequence[_Seen]) -> tuple[str, str]:
+    """The site of a group of images, if it is one, and the group in words."""
+    sites = {one.site for one in group}
+    more = f" and {len(group) - PLACES} more" if len(group) > PLACES else ""
+    return sites.pop() if len(sites) == 1 else "", ", ".join(one.place for one in group[:PLACES]) + more
+
+
+def _duplicates(seen: Iterable[_Seen]) -> Iterator[Problem]:
+    """The same image in two splits, at two sites, or twice in one split.
+
+    A test list that all sites share is meant, as is an image in ``test`` and in ``test_<name>``.
+    """
+    shared: Counter[tuple[str, ...]] = Counter()
+    for group in _by_content(seen):
+        site, where = _where(group)
+        places = {(one.site, one.split) for one in group}
+        tested = all(split.startswith("test") for _, split in places)
+        if len(places) == 1:
+            yield Problem(site, f"one image {len(group)} times in one split: {where}", grave=False)
+        elif not tested:
+            yield Problem(site, f"one image in several splits or at several sites: {where}; keep it in one place")
+        elif not site:
+            shared[tuple(sorted({one.site for one in group}))] += 1
+    for sites, count in shared.items():
+        yield Problem("", f"{count} test image(s) are the same at {', '.join(sites)}", grave=False)
+
+
+def _contradictions(seen: Iterable[_Seen]) -> Iterator[Problem]:
+    for group in _by_content(seen):
+        if len({one.target for one in group}) > 1:
+            site, where = _where(group)
+            yield Problem(site, f"one image with different labels: {where}; find out which one is right")
+
+
+def _people(seen: Iterable[_Seen]) -> Iterator[Problem]:
+    """Within a site the datalist itself is refused."""
+    sites: dict[str, set[str]] = defaultdict(set)
+    for one in seen:
+        if one.sample.patient is not None:
+            sites[one.sample.patient].add(one.site)
+    for patient, found in sorted(sites.items()):
+        if len(found) > 1:
+            text = f"patient '{patient}' is at {', '.join(sorted(found))}: the same person, or the same number?"
+            yield Problem("", text, grave=False)

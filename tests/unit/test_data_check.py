@@ -1,0 +1,201 @@
+"""``fairflare check-data``: what is wrong with images, all at once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from fairflare.cli.commands import app
+from fairflare.data.datalist import SPLITS, write_datalist
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def site(folder: Path, classes: bool, seed: int, **more: Any) -> dict[str, list[dict[str, Any]]]:
+    """A good site: three images in each split, of three patients; returns its datalist's splits."""
+    rng = np.random.default_rng(seed)
+    splits: dict[str, list[dict[str, Any]]] = {}
+    (folder / "images").mkdir(parents=True)
+    (folder / "masks").mkdir()
+    for split in SPLITS:
+        splits[split] = []
+        for index in range(3):
+            name = f"{split}_{index}.png"
+            Image.fromarray(rng.integers(0, 256, (40, 40)).astype(np.uint8)).save(folder / "images" / name)
+            Image.fromarray((np.indices((40, 40))[0] > 20).astype(np.uint8)).save(folder / "masks" / name)
+            label: Any = index if classes else f"masks/{name}"
+            splits[split].append(
+                {"image": f"images/{name}", "label": label, "patient": f"{folder.name}-{split}{index}"}
+            )
+    write_datalist(folder / "datalist.json", splits, **more)
+    return splits
+
+
+def check(*arguments: str | Path) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["check-data", *map(str, arguments)])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.output
+    return done.exit_code, done.output
+
+
+def problems(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("problem: ")]
+
+
+def copy(folder: Path, source: str, target: str) -> None:
+    """The same pixels in another file type, so that the files differ."""
+    with Image.open(folder / source) as image:
+        image.save(folder / target)
+
+
+def test_good_data(tmp_path: Path) -> None:
+    for name in "ab":
+        site(tmp_path / name, True, ord(name), class_names=["x", "y", "z"])
+    code, text = check(tmp_path, "--out", tmp_path / "pictures")
+    assert code == 0, text
+    assert "18 usable images at 2 site(s); 0 problem(s), 0 note(s)" in text
+    assert "  training: 3 (x 1, y 1, z 1)" in text
+    assert "a: width x height 40x40: 9" in text
+    assert (tmp_path / "pictures/counts.csv").read_text().splitlines()[1] == "a,training,x,1"
+    assert sorted(path.name for path in (tmp_path / "pictures").glob("*.png")) == [
+        "a_histogram.png", "a_images.png", "b_histogram.png", "b_images.png"
+    ]  # fmt: skip
+    with Image.open(tmp_path / "pictures/a_images.png") as sheet:
+        assert sheet.size == (8 * 96, 2 * 96)
+    code, text = check(tmp_path, "--out", tmp_path / "pictures")
+    assert code == 2
+    assert "is there already" in text
+
+
+def plant_in_masks(tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    splits = site(a, False, 1)
+    other = site(b, False, 2)
+    (a / "images/training_0.png").write_bytes(b"no picture")  # 1 unreadable
+    Image.fromarray(np.zeros((40, 41), np.uint8)).save(a / "masks/training_1.png")  # 2 size
+    Image.fromarray(np.full((40, 40), 7, np.uint8)).save(a / "masks/training_2.png")  # 3 value of a mask
+    copy(a, "images/validation_0.png", "images/test_0.bmp")  # 4 across splits, in another file
+    splits["test"][0]["image"] = "images/test_0.bmp"
+    copy(a, "images/validation_1.png", "../b/images/training_1.png")  # 5 across sites
+    splits["training"].append({"image": "images/extra.bmp", "label": "masks/empty.png"})
+    splits["training"].append({"image": "images/extra.png", "label": "masks/validation_0.png"})
+    noise = np.random.default_rng(9).integers(0, 256, (40, 40)).astype(np.uint8)
+    for name in ("extra.bmp", "extra.png"):
+        Image.fromarray(noise).save(a / "images" / name)  # 6 contradictory masks
+    Image.fromarray(np.zeros((40, 40), np.uint8)).save(a / "masks/empty.png")
+    splits["validation"][2]["patient"] = splits["test"][2]["patient"]  # 7 a patient across splits
+    broken = np.random.default_rng(3).normal(size=(40, 40))
+    broken[3, 3] = np.nan
+    np.save(a / "images/nan.npy", broken)  # 8 NaN
+    splits["test"][1]["image"] = "images/nan.npy"
+    other["validation"] = []  # 9 empty split
+    other["training"][0]["image"] = "images/nowhere.png"  # 10 missing file
+    write_datalist(a / "datalist.json", splits)
+    write_datalist(b / "datalist.json", other)
+
+
+def test_ten_planted_faults_in_one_run(tmp_path: Path) -> None:
+    plant_in_masks(tmp_path)
+    code, text = check(tmp_path)
+    assert code == 1
+    found = problems(text)
+    expected = [
+        r"a: image '.*training_0.png' of split 'training' cannot be used",
+        r"a: image '.*training_1.png' is 40x40 .* but its mask .* is 41x40",
+        r"a: mask '.*training_2.png' of split 'training' has the values 7",
+        r"a: one image in several splits or at several sites: .*validation_0.png.*test_0.bmp",
+        r"all sites: one image in several splits or at several sites: .*validation_1.png.*\(b, training\)",
+        r"a: one image with different labels: .*extra",
+        r"a: .*patient 'a-test2' is in both 'validation' and 'test'",
+        r"a: image '.*nan.npy' of split 'test' has values that are NaN",
+        r"b: .*split 'validation' is empty",
+        r"b: .*nowhere.png', does not exist",
+    ]
+    import re
+
+    for pattern in expected:
+        assert sum(bool(re.search(f"problem: {pattern}", line)) for line in found) == 1, (pattern, found)
+    assert len(found) == len(expected), found
+    assert "note: a: one image 2 times in one split" in text
+    assert "note: a: 1 image(s) of 'training' have a mask with nothing in it" in text
+
+
+def test_faults_of_classes(tmp_path: Path) -> None:
+    names = ["x", "y", "z"]
+    splits = site(tmp_path / "a", True, 1, class_names=names)
+    splits["training"][0]["label"] = 3  # beyond the classes
+    splits["training"][1]["label"] = "x"  # a name
+    splits["training"][2]["label"] = 0
+    rgba = np.random.default_rng(0).integers(0, 256, (5, 40, 40)).astype(np.uint8)
+    np.save(tmp_path / "a/images/five.npy", rgba.transpose(1, 2, 0))
+    splits["validation"][0]["image"] = "images/five.npy"
+    copy(tmp_path / "a", "images/validation_1.png", "images/test_0.bmp")
+    splits["test"][0]["image"] = "images/test_0.bmp"
+    Image.fromarray(np.full((40, 40), 9, np.uint8)).save(tmp_path / "a/images/validation_2.png")
+    write_datalist(tmp_path / "a/datalist.json", splits, class_names=names, class_groups={"head": [5]})
+    code, text = check(tmp_path / "a/datalist.json")
+    assert code == 1
+    found = "\n".join(problems(text))
+    assert "has the label 3; the task has the classes 0 to 2" in found
+    assert "must be the number of a class (a whole number >= 0), got 'x'" in found
+    assert "five.npy' of split 'validation' cannot be used" in found
+    assert "one image with different labels" in found
+    assert "'class_groups' must name lists of numbers of classes" in found
+    assert "note: a: classes of 'validation' without an image in 'training': y" in text
+    assert "all its pixels have one value" in text
+    assert len(problems(text)) == 6
+
+
+def test_what_is_meant_is_no_problem(tmp_path: Path) -> None:
+    """A test list that all sites have, and an image in two test lists; also one patient's number at two sites."""
+    for name in "ab":
+        folder = tmp_path / name
+        splits = site(folder, True, ord(name))
+        for index in range(3):
+            copy(tmp_path / "a", f"images/test_{index}.png", f"../{name}/images/common_{index}.bmp")
+            splits.setdefault("test_common", []).append({"image": f"images/common_{index}.bmp", "label": index})
+        splits["training"][0]["patient"] = 17
+        write_datalist(folder / "datalist.json", splits)
+    blocks = {name: {"data_root": str(tmp_path / name)} for name in "ab"}
+    (tmp_path / "fairflare.json").write_text(json.dumps({"sites": {**blocks, "c": {"phantom": True}}}))
+    code, text = check(tmp_path)
+    assert code == 0, text
+    assert "note: all sites: 3 test image(s) are the same at a, b" in text
+    assert "note: all sites: patient '17' is at a, b" in text
+    assert "note: c: no 'data_root'" in text
+
+
+def test_sites_that_name_the_classes_differently(tmp_path: Path) -> None:
+    site(tmp_path / "a", True, 1, class_names=["x", "y", "z"], class_groups={"head": [0]})
+    site(tmp_path / "b", True, 2, class_names=["y", "x", "z"], class_groups={"head": [1]})
+    code, text = check(tmp_path)
+    assert code == 1
+    assert [line.split(":")[2] for line in problems(text)] == [
+        " the datalists have different names of classes ('class_names')",
+        " the datalists have different groups of classes ('class_groups')",
+    ]
+
+
+def test_many_problems_are_cut_unless_all_are_wanted(tmp_path: Path) -> None:
+    splits = site(tmp_path / "a", True, 1)
+    splits["training"] += [{"image": f"images/none_{n}.png", "label": 0} for n in range(30)]
+    write_datalist(tmp_path / "a/datalist.json", splits)
+    code, text = check(tmp_path)
+    assert code == 1
+    assert "problem: a: 10 more; --all shows them" in text
+    assert len(problems(text)) == 21
+    assert len(problems(check(tmp_path, "--all")[1])) == 30
+
+
+@pytest.mark.parametrize("content", ["[]", "{", None])
+def test_nothing_to_look_at(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "fairflare.json").write_text(content)
+    code, text = check(tmp_path)
+    assert code == 2
+    assert "error" in text

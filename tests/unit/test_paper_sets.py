@@ -1,0 +1,498 @@
+"""The data sets of the papers, each on a miniature in its real layout, and one federated round on every result."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fairflare.data.datalist import SPLITS, DataError
+from fairflare.data.phantoms.dermoscopy import ISIC2018, ISIC2019
+from fairflare.data.phantoms.endoscopy import HYPERKVASIR, HYPERKVASIR_GROUPS
+from fairflare.data.preparers import (
+    PROSTATE_SITES,
+    Dealing,
+    prepare_flamby,
+    prepare_hyperkvasir,
+    prepare_images,
+    prepare_isic2018,
+    prepare_isic2019,
+    prepare_masks,
+    prepare_messidor2,
+    prepare_prostate_mri,
+    prepare_rif,
+    prepare_rsna,
+    prepare_tones,
+)
+from fairflare.data.preparers.eyes import RIF_SITES
+from fairflare.data.preparers.rsna import KINDS
+from fairflare.data.preparers.skin import CENTRES, FEDISM
+from fairflare.federation.local import run_local
+from fairflare.federation.plan import make_plan
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CLASSES = {"image_size": [32, 32], "features": [4, 4, 4, 4], "batch_size": 8, "local_epochs": 1}
+MASKS = {"image_size": [32, 32], "features": [2, 2, 2, 2, 2, 2], "batch_size": 8, "local_epochs": 1}
+
+
+def draw(path: Path, seed: int, size: tuple[int, int] = (10, 12)) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3)).astype(np.uint8)).save(path)
+    return path
+
+
+def write_rows(path: Path, rows: Sequence[str]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+def lists(folder: Path, file: str = "datalist.json") -> dict[str, list[dict[str, Any]]]:
+    content = json.loads((folder / file).read_text())
+    return {key: value for key, value in content.items() if key.startswith("test") or key in SPLITS}
+
+
+def one_hot(names: Sequence[str], labels: Sequence[int], images: Sequence[str], more: Sequence[str] = ()) -> list[str]:
+    """As the ISIC challenges write it: numbers with a point."""
+    rows = [",".join(["image", *names, *more])]
+    for image, label in zip(images, labels, strict=True):
+        rows.append(
+            ",".join([image, *("1.0" if c == label else "0.0" for c in range(len(names))), *("0.0" for _ in more)])
+        )
+    return rows
+
+
+# --- miniatures -------------------------------------------------------------------------------------------
+
+
+def isic2018(root: Path, count: int = 70) -> Path:
+    names = [f"ISIC_{24306 + i:07d}" for i in range(count)]
+    for i, name in enumerate(names):
+        draw(root / f"ISIC2018_Task3_Training_Input/{name}.jpg", i)
+    (root / "ISIC2018_Task3_Training_Input/ATTRIBUTION.txt").write_text("by")
+    truth = "ISIC2018_Task3_Training_GroundTruth"
+    write_rows(root / truth / f"{truth}.csv", one_hot(ISIC2018, [i // 2 % 7 for i in range(count)], names))
+    lesions = ["image,lesion_id,diagnosis_confirm_type", *(f"{n},HAM_{i // 2:07d},histo" for i, n in enumerate(names))]
+    write_rows(root / "ISIC2018_Task3_Training_LesionGroupings.csv", lesions)
+    return root
+
+
+def isic2019(root: Path, count: int = 96, preprocessed: bool = False) -> Path:
+    names = [f"ISIC_{i:07d}{'_downsampled' if i % 10 == 0 else ''}" for i in range(count)]
+    folder = "ISIC_2019_Training_Input"
+    for i, name in enumerate(names):
+        draw(root / (f"{folder}_preprocessed/{name}.jpg" if preprocessed else f"{folder}/{folder}/{name}.jpg"), i)
+    labels = [i // 2 % 8 for i in range(count)]
+    write_rows(root / "ISIC_2019_Training_GroundTruth.csv", one_hot(ISIC2019, labels, names, ["UNK"]))
+    meta = ["image,age_approx,anatom_site_general,lesion_id,sex"]
+    meta += [f"{n},55,anterior torso,{f'BCN_{i // 2:07d}' if i % 5 else ''},female" for i, n in enumerate(names)]
+    write_rows(root / "ISIC_2019_Training_Metadata.csv", meta)
+    rows = [f"image,{','.join(ISIC2019)},UNK,target,center,fold,fold2"]
+    for i, name in enumerate(names):
+        ones = ",".join("1.0" if c == labels[i] else "0.0" for c in range(9))
+        fold = "test" if i % 16 in (0, 1, 2) else "train"
+        rows.append(f"{name},{ones},{labels[i]},{i // 16 % 6},{fold},{fold}_{i // 16 % 6}")
+    write_rows(root / "train_test_split", rows)
+    tones = [f"{n}.jpg,{'dark' if i // 2 % 3 == 0 else 'light'}" for i, n in enumerate(names)]
+    write_rows(root / "tones.csv", ["image,skin_tone", *tones])
+    return root
+
+
+def rif(root: Path, name: str = "Domain") -> Path:
+    """Grey masks with the values of the published ones; of one site as colour images with equal channels."""
+    seed = 0
+    for number in range(1, 5):
+        for part, count in (("train", 5), ("test", 2)):
+            for index in range(count):
+                seed += 1
+                stem = f"{'gdV'[min(number - 1, 2)]}{part}{index:02d}"
+                draw(root / f"{name}{number}/{part}/ROIs/image/{stem}.png", seed, (16, 16))
+                mask = np.full((16, 16), 255, np.uint8)
+                mask[4:12, 4:12], mask[6:9, 6:9] = 128, 0
+                pixels = np.repeat(mask[:, :, None], 3, 2) if number == 2 else mask
+                (root / f"{name}{number}/{part}/ROIs/mask").mkdir(parents=True, exist_ok=True)
+                Image.fromarray(pixels).save(root / f"{name}{number}/{part}/ROIs/mask/{stem}.png")
+    return root
+
+
+def messidor2(root: Path, raw: bool = True, exams: int = 30) -> Path:
+    names = [f"20051020_{i // 2:05d}_0100_PP.png" if i < 2 * exams - 2 else f"IM{i:06d}.JPG" for i in range(2 * exams)]
+    names = [name if i % 2 == 0 else name.replace("0100", "0200") for i, name in enumerate(names)]
+    for i, name in enumerate(names):
+        draw(root / "IMAGES" / name, i)
+    head = "image_id,adjudicated_dr_grade" if raw else "id_code,diagnosis"
+    rows = [f"{head},adjudicated_dme,adjudicated_gradable"]
+    rows += [f"{n},{'' if i == 3 else i // 2 % 5},0,{int(i != 3)}" for i, n in enumerate(names)]
+    write_rows(root / "messidor_data.csv", rows)
+    pairs = [f"{names[i]};{names[i + 1]}" for i in range(0, len(names), 2)]
+    write_rows(root / "messidor-2.csv", ["left;right", *pairs])
+    return root
+
+
+def hyperkvasir(root: Path, count: int = 12) -> Path:
+    kinds = ("anatomical-landmarks", "pathological-findings", "quality-of-mucosal-views", "therapeutic-interventions")
+    rows = ["Video file,Organ,Finding,Classification"]
+    for number, name in enumerate(HYPERKVASIR):
+        tract = ("lower-gi-tract", "upper-gi-tract")[number % 2]
+        for index in range(max(2, count - number // 2)):
+            stem = f"{number:04x}{index:04x}-51aa-495a"
+            draw(root / "labeled-images" / tract / kinds[number % 4] / name / f"{stem}.jpg", 100 * number + index)
+            rows.append(f"{stem},{tract[:5].title()} GI,{name},{kinds[number % 4]}")
+    write_rows(root / "labeled-images/image-labels.csv", rows)
+    return root
+
+
+def dicom(path: Path, values: np.ndarray, patient: str, **tags: Any) -> Path:
+    """A slice as the challenge has them: 16 bits signed, Hounsfield units after the rescaling."""
+    import pydicom
+    from pydicom.uid import ExplicitVRLittleEndian, generate_uid
+
+    found = pydicom.Dataset()
+    found.file_meta = pydicom.dataset.FileMetaDataset()
+    found.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    found.file_meta.MediaStorageSOPClassUID = "1.2.840.10008.5.1.4.1.1.2"
+    found.file_meta.MediaStorageSOPInstanceUID = generate_uid()
+    found.SOPInstanceUID = found.file_meta.MediaStorageSOPInstanceUID
+    found.SOPClassUID = found.file_meta.MediaStorageSOPClassUID
+    found.PatientID, found.Modality, found.PhotometricInterpretation = patient, "CT", "MONOCHROME2"
+    found.Rows, found.Columns = values.shape
+    found.SamplesPerPixel, found.BitsAllocated, found.BitsStored, found.HighBit = 1, 16, 16, 15
+    found.PixelRepresentation, found.RescaleIntercept, found.RescaleSlope = 1, -1024, 1
+    found.WindowCenter, found.WindowWidth = 30, 80
+    for name, value in tags.items():
+        setattr(found, name, value)
+    found.PixelData = (values + 1024).astype(np.int16).tobytes()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found.save_as(path, enforce_file_format=True)
+    return path
+
+
+def rsna(root: Path, count: int = 84, pictures: bool = False) -> Path:
+    rows = ["ID,Label"]
+    rng = np.random.default_rng(0)
+    for i in range(count):
+        name = f"ID_{i:09x}"
+        if pictures:
+            draw(root / f"stage_2_train/{name}.png", i)
+        else:
+            dicom(root / f"stage_2_train/{name}.dcm", rng.integers(-20, 100, (12, 12)), f"ID_p{i // 2}")
+        own = {KINDS[i // 2 % 5]} if i % 21 else set() if i else {KINDS[0], KINDS[1]}
+        rows += [f"{name}_{kind},{int(kind in own)}" for kind in KINDS]
+        rows.append(f"{name}_any,{int(bool(own))}")
+    rows += rows[1:7]  # a few rows are there twice
+    write_rows(root / "stage_2_train.csv", rows)
+    return root
+
+
+def prostate(root: Path) -> Path:
+    import nibabel
+
+    rng = np.random.default_rng(0)
+    for site in PROSTATE_SITES:
+        (root / site).mkdir(parents=True)
+        for case in range(5):
+            mask = np.zeros((16, 18, 4), np.uint8)
+            mask[4:12, 4:12, 1:3] = 1 + case % 2
+            affine = np.diag([0.5, 0.6, 3.0, 1.0])
+            seg = "Segmentation" if site == "BMC" else "segmentation"
+            volume = rng.normal(100, 20, mask.shape).astype(np.float32)
+            for name, array in ((f"Case{case:02d}", volume), (f"Case{case:02d}_{seg}", mask)):
+                nibabel.save(nibabel.Nifti1Image(array, affine), root / site / f"{name}.nii.gz")
+    return root
+
+
+def folders(root: Path, site: str = "{site}/{label}/{name}.png") -> Path:
+    for place in range(2):
+        for index in range(16):
+            draw(root / site.format(site=f"s{place}", label="ab"[index % 2], name=f"i{index}"), 100 * place + index)
+    return root
+
+
+def mask_folders(root: Path) -> Path:
+    for place in range(2):
+        for index in range(5):
+            draw(root / f"s{place}/images/i{index}.png", 10 * place + index)
+            (root / f"s{place}/masks").mkdir(exist_ok=True)
+            Image.fromarray(np.eye(10, 12, dtype=np.uint8) * 255).save(root / f"s{place}/masks/i{index}.png")
+    return root
+
+
+# --- one round on each ------------------------------------------------------------------------------------
+
+SMALL = replace(FEDISM, sites=4, corrupt_sites=1, size=32, min_size=3)
+FOLDS = Dealing(partition="dirichlet", sites=3, alpha=0.5, folds=5, min_size=3)
+Prepare = Callable[..., dict[str, Path]]
+PREPARED: dict[str, tuple[Prepare, Callable[[Path], Path], dict[str, Any], int, dict[str, Any]]] = {
+    # preparer, miniature, options, sites, settings of the job
+    "images": (prepare_images, folders, {}, 2, {"num_classes": 2}),
+    "masks": (prepare_masks, mask_folders, {}, 2, {}),
+    "prostate-mri": (prepare_prostate_mri, prostate, {}, 6, {}),
+    "rif": (prepare_rif, rif, {}, 4, {"in_channels": 3, "num_classes": 2, "labels": [[1, 2], [2]]}),
+    "messidor2": (prepare_messidor2, messidor2, {}, 4, {"num_classes": 5}),
+    "isic2018": (prepare_isic2018, isic2018, {}, 4, {"num_classes": 7}),
+    "isic2019": (prepare_isic2019, isic2019, {"dealing": SMALL}, 4, {"num_classes": 8}),
+    "isic2019-flamby": (prepare_flamby, lambda root: isic2019(root, preprocessed=True), {}, 6, {"num_classes": 8}),
+    "isic2019-tones": (prepare_tones, isic2019, {"tones": "tones.csv"}, 4, {"num_classes": 8}),
+    "hyperkvasir": (prepare_hyperkvasir, hyperkvasir, {"dealing": FOLDS}, 3, {"num_classes": 23}),
+    "rsna": (prepare_rsna, rsna, {"dealing": SMALL}, 4, {"num_classes": 5}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PREPARED)
+def test_a_round_on_what_was_prepared(tmp_path: Path, name: str) -> None:
+    prepare, miniature, options, count, settings = PREPARED[name]
+    written = prepare(miniature(tmp_path / "source"), tmp_path / "out", **options)
+    assert len(written) == count
+    local = json.loads((tmp_path / "out/fairflare.json").read_text())
+    classes = "num_classes" in settings and "labels" not in settings
+    task, small = ("classification", CLASSES) if classes else ("segmentation", MASKS)
+    plan = make_plan("fed_avg", task=task, sites=list(written), num_rounds=1, settings={**small, **settings})
+    results = json.loads((run_local(plan, tmp_path / "run", local) / "results.json").read_text())
+    assert results["status"] == "completed", results.get("reason")
+    assert results["info"]["synthetic"] is False
+    assert sorted(results["test"]) == sorted(written)
+    for site, folder in written.items():
+        assert results["rounds"][0]["train"][site]["num_samples"] == len(lists(folder)["training"])
+        if classes and settings["num_classes"] > 2:
+            assert {"head", "medium", "tail"} & set(results["test"][site])
+
+
+# --- what each one makes ----------------------------------------------------------------------------------
+
+
+def test_isic2018_keeps_lesions_together(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        written = prepare_isic2018(isic2018(tmp_path / "s"), tmp_path / "out")
+    assert "ISIC 2018: expected [1113, 6705, 514, 327, 1099, 115, 142] (sum 10015), found [10, 10" in caplog.text
+    where: dict[str, set[tuple[str, str]]] = {}
+    for site, folder in written.items():
+        content = json.loads((folder / "datalist.json").read_text())
+        assert content["class_names"] == list(ISIC2018)
+        for split in SPLITS:
+            for entry in content[split]:
+                number = int(Path(entry["image"]).stem[5:]) - 24306
+                assert entry["label"] == number // 2 % 7
+                assert entry["patient"] == f"HAM_{number // 2:07d}"
+                where.setdefault(entry["patient"], set()).add((site, split))
+    assert len(where) == 35
+    assert all(len(places) == 1 for places in where.values())
+
+
+def test_isic_files_that_are_not_as_expected(tmp_path: Path) -> None:
+    root = isic2018(tmp_path / "s", 20)
+    (root / "ISIC2018_Task3_Training_Input/ISIC_0024307.jpg").unlink()
+    with pytest.raises(DataError, match=r"1 of 20 images that .* names are not there: ISIC_0024307; the folder has 19"):
+        prepare_isic2018(root, tmp_path / "out")
+    truth = root / "ISIC2018_Task3_Training_GroundTruth/ISIC2018_Task3_Training_GroundTruth.csv"
+    text = truth.read_text()
+    truth.write_text(text.replace("ISIC_0024306,1.0", "ISIC_0024306,0.0"))
+    draw(root / "ISIC2018_Task3_Training_Input/ISIC_0024307.jpg", 1)
+    with pytest.raises(DataError, match="line 2: expected a 1 in one of the columns MEL, NV"):
+        prepare_isic2018(root, tmp_path / "out")
+    truth.write_text(text.replace("AKIEC", "AK"))
+    with pytest.raises(DataError, match=r"missing: AKIEC; found: image,MEL,NV,BCC,AK,"):
+        prepare_isic2018(root, tmp_path / "out")
+    truth.unlink()
+    with pytest.raises(DataError, match=r"expected ISIC2018_Task3_Training_GroundTruth/.* or .*; found ISIC2018"):
+        prepare_isic2018(root, tmp_path / "out")
+    with pytest.raises(DataError, match="is not a folder"):
+        prepare_isic2018(tmp_path / "nowhere", tmp_path / "out")
+
+
+def test_isic2019_two_pools(tmp_path: Path) -> None:
+    written = prepare_isic2019(isic2019(tmp_path / "s"), tmp_path / "out", dealing=SMALL)
+    for folder in written.values():
+        found = lists(folder)
+        assert set(found) == {*SPLITS, "test_clean", "test_corrupted"}
+        assert found["test"] == found["test_clean"]
+        assert len(found["test_corrupted"]) == len(found["test"]) > 8
+        with Image.open(folder / found["training"][0]["image"]) as image:
+            assert image.size == (32, 32)
+    own = [e["image"] for folder in written.values() for split in SPLITS[:2] for e in lists(folder)[split]]
+    assert len(own) + len(lists(written["site-1"])["test"]) == 96
+
+
+def test_flambys_centres_and_split(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = isic2019(tmp_path / "s", preprocessed=True)
+    with caplog.at_level(logging.WARNING):
+        written = prepare_flamby(source, tmp_path / "out")
+    assert list(written) == list(CENTRES)
+    assert "images of 4 lesions in training and in test" in caplog.text  # of 6 pairs two lack a lesion
+    for place, folder in enumerate(written.values()):
+        assert sorted(int(Path(e["image"]).stem[5:12]) for e in lists(folder)["test"]) == [
+            16 * place + i for i in range(3)
+        ]
+    folds = prepare_flamby(source, tmp_path / "folds", dealing=Dealing(folds=3))
+    assert sum(len(lists(folds["MSK"], f"datalist_fold{n}.json")["test"]) for n in (1, 2, 3)) == 16
+    table = source / "train_test_split"
+    table.write_text(table.read_text().replace(",0,train,", ",6,train,", 1))
+    with pytest.raises(DataError, match=r"line 5: expected center 0 to 5, target 0 to 7 and fold train or test"):
+        prepare_flamby(source, tmp_path / "x")
+
+
+def test_tones(tmp_path: Path) -> None:
+    source = isic2019(tmp_path / "s")
+    written = prepare_tones(source, tmp_path / "out", tones="tones.csv")
+    assert list(written) == ["light-1", "light-2", "dark-1", "dark-2"]
+    for site, folder in written.items():
+        found = lists(folder)
+        numbers = {split: [int(Path(e["image"]).stem.split("_")[2]) for e in own] for split, own in found.items()}
+        dark = {split: {n // 2 % 3 == 0 for n in own} for split, own in numbers.items()}
+        assert dark["training"] == dark["validation"] == {site.startswith("dark")}
+        assert dark["test_light"], dark["test_dark"] == ({False}, {True})
+        assert sorted(numbers["test"]) == sorted(numbers["test_light"] + numbers["test_dark"])
+    tones = source / "tones.csv"
+    tones.write_text(tones.read_text().replace("dark", "brown", 1))
+    with pytest.raises(DataError, match="the skin tones are brown; expected light, dark"):
+        prepare_tones(source, tmp_path / "x", tones="tones.csv")
+
+
+@pytest.mark.parametrize("name", ["Domain", "site"])
+def test_rif_by_the_grey_values_of_its_masks(tmp_path: Path, name: str) -> None:
+    written = prepare_rif(rif(tmp_path / "s", name), tmp_path / "out")
+    assert list(written) == list(RIF_SITES)
+    for folder in written.values():
+        found = lists(folder)
+        assert {split: len(own) for split, own in found.items()} == {"training": 4, "validation": 1, "test": 2}
+        assert all(Path(e["image"]).name.startswith("test_") for e in found["test"])
+        mask = np.asarray(Image.open(folder / found["training"][0]["label"]))
+        assert Counter(mask.ravel().tolist()) == {0: 256 - 64, 1: 64 - 9, 2: 9}
+        assert (mask[6:9, 6:9] == 2).all()
+
+
+def test_rif_edges_of_the_grey_values(tmp_path: Path) -> None:
+    from fairflare.data.preparers.eyes import _labels
+
+    Image.fromarray(np.array([[0, 50, 51, 200, 201, 255]], np.uint8)).save(tmp_path / "m.png")
+    assert _labels(tmp_path / "m.png").read().tolist() == [[2, 2, 1, 1, 0, 0]]
+    source = rif(tmp_path / "s")
+    (source / "Domain3/test/ROIs/mask/Vtest00.png").unlink()
+    with pytest.raises(DataError, match=r"site 'REFUGE-train': expected pictures .*; without partner: Vtest00\.png"):
+        prepare_rif(source, tmp_path / "out")
+    (source / "Domain3").rename(source / "other")
+    with pytest.raises(DataError, match="expected the folders Domain1 to Domain4"):
+        prepare_rif(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_messidor2(tmp_path: Path, raw: bool, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        written = prepare_messidor2(messidor2(tmp_path / "s", raw), tmp_path / "out", dealing=Dealing())
+    assert "Messidor-2: expected [1017, 270, 347, 75, 35] (sum 1744), found [12, 11, 12, 12, 12]" in caplog.text
+    found = lists(written["site-1"])
+    people = {split: {e["patient"] for e in own} for split, own in found.items()}
+    assert sum(map(len, people.values())) == len(set().union(*people.values())) == 30
+    assert sum(map(len, found.values())) == 59  # one is not gradable
+
+
+def test_messidor2_tables(tmp_path: Path) -> None:
+    source = messidor2(tmp_path / "s")
+    table = source / "messidor_data.csv"
+    text = table.read_text()
+    table.write_text(text.replace("adjudicated_dr_grade", "grade"))
+    with pytest.raises(
+        DataError, match=r"expected the columns image_id and adjudicated_dr_grade \(or .*; found: image_id, gr"
+    ):
+        prepare_messidor2(source, tmp_path / "out")
+    table.write_text(text.replace("PP.png,0", "PP.png,5", 1))
+    with pytest.raises(DataError, match="is '5'; expected 0 to 4"):
+        prepare_messidor2(source, tmp_path / "out")
+
+
+def test_hyperkvasir(tmp_path: Path) -> None:
+    source = hyperkvasir(tmp_path / "s")
+    written = prepare_hyperkvasir(source, tmp_path / "out", dealing=Dealing(partition="iid", sites=2))
+    content = json.loads((written["site-1"] / "datalist.json").read_text())
+    assert content["class_names"] == list(HYPERKVASIR)
+    assert [len(members) for members in content["class_groups"].values()] == [
+        len(m) for m in HYPERKVASIR_GROUPS.values()
+    ]
+    for entry in content["training"]:
+        assert entry["label"] == int(Path(entry["image"]).stem[:4], 16)
+    folder = next((source / "labeled-images").glob("*/*/ileum"))
+    folder.rename(folder.with_name("illeum"))
+    with pytest.raises(DataError, match="23 classes; missing: ileum; not known: illeum"):
+        prepare_hyperkvasir(source, tmp_path / "x")
+    with pytest.raises(DataError, match="expected the folder labeled-images; found out"):
+        prepare_hyperkvasir(tmp_path / "out", tmp_path / "x") if False else prepare_hyperkvasir(
+            tmp_path, tmp_path / "x"
+        )
+
+
+def test_rsna_windows_rescaled_values(tmp_path: Path) -> None:
+    from fairflare.data.preparers.rsna import Windowed
+
+    values = np.array([[-1024, 0, 20], [40, 80, 3000]])
+    expected = [[0, 0, 64], [128, 255, 255]]
+    file = dicom(tmp_path / "a.dcm", values, "p")
+    assert Windowed(file, 40, 80).read().tolist() == expected
+    inverted = dicom(tmp_path / "b.dcm", values, "p", PhotometricInterpretation="MONOCHROME1")
+    assert Windowed(inverted, 40, 80).read().tolist() == [[255, 255, 191], [128, 0, 0]]
+    slope = dicom(tmp_path / "c.dcm", values, "p", RescaleSlope=2, RescaleIntercept=-2048)
+    assert Windowed(slope, 40, 160).read().tolist() == [[0, 64, 128], [191, 255, 255]]
+    (tmp_path / "d.dcm").write_bytes(b"no DICOM")
+    with pytest.raises(DataError, match=r"d\.dcm' cannot be read"):
+        Windowed(tmp_path / "d.dcm", 40, 80).read()
+
+
+def test_rsna_selects_slices_of_one_kind(tmp_path: Path) -> None:
+    source = rsna(tmp_path / "s")
+    written = prepare_rsna(source, tmp_path / "out", dealing=Dealing(), images=40)
+    found = lists(written["site-1"])
+    entries = [entry for own in found.values() for entry in own]
+    assert Counter(e["label"] for e in entries) == {0: 8, 1: 8, 2: 8, 3: 8, 4: 8}
+    for entry in entries:
+        number = int(Path(entry["image"]).stem[3:], 16)
+        assert number % 21
+        assert entry["label"] == number // 2 % 5
+        assert "ID_p" not in entry["patient"]
+    people = {split: {e["patient"] for e in own} for split, own in found.items()}
+    assert sum(map(len, people.values())) == len(set().union(*people.values()))
+    again = prepare_rsna(source, tmp_path / "again", dealing=Dealing(), images=40)
+    assert lists(again["site-1"]) == found
+    by_image = prepare_rsna(source, tmp_path / "i", dealing=Dealing(), split_unit="image", images=None)
+    assert "patient" not in lists(by_image["site-1"])["test"][0]
+    assert sum(map(len, lists(by_image["site-1"]).values())) == 80
+    pictures = prepare_rsna(rsna(tmp_path / "p", pictures=True), tmp_path / "png", dealing=Dealing())
+    assert "patient" not in lists(pictures["site-1"])["test"][0]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("ID_000000001_epidural,1", "is both 0 and 1"),
+        ("ID_000000001_stroke,1", "expected ID_<slice>_<kind>,0 or 1"),
+        ("ID_000000001_any,2", "expected ID_<slice>_<kind>,0 or 1"),
+    ],
+)
+def test_rsna_rows(tmp_path: Path, row: str, message: str) -> None:
+    source = rsna(tmp_path / "s", 30)
+    table = source / "stage_2_train.csv"
+    text = table.read_text()
+    if "both" in message:
+        text = text.replace("ID_000000001_epidural,1", "ID_000000001_epidural,0")
+    table.write_text(text + row + "\n")
+    with pytest.raises(DataError, match=message):
+        prepare_rsna(source, tmp_path / "out")
+
+
+def test_prostate_says_patient_volume_and_spacing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        written = prepare_prostate_mri(prostate(tmp_path / "s"), tmp_path / "out")
+    assert "expected [12, 30, 12, 19, 30, 13] (sum 116), found [5, 5, 5, 5, 5, 5]" in caplog.text
+    found = lists(written["BMC"])
+    assert {split: len({e["patient"] for e in own}) for split, own in found.items()} == {
+        "training": 3, "validation": 1, "test": 1
+    }  # fmt: skip
+    entry = found["test"][0]
+    assert entry["volume"] == entry["patient"]
+    assert entry["spacing"] == [0.6, 0.5, 3.0]  # rows, columns, slices

@@ -1,0 +1,92 @@
+"""``fairflare phantom``: what is on disk is what a task draws, and is told to be made up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fairflare.cli.commands import app
+from fairflare.data.datalist import SPLITS
+from fairflare.data.phantoms import PhantomPlan
+from fairflare.data.preparers.phantoms import prepare_phantom
+from fairflare.tasks.base import SiteData
+from fairflare.tasks.classification import ClassificationTask
+from fairflare.tasks.segmentation import SegmentationTask
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def assert_same(drawn: SiteData, stored: SiteData) -> None:
+    for split in ("training", "validation", *drawn.test_splits):
+        (images, targets), (others, labels) = (
+            next(iter(data.batches(split, batch_size=10_000))) for data in (drawn, stored)
+        )
+        assert torch.equal(images, others)
+        assert torch.equal(targets, labels)
+
+
+def test_the_prostate(tmp_path: Path) -> None:
+    written = prepare_phantom("prostate", tmp_path, sites=["site-2", "elsewhere"], seed=3, cases=0.4)
+    for site, folder in written.items():
+        task = SegmentationTask(phantom_seed=3, phantom_cases=0.4)
+        stored = task.open_site(site, {"data_root": str(folder)})
+        assert stored.synthetic
+        assert "SYNTHETIC" in stored.description
+        assert_same(task.open_site(site, {}), stored)
+        content = json.loads((folder / "datalist.json").read_text())
+        people = [{entry["patient"] for entry in content[split]} for split in SPLITS]
+        assert len(set.union(*people)) == sum(map(len, people))
+        assert all(len(content[split]) == 4 * len(found) for split, found in zip(SPLITS, people, strict=True))
+
+
+def test_classes(tmp_path: Path) -> None:
+    small = {"num_samples": 120, "num_test": 64, "num_own_test": 40, "corrupted_sites": 1, "min_site": 5}
+    plan = PhantomPlan(phantom="dermoscopy", num_sites=2, **small)
+    written = prepare_phantom("dermoscopy", tmp_path, sites=2, plan=plan, seed=1, image_size=32)
+    task = ClassificationTask(
+        image_size=(32, 32), phantom_sites=2, phantom_samples=120, phantom_test=64, phantom_own_test=40, phantom_seed=1
+    )
+    for site, folder in written.items():
+        drawn, stored = task.open_site(site, {}), task.open_site(site, {"data_root": str(folder)})
+        assert drawn.test_splits == ("test", "test_clean", "test_common", "test_corrupted")
+        assert_same(drawn, stored)
+        assert stored.class_names == tuple(task.names())
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert [found["corrupted"] for found in manifest["sites"].values()] == [False, True]
+
+
+def test_the_names_and_groups_of_a_stored_phantom_are_its_own(tmp_path: Path) -> None:
+    plan = PhantomPlan(
+        phantom="endoscopy", num_sites=1, num_samples=100, num_test=184, num_own_test=92, corrupted_sites=0
+    )
+    folder = prepare_phantom("endoscopy", tmp_path, sites=1, plan=plan, image_size=32)["site-1"]
+    task = ClassificationTask(image_size=(32, 32), num_classes=23)  # its own phantom is another
+    suited = task.suited_to(task.open_site("site-1", {"data_root": str(folder)}))
+    assert suited.names()[0] == "bbps-2-3"
+    assert [len(members) for members in suited.groups().values()] == [7, 9, 7]
+
+
+def test_command(tmp_path: Path) -> None:
+    run = CliRunner().invoke
+    done = run(
+        app, ["phantom", "prostate", "--out", str(tmp_path / "p"), "--sites", "2", "--size", "32", "--cases", "0.2"]
+    )
+    assert done.exit_code == 0, done.output
+    assert "SYNTHETIC images, no patient data" in done.output
+    assert "site-2 (site-2): 16 training, 4 validation, 4 test" in done.output
+    again = run(app, ["phantom", "prostate", "--out", str(tmp_path / "p"), "--sites", "2"])
+    assert again.exit_code == 2
+    assert "is there already" in again.output
+    for arguments, message in (
+        (["prostat"], "did you mean 'prostate'"),
+        (["fundus", "--cases", "2"], "--cases is of the prostate"),
+        (["fundus", "--set", "num_sample=3"], "did you mean 'num_samples'"),
+        (["prostate", "--set", "num_samples=3"], "--set is of phantoms with classes"),
+    ):
+        done = run(app, ["phantom", *arguments, "--out", str(tmp_path / "x")])
+        assert done.exit_code == 2
+        assert message in done.output

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scipy import stats
+from scipy.special import stdtrit
 
 from fairflare.core import checks
 from fairflare.core.fairness import summarize
@@ -59,7 +59,7 @@ def paired(label: str, measure: str, values: Mapping[int, float], *, higher_is_b
     if len(found) == 1:
         return Difference(label, measure, dict(values), mean, math.nan, math.nan, math.nan, ONE_SEED)
     sd = statistics.stdev(found)
-    half = float(stats.t.ppf(0.5 + LEVEL / 2, len(found) - 1)) * sd / math.sqrt(len(found))
+    half = float(stdtrit(len(found) - 1, 0.5 + LEVEL / 2)) * sd / math.sqrt(len(found))
     low, high = mean - half, mean + half
     verdict = NOISE
     if low > 0 or high < 0:

@@ -69,6 +69,11 @@ class Table:
         return [row[:MAX_COLUMNS] for row in self.rows[:MAX_ROWS]]
 
     @property
+    def numeric(self) -> Sequence[bool]:
+        """Which columns of the page hold numbers."""
+        return [any(not isinstance(row[i], (str, type(None))) for row in self.rows) for i in range(len(self.columns))]
+
+    @property
     def cut(self) -> str:
         """What the page leaves out of it; empty: nothing."""
         parts = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fairflare.reporting.page.content import Picture, Spread
 from fairflare.reporting.page.material import Material
-from fairflare.reporting.page.style import MUTED, figure, label, legend, look, whole_numbers
+from fairflare.reporting.page.style import MUTED, figure, label, legend, log_scale, look, whole_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -111,7 +111,7 @@ def _panel(
     if line_at is not None:
         axes.axhline(line_at, color=MUTED, linewidth=0.9, linestyle=(0, (2, 2)))
     if log and any(p.mean > 0 for s in series for p in s.points.values()):
-        axes.set_yscale("log")
+        log_scale(axes)
     axes.set_title(label(heading, 40))
     axes.set_xlabel("round")
     axes.grid(axis="y")

@@ -260,7 +260,7 @@ def of_several(
         chosen,
         direction_of(complete[0], chosen),
         reference or labels[0],
-        notes_of(documents, complete, chosen, found),
+        notes_of(documents, complete, chosen, found)[1:],  # what ± is stands with the tables
         [run for run in order if run.document["status"] != "completed"],
         [*problems, *(f"{run.place or run.name}: {line}" for run in order for line in run.problems)],
     )

@@ -11,7 +11,7 @@ from fairflare.reporting.differences import BETTER, LEVEL, MEASURES, NOISE, ONE_
 from fairflare.reporting.layout import number
 from fairflare.reporting.page.content import Cell, Picture, Section, Spread, Table
 from fairflare.reporting.page.material import Material, PageRow
-from fairflare.reporting.page.style import GRID, INK, MUTED, WIDTH, figure, label, legend, look
+from fairflare.reporting.page.style import GRID, INK, MUTED, figure, label, legend, look
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,7 +39,7 @@ def results(material: Material) -> Section | None:
     if not material.tested:
         return None
     rows, sites = material.rows, tested_sites(material)
-    several = len(material.runs) > 1
+    several = any(len(row.runs) > 1 for row in rows)
     over = "; ± is the population standard deviation over seeds" if several else ""
     totals = Table(
         "results",
@@ -179,7 +179,10 @@ def differences(material: Material, found: Sequence[Difference]) -> Section | No
         [[d.label, d.measure, len(d.values), d.mean, d.low, d.high, d.sd, d.verdict] for d in found if d not in of],
         folded=True,
     )
-    told = "; ".join(f"{d.label}, {d.measure}: {d.mean:+.4f}, {d.verdict}" for d in of[:24])
+    single = all(d.verdict == ONE_SEED for d in of)
+    told = "; ".join(
+        f"{d.label}, {d.measure}: {d.mean:+.4f}" + ("" if single else f", {d.verdict}") for d in of[:24]
+    ) + (". All are of one seed" if single else "")
     picture = Picture(
         "differences",
         lambda: _forest(material, of),
@@ -297,7 +300,7 @@ def not_dominated(rows: Sequence[PageRow], attribute: str, higher: bool) -> list
 
 
 def _scatter(material: Material, rows: Sequence[PageRow], attribute: str, called: str) -> Figure:
-    made = figure(4.2, f"{material.metric}: average against {called}", _synthetic(material), width=min(WIDTH, 6.2))
+    made = figure(3.9, f"{material.metric}: average against {called}", _synthetic(material))
     axes = made.subplots()
     front = not_dominated(rows, attribute, material.higher)
     ranks = {row.label: index for index, row in enumerate(material.rows)}
@@ -310,7 +313,8 @@ def _scatter(material: Material, rows: Sequence[PageRow], attribute: str, called
         )  # fmt: skip
         if row.label in front:
             axes.plot([mean.mean], [low.mean], "o", markersize=14, markerfacecolor="none", markeredgecolor=INK)
-        axes.annotate(label(row.label, 18), (mean.mean, low.mean), (8, 5), textcoords="offset points", fontsize=8)
+        axes.annotate(label(row.label, 18), (mean.mean, low.mean), (8, -11 if ranks[row.label] % 2 else 5),
+                      textcoords="offset points", fontsize=8)  # fmt: skip
     better = "higher is better" if material.higher else "lower is better"
     axes.set_xlabel(f"average over the sites ({better})")
     axes.set_ylabel(f"{called} ({better})")

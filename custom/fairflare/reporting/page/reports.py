@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fairflare.reporting.page.content import Cell, Picture, Section, Table, digits
@@ -23,7 +23,7 @@ CALLED = {
     "sharpness": ("Sharpness", "by how much a site's training loss rises at the search distance; FedISM weighs by it"),
     "mu": ("mu", "the proximal coefficient that each site used; large holds its model near the common one"),
 }
-MAX_FIELDS = 8
+MAX_FIELDS = 6
 MAX_METHODS = 12
 MAX_MAPS = 6
 
@@ -32,13 +32,15 @@ def reports(material: Material) -> list[Section]:
     """A section for each of the fields with a name in :data:`CALLED`, one for all others, and one for maps."""
     fields = list(dict.fromkeys(name for row in material.rows for name in _fields(row)))
     known = [field for field in CALLED if field in fields]
-    others = [field for field in fields if field not in CALLED]
+    others = [field for field in fields if field not in CALLED and _changes(material, field)]
+    constant = [field for field in fields if field not in CALLED and field not in others]
     sections = []
     for field in known:
         title, meaning = CALLED[field]
         sections.append(Section(field, title, words=[f"{title}: {meaning}."], parts=_parts(material, field, title)))
-    if others:
+    if others or constant:
         parts = [part for field in others[:MAX_FIELDS] for part in _parts(material, field, field)]
+        parts += [_constant(material, constant)] if constant else []
         notes = [f"Not shown: {', '.join(others[MAX_FIELDS:])}."] if len(others) > MAX_FIELDS else []
         sections.append(Section("reports", "What the sites reported", notes=notes, parts=parts))
     if (maps := som(material)) is not None:
@@ -60,17 +62,52 @@ def _fields(row: PageRow) -> list[str]:
     )
 
 
+def _values(row: PageRow, field: str) -> dict[tuple[int, str], list[float]]:
+    """By round and site, a value for each run."""
+    found: dict[tuple[int, str], list[float]] = {}
+    for run in row.runs:
+        for record in run.rounds:
+            for site, report in record["reports"].items():
+                if (value := finite(report.get(field))) is not None:
+                    found.setdefault((record["current_round"], site), []).append(value)
+    return found
+
+
+def _changes(material: Material, field: str) -> bool:
+    """Whether it is not the same in every round, at some site of some run."""
+    for run in material.runs:
+        seen: dict[str, float] = {}
+        for record in run.rounds:
+            for site, report in record["reports"].items():
+                value = finite(report.get(field))
+                if value is not None and seen.setdefault(site, value) != value:
+                    return True
+    return False
+
+
+def _constant(material: Material, fields: Sequence[str]) -> Table:
+    cells: list[list[Cell]] = []
+    for row in material.rows:
+        for field in fields:
+            by_site: dict[str, list[float]] = {}
+            for (_, site), values in _values(row, field).items():
+                by_site.setdefault(site, []).extend(values)
+            cells += [[row.label, field, site, spread(by_site[site])] for site in material.sites if site in by_site]
+    return Table(
+        "reports_constant",
+        "Reported, and the same in every round of a run.",
+        ["method", "field", "site", "value"],
+        cells,
+        folded=len(cells) > 24,
+    )
+
+
 def _parts(material: Material, field: str, title: str) -> list[Picture | Table]:
     panels: dict[str, list[Series]] = {}
     cells: list[list[Cell]] = []
     told = []
     for row in material.rows:
-        found: dict[tuple[int, str], list[float]] = {}
-        for run in row.runs:
-            for record in run.rounds:
-                for site, report in record["reports"].items():
-                    if (value := finite(report.get(field))) is not None:
-                        found.setdefault((record["current_round"], site), []).append(value)
+        found = _values(row, field)
         if not found:
             continue
         numbers = sorted({n for n, _ in found})

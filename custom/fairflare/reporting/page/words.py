@@ -59,8 +59,9 @@ def of_comparison(material: Material, found: Sequence[Difference]) -> list[str]:
     row = next(row for row in material.rows if row.label == material.reference)
     seeds = sorted({run.seed for run in material.runs if run.seed is not None})
     lines = [
-        f"{len(material.rows)} {'rows' if len(material.rows) > 1 else 'row'}, {len(material.runs)} complete runs, "
-        f"seeds {', '.join(map(str, seeds)) or 'not recorded'}. {material.metric} on the test splits; "
+        f"{len(material.rows)} method{'s' if len(material.rows) > 1 else ''}, {len(material.runs)} complete "
+        f"run{'s' if len(material.runs) > 1 else ''}, seed{'s' if len(seeds) != 1 else ''} "
+        f"{', '.join(map(str, seeds)) or 'not recorded'}. {material.metric} on the test splits; "
         f"{'higher' if material.higher else 'lower'} is better.",
         f"{row.label}, which the others are compared with, has {_reached(row)}.",
     ]
@@ -68,7 +69,7 @@ def of_comparison(material: Material, found: Sequence[Difference]) -> list[str]:
     without = [label for label in others if not any(d.label == label for d in found)]
     if all(d.verdict == ONE_SEED for d in found) and found:
         lines.append(
-            "There is one seed only, so nothing can be said of noise, and no row can be called better or worse."
+            "There is one seed only, so nothing can be said of noise, and no method can be called better or worse."
         )
         return [*lines, *_unpaired(without, row.label)]
     for measure in MEASURES:

@@ -15,7 +15,7 @@ from fairflare import __version__
 from fairflare.core.files import write_whole
 from fairflare.reporting import differences as paired
 from fairflare.reporting.page import course, outcome, provenance, reports, weights, words
-from fairflare.reporting.page.content import Page, Picture, Section, Table, printable, shown
+from fairflare.reporting.page.content import MAX_COLUMNS, Page, Picture, Section, Table, printable, shown
 from fairflare.reporting.page.material import Material, of_one, page_run, read_material
 from fairflare.reporting.page.style import Drawn, drawn
 from fairflare.reporting.results import PAGE_FILE
@@ -186,6 +186,7 @@ def render(page: Page, pictures: Mapping[str, Drawn], *, files: bool) -> str:
         files=files,
         figures=FIGURES,
         tables=TABLES,
+        most=MAX_COLUMNS,
         generator=GENERATOR,
         version=__version__,
         made=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),

@@ -60,7 +60,7 @@ def rounds(material: Material) -> Section | None:
             "rounds",
             f"{name} on the validation splits",
             panels,
-            "Of the model that was received in the round, means over seeds. A flat end says that training has "
+            f"Of the model that was received in the round{material.over_seeds}. A flat end says that training has "
             "levelled off; figures of a run that still rises depend on when it was stopped.",
             f"{name} over the rounds. {'; '.join(told)}.",
         ),
@@ -255,16 +255,17 @@ def cost(material: Material) -> Section | None:
         "and into it.",
         ["method", "phase", "times", "seconds", "MB out", "MB in"],
         [
-            [row.label, name, *(found[name][key] for key in ("times", "seconds", "out", "in"))]
+            [row.label, name, _whole(found[name]["times"]), *(found[name][key] for key in ("seconds", "out", "in"))]
             for row, found in rows
             for name in found
         ],
     )
     totals = [f"{row.label} {sum(of['seconds'] for of in found.values()):.1f} s" for row, found in rows[:24]]
+    of = ", on average over seeds" if material.over_seeds else ""
     picture = Picture(
         "cost",
         lambda: _stacked(material, rows, names),
-        "Seconds of a whole run and megabytes that its models took over the wire, by phase, on average over seeds.",
+        f"Seconds of a whole run and megabytes that its models took over the wire, by phase{of}.",
         f"Seconds of a whole run: {'; '.join(totals)}.",
     )
     notes = [
@@ -273,17 +274,21 @@ def cost(material: Material) -> Section | None:
     return Section("cost", "What it cost: seconds and bytes", notes=notes, parts=[picture, table])
 
 
+def _whole(value: float) -> Cell:
+    return int(value) if value.is_integer() else value
+
+
 def phases(row: PageRow) -> dict[str, dict[str, float]]:
     """By phase ``times``, ``seconds``, ``out`` and ``in`` (MB): sums over the rounds, means over the runs."""
     found: dict[str, dict[str, float]] = {}
     for run in row.runs:
         for phase in [p for record in run.rounds for p in record["phases"]] + run.document["phases"]:
             at = found.setdefault(phase["name"], {"times": 0.0, "seconds": 0.0, "out": 0.0, "in": 0.0})
-            at["times"] += 1 / len(row.runs)
-            at["seconds"] += phase["seconds"] / len(row.runs)
-            at["out"] += phase["bytes_out"] / 1e6 / len(row.runs)
-            at["in"] += phase["bytes_in"] / 1e6 / len(row.runs)
-    return found
+            at["times"] += 1
+            at["seconds"] += phase["seconds"]
+            at["out"] += phase["bytes_out"] / 1e6
+            at["in"] += phase["bytes_in"] / 1e6
+    return {name: {key: value / len(row.runs) for key, value in at.items()} for name, at in found.items()}
 
 
 def _stacked(

@@ -109,6 +109,11 @@ class Material:
         return in_order(found)
 
     @property
+    def over_seeds(self) -> str:
+        """What captions add where a figure is of several runs."""
+        return ", means over seeds" if any(len(row.runs) > 1 for row in self.rows) else ""
+
+    @property
     def tested(self) -> bool:
         return any(math.isfinite(s.mean) for row in self.rows for s in row.summaries)
 

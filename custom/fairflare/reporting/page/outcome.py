@@ -77,11 +77,11 @@ def _sites_picture(material: Material, sites: Sequence[str]) -> Picture:
     rows = material.rows
     bars = len(sites) <= MAX_BAR_SITES and len(sites) * len(rows) <= MAX_BARS
     worst = [f"{row.label}: {_extremes(row)}" for row in rows[:12]]
-    how = (
-        "A bar for each method at each site; the thin line is the standard deviation over seeds, where there are some."
-        if bars
-        else "A dot for each site, a row for each method; the vertical stroke is the average."
-    )
+    if bars:
+        how = "A bar for each site" + (" and method." if len(rows) > 1 else "; the dashed line is the average.")
+        how += " A thin line is the standard deviation over seeds." if material.over_seeds else ""
+    else:
+        how = "A dot for each site, a row for each method; the vertical stroke is the average."
     return Picture(
         "sites",
         lambda: _bars(material, sites) if bars else _dots(material, sites),
@@ -254,13 +254,14 @@ def pareto(material: Material) -> Section | None:
             Picture(
                 f"pareto_{attribute}",
                 lambda attribute=attribute, called=called: _scatter(material, rows, attribute, called),  # type: ignore[misc]
-                f"Each method's average over the sites against its {called}, means over seeds; thin lines are standard "
-                "deviations over seeds. A ring marks those that no other beats in both. That is of the means: whether "
-                "a step between two of them is more than noise, the differences say.",
+                f"Each method's average over the sites against its {called}{material.over_seeds}"
+                f"{'; thin lines are standard deviations over seeds' if material.over_seeds else ''}. A ring marks "
+                "those that no other beats: none is at least as good in both and better in one. Whether a step between "
+                "two of them is more than noise, the differences say.",
                 f"Average and {called}: "
                 + "; ".join(
                     f"{row.label} {number(of_summaries(row, 'mean').mean)} and "
-                    f"{number(of_summaries(row, attribute).mean)}{', not beaten in both' if row.label in front else ''}"
+                    f"{number(of_summaries(row, attribute).mean)}{', not beaten' if row.label in front else ''}"
                     for row in rows
                 )
                 + ".",

@@ -19,9 +19,12 @@ if TYPE_CHECKING:
 
 #: How the page calls a reported field, and what it means; any other field has its own name.
 CALLED = {
-    "rescue_factor": ("Rescue factor", "Fed-MAS weighs by it: it grows with how far a site's classes are off"),
-    "sharpness": ("Sharpness", "by how much a site's training loss rises at the search distance; FedISM weighs by it"),
-    "mu": ("mu", "the proximal coefficient that each site used; large holds its model near the common one"),
+    "rescue_factor": (
+        "Rescue factor",
+        "over a site's classes the sum of its divergence before training times that while training",
+    ),
+    "sharpness": ("Sharpness", "by how much a site's training loss rises at the search distance"),
+    "mu": ("mu", "the proximal coefficient of each site: a large one holds its model near the common one"),
 }
 MAX_FIELDS = 6
 MAX_METHODS = 12
@@ -89,9 +92,7 @@ def _constant(material: Material, fields: Sequence[str]) -> Table:
     cells: list[list[Cell]] = []
     for row in material.rows:
         for field in fields:
-            by_site: dict[str, list[float]] = {}
-            for (_, site), values in _values(row, field).items():
-                by_site.setdefault(site, []).extend(values)
+            by_site = {site: values for (_, site), values in _values(row, field).items()}
             cells += [[row.label, field, site, spread(by_site[site])] for site in material.sites if site in by_site]
     return Table(
         "reports_constant",
@@ -123,7 +124,7 @@ def _parts(material: Material, field: str, title: str) -> list[Picture | Table]:
         f"report_{slug}",
         f"{title} of each site",
         dict(list(panels.items())[:MAX_METHODS]),
-        f"{title}: a line for each site, means over seeds.",
+        f"{title}: a line for each site{material.over_seeds}.",
         f"{title} in the end: {'; '.join(told)}.",
     )
     table = Table(

@@ -166,7 +166,7 @@ def site_weights(material: Material) -> Section | None:
         "site_weights",
         "Weight of each site in the average",
         shown,
-        "A line for each site, means over seeds.",
+        f"A line for each site{material.over_seeds}.",
         f"Mean weights over the rounds. {'; '.join(told)}.",
     )
     table = Table(
@@ -202,9 +202,10 @@ def influence(material: Material) -> Section | None:
     words = []
     majority = [cell for cell in cells if isinstance(cell[5], int) and cell[5]]
     if majority:
+        where = f"In {len(majority)} of {len(cells)} runs one" if len(cells) > 1 else "One"
         words.append(
-            f"In {len(majority)} of {len(cells)} runs one site had more than half of the weight, of the whole model or "
-            "of a layer, in some round: there it outweighed all others together."
+            f"{where} site had more than half of the weight, of the whole model or of a layer, in some round: there it "
+            "outweighed all others together."
         )
     else:
         words.append("No site had more than half of the weight in any round.")
@@ -216,7 +217,7 @@ def influence(material: Material) -> Section | None:
                 "influence",
                 "The largest weight of one site in each round",
                 {"": series},
-                "Of the whole model, or of the layer where it was largest; means over seeds. Above the dotted line, "
+                f"Of the whole model, or of the layer where it was largest{material.over_seeds}. Above the dotted line, "
                 "one half, one site outweighs all others together.",
                 f"Largest weight of one site: {'; '.join(told)}.",
                 line_at=HALF,

@@ -22,6 +22,7 @@ from fairflare.reporting.results import PAGE_FILE
 
 INDEX_FILE = "index.html"
 FIGURES, TABLES = "figures", "tables"
+LONG = 34  # letters of a cell that is broken into lines
 GENERATOR = "FairFlare report"  # by which a folder is known to be one of ours
 OFF = "FAIRFLARE_REPORT"  # an environment variable: 0 leaves the page of a run out
 
@@ -179,6 +180,7 @@ def render(page: Page, pictures: Mapping[str, Drawn], *, files: bool) -> str:
     environment.filters["shown"] = shown
     environment.filters["printable"] = partial(printable, most=None)
     environment.tests["table"] = lambda part: isinstance(part, Table)
+    environment.tests["long"] = lambda cell: isinstance(cell, str) and len(cell) > LONG
     environment.tests["number"] = lambda cell: not isinstance(cell, (str, type(None)))
     return environment.get_template("page.html").render(
         page=page,

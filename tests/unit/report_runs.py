@@ -46,7 +46,11 @@ def document(label: str, seed: int, values: Mapping[str, float], rounds: int = 2
         "sites": sites,
         "connected": sites,
         "measured": "common",
-        "config": {"seed": seed, "rule": {"path": f"a.{label}", "args": {"q": 1.0}}, "task": {"path": "t.Task", "args": {}}},
+        "config": {
+            "seed": seed,
+            "rule": {"path": f"a.{label}", "args": {"q": 1.0}},
+            "task": {"path": "t.Task", "args": {}},
+        },
         "versions": {"fairflare": "0.2.0", "torch": "2.13.0"},
         "said": {site: {"images": {"training": 10}, "synthetic": True, "device": "cpu"} for site in sites},
         "synthetic": True,
@@ -109,7 +113,10 @@ def large(folder: Path, methods: int = 8, sites: int = 6, seeds: int = 3, layers
             values = {site: 0.5 + 0.05 * ((method * 3 + k * 5 + seed * 2) % 9) for k, site in enumerate(names)}
             run = document(f"method_{method}", seed, values, rounds)
             for n, record in enumerate(run["rounds"]):
-                record["layers"], record["reports"] = f"@{n}@", {site: {"mu": 0.1 * (n % 3 + k)} for k, site in enumerate(names)}
+                record["layers"], record["reports"] = (
+                    f"@{n}@",
+                    {site: {"mu": 0.1 * (n % 3 + k)} for k, site in enumerate(names)},
+                )
             text = json.dumps(run)
             for n in range(rounds):
                 text = text.replace(f'"@{n}@"', layers_text[n])

@@ -53,14 +53,19 @@ class LayerSums:
         self.unlike = Mean()
         self.largest: dict[int, Largest] = {}
 
-    def add_round(self, number: int, layers: dict[str, Any]) -> None:
-        """A round's ``layers``; what has no number is left out."""
+    def add_round(self, number: int, layers: dict[str, Any]) -> int:
+        """A round's ``layers``; how many entries are of the wrong kind, which are left out."""
+        wrong = 0
         for layer, by_site in layers.items():
             if not isinstance(by_site, dict):
+                wrong += 1
                 continue
             for site, values in by_site.items():
-                if isinstance(values, dict):
+                if isinstance(values, dict) and all(v is None or isinstance(v, (int, float)) for v in values.values()):
                     self._add(number, layer, site, values)
+                else:
+                    wrong += 1
+        return wrong
 
     def _add(self, number: int, layer: str, site: str, values: dict[str, Any]) -> None:
         weight, unlike = finite(values.get("weight")), finite(values.get("dissimilarity"))

@@ -175,6 +175,7 @@ def drawn(name: str, draw: Callable[[], Figure], *, files: bool = True) -> Drawn
         made.savefig(text, format="svg", metadata={"Date": None})
         pixels = io.BytesIO()
         if files:
+            made.set_layout_engine("none")  # everything has its place now
             made.savefig(pixels, format="png", dpi=PNG_DPI, metadata={"Software": None})
     svg = _slim(text.getvalue())
     return Drawn(_inline(svg, name), svg, pixels.getvalue())

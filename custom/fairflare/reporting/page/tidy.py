@@ -21,12 +21,13 @@ class Tidier:
         self.problems: list[str] = []
         self._more = 0
 
-    def document(self, raw: Mapping[str, Any], layers: Callable[[int, dict[str, Any]], object]) -> dict[str, Any]:
+    def document(self, raw: Mapping[str, Any], layers: Callable[[int, dict[str, Any]], int]) -> dict[str, Any]:
         """A new document with all keys of ``docs/results.md`` that tables and pictures read.
 
         Args:
             raw: of :func:`fairflare.reporting.results.read_results`; not changed.
-            layers: is given a round's number and its ``layers``, which the new document does not keep.
+            layers: is given a round's number and its ``layers``, which the new document does not keep; how many
+                entries are of the wrong kind.
         """
         info = self._info(raw.get("info"))
         status = raw.get("status")
@@ -49,7 +50,9 @@ class Tidier:
         for index, entry in enumerate(self._list("rounds", raw.get("rounds"))):
             record = self._round(f"rounds[{index}]", entry)
             if record is not None:
-                layers(record["current_round"], self._dict(f"rounds[{index}].layers", entry.get("layers")))
+                where = f"rounds[{index}].layers"
+                if wrong := layers(record["current_round"], self._dict(where, entry.get("layers"))):
+                    self._problem(f"{where}: {wrong} entries are of the wrong kind")
                 found["rounds"].append(record)
         found["rounds"].sort(key=lambda record: record["current_round"])
         return found

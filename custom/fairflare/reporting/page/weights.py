@@ -217,8 +217,8 @@ def influence(material: Material) -> Section | None:
                 "influence",
                 "The largest weight of one site in each round",
                 {"": series},
-                f"Of the whole model, or of the layer where it was largest{material.over_seeds}. Above the dotted line, "
-                "one half, one site outweighs all others together.",
+                f"Of the whole model, or of the layer where it was largest{material.over_seeds}. Above the dotted "
+                "line, one half, one site outweighs all others together.",
                 f"Largest weight of one site: {'; '.join(told)}.",
                 line_at=HALF,
             )

@@ -10,26 +10,22 @@ import re
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from fairflare.cli import app
-from fairflare.federation.best_model import BestModel
-from fairflare.federation.final_test import Tested
-from fairflare.federation.journal import Journal
-from fairflare.federation.leaving import AT_HOME
-from fairflare.federation.phase import Phase
-from fairflare.federation.run_settings import RunSettings
+from fairflare.exchange.messages import Message
+from fairflare.federation.rounds import RoundFailed
 from fairflare.reporting.page import style, write
 from fairflare.reporting.page.content import MAX_ROWS, Picture, Spread, Table, digits, printable, shown
 from fairflare.reporting.page.material import Material, page_run, read_material
 from fairflare.reporting.page.outcome import not_dominated
 from fairflare.reporting.page.tidy import MAX_PROBLEMS, Tidier
 from fairflare.reporting.page.write import build, write_report, write_run_page
-from fairflare.reporting.results import PAGE_FILE, read_results
+from fairflare.reporting.results import PAGE_FILE
+from tests.federation.network import Run, misbehave
 from tests.unit.report_runs import document, large, round_of, write_comparison, write_run
 
 SITES = ("site-1", "site-2", "site-10")
@@ -584,40 +580,38 @@ def test_a_download_and_a_folder_of_runs(tmp_path, quick_pictures):
     assert "Comparison of 2 methods" in page_of(tmp_path / "runs_here").words
 
 
-def finish(folder: Path) -> list[str]:
-    """A run's end as the server does it."""
-    said: list[str] = []
-    transport: Any = SimpleNamespace(say=lambda text, warning=False: said.append(text))
-    journal = Journal(folder, transport, [], "dice")
-    journal.store.start(one()["info"])
-    assert not (folder / PAGE_FILE).exists(), "the page of an earlier run is gone"
-    good = {site: {"dice": 0.5} for site in SITES}
-    stats = {site: {"state_lost": None, AT_HOME: False} for site in SITES}
-    last = Tested(cast(Phase, SimpleNamespace(current_round=0, good=good, stats=stats, trained={}, left_out={})))
-    journal.tested(last, BestModel(RunSettings(), True), None)
-    return said
-
-
 def test_the_server_writes_the_page_of_a_run(tmp_path, monkeypatch):
-    monkeypatch.delenv(write.OFF, raising=False)
-    (tmp_path / PAGE_FILE).write_text("of an earlier run")
-    said = finish(tmp_path)
-    assert any(re.fullmatch(rf"page: {re.escape(str(tmp_path / PAGE_FILE))} \(\d+\.\d s\)", line) for line in said)
-    assert "Run of fed_x" in Read((tmp_path / PAGE_FILE).read_text(encoding="utf-8")).words
-    assert [p.name for p in tmp_path.iterdir() if "partial" in p.name] == []
+    monkeypatch.delenv(write.OFF)
+    run = Run(tmp_path, num_rounds=2)()
+    path = run.folder / "fairflare" / PAGE_FILE
+    assert any(re.fullmatch(rf"page: {re.escape(str(path))} \(\d+\.\d s\)", line) for line in run.net.said)
+    read = Read(path.read_text(encoding="utf-8"))
+    assert "Run of FedAvg" in read.words
+    assert read.tables["sites"][1:] == [["site-1", "0.2000"], ["site-2", "0.4000"], ["site-3", "0.6000"]]
+    assert [p.name for p in path.parent.iterdir() if "partial" in p.name] == []
+
+
+def test_the_page_of_an_earlier_run_goes(tmp_path):
+    (tmp_path / "run" / "fairflare").mkdir(parents=True)
+    page = tmp_path / "run" / "fairflare" / PAGE_FILE
+    page.write_text("of an earlier run")
+    run = Run(tmp_path, misbehave("site-1", "train", Message(meta={})), num_rounds=1, min_sites=3)
+    with pytest.raises(RoundFailed):
+        run()
+    assert not page.exists()
 
 
 def test_a_page_never_costs_the_run(tmp_path, monkeypatch):
-    monkeypatch.delenv(write.OFF, raising=False)
+    monkeypatch.delenv(write.OFF)
 
     def broken(*args: Any, **kwargs: Any) -> None:
         raise MemoryError("no ink")
 
     monkeypatch.setattr(write, "drawn", broken)
-    said = finish(tmp_path)
-    assert any("the page could not be made: MemoryError: no ink" in line for line in said)
-    assert read_results(tmp_path)["status"] == "completed"
-    assert not (tmp_path / PAGE_FILE).exists()
+    run = Run(tmp_path, num_rounds=1)()
+    assert any("the page could not be made: MemoryError: no ink" in line for line in run.net.said)
+    assert run.results["status"] == "completed"
+    assert not (run.folder / "fairflare" / PAGE_FILE).exists()
 
 
 def test_the_page_of_a_run_can_be_left_out(tmp_path, monkeypatch):

@@ -100,7 +100,11 @@ def large(folder: Path, methods: int = 8, sites: int = 6, seeds: int = 3, layers
     numbers = [
         {
             f"down_{layer // 4}.convs.conv_{layer}.adn": {
-                site: {"cka": 0.99, "dissimilarity": 1e-4 * (1 + (k * layer + n) % 7), "weight": ((k + n) % 5 + 1) / 20}
+                site: {
+                    "cka": 0.99,
+                    "dissimilarity": 1e-4 * (1 + (k * layer + n) % 7),
+                    "weight": ((3 * k + 2 * layer) % 7 + n % 3 + 1) / 40,
+                }
                 for k, site in enumerate(names)
             }
             for layer in range(layers)

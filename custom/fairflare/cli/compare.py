@@ -250,7 +250,9 @@ def _report(runner: Runner, reference: str, metric: str | None) -> int:
             typer.echo("\n" + difference_table(found, reference, width=console.width))
             _write(runner.folder / "differences.csv", difference_table(found, reference, style="csv"))
             _write(runner.folder / "differences.md", difference_table(found, reference, style="markdown"))
-    console.print(f"tables: {runner.folder}", soft_wrap=True, highlight=False)
+    console.print(
+        f"tables: {runner.folder}; as a page: fairflare report {runner.folder}", soft_wrap=True, highlight=False
+    )
     return int(bool(failed))
 
 

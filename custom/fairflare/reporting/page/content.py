@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 MAX_TEXT = 160  # letters of one text from the results in the page
 MAX_ROWS = 400  # of a table in the page; its CSV has all
 MAX_COLUMNS = 32
+ROUNDING = 1e-13
 TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # text after one of them may read backwards
 
 
@@ -148,11 +149,11 @@ def shown(cell: Cell) -> str:
 
 
 def digits(value: float | None) -> str:
-    """Four decimals, or four significant digits of what is very large or very small."""
+    """Four decimals, or four significant digits of what is very large or very small; rounding errors are 0."""
     if value is None or not math.isfinite(value):
         return MISSING
     size = abs(value)
-    return f"{value:.4f}" if value == 0 or 1e-3 <= size < 1e4 else f"{value:.4g}"
+    return f"{0.0 if size < ROUNDING else value:.4f}" if size < ROUNDING or 1e-3 <= size < 1e4 else f"{value:.4g}"
 
 
 def _plain(cell: str | int | float | None) -> str | int | float:

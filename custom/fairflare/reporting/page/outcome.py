@@ -179,10 +179,7 @@ def differences(material: Material, found: Sequence[Difference]) -> Section | No
         [[d.label, d.measure, len(d.values), d.mean, d.low, d.high, d.sd, d.verdict] for d in found if d not in of],
         folded=True,
     )
-    single = all(d.verdict == ONE_SEED for d in of)
-    told = "; ".join(
-        f"{d.label}, {d.measure}: {d.mean:+.4f}" + ("" if single else f", {d.verdict}") for d in of[:24]
-    ) + (". All are of one seed" if single else "")
+    told = "; ".join(_in_short([d for d in of if d.label == name]) for name in dict.fromkeys(d.label for d in of))
     picture = Picture(
         "differences",
         lambda: _forest(material, of),
@@ -193,6 +190,13 @@ def differences(material: Material, found: Sequence[Difference]) -> Section | No
     )
     notes = ["The intervals are over seeds: they say nothing about other patients than those of the test splits."]
     return Section("differences", f"Differences to {reference}", notes=notes, parts=[picture, table, by_site])
+
+
+def _in_short(found: Sequence[Difference]) -> str:
+    """One row's differences; a verdict that is the same for all is said once."""
+    verdicts = {d.verdict for d in found}
+    parts = [f"{d.measure} {d.mean:+.4f}" + (f" ({d.verdict})" if len(verdicts) > 1 else "") for d in found]
+    return f"{found[0].label}: {', '.join(parts)}" + (f", all {verdicts.pop()}" if len(verdicts) == 1 else "")
 
 
 def _forest(material: Material, found: Sequence[Difference]) -> Figure:

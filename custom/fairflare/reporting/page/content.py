@@ -153,7 +153,9 @@ def digits(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return MISSING
     size = abs(value)
-    return f"{0.0 if size < ROUNDING else value:.4f}" if size < ROUNDING or 1e-3 <= size < 1e4 else f"{value:.4g}"
+    if size < ROUNDING:
+        return "0.0000"
+    return f"{value:.4f}" if 1e-3 <= size < 1e4 else f"{value:.4g}"
 
 
 def _plain(cell: str | int | float | None) -> str | int | float:

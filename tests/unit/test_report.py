@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import random
 import re
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
@@ -122,6 +123,7 @@ def test_a_large_comparison_is_small_and_alone(big):
     policy = [a["content"] for tag, a in read.tags if tag == "meta" and a.get("http-equiv")]
     assert policy == ["default-src 'none'; style-src 'unsafe-inline'; img-src data:"]
     assert "@import" not in html
+    assert re.search(r"<text[^>]*>site-6</text>", html), "letters are letters: they can be searched and read aloud"
 
 
 def test_every_reader_finds_their_way(big):
@@ -372,7 +374,10 @@ def test_who_took_part(tmp_path):
 def test_the_largest_weight(tmp_path, quick_pictures):
     run = one()
     run["rounds"][0]["site_weights"] = {"site-1": 0.7, "site-2": 0.2, "site-10": 0.1}
-    run["rounds"][1]["layers"] = {"conv": {"site-2": {"weight": 0.8}}}
+    run["rounds"][1]["layers"] = {
+        "conv": {"site-1": {"weight": 0.2}, "site-2": {"weight": 0.8}},
+        "norm": {"site-1": {"weight": 0.6}},
+    }
     read = page_of(write_run(tmp_path, run))
     assert read.tables["influence"][1] == ["fed_x, seed 0", "0.8000", "site-2", "1", "conv", "2", "2"]
     assert "One site had more than half of the weight" in read.words
@@ -394,7 +399,7 @@ def test_real_data_are_not_called_synthetic(tmp_path, quick_pictures):
 
 # ------------------------------------------------------------------------------------------------ hostile, damaged
 
-BAD = "<script>alert(1)</script>\"'&$\\frac{#\u202e\x1b[31m" + "x" * 300
+BAD = "<script>alert(1)</script>\"'&$\\frac{$#\u202e\x1b[31m" + "x" * 300
 
 
 def test_names_are_text_and_nothing_else(tmp_path):
@@ -453,6 +458,62 @@ def test_damaged_results_are_a_page(tmp_path, name, quick_pictures):
     assert "Summary" in read.words
     if "kinds" in name:
         assert "Not all of the files could be used:" in read.words
+
+
+def paths(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    keys = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [at, *(path for key, entry in keys for path in paths(entry, (*at, key)))]
+
+
+def test_any_part_may_be_anything(tmp_path, quick_pictures):
+    """One or two parts of a whole document replaced: a page, or one line of why there is none."""
+    more = {
+        "layers": {"conv": {s: {"weight": 0.4, "dissimilarity": 0.1} for s in SITES}},
+        "reports": {s: {"mu": 0.1} for s in SITES},
+        "details": {"som": {"u_matrix": [[0.0, 1.0]], "bmu": {"site-1": [0, 1]}, "sigma": 1.0}},
+        "warnings": [{"site": "site-1", "kind": "majority", "value": 0.6, "used": 0.6, "text": "t"}],
+        "left_out": [{"site": "site-1", "phase": "train", "reason": "r"}],
+    }
+    whole = one(best={"round": 0, "is_last": False, "by": "mean", "value": 0.5, "sites": list(SITES)})
+    whole |= {"test_best": whole["test"], "last_rounds": {"rounds": [0, 1], "test": whole["test"]}}
+    whole["rounds"][1] |= more
+    odd = [None, True, -1, 10**400, 0.5, float("nan"), float("-inf"), "", "x" * 500, [], [None], {}, {"": None}, [[1]]]
+    places, chance = paths(whole)[1:], random.Random(0)
+    pages, told = 0, []
+    for _ in range(80):
+        changed = json.loads(json.dumps(whole))
+        for path in chance.sample(places, chance.choice((1, 2))):
+            within = changed
+            try:
+                for key in path[:-1]:
+                    within = within[key]
+                within[path[-1]] = chance.choice(odd)
+            except (KeyError, IndexError, TypeError):
+                continue  # in what the first one replaced
+        results = tmp_path / "results.json"
+        results.write_text(json.dumps(changed))
+        try:
+            write_report(results, tmp_path / "report", overwrite=True)
+            pages += 1
+        except ValueError as error:
+            told.append(str(error))
+    assert pages > 70
+    assert all(told)
+
+
+@pytest.mark.parametrize(
+    "som",
+    [
+        {"u_matrix": [[None, 1.0]], "bmu": {"s": [0, 0]}},
+        {"u_matrix": [[0.0, 1.0], [0.0]], "bmu": {"s": [0, 0]}},
+        {"u_matrix": [[0.0, 1.0]], "bmu": {"s": [0, 2], "t": [0, "x"], "u": None}},
+        {"u_matrix": [], "bmu": {"s": [0, 0]}},
+    ],
+)
+def test_a_map_that_cannot_be_drawn_is_left_out(som, tmp_path, quick_pictures):
+    run = one()
+    run["rounds"][1]["details"] = {"som": som}
+    assert "map" not in page_of(write_run(tmp_path, run)).headings()
 
 
 def test_numbers_that_are_none(tmp_path):
@@ -527,6 +588,9 @@ def test_text_and_cells():
         "-", "3", "0.2500", "1e-07", "0.5000 ± 0.1250", "-",
     ]  # fmt: skip
     table = Table("t", "c", ["a", "b"], [["x", Spread(0.1, 0.2)], ["y", None], ["=z", 1 / 3]])
+    assert (list(table.shown), table.cut) == (list(table.rows), "")
+    long = Table("t", "c", ["a"], [[k] for k in range(MAX_ROWS + 7)])
+    assert (len(long.shown), long.cut) == (MAX_ROWS, f"the first {MAX_ROWS} of {MAX_ROWS + 7} rows")
     assert table.csv() == "a,b mean,b sd\nx,0.1,0.2\ny,,\n=z,0.3333333333333333,\n"
 
 

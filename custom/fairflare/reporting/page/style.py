@@ -178,7 +178,7 @@ def drawn(name: str, draw: Callable[[], Figure], *, files: bool = True) -> Drawn
             made.set_layout_engine("none")  # everything has its place now
             made.savefig(pixels, format="png", dpi=PNG_DPI, metadata={"Software": None})
     svg = _slim(text.getvalue())
-    return Drawn(_inline(svg, name), svg, pixels.getvalue())
+    return Drawn(_inline(svg), svg, pixels.getvalue())
 
 
 def _slim(svg: str) -> str:
@@ -196,14 +196,14 @@ def _slim(svg: str) -> str:
     return re.sub(r"\s*\n\s*", "\n", svg)
 
 
-def _inline(svg: str, name: str) -> str:
-    """Within a page: colours that follow its theme, names of its own, no name spaces."""
+def _inline(svg: str) -> str:
+    """Within a page: colours that follow its theme, no name spaces; its ids are its own by their salt."""
     head, body = svg.split(">", 1)
     view = re.search(r'viewBox="[^"]*"', head)
     body = re.sub(r'<style type="text/css">.*?</style>', "", body, flags=re.DOTALL)
 
     def own(tag: str) -> str:
-        tag = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{name}-", tag).replace("xlink:href", "href")
+        tag = tag.replace("xlink:href", "href")
         for colour, variable in VARIABLES.items():
             tag = tag.replace(colour, variable)
         return tag

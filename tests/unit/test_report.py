@@ -22,7 +22,7 @@ from fairflare.federation.rounds import RoundFailed
 from fairflare.reporting.page import style, write
 from fairflare.reporting.page.content import MAX_ROWS, Picture, Spread, Table, digits, printable, shown
 from fairflare.reporting.page.material import Material, page_run, read_material
-from fairflare.reporting.page.outcome import not_dominated
+from fairflare.reporting.page.pareto import not_dominated
 from fairflare.reporting.page.tidy import MAX_PROBLEMS, Tidier
 from fairflare.reporting.page.write import build, write_report, write_run_page
 from fairflare.reporting.results import PAGE_FILE
@@ -433,6 +433,9 @@ def test_a_hundred_sites(tmp_path):
     assert len(read.tables["sites"]) == 101
     assert len(read.tables["took_part"][0]) == 32, "the page cuts columns, and says so"
     assert "Shown: the first 32 of 103 columns; the CSV file has all." in read.words
+    assert "the 4 lowest in the end are named, the others grey" in read.words
+    assert "and 76 more." in read.words, "a message in words says what it leaves out"
+    assert "fed_x: all sites 0.0100." in read.words
 
 
 DAMAGED: dict[str, Any] = {

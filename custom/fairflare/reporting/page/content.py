@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 MAX_TEXT = 160  # letters of one text from the results in the page
 MAX_ROWS = 400  # of a table in the page; its CSV has all
 MAX_COLUMNS = 32
+MAX_LISTED = 24  # of a message in words
 ROUNDING = 1e-13
 TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # text after one of them may read backwards
 
@@ -137,6 +138,13 @@ def printable(value: object, most: int | None = MAX_TEXT) -> str:
     """Text that any document can hold: what controls a terminal or the direction of writing is marked; then cut."""
     text = "".join("\ufffd" if unicodedata.category(c) in ("Cc", "Cs") or c in TURNS else c for c in str(value))
     return text if most is None or len(text) <= most else f"{text[: most - 1]}…"
+
+
+def listed(parts: Iterable[str], between: str = ", ", most: int = MAX_LISTED) -> str:
+    """At most so many, and how many more there are."""
+    found = list(parts)
+    more = f"{between}and {len(found) - most} more" if len(found) > most else ""
+    return between.join(found[:most]) + more
 
 
 def shown(cell: Cell) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fairflare.core.fairness import summarize
 from fairflare.reporting.attendance import attendance
 from fairflare.reporting.layout import number
-from fairflare.reporting.page.content import Cell, Picture, Section, Spread, Table, digits
+from fairflare.reporting.page.content import Cell, Picture, Section, Spread, Table, digits, listed
 from fairflare.reporting.page.layers import Mean
 from fairflare.reporting.page.lines import Series, lines_picture
 from fairflare.reporting.page.material import Material, PageRow, PageRun
@@ -49,7 +50,7 @@ def rounds(material: Material) -> Section | None:
         for called, a in MEASURES
     }
     told = []
-    for row, found in by_row[:12]:
+    for row, found in by_row:
         last = max(found)
         told.append(
             f"{row.label}: average {_from_to(found, 'mean')}, worst site {_from_to(found, 'worst')}, up to round {last}"
@@ -62,7 +63,7 @@ def rounds(material: Material) -> Section | None:
             panels,
             f"Of the model that was received in the round{material.over_seeds}. A flat end says that training has "
             "levelled off; figures of a run that still rises depend on when it was stopped.",
-            f"{name} over the rounds. {'; '.join(told)}.",
+            f"{name} over the rounds. {listed(told, '; ')}.",
         ),
         table,
     ]
@@ -114,8 +115,8 @@ def _by_site(material: Material) -> list[Picture | Table]:
             "rounds_sites",
             f"{material.metric} on the validation split of every site",
             {"": series},
-            "A line for each site." + ("" if len(sites) <= 12 else " The worst in the end are named, the others grey."),
-            f"In the end: {'; '.join(f'{site} {digits(value)}' for site, value in list(ends.items())[:24])}.",
+            "A line for each site.",
+            f"In the end: {listed((f'{site} {digits(value)}' for site, value in ends.items()), '; ')}.",
             worst_first=material.higher,
         ),
         Table(
@@ -146,14 +147,17 @@ def took_part(material: Material) -> Section | None:
     notes = [f"{run.name}: {line}" for run in gaps for line in attendance(run.document)]
     sites = material.sites
     parts: list[Picture | Table] = []
-    for index, run in enumerate([run for run in gaps if _gaps(run)][:MAX_GRIDS]):
-        counts = ", ".join(
-            f"{site} {sum(site in r['accepted'] for r in run.rounds)} of {len(run.rounds)}" for site in _sites(run)[:24]
+    drawn = [run for run in gaps if _gaps(run)]
+    if len(drawn) > MAX_GRIDS:
+        notes.append(f"Pictures of the first {MAX_GRIDS} of {len(drawn)} such runs; the table has all.")
+    for index, run in enumerate(drawn[:MAX_GRIDS]):
+        counts = listed(
+            f"{site} {sum(site in r['accepted'] for r in run.rounds)} of {len(run.rounds)}" for site in _sites(run)
         )
         parts.append(
             Picture(
                 f"took_part_{index + 1}",
-                lambda run=run: _grid(run),  # type: ignore[misc]
+                partial(_grid, run),
                 f"{run.name}: dark: the site's model is in the round's average; hatched: it was asked or expected and "
                 "left out; white: not asked.",
                 f"Rounds with each site: {counts}.",
@@ -260,13 +264,13 @@ def cost(material: Material) -> Section | None:
             for name in found
         ],
     )
-    totals = [f"{row.label} {sum(of['seconds'] for of in found.values()):.1f} s" for row, found in rows[:24]]
+    totals = [f"{row.label} {sum(of['seconds'] for of in found.values()):.1f} s" for row, found in rows]
     of = ", on average over seeds" if material.over_seeds else ""
     picture = Picture(
         "cost",
         lambda: _stacked(material, rows, names),
         f"Seconds of a whole run and megabytes that its models took over the wire, by phase{of}.",
-        f"Seconds of a whole run: {'; '.join(totals)}.",
+        f"Seconds of a whole run: {listed(totals, '; ')}.",
     )
     notes = [
         "Seconds depend on the machine and on what else it did; runs that went at the same time slow each other down."
@@ -294,8 +298,9 @@ def phases(row: PageRow) -> dict[str, dict[str, float]]:
 def _stacked(
     material: Material, rows: Sequence[tuple[PageRow, dict[str, dict[str, float]]]], names: Sequence[str]
 ) -> Figure:
-    synthetic = any(run.info["synthetic"] for run in material.runs)
-    made = figure(1.5 + 0.28 * len(rows) + 0.16 * math.ceil(len(names) / 3), "Seconds and bytes by phase", synthetic)
+    made = figure(
+        1.5 + 0.28 * len(rows) + 0.16 * math.ceil(len(names) / 3), "Seconds and bytes by phase", material.synthetic
+    )
     panels = made.subplots(1, 2, sharey=True)
     for axes, keys, unit in ((panels[0], ("seconds",), "seconds of a run"), (panels[1], ("out", "in"), "MB of a run")):
         lefts = [0.0] * len(rows)

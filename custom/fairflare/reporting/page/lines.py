@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 MAX_NAMED = 12  # lines that are told apart
 MAX_BANDS = 3  # methods whose deviation over seeds is shown
 NAMED_OF_MANY = 4
+MAX_PANELS = 12
 
 
 @dataclass(frozen=True)
@@ -65,14 +66,19 @@ def lines_picture(
         log: logarithmic.
         line_at: a value to be compared with.
     """
-    synthetic = any(run.info["synthetic"] for run in material.runs)
+    most = max(len(series) for series in panels.values())
+    if most > MAX_NAMED:
+        which = "lowest" if worst_first else "highest"
+        caption += f" Of more than {MAX_NAMED} lines the {NAMED_OF_MANY} {which} in the end are named, the others grey."
+    if len(panels) > MAX_PANELS:
+        caption += f" Drawn: the first {MAX_PANELS} of {len(panels)} methods; the table has all."
+        panels = dict(list(panels.items())[:MAX_PANELS])
 
     def draw() -> Figure:
         columns = min(len(panels), 3)
         lines = math.ceil(len(panels) / columns)
-        most = max(len(series) for series in panels.values())
         shown = most if most <= MAX_NAMED else NAMED_OF_MANY
-        made = figure(0.75 + 2.3 * lines + (0.17 * math.ceil(shown / 3) if shown > 1 else 0), title, synthetic)
+        made = figure(0.75 + 2.3 * lines + (0.17 * math.ceil(shown / 3) if shown > 1 else 0), title, material.synthetic)
         grid = made.subplots(lines, columns, squeeze=False)
         flat = list(grid.flat)
         for axes, (heading, series) in zip(flat, panels.items(), strict=False):

@@ -109,6 +109,11 @@ class Material:
         return in_order(found)
 
     @property
+    def synthetic(self) -> bool:
+        """Whether any of the shown data are generated."""
+        return any(run.info["synthetic"] for run in self.runs)
+
+    @property
     def over_seeds(self) -> str:
         """What captions add where a figure is of several runs."""
         return ", means over seeds" if any(len(row.runs) > 1 for row in self.rows) else ""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fairflare.reporting.differences import BETTER, LEVEL, MEASURES, NOISE, ONE_SEED, Difference
 from fairflare.reporting.layout import number
-from fairflare.reporting.page.content import Cell, Picture, Section, Spread, Table
+from fairflare.reporting.page.content import Picture, Section, Spread, Table, listed
 from fairflare.reporting.page.material import Material, PageRow
-from fairflare.reporting.page.style import GRID, INK, MUTED, figure, label, legend, look
+from fairflare.reporting.page.style import INK, figure, label, legend, look
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MAX_BAR_SITES = 10  # more become dots
@@ -76,17 +77,19 @@ def at(row: PageRow, site: str) -> Spread:
 def _sites_picture(material: Material, sites: Sequence[str]) -> Picture:
     rows = material.rows
     bars = len(sites) <= MAX_BAR_SITES and len(sites) * len(rows) <= MAX_BARS
-    worst = [f"{row.label}: {_extremes(row)}" for row in rows[:12]]
+    worst = [f"{row.label}: {_extremes(row)}" for row in rows]
     if bars:
         how = "A bar for each site" + (" and method." if len(rows) > 1 else "; the dashed line is the average.")
+        better = "Longer" if material.higher else "Shorter"
         how += " A thin line is the standard deviation over seeds." if material.over_seeds else ""
     else:
+        better = "To the right" if material.higher else "To the left"
         how = "A dot for each site, a row for each method; the vertical stroke is the average."
     return Picture(
         "sites",
         lambda: _bars(material, sites) if bars else _dots(material, sites),
-        f"{how} {'Longer' if material.higher else 'Shorter'} is better: a fair method has no site far behind.",
-        f"{material.metric} by site and method. " + "; ".join(worst) + ".",
+        f"{how} {better} is better: a fair method has no site far behind.",
+        f"{material.metric} by site and method. " + listed(worst, "; ") + ".",
     )
 
 
@@ -103,7 +106,7 @@ def _bars(material: Material, sites: Sequence[str]) -> Figure:
     rows = material.rows
     single = len(rows) == 1
     height = 1.2 + max(0.5, len(sites) * len(rows) * 0.13 + len(sites) * 0.12) + 0.16 * math.ceil(len(rows) / 3)
-    made = figure(height, f"{material.metric} on the test splits", bool(_synthetic(material)))
+    made = figure(height, f"{material.metric} on the test splits", material.synthetic)
     axes = made.subplots()
     thick = 0.84 / len(rows)
     for index, row in enumerate(rows):
@@ -133,7 +136,7 @@ def _dots(material: Material, sites: Sequence[str]) -> Figure:
     made = figure(
         1.1 + 0.34 * len(rows),
         f"{material.metric} on the test splits of {len(sites)} sites",
-        bool(_synthetic(material)),
+        material.synthetic,
     )
     axes = made.subplots()
     for index, row in enumerate(rows):
@@ -149,10 +152,6 @@ def _dots(material: Material, sites: Sequence[str]) -> Figure:
     axes.set_xlabel(material.metric)
     axes.grid(axis="x")
     return made
-
-
-def _synthetic(material: Material) -> bool:
-    return any(run.info["synthetic"] for run in material.runs)
 
 
 # ------------------------------------------------------------------------------------------------ differences
@@ -176,10 +175,14 @@ def differences(material: Material, found: Sequence[Difference]) -> Section | No
         "differences_sites",
         f"The same for every site (row minus {reference}).",
         columns,
-        [[d.label, d.measure, len(d.values), d.mean, d.low, d.high, d.sd, d.verdict] for d in found if d not in of],
+        [
+            [d.label, d.measure, len(d.values), d.mean, d.low, d.high, d.sd, d.verdict]
+            for d in found
+            if d.measure not in MEASURES
+        ],
         folded=True,
     )
-    told = "; ".join(_in_short([d for d in of if d.label == name]) for name in dict.fromkeys(d.label for d in of))
+    told = listed((_in_short([d for d in of if d.label == name]) for name in dict.fromkeys(d.label for d in of)), "; ")
     picture = Picture(
         "differences",
         lambda: _forest(material, of),
@@ -202,7 +205,7 @@ def _in_short(found: Sequence[Difference]) -> str:
 def _forest(material: Material, found: Sequence[Difference]) -> Figure:
     labels = list(dict.fromkeys(d.label for d in found))
     made = figure(
-        1.2 + 0.3 * len(labels), f"{material.metric}: differences to {material.reference}", _synthetic(material)
+        1.2 + 0.3 * len(labels), f"{material.metric}: differences to {material.reference}", material.synthetic
     )
     panels = made.subplots(1, len(MEASURES), sharey=True)
     ranks = {row.label: index for index, row in enumerate(material.rows)}
@@ -221,12 +224,12 @@ def _forest(material: Material, found: Sequence[Difference]) -> Figure:
     return made
 
 
-def _mark(axes: object, d: Difference, place: int, rank: int) -> None:
+def _mark(axes: Axes, d: Difference, place: int, rank: int) -> None:
     style = look(rank)
     beyond = d.verdict not in (NOISE, ONE_SEED)
     if math.isfinite(d.low):
-        axes.plot([d.low, d.high], [place, place], color=style.colour, linewidth=1.6)  # type: ignore[attr-defined]
-    axes.plot(  # type: ignore[attr-defined]
+        axes.plot([d.low, d.high], [place, place], color=style.colour, linewidth=1.6)
+    axes.plot(
         [d.mean],
         [place],
         style.marker,
@@ -235,95 +238,7 @@ def _mark(axes: object, d: Difference, place: int, rank: int) -> None:
         markerfacecolor=style.colour if beyond else "none",
     )
     if beyond:
-        axes.annotate(  # type: ignore[attr-defined]
+        axes.annotate(
             d.verdict, (d.mean, place), (0, 5), textcoords="offset points", ha="center", fontsize=7.5,
             fontweight="bold" if d.verdict == BETTER else "normal",
         )  # fmt: skip
-
-
-# ------------------------------------------------------------------------------------------------ pareto
-
-
-def pareto(material: Material) -> Section | None:
-    """Average against the worst site, and against the worst decile where that is more than one site."""
-    rows = [row for row in material.rows if math.isfinite(of_summaries(row, "worst").mean)]
-    if len(rows) < 2:
-        return None
-    deciles = any(summary.num_sites >= 20 for row in rows for summary in row.summaries)
-    axes_of = [("worst", "worst site"), *([("bottom_decile", "worst decile")] if deciles else [])]
-    parts: list[Picture | Table] = []
-    for attribute, called in axes_of:
-        front = not_dominated(rows, attribute, material.higher)
-        parts.append(
-            Picture(
-                f"pareto_{attribute}",
-                lambda attribute=attribute, called=called: _scatter(material, rows, attribute, called),  # type: ignore[misc]
-                f"Each method's average over the sites against its {called}{material.over_seeds}"
-                f"{'; thin lines are standard deviations over seeds' if material.over_seeds else ''}. A ring marks "
-                "those that no other beats: none is at least as good in both and better in one. Whether a step between "
-                "two of them is more than noise, the differences say.",
-                f"Average and {called}: "
-                + "; ".join(
-                    f"{row.label} {number(of_summaries(row, 'mean').mean)} and "
-                    f"{number(of_summaries(row, attribute).mean)}{', not beaten' if row.label in front else ''}"
-                    for row in rows
-                )
-                + ".",
-            )
-        )
-    fronts = {attribute: not_dominated(rows, attribute, material.higher) for attribute, _ in axes_of}
-    parts.append(
-        Table(
-            "pareto",
-            "Average and those served worst, and who is beaten by no other row in both (by the means over seeds).",
-            ["method", "average", *(name for _, called in axes_of for name in (called, f"not beaten ({called})"))],
-            [[row.label, of_summaries(row, "mean"), *_beaten(row, fronts)] for row in rows],
-        )
-    )
-    notes = [] if deciles else ["With fewer than 20 sites the worst tenth of them is the worst site."]
-    return Section("pareto", "Average against those served worst", notes=notes, parts=parts)
-
-
-def _beaten(row: PageRow, fronts: Mapping[str, Sequence[str]]) -> list[Cell]:
-    cells: list[Cell] = []
-    for attribute, front in fronts.items():
-        cells += [of_summaries(row, attribute), "yes" if row.label in front else "no"]
-    return cells
-
-
-def not_dominated(rows: Sequence[PageRow], attribute: str, higher: bool) -> list[str]:
-    """Labels of the rows that no other is at least as good as in both and better in one."""
-    sign = 1 if higher else -1
-    points = {
-        row.label: (sign * of_summaries(row, "mean").mean, sign * of_summaries(row, attribute).mean) for row in rows
-    }
-    return [
-        name
-        for name, own in points.items()
-        if not any(o[0] >= own[0] and o[1] >= own[1] and o != own for o in points.values())
-    ]
-
-
-def _scatter(material: Material, rows: Sequence[PageRow], attribute: str, called: str) -> Figure:
-    made = figure(3.9, f"{material.metric}: average against {called}", _synthetic(material))
-    axes = made.subplots()
-    front = not_dominated(rows, attribute, material.higher)
-    ranks = {row.label: index for index, row in enumerate(material.rows)}
-    for row in rows:
-        style, mean, low = look(ranks[row.label]), of_summaries(row, "mean"), of_summaries(row, attribute)
-        axes.errorbar(
-            [mean.mean], [low.mean], xerr=[mean.sd] if math.isfinite(mean.sd) else None,
-            yerr=[low.sd] if math.isfinite(low.sd) else None, color=style.colour, marker=style.marker, markersize=7,
-            elinewidth=0.8, linestyle="none", label=label(row.label),
-        )  # fmt: skip
-        if row.label in front:
-            axes.plot([mean.mean], [low.mean], "o", markersize=14, markerfacecolor="none", markeredgecolor=INK)
-        axes.annotate(label(row.label, 18), (mean.mean, low.mean), (8, -11 if ranks[row.label] % 2 else 5),
-                      textcoords="offset points", fontsize=8)  # fmt: skip
-    better = "higher is better" if material.higher else "lower is better"
-    axes.set_xlabel(f"average over the sites ({better})")
-    axes.set_ylabel(f"{called} ({better})")
-    axes.grid(True, color=GRID)
-    axes.margins(0.15)
-    axes.tick_params(color=MUTED)
-    return made

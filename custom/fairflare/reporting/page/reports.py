@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fairflare.reporting.page.content import Cell, Picture, Section, Table, digits
+from fairflare.reporting.page.content import Cell, Picture, Section, Table, digits, listed
 from fairflare.reporting.page.lines import Series, lines_picture
 from fairflare.reporting.page.material import Material, PageRow
 from fairflare.reporting.page.outcome import spread
@@ -27,7 +27,6 @@ CALLED = {
     "mu": ("mu", "the proximal coefficient of each site: a large one holds its model near the common one"),
 }
 MAX_FIELDS = 6
-MAX_METHODS = 12
 MAX_MAPS = 6
 
 
@@ -117,15 +116,15 @@ def _parts(material: Material, field: str, title: str) -> list[Picture | Table]:
         panels[row.label] = [Series(site, k, {n: at[n, site] for n in numbers}) for k, site in enumerate(sites)]
         cells += [[row.label, n, site, at[n, site]] for n in numbers for site in sites if (n, site) in found]
         last = {s.name: s.last for s in panels[row.label]}
-        told.append(f"{row.label}: " + ", ".join(f"{site} {digits(value)}" for site, value in list(last.items())[:24]))
+        told.append(f"{row.label}: " + listed(f"{site} {digits(value)}" for site, value in last.items()))
     slug = "".join(c if c.isascii() and c.isalnum() else "_" for c in field)[:40]
     picture = lines_picture(
         material,
         f"report_{slug}",
         f"{title} of each site",
-        dict(list(panels.items())[:MAX_METHODS]),
+        panels,
         f"{title}: a line for each site{material.over_seeds}.",
-        f"{title} in the end: {'; '.join(told)}.",
+        f"{title} in the end: {listed(told, '; ')}.",
     )
     table = Table(
         f"report_{slug}", f"{title} by round and site.", ["method", "round", "site", title], cells, folded=True
@@ -154,7 +153,9 @@ def som(material: Material) -> Section | None:
         return None
     table = Table("map", "Where each site lies on the map.", ["run", "round", "site", "row", "column"], cells)
     words = ["Sites whose models are alike lie near each other; a dark cell is a border between unlike ones."]
-    return Section("map", "Map of the sites' models", words=words, parts=[*parts, table])
+    runs = len({str(row[0]) for row in cells})
+    notes = [f"Pictures of the first {MAX_MAPS} of {runs} runs; the table has all."] if runs > MAX_MAPS else []
+    return Section("map", "Map of the sites' models", words=words, notes=notes, parts=[*parts, table])
 
 
 def _map(name: str, number: int, drawn: Mapping[str, Any], synthetic: bool, index: int) -> Picture:
@@ -162,7 +163,7 @@ def _map(name: str, number: int, drawn: Mapping[str, Any], synthetic: bool, inde
         safe = {**drawn, "bmu": {label(site): place for site, place in drawn["bmu"].items()}}
         return draw_map(safe, title=label(f"{name}{' (SYNTHETIC data)' if synthetic else ''}, round {number}", 100))
 
-    where = ", ".join(f"{site} in row {r}, column {c}" for site, (r, c) in list(drawn["bmu"].items())[:24])
+    where = listed(f"{site} in row {r}, column {c}" for site, (r, c) in drawn["bmu"].items())
     return Picture(
         f"map_{index}", draw, f"{name}, round {number}: the sites at their best matching neurons.", f"{where}."
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fairflare.reporting.layout import number
-from fairflare.reporting.page.content import Cell, Picture, Section, Spread, Table
+from fairflare.reporting.page.content import Cell, Picture, Section, Spread, Table, listed
 from fairflare.reporting.page.layers import Largest
 from fairflare.reporting.page.lines import Series, lines_picture
 from fairflare.reporting.page.material import Material, PageRow, PageRun
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 MAX_MAPS = 12  # rows with a picture of their own
 HALF = 0.5
+EQUAL = 1e-9  # weights that differ by less are equal
 
 
 def layers(material: Material) -> Section | None:
@@ -77,7 +78,7 @@ def _map(
         heat(made, axes, values, names, sites, "weight, mean over the rounds", low=0.0)
         return made
 
-    told = ", ".join(f"{site} {number(float(v))}" for site, v in list(zip(sites, by_site, strict=True))[:24])
+    told = listed(f"{site} {number(float(v))}" for site, v in zip(sites, by_site, strict=True))
     return Picture(
         f"layer_weights_{index + 1}",
         draw,
@@ -108,15 +109,14 @@ def _similarity(material: Material, rows: Sequence[PageRow]) -> list[Picture | T
         told.append(f"{row.label}: in the end {far} is farthest, {last[far]:.3g}")
     if not panels:
         return []
-    shown = dict(list(panels.items())[:MAX_MAPS])
     return [
         lines_picture(
             material,
             "similarity",
             "How unlike each site's features are to the anchor's (1 - similarity)",
-            shown,
+            panels,
             "Mean over the layers; 0 is alike. Logarithmic.",
-            f"1 - similarity over the rounds. {'; '.join(told)}.",
+            f"1 - similarity over the rounds. {listed(told, '; ')}.",
             worst_first=False,
             log=True,
         ),
@@ -157,17 +157,19 @@ def site_weights(material: Material) -> Section | None:
         means = {s.name: spread([p.mean for p in s.points.values()]).mean for s in panels[row.label]}
         if means:
             high, low = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
+            if means[high] - means[low] < EQUAL:
+                told.append(f"{row.label}: all sites {number(means[high])}")
+                continue
             told.append(f"{row.label}: {high} most with {number(means[high])}, {low} least with {number(means[low])}")
     if not cells:
         return None
-    shown = {label: series for label, series in list(panels.items())[:MAX_MAPS] if series}
     picture = lines_picture(
         material,
         "site_weights",
         "Weight of each site in the average",
-        shown,
+        panels,
         f"A line for each site{material.over_seeds}.",
-        f"Mean weights over the rounds. {'; '.join(told)}.",
+        f"Mean weights over the rounds. {listed(told, '; ')}.",
     )
     table = Table(
         "site_weights", "Weight of each site by round.", ["method", "round", "site", "weight"], cells, folded=True
@@ -219,7 +221,7 @@ def influence(material: Material) -> Section | None:
                 {"": series},
                 f"Of the whole model, or of the layer where it was largest{material.over_seeds}. Above the dotted "
                 "line, one half, one site outweighs all others together.",
-                f"Largest weight of one site: {'; '.join(told)}.",
+                f"Largest weight of one site: {listed(told, '; ')}.",
                 line_at=HALF,
             )
         )

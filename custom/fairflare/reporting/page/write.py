@@ -14,7 +14,7 @@ import jinja2
 from fairflare import __version__
 from fairflare.core.files import write_whole
 from fairflare.reporting import differences as paired
-from fairflare.reporting.page import course, outcome, provenance, reports, weights, words
+from fairflare.reporting.page import course, outcome, pareto, provenance, reports, weights, words
 from fairflare.reporting.page.content import MAX_COLUMNS, Page, Picture, Section, Table, printable, shown
 from fairflare.reporting.page.material import Material, of_one, page_run, read_material
 from fairflare.reporting.page.style import Drawn, drawn
@@ -121,7 +121,7 @@ def build(material: Material) -> Page:
     sections = [
         outcome.results(material) or _without_test(material),
         outcome.differences(material, found),
-        outcome.pareto(material),
+        pareto.pareto(material),
         course.rounds(material),
         weights.layers(material),
         weights.site_weights(material),

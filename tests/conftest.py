@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+# The page at the end of a run takes two seconds, and hundreds of tests end a run; those of the page turn it on.
+os.environ.setdefault("FAIRFLARE_REPORT", "0")
 
 
 @pytest.fixture

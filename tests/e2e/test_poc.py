@@ -27,6 +27,7 @@ def poc(tmp_path_factory):
     with poc_system(tmp_path_factory.mktemp("poc"), SITES) as system:
         # How long FLARE waits, after our run has ended, for word from a site that is gone (default: 15 minutes).
         system.env["NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT"] = "3"
+        system.env["FAIRFLARE_REPORT"] = "1"  # other tests leave the page out
         for name in (SERVER, *SITES):
             system.allow(name, "fairflare.")
         system.start()
@@ -88,6 +89,8 @@ def test_published_job_runs_to_the_end(poc, job):
     assert list((workspace / "tb_events").rglob("events*"))
     assert (workspace / "FL_global_model.pt").exists()
     assert "worst site" in (workspace / "log.txt").read_text()
+    page = (workspace / "fairflare" / "report.html").read_text(encoding="utf-8")
+    assert "The run of fed_lwr completed after 2 rounds." in page
 
 
 def test_site_killed_in_the_middle_of_train(poc, job, tmp_path):

@@ -419,7 +419,7 @@ def say_what_lacks(lacks: Sequence[str]) -> None:
 
 def report(workspace: Path, code: int, log: Path) -> int:
     """Prints the table, or why there is none; the exit code."""
-    from fairflare.reporting.results import find_results, read_results
+    from fairflare.reporting.results import PAGE_FILE, find_results, read_results
     from fairflare.reporting.table import rich_table
 
     try:
@@ -437,7 +437,10 @@ def report(workspace: Path, code: int, log: Path) -> int:
         errors.print(f"log: {log}", soft_wrap=True)
         return 1
     console.print(rich_table(results, width=console.width))
-    console.print(f"results: {find_results(workspace)}", soft_wrap=True)
+    found = find_results(workspace)
+    console.print(f"results: {found}", soft_wrap=True)
+    if (page := found.with_name(PAGE_FILE)).is_file():
+        console.print(f"page: {page}", soft_wrap=True, highlight=False)
     return 0
 
 

@@ -279,7 +279,9 @@ def _report(runner: Runner, reference: str, metric: str | None) -> int:
             _write(runner.folder / "differences.md", of_rows)
         command = ["fairflare", *sys.argv[1:]]
         _write(runner.folder / "comparison.md", comparison_page(command, runs, table, of_rows))
-    console.print(f"tables: {runner.folder}", soft_wrap=True, highlight=False)
+    console.print(
+        f"tables: {runner.folder}; as a page: fairflare report {runner.folder}", soft_wrap=True, highlight=False
+    )
     return int(bool(failed))
 
 

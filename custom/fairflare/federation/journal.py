@@ -16,6 +16,7 @@ from fairflare.federation.personal import COMMON, PERSONAL
 from fairflare.federation.phase import Phase
 from fairflare.federation.transport import Listener, Transport
 from fairflare.methods.rule import Weighing
+from fairflare.reporting.page.write import write_run_page
 from fairflare.reporting.pictures import draw_pictures
 from fairflare.reporting.records import Warned
 from fairflare.reporting.results import LeftOut, ResultsStore, RoundRecord, read_results
@@ -173,7 +174,7 @@ class Journal:
             further=further,
         )
         results = read_results(self.store.folder)
-        for line in draw_pictures(results, self.store.folder):
+        for line in draw_pictures(results, self.store.folder) + write_run_page(results, self.store.folder):
             self.say(line)
         self.say("fairness on the sites' test splits\n" + fairness_table(results))
         for listener in self.listeners:

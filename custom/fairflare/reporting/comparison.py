@@ -22,14 +22,24 @@ STYLES = ("text", "markdown", "csv")
 
 
 @dataclass
-class _Row:
-    """Runs of one configuration."""
+class Row:
+    """Runs of one configuration.
+
+    Attributes:
+        label: different from all others'.
+        runs: documents.
+        values: of a metric by site, a dict for each run.
+        summaries: of each run.
+        settings: what tells it from others of the same label.
+        measured: which model the values are of.
+    """
 
     label: str
-    values: list[dict[str, float]]  # by site, a dict for each run
+    runs: list[Run]
+    values: list[dict[str, float]]
     summaries: list[FairnessSummary]
-    settings: str = ""  # what tells it from others of the same label
-    measured: str = ""  # which model
+    settings: str = ""
+    measured: str = ""
 
 
 def compare(
@@ -57,32 +67,46 @@ def compare(
         ValueError: no complete run, an unknown style, or a run without the metric (names it).
     """
     checks.choice("style", style, STYLES)
-    complete = _different([run for run in runs if run["status"] == "completed"])
-    if not complete:
-        raise ValueError(f"none of the {len(runs)} runs is complete")
+    complete = complete_runs(runs)
     chosen = metric or metrics_of(complete[0])[0]
-    rows = _rows(complete, chosen)
+    rows = rows_of(complete, chosen)
     sites = sorted({site for row in rows for values in row.values for site in values}) if per_site else []
     if style == "csv":
         return _csv(rows, sites, chosen)
     table = [["method", "runs", *sites, "average", "std", "worst"]]
     for row in rows:
         table.append([row.label, str(len(row.values)), *(_mean_and_std(column) for column in _columns(row, sites))])
-    notes = _notes(runs, complete, chosen, rows)
+    notes = notes_of(runs, complete, chosen, rows)
     if style == "markdown":
         return "\n".join([*markdown_lines(table), "", *notes])
     return "\n".join([blocks(table, width), *wrapped(notes, width)])
 
 
+def complete_runs(runs: Sequence[Run]) -> list[Run]:
+    """Those that completed; the same run given twice (its folder and its file, a copy) counts once.
+
+    Raises:
+        ValueError: there is none.
+    """
+    complete = _different([run for run in runs if run["status"] == "completed"])
+    if not complete:
+        raise ValueError(f"none of the {len(runs)} runs is complete")
+    return complete
+
+
 def _different(runs: Sequence[Run]) -> list[Run]:
-    """The same run given twice (its folder and its file, a copy) counts once."""
     found: dict[str, Run] = {}
     for run in runs:
         found.setdefault(json.dumps([run["info"], run.get("started"), run.get("test")], sort_keys=True), run)
     return list(found.values())
 
 
-def _rows(runs: Sequence[Run], metric: str) -> list[_Row]:
+def rows_of(runs: Sequence[Run], metric: str) -> list[Row]:
+    """Runs that differ in nothing but the seed together.
+
+    Raises:
+        ValueError: a run without the metric (names it).
+    """
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         groups.setdefault((label_of(run), json.dumps(_settings(run), sort_keys=True)), []).append(run)
@@ -91,7 +115,7 @@ def _rows(runs: Sequence[Run], metric: str) -> list[_Row]:
     for index, ((label, _), group) in enumerate(groups.items()):
         values = [_values(run, metric) for run in group]
         higher = direction_of(group[0], metric)
-        row = _Row(label, values, [summarize(v, higher_is_better=higher) for v in values])
+        row = Row(label, group, values, [summarize(v, higher_is_better=higher) for v in values])
         row.measured = (group[0]["info"] or {}).get("measured") or ""
         if labels.count(label) > 1:
             row.label = f"{label} ({labels[: index + 1].count(label)})"
@@ -141,13 +165,19 @@ def _shortened(text: str, most: int = 200) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def _columns(row: _Row, sites: Sequence[str]) -> list[list[float]]:
+def _columns(row: Row, sites: Sequence[str]) -> list[list[float]]:
     columns = [[values.get(site, math.nan) for values in row.values] for site in sites]
     found = row.summaries
     return [*columns, [s.mean for s in found], [s.std for s in found], [s.worst for s in found]]
 
 
-def _notes(runs: Sequence[Run], complete: Sequence[Run], metric: str, rows: Sequence[_Row]) -> list[str]:
+def notes_of(runs: Sequence[Run], complete: Sequence[Run], metric: str, rows: Sequence[Row]) -> list[str]:
+    """What a reader must know of the rows: which were left out, and whether they can be compared at all.
+
+    Args:
+        runs: all that were given.
+        complete, metric, rows: as :func:`rows_of` has them.
+    """
     notes = [f"{metric} on the test splits; ± is the population standard deviation over runs."]
     notes += [f"{row.label}: {row.settings}" for row in rows if row.settings]
     own = [row.label for row in rows if row.measured == "personal"]
@@ -191,7 +221,7 @@ def _conditions(runs: Sequence[Run]) -> dict[str, set[str]]:
 # ------------------------------------------------------------------------------------------------ forms
 
 
-def _csv(rows: Sequence[_Row], sites: Sequence[str], metric: str) -> str:
+def _csv(rows: Sequence[Row], sites: Sequence[str], metric: str) -> str:
     names = [*sites, "average", "std", "worst"]
     table = [["method", "metric", "runs", *(f"{name} {part}" for name in names for part in ("mean", "sd"))]]
     for row in rows:

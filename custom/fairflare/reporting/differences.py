@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy.special import ndtri, stdtrit
 
 from fairflare.core import checks
 from fairflare.core.fairness import summarize
@@ -81,11 +81,11 @@ def paired(
     if len(found) == 1:
         return Difference(label, measure, dict(values), mean, math.nan, math.nan, math.nan, ONE_SEED)
     sd = statistics.stdev(found)
-    half = float(stats.t.ppf(0.5 + LEVEL / 2, len(found) - 1)) * sd / math.sqrt(len(found))
+    half = float(stdtrit(len(found) - 1, 0.5 + LEVEL / 2)) * sd / math.sqrt(len(found))
     usable = np.empty(0) if drawn is None else drawn[np.isfinite(drawn)]
     images_sd = float(usable.std(ddof=1)) if len(usable) >= LEAST else math.nan
     if math.isfinite(images_sd):
-        half = math.hypot(half, float(stats.norm.ppf(0.5 + LEVEL / 2)) * images_sd)
+        half = math.hypot(half, float(ndtri(0.5 + LEVEL / 2)) * images_sd)
     low, high = mean - half, mean + half
     verdict = NOISE
     if low > 0 or high < 0:

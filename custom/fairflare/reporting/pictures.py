@@ -73,7 +73,7 @@ def draw_map(som: Mapping[str, Any], *, title: str = "") -> Figure:
     u_matrix: list[list[float]] = som["u_matrix"]
     rows, columns = len(u_matrix), len(u_matrix[0])
     cells: dict[tuple[int, int], list[str]] = {}
-    for site in _in_order(som["bmu"]):
+    for site in in_order(som["bmu"]):
         row, column = som["bmu"][site]
         cells.setdefault((row, column), []).append(site)
     figure = Figure(figsize=(max(4.5, 1.25 * columns + 1.6), max(3.5, 1.05 * rows + 1.0)), layout="constrained")
@@ -112,7 +112,7 @@ def draw_mu(mu: Mapping[str, Sequence[float | None]], *, title: str = "") -> Fig
     from matplotlib.colors import BoundaryNorm
     from matplotlib.figure import Figure
 
-    sites = _in_order(mu)
+    sites = in_order(mu)
     num_rounds = len(mu[sites[0]])
     # mu comes from a grid that is even neither in itself nor in its logarithm: colours by rank.
     levels = sorted({value for row in mu.values() for value in row if value is not None})
@@ -131,7 +131,7 @@ def draw_mu(mu: Mapping[str, Sequence[float | None]], *, title: str = "") -> Fig
                     light = ranks[value] > 0.6 * (len(levels) - 1)
                     colour = "black" if light and len(levels) > 1 else "white"
                     axes.text(column, row, f"{value:g}", ha="center", va="center", fontsize=8, color=colour)
-    axes.set_yticks(range(len(sites)), [_short(site, MAX_ROW_NAME) for site in sites], fontsize=8)
+    axes.set_yticks(range(len(sites)), [short_name(site, MAX_ROW_NAME) for site in sites], fontsize=8)
     step = -(-num_rounds // 20)
     axes.set_xticks(range(0, num_rounds, step))
     axes.set_xlabel("round")
@@ -175,7 +175,7 @@ def draw_sites(results: Mapping[str, Any], metric: str | None = None) -> Figure:
     figure = Figure(figsize=(9.0, min(max(3.2, 0.3 * len(sites) + 1.6), 12.0)), layout="constrained")
     rounds, final = figure.subplots(1, 2, width_ratios=(1.25, 1))
     numbers = [record["current_round"] for record in results["rounds"]]
-    for site in _in_order(test):
+    for site in in_order(test):
         row = [(record["validation"].get(site) or {}).get(name) for record in results["rounds"]]
         _line(rounds, numbers, row, site == worst)
     rounds.set_xlabel("round that received the model")
@@ -188,7 +188,7 @@ def draw_sites(results: Mapping[str, Any], metric: str | None = None) -> Figure:
     final.axvline(mean, color="#505050", linewidth=1, linestyle="--")
     values = [test[site] for site in sites]
     final.scatter(values, range(len(sites)), color=[RED if site == worst else BLUE for site in sites], zorder=3)
-    final.set_yticks(range(len(sites)), [_short(site, MAX_ROW_NAME) for site in sites], fontsize=8)
+    final.set_yticks(range(len(sites)), [short_name(site, MAX_ROW_NAME) for site in sites], fontsize=8)
     final.set_xlabel(name)
     final.set_title(f"final test: {mean:.3f} ± {std:.3f}, worst {fairness['worst']:.3f} (red)", fontsize=10)
     final.margins(0.12, 0.5 / len(sites))
@@ -223,18 +223,18 @@ def _mu_of(rounds: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]
 
 
 def _names(sites: Sequence[str]) -> str:
-    shown = [_short(site, MAX_NAME) for site in sites]
+    shown = [short_name(site, MAX_NAME) for site in sites]
     if len(shown) > MAX_LINES:
         shown = [*shown[: MAX_LINES - 1], f"and {len(shown) - MAX_LINES + 1} more"]
     return "\n".join(shown)
 
 
-def _short(site: str, most: int) -> str:
+def short_name(site: str, most: int) -> str:
     """Without the middle: names of hospitals often differ at the end."""
     return site if len(site) <= most else site[: most // 2] + "…" + site[-(most - most // 2 - 1) :]
 
 
-def _in_order(sites: Iterable[str]) -> list[str]:
+def in_order(sites: Iterable[str]) -> list[str]:
     """site-2 before site-10."""
     return sorted(sites, key=lambda site: re.sub(r"\d+", lambda number: number[0].zfill(20), site))
 

@@ -34,6 +34,7 @@ SCHEMA_VERSION = 1
 RESULTS_FILE = "results.json"
 ROUNDS_FILE = "rounds.jsonl.bz2"  # while the run goes on; results.json holds the rounds of one that is over
 PROGRESS_FILE = "progress.jsonl"
+PAGE_FILE = "report.html"  # made at the end of a run that completed
 RESERVE_FILE = ".reserve"
 RESERVED = 256 * 1024  # bytes: several times results.json without rounds
 _NO_TEST: dict[str, Any] = {
@@ -93,6 +94,7 @@ class ResultsStore:
             remove_partials(self.folder)
             self._write()  # first of all: no log may be read as the rounds of an earlier run
             self.log.clear()
+            (self.folder / PAGE_FILE).unlink(missing_ok=True)
             (self.folder / PROGRESS_FILE).write_text("", encoding="utf-8")
             self._tables.rewrite(())
             # Bytes that no file system can leave out.
@@ -254,7 +256,8 @@ class ResultsStore:
         self._info, self._started = {}, _now()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log.open_at(0)
-        (self.folder / PROGRESS_FILE).unlink(missing_ok=True)
+        for name in (PROGRESS_FILE, PAGE_FILE):
+            (self.folder / name).unlink(missing_ok=True)
         self.log.clear()
 
     def _write_end(self) -> bool:
@@ -321,7 +324,7 @@ def read_results(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ValueError(f"{file}: no results there")
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}: not a results file: {error}") from error
     if not isinstance(document, dict) or "schema_version" not in document:
         raise ValueError(f"{file}: not a results file: it has no schema_version")

@@ -49,7 +49,7 @@ def fairness_table(
     table = [header, *sites, *totals]
     if style == "csv":
         return csv_lines(table)
-    title, notes = _title(results), _notes(results, metric)
+    title, notes = _title(results), run_notes(results, metric)
     if not sites:
         return "\n".join([title, *wrapped(notes, width)])
     if style == "markdown":
@@ -83,7 +83,9 @@ def rich_table(results: Mapping[str, Any], *, metric: str | None = None, width: 
         for row in totals:
             table.add_row(*(Text(row[i]) for i in block))
         tables.append(table)
-    return Group(Text(_title(results), style="bold"), *tables, Text("\n".join(wrapped(_notes(results, metric), width))))
+    return Group(
+        Text(_title(results), style="bold"), *tables, Text("\n".join(wrapped(run_notes(results, metric), width)))
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -106,7 +108,8 @@ def _title(results: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _notes(results: Mapping[str, Any], metric: str | None = None) -> list[str]:
+def run_notes(results: Mapping[str, Any], metric: str | None = None) -> list[str]:
+    """What a reader of a run's figures must know: which model, what is missing, who was left out, warnings."""
     info = results["info"] or {}
     notes = _tested_notes(results, metric) if results.get("test") else ["No test results."]
     notes += (attended := attendance(results))

@@ -1,0 +1,318 @@
+"""How it came about: validation over the rounds, who took part when, and what it cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fairflare.core.fairness import summarize
+from fairflare.reporting.attendance import attendance
+from fairflare.reporting.layout import number
+from fairflare.reporting.page.content import Cell, Picture, Section, Spread, Table, digits, listed
+from fairflare.reporting.page.layers import Mean
+from fairflare.reporting.page.lines import Series, lines_picture
+from fairflare.reporting.page.material import Material, PageRow, PageRun
+from fairflare.reporting.page.outcome import spread
+from fairflare.reporting.page.style import GRID, INK, figure, label, legend, look
+from fairflare.reporting.pictures import in_order
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MEASURES = (("average", "mean"), ("std", "std"), ("worst site", "worst"))
+IN, OUT, AWAY = 2, 1, 0  # a site in a round
+MAX_GRIDS = 6
+
+
+def rounds(material: Material) -> Section | None:
+    """Average, standard deviation and worst site of the validation metric, round by round."""
+    by_row = [(row, course(row, material)) for row in material.rows]
+    by_row = [(row, found) for row, found in by_row if found]
+    if not by_row:
+        return None
+    name = material.metric
+    table = Table(
+        "rounds",
+        f"{name} on the validation splits, of the model received in the round, over the sites that were in it.",
+        ["method", "round", *(called for called, _ in MEASURES), "runs"],
+        [
+            [row.label, n, *(found[n][a] for _, a in MEASURES), found[n]["runs"].mean]
+            for row, found in by_row
+            for n in sorted(found)
+        ],
+        folded=True,
+    )
+    ranks = {row.label: index for index, row in enumerate(material.rows)}
+    panels = {
+        called: [Series(row.label, ranks[row.label], {n: found[n][a] for n in sorted(found)}) for row, found in by_row]
+        for called, a in MEASURES
+    }
+    told = []
+    for row, found in by_row:
+        last = max(found)
+        told.append(
+            f"{row.label}: average {_from_to(found, 'mean')}, worst site {_from_to(found, 'worst')}, up to round {last}"
+        )
+    parts: list[Picture | Table] = [
+        lines_picture(
+            material,
+            "rounds",
+            f"{name} on the validation splits",
+            panels,
+            f"Of the model that was received in the round{material.over_seeds}. A flat end says that training has "
+            "levelled off; figures of a run that still rises depend on when it was stopped.",
+            f"{name} over the rounds. {listed(told, '; ')}.",
+        ),
+        table,
+    ]
+    if len(material.rows) == 1:
+        parts += _by_site(material)
+    return Section("rounds", "Over the rounds", parts=parts)
+
+
+def course(row: PageRow, material: Material) -> dict[int, dict[str, Spread]]:
+    """By round the summaries of the sites, as means over the row's runs."""
+    found: dict[int, dict[str, list[float]]] = {}
+    for run in row.runs:
+        for record in run.rounds:
+            values = {site: of.get(material.metric) for site, of in record["validation"].items()}
+            finite = {site: value for site, value in values.items() if value is not None}
+            if finite:
+                summary = summarize(finite, higher_is_better=material.higher)
+                at = found.setdefault(record["current_round"], {a: [] for _, a in MEASURES})
+                for _, attribute in MEASURES:
+                    at[attribute].append(getattr(summary, attribute))
+    return {
+        n: {**{a: spread(values) for a, values in at.items()}, "runs": Spread(len(at["mean"]))}
+        for n, at in found.items()
+    }
+
+
+def _from_to(found: dict[int, dict[str, Spread]], attribute: str) -> str:
+    return f"{number(found[min(found)][attribute].mean)} to {number(found[max(found)][attribute].mean)}"
+
+
+def _by_site(material: Material) -> list[Picture | Table]:
+    (row,) = material.rows
+    means = Mean()
+    numbers: dict[int, None] = {}
+    for run in row.runs:
+        for record in run.rounds:
+            for site, of in record["validation"].items():
+                if (value := of.get(material.metric)) is not None:
+                    means.add((site, record["current_round"]), value)
+                    numbers[record["current_round"]] = None
+    sites = [site for site in material.sites if any((site, n) in means.sums for n in numbers)]
+    series = [
+        Series(site, k, {n: Spread(means.of((site, n))) for n in sorted(numbers)}) for k, site in enumerate(sites)
+    ]
+    ends = {site: s.last for site, s in zip(sites, series, strict=True)}
+    return [
+        lines_picture(
+            material,
+            "rounds_sites",
+            f"{material.metric} on the validation split of every site",
+            {"": series},
+            "A line for each site.",
+            f"In the end: {listed((f'{site} {digits(value)}' for site, value in ends.items()), '; ')}.",
+            worst_first=material.higher,
+        ),
+        Table(
+            "rounds_sites",
+            f"{material.metric} on the validation split of every site, by round.",
+            ["round", *sites],
+            [[n, *(means.of((site, n)) for site in sites)] for n in sorted(numbers)],
+            folded=True,
+        ),
+    ]
+
+
+# ------------------------------------------------------------------------------------------------ who was there
+
+
+def took_part(material: Material) -> Section | None:
+    """Who was in which round; pictures only of runs in which somebody was not."""
+    runs = [run for run in material.runs + material.others if run.rounds]
+    if not runs:
+        return None
+    gaps = [run for run in runs if _gaps(run) or run.document["left_out"]]
+    words = []
+    if len(gaps) < len(runs):
+        which = (
+            "In every run" if len(runs) > 1 and not gaps else "In the run" if len(runs) == 1 else "In the other runs"
+        )
+        words.append(f"{which} every site was in every round.")
+    notes = [f"{run.name}: {line}" for run in gaps for line in attendance(run.document)]
+    sites = material.sites
+    parts: list[Picture | Table] = []
+    drawn = [run for run in gaps if _gaps(run)]
+    if len(drawn) > MAX_GRIDS:
+        notes.append(f"Pictures of the first {MAX_GRIDS} of {len(drawn)} such runs; the table has all.")
+    for index, run in enumerate(drawn[:MAX_GRIDS]):
+        counts = listed(
+            f"{site} {sum(site in r['accepted'] for r in run.rounds)} of {len(run.rounds)}" for site in _sites(run)
+        )
+        parts.append(
+            Picture(
+                f"took_part_{index + 1}",
+                partial(_grid, run),
+                f"{run.name}: dark: the site's model is in the round's average; hatched: it was asked or expected and "
+                "left out; white: not asked.",
+                f"Rounds with each site: {counts}.",
+            )
+        )
+    parts.append(
+        Table(
+            "took_part",
+            "In how many rounds each site was, of how many.",
+            ["run", "seed", "rounds", *sites],
+            [[run.name.partition(",")[0], run.seed, len(run.rounds), *_counts(run, sites)] for run in runs],
+            folded=len(runs) > 8,
+        )
+    )
+    left = _left_out(runs)
+    if left:
+        parts.append(
+            Table("left_out", "Who was left out, when and why.", ["run", "round", "phase", "site", "reason"], left)
+        )
+    return Section("took_part", "Who took part when", words=words, notes=notes, parts=parts)
+
+
+def _sites(run: PageRun) -> list[str]:
+    asked = {site for r in run.rounds for site in (*r["sites"], *r["accepted"], *(x["site"] for x in r["left_out"]))}
+    return in_order({*run.info.get("sites", ()), *asked} - {""})
+
+
+def _gaps(run: PageRun) -> bool:
+    return any(site not in r["accepted"] for site in _sites(run) for r in run.rounds)
+
+
+def _counts(run: PageRun, sites: Sequence[str]) -> list[Cell]:
+    own = set(_sites(run))
+    return [sum(site in r["accepted"] for r in run.rounds) if site in own else None for site in sites]
+
+
+def _left_out(runs: Sequence[PageRun]) -> list[list[Cell]]:
+    found: list[list[Cell]] = []
+    for run in runs:
+        for record in run.rounds:
+            for left in record["left_out"]:
+                found.append([run.name, record["current_round"], left["phase"], left["site"], left["reason"]])
+        found += [[run.name, "end", left["phase"], left["site"], left["reason"]] for left in run.document["left_out"]]
+    return found
+
+
+def _grid(run: PageRun) -> Figure:
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch, Rectangle
+
+    sites, records = _sites(run), run.rounds
+    made = figure(min(1.3 + 0.2 * len(sites), 9.0), f"{run.name}: who took part when", run.info["synthetic"])
+    axes = made.subplots()
+    states = [
+        [
+            IN if site in r["accepted"] else OUT if site in r["sites"] or any(x["site"] == site for x in r["left_out"])
+            else AWAY
+            for r in records
+        ]
+        for site in sites
+    ]  # fmt: skip
+    colours = ListedColormap(["white", "#e3a35c", "#31507a"])
+    axes.imshow(states, cmap=colours, vmin=0, vmax=2, aspect="auto", interpolation="nearest")
+    if len(sites) * len(records) <= 2000:
+        for y, line in enumerate(states):
+            for x, state in enumerate(line):
+                if state == OUT:
+                    axes.add_patch(
+                        Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, hatch="////", linewidth=0, edgecolor="black")
+                    )
+    step = math.ceil(len(sites) / 48)
+    axes.set_yticks(range(0, len(sites), step), [label(site) for site in sites[::step]])
+    step = math.ceil(len(records) / 20)
+    axes.set_xticks(range(0, len(records), step), [str(r["current_round"]) for r in records[::step]])
+    axes.set_xlabel("round")
+    made.legend(
+        handles=[
+            Patch(facecolor="#31507a", edgecolor=INK, label="took part"),
+            Patch(facecolor="#e3a35c", edgecolor="black", hatch="////", label="left out"),
+            Patch(facecolor="white", edgecolor=INK, label="not asked"),
+        ],
+        loc="outside lower center", ncols=3,
+    )  # fmt: skip
+    return made
+
+
+# ------------------------------------------------------------------------------------------------ what it cost
+
+
+def cost(material: Material) -> Section | None:
+    """Seconds and bytes by phase."""
+    rows = [(row, phases(row)) for row in material.rows]
+    names = list(dict.fromkeys(name for _, found in rows for name in found))
+    if not names:
+        return None
+    table = Table(
+        "cost",
+        "Exchanges with the sites, of each run on average: wall-clock seconds, and bytes of models out of the server "
+        "and into it.",
+        ["method", "phase", "times", "seconds", "MB out", "MB in"],
+        [
+            [row.label, name, _whole(found[name]["times"]), *(found[name][key] for key in ("seconds", "out", "in"))]
+            for row, found in rows
+            for name in found
+        ],
+    )
+    totals = [f"{row.label} {sum(of['seconds'] for of in found.values()):.1f} s" for row, found in rows]
+    of = ", on average over seeds" if material.over_seeds else ""
+    picture = Picture(
+        "cost",
+        lambda: _stacked(material, rows, names),
+        f"Seconds of a whole run and megabytes that its models took over the wire, by phase{of}.",
+        f"Seconds of a whole run: {listed(totals, '; ')}.",
+    )
+    notes = [
+        "Seconds depend on the machine and on what else it did; runs that went at the same time slow each other down."
+    ]
+    return Section("cost", "What it cost: seconds and bytes", notes=notes, parts=[picture, table])
+
+
+def _whole(value: float) -> Cell:
+    return int(value) if value.is_integer() else value
+
+
+def phases(row: PageRow) -> dict[str, dict[str, float]]:
+    """By phase ``times``, ``seconds``, ``out`` and ``in`` (MB): sums over the rounds, means over the runs."""
+    found: dict[str, dict[str, float]] = {}
+    for run in row.runs:
+        for phase in [p for record in run.rounds for p in record["phases"]] + run.document["phases"]:
+            at = found.setdefault(phase["name"], {"times": 0.0, "seconds": 0.0, "out": 0.0, "in": 0.0})
+            at["times"] += 1
+            at["seconds"] += phase["seconds"]
+            at["out"] += phase["bytes_out"] / 1e6
+            at["in"] += phase["bytes_in"] / 1e6
+    return {name: {key: value / len(row.runs) for key, value in at.items()} for name, at in found.items()}
+
+
+def _stacked(
+    material: Material, rows: Sequence[tuple[PageRow, dict[str, dict[str, float]]]], names: Sequence[str]
+) -> Figure:
+    made = figure(
+        1.5 + 0.28 * len(rows) + 0.16 * math.ceil(len(names) / 3), "Seconds and bytes by phase", material.synthetic
+    )
+    panels = made.subplots(1, 2, sharey=True)
+    for axes, keys, unit in ((panels[0], ("seconds",), "seconds of a run"), (panels[1], ("out", "in"), "MB of a run")):
+        lefts = [0.0] * len(rows)
+        for index, name in enumerate(names):
+            style = look(index)
+            widths = [sum(found.get(name, {}).get(key, 0.0) for key in keys) for _, found in rows]
+            axes.barh(range(len(rows)), widths, 0.7, left=lefts, color=style.colour, edgecolor=INK, linewidth=0.5,
+                      hatch=style.hatch, label=label(name))  # fmt: skip
+            lefts = [a + b for a, b in zip(lefts, widths, strict=True)]
+        axes.set_xlabel(unit)
+        axes.grid(axis="x", color=GRID)
+    panels[0].set_yticks(range(len(rows)), [label(row.label) for row, _ in rows])
+    panels[0].set_ylim(len(rows) - 0.5, -0.5)
+    legend(made, panels[0], max(len(names), 2))
+    return made

@@ -1,0 +1,124 @@
+"""Lines over the rounds: one for each method or site."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fairflare.reporting.page.content import Picture, Spread
+from fairflare.reporting.page.material import Material
+from fairflare.reporting.page.style import MUTED, figure, label, legend, log_scale, look, whole_numbers
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MAX_NAMED = 12  # lines that are told apart
+MAX_BANDS = 3  # methods whose deviation over seeds is shown
+NAMED_OF_MANY = 4
+MAX_PANELS = 12
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line.
+
+    Attributes:
+        name: in the legend.
+        rank: decides its looks.
+        points: by round; NaN: a gap.
+    """
+
+    name: str
+    rank: int
+    points: Mapping[int, Spread]
+
+    @property
+    def last(self) -> float:
+        """The last finite value, else NaN."""
+        finite = [p.mean for p in self.points.values() if math.isfinite(p.mean)]
+        return finite[-1] if finite else math.nan
+
+
+def lines_picture(
+    material: Material,
+    name: str,
+    title: str,
+    panels: Mapping[str, Sequence[Series]],
+    caption: str,
+    alt: str,
+    *,
+    worst_first: bool = True,
+    log: bool = False,
+    line_at: float | None = None,
+) -> Picture:
+    """Panels of lines over the rounds with one legend.
+
+    Args:
+        material: whose data they are.
+        name: of the files.
+        title: over the figure.
+        panels: series by the panel's title.
+        caption, alt: of the picture.
+        worst_first: of many lines the lowest in the end are named; False: the highest.
+        log: logarithmic.
+        line_at: a value to be compared with.
+    """
+    most = max(len(series) for series in panels.values())
+    if most > MAX_NAMED:
+        which = "lowest" if worst_first else "highest"
+        caption += f" Of more than {MAX_NAMED} lines the {NAMED_OF_MANY} {which} in the end are named, the others grey."
+    if len(panels) > MAX_PANELS:
+        caption += f" Drawn: the first {MAX_PANELS} of {len(panels)} methods; the table has all."
+        panels = dict(list(panels.items())[:MAX_PANELS])
+
+    def draw() -> Figure:
+        columns = min(len(panels), 3)
+        lines = math.ceil(len(panels) / columns)
+        shown = most if most <= MAX_NAMED else NAMED_OF_MANY
+        made = figure(0.75 + 2.3 * lines + (0.17 * math.ceil(shown / 3) if shown > 1 else 0), title, material.synthetic)
+        grid = made.subplots(lines, columns, squeeze=False)
+        flat = list(grid.flat)
+        for axes, (heading, series) in zip(flat, panels.items(), strict=False):
+            _panel(axes, heading, series, worst_first, log, line_at)
+        for axes in flat[len(panels) :]:
+            axes.set_axis_off()
+        legend(made, flat[0], shown)
+        return made
+
+    return Picture(name, draw, caption, alt)
+
+
+def _panel(
+    axes: Axes, heading: str, series: Sequence[Series], worst_first: bool, log: bool, line_at: float | None
+) -> None:
+    named = {s.name for s in series}
+    if len(series) > MAX_NAMED:
+        ranked = sorted((s for s in series if math.isfinite(s.last)), key=lambda s: s.last, reverse=not worst_first)
+        named = {s.name for s in ranked[:NAMED_OF_MANY]}
+    for s in sorted(series, key=lambda s: s.name in named):
+        at = list(s.points)
+        values = [s.points[n].mean for n in at]
+        if s.name not in named:
+            axes.plot(at, values, color=MUTED, linewidth=0.6, alpha=0.6)
+            continue
+        style = look(s.rank if len(series) <= MAX_NAMED else [n.name for n in series if n.name in named].index(s.name))
+        axes.plot(
+            at, values, color=style.colour, linestyle=style.dashes, marker=style.marker, label=label(s.name),
+            markevery=max(1, len(at) // 8),
+        )  # fmt: skip
+        if len(series) <= MAX_BANDS and any(math.isfinite(s.points[n].sd) for n in at):
+            deviations = [s.points[n].sd if math.isfinite(s.points[n].sd) else 0.0 for n in at]
+            low = [v - d for v, d in zip(values, deviations, strict=True)]
+            high = [v + d for v, d in zip(values, deviations, strict=True)]
+            axes.fill_between(at, low, high, color=style.colour, alpha=0.15, linewidth=0)
+    if line_at is not None:
+        axes.axhline(line_at, color=MUTED, linewidth=0.9, linestyle=(0, (2, 2)))
+    if log and any(p.mean > 0 for s in series for p in s.points.values()):
+        log_scale(axes)
+    axes.set_title(label(heading, 40))
+    axes.set_xlabel("round")
+    axes.grid(axis="y")
+    whole_numbers(axes)

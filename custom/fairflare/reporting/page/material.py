@@ -1,0 +1,276 @@
+"""What a page is about: runs found in a folder, read, made tidy, and put in rows."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fairflare.core import checks
+from fairflare.core.fairness import FairnessSummary, summarize
+from fairflare.reporting.comparison import complete_runs, notes_of, rows_of
+from fairflare.reporting.page.layers import LayerSums
+from fairflare.reporting.page.tidy import Tidier
+from fairflare.reporting.pictures import in_order
+from fairflare.reporting.results import find_results, read_results
+from fairflare.reporting.table import by_site_of, direction_of, label_of, metrics_of, run_notes
+
+
+@dataclass(frozen=True)
+class PageRun:
+    """One run.
+
+    Attributes:
+        document: tidy, without the values by layer.
+        layers: these, summed up.
+        place: where it was found.
+        problems: what was wrong in its file.
+    """
+
+    document: dict[str, Any]
+    layers: LayerSums
+    place: str = ""
+    problems: Sequence[str] = ()
+
+    @property
+    def info(self) -> dict[str, Any]:
+        return self.document["info"]
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        return self.document["rounds"]
+
+    @property
+    def seed(self) -> int | None:
+        return self.info["seed"]
+
+    @property
+    def name(self) -> str:
+        """For a person."""
+        return label_of(self.document) + ("" if self.seed is None else f", seed {self.seed}")
+
+
+@dataclass(frozen=True)
+class PageRow:
+    """Runs that differ in nothing but the seed.
+
+    Attributes:
+        label: different from all others'.
+        values: of the metric on the test splits, by site, for each run; NaN where a site has none.
+        summaries: of these; empty where there is no test.
+        settings: what tells it from others of the same label.
+    """
+
+    label: str
+    runs: list[PageRun]
+    values: list[dict[str, float]] = field(default_factory=list)
+    summaries: list[FairnessSummary] = field(default_factory=list)
+    settings: str = ""
+
+
+@dataclass(frozen=True)
+class Material:
+    """All of a page.
+
+    Attributes:
+        rows: at least one.
+        metric: of the figures.
+        higher: whether more of it is better.
+        reference: label that others are compared with; empty: one run is shown.
+        notes: what a reader must know.
+        others: runs that did not complete, beside a comparison.
+        problems: lines about files.
+    """
+
+    rows: list[PageRow]
+    metric: str
+    higher: bool
+    reference: str
+    notes: list[str]
+    others: list[PageRun] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def runs(self) -> list[PageRun]:
+        return [run for row in self.rows for run in row.runs]
+
+    @cached_property
+    def sites(self) -> list[str]:
+        """Of all runs, in the order of :func:`in_order`."""
+        found = {site for run in self.runs for site in by_site_of(run.document, self.metric)}
+        for run in self.runs:
+            found.update(site for _, site in run.layers.weight.sums)
+            for r in run.rounds:
+                found.update(r["sites"], r["accepted"], r["validation"], r["reports"], r["site_weights"])
+        return in_order(found)
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether any of the shown data are generated."""
+        return any(run.info["synthetic"] for run in self.runs)
+
+    @property
+    def over_seeds(self) -> str:
+        """What captions add where a figure is of several runs."""
+        return ", means over seeds" if any(len(row.runs) > 1 for row in self.rows) else ""
+
+    @property
+    def tested(self) -> bool:
+        return any(math.isfinite(s.mean) for row in self.rows for s in row.summaries)
+
+
+def page_run(raw: Mapping[str, Any], place: str = "") -> PageRun:
+    """A document of :func:`fairflare.reporting.results.read_results`, which is not changed."""
+    tidier, layers = Tidier(), LayerSums()
+    return PageRun(tidier.document(raw, layers.add_round), layers, place, tidier.told())
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """``results.json`` of a run, or of every run of a comparison (``runs/*``) or of a folder of runs.
+
+    Raises:
+        ValueError: there is none.
+    """
+    try:
+        return [find_results(folder)]
+    except ValueError:
+        pass
+    for parent in (folder / "runs", folder):
+        found = []
+        for place in sorted(parent.iterdir()) if parent.is_dir() else ():
+            try:
+                found.append(find_results(place))
+            except ValueError:
+                continue
+        if found:
+            return found
+    raise ValueError(f"{folder}: no results.json there, of a run, of a FLARE download or of a comparison (runs/*)")
+
+
+def read_material(folder: Path, *, metric: str | None = None, reference: str | None = None) -> Material:
+    """Everything that a page about a folder needs.
+
+    Args:
+        folder: of a run, a download or a comparison; or a ``results.json``.
+        metric: default: the one of the comparison's table, else the runs' own.
+        reference: label that others are compared with; default: as the comparison had it, else the first.
+
+    Raises:
+        ValueError: no results, none that can be read, no complete run among several, an unknown metric or reference.
+    """
+    paths = find_runs(folder)
+    if len(paths) == 1 and (paths[0] == folder or find_results_or_none(folder)):
+        if reference is not None:
+            raise ValueError("--reference is for comparisons; this is one run")
+        return of_one(page_run(read_results(paths[0])), metric)
+    runs, problems = [], []
+    for path in paths:
+        place = str(path.relative_to(folder))
+        try:
+            runs.append(page_run(read_results(path), place))
+        except (OSError, ValueError) as error:
+            problems.append(f"left out, since it cannot be read: {error}")
+    if not runs:
+        raise ValueError("; ".join(problems))
+    told = _told(folder, problems)
+    return of_several(runs, metric or told.metric, reference, told, problems)
+
+
+def find_results_or_none(folder: Path) -> Path | None:
+    """As :func:`fairflare.reporting.results.find_results`, without an error."""
+    try:
+        return find_results(folder)
+    except ValueError:
+        return None
+
+
+def of_one(run: PageRun, metric: str | None = None) -> Material:
+    """A page about one run, whatever became of it.
+
+    Raises:
+        ValueError: a metric that it does not have.
+    """
+    document = run.document
+    if document["test"]:
+        found = metrics_of(document)
+        chosen = metric or found[0]
+        known = sorted({name for by_metric in document["test"].values() for name in by_metric})
+        checks.choice("metric", chosen, known)
+    else:
+        chosen = metric or run.info["primary_metric"] or "loss"
+    higher = direction_of(document, chosen)
+    values = by_site_of(document, chosen)
+    row = PageRow(label_of(document), [run])
+    if document["test"]:
+        row = PageRow(row.label, row.runs, [values], [summarize(values, higher_is_better=higher)])
+    return Material([row], chosen, higher, "", run_notes(document, chosen if document["test"] else None))
+
+
+@dataclass
+class _Told:
+    """What a comparison's own tables say: the order of the rows, the metric and the reference."""
+
+    labels: list[str] = field(default_factory=list)
+    metric: str | None = None
+    reference: str | None = None
+
+
+def _told(folder: Path, problems: list[str]) -> _Told:
+    found = _Told()
+    for name in ("table.csv", "differences.csv"):
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            with path.open(encoding="utf-8", newline="") as file:
+                lines = list(csv.DictReader(file))
+        except (OSError, ValueError, csv.Error) as error:
+            problems.append(f"{name} cannot be read: {error}")
+            continue
+        if name == "table.csv":
+            found.labels = [line["method"] for line in lines if line.get("method")]
+            found.metric = next((line["metric"] for line in lines if line.get("metric")), None)
+        else:
+            found.reference = next((line["reference"] for line in lines if line.get("reference")), None)
+    return found
+
+
+def of_several(
+    runs: Sequence[PageRun], metric: str | None, reference: str | None, told: _Told, problems: Sequence[str]
+) -> Material:
+    """A page that compares runs.
+
+    Raises:
+        ValueError: none is complete, a run lacks the metric, or no row is called like the reference.
+    """
+    ranks = {label: rank for rank, label in enumerate(told.labels)}
+    order = sorted(
+        runs, key=lambda run: (ranks.get(label_of(run.document), len(ranks)), run.document["started"], run.place)
+    )
+    by_id = {id(run.document): run for run in order}
+    documents = [run.document for run in order]
+    complete = complete_runs(documents)
+    chosen = metric or metrics_of(complete[0])[0]
+    found = rows_of(complete, chosen)
+    rows = [PageRow(r.label, [by_id[id(d)] for d in r.runs], r.values, r.summaries, r.settings) for r in found]
+    for row in rows:
+        for run in row.runs:
+            run.info["label"] = row.label  # so that differences keep apart what tables keep apart
+    labels = [row.label for row in rows]
+    if reference is not None:
+        checks.choice("--reference", reference, labels)
+    elif told.reference in labels:
+        reference = told.reference
+    return Material(
+        rows,
+        chosen,
+        direction_of(complete[0], chosen),
+        reference or labels[0],
+        notes_of(documents, complete, chosen, found)[1:],  # what ± is stands with the tables
+        [run for run in order if run.document["status"] != "completed"],
+        [*problems, *(f"{run.place or run.name}: {line}" for run in order for line in run.problems)],
+    )

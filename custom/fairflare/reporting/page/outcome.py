@@ -1,0 +1,244 @@
+"""What every row reached: at each site, on average, at the worst site; and what of it is more than noise."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fairflare.reporting.differences import BETTER, LEVEL, MEASURES, NOISE, ONE_SEED, Difference
+from fairflare.reporting.layout import number
+from fairflare.reporting.page.content import Picture, Section, Spread, Table, listed
+from fairflare.reporting.page.material import Material, PageRow
+from fairflare.reporting.page.style import INK, figure, label, legend, look
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MAX_BAR_SITES = 10  # more become dots
+MAX_BARS = 60
+SUMMARIES = (("average", "mean"), ("std", "std"), ("worst", "worst"), ("worst decile", "bottom_decile"))
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean and population standard deviation of the finite ones; with one value no deviation."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return Spread(math.nan)
+    return Spread(statistics.fmean(finite), statistics.pstdev(finite) if len(finite) > 1 else math.nan)
+
+
+def of_summaries(row: PageRow, attribute: str) -> Spread:
+    """One figure of a row over its runs."""
+    return spread([getattr(summary, attribute) for summary in row.summaries])
+
+
+def results(material: Material) -> Section | None:
+    """Tables and bars of the final test."""
+    if not material.tested:
+        return None
+    rows, sites = material.rows, tested_sites(material)
+    several = any(len(row.runs) > 1 for row in rows)
+    over = "; ± is the population standard deviation over seeds" if several else ""
+    totals = Table(
+        "results",
+        f"{material.metric} on the test splits over the sites, each counting once{over}. Worst decile: mean of the "
+        "worst tenth of the sites, at least one.",
+        ["method", "runs", *(name for name, _ in SUMMARIES), "sites"],
+        [
+            [row.label, len(row.runs), *(of_summaries(row, attribute) for _, attribute in SUMMARIES),
+             max(summary.num_sites for summary in row.summaries)]
+            for row in rows
+        ],
+    )  # fmt: skip
+    by_site = Table(
+        "sites",
+        f"{material.metric} on the test split of every site{over}.",
+        ["site", *(row.label for row in rows)],
+        [[site, *(at(row, site) for row in rows)] for site in sites],
+    )
+    parts: list[Picture | Table] = [totals, _sites_picture(material, sites), by_site]
+    return Section("results", "What every site gets", notes=material.notes, parts=parts)
+
+
+def tested_sites(material: Material) -> list[str]:
+    """Sites that any row has an entry for, a value or none."""
+    found = {site for row in material.rows for values in row.values for site in values}
+    return [site for site in material.sites if site in found]
+
+
+def at(row: PageRow, site: str) -> Spread:
+    """What a site gets."""
+    return spread([values.get(site, math.nan) for values in row.values])
+
+
+def _sites_picture(material: Material, sites: Sequence[str]) -> Picture:
+    rows = material.rows
+    bars = len(sites) <= MAX_BAR_SITES and len(sites) * len(rows) <= MAX_BARS
+    worst = [f"{row.label}: {_extremes(row)}" for row in rows]
+    if bars:
+        how = "A bar for each site" + (" and method." if len(rows) > 1 else "; the dashed line is the average.")
+        better = "Longer" if material.higher else "Shorter"
+        how += " A thin line is the standard deviation over seeds." if material.over_seeds else ""
+    else:
+        better = "To the right" if material.higher else "To the left"
+        how = "A dot for each site, a row for each method; the vertical stroke is the average."
+    return Picture(
+        "sites",
+        lambda: _bars(material, sites) if bars else _dots(material, sites),
+        f"{how} {better} is better: a fair method has no site far behind.",
+        f"{material.metric} by site and method. " + listed(worst, "; ") + ".",
+    )
+
+
+def _extremes(row: PageRow) -> str:
+    of = {site: at(row, site).mean for values in row.values for site in values}
+    finite = {site: value for site, value in of.items() if math.isfinite(value)}
+    if not finite:
+        return "no value"
+    low, high = min(finite, key=finite.__getitem__), max(finite, key=finite.__getitem__)
+    return f"from {number(finite[low])} ({low}) to {number(finite[high])} ({high})"
+
+
+def _bars(material: Material, sites: Sequence[str]) -> Figure:
+    rows = material.rows
+    single = len(rows) == 1
+    height = 1.2 + max(0.5, len(sites) * len(rows) * 0.13 + len(sites) * 0.12) + 0.16 * math.ceil(len(rows) / 3)
+    made = figure(height, f"{material.metric} on the test splits", material.synthetic)
+    axes = made.subplots()
+    thick = 0.84 / len(rows)
+    for index, row in enumerate(rows):
+        found = [at(row, site) for site in sites]
+        style = look(index)
+        axes.barh(
+            [k - 0.42 + thick * (index + 0.5) for k in range(len(sites))],
+            [s.mean for s in found], thick * 0.92, label=label(row.label), color=style.colour, edgecolor=INK,
+            linewidth=0.5, hatch=style.hatch, error_kw={"elinewidth": 0.9, "ecolor": INK},
+            xerr=[s.sd if math.isfinite(s.sd) else 0 for s in found] if len(row.runs) > 1 else None,
+        )  # fmt: skip
+    if single:
+        mean = of_summaries(rows[0], "mean").mean
+        axes.axvline(mean, color=INK, linestyle="--", linewidth=1)
+        axes.annotate(f"average {number(mean)}", (mean, 1), (3, -1), xycoords=("data", "axes fraction"),
+                      textcoords="offset points", va="bottom", fontsize=8)  # fmt: skip
+    axes.set_yticks(range(len(sites)), [label(site) for site in sites])
+    axes.invert_yaxis()
+    axes.set_xlabel(material.metric)
+    axes.grid(axis="x")
+    legend(made, axes, len(rows))
+    return made
+
+
+def _dots(material: Material, sites: Sequence[str]) -> Figure:
+    rows = material.rows
+    made = figure(
+        1.1 + 0.34 * len(rows),
+        f"{material.metric} on the test splits of {len(sites)} sites",
+        material.synthetic,
+    )
+    axes = made.subplots()
+    for index, row in enumerate(rows):
+        means = [at(row, site).mean for site in sites]
+        finite = [value for value in means if math.isfinite(value)]
+        places = [index + 0.24 * math.sin(2.399 * k) for k in range(len(finite))]  # so that dots lie side by side
+        axes.scatter(finite, places, s=14, color=look(index).colour, alpha=0.75, linewidths=0)
+        if finite:
+            mean = statistics.fmean(finite)
+            axes.plot([mean, mean], [index - 0.38, index + 0.38], color=INK, linewidth=1.6)
+    axes.set_yticks(range(len(rows)), [label(row.label) for row in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlabel(material.metric)
+    axes.grid(axis="x")
+    return made
+
+
+# ------------------------------------------------------------------------------------------------ differences
+
+
+def differences(material: Material, found: Sequence[Difference]) -> Section | None:
+    """Intervals of every row against the reference."""
+    if not found:
+        return None
+    reference = material.reference
+    of = [d for d in found if d.measure in MEASURES]
+    columns = ["method", "measure", "seeds", "difference", "low", "high", "sd", "verdict"]
+    table = Table(
+        "differences",
+        f"Row minus {reference}, paired by seed: mean, {LEVEL:.0%} interval (Student's t over the seeds), standard "
+        "deviation of the differences.",
+        columns,
+        [[d.label, d.measure, len(d.values), d.mean, d.low, d.high, d.sd, d.verdict] for d in of],
+    )
+    by_site = Table(
+        "differences_sites",
+        f"The same for every site (row minus {reference}).",
+        columns,
+        [
+            [d.label, d.measure, len(d.values), d.mean, d.low, d.high, d.sd, d.verdict]
+            for d in found
+            if d.measure not in MEASURES
+        ],
+        folded=True,
+    )
+    told = listed((_in_short([d for d in of if d.label == name]) for name in dict.fromkeys(d.label for d in of)), "; ")
+    picture = Picture(
+        "differences",
+        lambda: _forest(material, of),
+        "A filled mark is beyond noise: its interval leaves out 0. An empty one is within noise, or of one seed; of "
+        f"that nothing can be said. {'To the right' if material.higher else 'To the left'} is better for average and "
+        "worst site, to the left for the spread.",
+        f"Differences to {reference}. {told}.",
+    )
+    notes = ["The intervals are over seeds: they say nothing about other patients than those of the test splits."]
+    return Section("differences", f"Differences to {reference}", notes=notes, parts=[picture, table, by_site])
+
+
+def _in_short(found: Sequence[Difference]) -> str:
+    """One row's differences; a verdict that is the same for all is said once."""
+    verdicts = {d.verdict for d in found}
+    parts = [f"{d.measure} {d.mean:+.4f}" + (f" ({d.verdict})" if len(verdicts) > 1 else "") for d in found]
+    return f"{found[0].label}: {', '.join(parts)}" + (f", all {verdicts.pop()}" if len(verdicts) == 1 else "")
+
+
+def _forest(material: Material, found: Sequence[Difference]) -> Figure:
+    labels = list(dict.fromkeys(d.label for d in found))
+    made = figure(
+        1.2 + 0.3 * len(labels), f"{material.metric}: differences to {material.reference}", material.synthetic
+    )
+    panels = made.subplots(1, len(MEASURES), sharey=True)
+    ranks = {row.label: index for index, row in enumerate(material.rows)}
+    for axes, measure in zip(panels, MEASURES, strict=True):
+        axes.axvline(0, color=INK, linewidth=0.9)
+        for place, name in enumerate(labels):
+            for d in found:
+                if d.label == name and d.measure == measure:
+                    _mark(axes, d, place, ranks.get(name, 0))
+        axes.set_title({"average": "average", "std": "spread (std)", "worst": "worst site"}[measure])
+        axes.grid(axis="x")
+        axes.tick_params(axis="x", rotation=30)
+        axes.locator_params(axis="x", nbins=5)
+    panels[0].set_yticks(range(len(labels)), [label(name) for name in labels])
+    panels[0].set_ylim(len(labels) - 0.5, -0.5)
+    return made
+
+
+def _mark(axes: Axes, d: Difference, place: int, rank: int) -> None:
+    style = look(rank)
+    beyond = d.verdict not in (NOISE, ONE_SEED)
+    if math.isfinite(d.low):
+        axes.plot([d.low, d.high], [place, place], color=style.colour, linewidth=1.6)
+    axes.plot(
+        [d.mean],
+        [place],
+        style.marker,
+        color=style.colour,
+        markersize=7,
+        markerfacecolor=style.colour if beyond else "none",
+    )
+    if beyond:
+        axes.annotate(
+            d.verdict, (d.mean, place), (0, 5), textcoords="offset points", ha="center", fontsize=7.5,
+            fontweight="bold" if d.verdict == BETTER else "normal",
+        )  # fmt: skip

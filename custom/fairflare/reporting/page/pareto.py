@@ -1,0 +1,96 @@
+"""Average of the sites against those served worst: which method is beaten in neither."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from fairflare.reporting.layout import number
+from fairflare.reporting.page.content import Cell, Picture, Section, Table, listed
+from fairflare.reporting.page.material import Material, PageRow
+from fairflare.reporting.page.outcome import of_summaries
+from fairflare.reporting.page.style import GRID, INK, MUTED, figure, label, look
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def pareto(material: Material) -> Section | None:
+    """Average against the worst site, and against the worst decile where that is more than one site."""
+    rows = [row for row in material.rows if math.isfinite(of_summaries(row, "worst").mean)]
+    if len(rows) < 2:
+        return None
+    deciles = any(summary.num_sites >= 20 for row in rows for summary in row.summaries)
+    axes_of = [("worst", "worst site"), *([("bottom_decile", "worst decile")] if deciles else [])]
+    fronts = {attribute: not_dominated(rows, attribute, material.higher) for attribute, _ in axes_of}
+    pictures = [_picture(material, rows, attribute, called, fronts[attribute]) for attribute, called in axes_of]
+    table = Table(
+        "pareto",
+        "Average and those served worst, and who is beaten by no other row in both (by the means over seeds).",
+        ["method", "average", *(name for _, called in axes_of for name in (called, f"not beaten ({called})"))],
+        [[row.label, of_summaries(row, "mean"), *_beaten(row, fronts)] for row in rows],
+    )
+    notes = [] if deciles else ["With fewer than 20 sites the worst tenth of them is the worst site."]
+    return Section("pareto", "Average against those served worst", notes=notes, parts=[*pictures, table])
+
+
+def _picture(material: Material, rows: Sequence[PageRow], attribute: str, called: str, front: Sequence[str]) -> Picture:
+    told = (
+        f"{row.label} {number(of_summaries(row, 'mean').mean)} and {number(of_summaries(row, attribute).mean)}"
+        f"{', not beaten' if row.label in front else ''}"
+        for row in rows
+    )
+    return Picture(
+        f"pareto_{attribute}",
+        lambda: _scatter(material, rows, attribute, called, front),
+        f"Each method's average over the sites against its {called}{material.over_seeds}"
+        f"{'; thin lines are standard deviations over seeds' if material.over_seeds else ''}. A ring marks those that no "
+        "other beats: none is at least as good in both and better in one. Whether a step between two of them is more "
+        "than noise, the differences say.",
+        f"Average and {called}: {listed(told, '; ')}.",
+    )
+
+
+def _beaten(row: PageRow, fronts: Mapping[str, Sequence[str]]) -> list[Cell]:
+    cells: list[Cell] = []
+    for attribute, front in fronts.items():
+        cells += [of_summaries(row, attribute), "yes" if row.label in front else "no"]
+    return cells
+
+
+def not_dominated(rows: Sequence[PageRow], attribute: str, higher: bool) -> list[str]:
+    """Labels of the rows that no other is at least as good as in both and better in one."""
+    sign = 1 if higher else -1
+    points = {
+        row.label: (sign * of_summaries(row, "mean").mean, sign * of_summaries(row, attribute).mean) for row in rows
+    }
+    return [
+        name
+        for name, own in points.items()
+        if not any(o[0] >= own[0] and o[1] >= own[1] and o != own for o in points.values())
+    ]
+
+
+def _scatter(material: Material, rows: Sequence[PageRow], attribute: str, called: str, front: Sequence[str]) -> Figure:
+    made = figure(3.9, f"{material.metric}: average against {called}", material.synthetic)
+    axes = made.subplots()
+    ranks = {row.label: index for index, row in enumerate(material.rows)}
+    for row in rows:
+        style, mean, low = look(ranks[row.label]), of_summaries(row, "mean"), of_summaries(row, attribute)
+        axes.errorbar(
+            [mean.mean], [low.mean], xerr=[mean.sd] if math.isfinite(mean.sd) else None,
+            yerr=[low.sd] if math.isfinite(low.sd) else None, color=style.colour, marker=style.marker, markersize=7,
+            elinewidth=0.8, linestyle="none", label=label(row.label),
+        )  # fmt: skip
+        if row.label in front:
+            axes.plot([mean.mean], [low.mean], "o", markersize=14, markerfacecolor="none", markeredgecolor=INK)
+        axes.annotate(label(row.label, 18), (mean.mean, low.mean), (8, -11 if ranks[row.label] % 2 else 5),
+                      textcoords="offset points", fontsize=8)  # fmt: skip
+    better = "higher is better" if material.higher else "lower is better"
+    axes.set_xlabel(f"average over the sites ({better})")
+    axes.set_ylabel(f"{called} ({better})")
+    axes.grid(True, color=GRID)
+    axes.margins(0.15)
+    axes.tick_params(color=MUTED)
+    return made

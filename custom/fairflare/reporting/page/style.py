@@ -1,0 +1,216 @@
+"""How the page's figures look, and a figure as SVG within the page, as an SVG file and as PNG."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fairflare.reporting.page.content import printable
+from fairflare.reporting.pictures import short_name
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# In the page these become CSS variables, so that they follow light and dark; in files they stay.
+INK, MUTED, GRID, PAPER = "#1a1d21", "#565d66", "#d5d9de", "#fefefe"
+VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)", PAPER: "var(--paper)"}
+#: Each at least 3:1 against the light and the dark page; told apart by markers, dashes and hatches too.
+COLOURS = ("#0072b2", "#d55e00", "#008f6b", "#b5619c", "#a87000", "#7a68d8", "#7d858e", "#c0392b")
+MARKERS = "os^DvPX*<>hd"
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2, 1, 2, 1, 2)))
+HATCHES = ("", "///", "xxx", "---", "\\\\\\", "|||", "//", "++")  # round ones make large files
+COLOUR_MAP = "cividis"  # even in lightness: it reads in grey, and with any colour vision
+WIDTH = 7.0  # inches, so that letters have their size on A4
+PNG_DPI = 144
+MAX_NAME = 28
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one line or bar is told from the others."""
+
+    colour: str
+    marker: str
+    dashes: Any
+    hatch: str
+
+
+def look(index: int) -> Look:
+    """Of the row or site with this number; the first ``len(COLOURS) * len(DASHES)`` are all different."""
+    count = len(COLOURS)
+    return Look(
+        COLOURS[index % count],
+        MARKERS[index % len(MARKERS)],
+        DASHES[(index + index // count) % len(DASHES)],
+        HATCHES[(index + index // count) % len(HATCHES)],
+    )
+
+
+def label(text: object, most: int = MAX_NAME) -> str:
+    """A name at an axis or in a legend; one that begins with ``_`` would not be shown there."""
+    found = short_name(printable(text), most)
+    return f"\u200b{found}" if found.startswith("_") else found
+
+
+@contextmanager
+def styled(name: str) -> Iterator[None]:
+    """Matplotlib's settings while a figure is made and written."""
+    import matplotlib
+
+    settings: dict[Any, Any] = {
+        "svg.fonttype": "none", "svg.hashsalt": name, "text.parse_math": False, "font.size": 9, "axes.titlesize": 9,
+        "axes.labelsize": 9, "legend.fontsize": 8, "legend.frameon": False, "xtick.labelsize": 8, "ytick.labelsize": 8,
+        "axes.edgecolor": MUTED, "axes.labelcolor": INK, "text.color": INK, "xtick.color": MUTED, "ytick.color": MUTED,
+        "xtick.labelcolor": INK, "ytick.labelcolor": INK, "grid.color": GRID, "axes.facecolor": PAPER,
+        "figure.facecolor": PAPER, "savefig.facecolor": PAPER, "hatch.linewidth": 0.6, "lines.linewidth": 1.5,
+        "lines.markersize": 4.5, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
+    }  # fmt: skip
+    with matplotlib.rc_context(settings), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # of names in other scripts, in PNG only
+        warnings.filterwarnings("ignore", message=".*constrained_layout not applied")
+        yield
+
+
+def figure(height: float, title: str, synthetic: bool, width: float = WIDTH) -> Figure:
+    """An empty figure; ``title`` is on it too, since the files go their own ways."""
+    from matplotlib.figure import Figure
+
+    made = Figure(figsize=(width, height), layout="constrained")
+    shown = printable(title) + (" (SYNTHETIC data)" if synthetic else "")
+    made.suptitle(textwrap.fill(shown, int(14.5 * width)), fontsize=9.5)
+    return made
+
+
+def whole_numbers(axes: Axes) -> None:
+    """Rounds have no halves."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+
+
+def log_scale(axes: Axes) -> None:
+    """Logarithmic, with plain numbers: the usual ones are formulas, which :func:`styled` turns off."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def legend(made: Figure, axes: Axes, count: int) -> None:
+    """Below the panels, in columns."""
+    if count > 1:
+        made.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=min(count, 3), handlelength=4)
+
+
+def heat(
+    made: Figure,
+    axes: Axes,
+    values: Any,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    called: str,
+    low: float | None = None,
+) -> None:
+    """Values as lightness, with a scale; a missing one is light grey."""
+    import numpy as np
+    from matplotlib import colormaps
+
+    array = np.asarray(values, dtype=float)
+    finite = array[np.isfinite(array)]
+    least, most = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    least = least if low is None else min(low, least)
+    colours = colormaps[COLOUR_MAP].with_extremes(bad=GRID)
+    image = axes.imshow(
+        array, cmap=colours, vmin=least, vmax=most if most > least else least + 1, aspect="auto",
+        interpolation="nearest",
+    )  # fmt: skip
+    axes.set_yticks(*_ticks(rows, 48))
+    axes.set_xticks(*_ticks(columns, 24), rotation=90 if max(map(len, columns), default=0) > 3 else 0)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=2)
+    bar = made.colorbar(image, ax=axes, shrink=0.9, pad=0.01)
+    bar.set_label(called)
+    bar.outline.set_edgecolor(MUTED)
+
+
+def _ticks(names: Sequence[str], most: int) -> tuple[list[int], list[str]]:
+    step = max(1, math.ceil(len(names) / most))
+    places = list(range(0, len(names), step))
+    return places, [label(names[place]) for place in places]
+
+
+# ------------------------------------------------------------------------------------------------ forms
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure: within the page, as a file, and as pixels."""
+
+    inline: str
+    svg: str
+    png: bytes
+
+
+def drawn(name: str, draw: Callable[[], Figure], *, files: bool = True) -> Drawn:
+    """Draws a figure.
+
+    Args:
+        name: letters, digits, ``_`` and ``-``; unique in the page.
+        draw: makes it.
+        files: False: only the one within the page.
+    """
+    with styled(name):
+        made = draw()
+        text = io.StringIO()
+        made.savefig(text, format="svg", metadata={"Date": None})
+        pixels = io.BytesIO()
+        if files:
+            made.set_layout_engine("none")  # everything has its place now
+            made.savefig(pixels, format="png", dpi=PNG_DPI, metadata={"Software": None})
+    svg = _slim(text.getvalue())
+    return Drawn(_inline(svg), svg, pixels.getvalue())
+
+
+def _slim(svg: str) -> str:
+    """Without what only the drawing program wants."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))
+
+    def slim(tag: str) -> str:
+        tag = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in used else "", tag)
+        return re.sub(r"font-family: [^;\"]*(; )?", "", tag)
+
+    svg = _in_tags(svg, slim).replace("<svg ", '<svg font-family="sans-serif" ', 1)
+    return re.sub(r"\s*\n\s*", "\n", svg)
+
+
+def _inline(svg: str) -> str:
+    """Within a page: colours that follow its theme, no name spaces; its ids are its own by their salt."""
+    head, body = svg.split(">", 1)
+    view = re.search(r'viewBox="[^"]*"', head)
+    body = re.sub(r'<style type="text/css">.*?</style>', "", body, flags=re.DOTALL)
+
+    def own(tag: str) -> str:
+        tag = tag.replace("xlink:href", "href")
+        for colour, variable in VARIABLES.items():
+            tag = tag.replace(colour, variable)
+        return tag
+
+    return f'<svg {view[0] if view else ""} aria-hidden="true" focusable="false">{_in_tags(body, own)}'
+
+
+def _in_tags(svg: str, change: Callable[[str], str]) -> str:
+    """Changes tags only: between them stand names of sites, in which ``<`` and ``>`` are escaped."""
+    return re.sub(r"<[^>]*>", lambda tag: change(tag[0]), svg)

@@ -1,0 +1,119 @@
+"""The page's summary: sentences that say no more than the intervals do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fairflare.reporting.differences import BETTER, LEVEL, MEASURES, NOISE, ONE_SEED, WORSE, Difference
+from fairflare.reporting.layout import number
+from fairflare.reporting.page.material import Material, PageRow
+
+CALLED = {"average": "the average", "std": "the spread (std)", "worst": "the worst site"}
+
+
+def synthetic(material: Material) -> str:
+    """Which of the data are generated; empty: none is known to be."""
+    runs = material.runs + material.others
+    count = sum(run.info["synthetic"] for run in runs)
+    if not count:
+        return ""
+    which = "The data are" if count == len(runs) else f"The data of {count} of {len(runs)} runs are"
+    return f"{which} SYNTHETIC (generated images): these figures say nothing about patients."
+
+
+def of_run(material: Material) -> list[str]:
+    """What one run reached."""
+    (row,) = material.rows
+    (run,) = row.runs
+    document, lines = run.document, []
+    rounds = f"{len(run.rounds)} round{'' if len(run.rounds) == 1 else 's'}"
+    if document["status"] == "completed":
+        lines.append(f"The run of {row.label} completed after {rounds}.")
+    elif document["status"] == "running":
+        lines.append(f"The run of {row.label} goes on, or was cut off, after {rounds}: nothing here is final.")
+    else:
+        lines.append(f"The run of {row.label} FAILED after {rounds}: {document['reason'] or 'no reason is recorded'}")
+    if not material.tested:
+        return [*lines, "There are no test results."]
+    (found,) = row.summaries
+    which = "each site's own model" if run.info["measured"] == "personal" else "the last common model"
+    lines.append(
+        f"{material.metric} on the sites' test splits, of {which}: {number(found.mean)} on average over "
+        f"{found.num_sites} sites, each counting once; standard deviation between sites {number(found.std)}; worst "
+        f"{number(found.worst)} ({found.worst_site}), best {number(found.best)} ({found.best_site})."
+    )
+    if found.excluded:
+        lines.append(f"Without a value, and not in these figures: {', '.join(found.excluded)}.")
+    lines.append("This is one run: how much of it is luck of the seed, it cannot say (fairflare compare --seeds).")
+    return lines
+
+
+def of_comparison(material: Material, found: Sequence[Difference]) -> list[str]:
+    """Who is better than the reference, beyond noise.
+
+    Args:
+        material: with a reference.
+        found: of :func:`fairflare.reporting.differences.differences`.
+    """
+    row = next(row for row in material.rows if row.label == material.reference)
+    seeds = sorted({run.seed for run in material.runs if run.seed is not None})
+    lines = [
+        f"{len(material.rows)} method{'s' if len(material.rows) > 1 else ''}, {len(material.runs)} complete "
+        f"run{'s' if len(material.runs) > 1 else ''}, seed{'s' if len(seeds) != 1 else ''} "
+        f"{', '.join(map(str, seeds)) or 'not recorded'}. {material.metric} on the test splits; "
+        f"{'higher' if material.higher else 'lower'} is better.",
+        f"{row.label}, which the others are compared with, has {_reached(row)}.",
+    ]
+    others = [other.label for other in material.rows if other.label != material.reference]
+    without = [label for label in others if not any(d.label == label for d in found)]
+    if all(d.verdict == ONE_SEED for d in found) and found:
+        lines.append(
+            "There is one seed only, so nothing can be said of noise, and no method can be called better or worse."
+        )
+        return [*lines, *_unpaired(without, row.label)]
+    for measure in MEASURES:
+        of = [d for d in found if d.measure == measure]
+        if of:
+            lines.append(_measure_in_words(measure, of, row.label))
+    tests = sum(d.verdict != ONE_SEED for d in found if d.measure in MEASURES)
+    if tests > 1:
+        lines.append(
+            f"These are {tests} intervals of {LEVEL:.0%} each: were there no difference anywhere, about "
+            f"{tests * (1 - LEVEL):.1f} of them would leave out 0 by luck alone."
+        )
+    return [*lines, *_unpaired(without, row.label)]
+
+
+def _unpaired(labels: Sequence[str], reference: str) -> list[str]:
+    return [f"No seed in common with {reference}, so not compared: {', '.join(labels)}."] if labels else []
+
+
+def _reached(row: PageRow) -> str:
+    means = [s.mean for s in row.summaries if math.isfinite(s.mean)]
+    worst = [s.worst for s in row.summaries if math.isfinite(s.worst)]
+    spread = [s.std for s in row.summaries if math.isfinite(s.std)]
+    if not means:
+        return "no value"
+    return (
+        f"{number(sum(means) / len(means))} on average over the sites, a standard deviation of "
+        f"{number(sum(spread) / len(spread))} between them, and {number(sum(worst) / len(worst))} at the worst site"
+        + (f" (means over {len(means)} seeds)" if len(means) > 1 else "")
+    )
+
+
+def _measure_in_words(measure: str, found: Sequence[Difference], reference: str) -> str:
+    parts = []
+    for verdict, said in ((BETTER, "better than"), (WORSE, "worse than")):
+        of = [d for d in found if d.verdict == verdict]
+        if of:
+            told = ", ".join(f"{d.label} ({d.mean:+.4f} [{d.low:+.4f}, {d.high:+.4f}])" for d in of)
+            parts.append(f"{said} {reference}: {told}")
+    noise = [d.label for d in found if d.verdict == NOISE]
+    if noise:
+        parts.append(f"within noise: {', '.join(noise)}")
+    single = [d.label for d in found if d.verdict == ONE_SEED]
+    if single:
+        parts.append(f"one common seed, so nothing can be said: {', '.join(single)}")
+    text = CALLED[measure]
+    return f"{text[0].upper()}{text[1:]}: {'; '.join(parts)}."

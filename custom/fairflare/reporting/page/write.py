@@ -1,0 +1,219 @@
+"""Writes the page: of a folder with pictures and tables beside it, or of one run alone."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from fairflare import __version__
+from fairflare.core.files import write_whole
+from fairflare.reporting import differences as paired
+from fairflare.reporting.page import course, outcome, pareto, provenance, reports, weights, words
+from fairflare.reporting.page.content import MAX_COLUMNS, Page, Picture, Section, Table, printable, shown
+from fairflare.reporting.page.material import Material, of_one, page_run, read_material
+from fairflare.reporting.page.style import Drawn, drawn
+from fairflare.reporting.results import PAGE_FILE
+
+INDEX_FILE = "index.html"
+FIGURES, TABLES = "figures", "tables"
+LONG = 34  # letters of a cell that is broken into lines
+GENERATOR = "FairFlare report"  # by which a folder is known to be one of ours
+OFF = "FAIRFLARE_REPORT"  # an environment variable: 0 leaves the page of a run out
+
+
+def write_report(
+    folder: Path,
+    out: Path,
+    *,
+    metric: str | None = None,
+    reference: str | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Writes ``index.html``, ``figures/*.png``, ``figures/*.svg`` and ``tables/*.csv`` about a run or a comparison.
+
+    Args:
+        folder: of a run, a FLARE download or a comparison; or a ``results.json``.
+        out: made; when something is in it, it must be an earlier report, and ``overwrite`` given.
+        metric: default: the comparison's or the run's own.
+        reference: of a comparison, the label that others are compared with.
+        overwrite: replace an earlier report.
+
+    Returns:
+        The page.
+
+    Raises:
+        ValueError: nothing that can be reported, or ``out`` may not be written.
+    """
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file; give another --out")
+    if out.is_dir() and any(out.iterdir()):
+        if not _is_report(out):
+            raise ValueError(f"{out} is no report and not empty; give another --out")
+        if not overwrite:
+            raise ValueError(f"{out} holds a report already; give --overwrite to replace it, or another --out")
+    material = read_material(folder, metric=metric, reference=reference)
+    page = build(material)
+    pictures = {p.name: drawn(p.name, p.draw) for p in _pictures(page)}
+    html = render(page, pictures, files=True)
+    _clear(out)
+    for kind in (FIGURES, TABLES):
+        (out / kind).mkdir(parents=True, exist_ok=True)
+    for name, picture in pictures.items():
+        (out / FIGURES / f"{name}.svg").write_text(picture.svg, encoding="utf-8")
+        (out / FIGURES / f"{name}.png").write_bytes(picture.png)
+    for table in _tables(page):
+        (out / TABLES / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8", newline="")
+    write_whole(out / INDEX_FILE, lambda path: path.write_text(html, encoding="utf-8"))
+    return out / INDEX_FILE
+
+
+def write_run_page(results: Mapping[str, Any], folder: str | os.PathLike[str]) -> list[str]:
+    """Writes ``report.html`` of one run into its folder, without files beside it.
+
+    Args:
+        results: of :func:`fairflare.reporting.results.read_results`.
+        folder: where ``results.json`` is.
+
+    Returns:
+        Lines for the log: the file and the seconds, or why there is none. Never raises: a page must not cost a run.
+    """
+    if os.environ.get(OFF) == "0":
+        return []
+    begun = time.monotonic()
+    path = Path(folder) / PAGE_FILE
+    try:
+        page = build(of_one(page_run(results)))
+        pictures = {p.name: drawn(p.name, p.draw, files=False) for p in _pictures(page)}
+        html = render(page, pictures, files=False)
+        write_whole(path, lambda partial_file: partial_file.write_text(html, encoding="utf-8"), durable=False)
+    except Exception as error:
+        return [
+            f"the page could not be made: {type(error).__name__}: {printable(error)} (fairflare report tries again)"
+        ]
+    return [f"page: {path} ({time.monotonic() - begun:.1f} s)"]
+
+
+# ------------------------------------------------------------------------------------------------ content
+
+
+def build(material: Material) -> Page:
+    """The page's content; sections without anything in them are left out."""
+    found: list[paired.Difference] = []
+    problems = list(material.problems)
+    if material.reference:
+        found, lacking = _differences(material)
+        problems += lacking
+        summary = words.of_comparison(material, found)
+        title = f"Comparison of {len(material.rows)} methods" if len(material.rows) > 1 else material.rows[0].label
+        subtitle = ", ".join(row.label for row in material.rows)
+    else:
+        (run,) = material.runs
+        summary = words.of_run(material)
+        title = f"Run of {material.rows[0].label}"
+        subtitle = run.name
+        problems += run.problems
+    sections = [
+        outcome.results(material) or _without_test(material),
+        outcome.differences(material, found),
+        pareto.pareto(material),
+        course.rounds(material),
+        weights.layers(material),
+        weights.site_weights(material),
+        *reports.reports(material),
+        weights.influence(material),
+        course.took_part(material),
+        course.cost(material),
+        provenance.settings(material),
+    ]
+    return Page(
+        title, subtitle, words.synthetic(material), summary, [_full(s) for s in sections if s is not None], problems
+    )
+
+
+def _without_test(material: Material) -> Section | None:
+    return Section("results", "What every site gets", notes=material.notes) if material.notes else None
+
+
+def _full(section: Section) -> Section:
+    """Without tables that have no rows."""
+    kept = [part for part in section.parts if isinstance(part, Picture) or part.rows]
+    return Section(section.name, section.title, section.words, section.notes, kept)
+
+
+def _differences(material: Material) -> tuple[list[paired.Difference], list[str]]:
+    """Of the rows with seeds; and why there are none."""
+    if len(material.rows) < 2:
+        return [], []
+    if lacking := sorted({run.name for run in material.runs if run.seed is None}):
+        return [], [f"no differences: no seed is recorded of {', '.join(lacking[:8])}"]
+    try:
+        documents = [run.document for run in material.runs]
+        return paired.differences(documents, material.reference, material.metric), []
+    except ValueError as error:
+        return [], [f"no differences: {error}"]
+
+
+# ------------------------------------------------------------------------------------------------ form
+
+
+def render(page: Page, pictures: Mapping[str, Drawn], *, files: bool) -> str:
+    """HTML in one piece.
+
+    Args:
+        page: content.
+        pictures: by name.
+        files: whether pictures and tables lie beside it, so that links to them make sense.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("fairflare.reporting.page", "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["shown"] = shown
+    environment.filters["printable"] = partial(printable, most=None)
+    environment.tests["table"] = lambda part: isinstance(part, Table)
+    environment.tests["long"] = lambda cell: isinstance(cell, str) and len(cell) > LONG
+    environment.tests["number"] = lambda cell: not isinstance(cell, (str, type(None)))
+    return environment.get_template("page.html").render(
+        page=page,
+        pictures=pictures,
+        files=files,
+        figures=FIGURES,
+        tables=TABLES,
+        most=MAX_COLUMNS,
+        generator=GENERATOR,
+        version=__version__,
+        made=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+    )
+
+
+def _pictures(page: Page) -> list[Picture]:
+    return [part for section in page.sections for part in section.parts if isinstance(part, Picture)]
+
+
+def _tables(page: Page) -> Sequence[Table]:
+    return [part for section in page.sections for part in section.parts if isinstance(part, Table)]
+
+
+def _is_report(folder: Path) -> bool:
+    try:
+        with (folder / INDEX_FILE).open(encoding="utf-8") as file:
+            return f'content="{GENERATOR}' in file.read(4096)
+    except (OSError, ValueError):
+        return False
+
+
+def _clear(out: Path) -> None:
+    """Removes an earlier report's files, and nothing else."""
+    for kind, suffixes in ((FIGURES, (".png", ".svg")), (TABLES, (".csv",))):
+        for path in (out / kind).iterdir() if (out / kind).is_dir() else ():
+            if path.suffix in suffixes and path.is_file():
+                path.unlink()

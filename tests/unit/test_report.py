@@ -1,0 +1,696 @@
+"""The page: alone, escaped, small, true to the intervals; its files; what it makes of damaged results."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import random
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fairflare.cli import app
+from fairflare.exchange.messages import Message
+from fairflare.federation.rounds import RoundFailed
+from fairflare.reporting.page import style, write
+from fairflare.reporting.page.content import MAX_ROWS, Picture, Spread, Table, digits, printable, shown
+from fairflare.reporting.page.material import Material, page_run, read_material
+from fairflare.reporting.page.pareto import not_dominated
+from fairflare.reporting.page.tidy import MAX_PROBLEMS, Tidier
+from fairflare.reporting.page.write import build, write_report, write_run_page
+from fairflare.reporting.results import PAGE_FILE
+from tests.federation.network import Run, misbehave
+from tests.unit.report_runs import document, large, round_of, write_comparison, write_run
+
+SITES = ("site-1", "site-2", "site-10")
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+
+
+class Read(HTMLParser):
+    """What a browser would find: every tag closed, text by element, tables as rows."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.ids: list[str] = []
+        self.text: list[str] = []
+        self.tables: dict[str, list[list[str]]] = {}
+        self._table = ""
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.tags.append((tag, found))
+        if found.get("id"):
+            self.ids.append(str(found["id"]))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "caption":
+            self._table = str(found["id"]).removeprefix("table-")
+            self.tables[self._table] = []
+        elif tag == "tr":
+            self.tables[self._table].append([])
+        elif tag in ("th", "td"):
+            self.tables[self._table][-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self.ids += [str(value) for name, value in attrs if name == "id"]
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("th", "td"):
+            self.tables[self._table][-1][-1] += data
+        if not self.open or self.open[-1] != "style":
+            self.text.append(data)
+
+    @property
+    def words(self) -> str:
+        return re.sub(r"\s+", " ", " ".join(self.text))
+
+    def headings(self) -> list[str]:
+        return [str(a.get("id")) for tag, a in self.tags if tag == "h2"]
+
+
+def page_of(folder: Path, **given: Any) -> Read:
+    return Read(write_report(folder, folder / "report", **given).read_text(encoding="utf-8"))
+
+
+def three(values: dict[str, list[float]], seeds: int = 2) -> list[dict[str, Any]]:
+    """Runs of methods whose sites all lie ``value`` for each seed, one a little apart."""
+    return [
+        document(name, seed, {"site-1": of[seed], "site-2": of[seed] + 0.1}, rounds=1)
+        for name, of in values.items()
+        for seed in range(seeds)
+    ]
+
+
+# ------------------------------------------------------------------------------------------------ the page
+
+
+@pytest.fixture(scope="module")
+def big(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Read]:
+    folder = large(tmp_path_factory.mktemp("large"))
+    html = write_report(folder, folder / "report").read_text(encoding="utf-8")
+    return folder / "report", html, Read(html)
+
+
+def test_a_large_comparison_is_small_and_alone(big):
+    """8 methods x 6 sites x 3 seeds x 41 layers x 30 rounds."""
+    _, html, read = big
+    assert len(html.encode()) < 3_000_000
+    assert not re.search(r"(?:https?:)?//", re.sub(r"data:image/png;base64,[A-Za-z0-9+/=\s]+", "", html))
+    for tag, attributes in read.tags:
+        assert tag not in ("script", "link", "iframe", "object", "base", "form")
+        for name, value in attributes.items():
+            assert not name.startswith("on"), (tag, name)
+            if name in ("src", "href"):
+                assert value is not None
+                assert value.startswith(("#", "data:image/png;", "figures/", "tables/"))
+    policy = [a["content"] for tag, a in read.tags if tag == "meta" and a.get("http-equiv")]
+    assert policy == ["default-src 'none'; style-src 'unsafe-inline'; img-src data:"]
+    assert "@import" not in html
+    assert re.search(r"<text[^>]*>site-6</text>", html), "letters are letters: they can be searched and read aloud"
+
+
+def test_every_reader_finds_their_way(big):
+    _, _, read = big
+    kinds = [tag for tag, _ in read.tags]
+    assert kinds.count("h1") == kinds.count("main") == kinds.count("nav") == 1
+    assert ("html", {"lang": "en"}) in read.tags
+    assert len(read.ids) == len(set(read.ids)), "an id stands there twice"
+    targets = [a["href"] for tag, a in read.tags if tag == "a" and str(a.get("href")).startswith("#")]
+    assert targets[0] == "#main"
+    references = [str(t)[1:] for t in targets]
+    for _, attributes in read.tags:
+        references += str(attributes.get("aria-labelledby") or "").split()
+        references += re.findall(r"url\(#([^)]*)\)", str(attributes))
+        references += [v[1:] for k, v in attributes.items() if k == "href" and str(v).startswith("#") and v]
+    assert set(references) <= set(read.ids)
+    assert all(a.get("scope") in ("col", "row") for tag, a in read.tags if tag == "th")
+    assert kinds.count("table") == kinds.count("caption") > 10
+    assert kinds.count("figure") == kinds.count("figcaption") == kinds.count("svg")
+    drawings = [a for _, a in read.tags if a.get("class") == "drawing"]
+    assert len(drawings) == kinds.count("svg")
+    assert all(a["role"] == "img" and a["aria-labelledby"] for a in drawings)
+    assert all(a.get("tabindex") == "0" for _, a in read.tags if a.get("class") == "wide")
+
+
+def test_sections_and_files_of_a_large_comparison(big):
+    out, _, read = big
+    assert read.headings() == [
+        "summary", "results", "differences", "pareto", "rounds", "layers", "site_weights", "mu", "influence",
+        "took_part", "cost", "settings",
+    ]  # fmt: skip
+    links = {str(a["href"]) for tag, a in read.tags if tag == "a" and not str(a["href"]).startswith("#")}
+    files = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()} - {"index.html"}
+    assert links == files
+    for path in (out / "figures").glob("*.png"):
+        assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+        assert ET.parse(path.with_suffix(".svg")).getroot().tag.endswith("svg")
+    assert {p.stem for p in (out / "figures").glob("*.svg")} == {p.stem for p in (out / "figures").glob("*.png")}
+    assert read.words.count("SYNTHETIC") > 15, "banner, notes, figures"
+
+
+def test_tables_are_what_their_files_hold(big):
+    out, _, read = big
+    for name, rows in read.tables.items():
+        lines = list(csv.reader(io.StringIO((out / "tables" / f"{name}.csv").read_text(encoding="utf-8"))))
+        assert len(rows) == min(len(lines), MAX_ROWS + 1), name
+        spread = [k for k, head in enumerate(lines[0]) if head.endswith(" sd")]
+        assert [head.removesuffix(" mean") for k, head in enumerate(lines[0]) if k not in spread] == rows[0]
+        for line, row in zip(lines[1:], rows[1:], strict=False):
+            cells = [cell for k, cell in enumerate(line) if k not in spread]
+            deviations = {k - 1 - sum(j < k - 1 for j in spread): line[k] for k in spread}
+            for k, (cell, text) in enumerate(zip(cells, row, strict=True)):
+                assert _same(cell, deviations.get(k, ""), text), (name, k, cell, text)
+
+
+def _same(cell: str, deviation: str, text: str) -> bool:
+    try:
+        value: float = float(cell)
+    except ValueError:
+        return text == cell or (not cell and text == "-")
+    return text in (cell, digits(value), shown(Spread(value, float(deviation) if deviation else math.nan)))
+
+
+def test_the_pages_own_csv_equals_what_compare_writes(tmp_path):
+    """Two ways to the same figures: the page's and those of ``fairflare compare``."""
+    from fairflare.reporting.comparison import compare
+
+    runs = three({"a": [0.2, 0.4], "b": [0.25, 0.5]})
+    folder = write_comparison(tmp_path / "c", runs)
+    write_report(folder, tmp_path / "out")
+    (line, *_), (ours, *_) = (
+        list(csv.DictReader(io.StringIO(text)))
+        for text in (compare(runs, style="csv"), (tmp_path / "out" / "tables" / "results.csv").read_text())
+    )
+    for name in ("average", "std", "worst"):
+        assert float(ours[f"{name} mean"]) == pytest.approx(float(line[f"{name} mean"]), abs=1e-15)
+        assert float(ours[f"{name} sd"]) == pytest.approx(float(line[f"{name} sd"]), abs=1e-15)
+
+
+def test_colours_are_seen_by_light_and_by_dark():
+    css = (Path(write.__file__).parent / "templates" / "page.css").read_text()
+    papers = re.findall(r"--paper: (#[0-9a-f]{6})", css)
+    assert len(papers) == 2
+    for paper in papers:
+        for colour in style.COLOURS:
+            assert _contrast(colour, paper) >= 3, (colour, paper)
+    for kind in ("ink", "muted", "link"):
+        for colour, paper in zip(re.findall(rf"--{kind}: (#[0-9a-f]{{6}})", css), papers, strict=False):
+            assert _contrast(colour, paper) >= 4.5, (kind, colour)
+    looks = [style.look(k) for k in range(40)]
+    assert len({(x.colour, x.dashes) for x in looks}) == 40
+    assert len({(x.marker, x.dashes, x.hatch) for x in looks[:11]}) == 11, "told apart without colour"
+
+
+def _contrast(one: str, other: str) -> float:
+    def light(colour: str) -> float:
+        parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    high, low = sorted((light(one), light(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+# ------------------------------------------------------------------------------------------------ words
+
+
+def test_words_are_true_to_the_intervals(tmp_path, quick_pictures):
+    """Over three seeds: b gains 0.1 each time, c 0.1 once and loses it once, d loses 0.2 each time."""
+    base = [0.30, 0.40, 0.50]
+    runs = three(
+        {
+            "a": base,
+            "b": [0.40, 0.501, 0.60],
+            "c": [0.40, 0.30, 0.50],
+            "d": [0.10, 0.201, 0.30],
+        },
+        seeds=3,
+    )
+    read = page_of(write_comparison(tmp_path, runs))
+    # b: differences 0.1, 0.101, 0.1: mean 0.10033, sd 0.00057735, half 4.30265 * 0.00057735 / sqrt(3) = 0.001434.
+    assert (
+        "The average: better than a: b (+0.1003 [+0.0989, +0.1018]); worse than a: d (-0.1997 [-0.2011, -0.1982]); "
+        "within noise: c." in read.words
+    )
+    assert "The worst site: better than a: b" in read.words
+    assert "The spread (std): within noise: b, c, d." in read.words, "0 everywhere is no gain"
+    assert "These are 9 intervals of 95%" in read.words
+    assert "about 0.5 of them" in read.words
+    assert "a, which the others are compared with, has 0.4500 on average over the sites" in read.words
+
+
+def test_less_is_better_of_a_loss(tmp_path, quick_pictures):
+    runs = three({"a": [0.30, 0.40, 0.50], "b": [0.40, 0.501, 0.60]}, seeds=3)
+    read = page_of(write_comparison(tmp_path, runs), metric="loss")
+    assert "The average: better than a: b (-0.1003" in read.words
+    assert "lower is better" in read.words
+
+
+def test_one_seed_says_nothing(tmp_path, quick_pictures):
+    read = page_of(write_comparison(tmp_path, three({"a": [0.3], "b": [0.6]}, seeds=1)))
+    assert "There is one seed only, so nothing can be said of noise" in read.words
+    assert not re.search(r"(better|worse) than a", read.words)
+
+
+def test_the_reference_is_the_comparisons_or_the_one_that_is_asked_for(tmp_path, quick_pictures):
+    folder = write_comparison(tmp_path, three({"a": [0.3, 0.4], "b": [0.3, 0.5], "c": [0.2, 0.2]}))
+    (folder / "table.csv").write_text("method,metric,runs\nc,dice,2\nb,dice,2\na,dice,2\n")
+    (folder / "differences.csv").write_text("method,reference\na,b\nc,b\n")
+    read = page_of(folder)
+    assert [row[0] for row in read.tables["results"][1:]] == ["c", "b", "a"]
+    assert "b, which the others are compared with" in read.words
+    assert "a, which the others are compared with" in page_of(folder, reference="a", overwrite=True).words
+    with pytest.raises(ValueError, match="--reference"):
+        write_report(folder, folder / "other", reference="x")
+
+
+def test_not_beaten(tmp_path):
+    """By average and worst: a (0.35, 0.3), b (0.4, 0.2), c (0.3, 0.1): a and b."""
+    found = {"a": (0.3, 0.4), "b": (0.2, 0.6), "c": (0.1, 0.5)}
+    runs = [document(name, 0, {"site-1": v[0], "site-2": v[1]}, rounds=0) for name, v in found.items()]
+    rows = read_material(write_comparison(tmp_path, runs)).rows
+    assert not_dominated(rows, "worst", higher=True) == ["a", "b"]
+    assert not_dominated(rows, "worst", higher=False) == ["c"]
+
+
+def test_a_worst_decile_of_its_own_with_twenty_sites(tmp_path, quick_pictures):
+    runs = [
+        document(name, 0, {f"s{k}": 0.5 + gain + 0.01 * k for k in range(20)}, rounds=1)
+        for name, gain in (("a", 0.0), ("b", 0.1))
+    ]
+    read = page_of(write_comparison(tmp_path, runs))
+    # The worst two of a: 0.50 and 0.51.
+    assert read.tables["pareto"][1] == ["a", "0.5950", "0.5000", "no", "0.5050", "no"]
+    assert "The worst tenth of them is the worst site" not in read.words
+
+
+# ------------------------------------------------------------------------------------------------ what is there
+
+
+@pytest.fixture
+def quick_pictures(monkeypatch):
+    """Figures cost seconds; most tests are about what stands beside them."""
+    monkeypatch.setattr(write, "drawn", lambda name, draw, files=True: style.Drawn("<svg></svg>", "<svg/>", b""))
+
+
+def one(**more: Any) -> dict[str, Any]:
+    return document("fed_x", 0, dict.fromkeys(SITES, 0.5), **more)
+
+
+def test_sections_of_a_plain_run(tmp_path, quick_pictures):
+    read = page_of(write_run(tmp_path, one()))
+    assert read.headings() == [
+        "summary", "results", "rounds", "site_weights", "influence", "took_part", "cost", "settings",
+    ]  # fmt: skip
+    assert "The run of fed_x completed after 2 rounds." in read.words
+    assert "how much of it is luck of the seed, it cannot say" in read.words
+    assert "In the run every site was in every round." in read.words
+
+
+@pytest.mark.parametrize(
+    ("section", "more"),
+    [
+        ("layers", {"layers": {"conv": {s: {"weight": 0.4, "dissimilarity": 0.1} for s in SITES}}}),
+        ("rescue_factor", {"reports": {s: {"rescue_factor": 0.1 * k} for k, s in enumerate(SITES)}}),
+        ("sharpness", {"reports": {s: {"sharpness": 0.2} for s in SITES}}),
+        ("mu", {"reports": {s: {"mu": 1e-3} for s in SITES}}),
+        ("reports", {"reports": {s: {"own_field": 1} for s in SITES}}),
+        ("map", {"details": {"som": {"u_matrix": [[0.0, 1.0]], "bmu": {"site-1": [0, 1]}, "sigma": 1.0}}}),
+    ],
+)
+def test_a_section_where_there_is_something(tmp_path, section, more, monkeypatch):
+    """Drawn, too."""
+    monkeypatch.delenv(write.OFF)
+    run = one()
+    run["rounds"] = [round_of(n, SITES, dict.fromkeys(SITES, 0.5), **more) for n in range(2)]
+    lines = write_run_page(run, tmp_path)
+    assert re.fullmatch(r"page: .*report\.html \(\d+\.\d s\)", lines[0]), lines
+    read = Read((tmp_path / PAGE_FILE).read_text(encoding="utf-8"))
+    assert section in read.headings()
+    assert not any(str(a.get("href")).startswith(("figures/", "tables/")) for tag, a in read.tags if tag == "a")
+
+
+def test_no_test_no_rounds(tmp_path, quick_pictures):
+    run = one(status="failed", reason="no disk", test=None, rounds=0)
+    read = page_of(write_run(tmp_path, run))
+    assert "FAILED after 0 rounds: no disk" in read.words
+    assert "There are no test results." in read.words
+    assert read.headings() == ["summary", "results", "settings"]
+    run = {**run, "status": "running"}
+    assert "goes on, or was cut off" in page_of(write_run(tmp_path / "b", run)).words
+
+
+def test_who_took_part(tmp_path):
+    run = one()
+    run["rounds"][1].update(
+        accepted=["site-1"], sites=["site-1", "site-2"],
+        left_out=[{"site": "site-2", "phase": "train", "reason": "loss is nan"}],
+    )  # fmt: skip
+    read = page_of(write_run(tmp_path, run))
+    assert read.tables["took_part"][1] == ["fed_x", "0", "2", "2", "1", "1"]
+    assert read.tables["left_out"][1:] == [["fed_x, seed 0", "1", "train", "site-2", "loss is nan"]]
+    assert "Rounds with each site: site-1 2 of 2, site-2 1 of 2, site-10 1 of 2." in read.words
+    assert "every site was in every round" not in read.words
+    assert (tmp_path / "report" / "figures" / "took_part_1.svg").is_file()
+
+
+def test_the_largest_weight(tmp_path, quick_pictures):
+    run = one()
+    run["rounds"][0]["site_weights"] = {"site-1": 0.7, "site-2": 0.2, "site-10": 0.1}
+    run["rounds"][1]["layers"] = {
+        "conv": {"site-1": {"weight": 0.2}, "site-2": {"weight": 0.8}},
+        "norm": {"site-1": {"weight": 0.6}},
+    }
+    read = page_of(write_run(tmp_path, run))
+    assert read.tables["influence"][1] == ["fed_x, seed 0", "0.8000", "site-2", "1", "conv", "2", "2"]
+    assert "One site had more than half of the weight" in read.words
+
+
+def test_what_a_phase_costs(tmp_path, quick_pictures):
+    read = page_of(write_run(tmp_path, one()))
+    assert read.tables["cost"][1] == ["fed_x", "train", "2", "3.0000", "4.0000", "4.0000"]
+
+
+def test_real_data_are_not_called_synthetic(tmp_path, quick_pictures):
+    run = one()
+    del run["info"]["synthetic"]
+    assert "SYNTHETIC data" not in page_of(write_run(tmp_path, run)).words
+    mixed = three({"a": [0.3], "b": [0.6]}, seeds=1)
+    mixed[0]["info"]["synthetic"] = False
+    assert "The data of 1 of 2 runs are SYNTHETIC" in page_of(write_comparison(tmp_path / "c", mixed)).words
+
+
+# ------------------------------------------------------------------------------------------------ hostile, damaged
+
+BAD = "<script>alert(1)</script>\"'&$\\frac{$#\u202e\x1b[31m" + "x" * 300
+
+
+def test_names_are_text_and_nothing_else(tmp_path):
+    run = document(BAD, 0, {BAD: 0.5, "_hidden": 0.4, "{{ 7 * 7 }}": 0.3})
+    run["rounds"][1]["left_out"] = [{"site": BAD, "phase": BAD, "reason": BAD}]
+    run["rounds"][1]["accepted"] = ["_hidden"]
+    run["rounds"][1]["warnings"] = [{"site": BAD, "kind": BAD, "value": 1.0, "used": 1.0, "text": BAD}]
+    run["rounds"][1]["reports"] = {BAD: {"mu": 1.0, BAD: 2.0}}
+    run["rounds"][1]["layers"] = {BAD: {BAD: {"weight": 0.5, "dissimilarity": 0.1}}}
+    run["rounds"][1]["phases"][0]["name"] = BAD
+    run["info"]["versions"] = {BAD: BAD}
+    run["info"]["config"]["rule"]["args"] = {BAD: BAD, "deep": {"list": [BAD]}}
+    run["info"]["said"] = {BAD: {"images": {BAD: BAD}, "device": BAD}}
+    html = write_report(write_run(tmp_path, run), tmp_path / "report").read_text(encoding="utf-8")
+    read = Read(html)
+    assert "<script" not in html
+    assert "\x1b" not in html
+    assert "\u202e" not in html
+    assert "{{ 7 * 7 }}" in read.words
+    assert "<script>alert(1)</script>" in read.words, "it is there, as text"
+    for path in (tmp_path / "report").rglob("*.svg"):
+        ET.parse(path)
+        assert "<script" not in path.read_text(encoding="utf-8")
+
+
+def test_a_hundred_sites(tmp_path):
+    sites = {f"university-hospital-of-somewhere-{k}": 0.5 + k / 300 for k in range(100)}
+    run = document("fed_x", 0, sites, rounds=2)
+    run["rounds"][1]["accepted"] = list(sites)[:50]
+    read = page_of(write_run(tmp_path, run))
+    assert len(read.tables["sites"]) == 101
+    assert len(read.tables["took_part"][0]) == 32, "the page cuts columns, and says so"
+    assert "Shown: the first 32 of 103 columns; the CSV file has all." in read.words
+    assert "the 4 lowest in the end are named, the others grey" in read.words
+    assert "and 76 more." in read.words, "a message in words says what it leaves out"
+    assert "fed_x: all sites 0.0100." in read.words
+
+
+DAMAGED: dict[str, Any] = {
+    "nothing but a version": {"schema_version": 1, "status": "completed"},
+    "all null": dict.fromkeys(one(), None) | {"schema_version": 1, "status": "completed"},
+    "of other kinds": dict.fromkeys(one(), "x") | {"schema_version": 1, "status": "completed"},
+    "numbers for all": dict.fromkeys(one(), 7) | {"schema_version": 1, "status": "failed"},
+    "sites of other kinds": one() | {"test": {"site-1": None, "site-2": {"dice": "x"}, "site-10": {"dice": None}}},
+    "rounds of other kinds": one() | {"rounds": [None, 3, {}, {"current_round": True}, {"current_round": 5}]},
+    "round parts of other kinds": one()
+    | {"rounds": [{k: [1, "a", None] for k in round_of(0, SITES, dict.fromkeys(SITES, 1.0))} | {"current_round": 0}]},
+    "layers of other kinds": one()
+    | {"rounds": [{"current_round": 0, "layers": {"a": None, "b": {"s": 3}, "c": {"s": {"weight": "x"}}}}]},
+    "a map that is none": one()
+    | {"rounds": [{"current_round": 0, "details": {"som": {"u_matrix": [[1], [1, 2]], "bmu": {"s": [9, 9]}}}}]},
+    "an info of other kinds": one() | {"info": dict.fromkeys(one()["info"], 3.5)},
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_results_are_a_page(tmp_path, name, quick_pictures):
+    read = page_of(write_run(tmp_path, json.dumps(DAMAGED[name])))
+    assert "Summary" in read.words
+    if "kinds" in name:
+        assert "Not all of the files could be used:" in read.words
+
+
+def paths(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    keys = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [at, *(path for key, entry in keys for path in paths(entry, (*at, key)))]
+
+
+def test_any_part_may_be_anything(tmp_path, quick_pictures):
+    """One or two parts of a whole document replaced: a page, or one line of why there is none."""
+    more = {
+        "layers": {"conv": {s: {"weight": 0.4, "dissimilarity": 0.1} for s in SITES}},
+        "reports": {s: {"mu": 0.1} for s in SITES},
+        "details": {"som": {"u_matrix": [[0.0, 1.0]], "bmu": {"site-1": [0, 1]}, "sigma": 1.0}},
+        "warnings": [{"site": "site-1", "kind": "majority", "value": 0.6, "used": 0.6, "text": "t"}],
+        "left_out": [{"site": "site-1", "phase": "train", "reason": "r"}],
+    }
+    whole = one(best={"round": 0, "is_last": False, "by": "mean", "value": 0.5, "sites": list(SITES)})
+    whole |= {"test_best": whole["test"], "last_rounds": {"rounds": [0, 1], "test": whole["test"]}}
+    whole["rounds"][1] |= more
+    odd = [None, True, -1, 10**400, 0.5, float("nan"), float("-inf"), "", "x" * 500, [], [None], {}, {"": None}, [[1]]]
+    places, chance = paths(whole)[1:], random.Random(0)
+    pages, told = 0, []
+    for _ in range(80):
+        changed = json.loads(json.dumps(whole))
+        for path in chance.sample(places, chance.choice((1, 2))):
+            within = changed
+            try:
+                for key in path[:-1]:
+                    within = within[key]
+                within[path[-1]] = chance.choice(odd)
+            except (KeyError, IndexError, TypeError):
+                continue  # in what the first one replaced
+        results = tmp_path / "results.json"
+        results.write_text(json.dumps(changed))
+        try:
+            write_report(results, tmp_path / "report", overwrite=True)
+            pages += 1
+        except ValueError as error:
+            told.append(str(error))
+    assert pages > 70
+    assert all(told)
+
+
+@pytest.mark.parametrize(
+    "som",
+    [
+        {"u_matrix": [[None, 1.0]], "bmu": {"s": [0, 0]}},
+        {"u_matrix": [[0.0, 1.0], [0.0]], "bmu": {"s": [0, 0]}},
+        {"u_matrix": [[0.0, 1.0]], "bmu": {"s": [0, 2], "t": [0, "x"], "u": None}},
+        {"u_matrix": [], "bmu": {"s": [0, 0]}},
+    ],
+)
+def test_a_map_that_cannot_be_drawn_is_left_out(som, tmp_path, quick_pictures):
+    run = one()
+    run["rounds"][1]["details"] = {"som": som}
+    assert "map" not in page_of(write_run(tmp_path, run)).headings()
+
+
+def test_numbers_that_are_none(tmp_path):
+    text = json.dumps(one())
+    text = text.replace('"dice": 0.5', '"dice": NaN', 1).replace('"seconds": 1.5', '"seconds": 1e999', 1)
+    text = text.replace('"loss": 0.4', f'"loss": 1{"0" * 400}', 1)
+    read = page_of(write_run(tmp_path, text))
+    assert "nan" not in read.words.lower().split()
+    assert "Without a value, and not in these figures: site-1." in read.words
+    assert read.tables["sites"][1] == ["site-1", "-"]
+    assert "no number seconds" in read.words
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "not a results file"),
+        ("[1]", "not a results file"),
+        ("[" * 100_000, "not a results file"),
+        ('{"schema_version": 99, "status": "completed"}', "schema version 99"),
+        (b"\xff\xfe", "not a results file"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(tmp_path, text, told):
+    write_run(tmp_path / "run", "")
+    path = next(tmp_path.rglob("results.json"))
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "run")])
+    assert done.exit_code == 2
+    assert told in done.output
+    assert "Traceback" not in done.output
+    assert not (tmp_path / "run" / "report").exists()
+
+
+def test_one_unreadable_run_does_not_hide_the_others(tmp_path, quick_pictures):
+    folder = write_comparison(tmp_path, three({"a": [0.3, 0.4], "b": [0.3, 0.5]}))
+    broken = folder / "runs" / "b-seed1"
+    next(broken.rglob("results.json")).write_text("{")
+    read = page_of(folder)
+    assert "left out, since it cannot be read" in read.words
+    assert "3 complete runs" in read.words
+
+
+def test_runs_that_did_not_complete_are_named(tmp_path, quick_pictures):
+    runs = three({"a": [0.3, 0.4], "b": [0.3, 0.5]})
+    runs[-1].update(status="failed", reason="no disk", test=None)
+    read = page_of(write_comparison(tmp_path, runs))
+    assert "1 of 4 runs did not complete and are left out:" in read.words
+    assert ["b", "1", "failed"] in [row[:3] for row in read.tables["runs"]]
+
+
+def test_problems_are_counted():
+    tidier = Tidier()
+    tidier.document({"rounds": [None] * (MAX_PROBLEMS + 5)}, lambda number, layers: 0)
+    assert len(tidier.told()) == MAX_PROBLEMS + 1
+    assert tidier.told()[-1] == "and 5 more"
+
+
+def test_a_document_is_not_changed():
+    run = one()
+    before = json.dumps(run)
+    material = Material([], "dice", True, "", [])
+    assert material.sites == []
+    page_run(run)
+    assert json.dumps(run) == before
+
+
+def test_text_and_cells():
+    assert printable("a\x00b\ud800\u202ec\n") == "a\ufffdb\ufffd\ufffdc\ufffd"
+    assert len(printable("x" * 1000)) == 160
+    assert [shown(c) for c in (None, 3, 0.25, 1e-7, Spread(0.5, 0.125), Spread(math.nan))] == [
+        "-", "3", "0.2500", "1e-07", "0.5000 ± 0.1250", "-",
+    ]  # fmt: skip
+    table = Table("t", "c", ["a", "b"], [["x", Spread(0.1, 0.2)], ["y", None], ["=z", 1 / 3]])
+    assert (list(table.shown), table.cut) == (list(table.rows), "")
+    long = Table("t", "c", ["a"], [[k] for k in range(MAX_ROWS + 7)])
+    assert (len(long.shown), long.cut) == (MAX_ROWS, f"the first {MAX_ROWS} of {MAX_ROWS + 7} rows")
+    assert table.csv() == "a,b mean,b sd\nx,0.1,0.2\ny,,\n=z,0.3333333333333333,\n"
+
+
+# ------------------------------------------------------------------------------------------------ command, server
+
+
+def test_the_command(tmp_path, quick_pictures):
+    folder = write_run(tmp_path / "run", one())
+    runner = CliRunner()
+    done = runner.invoke(app, ["report", str(folder)])
+    assert done.exit_code == 0, done.output
+    assert "report/index.html" in done.output.replace("\n", "")
+    again = runner.invoke(app, ["report", str(folder)])
+    assert again.exit_code == 2
+    assert "--overwrite" in again.output
+    stale = folder / "report" / "tables" / "old.csv"
+    own = folder / "report" / "tables" / "mine.txt"
+    stale.write_text("x")
+    own.write_text("x")
+    assert runner.invoke(app, ["report", str(folder), "--overwrite"]).exit_code == 0
+    assert not stale.exists()
+    assert own.exists(), "what no report writes is not touched"
+    assert runner.invoke(app, ["report", str(folder), "-m", "auc", "--out", str(tmp_path / "b")]).exit_code == 2
+    assert runner.invoke(app, ["report", str(folder), "--reference", "a", "--out", str(tmp_path / "b")]).exit_code == 2
+    missing = runner.invoke(app, ["report", str(tmp_path / "nowhere")])
+    assert missing.exit_code == 2
+    assert "no results.json there" in missing.output
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_folder_that_is_no_report_is_left_alone(tmp_path, quick_pictures):
+    folder = write_run(tmp_path / "run", one())
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "index.html").write_text("<html>mine</html>")
+    done = CliRunner().invoke(app, ["report", str(folder), "--out", str(tmp_path / "home"), "--overwrite"])
+    assert done.exit_code == 2
+    assert "no report and not empty" in done.output
+    assert [path.name for path in (tmp_path / "home").iterdir()] == ["index.html"]
+    (tmp_path / "file").write_text("")
+    assert CliRunner().invoke(app, ["report", str(folder), "--out", str(tmp_path / "file")]).exit_code == 2
+
+
+def test_a_download_and_a_folder_of_runs(tmp_path, quick_pictures):
+    place = tmp_path / "download" / "workspace" / "fairflare"
+    place.mkdir(parents=True)
+    (place / "results.json").write_text(json.dumps(one()))
+    assert "Run of fed_x" in page_of(tmp_path / "download").words
+    assert "Run of fed_x" in Read(write_report(place / "results.json", tmp_path / "o").read_text()).words
+    for name, value in (("a", 0.3), ("b", 0.4)):
+        write_run(tmp_path / "runs_here" / name, document(name, 0, dict.fromkeys(SITES, value)))
+    assert "Comparison of 2 methods" in page_of(tmp_path / "runs_here").words
+
+
+def test_the_server_writes_the_page_of_a_run(tmp_path, monkeypatch):
+    monkeypatch.delenv(write.OFF)
+    run = Run(tmp_path, num_rounds=2)()
+    path = run.folder / "fairflare" / PAGE_FILE
+    assert any(re.fullmatch(rf"page: {re.escape(str(path))} \(\d+\.\d s\)", line) for line in run.net.said)
+    read = Read(path.read_text(encoding="utf-8"))
+    assert "Run of FedAvg" in read.words
+    assert read.tables["sites"][1:] == [["site-1", "0.2000"], ["site-2", "0.4000"], ["site-3", "0.6000"]]
+    assert [p.name for p in path.parent.iterdir() if "partial" in p.name] == []
+
+
+def test_the_page_of_an_earlier_run_goes(tmp_path):
+    (tmp_path / "run" / "fairflare").mkdir(parents=True)
+    page = tmp_path / "run" / "fairflare" / PAGE_FILE
+    page.write_text("of an earlier run")
+    run = Run(tmp_path, misbehave("site-1", "train", Message(meta={})), num_rounds=1, min_sites=3)
+    with pytest.raises(RoundFailed):
+        run()
+    assert not page.exists()
+
+
+def test_a_page_never_costs_the_run(tmp_path, monkeypatch):
+    monkeypatch.delenv(write.OFF)
+
+    def broken(*args: Any, **kwargs: Any) -> None:
+        raise MemoryError("no ink")
+
+    monkeypatch.setattr(write, "drawn", broken)
+    run = Run(tmp_path, num_rounds=1)()
+    assert any("the page could not be made: MemoryError: no ink" in line for line in run.net.said)
+    assert run.results["status"] == "completed"
+    assert not (run.folder / "fairflare" / PAGE_FILE).exists()
+
+
+def test_the_page_of_a_run_can_be_left_out(tmp_path, monkeypatch):
+    monkeypatch.setenv(write.OFF, "0")
+    assert write_run_page(one(), tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_picture_has_a_message(tmp_path):
+    page = build(read_material(write_run(tmp_path, one())))
+    pictures = [part for section in page.sections for part in section.parts if isinstance(part, Picture)]
+    assert pictures
+    for picture in pictures:
+        assert re.search(r"\d", picture.alt), picture.name
+        assert picture.caption.endswith(".")

@@ -112,6 +112,18 @@ class DittoRecipe(MethodRecipe):
         ditto_lambda: strength of the pull towards the received model; 0: Solo. The authors tried 0.1, 1 and 2; a number
             >= 0.
         personal_epochs: passes over the training images for the own model in a round; an integer >= 1.
+        orientation: of NIfTI and DICOM: ``"canonical"``: the right way up in the plane that they are stored in;
+            ``"axial"``, ``"sagittal"``, ``"coronal"``: cut in this plane; ``"stored"``: as it is in the file; one of
+            'canonical', 'axial', 'sagittal', 'coronal', 'stored'.
+        intensity: what becomes 0 and 1: ``"auto"`` (8-bit pictures: 0 and 255; all else as ``"percentile"``),
+            ``"range"`` (the file's minimum and maximum), ``"percentile"`` (minimum and 99th percentile), ``"zscore"``
+            (three standard deviations below and above the mean) or ``"window"``; one of 'auto', 'range', 'percentile',
+            'window', 'zscore'.
+        window: centre and width for ``"window"``, in the file's measured values (Hounsfield units); default: that of
+            each DICOM header; 2 entries, each a number or nothing.
+        resize: ``"stretch"`` to ``image_size``; ``"pad"``: the whole image in its own proportions, with an edge;
+            ``"crop"``: in its own proportions without an edge, what is too long is cut off; one of 'stretch', 'pad',
+            'crop'.
         image_size: height and width that images are resized to; multiples of 16, at least 32; 2 entries, each a
             multiple of 16 >= 32 (paper: ``(384, 384)``).
         in_channels: 1 (colour images become luminance) or 3 (grey images are repeated); one of 1, 3 (paper: ``3``).
@@ -124,6 +136,13 @@ class DittoRecipe(MethodRecipe):
         mask_values: ``{value in the file: label}``, every value that a mask may hold. Default: the labels themselves
             and 0 for background; masks of 0 and 255 are also understood where 1 is the only label. A site whose masks
             are coded otherwise sets the same key in its own file; a dict of an integer to an integer >= 0 or nothing.
+        ignore: label of pixels that do not count, in loss and metrics (outside a field of view, not annotated).
+            Default: all count; an integer >= 0 or nothing.
+        mask_resize: ``"nearest"``: a pixel of the network belongs to a structure or not; ``"area"``: by the share that
+            the structure covers, so that what is smaller than a pixel is not lost; one of 'nearest', 'area'.
+        evaluate_at: Dice at the size of the ``"network"``, or of the ``"image"``: what is found is brought back to it
+            and compared with the mask as it is in the file. The loss is always that of the network's size; one of
+            'network', 'image'.
         features: widths of the U-Net, as in ``monai.networks.nets.BasicUNet``; 6 entries, each an integer >= 1 (paper:
             ``(32, 64, 128, 256, 512, 32)``).
         norm_momentum: share of a new batch in the running statistics of the batch norms. With PyTorch's 0.1 they still
@@ -203,12 +222,19 @@ class DittoRecipe(MethodRecipe):
         norm_statistics: Literal["average", "recalibrated", "site"] = "average",
         ditto_lambda: float = 1.0,
         personal_epochs: int = 1,
+        orientation: Literal["canonical", "axial", "sagittal", "coronal", "stored"] = "canonical",
+        intensity: Literal["auto", "range", "percentile", "window", "zscore"] = "auto",
+        window: Sequence[float] | None = None,
+        resize: Literal["stretch", "pad", "crop"] = "stretch",
         image_size: Sequence[int] = (64, 64),
         in_channels: Literal[1, 3] = 1,
         num_classes: int = 1,
         labels: Sequence[Sequence[int]] | None = None,
         class_names: Sequence[str] | None = None,
         mask_values: Mapping[int, int] | None = None,
+        ignore: int | None = None,
+        mask_resize: Literal["nearest", "area"] = "nearest",
+        evaluate_at: Literal["network", "image"] = "network",
         features: Sequence[int] = (16, 16, 32, 64, 128, 16),
         norm_momentum: float = 0.3,
         initial_weights: str | None = None,

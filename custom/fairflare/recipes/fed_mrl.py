@@ -161,6 +161,18 @@ class FedMRLRecipe(MethodRecipe):
             received model over the whole training set; one of 'batch', 'epoch'.
         share_entropy: report the entropy of the labels (one number about the site's class balance); False: the server
             uses a neutral value; true or false.
+        orientation: of NIfTI and DICOM: ``"canonical"``: the right way up in the plane that they are stored in;
+            ``"axial"``, ``"sagittal"``, ``"coronal"``: cut in this plane; ``"stored"``: as it is in the file; one of
+            'canonical', 'axial', 'sagittal', 'coronal', 'stored'.
+        intensity: what becomes 0 and 1: ``"auto"`` (8-bit pictures: 0 and 255; all else as ``"percentile"``),
+            ``"range"`` (the file's minimum and maximum), ``"percentile"`` (minimum and 99th percentile), ``"zscore"``
+            (three standard deviations below and above the mean) or ``"window"``; one of 'auto', 'range', 'percentile',
+            'window', 'zscore'.
+        window: centre and width for ``"window"``, in the file's measured values (Hounsfield units); default: that of
+            each DICOM header; 2 entries, each a number or nothing.
+        resize: ``"stretch"`` to ``image_size``; ``"pad"``: the whole image in its own proportions, with an edge;
+            ``"crop"``: in its own proportions without an edge, what is too long is cut off; one of 'stretch', 'pad',
+            'crop'.
         network: ``"resnet18"`` or ``"densenet121"`` (MONAI's); one of 'resnet18', 'densenet121' (paper:
             ``"densenet121"``).
         features: widths of the four stages of the ResNet; 64, 128, 256, 512 is the published one. For
@@ -175,7 +187,7 @@ class FedMRLRecipe(MethodRecipe):
         class_names: names of the classes for the metrics ``recall_<name>``. Default: the phantom's; of own images those
             of the datalist, or ``class_0``, ; a list, each entry a text or nothing.
         class_groups: ``{"head": [0, 1], ...}``: their mean recalls are reported too. Default: the phantom's; of own
-            images none; a dict of a text to a list, each entry an integer >= 0, not empty or nothing.
+            images those of the datalist; a dict of a text to a list, each entry an integer >= 0, not empty or nothing.
         norm_momentum: share of a new batch in the running statistics of the batch norms (PyTorch: 0.1); a number in (0,
             1].
         initial_weights: checkpoint of the encoder (a plain state dict, torchvision's or MONAI's names, ``.pt``,
@@ -340,6 +352,10 @@ class FedMRLRecipe(MethodRecipe):
         fair_max: float = 10.0,
         fair_mode: Literal["batch", "epoch"] = "batch",
         share_entropy: bool = True,
+        orientation: Literal["canonical", "axial", "sagittal", "coronal", "stored"] = "canonical",
+        intensity: Literal["auto", "range", "percentile", "window", "zscore"] = "auto",
+        window: Sequence[float] | None = None,
+        resize: Literal["stretch", "pad", "crop"] = "stretch",
         network: Literal["resnet18", "densenet121"] = "resnet18",
         features: Sequence[int] = (16, 32, 64, 128),
         max_pool: bool = True,

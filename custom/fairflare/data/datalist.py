@@ -147,7 +147,7 @@ def load_datalist(
             f"site '{site}': the datalist leads out of the data folder",
         )
     content = _read_json(file, site)
-    checked = _List(site, root, file, class_labels, folders, problems)
+    checked = _List(site, root, file, class_labels, folders, problems=problems)
     splits = checked.splits(content)
     made_up = content.get("synthetic") is True
     if not class_labels:

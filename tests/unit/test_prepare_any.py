@@ -452,6 +452,27 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "needs the number of sites" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([], {"partition": "two-pool", "sites": 20, "corrupt": "gaussian_noise:3", "corrupt_sites": 4}),
+        (["--partition", "site", "--corrupt", "none"], {"sites": None, "corrupt": None, "corrupt_sites": 0}),
+        (["--corrupt", "none"], {"sites": 20, "corrupt": None, "corrupt_sites": 4}),
+        (["--partition", "iid", "--sites", "3", "--corrupt-sites", "1"], {"sites": 3, "corrupt_sites": 1, "size": 224}),
+        (["--fractions", "0.5", "0.25", "0.25", "--no-common-test"], {"fractions": (0.5, 0.25, 0.25)}),
+    ],
+)
+def test_options_on_top_of_a_papers(given: list[str], expected: dict[str, Any]) -> None:
+    from fairflare.data.preparers import dealing
+    from fairflare.data.preparers.__main__ import make_parser
+    from fairflare.data.preparers.skin import FEDISM
+
+    options = vars(make_parser("prepare").parse_args(["isic2019", "--source", "s", "--out", "o", *given]))
+    found = dealing.options_of(dealing.from_options(options, FEDISM))
+    assert {name: found[name] for name in expected} == expected
+    assert not set(found) & set(options)
+
+
 def test_the_command_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,9 +34,13 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m fairflar
     preparer = PREPARERS[options.pop("command")]
     out = Path(options["out_dir"])
     try:
-        record = {"preparer": preparer.name, "options": _plain(options)}
-        if preparer.dealing is not None:
-            options["dealing"] = dealing.from_options(options)
+        record: dict[str, Any] = {"preparer": preparer.name}
+        if preparer.dealing is None:
+            record["options"] = _plain(options)
+        else:
+            dealt = dealing.from_options(options, preparer.dealing)
+            record["options"] = {**_plain(options), **dealing.options_of(dealt)}
+            options["dealing"] = dealt
         picture = find_spec("matplotlib") is not None
         with counting_files() as progress:
             written = preparer.prepare(**options, record=record, picture=picture, progress=progress)

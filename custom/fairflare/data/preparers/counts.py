@@ -87,11 +87,11 @@ def draw(counts: Counts, names: Sequence[str] | None, path: Path) -> None:
         values = np.array([[own.get(split, Counter()).total() for own in counts.values()] for split in OWN])
     figure = Figure(figsize=(max(4.0, 1.8 + 0.55 * len(found)), max(2.5, 1.2 + 0.28 * len(rows))), layout="constrained")
     axes = figure.add_subplot()
-    axes.imshow(np.log10(1 + values), cmap="Blues", aspect="auto")
+    axes.imshow(np.log10(1 + values), cmap="Blues", aspect="auto", vmin=0)
     axes.set_xticks(range(len(found)), list(found), rotation=90 if len(found) > 4 else 0, fontsize=8)
     axes.set_yticks(range(len(rows)), rows, fontsize=8)
     if values.size <= MOST_CELLS:
-        middle = float(np.log10(1 + values).max()) / 2
+        middle = 0.6 * float(np.log10(1 + values).max())
         for (y, x), count in np.ndenumerate(values):
             colour = "white" if np.log10(1 + count) > middle else "black"
             axes.text(x, y, str(count), ha="center", va="center", fontsize=7, color=colour)

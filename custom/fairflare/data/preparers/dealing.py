@@ -20,6 +20,7 @@ from fairflare.data.preparers.splitting import FRACTIONS, check_fractions, group
 
 Partition = Literal["site", "iid", "dirichlet", "two-pool", "shards", "quantity"]
 BY_CLASS = ("dirichlet", "two-pool", "shards")
+NO_CORRUPTION = "none"  # on the command line
 CORRUPTED_SIZE = 224  # pixels: what the constants of the corruptions are meant for
 
 
@@ -219,9 +220,7 @@ def add_options(parser: argparse.ArgumentParser, usual: Dealing) -> None:
     group = parser.add_argument_group("sites", "how the images become those of several sites")
     add = group.add_argument
     add("--partition", choices=get_args(Partition), default=usual.partition, help=f"default {usual.partition}")
-    add(
-        "--sites", type=int, default=usual.sites, metavar="N", help=f"how many (default {usual.sites or 'as they are'})"
-    )
+    add("--sites", type=int, default=None, metavar="N", help=f"how many (default {usual.sites or 'as they are'})")
     add("--alpha", type=float, default=usual.alpha, help=f"of dirichlet, two-pool, quantity (default {usual.alpha:g})")
     add("--eta", type=float, default=usual.eta, help=f"of shards (default {usual.eta:g})")
     add("--shard-mode", choices=partitions.SHARD_MODES, default=usual.shard_mode, help=f"default {usual.shard_mode}")
@@ -237,12 +236,33 @@ def add_options(parser: argparse.ArgumentParser, usual: Dealing) -> None:
         help=f"of the splits (default {shares})",
     )
     add("--common-test", action=argparse.BooleanOptionalAction, default=usual.common_test, help="one for all sites")
-    add("--corrupt", metavar="KIND:SEVERITY", default=usual.corrupt, help="gaussian_noise or motion_blur, 1 to 5")
-    add("--corrupt-sites", type=int, default=usual.corrupt_sites, metavar="N", help="the last ones of the sites")
+    add(
+        "--corrupt",
+        metavar="KIND:SEVERITY",
+        default=usual.corrupt,
+        help="gaussian_noise or motion_blur, 1 to 5; or none",
+    )
+    add("--corrupt-sites", type=int, default=None, metavar="N", help=f"the last ones (default {usual.corrupt_sites})")
     add("--size", type=int, default=usual.size, help="bring images to SIZE x SIZE; 0: copied as they are")
 
 
-def from_options(options: dict[str, Any]) -> Dealing:
-    """Takes the options of :class:`Dealing` out of all options."""
+def from_options(options: dict[str, Any], usual: Dealing) -> Dealing:
+    """Takes the options of :class:`Dealing` out of all options.
+
+    What is not given is as usual for the data set, where it goes with what is given: no number of sites with the data's
+    own, no corrupted sites without a corruption.
+    """
     found = {name: options.pop(name) for name in field_names(Dealing)}
+    if found["sites"] is None and found["partition"] != "site":
+        found["sites"] = usual.sites
+    if found["corrupt"] == NO_CORRUPTION:
+        found["corrupt"] = None
+    if found["corrupt_sites"] is None:
+        needed = found["corrupt"] is not None or found["partition"] == "two-pool"
+        found["corrupt_sites"] = usual.corrupt_sites if needed else 0
     return Dealing(**{**found, "fractions": tuple(found["fractions"])})
+
+
+def options_of(dealing: Dealing) -> dict[str, Any]:
+    """For the manifest."""
+    return {name: getattr(dealing, name) for name in field_names(Dealing)}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from typing_extensions import Unpack
 
 from fairflare.core.checks import choice, whole
+from fairflare.core.settings import field_names
 from fairflare.data.phantoms import PHANTOMS, PhantomPlan, class_site, prostate_site
 from fairflare.data.phantoms.prostate import SLICES
 from fairflare.data.preparers.items import Item
@@ -46,7 +46,7 @@ def prepare_phantom(
         drawn = {site: _prostate(site, size, seed, cases) for site in names}
         return write_sites(drawn, out_dir, None, Form(synthetic=True), **writing)
     number = whole("sites", sites)
-    given: dict[str, Any] = {} if plan is None else dict(vars(plan))
+    given = {} if plan is None else {field: getattr(plan, field) for field in field_names(PhantomPlan)}
     whole_plan = PhantomPlan(
         **{
             **given, "phantom": name, "num_sites": number, "seed": seed,

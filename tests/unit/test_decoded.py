@@ -250,8 +250,10 @@ def test_a_disk_that_takes_nothing_costs_no_image(
 ) -> None:
     path = nifti(tmp_path / "a.nii", volume())
     (tmp_path / "kept").write_text("a file")
-    assert one(path, DecodedVolumes(tmp_path / "kept")).any()
-    assert "decoded volumes cannot be kept in" in caplog.text
+    blocked = DecodedVolumes(tmp_path / "kept")
+    for _ in range(3):
+        assert one(path, blocked).any()
+    assert caplog.text.count("decoded volumes cannot be kept in") == 1
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")

@@ -132,7 +132,8 @@ def test_a_site_keeps_them_in_its_state(site: Path, decodings: list[Path], tmp_p
     for own, kept in (({}, True), ({"decoded_bytes": 0}, False), ({"decoded_folder": str(tmp_path / "own")}, True)):
         folder = tmp_path / "own" if "decoded_folder" in own else tmp_path / "state" / "decoded"
         worker = SiteWorker("a", SegmentationTask(image_size=(32, 32)), LocalTraining(),
-                            {"data_root": str(site), **own}, tmp_path / "state")  # fmt: skip
+                            {"data_root": str(site), **own}, tmp_path / "state",
+                            decoded=tmp_path / "state" / "decoded")  # fmt: skip
         run = worker._run(_Request(), worker.state.store())  # type: ignore[arg-type]
         list(run.data.batches("validation", batch_size=3))
         assert len(list(folder.glob("*.npy"))) == (2 if kept else 0)

@@ -19,6 +19,8 @@ from fairflare.data.datalist import SPLITS, DataError, Sample, write_datalist
 from fairflare.data.decoded import DECODED_BYTES, UNUSED_DAYS, DecodedVolumes
 from fairflare.data.decoding import decode
 from fairflare.data.reading import Reading, read_image
+from fairflare.federation.local import run_local
+from fairflare.federation.plan import make_plan
 from fairflare.federation.site import SiteWorker
 from fairflare.methods.training import LocalTraining
 from fairflare.tasks.segmentation import SegmentationTask
@@ -132,12 +134,26 @@ def test_a_site_keeps_them_in_its_state(site: Path, decodings: list[Path], tmp_p
     for own, kept in (({}, True), ({"decoded_bytes": 0}, False), ({"decoded_folder": str(tmp_path / "own")}, True)):
         folder = tmp_path / "own" if "decoded_folder" in own else tmp_path / "state" / "decoded"
         worker = SiteWorker("a", SegmentationTask(image_size=(32, 32)), LocalTraining(),
-                            {"data_root": str(site), **own}, tmp_path / "state")  # fmt: skip
+                            {"data_root": str(site), **own}, tmp_path / "state",
+                            decoded=tmp_path / "state" / "decoded")  # fmt: skip
         run = worker._run(_Request(), worker.state.store())  # type: ignore[arg-type]
         list(run.data.batches("validation", batch_size=3))
         assert len(list(folder.glob("*.npy"))) == (2 if kept else 0)
         for path in folder.glob("*"):
             path.unlink()
+
+
+def test_a_whole_run_decodes_every_volume_once(site: Path, decodings: list[Path], tmp_path: Path) -> None:
+    """Training, validation and test; and none in the next job of the site."""
+    settings = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "batch_size": 24, "augment": False}
+    own = {"sites": {"a": {"data_root": str(site), "cache_bytes": 0, "state_root": str(tmp_path / "state")}}}
+    for again in range(2):
+        forget()
+        plan = make_plan("fed_avg", task="segmentation", sites=["a"], num_rounds=1, settings=settings)
+        results = run_local(plan, tmp_path / f"run{again}", own)
+        assert "volume_dice" in json.loads((results / "results.json").read_text())["test"]["a"]
+    assert len(decodings) == len(set(decodings)) == 2 * (VOLUMES + 2)
+    assert len(list((tmp_path / "state" / "decoded" / "a").glob("*.npy"))) == 2 * (VOLUMES + 2)
 
 
 class _Request:
@@ -250,8 +266,10 @@ def test_a_disk_that_takes_nothing_costs_no_image(
 ) -> None:
     path = nifti(tmp_path / "a.nii", volume())
     (tmp_path / "kept").write_text("a file")
-    assert one(path, DecodedVolumes(tmp_path / "kept")).any()
-    assert "decoded volumes cannot be kept in" in caplog.text
+    blocked = DecodedVolumes(tmp_path / "kept")
+    for _ in range(3):
+        assert one(path, blocked).any()
+    assert caplog.text.count("decoded volumes cannot be kept in") == 1
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")

@@ -15,7 +15,7 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ class DecodedVolumes:
         self.folder, self.limit = folder, limit
         self._sound: set[tuple[str, int]] = set()  # files whose checksum was looked at in this process
         self._lock = threading.Lock()
-        self._tidied = False
+        self._tidied = self._told = False
 
     def array(
         self, path: Path, what: str, stamp: int, size: int, decode: Callable[[], npt.NDArray[Any]]
@@ -79,7 +79,7 @@ class DecodedVolumes:
         known = said.setdefault("bounds", {})
         if kind not in known:
             known[kind] = measure()
-            with self._telling(file):
+            with self._telling():
                 self._write_said(file, said)
         low_high = known[kind]
         return None if low_high is None else (float(low_high[0]), float(low_high[1]))
@@ -119,7 +119,7 @@ class DecodedVolumes:
     def _keep(self, file: Path, array: npt.NDArray[Any]) -> None:
         if array.nbytes > self.limit:
             return
-        with self._telling(file), self._lock:
+        with self._telling(), self._lock:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # images of patients
             self._make_room(array.nbytes + 4096, file)
             write_whole(file, lambda partial: _save(partial, array), durable=False)
@@ -130,13 +130,16 @@ class DecodedVolumes:
         write_whole(file.with_suffix(".json"), lambda partial: partial.write_text(text), durable=False)
 
     @contextlib.contextmanager
-    def _telling(self, file: Path) -> Any:
+    def _telling(self) -> Iterator[None]:
+        """A disk that cannot be written is said once, and costs nothing else."""
         try:
             yield
         except OSError as error:
-            log.warning(
-                "decoded volumes cannot be kept in %s (%s): they are decoded again each time", file.parent, error
-            )
+            if not self._told:
+                log.warning(
+                    "decoded volumes cannot be kept in %s (%s): they are decoded again each time", self.folder, error
+                )
+            self._told = True
 
     def _make_room(self, needed: int, new: Path) -> None:
         """Removes earlier states of the same source, what is unused for long, and as much else as it takes."""

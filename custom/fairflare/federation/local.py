@@ -22,7 +22,7 @@ from fairflare.core.threads import one_thread
 from fairflare.exchange.messages import Message, decode_task, encode_reply, for_site
 from fairflare.federation.rounds import Rounds
 from fairflare.federation.run_settings import RESULTS_FOLDER, Place
-from fairflare.federation.site import SITE_FILE, SiteWorker, own_settings, refusal
+from fairflare.federation.site import DECODED_PLACE, SITE_FILE, SiteWorker, own_settings, refusal
 from fairflare.federation.site_store import safe_name
 from fairflare.federation.transport import Listener, Question
 from fairflare.methods.training import LocalTraining
@@ -92,7 +92,8 @@ class LocalTransport:
     def _worker(self, site: str, experiment: str) -> SiteWorker:
         if site not in self._workers:
             settings = own_settings(self.local, site)
-            root = Path(settings.get("state_root") or self.state) if experiment else self.state
+            kept = Path(settings.get("state_root") or self.state)
+            root = kept if experiment else self.state
             self._workers[site] = SiteWorker(
                 site=site,
                 task=self.task,
@@ -100,6 +101,7 @@ class LocalTransport:
                 settings=settings,
                 state_folder=root / safe_name(experiment or "run") / safe_name(site),
                 num_threads=1,
+                decoded=kept / DECODED_PLACE / safe_name(site),
             )
         return self._workers[site]
 

@@ -60,7 +60,7 @@ REMEDIES = {
     errno.EROFS: "let the site write to its state_root; it is back in the round after that",
 }
 DECODED = "decoded_folder"  # the setting of tasks that keep decoded volumes
-DECODED_PLACE = "decoded"  # by default in the site's state
+DECODED_PLACE = "decoded"  # where: in the site's state root, beside the experiments, which share them
 SUBMITS = "submit_model"  # the setting: the local model may be sent to the other sites
 # Settings of local/fairflare.json that the shell reads; all others belong to the task.
 SHELL_SETTINGS = (
@@ -89,6 +89,7 @@ class SiteWorker:
         training: the method's site half.
         settings: the site's private settings (``local/fairflare.json``).
         state_folder: of this experiment and site; has a folder for each run, see :class:`SiteFolder`.
+        decoded: folder for decoded volumes of this site, unless its settings name another; ``None``: none.
     """
 
     def __init__(
@@ -100,8 +101,10 @@ class SiteWorker:
         state_folder: Path,
         *,
         num_threads: int | None = None,
+        decoded: Path | None = None,
     ) -> None:
         self.site = site
+        self.decoded = decoded
         self.task = task
         self.training = training
         self.settings = dict(settings)
@@ -296,8 +299,9 @@ class SiteWorker:
     def _run(self, request: SiteTask, store: SiteStore) -> SiteRun:
         if self._data is None:
             own = {k: v for k, v in self.settings.items() if k not in SHELL_SETTINGS}
-            if DECODED in getattr(getattr(self.task, "site_settings", None), "__dataclass_fields__", ()):
-                own.setdefault(DECODED, str((self.state.folder / DECODED_PLACE).absolute()))
+            known = getattr(getattr(self.task, "site_settings", None), "__dataclass_fields__", ())
+            if self.decoded is not None and DECODED in known:
+                own.setdefault(DECODED, str(self.decoded.absolute()))
             data = self.task.open_site(self.site, own)
             self.task = self.task.suited_to(data)
             self._data = data

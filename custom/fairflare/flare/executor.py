@@ -31,7 +31,7 @@ from fairflare.exchange.messages import (
     encode_reply,
 )
 from fairflare.federation.isolation import perform_isolated
-from fairflare.federation.site import SITE_FILE, SiteWorker, read_site_file, refusal
+from fairflare.federation.site import DECODED_PLACE, SITE_FILE, SiteWorker, read_site_file, refusal
 from fairflare.federation.site_store import safe_name
 from fairflare.flare.stock_tasks import SUBMIT_MODEL, NotServed, check_submission, is_stock, metrics_of, validation
 from fairflare.flare.wire import from_model, to_model
@@ -163,9 +163,9 @@ class SiteExecutor(Executor):
         self, site: str, experiment: str, settings: dict[str, Any], fl_ctx: FLContext
     ) -> dict[str, Any]:
         workspace = fl_ctx.get_engine().get_workspace()
+        root = Path(settings.get("state_root") or Path(workspace.get_root_dir()) / "fairflare_state")
         if experiment:
             # Outlives the job, so that a resubmitted one goes on.
-            root = Path(settings.get("state_root") or Path(workspace.get_root_dir()) / "fairflare_state")
             folder = root / safe_name(experiment) / safe_name(site)
         else:
             folder = Path(workspace.get_run_dir(fl_ctx.get_job_id())) / "fairflare_state"
@@ -178,6 +178,7 @@ class SiteExecutor(Executor):
             "settings": settings,
             "state_folder": folder,
             "num_threads": 1 if simulated else None,
+            "decoded": root / DECODED_PLACE / safe_name(site),
         }
 
 

@@ -62,7 +62,7 @@ class SiteSettings:
         max_image_bytes: memory that one decoded image, mask or volume may take; a larger file is refused by its header.
         cache_bytes: memory for decoded images of this site.
         decoded_folder: folder for decoded volumes, so that a slice is read without the others; default: in the site's
-            state.
+            ``state_root``.
         decoded_bytes: disk space for them; 0: none is kept.
         num_workers: threads that decode the images of a batch; 0: the one that trains. The batches are the same.
         phantom_seed: seed of the synthetic data; default: the task's.

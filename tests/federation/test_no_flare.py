@@ -86,6 +86,7 @@ def test_a_run_without_flare(tmp_path, method):
     assert [r["accepted"] for r in results["rounds"]] == [["site-1", "site-2"]] * 2
     assert sorted(results["test"]) == ["site-1", "site-2"]
     assert (folder.parent / "FL_global_model.pt").is_file()
+    assert (folder / "report.html").is_file()
     if method == "fed_lwr":  # both phases took place, and the weights are the scores'
         for record in results["rounds"]:
             for by_site in record["layers"].values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import math
@@ -600,7 +601,7 @@ def test_text_and_cells():
 # ------------------------------------------------------------------------------------------------ command, server
 
 
-def test_the_command(tmp_path, quick_pictures):
+def test_the_command(tmp_path, quick_pictures, monkeypatch):
     folder = write_run(tmp_path / "run", one())
     runner = CliRunner()
     done = runner.invoke(app, ["report", str(folder)])
@@ -622,6 +623,14 @@ def test_the_command(tmp_path, quick_pictures):
     assert missing.exit_code == 2
     assert "no results.json there" in missing.output
     assert not (tmp_path / "b").exists()
+    monkeypatch.setattr(Path, "write_bytes", full_disk)
+    full = runner.invoke(app, ["report", str(folder), "--out", str(tmp_path / "c")])
+    assert full.exit_code == 2
+    assert "No space left on device" in full.output
+
+
+def full_disk(path: Path, data: bytes) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
 
 def test_a_folder_that_is_no_report_is_left_alone(tmp_path, quick_pictures):

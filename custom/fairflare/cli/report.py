@@ -38,5 +38,9 @@ def report_command(
         from fairflare.reporting.page.write import write_report
 
         beside = folder if folder.is_dir() else folder.parent
-        page = write_report(folder, out or beside / "report", metric=metric, reference=reference, overwrite=overwrite)
+        given = {"metric": metric, "reference": reference}
+        try:
+            page = write_report(folder, out or beside / "report", overwrite=overwrite, **given)
+        except OSError as error:
+            raise ValueError(f"{error.filename or folder}: {error.strerror or error}") from error
     console.print(f"page: {page}", soft_wrap=True, highlight=False)

@@ -70,6 +70,8 @@ def lines_picture(
     if most > MAX_NAMED:
         which = "lowest" if worst_first else "highest"
         caption += f" Of more than {MAX_NAMED} lines the {NAMED_OF_MANY} {which} in the end are named, the others grey."
+    if material.over_seeds and any(0 < len(series) <= MAX_BANDS for series in panels.values()):
+        caption += " Shaded: one standard deviation over seeds to either side."
     if len(panels) > MAX_PANELS:
         caption += f" Drawn: the first {MAX_PANELS} of {len(panels)} methods; the table has all."
         panels = dict(list(panels.items())[:MAX_PANELS])

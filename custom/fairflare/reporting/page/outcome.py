@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fairflare.reporting.differences import BETTER, LEVEL, MEASURES, NOISE, ONE_SEED, Difference
 from fairflare.reporting.layout import number
-from fairflare.reporting.page.content import Picture, Section, Spread, Table, listed
+from fairflare.reporting.page.content import Cell, Picture, Section, Spread, Table, listed
 from fairflare.reporting.page.material import Material, PageRow
 from fairflare.reporting.page.style import INK, figure, label, legend, look
 
@@ -169,17 +169,13 @@ def differences(material: Material, found: Sequence[Difference]) -> Section | No
         f"Row minus {reference}, paired by seed: mean, {LEVEL:.0%} interval (Student's t over the seeds), standard "
         "deviation of the differences.",
         columns,
-        [[d.label, d.measure, len(d.values), d.mean, d.low, d.high, d.sd, d.verdict] for d in of],
+        [_cells(d) for d in of],
     )
     by_site = Table(
         "differences_sites",
         f"The same for every site (row minus {reference}).",
         columns,
-        [
-            [d.label, d.measure, len(d.values), d.mean, d.low, d.high, d.sd, d.verdict]
-            for d in found
-            if d.measure not in MEASURES
-        ],
+        [_cells(d) for d in found if d.measure not in MEASURES],
         folded=True,
     )
     told = listed((_in_short([d for d in of if d.label == name]) for name in dict.fromkeys(d.label for d in of)), "; ")
@@ -193,6 +189,10 @@ def differences(material: Material, found: Sequence[Difference]) -> Section | No
     )
     notes = ["The intervals are over seeds: they say nothing about other patients than those of the test splits."]
     return Section("differences", f"Differences to {reference}", notes=notes, parts=[picture, table, by_site])
+
+
+def _cells(d: Difference) -> list[Cell]:
+    return [d.label, d.measure, len(d.values), d.mean, d.low, d.high, d.sd, d.verdict]
 
 
 def _in_short(found: Sequence[Difference]) -> str:

@@ -45,9 +45,9 @@ def _picture(material: Material, rows: Sequence[PageRow], attribute: str, called
         f"pareto_{attribute}",
         lambda: _scatter(material, rows, attribute, called, front),
         f"Each method's average over the sites against its {called}{material.over_seeds}"
-        f"{'; thin lines are standard deviations over seeds' if material.over_seeds else ''}. A ring marks those that no "
-        "other beats: none is at least as good in both and better in one. Whether a step between two of them is more "
-        "than noise, the differences say.",
+        f"{'; thin lines are standard deviations over seeds' if material.over_seeds else ''}. A ring marks those that "
+        "no other beats: none is at least as good in both and better in one. Whether a step between two of them is "
+        "more than noise, the differences say.",
         f"Average and {called}: {listed(told, '; ')}.",
     )
 

@@ -299,6 +299,8 @@ def test_a_worst_decile_of_its_own_with_twenty_sites(tmp_path, quick_pictures):
     read = page_of(write_comparison(tmp_path, runs))
     # The worst two of a: 0.50 and 0.51.
     assert read.tables["pareto"][1] == ["a", "0.5950", "0.5000", "no", "0.5050", "no"]
+    # Standard deviation of 0, 0.01, ... 0.19: 0.01 sqrt((20 ** 2 - 1) / 12).
+    assert read.tables["results"][1] == ["a", "1", "0.5950", "0.0577", "0.5000", "0.5050", "20"]
     assert "The worst tenth of them is the worst site" not in read.words
 
 

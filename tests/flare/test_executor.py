@@ -155,3 +155,14 @@ def test_filters_may_look_at_the_task_and_nothing_is_kept(tmp_path: Path) -> Non
     assert site.context.get_prop(FLContextKey.TASK_DATA) is None
     site.executor.handle_event(EventType.BEFORE_TASK_RESULT_FILTER, site.context)
     assert site.context.get_prop(FLContextKey.TASK_DATA) is None
+
+
+@pytest.mark.parametrize("experiment", ["", "e"])
+def test_decoded_volumes_lie_in_the_state_root_whatever_the_job(tmp_path: Path, experiment: str) -> None:
+    site = Site(tmp_path / "kit")
+    for own, root in (
+        ({}, tmp_path / "kit" / "fairflare_state"),
+        ({"state_root": str(tmp_path / "s")}, tmp_path / "s"),
+    ):
+        arguments = site.executor._worker_arguments("site-1", experiment, own, site.context)
+        assert arguments["decoded"] == root / "decoded" / "site-1"

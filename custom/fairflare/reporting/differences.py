@@ -215,7 +215,7 @@ def difference_table(
         of = {d.measure: d for d in found if d.label == label}
         table.append([label, *(_cell(of[m]) if m in of else MISSING for m in MEASURES)])
     notes = [
-        f"Differences to {reference}, paired by seed: mean [95 % interval{_of_what(found)}]. "
+        f"Differences to {reference}, paired by seed: mean [95 % interval{interval_of(found)}]. "
         "* better, ! worse, else within noise.",
     ]
     if any(d.verdict == ONE_SEED for d in found):
@@ -225,7 +225,7 @@ def difference_table(
     return "\n".join([blocks(table, width), *wrapped(notes, width)])
 
 
-def _of_what(found: Sequence[Difference]) -> str:
+def interval_of(found: Sequence[Difference]) -> str:
     """Which scatter the intervals hold."""
     with_images = [math.isfinite(d.images_sd) for d in found if math.isfinite(d.low)]
     if with_images and all(with_images):

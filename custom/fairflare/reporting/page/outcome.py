@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fairflare.reporting.differences import BETTER, LEVEL, MEASURES, NOISE, ONE_SEED, Difference
+from fairflare.reporting.differences import BETTER, LEVEL, MEASURES, NOISE, ONE_SEED, Difference, interval_of
 from fairflare.reporting.layout import number
 from fairflare.reporting.page.content import Cell, Picture, Section, Spread, Table, listed
 from fairflare.reporting.page.material import Material, PageRow
@@ -166,8 +166,8 @@ def differences(material: Material, found: Sequence[Difference]) -> Section | No
     columns = ["method", "measure", "seeds", "difference", "low", "high", "sd", "verdict"]
     table = Table(
         "differences",
-        f"Row minus {reference}, paired by seed: mean, {LEVEL:.0%} interval (Student's t over the seeds), standard "
-        "deviation of the differences.",
+        f"Row minus {reference}, paired by seed: mean, {LEVEL:.0%} interval{interval_of(found)}, standard deviation of "
+        "the differences over the seeds.",
         columns,
         [_cells(d) for d in of],
     )

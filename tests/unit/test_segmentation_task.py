@@ -516,7 +516,7 @@ def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
 def test_arguments_can_be_read_back_for_the_export_of_a_job() -> None:
     given = {
         "image_size": [32, 64], "in_channels": 3, "num_classes": 2, "labels": [[1, 2], [2]],
-        "class_names": ["cell", "nucleus"], "mask_values": {"0": 0, "7": 1, "9": 2}, "features": [4] * 6,
+        "class_names": ["cell", "nucleus"], "mask_values": {"0": 0, "7": 1, "9": 2, "8": 3}, "features": [4] * 6,
         "norm_momentum": 0.1, "augmentation": ["flip"], "phantom_seed": 3, "phantom_cases": 0.5,
         "allow_phantom": False, "initial_weights": "w.pth", "orientation": "axial", "intensity": "window",
         "window": [40, 400], "resize": "pad", "ignore": 3, "mask_resize": "area", "evaluate_at": "image",

@@ -10,7 +10,7 @@ run: $(STAMP)
 	$(BIN)/fairflare run fed_lwr --overwrite
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 25
 
 # The walk-throughs of poc/ and docs/install.md, each as one script; FLARE's filters at six sites.
 walkthroughs: $(STAMP)

@@ -486,7 +486,7 @@ def test_dicom_in_a_datalist(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=message):
             loaded(image)
     with pytest.raises(DataError, match="'volume' of entry 0 of 'training' must be a text"):
-        loaded("m.png", volume=3)
+        loaded("m.png", volume=3.5)
     outside = tmp_path.parent / f"{tmp_path.name}_outside"
     series(outside / "x", volume)
     (tmp_path / "p1" / "link").symlink_to(outside / "x" / "IM0000")

@@ -15,8 +15,10 @@ fi
 # Everything is written here and nowhere else; `nvflare` keeps its settings in the home folder, so it gets another one.
 folder=$(mktemp -d "${TMPDIR:-/tmp}/fairflare-walk.XXXXXX")
 export HOME="$folder/home"
-export TMPDIR="$folder/tmp" # FLARE and PyTorch leave folders there
-mkdir "$HOME" "$TMPDIR"
+# FLARE and PyTorch leave folders there; a short path, as a socket in it may have 107 characters at most.
+TMPDIR=$(mktemp -d /tmp/fairflare-tmp.XXXXXX)
+export TMPDIR
+mkdir "$HOME"
 cd "$folder"
 # The sites share this machine's cores.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
@@ -30,6 +32,7 @@ clean_up() {
   trap - EXIT INT TERM
   "$python" "$repository/poc/end_processes.py" FAIRFLARE_WALK "$FAIRFLARE_WALK"
   cd /
+  rm -rf "$TMPDIR"
   if [ -n "${KEEP:-}" ]; then
     echo "kept: $folder"
   else

@@ -60,12 +60,13 @@ def test_a_walk_that_fails_cleans_up(tmp_path: Path) -> None:
     broken = tmp_path / "broken.sh"
     started = tmp_path / "started"
     common = ROOT / "poc" / "common.sh"
-    broken.write_text(f'source "{common}"\nsleep 600 &\necho "$! $folder" > {started}\nfalse\n')
+    broken.write_text(f'source "{common}"\nsleep 600 &\necho "$! $folder $TMPDIR" > {started}\nfalse\n')
     done = subprocess.run(["bash", str(broken)], timeout=60, check=False, env=environment(tmp_path))
     assert done.returncode == 1
-    process, folder = started.read_text().split()
+    process, folder, temporary = started.read_text().split()
     assert not Path(f"/proc/{process}").exists()
     assert not Path(folder).exists()
+    assert not Path(temporary).exists()
 
 
 def test_the_wheel_works_outside_of_the_repository(tmp_path: Path) -> None:

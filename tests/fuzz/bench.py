@@ -342,6 +342,7 @@ class Bench:
         try:
             with (
                 mock.patch("fairflare.federation.journal.draw_pictures", return_value=[]),
+                mock.patch("fairflare.federation.journal.write_run_page", return_value=[]),
                 mock.patch("os.fsync", return_value=None),
             ):
                 yield lines

@@ -12,7 +12,7 @@ from .__main__ import memory_folder, told
 from .bench import Bench, attack, phases_of
 from .expected import expectations
 
-REPLIES = 25
+REPLIES = 40
 SEED = 9
 PAIRS = [(method, phase) for method in all_methods() for phase in phases_of(method)]
 

@@ -273,6 +273,18 @@ def test_a_zero_gradient_and_no_gradient_change_no_feature():
     assert weighing.values == {"matching_before": 0.0, "matching_after": 0.0, "classes": 0.0}
 
 
+def test_the_features_follow_the_seed_of_the_run():
+    """Unless they have one of their own; the result is that of the rule with that seed."""
+
+    def made(rule: CReFF, run_seed: int) -> torch.Tensor:
+        answers = inputs({"a": reported(rule, 0)})
+        answers.seed = run_seed
+        return rule.weigh(answers).tensors["retrained.weight"]
+
+    assert torch.equal(made(rule_of(), 3), made(rule_of(feature_seed=3), 0))
+    assert not torch.equal(made(rule_of(), 3), made(rule_of(), 0))
+
+
 def test_features_outlive_the_round_and_a_restart():
     first, second = rule_of(), rule_of()
     first.weigh(inputs({"a": reported(first, 0)}))

@@ -1113,3 +1113,20 @@ def test_all_parts_off_is_fed_avg_and_each_part_alone_is_not(tmp_path, monkeypat
         assert mine["validation"] == theirs["validation"]
     for one, other in combinations(("fed_avg", "fair", "som", "mu"), 2):
         assert not same(states[one], states[other]), (one, other)
+
+
+@pytest.mark.parametrize("policy", ["random", "qmix"])
+def test_the_servers_draws_follow_the_seed_of_the_run(policy, tmp_path):
+    """Repetitions of an experiment are then independent; a seed of their own holds them still."""
+
+    def drawn(**own: int) -> tuple[Any, Any]:
+        settings = {"mu_policy": policy, "weighting.init": "uniform", **own}
+        results, _ = federation(tmp_path / str(len(list(tmp_path.iterdir()))), seed=1, settings=settings)
+        chosen = [r["values"].get("q_tot") or [x["mu"] for x in r["reports"].values()] for r in results["rounds"]]
+        return chosen, results["rounds"][0]["details"]["som"]["u_matrix"]
+
+    chosen, neurons = drawn()
+    assert (chosen, neurons) == drawn(**{"mu_policy.seed": 1, "weighting.seed": 1})
+    other, far = drawn(**{"mu_policy.seed": 0, "weighting.seed": 0})
+    assert chosen != other
+    assert neurons != far

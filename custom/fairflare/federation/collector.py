@@ -123,10 +123,11 @@ class Collector:
         rule: the method's server half.
         folder: where local models wait; ``None``: a temporary folder.
         bounds: on what one site can do.
+        seed: of the run, for rules that draw.
     """
 
-    def __init__(self, rule: Rule, folder: Path | None = None, bounds: Bounds | None = None) -> None:
-        self.rule = rule
+    def __init__(self, rule: Rule, folder: Path | None = None, bounds: Bounds | None = None, seed: int = 0) -> None:
+        self.rule, self.seed = rule, seed
         self.bounds = bounds or Bounds()
         self._influence = Influence(self.bounds)
         self._temporary = tempfile.TemporaryDirectory(prefix="fairflare-staging-") if folder is None else None
@@ -334,6 +335,7 @@ class Collector:
             parameters=self._trained_names(),
             num_steps={site: trained[site].num_steps for site in sites},
             updates=self._shape is not None and self._shape.updates,
+            seed=self.seed,
         )
 
     def _states(self) -> dict[str, State]:

@@ -81,7 +81,7 @@ class Rounds:
         higher = task.directions()[task.primary_metric]
         learned = TaskRecorder(task, lambda: self.journal.info, place.run_dir / RESULTS_FOLDER)
         self.files = ModelFiles(place.run_dir, type(rule).__name__, BestModel(run, higher), learned)
-        self.collector = Collector(rule, place.run_dir / RESULTS_FOLDER / "staging", run)
+        self.collector = Collector(rule, place.run_dir / RESULTS_FOLDER / "staging", run, run.seed)
         self.roster = Roster(transport, run.max_missed, run.min_sites)
         self.exchange = Exchange(transport, self.roster, run.min_sites, run.straggler_grace, self.journal.tell)
         self.retraining = Retraining(rule, run)

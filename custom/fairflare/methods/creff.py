@@ -34,7 +34,7 @@ class CReFF(Rule):
         feature_steps, feature_rate: of SGD that turns their gradients into the directions of the sites' (the mean over
             the sites that have the class, each counting alike).
         classifier_epochs, classifier_rate, classifier_batch: of the training of the classifier, from scratch.
-        feature_seed: of both.
+        feature_seed: of both; ``None``: the run's.
 
     Source:
         Shang et al., IJCAI 2022, section 3.3 and code.
@@ -57,7 +57,7 @@ class CReFF(Rule):
     classifier_epochs: PositiveInt = 300
     classifier_rate: Positive = 0.01
     classifier_batch: PositiveInt = 32
-    feature_seed: Whole = 0
+    feature_seed: Whole | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,9 +100,10 @@ class CReFF(Rule):
             return weighing
         weight, bias = (tensor.float() for tensor in self._classifier)
         wanted = self._mean_gradients(inputs, weight)
+        seed = inputs.seed if self.feature_seed is None else self.feature_seed
         if self.federated is None:
             shape = (len(bias), self.num_features, weight.shape[1])
-            self.federated = torch.randn(shape, generator=torch.Generator().manual_seed(self.feature_seed))
+            self.federated = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
         self.federated, before, after = matched_features(
             self.federated, wanted, weight, bias, steps=self.feature_steps, learning_rate=self.feature_rate
         )
@@ -111,7 +112,7 @@ class CReFF(Rule):
             epochs=self.classifier_epochs,
             learning_rate=self.classifier_rate,
             batch_size=self.classifier_batch,
-            seed=self.feature_seed + 1 + inputs.current_round,
+            seed=seed + 1 + inputs.current_round,
         )
         weighing.tensors = {
             MADE + part: tensor.to(like.dtype)

@@ -103,16 +103,17 @@ class RandomMu(MuPolicy):
 
     Args:
         actions: mu to choose from, ascending.
-        seed: a draw depends on it, the site and the round alone.
+        seed: a draw depends on it, the site and the round alone; ``None``: the run's.
     """
 
     kind: ClassVar[str] = "random"
     actions: Actions = MU_GRID
-    seed: NonNegativeInt = 0
+    seed: NonNegativeInt | None = None
 
     def choose(self, inputs: RoundInputs) -> dict[str, float]:
+        seed = inputs.seed if self.seed is None else self.seed
         for site in inputs.sites:
-            self._mu[site] = random.Random(f"{self.seed}/{site}/{inputs.current_round}").choice(self.actions)
+            self._mu[site] = random.Random(f"{seed}/{site}/{inputs.current_round}").choice(self.actions)
         return {}
 
 
@@ -139,7 +140,7 @@ class QMixMu(MuPolicy):
         explore: share of the rounds in which, after the warm-up, random actions fall from all to 5 %.
         cautious: explore with mu up to 0.1 only, until the warm-up is over.
         double_q: choose the next action by the trained networks and value it by the target ones.
-        seed: of everything random in the agents.
+        seed: of everything random in the agents; ``None``: the run's.
 
     With more than 8 sites the mixer sees mean and spread of the observations instead of all of them (ours: the paper's
     grows with the square of the sites).
@@ -162,7 +163,7 @@ class QMixMu(MuPolicy):
     explore: Fraction = 0.3
     cautious: Flag = False
     double_q: Flag = False
-    seed: NonNegativeInt = 0
+    seed: NonNegativeInt | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -189,7 +190,7 @@ class QMixMu(MuPolicy):
         if self._agents is None:
             self._steps = round(self.explore * inputs.num_rounds)
             self._warmup = self._warmup_in(inputs.num_rounds)
-            self._agents = self._new_agents({*inputs.asked, *inputs.sites})
+            self._agents = self._new_agents({*inputs.asked, *inputs.sites}, inputs.seed)
             if self._agents.shared and self.agents == "auto":
                 log.info("%d sites: one network for all agents (mu_policy.agents=own: one each)", len(inputs.asked))
             self._warn(inputs.num_rounds)
@@ -220,13 +221,14 @@ class QMixMu(MuPolicy):
             seen[site] = observation(entropy, share, report["accuracy"], loss, num_classes=self._classes)
         return seen
 
-    def _new_agents(self, names: set[str]) -> QMix:
+    def _new_agents(self, names: set[str], run_seed: int) -> QMix:
         grid = FINE_GRID if self.action_mode == "critic" else MU_GRID
         return QMix(
             names, actions=grid if self.actions is None else self.actions, critic=self.action_mode == "critic",
             mixer=self.kind, shared={"own": False, "shared": True}.get(self.agents), double_q=self.double_q,
             gamma=self.gamma, lr=self.learning_rate, hidden=self.hidden, warmup=self._warmup, updates=self.updates,
-            eps_steps=self._steps, eps_prior="small" if self.cautious else None, seed=self.seed,
+            eps_steps=self._steps, eps_prior="small" if self.cautious else None,
+            seed=run_seed if self.seed is None else self.seed,
         )  # fmt: skip
 
     def _warmup_in(self, num_rounds: int) -> int:
@@ -264,7 +266,8 @@ class QMixMu(MuPolicy):
         self._classes, self._steps, self._warmup = (int(state[name]) for name in ("classes", "steps", "warmup"))
         self._agents = None
         if state["agents"] is not None:
-            self._agents = self._new_agents(set(state["agents"]["settings"]["agents"]))
+            names = set(state["agents"]["settings"]["agents"])
+            self._agents = self._new_agents(names, run_seed=0)  # whatever it is: their generator is in the state
             self._agents.load_state_dict(state["agents"])
 
 

@@ -57,6 +57,7 @@ class RoundInputs:
     parameters: Collection[str] = frozenset()
     num_steps: Mapping[str, int | None] = field(default_factory=dict)  # as the sites say; nobody checks it
     updates: bool = False  # ``states`` are updates, not models
+    seed: int = 0  # the run's; under stock controllers, which have none, 0
 
     def start(self, rule: Rule) -> State | None:
         """What a site's change is the difference to; ``None``: the states are changes themselves.

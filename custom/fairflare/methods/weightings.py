@@ -85,7 +85,7 @@ class BySom(Weighting):
         epochs: passes over the sites in a round.
         sigma_w: width of the weights.
         restart: a new map every round; nothing is kept on disk.
-        seed: of the neurons' starts.
+        seed: of the neurons' starts; ``None``: the run's.
 
     Source:
         Sahoo et al., MICCAI 2024 (FedMRL), section 3.3.
@@ -104,10 +104,11 @@ class BySom(Weighting):
     epochs: PositiveInt = 1
     sigma_w: Positive = 1.0
     restart: Flag = False
-    seed: NonNegativeInt = 0
+    seed: NonNegativeInt | None = None
 
     def __post_init__(self) -> None:
-        self._map = SelfOrganizingMap(**{name: getattr(self, name) for name in field_names(type(self))})
+        given = {name: getattr(self, name) for name in field_names(type(self))}
+        self._map = SelfOrganizingMap(**{**given, "seed": self.seed or 0})
         self._neurons: TensorFolders | None = None
 
     def weigh(self, inputs: RoundInputs) -> tuple[dict[str, float], dict[str, Any]]:
@@ -119,6 +120,8 @@ class BySom(Weighting):
         """
         if inputs.received is None:
             raise RuntimeError("the map needs the model that the sites received")
+        if self.seed is None:
+            self._map.seed = inputs.seed
         states = {site: inputs.states[site] for site in inputs.sites}
         if self.restart:
             found = self._map.step(states, inputs.received)
@@ -155,6 +158,8 @@ class BySom(Weighting):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError when the state is of a map with other settings."""
+        if self.seed is None:
+            self._map.seed = int(state["map"]["settings"]["seed"])
         self._map.load_state_dict(state["map"])
         if state["neurons"] is not None:
             keep = self._folders().begin(self._map.rounds)

@@ -89,7 +89,7 @@ class CreffRecipe(MethodRecipe):
         classifier_epochs: of the training of the classifier, from scratch; an integer >= 1 (paper: ``300``).
         classifier_rate: of the training of the classifier, from scratch; a number > 0.
         classifier_batch: of the training of the classifier, from scratch; an integer >= 1.
-        feature_seed: of both; an integer.
+        feature_seed: of both; ``None``: the run's; an integer or nothing.
         optimizer: ``"adam"`` (L2 weight decay, as the papers), ``"adamw"`` or ``"sgd"``; one of 'adam', 'adamw', 'sgd'
             (paper: ``"sgd"``).
         learning_rate: step size of the optimizer; a number > 0 (paper: ``0.1``).
@@ -237,7 +237,7 @@ class CreffRecipe(MethodRecipe):
         classifier_epochs: int = 100,
         classifier_rate: float = 0.01,
         classifier_batch: int = 32,
-        feature_seed: int = 0,
+        feature_seed: int | None = None,
         optimizer: Literal["adam", "adamw", "sgd"] = "adam",
         learning_rate: float = 0.001,
         weight_decay: float = 0.0,

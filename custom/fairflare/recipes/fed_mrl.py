@@ -85,7 +85,8 @@ class FedMRLRecipe(MethodRecipe):
             sites' own mu) or ``"random"`` (a control); one of 'fixed', 'random', 'qmix', 'vdn' (paper: ``"qmix"``).
         mu_policy_actions: mu to choose from, ascending; with mu_policy=random, default ``[1e-05, 0.001, 0.01, 0.05,
             0.1, 0.2, 0.4, 0.6, 0.8, 1.0]``.
-        mu_policy_seed: a draw depends on it, the site and the round alone; with mu_policy=random, default ``0``.
+        mu_policy_seed: a draw depends on it, the site and the round alone; ``None``: the run's; with mu_policy=random,
+            default ``null``.
         mu_policy_action_mode: "grid": a network has one output for each action; "critic": the action is its fifth
             input, and it has one output; with mu_policy=qmix, vdn, default ``grid``.
         mu_policy_agents: "own": a network for each site, the paper's; "shared": one for all, which also sees whose turn
@@ -119,7 +120,7 @@ class FedMRLRecipe(MethodRecipe):
         weighting_epochs: passes over the sites in a round; with weighting=som, default ``1``.
         weighting_sigma_w: width of the weights; with weighting=som, default ``1.0``.
         weighting_restart: a new map every round; nothing is kept on disk; with weighting=som, default ``false``.
-        weighting_seed: of the neurons' starts; with weighting=som, default ``0``.
+        weighting_seed: of the neurons' starts; ``None``: the run's; with weighting=som, default ``null``.
         mean_loss: F of the fairness term: ``"mean"`` over the sites, ``"weighted"`` by samples, or ``"sum"`` (the text
             after Eq. 9; not a fairness term any more); one of 'mean', 'weighted', 'sum'.
         fair_mean: ``"winsorised"`` (ours): in F a site's loss counts within 1 of the median loss and within a quarter

@@ -29,27 +29,41 @@ from fairflare.federation.local import run_local
 from fairflare.federation.plan import make_plan
 from fairflare.reporting.results import read_results
 
+Candidate = tuple[str, Mapping[str, Any]]  # (method, settings)
+PLAIN: dict[str, Any] = {"weighting": "uniform"}
 HALF: dict[str, Any] = {"mix": 0.5}
-#: Label -> settings of Fed-LWR; ``None``: FedAvg with equal weights.
-CANDIDATES: dict[str, dict[str, Any] | None] = {
-    "FedAvg": None,
-    "paper": {},
-    "authors": {"preset": "authors"},
-    "unbiased": {"cka_estimator": "full_unbiased"},
-    "mix 0.25": {"mix": 0.25},
-    "mix 0.5": HALF,
-    "mix 0.75": {"mix": 0.75},
-    "power 0.5": {"power": 0.5},
-    "smooth 0.5": {"smooth": 0.5},
-    "unit": {"layer_granularity": "unit"},
-    "site": {"layer_granularity": "model"},
-    "unit, mix 0.5": {**HALF, "layer_granularity": "unit"},
-    "site, mix 0.5": {**HALF, "layer_granularity": "model"},
-    "unbiased, mix 0.5": {**HALF, "cka_estimator": "full_unbiased"},
-    "unbiased, unit, mix 0.5": {**HALF, "cka_estimator": "full_unbiased", "layer_granularity": "unit"},
-    "unit, mix 0.5, smooth 0.5": {**HALF, "layer_granularity": "unit", "smooth": 0.5},
+#: One pass: the exact way costs as many as there are norms, in every round.
+MEASURED: dict[str, Any] = {"norm_statistics": "recalibrated", "recalibration": "one_pass"}
+
+
+def _lwr(**settings: Any) -> Candidate:
+    return "fed_lwr", settings
+
+
+BASE = "FedAvg"
+CANDIDATES: dict[str, Candidate] = {
+    BASE: ("fed_avg", PLAIN),
+    "FedAvg, recalibrated": ("fed_avg", {**PLAIN, **MEASURED}),
+    "paper": _lwr(),
+    "paper, recalibrated": _lwr(**MEASURED),
+    "authors": _lwr(preset="authors"),
+    "unbiased": _lwr(cka_estimator="full_unbiased"),
+    "mix 0.25": _lwr(mix=0.25),
+    "mix 0.5": _lwr(**HALF),
+    "mix 0.75": _lwr(mix=0.75),
+    "power 0.5": _lwr(power=0.5),
+    "smooth 0.5": _lwr(smooth=0.5),
+    "unit": _lwr(layer_granularity="unit"),
+    "site": _lwr(layer_granularity="model"),
+    "unit, mix 0.5": _lwr(**HALF, layer_granularity="unit"),
+    "site, mix 0.5": _lwr(**HALF, layer_granularity="model"),
+    "unbiased, mix 0.5": _lwr(**HALF, cka_estimator="full_unbiased"),
+    "unbiased, unit, mix 0.5": _lwr(**HALF, cka_estimator="full_unbiased", layer_granularity="unit"),
+    "unit, mix 0.5, smooth 0.5": _lwr(**HALF, layer_granularity="unit", smooth=0.5),
+    "mix 0.5, recalibrated": _lwr(**HALF, **MEASURED),
+    "unit, mix 0.5, smooth 0.5, recalibrated": _lwr(**HALF, **MEASURED, layer_granularity="unit", smooth=0.5),
 }
-QUICK = ("FedAvg", "paper", "mix 0.5", "unit", "unit, mix 0.5", "site, mix 0.5", "unit, mix 0.5, smooth 0.5")
+QUICK = (BASE, "paper", "mix 0.5", "unit", "unit, mix 0.5", "site, mix 0.5", "unit, mix 0.5, smooth 0.5")
 FIRST_PHANTOM = 500  # of the development seeds
 
 
@@ -95,15 +109,13 @@ def done(folder: Path) -> Path | None:
     return results if there else None
 
 
-def run(
-    folder: Path, candidate: Mapping[str, Any] | None, settings: Mapping[str, Any], local: Any, **options: Any
-) -> Path:
+def run(folder: Path, candidate: Candidate, settings: Mapping[str, Any], local: Any, **options: Any) -> Path:
     """One run, unless it is there already."""
     if (results := done(folder)) is not None:
         return results
     shutil.rmtree(folder, ignore_errors=True)
-    method, own = ("fed_avg", {"weighting": "uniform"}) if candidate is None else ("fed_lwr", candidate)
     print(f"{folder.parent.name}: {folder.name}", flush=True)
+    method, own = candidate
     plan = make_plan(method, settings={**settings, **own}, **options)
     return run_local(plan, folder, local)
 
@@ -122,7 +134,7 @@ def grid(name: str, arguments: argparse.Namespace, out: Path) -> dict[str, list[
             settings["phantom_seed"] = FIRST_PHANTOM + seed
         common: dict[str, Any] = {"sites": sites or 6, "seed": seed, "settings": settings, "local": local}
         start = out / name / f"start-{seed}"
-        run(start, None, num_rounds=arguments.warmup, **common)
+        run(start, CANDIDATES[BASE], num_rounds=arguments.warmup, **common)
         model = start / "server" / "simulate_job" / "FL_global_model.pt"
         for label in arguments.candidates:
             # One round more than is measured: a model is validated by the round that begins with it.
@@ -140,10 +152,10 @@ def table(found: Mapping[str, list[Found]]) -> str:
     """Mean and population std over the seeds; differences are to FedAvg of the same seed."""
     parts = ("average", "std", "worst")
     lines = ["| candidate | " + " | ".join([*parts, *(f"d {p}" for p in parts)]) + " |", "| --- |" + " ---: |" * 6]
-    base = found.get("FedAvg")
+    base = found.get(BASE)
     for label, runs in found.items():
         cells = [shown([getattr(r, p) for r in runs]) for p in parts]
-        if base is not None and label != "FedAvg":
+        if base is not None and label != BASE:
             pairs = list(zip(runs, base, strict=True))
             cells += [shown([getattr(r, p) - getattr(b, p) for r, b in pairs], "+") for p in parts]
         else:

@@ -9,15 +9,19 @@ from pathlib import Path
 
 from typing_extensions import Unpack
 
-from fairflare.data.datalist import SPLITS, DataError, suffix_of
-from fairflare.data.preparers.common import Dealing, Item, Preparer, Writing, file_name, listing, write_pool
+from fairflare.data.datalist import DataError
+from fairflare.data.preparers.common import Dealing, Preparer, Writing, listing, write_pool
+from fairflare.data.preparers.listed import (
+    add_listing_options,
+    called_columns,
+    check_listing,
+    listed_item,
+    parse_pairs,
+    split_name,
+)
 from fairflare.data.preparers.tables import Images, read_table
 
 COLUMNS = ("image", "label", "site", "patient", "split")
-SPLIT_NAMES: Mapping[str, str] = {
-    "train": "training", "training": "training", "val": "validation", "valid": "validation",
-    "validation": "validation", "test": "test",
-}  # fmt: skip
 
 
 def prepare_images(
@@ -55,10 +59,7 @@ def prepare_images(
         DataError: the source is not as expected.
     """
     source = Path(source_dir)
-    if group is not None and re.compile(group).groups < 1:
-        raise ValueError(f"group must have a part in brackets that is the patient, got {group!r}")
-    if csv is None and columns:
-        raise ValueError("columns are those of a CSV file; give csv, too")
+    check_listing(csv, columns, group)
     rows = _from_folders(source) if csv is None else _from_table(source, source / csv, columns or {})
     names = class_names([row["label"] for row in rows], classes)
     items = []
@@ -67,12 +68,9 @@ def prepare_images(
         label = names.index(row["label"]) if row["label"] in names else -1
         if label < 0:
             raise DataError(f"'{path}' has the label '{row['label']}'; the classes are {', '.join(names)}")
-        relative = _below(path, source)
-        patient = row.get("patient") or _patient(relative, group)
-        name = file_name(relative[: -len(suffix_of(path))])
-        key = f"{row.get('site', '')}/{patient}" if patient else name
-        splits = (row["split"],) if row.get("split") else ()
-        items.append(Item(name, key, path, label, patient, row.get("site") or "", splits))
+        patient = row.get("patient") or _patient(path.relative_to(source).as_posix(), group)
+        site, split = row.get("site", ""), row.get("split", "")
+        items.append(listed_item(source, path, label, site=site, patient=patient, split=split))
     return write_pool(items, out_dir, dealing or Dealing(), class_names=names, **writing)
 
 
@@ -119,29 +117,6 @@ def _from_table(source: Path, file: Path, columns: Mapping[str, str]) -> list[di
     return rows
 
 
-def called_columns(given: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:
-    """What each known column is called in a file.
-
-    Raises:
-        ValueError: a column that is not known.
-    """
-    strange = [name for name in given if name not in known]
-    if strange:
-        raise ValueError(f"columns must be some of {', '.join(known)}, got {', '.join(strange)}")
-    return {name: given.get(name, name) for name in known}
-
-
-def split_name(text: str, file: Path, line: int) -> str:
-    """A split by one of its usual names; nothing stays nothing."""
-    if text and text.lower() not in SPLIT_NAMES:
-        raise DataError(f"'{file}', line {line}: the split is '{text}'; expected one of {', '.join(SPLITS)}")
-    return SPLIT_NAMES.get(text.lower(), "")
-
-
-def _below(path: Path, source: Path) -> str:
-    return path.relative_to(source).as_posix()
-
-
 def _patient(relative: str, group: str | None) -> str | None:
     if group is None:
         return None
@@ -149,15 +124,6 @@ def _patient(relative: str, group: str | None) -> str | None:
     if match is None:
         raise DataError(f"'{relative}' does not match group '{group}', so its patient is not known")
     return match.group(1)
-
-
-def parse_pairs(items: Sequence[str] | None) -> dict[str, str]:
-    """``["image=id_code"]`` as a dict."""
-    pairs = [item.partition("=") for item in items or ()]
-    wrong = [name + equals + value for name, equals, value in pairs if not (name and equals and value)]
-    if wrong:
-        raise ValueError(f"expected NAME=VALUE, got {', '.join(wrong)}")
-    return {name: value for name, _, value in pairs}
 
 
 def _from_command(
@@ -171,15 +137,8 @@ def _from_command(
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--csv", metavar="FILE", help="columns image, label and perhaps site, patient, split")
-    parser.add_argument(
-        "--columns",
-        nargs="+",
-        metavar="NAME=COLUMN",
-        help="what they are called, such as image=id_code label=diagnosis",
-    )
+    add_listing_options(parser, of="label", example="image=id_code label=diagnosis", place="path")
     parser.add_argument("--classes", nargs="+", metavar="NAME", help="in the order of their numbers")
-    parser.add_argument("--group", help="regular expression; its first group is the patient, in the path of an image")
 
 
 PREPARERS = (

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from typing_extensions import Unpack
 
-from fairflare.data.datalist import DataError, suffix_of
-from fairflare.data.preparers.common import Dealing, Item, Preparer, Writing, file_name, listing, write_pool
+from fairflare.data.datalist import DataError
+from fairflare.data.preparers.common import Dealing, Item, Preparer, Writing, listing, write_pool
 from fairflare.data.preparers.folders import folder_items
-from fairflare.data.preparers.images import called_columns, parse_pairs, split_name
+from fairflare.data.preparers.listed import (
+    add_listing_options,
+    called_columns,
+    check_listing,
+    listed_item,
+    parse_pairs,
+    split_name,
+)
 from fairflare.data.preparers.tables import Images, read_table
 
 COLUMNS = ("image", "mask", "site", "patient", "split")
@@ -54,10 +60,7 @@ def prepare_masks(
         DataError: the source is not as expected.
     """
     source = Path(source_dir)
-    if group is not None and re.compile(group).groups < 1:
-        raise ValueError(f"group must have a part in brackets that is the patient, got {group!r}")
-    if csv is None and columns:
-        raise ValueError("columns are those of a CSV file; give csv, too")
+    check_listing(csv, columns, group)
     if csv is None:
         items = [item for site, folder in _sites(source).items() for item in _of_site(site, folder, group)]
     else:
@@ -104,9 +107,7 @@ def _from_table(source: Path, file: Path, columns: Mapping[str, str]) -> list[It
     for number, (row, image, mask) in enumerate(zip(table, pictures, masks, strict=True), 2):
         site, patient, split = (row.get(called[key], "") for key in COLUMNS[2:])
         split = split_name(split, file, number)
-        name = file_name(image.relative_to(source).as_posix()[: -len(suffix_of(image))])
-        key = f"{site}/{patient}" if patient else name
-        items.append(Item(name, key, image, mask, patient or None, site, (split,) if split else ()))
+        items.append(listed_item(source, image, mask, site=site, patient=patient, split=split))
     return items
 
 
@@ -122,9 +123,7 @@ def _from_command(
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--csv", metavar="FILE", help="columns image, mask and perhaps site, patient, split")
-    parser.add_argument("--columns", nargs="+", metavar="NAME=COLUMN", help="what they are called, such as mask=label")
-    parser.add_argument("--group", help="regular expression; its first group is the patient, in the name of an image")
+    add_listing_options(parser, of="mask", example="mask=label", place="name")
     parser.add_argument("--mask-values", nargs="+", metavar="VALUE=LABEL", help="such as 0=0 128=1 255=2")
 
 

@@ -57,6 +57,7 @@ FIELDS = (
     ),
     Field("personal", "flag", required=False, doc="whether it is measured with parts, or a model, that stay with it"),
     Field("device", "text", required=False, doc="`cpu` or `cuda`", reveals="whether the site has a GPU"),
+    Field("computing", "text", required=False, doc="`precision`, `channels_last`, `compile` that it uses"),
 )  # fmt: skip
 
 
@@ -108,7 +109,7 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
     names = found["class_names"]
     if len(splits) > MAX_LISTS or len(names or ()) > MAX_CLASSES or len(found["class_groups"] or ()) > MAX_CLASSES:
         raise ReportError(f"site {site!r}: more than {MAX_LISTS} lists or {MAX_CLASSES} classes or groups")
-    for key in ("prior", "device"):
+    for key in ("prior", "device", "computing"):
         found[key] = None if found[key] is None else printable(found[key])
     for key in ("class_names", "class_groups"):
         if found[key] is not None:

@@ -216,5 +216,5 @@ def _data_in_words(found: Mapping[str, Any]) -> str:
     parts += ["SYNTHETIC"] if found["synthetic"] else []
     parts += [f"{found['num_classes']} classes"] if found["num_classes"] is not None else []
     parts += [f"prior {found['prior']}"] if found["prior"] else []
-    parts += [str(found["device"])] if found["device"] else []
+    parts += [str(found[key]) for key in ("device", "computing") if found[key]]
     return ", ".join(parts)

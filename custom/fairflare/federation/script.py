@@ -84,7 +84,20 @@ class _Lent:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.training, name)
 
+    def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        self._check_computing(run)
+        return self.training.check(run, model)
+
+    @staticmethod
+    def _check_computing(run: SiteRun) -> None:
+        if str(run.computing):
+            raise SiteError(
+                f"site {run.site!r}: {run.computing}: precision, channels_last and compile are of FairFlare's own "
+                "training loop; take them out of the job or the site's file, and do it in the script"
+            )
+
     def train(self, run: SiteRun, model: torch.nn.Module) -> Trained:
+        self._check_computing(run)
         if self.training.criterion != "task" and run.data.class_counts("training") is None:
             raise SiteError(
                 f"site {run.site!r}: the method's criterion {self.training.criterion!r} needs the number of classes: "

@@ -15,12 +15,13 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fairflare.core.computing import LOWER, Computing, plainly
 from fairflare.core.stopping import TaskStopped, stoppable
 from fairflare.exchange.messages import (
     SPLIT_VALIDATION,
@@ -62,6 +63,7 @@ REMEDIES = {
 DECODED = "decoded_folder"  # the setting of tasks that keep decoded volumes
 DECODED_PLACE = "decoded"  # where: in the site's state root, beside the experiments, which share them
 SUBMITS = "submit_model"  # the setting: the local model may be sent to the other sites
+COMPUTING_KEYS = tuple(field.name for field in fields(Computing))  # a site's own go before the job's
 # Settings of local/fairflare.json that the shell reads; all others belong to the task.
 SHELL_SETTINGS = (
     "state_root",
@@ -69,6 +71,7 @@ SHELL_SETTINGS = (
     "num_threads",
     "device",
     "isolate",
+    *COMPUTING_KEYS,
     METRICS_BY_CLASS,
     SUBMITS,
 )
@@ -111,6 +114,7 @@ class SiteWorker:
         self.sends_classes = sends_classes(site, self.settings)
         self.state = SiteFolder(site, state_folder)
         self.device = pick_device(site, self.settings.get("device"))
+        self.computing = pick_computing(site, training.computing, self.settings)
         threads = self.settings.get("num_threads", num_threads)
         if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
             raise SiteError(f"site {site!r}: setting 'num_threads' must be an integer >= 1, got {threads!r}")
@@ -188,6 +192,7 @@ class SiteWorker:
         run = self._run(request, store)
         found = self.training.check(run, self._network())
         facts = {**facts_of(run.data, self.device, self.sends_classes), "personal": self._has_its_own(request)}
+        facts |= {"computing": str(self.computing)} if str(self.computing) else {}
         return SiteReply(STATUS_OK, report={**facts, **found})
 
     def _train(self, request: SiteTask, store: SiteStore) -> SiteReply:
@@ -237,12 +242,14 @@ class SiteWorker:
         local = self.task.build_model().to(self.device)
         local.load_state_dict(kept)
         anchor.load_state_dict({name: kept[name] for name in self.stays}, strict=False)  # of this round
-        return SiteReply(STATUS_OK, report=self.training.report_anchor(run, local, anchor))
+        with plainly(anchor):  # what is compared differs little
+            return SiteReply(STATUS_OK, report=self.training.report_anchor(run, local, anchor))
 
     def _norms(self, request: SiteTask, store: SiteStore) -> SiteReply:
         state = norm_moments.with_kept(request, store, self.site)
         run, model = self._open(replace(request, state=state), store)
-        report = norm_moments.report(run, model, self.training.batch_size)
+        with plainly(model):
+            report = norm_moments.report(run, model, self.training.batch_size)
         return SiteReply(STATUS_OK, report=report, num_samples=run.data.num_samples("training"))
 
     def _validate(self, request: SiteTask, store: SiteStore) -> SiteReply:
@@ -271,7 +278,7 @@ class SiteWorker:
 
     def _network(self) -> torch.nn.Module:
         if self._model is None:
-            self._model = self.task.build_model().to(self.device)
+            self._model = self.computing.apply(self.task.build_model().to(self.device), self.device)
         return self._model
 
     def _has_its_own(self, request: SiteTask) -> bool:
@@ -318,6 +325,7 @@ class SiteWorker:
             store=store,
             scratch=store.scratch,
             settings=self.settings,
+            computing=self.computing,
         )
 
 
@@ -395,3 +403,18 @@ def pick_device(site: str, wanted: str | None) -> torch.device:
     except (RuntimeError, AssertionError, TypeError) as e:
         raise SiteError(f"site {site!r}: setting 'device' is {wanted!r}, which is not usable here: {e}") from e
     return device
+
+
+def pick_computing(site: str, job: Computing, settings: Mapping[str, Any]) -> Computing:
+    """How the network computes here: as the job says, but for what the site's file has.
+
+    Raises:
+        SiteError: a value of another kind (names the key).
+    """
+    own = {key: settings[key] for key in COMPUTING_KEYS if key in settings}
+    for key, value in own.items():
+        known = (*LOWER, "fp32") if key == "precision" else (True, False)
+        if not any(value is choice or (value == choice and isinstance(value, str)) for choice in known):
+            shown = "one of " + ", ".join(map(repr, known)) if key == "precision" else "true or false"
+            raise SiteError(f"site {site!r}: setting {key!r} must be {shown}, got {value!r:.80}")
+    return replace(job, **own)

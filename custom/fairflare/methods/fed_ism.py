@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from fairflare.core.computing import plainly
 from fairflare.core.settings import Flag, NonNegative, Positive, Share, settings
 from fairflare.core.sharpness import GSAM, search_distance, sharpness
 from fairflare.core.weighting import moving_average, normalise, power_weights
@@ -90,7 +91,8 @@ class SharpnessAwareTraining(LocalTraining):
             return own(outputs, targets.to(outputs.device))
 
         batches = run.data.batches("training", batch_size=self.batch_size)
-        found = sharpness(model, losses, batches, run.own.distance)
+        with plainly(model):  # a small difference of losses
+            found = sharpness(model, losses, batches, run.own.distance)
         return {"sharpness": found.sharpness, "perturbed_loss": found.perturbed_loss}
 
     def step(

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from fairflare.core.computing import Computing, LossScale
+
 if TYPE_CHECKING:
     from fairflare.core.task import SiteData, Task
 
@@ -63,6 +65,15 @@ class SiteRun:
     epoch: int = 0
     batch: list[int] | None = None
     first_pass: bool = True  # of the batch's step, which may look at the loss twice
+    computing: Computing = field(default_factory=Computing)
+    scale: LossScale | None = None  # of the loss, in float16
+    skipped_steps: int = 0  # whose gradients overflowed
     #: What the site half keeps from one hook to the next. Here and not on the half, so that nothing outlives the task:
     #: after an out-of-memory an optimizer kept elsewhere would hold a second model.
     own: Any = None
+
+    def on_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor on the site's device; to a GPU it travels while that works on."""
+        if self.device.type != "cuda":
+            return tensor.to(self.device)
+        return tensor.pin_memory().to(self.device, non_blocking=True)

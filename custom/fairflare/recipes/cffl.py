@@ -112,6 +112,11 @@ class CfflRecipe(MethodRecipe):
             papers); ``"recalibrated"``: measured again after each aggregation, with the new model over all sites'
             training images; or ``"site"``: each site has its own, which stay there. What a norm learns is shared all
             the same. See ``docs/norm_statistics.md``; one of 'average', 'recalibrated', 'site'.
+        precision: of training and evaluation: ``"fp32"``, or mixed (``torch.autocast``): ``"bf16"``, ``"fp16"`` (with a
+            scaled loss). Weights, updates and losses stay float32. A site's own file goes before; so for the next two;
+            one of 'fp32', 'bf16', 'fp16'.
+        channels_last: another order of images and kernels in memory, faster for most convolutions; true or false.
+        compile: ``torch.compile`` of the network; takes minutes at first; true or false.
         grad_clip: largest change of a parameter in a round, ``> 0``; a number > 0.
         theta_u: part of the update that is sent; only 1. With less, the authors measure the *server's* model with the
             update, for which the server would need images, or the sites its model; a number in (0, 1].
@@ -225,6 +230,9 @@ class CfflRecipe(MethodRecipe):
         schedule: Literal["constant", "cosine"] = "constant",
         lowest_rate: float | None = None,
         norm_statistics: Literal["average", "recalibrated", "site"] = "average",
+        precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+        channels_last: bool = False,
+        compile: bool = False,
         grad_clip: float = 0.01,
         theta_u: float = 1.0,
         orientation: Literal["canonical", "axial", "sagittal", "coronal", "stored"] = "canonical",

@@ -109,6 +109,11 @@ class DittoRecipe(MethodRecipe):
             papers); ``"recalibrated"``: measured again after each aggregation, with the new model over all sites'
             training images; or ``"site"``: each site has its own, which stay there. What a norm learns is shared all
             the same. See ``docs/norm_statistics.md``; one of 'average', 'recalibrated', 'site'.
+        precision: of training and evaluation: ``"fp32"``, or mixed (``torch.autocast``): ``"bf16"``, ``"fp16"`` (with a
+            scaled loss). Weights, updates and losses stay float32. A site's own file goes before; so for the next two;
+            one of 'fp32', 'bf16', 'fp16'.
+        channels_last: another order of images and kernels in memory, faster for most convolutions; true or false.
+        compile: ``torch.compile`` of the network; takes minutes at first; true or false.
         ditto_lambda: strength of the pull towards the received model; 0: Solo. The authors tried 0.1, 1 and 2; a number
             >= 0.
         personal_epochs: passes over the training images for the own model in a round; an integer >= 1.
@@ -220,6 +225,9 @@ class DittoRecipe(MethodRecipe):
         schedule: Literal["constant", "cosine"] = "constant",
         lowest_rate: float | None = None,
         norm_statistics: Literal["average", "recalibrated", "site"] = "average",
+        precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+        channels_last: bool = False,
+        compile: bool = False,
         ditto_lambda: float = 1.0,
         personal_epochs: int = 1,
         orientation: Literal["canonical", "axial", "sagittal", "coronal", "stored"] = "canonical",

@@ -111,6 +111,11 @@ class FairFedRecipe(MethodRecipe):
             papers); ``"recalibrated"``: measured again after each aggregation, with the new model over all sites'
             training images; or ``"site"``: each site has its own, which stay there. What a norm learns is shared all
             the same. See ``docs/norm_statistics.md``; one of 'average', 'recalibrated', 'site'.
+        precision: of training and evaluation: ``"fp32"``, or mixed (``torch.autocast``): ``"bf16"``, ``"fp16"`` (with a
+            scaled loss). Weights, updates and losses stay float32. A site's own file goes before; so for the next two;
+            one of 'fp32', 'bf16', 'fp16'.
+        channels_last: another order of images and kernels in memory, faster for most convolutions; true or false.
+        compile: ``torch.compile`` of the network; takes minutes at first; true or false.
         orientation: of NIfTI and DICOM: ``"canonical"``: the right way up in the plane that they are stored in;
             ``"axial"``, ``"sagittal"``, ``"coronal"``: cut in this plane; ``"stored"``: as it is in the file; one of
             'canonical', 'axial', 'sagittal', 'coronal', 'stored'.
@@ -242,6 +247,9 @@ class FairFedRecipe(MethodRecipe):
         schedule: Literal["constant", "cosine"] = "constant",
         lowest_rate: float | None = None,
         norm_statistics: Literal["average", "recalibrated", "site"] = "average",
+        precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+        channels_last: bool = False,
+        compile: bool = False,
         orientation: Literal["canonical", "axial", "sagittal", "coronal", "stored"] = "canonical",
         intensity: Literal["auto", "range", "percentile", "window", "zscore"] = "auto",
         window: Sequence[float] | None = None,

@@ -125,6 +125,11 @@ class FedLWRCosineRecipe(MethodRecipe):
             papers); ``"recalibrated"``: measured again after each aggregation, with the new model over all sites'
             training images; or ``"site"``: each site has its own, which stay there. What a norm learns is shared all
             the same. See ``docs/norm_statistics.md``; one of 'average', 'recalibrated', 'site'.
+        precision: of training and evaluation: ``"fp32"``, or mixed (``torch.autocast``): ``"bf16"``, ``"fp16"`` (with a
+            scaled loss). Weights, updates and losses stay float32. A site's own file goes before; so for the next two;
+            one of 'fp32', 'bf16', 'fp16'.
+        channels_last: another order of images and kernels in memory, faster for most convolutions; true or false.
+        compile: ``torch.compile`` of the network; takes minutes at first; true or false.
         similarity: ``"cka"`` (Eq. 3) or ``"cosine"`` (ablation v1); one of 'cka', 'cosine'.
         cka_estimator: ``"full_biased"`` (Eq. 2, all images at once), ``"full_unbiased"`` (HSIC_1 from the same Gram
             matrices: does not favour sites with many images), ``"minibatch_biased"``, ``"minibatch_unbiased"``; one of
@@ -253,6 +258,9 @@ class FedLWRCosineRecipe(MethodRecipe):
         schedule: Literal["constant", "cosine"] = "constant",
         lowest_rate: float | None = None,
         norm_statistics: Literal["average", "recalibrated", "site"] = "average",
+        precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+        channels_last: bool = False,
+        compile: bool = False,
         similarity: Literal["cka", "cosine"] = "cosine",
         cka_estimator: str | None = None,
         cka_split: Literal["train", "val"] | None = None,

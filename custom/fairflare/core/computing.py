@@ -1,0 +1,154 @@
+"""How a network computes: the precision of its passes, the order of its tensors in memory, compiled or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+Precision = Literal["fp32", "bf16", "fp16"]
+LOWER: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+FIRST_SCALE = 2.0**10  # torch's 2^16 overflows at first, and a site's round may have few steps
+LEAST_SCALE = 1.0  # gradients that overflow without being scaled up are no matter of the scale
+_NAME = "_fairflare_lowered"
+
+
+@dataclass(frozen=True)
+class Computing:
+    """What is to be done to a network.
+
+    Args:
+        precision: of the passes: ``"fp32"``, or mixed (``torch.autocast``): ``"bf16"``, ``"fp16"``. Weights, what the
+            network gives out and the loss stay float32.
+        channels_last: keep images and kernels with the channels as the last dimension in memory.
+        compile: ``torch.compile``.
+    """
+
+    precision: Precision = "fp32"
+    channels_last: bool = False
+    compile: bool = False
+
+    def apply(self, model: nn.Module, device: torch.device) -> nn.Module:
+        """Prepares a network in place, and returns it; with nothing chosen it is left as it is."""
+        if self.channels_last:
+            _channels_last(model)
+        if self.precision != "fp32":
+            _Lowered(device.type, LOWER[self.precision]).attach(model)
+        if self.compile:
+            # Without these guards a graph that was made once would ignore hooks that are set later.
+            torch._dynamo.config.skip_nnmodule_hook_guards = False
+            model.compile()
+        return model
+
+    def __str__(self) -> str:
+        """What is chosen, for people; empty: nothing."""
+        chosen = {"channels last": self.channels_last, "compiled": self.compile}
+        lower = [] if self.precision == "fp32" else [self.precision]
+        return ", ".join(lower + [name for name, on in chosen.items() if on])
+
+
+@contextmanager
+def plainly(*models: nn.Module) -> Iterator[None]:
+    """Inside, the networks compute in float32 and as written: where small differences count, or hooks are set."""
+    with ExitStack() as stack:
+        for model in models:
+            lowered = model.__dict__.get(_NAME)
+            if lowered is not None:
+                stack.callback(setattr, lowered, "enabled", lowered.enabled)
+                lowered.enabled = False
+            compiled = getattr(model, "_compiled_call_impl", None)
+            if compiled is not None:
+                stack.callback(setattr, model, "_compiled_call_impl", compiled)
+                model._compiled_call_impl = None
+        yield
+
+
+class Overflow(ArithmeticError):
+    """A gradient was too large for float16 at the scale in use; the step is to be left out.
+
+    Attributes:
+        loss: of the batch, detached.
+    """
+
+    def __init__(self, loss: Tensor) -> None:
+        super().__init__("a gradient overflowed")
+        self.loss = loss
+
+
+class LossScale:
+    """Scales losses up before they are backpropagated in float16, and gradients down again (torch's ``GradScaler``).
+
+    Args:
+        device_type: ``"cpu"``, ``"cuda"``.
+    """
+
+    def __init__(self, device_type: str) -> None:
+        self._scaler = torch.amp.GradScaler(device_type, init_scale=FIRST_SCALE)
+
+    def backward(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+        """Gradients of ``loss`` as they are without a scale, in the optimizer's parameters.
+
+        Raises:
+            Overflow: one is not finite; the next scale is half as large.
+        """
+        before = self._scaler.get_scale()
+        self._scaler.scale(loss).backward()
+        self._scaler.unscale_(optimizer)
+        self._scaler.update()
+        if self._scaler.get_scale() < before:
+            optimizer.zero_grad(set_to_none=True)
+            raise Overflow(loss.detach())
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether gradients overflow whatever the scale is."""
+        return self._scaler.get_scale() < LEAST_SCALE
+
+
+class _Lowered:
+    """Hooks that let a network run under autocast, and give out float32.
+
+    Hooks, and not another ``forward``: a copy of the network has copies of them, while a wrapped ``forward`` would go
+    on to compute with the weights of the first one.
+    """
+
+    def __init__(self, device_type: str, dtype: torch.dtype) -> None:
+        self.device_type, self.dtype, self.enabled = device_type, dtype, True
+        self._open: list[torch.autocast] = []
+
+    def attach(self, model: nn.Module) -> None:
+        model.register_forward_pre_hook(self.enter, prepend=True)
+        model.register_forward_hook(self.leave, always_call=True)
+        model.__dict__[_NAME] = self
+
+    def enter(self, module: nn.Module, args: Any) -> None:
+        context = torch.autocast(self.device_type, self.dtype, enabled=self.enabled)
+        context.__enter__()
+        self._open.append(context)
+
+    def leave(self, module: nn.Module, args: Any, output: Any) -> Any:
+        if self._open:
+            self._open.pop().__exit__(None, None, None)
+        return _in_float32(output)
+
+
+def _in_float32(output: Any) -> Any:
+    if isinstance(output, Tensor):
+        return output.float() if output.dtype in LOWER.values() else output
+    if isinstance(output, Mapping):
+        return type(output)((key, _in_float32(value)) for key, value in output.items())  # type: ignore[call-arg]
+    if isinstance(output, tuple) and hasattr(output, "_fields"):
+        return type(output)(*map(_in_float32, output))
+    return type(output)(map(_in_float32, output)) if isinstance(output, (list, tuple)) else output
+
+
+def _channels_last(model: nn.Module) -> None:
+    """Kernels of 2D and 3D convolutions, which is where the layout of the images comes from."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    for parameter in model.parameters():
+        if parameter.ndim in formats:
+            parameter.data = parameter.data.contiguous(memory_format=formats[parameter.ndim])

@@ -1,0 +1,107 @@
+"""Mixed precision and channels last through whole runs: who chooses, what the results say, what stays float32."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fairflare.core import computing
+from fairflare.core.computing import Overflow
+from fairflare.federation.local import run_local
+from fairflare.federation.plan import make_plan
+from fairflare.federation.rounds import RoundFailed
+
+TINY: dict[str, Any] = {
+    "image_size": [33, 33], "features": [4, 4, 8, 8], "phantom": "fundus", "phantom_sites": 2, "phantom_samples": 60,
+    "phantom_test": 40, "partition": "iid", "local_epochs": 1, "batch_size": 8,
+}  # fmt: skip
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def run(folder: Path, method: str = "fed_avg", local: Any = None, **settings: Any) -> tuple[dict[str, Any], Any]:
+    plan = make_plan(method, task="classification", sites=2, num_rounds=2, settings={**TINY, **settings})
+    found = run_local(plan, folder, local)
+    state = torch.load(found.parent / "FL_global_model.pt", weights_only=True)["model"]
+    return json.loads((found / "results.json").read_text()), state
+
+
+def said(results: dict[str, Any]) -> list[Any]:
+    return [results["info"]["said"][site]["computing"] for site in ("site-1", "site-2")]
+
+
+@pytest.mark.parametrize("method", ["fed_avg", "fed_ism_plus_s", "fed_lwr", "moon", "fed_mas"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_run_in_lower_precision(method: str, precision: str, tmp_path: Path) -> None:
+    """Near the run in float32, not the same, and every tensor is float32."""
+    plain, wanted = run(tmp_path / "plain", method)
+    results, state = run(tmp_path / "lower", method, precision=precision, channels_last=True)
+    assert said(plain) == [None, None]
+    assert said(results) == [f"{precision}, channels last"] * 2
+    assert results["status"] == "completed"
+    away = 0.0
+    for name, tensor in state.items():
+        assert tensor.dtype == wanted[name].dtype
+        assert tensor.is_contiguous()
+        if tensor.is_floating_point():
+            away = max(away, float((tensor - wanted[name]).abs().max()))
+    assert 1e-5 < away < 0.2
+    assert [s["num_steps"] for r in results["rounds"] for s in r["train"].values()] == [4] * 4
+
+
+def test_the_site_decides_about_its_own_machine(tmp_path: Path) -> None:
+    local = {"sites": {"site-2": {"precision": "fp32", "channels_last": True}}}
+    results, _ = run(tmp_path, local=local, precision="bf16")
+    assert said(results) == ["bf16", "channels last"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("precision", "half", "'precision' must be one of 'bf16', 'fp16', 'fp32', got 'half'"),
+        ("precision", 16, "'precision' must be one of 'bf16', 'fp16', 'fp32', got 16"),
+        ("channels_last", 1, "'channels_last' must be true or false, got 1"),
+        ("compile", "yes", "'compile' must be true or false, got 'yes'"),
+    ],
+)
+def test_a_site_file_that_cannot_be_meant(key: str, value: Any, text: str, tmp_path: Path) -> None:
+    with pytest.raises(RoundFailed, match=f"site 'site-2': setting {text}"):
+        run(tmp_path, local={"sites": {"site-2": {key: value}}})
+
+
+@pytest.mark.parametrize("method", ["fed_avg", "fed_ism_plus_s"])
+def test_steps_that_overflow_are_left_out_and_not_counted(method: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """At a scale of 2^34 the first gradients overflow; each time it is halved, until they do not."""
+    monkeypatch.setattr(computing, "FIRST_SCALE", 2.0**34)
+    halved: list[int] = []
+    backward = computing.LossScale.backward
+
+    def counted(self: Any, loss: torch.Tensor, optimizer: Any) -> None:
+        try:
+            backward(self, loss, optimizer)
+        except Overflow:
+            halved.append(1)
+            raise
+
+    monkeypatch.setattr(computing.LossScale, "backward", counted)
+    results, state = run(tmp_path, method, precision="fp16", local_epochs=8)
+    assert halved
+    done = sum(site["num_steps"] for record in results["rounds"] for site in record["train"].values())
+    batches = sum(-(-r["train"][s]["num_samples"] // 8) * 8 for r in results["rounds"] for s in r["train"])
+    assert done == batches - len(halved)
+    assert all(bool(torch.isfinite(t).all()) for t in state.values())
+
+
+def test_gradients_that_overflow_at_any_scale_end_the_sites_round(tmp_path: Path, monkeypatch: Any) -> None:
+    def never(self: Any, loss: torch.Tensor, optimizer: Any) -> None:
+        self._scaler = torch.amp.GradScaler("cpu", init_scale=0.5)
+        raise Overflow(loss.detach())
+
+    monkeypatch.setattr(computing.LossScale, "backward", never)
+    with pytest.raises(
+        RoundFailed, match="overflow in float16 at any scale in round 0, epoch 0, step 0; set"
+    ):
+        run(tmp_path, precision="fp16")

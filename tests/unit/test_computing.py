@@ -1,0 +1,159 @@
+"""Mixed precision, channels last and compiled networks: what changes, and what must not."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from monai.networks.nets import BasicUNet
+
+from fairflare.core.computing import Computing, LossScale, Overflow, plainly
+from fairflare.core.similarity import layerwise_cka
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CPU = torch.device("cpu")
+
+
+def unet(dims: int = 2) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return BasicUNet(dims, in_channels=1, out_channels=2, features=(8, 8, 8, 8, 8, 8), norm="batch").eval()
+
+
+def images(dims: int = 2) -> torch.Tensor:
+    return torch.randn(2, 1, *[16] * dims, generator=torch.Generator().manual_seed(1))
+
+
+def test_nothing_chosen_changes_nothing() -> None:
+    model = unet()
+    before = dict(model.__dict__)
+    assert Computing().apply(model, CPU) is model
+    assert model.__dict__ == before
+    assert not str(Computing())
+    assert str(Computing("bf16", True, True)) == "bf16, channels last, compiled"
+
+
+@pytest.mark.parametrize(("precision", "error"), [("bf16", 2e-2), ("fp16", 3e-3)])
+def test_lower_precision_inside_and_float32_outside(precision: Any, error: float) -> None:
+    """The error is that of a few significant digits: more than none, less than the type's."""
+    model, seen = unet(), []
+    plain = model(images()).detach()
+    Computing(precision).apply(model, CPU)
+    model.get_submodule("conv_0.conv_0.conv").register_forward_hook(lambda m, a, out: seen.append(out.dtype))
+    out = model(images()).detach()
+    assert seen == [torch.bfloat16 if precision == "bf16" else torch.float16]
+    assert out.dtype == torch.float32
+    assert 0 < float((out - plain).abs().max() / plain.abs().max()) < error
+    with plainly(model):
+        assert torch.equal(model(images()), plain)
+    assert torch.equal(model(images()), out)
+
+
+def test_a_copy_computes_with_its_own_weights() -> None:
+    model = Computing("bf16").apply(unet(), CPU)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    assert not other(images()).any()
+    assert model(images()).any()
+    with plainly(other):
+        assert model(images()).any()
+
+
+def test_autocast_ends_with_the_pass_whatever_happens() -> None:
+    model = Computing("bf16").apply(unet(), CPU)
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            model(torch.randn(1, 3, 16, 16))
+        assert not torch.is_autocast_enabled("cpu")
+    assert model(images()).dtype == torch.float32
+
+
+class Several(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.linear(x)
+        return {"logits": y, "parts": (y, [y, torch.ones(1, dtype=torch.int64)])}
+
+
+def test_outputs_of_any_form() -> None:
+    out = Computing("bf16").apply(Several(), CPU)(torch.randn(3, 2))
+    assert out["logits"].dtype == out["parts"][0].dtype == out["parts"][1][0].dtype == torch.float32
+    assert out["parts"][1][1].dtype == torch.int64
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_channels_last_moves_the_kernels_and_keeps_the_values(dims: int) -> None:
+    model, plain = unet(dims), unet(dims)
+    Computing(channels_last=True).apply(model, CPU)
+    wanted = torch.channels_last if dims == 2 else torch.channels_last_3d
+    kernel = model.get_submodule("conv_0.conv_1.conv").weight
+    assert kernel.is_contiguous(memory_format=wanted)
+    assert not kernel.is_contiguous()
+    model.load_state_dict(plain.state_dict())
+    assert kernel.is_contiguous(memory_format=wanted)
+    assert all(torch.equal(t, plain.state_dict()[name]) for name, t in model.state_dict().items())
+    torch.testing.assert_close(model(images(dims)), plain(images(dims)), atol=1e-5, rtol=1e-5)
+
+
+def test_similarity_of_lowered_networks_is_that_of_plain_ones() -> None:
+    one, other = unet(), unet()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.01)
+    batches = [images()]
+    wanted = layerwise_cka(one, other, batches)
+    Computing("bf16").apply(one, CPU)
+    with plainly(one, other):
+        assert layerwise_cka(one, other, batches) == wanted
+
+
+def test_scaled_gradients_are_the_gradients() -> None:
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(5, 3)
+    model(x).square().mean().backward()
+    wanted = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    optimizer.zero_grad()
+    LossScale("cpu").backward(model(x).square().mean(), optimizer)
+    for parameter, gradient in zip(model.parameters(), wanted, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_an_overflow_is_said_and_the_scale_falls_until_it_is_exhausted() -> None:
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scale = LossScale("cpu")
+    for number in range(12):
+        assert scale.exhausted == (number > 10)
+        with pytest.raises(Overflow) as caught:
+            scale.backward(model(torch.ones(1, 1)).sum() * 1e38 * 1e38, optimizer)
+        assert math.isinf(float(caught.value.loss))
+        assert all(p.grad is None for p in model.parameters())
+
+
+def test_compiled_networks_see_hooks_that_are_set_later(tmp_path: Path) -> None:
+    """As written inside ``plainly``; outside, a hook makes a new graph. ``eager``: without a compiler."""
+    model = unet()
+    Computing(compile=True).apply(model, CPU)
+    model.compile(backend="eager")
+    wanted = model(images())
+    seen: list[int] = []
+    handle = model.get_submodule("conv_0").register_forward_hook(lambda m, a, out: seen.append(1))
+    with plainly(model):
+        assert model._compiled_call_impl is None
+        assert torch.equal(model(images()), wanted)
+    assert seen == [1]
+    model(images())
+    assert seen == [1, 1]
+    handle.remove()
+    model(images())
+    assert seen == [1, 1]
+    assert copy.deepcopy(model)._compiled_call_impl is None

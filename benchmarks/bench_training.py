@@ -2,10 +2,10 @@
 
     python benchmarks/bench_training.py [--repeat 5] [--tasks segmentation classification]
 
-Each case is a round of one epoch on a phantom, in turns with the plain loop, and the least of ``--repeat`` runs counts:
-the plain loop is forward, loss, backward, optimizer step, and the sum of the losses. The ratio is to it. Methods that look
-twice (GSAM), or at a second network, have their steps' own cost in it. ``compile`` is left out: its first minutes are a
-compiler's.
+Each case is a round of one epoch on a phantom, in turns with the plain loop, and the least of ``--repeat`` runs
+counts: the plain loop is forward, loss, backward, optimizer step, and the sum of the losses. The ratio is to it.
+Methods that look twice (GSAM), or at a second network, have their steps' own cost in it. ``compile`` is left out: its
+first minutes are a compiler's.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from typing import Any
 
 import torch
 
+from fairflare.exchange.messages import SiteTask
 from fairflare.federation.local import LocalTransport
 from fairflare.federation.plan import Plan, make_plan
 from fairflare.federation.site import SiteWorker
-from fairflare.exchange.messages import SiteTask
 
 DATA: dict[str, dict[str, Any]] = {
     "segmentation": {"phantom_cases": 3.0},
     "classification": {"phantom": "fundus", "phantom_samples": 600, "phantom_test": 80},
 }
+ALIKE: dict[str, Any] = {"batch_size": 8, "local_epochs": 1, "keep_optimizer_state": False, "augment": False}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "FedAvg": ("fed_avg", {}),
     "FedAvg, channels last": ("fed_avg", {"channels_last": True}),
@@ -53,8 +54,7 @@ def main() -> None:
 
 def row(kind: str, method: str, settings: dict[str, Any], repeat: int) -> list[str]:
     """Steps, milliseconds of both, and their ratio."""
-    common = {**DATA[kind], "batch_size": 8, "local_epochs": 1, "keep_optimizer_state": False, "augment": False, **settings}
-    plan = make_plan(method, task=kind, sites=2, num_rounds=1, settings=common)
+    plan = make_plan(method, task=kind, sites=2, num_rounds=1, settings={**DATA[kind], **ALIKE, **settings})
     with tempfile.TemporaryDirectory(prefix="fairflare_training_") as folder:
         assert plan.sites
         transport = LocalTransport(plan.sites, plan.task, plan.training, {}, Path(folder))

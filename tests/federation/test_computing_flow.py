@@ -101,7 +101,5 @@ def test_gradients_that_overflow_at_any_scale_end_the_sites_round(tmp_path: Path
         raise Overflow(loss.detach())
 
     monkeypatch.setattr(computing.LossScale, "backward", never)
-    with pytest.raises(
-        RoundFailed, match="overflow in float16 at any scale in round 0, epoch 0, step 0; set"
-    ):
+    with pytest.raises(RoundFailed, match="overflow in float16 at any scale in round 0, epoch 0, step 0; set"):
         run(tmp_path, precision="fp16")

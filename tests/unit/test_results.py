@@ -584,6 +584,16 @@ def test_compare_says_when_runs_are_not_comparable(tmp_path, change, what):
     assert f"NOT COMPARABLE as they stand: the runs differ in {what}." in compare(runs)
 
 
+def test_compare_says_which_rows_have_another_task(tmp_path):
+    """Whoever reads the table must see whether it is the head that a method needs, or another image size."""
+    runs = [finished(tmp_path / str(n), method=method) for n, method in enumerate(("fed_avg", "fed_prox", "ldam"))]
+    for run, head in zip(runs, ("linear", "linear", "cosine"), strict=True):
+        run["info"]["config"] = {"task": {"path": "T", "args": {"image_size": 64, "classifier": head}}}
+    lines = compare(runs).splitlines()
+    assert "  classifier: 'linear', but 'cosine': ldam" in lines
+    assert not any("image_size" in line for line in lines)
+
+
 def test_compare_sees_another_task_file(tmp_path):
     """Two networks of the same settings; results that do not say what file it was are no reason."""
     runs = [finished(tmp_path / "1"), finished(tmp_path / "2", method="fed_avg")]

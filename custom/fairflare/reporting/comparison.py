@@ -19,6 +19,7 @@ __all__ = ["compare"]
 
 Run = Mapping[str, Any]
 STYLES = ("text", "markdown", "csv")
+TASK_SETTINGS = "the task's settings"
 
 
 @dataclass
@@ -194,9 +195,26 @@ def notes_of(runs: Sequence[Run], complete: Sequence[Run], metric: str, rows: Se
     differing = [what for what, found in _conditions(complete).items() if len(found) > 1]
     if differing:
         notes.append(f"NOT COMPARABLE as they stand: the runs differ in {', '.join(differing)}.")
+        if TASK_SETTINGS in differing:
+            notes += _by_setting(complete)
     if any((run["info"] or {}).get("synthetic") for run in complete):
         notes.append(SYNTHETIC_NOTE)
     return notes
+
+
+def _by_setting(runs: Sequence[Run]) -> list[str]:
+    """Which rows have which value of each setting of the task that differs; a method may need one (a head, a neck)."""
+    names = {name: None for run in runs for name in _settings(run) if name.startswith("task.")}
+    found = []
+    for name in names:
+        rows: dict[str, dict[str, None]] = {}
+        for run in runs:
+            rows.setdefault(repr(_settings(run).get(name)), {})[label_of(run)] = None
+        if len(rows) > 1:
+            most = max(rows, key=lambda value: len(rows[value]))
+            others = "; ".join(f"{value}: {', '.join(labels)}" for value, labels in rows.items() if value != most)
+            found.append(f"  {name.removeprefix('task.').removeprefix('args.')}: {most}, but {others}")
+    return [_shortened(line) for line in found]
 
 
 def _conditions(runs: Sequence[Run]) -> dict[str, set[str]]:
@@ -208,7 +226,7 @@ def _conditions(runs: Sequence[Run]) -> dict[str, set[str]]:
         values = {
             "their sites": info.get("sites"),
             "synthetic or real data": bool(info.get("synthetic")),
-            "the task's settings": task,
+            TASK_SETTINGS: task,
             "the task's file": (info.get("task_file") or {}).get("sha256"),
             "the number of rounds": info.get("num_rounds"),
         }

@@ -281,8 +281,9 @@ about the anchor has nothing else. How they work with FairFlare: [deployment.md]
 site's state folder ([architecture.md](architecture.md)) includes models trained on its data: keep it as private as
 the data.
 
-A site whose `local/fairflare.json` names an `examples_folder` ([predict.md](predict.md#best-median-and-worst-image-of-a-site))
-gets pictures of three of its own test images there after the final test. No job can ask for them. They are written by the
-site's process, are in no answer (a test compares the answers with and without), and neither path nor content is in a
-line of the log, unless the folder cannot be written: then its name is in the site's log.
+A site whose `local/fairflare.json` names an `examples_folder`
+([predict.md](predict.md#best-median-and-worst-image-of-a-site)) gets pictures of three of its own test images there
+after the final test. No job can ask for them. They are written by the site's process, are in no answer (a test
+compares the answers with and without), and neither path nor content is in a line of the log, unless the folder cannot
+be written: then its name is in the site's log.
 """

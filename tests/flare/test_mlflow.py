@@ -148,8 +148,8 @@ class Server:
         return {run.info.run_name: (client, run) for run in client.search_runs([experiment.experiment_id])}
 
 
-def test_more_curves_at_once_than_mlflow_takes(mlflow: Any, tmp_path: Path) -> None:
-    """Fed-LWR with many sites; MLflow refuses 1000 in one message. Names that it would refuse are changed."""
+def test_many_curves_with_odd_names(mlflow: Any, tmp_path: Path) -> None:
+    """As of Fed-LWR with many sites: more than MLflow takes in one message, and names that it would refuse."""
     server = Server(tmp_path)
     server.receiver.buff_flush_time = 1e9
     server.event(EventType.START_RUN)

@@ -263,7 +263,8 @@ No setting of FairFlare changes it.
   `"submit_model": true`; only a job with that evaluation has the task at all.
 - TensorBoard: a site sends no events. The server writes the curves (`tb_events`) from what is listed above: training
   loss, primary metric, weights and single numbers of the reports, by site. Whoever may download the job has them, and
-  `results.json`, where all metrics are.
+  `results.json`, where all metrics are. A job may have the server send the same curves to an MLflow store
+  ([results.md](results.md#mlflow)): whoever may read that has them, too.
 """
 
 PROTECTION = """## What protects what

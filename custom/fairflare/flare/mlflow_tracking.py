@@ -12,14 +12,13 @@ except ImportError as error:
         f"this job writes its curves to MLflow, which cannot be imported here ({error}): pip install "
         "'fairflare[mlflow]' where the job is made and at the server, or make the job without it"
     ) from error
-from nvflare.apis.analytix import AnalyticsData, AnalyticsDataType
+from nvflare.apis.analytix import AnalyticsData
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 
 from fairflare.flare.tracking import EVENT
 
 EVENTS = (EVENT, f"fed.{EVENT}")
-MOST = 900  # metrics at once; MLflow refuses more than 1000
 
 
 class MLflow(MLflowReceiver):
@@ -71,8 +70,6 @@ class MLflow(MLflowReceiver):
         try:
             self._run_of(record_origin, fl_ctx)
             super().save(fl_ctx, shareable, record_origin)
-            if len(self.buffer[record_origin][AnalyticsDataType.METRICS]) >= MOST:
-                self.flush_buffers(record_origin)
         except Exception:
             self.failed = True
             self.log_error(fl_ctx, "MLflow: no more curves of this job are sent to it", fire_event=False)

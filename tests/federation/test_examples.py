@@ -169,6 +169,16 @@ def test_no_image_is_said() -> None:
         examples.choose([])
 
 
+def test_names_are_no_formulas(tmp_path: Path) -> None:
+    shape = (2, 8, 8)
+    masks = np.zeros(shape, bool)
+    masks[:, 2:5, 2:5] = True
+    one = examples.Example("worst", 0, 0.5, np.zeros((3, 8, 8), np.float32), masks, ~masks)
+    examples.write([one], tmp_path, [r"$\frac$", "b"], r"site-$\frac$")
+    with Image.open(tmp_path / examples.PICTURE) as picture:
+        assert picture.size[0] > 100
+
+
 @pytest.mark.parametrize("size", ["network", "image"])
 def test_own_images_with_pixels_that_do_not_count(tmp_path: Path, size: str) -> None:
     """Two structures in a site's own files of another size; what is ignored is neither truth nor found."""

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 import torch
 from click.testing import Result
+from PIL import Image
 from torch import nn
 from typer.testing import CliRunner
 
 from fairflare.cli import app
 from fairflare.core.landscape import coordinates, direction, filter_norms, numbers, surface
+from fairflare.data.datalist import SPLITS, write_datalist
 from fairflare.federation.local import run_local
 from fairflare.federation.plan import make_plan
 from fairflare.prediction.landscape import Grid, landscape_at, load_trained, mean_loss
@@ -339,6 +341,65 @@ def test_one_site_of_a_file_and_another_split(runs: Path, tmp_path: Path) -> Non
     assert float(table(tmp_path / "b" / "landscape_numbers.csv")[0]["loss"]) != pytest.approx(
         float(row["loss"]), rel=1e-3
     )
+
+
+def own_folder(root: Path, seed: int) -> None:
+    """A site's own images with a datalist."""
+    rng = np.random.default_rng(seed)
+    root.mkdir(parents=True)
+    entries: dict[str, list[dict[str, str]]] = {}
+    for split in SPLITS:
+        entries[split] = [{"image": f"{split}{n}.png", "label": f"{split}{n}m.png"} for n in range(3)]
+        for entry in entries[split]:
+            Image.fromarray(rng.integers(0, 256, (32, 32), dtype=np.uint8)).save(root / entry["image"])
+            Image.fromarray(rng.integers(0, 2, (32, 32), dtype=np.uint8)).save(root / entry["label"])
+    write_datalist(root / "datalist.json", entries)
+
+
+def test_own_data_in_every_form(runs: Path, tmp_path: Path) -> None:
+    """A site's folder, a folder of sites, a site's file, one with blocks; a site that is not there is no other one."""
+    for number, site in enumerate(("north", "south")):
+        own_folder(tmp_path / "sites" / site, number)
+    north = {"data_root": str(tmp_path / "sites/north")}
+    (tmp_path / "own.json").write_text(json.dumps(north))
+    (tmp_path / "blocks.json").write_text(json.dumps({"sites": {"north": north}}))
+    losses = set()
+    forms = ("sites/north", "sites", "own.json", "blocks.json")
+    for number, form in enumerate(forms):
+        options = (
+            "--data",
+            str(tmp_path / form),
+            "--points",
+            "5",
+            "--sites",
+            "north",
+            "--out",
+            str(tmp_path / f"{number}"),
+        )
+        result = fairflare(str(runs / "fed_avg"), *options)
+        assert result.exit_code == 0, result.output
+        assert "SYNTHETIC" not in result.stdout
+        (row,) = table(tmp_path / f"{number}" / "landscape_numbers.csv")
+        assert (row["site"], row["images"], row["synthetic"]) == ("north", "3", "False")
+        losses.add(row["loss"])
+    assert len(losses) == 1
+    for form in ("sites", "blocks.json"):
+        options = ("--data", str(tmp_path / form), "--sites", "norht", "--out", str(tmp_path / "x"))
+        result = fairflare(str(runs / "fed_avg"), *options)
+        assert result.exit_code == 2
+        assert "has no site 'norht'; did you mean 'north'" in " ".join(result.stderr.split())
+    result = fairflare(
+        str(runs / "fed_avg"), "--data", str(tmp_path / "sites"), "--points", "5", "--out", str(tmp_path / "b")
+    )
+    assert [row["site"] for row in table(tmp_path / "b" / "landscape_numbers.csv")] == ["north", "south"]
+
+
+def test_a_model_file_alone(runs: Path, tmp_path: Path) -> None:
+    """It says nothing of its data: synthetic ones are as the task draws them, and that is said."""
+    file = runs / "fed_avg/server/simulate_job/FL_global_model.pt"
+    result = fairflare(str(file), "--points", "5", "--sites", "site-1", "--out", str(tmp_path / "out"))
+    assert result.exit_code == 0, result.output
+    assert "has no local/fairflare.json: its SYNTHETIC images are taken as the task draws them" in result.stderr
 
 
 def test_classes(runs: Path, tmp_path: Path) -> None:

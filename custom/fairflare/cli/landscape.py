@@ -117,6 +117,9 @@ def _of_runs(places: Sequence[Path], trained: Sequence[Trained], names: list[str
         file = place / "local" / "fairflare.json"
         if not file.is_file() and not run.saved.record.get("synthetic"):
             raise ValueError(f"{run.name} does not say where its data are; give them with --data")
+        if not file.is_file():
+            note = f"{run.name} has no local/fairflare.json: its SYNTHETIC images are taken as the task draws them"
+            screen.errors.print(f"[yellow]note[/yellow]: {escape(note)}", highlight=False, soft_wrap=True)
         content = _read(file) if file.is_file() else {}
         found = {name: _without(own_settings(content, name), SHELL_SETTINGS) for name in sites}
         if first is not None and found != first:
@@ -133,17 +136,20 @@ def _without(settings: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]
 def _of_data(data: Path, trained: Sequence[Trained], names: list[str] | None) -> dict[str, dict[str, Any]]:
     """The settings of the sites that ``--data`` stands for."""
     found = sites_of(data)
-    content = _read(data) if data.is_file() else {}
-    if data.is_dir() or content.get("sites") or "data_root" in next(iter(found.values())):
-        if names is None:
-            return found
-        if len(found) == len(names) == 1 and not content.get("sites"):
-            return {names[0]: next(iter(found.values()))}  # a site's own file does not say its name
-        unknown = [name for name in names if name not in found]
-        if unknown:
-            raise ValueError(f"--data {data} has no site {unknown[0]!r}{nearest(unknown[0], found)}")
-        return {name: found[name] for name in names}
-    return {name: dict(content) for name in names or _sites_of_run(trained)}  # made-up data, the same for all
+    file = data / "fairflare.json" if data.is_dir() else data
+    content = _read(file) if file.is_file() else {}
+    blocks = content.get("sites")
+    if not blocks and "data_root" not in next(iter(found.values())):  # made-up data, the same for all
+        return {name: dict(content) for name in names or _sites_of_run(trained)}
+    if names is None:
+        return found
+    alone = file.is_file() or (data / "datalist.json").is_file()
+    if alone and not blocks and len(names) == 1:  # a site's own file or folder does not say its name
+        return {names[0]: next(iter(found.values()))}
+    unknown = [name for name in names if name not in found]
+    if unknown:
+        raise ValueError(f"--data {data} has no site {unknown[0]!r}{nearest(unknown[0], found)}")
+    return {name: found[name] for name in names}
 
 
 def _sites_of_run(trained: Sequence[Trained]) -> list[str]:

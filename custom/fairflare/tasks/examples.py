@@ -153,11 +153,14 @@ def write(examples: Sequence[Example], folder: Path, names: Sequence[str], title
     Raises:
         OSError: the folder cannot be written.
     """
+    from matplotlib import rc_context
+
     from fairflare.reporting.pictures import save_picture
     from fairflare.reporting.records import csv_text
 
-    figure = draw(examples, names, title)
-    write_whole(folder / PICTURE, partial(save_picture, figure), durable=False)
+    with rc_context({"text.parse_math": False}):  # a name with two dollars is no formula
+        figure = draw(examples, names, title)
+        write_whole(folder / PICTURE, partial(save_picture, figure), durable=False)
     text = csv_text(_rows(examples, names))
     write_whole(folder / TABLE, lambda path: path.write_text(text, encoding="utf-8"), durable=False)
 

@@ -1,6 +1,7 @@
 """The command line; see :mod:`fairflare.cli.commands`."""
 
 import fairflare.cli.compare
+import fairflare.cli.landscape
 import fairflare.cli.report  # noqa: F401
 from fairflare.cli.commands import app, main
 

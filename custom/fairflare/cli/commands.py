@@ -21,6 +21,7 @@ from fairflare.cli.predict import predict
 from fairflare.cli.run_folder import earlier_results, last_errors, refuse_to_replace_run, site_settings
 from fairflare.cli.screen import console, errors, user_errors
 from fairflare.cli.site_names import parse_sites, run_sites
+from fairflare.cli.tracking import MLflowUri, track_in_mlflow
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -218,6 +219,7 @@ def run(
     in_process: Annotated[
         bool, typer.Option("--in-process", help="One process instead of FLARE's simulator: the same results, sooner.")
     ] = False,
+    mlflow: MLflowUri = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Runs a method in FLARE's simulator and prints the fairness table. Exit code 1 when the run failed."""
@@ -230,12 +232,16 @@ def run(
         workspace = (workspace or Path("runs") / name).absolute()
         if in_process and threads is not None:
             raise ValueError("--threads is of the simulator; --in-process works on the sites one after the other")
+        if in_process and mlflow is not None:
+            raise ValueError("--mlflow is of FLARE's server; --in-process has none, its curves are in results.json")
         if plan["sites"] is None:
             raise ValueError("--sites all is for export; the simulator needs their number or names")
         local = site_settings(site_file, plan["experiment"], workspace)
         sites = run_sites(plan["sites"], local)
         recipe = FairRecipe(**{**plan, "sites": sites, "keep_local_models": keep_local_models})
         say_what_lacks(recipe.plan.lacks)
+        if mlflow is not None:
+            track_in_mlflow(recipe, mlflow, here=True)
         if not overwrite:
             refuse_to_replace_run(workspace, plan["experiment"])
     workspace.parent.mkdir(parents=True, exist_ok=True)
@@ -266,6 +272,7 @@ def export(
         ),
     ] = False,
     bundle: Annotated[bool, typer.Option("--bundle", help="Carry the whole package in the job.")] = False,
+    mlflow: MLflowUri = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Writes a method as a FLARE job folder."""
@@ -281,6 +288,8 @@ def export(
         folder = out / recipe.name
         if folder.exists() and not overwrite:
             raise ValueError(f"{folder} exists; give --overwrite to replace all of it, or another --out")
+        if mlflow is not None:
+            track_in_mlflow(recipe, mlflow)
         recipe.export(str(out))
     console.print(f"job folder: {folder}", soft_wrap=True)
 

@@ -19,6 +19,8 @@ from fairflare.core.files import write_whole
 from fairflare.data.datalist import SUFFIXES, DataError, files_of_series, is_dicom, suffix_of
 
 if TYPE_CHECKING:
+    import torch
+
     from fairflare.prediction.predictor import Predictor
 
 CSV_FILE = "predictions.csv"
@@ -175,16 +177,10 @@ def _series_in(folder: Path) -> dict[Path, bool]:
 
 
 def _load(place: Path, best: bool | None, task_file: Path | None, device: str | None) -> Predictor:
-    from fairflare.federation.site import pick_device
-    from fairflare.methods.training import SiteError
     from fairflare.prediction.predictor import load_predictor
 
     which: Literal["best", "last"] | None = None if best is None else "best" if best else "last"
-    try:
-        chosen = pick_device("", device)
-    except SiteError as error:
-        raise ValueError(f"--device {device}: not usable here: {error.__cause__}") from error
-    predictor = load_predictor(place, which, task_file=task_file, device=chosen)
+    predictor = load_predictor(place, which, task_file=task_file, device=pick_device(device))
     saved = predictor.model
     words = saved.in_words()
     screen.console.print(
@@ -197,6 +193,21 @@ def _load(place: Path, best: bool | None, task_file: Path | None, device: str | 
     for note in predictor.notes:
         screen.errors.print(f"[yellow]note[/yellow]: {escape(note)}", highlight=False, soft_wrap=True)
     return predictor
+
+
+def pick_device(device: str | None) -> torch.device:
+    """What ``--device`` stands for.
+
+    Raises:
+        ValueError: it is not there.
+    """
+    from fairflare.federation import site
+    from fairflare.methods.training import SiteError
+
+    try:
+        return site.pick_device("", device)
+    except SiteError as error:
+        raise ValueError(f"--device {device}: not usable here: {error.__cause__}") from error
 
 
 def _threshold(predictor: Predictor, given: float | None, overlay: bool) -> float:

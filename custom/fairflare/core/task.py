@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from fairflare.core.fairness import higher_is_better
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from typing import TypeAlias
 
     import torch
@@ -221,6 +222,23 @@ class Task(ABC):
         scores = [self.evaluate(model, [b], device)[self.primary_metric] for b in data.batches("test", batch_size=1)]
         found: list[float] = np.asarray(scores)[draws(site, len(scores), count)].mean(1).tolist()
         return found
+
+    def write_examples(
+        self, model: torch.nn.Module, data: SiteData, folder: Path, *, batch_size: int, device: Device, title: str
+    ) -> bool:
+        """Draws the best, the median and the worst test image with what the model says of them, for the site itself.
+
+        Args:
+            model: to look at.
+            data: of the site.
+            folder: that gets the files; it exists, and is nobody's but the site's.
+            batch_size, device: of the evaluation.
+            title: over the picture.
+
+        Returns:
+            False: this task draws none (the default).
+        """
+        return False
 
     def declared_metrics(self) -> tuple[Metric, ...]:
         """What :meth:`evaluate` gives. Of a site that keeps metrics by class, nothing that is not listed here leaves

@@ -264,7 +264,8 @@ No setting of FairFlare changes it.
   `"submit_model": true`; only a job with that evaluation has the task at all.
 - TensorBoard: a site sends no events. The server writes the curves (`tb_events`) from what is listed above: training
   loss, primary metric, weights and single numbers of the reports, by site. Whoever may download the job has them, and
-  `results.json`, where all metrics are.
+  `results.json`, where all metrics are. A job may have the server send the same curves to an MLflow store
+  ([results.md](results.md#mlflow)): whoever may read that has them, too.
 """
 
 PROTECTION = """## What protects what
@@ -281,4 +282,10 @@ FLARE's filters look at the tensors of an answer: no stock filter touches a loss
 about the anchor has nothing else. How they work with FairFlare: [deployment.md](deployment.md). What stays in a
 site's state folder ([architecture.md](architecture.md)) includes models trained on its data: keep it as private as
 the data.
+
+A site whose `local/fairflare.json` names an `examples_folder`
+([predict.md](predict.md#best-median-and-worst-image-of-a-site)) gets pictures of three of its own test images there
+after the final test. No job can ask for them. They are written by the site's process, are in no answer (a test
+compares the answers with and without), and neither path nor content is in a line of the log, unless the folder cannot
+be written: then its name is in the site's log.
 """

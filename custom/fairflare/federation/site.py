@@ -39,6 +39,7 @@ from fairflare.exchange.messages import (
 )
 from fairflare.federation import norm_moments
 from fairflare.federation.check import facts_of
+from fairflare.federation.examples import EXAMPLES, draw_examples, examples_folder
 from fairflare.federation.leaving import METRICS_BY_CLASS, RESAMPLED, VALIDATED, keep_classes_home, sends_classes
 from fairflare.federation.personal import Personal
 from fairflare.federation.site_folder import SiteFolder
@@ -74,6 +75,7 @@ SHELL_SETTINGS = (
     *COMPUTING_KEYS,
     METRICS_BY_CLASS,
     SUBMITS,
+    EXAMPLES,
 )
 
 
@@ -112,6 +114,7 @@ class SiteWorker:
         self.training = training
         self.settings = dict(settings)
         self.sends_classes = sends_classes(site, self.settings)
+        self.examples = examples_folder(site, self.settings)
         self.state = SiteFolder(site, state_folder)
         self.device = pick_device(site, self.settings.get("device"))
         self.computing = pick_computing(site, training.computing, self.settings)
@@ -268,6 +271,7 @@ class SiteWorker:
         if request.resample:
             found = self.task.resampled(model, run.data, self.site, request.resample, self.device)
             reply.stats = {} if found is None else {RESAMPLED: found}
+        draw_examples(self.examples, request, run, model, self.training.batch_size)
         return reply
 
     # -- pieces

@@ -22,6 +22,7 @@ from fairflare.flare.stock_tasks import SUBMIT_MODEL
 
 #: Arguments of :class:`FairRecipe` that are neither settings of the method and its task nor of the run.
 OPTIONS = ("name", "packaging", "task", "sites", "small", "train_like", "task_file", "isolate")
+MLFLOW_RECEIVER = "nvflare.app_opt.tracking.mlflow.mlflow_receiver.MLflowReceiver"  # mlflow may not be installed
 
 _Init = TypeVar("_Init", bound=Callable[..., None])
 
@@ -111,8 +112,15 @@ class FairRecipe(Recipe):
                 defined.tasks.append(SUBMIT_MODEL)
 
     def finalize(self) -> None:
-        """One TensorBoard receiver: FLARE's, where ``add_experiment_tracking`` added it, takes the place of ours."""
+        """One TensorBoard receiver: FLARE's, where ``add_experiment_tracking`` added it, takes the place of ours. In
+        place of its MLflow receiver, which drops what a server sends, there is ours with the same settings.
+        """
         components = self._job._deploy_map["server"].app_config.components
+        for key, component in components.items():
+            if f"{type(component).__module__}.{type(component).__name__}" == MLFLOW_RECEIVER:
+                from fairflare.flare.mlflow_tracking import MLflow
+
+                components[key] = MLflow.like(component)
         others = [c for key, c in components.items() if key != TENSORBOARD]
         if any(isinstance(component, TBAnalyticsReceiver) for component in others):
             components.pop(TENSORBOARD, None)

@@ -20,15 +20,12 @@ from fairflare.core.task import evaluating
 from fairflare.data.datalist import DataError
 from fairflare.data.reading import slices_in
 from fairflare.prediction.recall import Recalled, recall
-from fairflare.prediction.saved_model import SavedModel, find_model, read_model
+from fairflare.prediction.saved_model import PERSONAL_NOTE, SavedModel, read_whole
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.networks import load_fitting
 from fairflare.tasks.segmentation import SegmentationTask
 
 BATCH = 8  # slices at once
-PERSONAL_NOTE = (
-    "the run's figures are not of this common model: each site was measured with one of its own, which stays there"
-)
 
 
 @dataclass(frozen=True)
@@ -131,11 +128,5 @@ def load_predictor(
     Raises:
         ValueError: no model, one that lacks what stays at the sites, no record of its task, or the two do not fit.
     """
-    model = read_model(find_model(place, which))
-    if model.at_sites:
-        raise ValueError(
-            f"{model.path} is no model to use by itself: {model.at_sites} of its {len(model.state)} tensors are as "
-            "they were in the beginning, since the trained ones stay at the sites (FedBN, Solo, norm_statistics=site); "
-            "give a run that has one common model, such as fed_avg's or one with norm_statistics=recalibrated"
-        )
+    model = read_whole(place, which)
     return Predictor(recall(model.record, model.path.parent, task_file), model, torch.device(device))

@@ -18,6 +18,9 @@ from fairflare.tasks.networks import read_checkpoint
 #: Where a run's model files are: beside the given folder's own name, in a simulator's workspace, in a FLARE download.
 PLACES = (".", "server/simulate_job", "workspace", "..")
 MOST_NAMED = 5
+PERSONAL_NOTE = (
+    "the run's figures are not of this common model: each site was measured with one of its own, which stays there"
+)
 
 
 @dataclass(frozen=True)
@@ -119,12 +122,37 @@ def read_model(path: Path) -> SavedModel:
     )
 
 
-def _info_beside(path: Path) -> dict[str, Any]:
-    """``info`` of the results of the run that a model file lies with; empty: none."""
+def read_whole(place: Path, which: Literal["best", "last"] | None = None) -> SavedModel:
+    """A run's model, when it is one by itself.
+
+    Args:
+        place, which: of :func:`find_model`.
+
+    Raises:
+        ValueError: there is none, or it lacks what stays at the sites.
+    """
+    model = read_model(find_model(place, which))
+    if model.at_sites:
+        raise ValueError(
+            f"{model.path} is no model to use by itself: {model.at_sites} of its {len(model.state)} tensors are as "
+            "they were in the beginning, since the trained ones stay at the sites (FedBN, Solo, norm_statistics=site); "
+            "give a run that has one common model, such as fed_avg's or one with norm_statistics=recalibrated"
+        )
+    return model
+
+
+def results_beside(path: Path) -> dict[str, Any]:
+    """The results of the run that a model file lies with; empty: none."""
     try:
-        info = read_results(path.parent / RESULTS_FOLDER / RESULTS_FILE)["info"]
-    except (ValueError, OSError, KeyError):
+        found = read_results(path.parent / RESULTS_FOLDER / RESULTS_FILE)
+    except (ValueError, OSError):
         return {}
+    return dict(found)
+
+
+def _info_beside(path: Path) -> dict[str, Any]:
+    """``info`` of these results; empty: none."""
+    info = results_beside(path).get("info")
     return info if isinstance(info, dict) else {}
 
 

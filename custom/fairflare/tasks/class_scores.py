@@ -10,6 +10,8 @@ from fairflare.core import checks
 from fairflare.tasks.base import evaluating
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
     from fairflare.core.task import Batch, Device, SiteData
@@ -76,6 +78,15 @@ class MeasuresClasses(ABC):
             metrics = classification_metrics(targets[drawn], probabilities[drawn], **named)
             found.append(metrics.get(self.primary_metric, math.nan))
         return found
+
+    def write_examples(
+        self, model: torch.nn.Module, data: SiteData, folder: Path, *, batch_size: int, device: Device, title: str
+    ) -> bool:
+        """By the probability of the true class, with the class that was told."""
+        from fairflare.tasks import examples
+
+        examples.write(examples.of_classification(self, model, data, batch_size, device), folder, self.names(), title)
+        return True
 
     def _outputs(
         self, model: torch.nn.Module, batches: Iterable[Batch], device: Device

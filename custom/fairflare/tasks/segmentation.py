@@ -224,6 +224,15 @@ class SegmentationTask(ImageTask):
                 result.update({f"{name}_{structure}": float(value) for structure, value in by_name})
         return result
 
+    def write_examples(
+        self, model: torch.nn.Module, data: SiteData, folder: Path, *, batch_size: int, device: Device, title: str
+    ) -> bool:
+        """By the Dice of an image, with the outlines of truth and of what was found."""
+        from fairflare.tasks import examples
+
+        examples.write(examples.of_segmentation(self, model, data, batch_size, device), folder, self.names(), title)
+        return True
+
     def names(self) -> list[str]:
         """Names of the structures."""
         return self.class_names or [f"class_{index + 1}" for index in range(self.num_classes)]

@@ -1,0 +1,54 @@
+"""``--mlflow`` of ``fairflare run`` and ``fairflare export``."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+if TYPE_CHECKING:
+    from fairflare.flare.recipes import FairRecipe
+
+ON_DISK = ("file:", "sqlite:")
+
+MLflowUri: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--mlflow",
+        metavar="URI",
+        help="The server also writes the curves to this MLflow store: file:///folder, sqlite:///file, http://host:port.",
+    ),
+]
+
+
+def track_in_mlflow(recipe: FairRecipe, uri: str, *, here: bool = False) -> None:
+    """Adds FLARE's MLflow receiver to a recipe, which makes it one for the server's curves.
+
+    Args:
+        recipe: of a job.
+        uri: of the store.
+        here: the server runs on this machine, so a store on its disk can be opened before.
+
+    Raises:
+        ValueError: no URI, mlflow is not installed, or the store cannot be opened.
+    """
+    from nvflare.recipe.utils import add_experiment_tracking
+
+    if "://" not in uri:
+        raise ValueError(f"--mlflow wants a URI, such as file:///home/me/mlruns or http://host:5000, got {uri!r}")
+    if find_spec("mlflow") is None:
+        raise ValueError("--mlflow needs the package mlflow, which is not installed: pip install 'fairflare[mlflow]'")
+    if here and uri.startswith(ON_DISK):
+        _open(uri)
+    add_experiment_tracking(recipe, "mlflow", {"tracking_uri": uri})
+
+
+def _open(uri: str) -> None:
+    """MLflow from 3 on refuses folders unless it is told otherwise; a run would go on without its curves."""
+    from mlflow.tracking import MlflowClient
+
+    try:
+        MlflowClient(tracking_uri=uri).search_experiments(max_results=1)
+    except Exception as error:
+        raise ValueError(f"--mlflow {uri} cannot be opened: {type(error).__name__}: {error}") from error

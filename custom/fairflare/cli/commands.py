@@ -90,6 +90,14 @@ def plan_options(
     task_file: Annotated[
         Path | None, typer.Option(help="Python file with a class Task: your own network and data.")
     ] = None,
+    monai_bundle: Annotated[
+        Path | None,
+        typer.Option(
+            "--monai-bundle",
+            help="Folder of a MONAI bundle: network, loss, optimizer, transforms and metric are its own "
+            "(docs/bundles.md).",
+        ),
+    ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds a phase may take.")] = 3600.0,
     grace: Annotated[
         float, typer.Option(help="Seconds for late sites once enough answered; 0: the whole timeout.")
@@ -113,6 +121,7 @@ def plan_options(
         "straggler_grace": grace,
         "settings": parse_settings(settings or []),
         "task_file": task_file,
+        "monai_bundle": monai_bundle,
     }
 
 
@@ -236,6 +245,7 @@ def run(
         sites = run_sites(plan["sites"], local)
         recipe = FairRecipe(**{**plan, "sites": sites, "keep_local_models": keep_local_models})
         say_what_lacks(recipe.plan.lacks)
+        say_what_is_brought(recipe.plan.brought)
         if not overwrite:
             refuse_to_replace_run(workspace, plan["experiment"])
     workspace.parent.mkdir(parents=True, exist_ok=True)
@@ -278,6 +288,7 @@ def export(
         sites = None if plan["sites"] == "default" else plan["sites"]
         recipe = FairRecipe(**{**plan, "sites": sites}, packaging=packaging)
         say_what_lacks(recipe.plan.lacks)
+        say_what_is_brought(recipe.plan.brought)
         folder = out / recipe.name
         if folder.exists() and not overwrite:
             raise ValueError(f"{folder} exists; give --overwrite to replace all of it, or another --out")
@@ -415,6 +426,12 @@ def say_what_lacks(lacks: Sequence[str]) -> None:
         errors.print("[yellow]not the paper's run by itself[/yellow]; it lacks", highlight=False)
         for line in wrapped((f"  - {text}" for text in lacks), errors.width):
             errors.print(line, markup=False, highlight=False)
+
+
+def say_what_is_brought(brought: Sequence[str]) -> None:
+    """Local training as the MONAI bundle has it."""
+    if brought:
+        errors.print(f"local training, from the bundle: {', '.join(brought)}", markup=False, highlight=False)
 
 
 def report(workspace: Path, code: int, log: Path) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -147,6 +147,24 @@ class Task(ABC):
     def classes(self) -> int | None:
         """Number of classes that the network tells; ``None``: it tells none, or this is not known."""
         return None
+
+    def check(self) -> None:
+        """Looks, where a run is put together, whether the task can be learned at all.
+
+        Raises:
+            ValueError: it cannot.
+        """
+
+    def training_settings(self, given: Collection[str] = ()) -> dict[str, Any]:
+        """Settings of a site half that the task brings along; those that the user gives, and ``keeps``, go before.
+
+        Args:
+            given: names of those that the user gives.
+
+        Raises:
+            ValueError: what the task wants cannot be had.
+        """
+        return {}
 
     def suited_to(self, data: SiteData) -> Task:
         """The task as a site learns it on its opened data: itself, or a copy that calls the classes as the data do."""

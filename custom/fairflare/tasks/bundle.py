@@ -1,0 +1,356 @@
+"""A MONAI bundle as the task: network, loss, optimizer, transforms, inference and metric are the bundle's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from fairflare.core import checks
+from fairflare.core.bundle_files import BUNDLE_FOLDER, BundleError, bundle_checksum
+from fairflare.core.settings import Flag, NonNegativeInt, Text, settings
+from fairflare.core.stopping import check_stop
+from fairflare.data.datalist import DataError, load_datalist
+from fairflare.tasks.base import LOSS, Metric, SiteData, Task, evaluating
+from fairflare.tasks.bundle_config import Bundle
+from fairflare.tasks.bundle_metric import KeyMetric, means
+from fairflare.tasks.images import CACHE_BYTES, Filename, read_settings, setting_error
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import torch
+    from monai.transforms import Compose
+
+    from fairflare.core.task import Batch, Device
+    from fairflare.tasks.bundle_data import BundleData
+
+PRED = "pred"  # what MONAI's engines call the network's output
+SAVING = ("SaveImage", "SaveImaged")  # steps of a postprocessing that write files
+#: A bundle's optimizers that the site halves have too: ``{argument: torch's default}``, and the setting's name.
+OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
+    "Adam": {"lr": 1e-3, "weight_decay": 0.0, "betas": (0.9, 0.999), "eps": 1e-8, "amsgrad": False},
+    "AdamW": {"lr": 1e-3, "weight_decay": 1e-2, "betas": (0.9, 0.999), "eps": 1e-8, "amsgrad": False},
+    "SGD": {"lr": 1e-3, "weight_decay": 0.0, "momentum": 0.0, "dampening": 0.0, "nesterov": False},
+}
+SETTING = {"lr": "learning_rate", "weight_decay": "weight_decay", "betas": "betas", "momentum": "momentum"}
+SPEED = ("_target_", "_desc_", "params", "foreach", "fused", "capturable", "differentiable")  # not what is computed
+PARAMETERS = re.compile(r"\$\s*@\w+\.parameters\(\)\s*")
+
+
+@settings
+class BundleSite:
+    """What a bundle's task reads of a site's private file.
+
+    Args:
+        data_root: folder with the data.
+        phantom: must not be true: a bundle has no made-up data of its own.
+        datalist: name of the list inside ``data_root``, or an absolute path; default ``datalist.json``.
+        linked_roots: further folders that links in ``data_root`` may lead to.
+        cache_bytes: memory for images of this site as they are before the first random transform.
+        num_workers: threads that prepare the images of a batch up to there; 0: the one that trains.
+    """
+
+    data_root: Filename | None = None
+    phantom: Flag | None = None
+    datalist: Filename | None = None
+    linked_roots: list[Filename] = field(default_factory=list)
+    cache_bytes: NonNegativeInt = CACHE_BYTES
+    num_workers: NonNegativeInt = 0
+
+
+@settings
+class MonaiBundleTask(Task):
+    """What a MONAI bundle's configuration describes, on the sites' own datalists.
+
+    A bundle is code: strings in its configuration are evaluated. So this class by itself has no bundle, and no argument
+    names one; a ``task.py``, which sites take as custom code, says in which folder beside it the bundle is.
+
+    Args:
+        bundle_sha256: of the bundle's files, so that all sites have the same; ``None``: any.
+        bundle_configs: files in ``configs`` that are read, without ending; what a later one says goes before.
+        bundle_ids: keys of the configuration by part, where they are not the usual ones: ``{"loss": "my_loss"}``; see
+            ``docs/bundles.md`` for the parts.
+        bundle_overrides: values of the configuration that are other ones here, by key.
+        image_key, label_key: of image and label in the dicts that the bundle's transforms work on.
+        class_names: of the network's output channels, background too; default: those of the bundle's metadata.
+    """
+
+    #: The bundle's folder; set by a subclass in a task's file.
+    folder: ClassVar[Path | None] = None
+    primary_metric: ClassVar[str] = "dice"
+    has_classes: ClassVar[bool | None] = False
+    site_settings: ClassVar[type] = BundleSite
+
+    bundle_sha256: Text | None = None
+    bundle_configs: list[Text] = field(default_factory=lambda: ["train"])
+    bundle_ids: dict[str, str] = field(default_factory=dict)
+    bundle_overrides: dict[str, Any] = field(default_factory=dict)
+    image_key: Text = "image"
+    label_key: Text = "label"
+    class_names: list[Text] | None = None
+
+    def __post_init__(self) -> None:
+        if self.folder is None:
+            raise BundleError(
+                "a MONAI bundle is custom code, so that a class of the package has none: give it with --monai-bundle, or "
+                f"in a task.py as `folder = Path(__file__).with_name({BUNDLE_FOLDER!r})`"
+            )
+        if not self.bundle_configs:
+            raise BundleError("bundle_configs must name a file, such as 'train'")
+        found = bundle_checksum(self.folder)
+        if self.bundle_sha256 is not None and found != self.bundle_sha256:
+            raise BundleError(
+                f"MONAI bundle {self.folder.name!r} is not the one of this job: its files have the checksum {found}, "
+                f"the job says {self.bundle_sha256}"
+            )
+        self.monai_bundle_sha256 = found
+        self._made: dict[str, Any] = {}
+        vars(self)["primary_metric"] = self.key_metric.name
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_made": {}}  # what was made of expressions cannot be pickled
+
+    # -- the bundle's parts, each made once
+
+    @property
+    def bundle(self) -> Bundle:
+        """Its configuration."""
+        assert self.folder is not None
+        folder = self.folder
+        return self._once("bundle", lambda: Bundle(folder, self.bundle_configs, self.bundle_ids, self.bundle_overrides))
+
+    @property
+    def key_metric(self) -> KeyMetric:
+        """What the fairness table is about."""
+        return self._once("key_metric", lambda: KeyMetric(self.bundle, self.class_names))
+
+    def _once(self, name: str, make: Any) -> Any:
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
+    def _inferer(self) -> Any:
+        from monai.inferers import SimpleInferer
+
+        key = self.bundle.place("validate_inferer")
+        return self._once("inferer", lambda: SimpleInferer() if key is None else self.bundle.make(key))
+
+    def _postprocessing(self) -> Compose:
+        key = self.bundle.place("validate_postprocessing")
+        return self._once("post", lambda: self._compose(key) if key else self._compose(None))
+
+    def _compose(self, key: str | None) -> Compose:
+        """The transforms of a key, without those that write files."""
+        from monai.transforms import Compose
+
+        made = [] if key is None else self.bundle.make(key)
+        steps = list(made.flatten().transforms) if isinstance(made, Compose) else made
+        steps = list(steps) if isinstance(steps, (list, tuple)) else [steps]
+        for step in steps:
+            if not callable(step):
+                raise self.bundle.problem(f"key {key!r} must give transforms, got a {type(step).__name__}")
+        kept = [step for step in steps if type(step).__name__ not in SAVING]
+        if isinstance(made, Compose):
+            options = {name: getattr(made, name) for name in ("map_items", "unpack_items", "lazy", "overrides")}
+            return Compose(kept, **options)
+        return Compose(kept)
+
+    # -- before a run
+
+    def check(self) -> None:
+        """Makes every part once, on the machine where a run is put together, so that a broken bundle is not sent out.
+
+        Raises:
+            BundleError: a part is missing or cannot be made (names file and key).
+        """
+        import torch
+
+        with torch.random.fork_rng(devices=[]):
+            self.build_model()
+        self._loss()
+        for part in ("train_preprocessing", "validate_preprocessing"):
+            self._compose(self.bundle.needed(part))
+        self._postprocessing()
+        self._inferer()
+        inferer = self.bundle.place("train_inferer")
+        found = None if inferer is None else self.bundle.raw(inferer)
+        target = found.get("_target_") if isinstance(found, Mapping) else found
+        if found is not None and str(target).rpartition(".")[2] != "SimpleInferer":
+            raise self.bundle.problem(
+                f"key {inferer!r} is {target}; training goes through the network as it is, so only a SimpleInferer can be "
+                "there"
+            )
+
+    def training_settings(self, given: Collection[str] = ()) -> dict[str, Any]:
+        """The bundle's optimizer and batch size as settings of a site half; its random transforms are used.
+
+        Raises:
+            BundleError: an optimizer that the site halves do not have (says what to set instead).
+        """
+        found: dict[str, Any] = {"augment": True}
+        key = self.bundle.place("train_batch_size")
+        if key is not None:
+            found["batch_size"] = self.bundle.make(key)
+        key = self.bundle.place("optimizer")
+        if key is not None and "optimizer" not in given:
+            found |= self._optimizer(key)
+        return found
+
+    def _optimizer(self, key: str) -> dict[str, Any]:
+        remedy = "; set optimizer (and learning_rate, ...) to train with another one"
+        told = self.bundle.raw(key)
+        name = str(told.get("_target_") if isinstance(told, Mapping) else told)
+        kind = name.rpartition(".")[2]
+        if kind not in OPTIMIZERS or (name != kind and not name.startswith("torch.optim.")):
+            raise self.bundle.problem(f"key {key!r} is {name:.80}, which is not one of {', '.join(OPTIMIZERS)}{remedy}")
+        if not PARAMETERS.fullmatch(str(told.get("params", ""))):
+            raise self.bundle.problem(f"key {key!r}: params must be all of the network's parameters{remedy}")
+        values = dict(OPTIMIZERS[kind])
+        for argument in told:
+            if argument in SPEED:
+                continue
+            value = self.bundle.make(f"{key}#{argument}")
+            if argument not in SETTING and value != values.get(argument) and argument != "nesterov":
+                raise self.bundle.problem(f"key {key!r}: {argument}={value!r} cannot be had{remedy}")
+            values[argument] = value
+        if kind == "SGD" and bool(values["nesterov"]) != (values["momentum"] > 0):
+            raise self.bundle.problem(
+                f"key {key!r}: momentum={values['momentum']!r} with nesterov={values['nesterov']!r} cannot be had: "
+                f"momentum is always Nesterov's here{remedy}"
+            )
+        found = {SETTING[name]: value for name, value in values.items() if name in SETTING}
+        return {"optimizer": kind.lower(), **found}
+
+    # -- the seam
+
+    def build_model(self) -> torch.nn.Module:
+        import torch
+
+        key = self.bundle.needed("network")
+        made = self.bundle.make(key)
+        if not isinstance(made, torch.nn.Module):
+            raise self.bundle.problem(f"key {key!r} must give a network, got a {type(made).__name__}")
+        return made
+
+    def initialise(self, model: torch.nn.Module, checkpoint: str | None = None) -> str:
+        from fairflare.tasks.networks import load_network
+
+        return super().initialise(model) if checkpoint is None else load_network(model, Path(checkpoint))
+
+    def _loss(self) -> Any:
+        return self._once("loss", lambda: self.bundle.make(self.bundle.needed("loss")))
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The bundle's, the mean where it gives several numbers."""
+        import torch
+
+        criterion = self._loss()
+        if isinstance(criterion, torch.nn.Module):
+            criterion = criterion.to(targets.device)
+        found: torch.Tensor = criterion(outputs, targets)
+        return found.mean() if found.ndim else found
+
+    def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
+        """The bundle's key metric by its inferer and postprocessing, and its loss on what the inferer gives.
+
+        Returns:
+            ``dice`` (or ``iou``), ``loss``; with several structures the same of each that the images have.
+        """
+        scores, losses = self._scores(model, batches, device)
+        of_images = means(scores)
+        name = self.key_metric.name
+        if np.isnan(of_images).all():
+            raise DataError(
+                f"{name} is not defined on any of {len(scores)} image(s): no mask has a structure that counts",
+                f"{name} is not defined on the images of a list: no mask has a structure that counts",
+            )
+        result = {name: float(np.nanmean(of_images)), "loss": float(np.mean(losses))}
+        by_structure = np.stack(scores).T
+        if len(by_structure) > 1:
+            for structure, own in zip(self.key_metric.names(len(by_structure)), by_structure, strict=True):
+                if not np.isnan(own).all():
+                    result[f"{name}_{structure}"] = float(np.nanmean(own))
+        return result
+
+    def resampled(
+        self, model: torch.nn.Module, data: SiteData, site: str, count: int, device: Device
+    ) -> list[float] | None:
+        """As the base says; an image without any structure counts in no mean, as in :meth:`evaluate`."""
+        from fairflare.core.resampling import draws
+
+        scores, _ = self._scores(model, data.batches("test", batch_size=1), device)
+        of_images = means(scores)[draws(site, len(scores), count)]
+        return [float("nan") if np.isnan(own).all() else float(np.nanmean(own)) for own in of_images]
+
+    def _scores(
+        self, model: torch.nn.Module, batches: Iterable[Batch], device: Device
+    ) -> tuple[list[npt.NDArray[np.float64]], list[float]]:
+        """Of each image: the metric by structure, and the loss."""
+        from fairflare.tasks.bundle_data import item_of
+
+        def network(inputs: torch.Tensor, *args: Any, **named: Any) -> Any:
+            check_stop()  # a volume has many windows
+            return model(inputs, *args, **named)
+
+        scores: list[npt.NDArray[np.float64]] = []
+        losses: list[float] = []
+        keys = (self.image_key, self.label_key)
+        with evaluating(model):
+            for batch in batches:
+                inputs, targets = (tensor.to(device) for tensor in batch)
+                outputs = self._inferer()(inputs, network)
+                for number in range(len(inputs)):
+                    one = slice(number, number + 1)
+                    losses.append(float(self.loss(outputs[one], targets[one])))
+                    scores.append(self._score(item_of(batch, number, keys), outputs[number], targets[number]))
+        checks.whole("the number of batches to evaluate on", len(scores))
+        return scores, losses
+
+    def _score(self, item: dict[str, Any], output: torch.Tensor, target: torch.Tensor) -> npt.NDArray[np.float64]:
+        """The metric of one image behind the postprocessing."""
+        from monai.data import MetaTensor
+
+        def like(key: str, tensor: torch.Tensor) -> torch.Tensor:
+            source = item[key]
+            if not isinstance(source, MetaTensor):
+                return tensor
+            return MetaTensor(tensor, meta=source.meta, applied_operations=source.applied_operations)
+
+        found = {**item, PRED: like(self.image_key, output), self.label_key: like(self.label_key, target)}
+        key = self.bundle.place("validate_postprocessing")
+        with self.bundle.telling(f"key {key!r}"):
+            found = self._postprocessing()(found)
+        return self.key_metric.of_image(found, self.label_key)
+
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        mean, *others = self.key_metric.declared()
+        return (mean, LOSS, *others)
+
+    def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:
+        """The images that the site's datalist names, through the bundle's transforms."""
+        from fairflare.tasks.bundle_data import BundleData
+
+        own = read_settings(BundleSite, site, settings)  # type: ignore[arg-type]
+        if own.data_root is None:
+            raise setting_error(
+                site, "data_root", "no data: 'data_root' is not set, and a MONAI bundle has no made-up data; set "
+                "'data_root' (`fairflare phantom volumes3d` writes synthetic volumes)",
+            )  # fmt: skip
+        listed = load_datalist(
+            own.data_root, own.datalist or "datalist.json", site=site, linked_roots=own.linked_roots
+        )
+        key = self.bundle.place("validate_batch_size")
+        found: BundleData = BundleData(
+            listed,
+            self._compose(self.bundle.needed("train_preprocessing")),
+            self._compose(self.bundle.needed("validate_preprocessing")),
+            keys=(self.image_key, self.label_key),
+            validate_batch=1 if key is None else checks.whole("validate_batch_size", self.bundle.make(key)),
+            cache_bytes=own.cache_bytes,
+            num_workers=own.num_workers,
+        )
+        return found

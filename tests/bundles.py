@@ -60,7 +60,10 @@ def train_config(dims: int = 3, classes: int = 2, patch: int = 16, patches: int 
                 "_target_": "Compose",
                 "transforms": [
                     {"_target_": "Activationsd", "keys": "pred", "softmax": True},
-                    {"_target_": "AsDiscreted", "keys": ["pred", "label"], "argmax": [True, False], "to_onehot": classes},
+                    {
+                        "_target_": "AsDiscreted", "keys": ["pred", "label"], "argmax": [True, False],
+                        "to_onehot": "@num_classes",
+                    },
                 ],
             },
             "trainer": {"_target_": "SupervisedTrainer", "loss_function": "@loss", "optimizer": "@optimizer"},

@@ -154,6 +154,7 @@ class Task(ABC):
         Raises:
             ValueError: it cannot.
         """
+        return
 
     def training_settings(self, given: Collection[str] = ()) -> dict[str, Any]:
         """Settings of a site half that the task brings along; those that the user gives, and ``keeps``, go before.

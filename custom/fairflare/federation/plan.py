@@ -119,8 +119,8 @@ def make_plan(
         run: of :class:`fairflare.federation.run_settings.RunSettings`.
 
     Raises:
-        ValueError: unknown method, kind of task or setting (suggests the nearest), or a value out of range; a bundle that
-            cannot be used.
+        ValueError: unknown method, kind of task or setting (suggests the nearest), a value out of range, or a bundle
+            that cannot be used.
     """
     if (statistics := run.pop("norm_statistics", None)) is not None:  # a setting of the sites; the run follows it
         settings = {**(settings or {}), "norm_statistics": statistics}
@@ -159,10 +159,12 @@ def make_plan(
         learns.setdefault("bundle_sha256", bundle_checksum(Path(monai_bundle).expanduser()))
     made = _task(task_class, learns)
     made.check()
-    rule = build(chosen.rule, {**chosen.server, **server})
     own = {k: v for k, v in chosen.site.items() if k not in steps}
-    brought = {k: v for k, v in made.training_settings(site).items() if k not in (*site, *chosen.keeps)}
-    training = build(chosen.training, {**own, **brought, **site})
+    said = settings or {}  # not what comes with train_like
+    brought = {k: v for k, v in made.training_settings(said).items() if k not in (*said, *chosen.keeps)}
+    shared = {k: v for k, v in brought.items() if k in field_names(chosen.rule)}  # q-FedAvg's learning_rate
+    rule = build(chosen.rule, {**chosen.server, **server, **shared})
+    training = build(chosen.training, {**own, **site, **brought})
     plan = following(plan, training)
     rule.check_run(plan.num_rounds)
     try:

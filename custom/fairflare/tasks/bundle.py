@@ -96,8 +96,8 @@ class MonaiBundleTask(Task):
     def __post_init__(self) -> None:
         if self.folder is None:
             raise BundleError(
-                "a MONAI bundle is custom code, so that a class of the package has none: give it with --monai-bundle, or "
-                f"in a task.py as `folder = Path(__file__).with_name({BUNDLE_FOLDER!r})`"
+                "a MONAI bundle is custom code, so that a class of the package has none: give it with --monai-bundle, "
+                f"or in a task.py as `folder = Path(__file__).with_name({BUNDLE_FOLDER!r})`"
             )
         if not self.bundle_configs:
             raise BundleError("bundle_configs must name a file, such as 'train'")
@@ -181,17 +181,17 @@ class MonaiBundleTask(Task):
         target = found.get("_target_") if isinstance(found, Mapping) else found
         if found is not None and str(target).rpartition(".")[2] != "SimpleInferer":
             raise self.bundle.problem(
-                f"key {inferer!r} is {target}; training goes through the network as it is, so only a SimpleInferer can be "
-                "there"
+                f"key {inferer!r} is {target}; training goes through the network as it is, so only a SimpleInferer can "
+                "be there"
             )
 
     def training_settings(self, given: Collection[str] = ()) -> dict[str, Any]:
-        """The bundle's optimizer and batch size as settings of a site half; its random transforms are used.
+        """The bundle's optimizer, batch size and loss as settings of a site half; its random transforms are used.
 
         Raises:
             BundleError: an optimizer that the site halves do not have (says what to set instead).
         """
-        found: dict[str, Any] = {"augment": True}
+        found: dict[str, Any] = {"augment": True, "criterion": "task"}
         key = self.bundle.place("train_batch_size")
         if key is not None:
             found["batch_size"] = self.bundle.make(key)
@@ -340,9 +340,7 @@ class MonaiBundleTask(Task):
                 site, "data_root", "no data: 'data_root' is not set, and a MONAI bundle has no made-up data; set "
                 "'data_root' (`fairflare phantom volumes3d` writes synthetic volumes)",
             )  # fmt: skip
-        listed = load_datalist(
-            own.data_root, own.datalist or "datalist.json", site=site, linked_roots=own.linked_roots
-        )
+        listed = load_datalist(own.data_root, own.datalist or "datalist.json", site=site, linked_roots=own.linked_roots)
         key = self.bundle.place("validate_batch_size")
         found: BundleData = BundleData(
             listed,

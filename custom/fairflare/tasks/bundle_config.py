@@ -1,4 +1,4 @@
-"""A MONAI bundle's configuration: which of its keys is what, and the objects that MONAI's ``ConfigParser`` makes of them.
+"""A MONAI bundle's configuration: which key is what, and the objects that MONAI's ``ConfigParser`` makes of them.
 
 Only what is asked for is made: no data set of the bundle's own, no handler, no engine, no ``initialize`` or ``run``.
 """
@@ -6,6 +6,7 @@ Only what is asked for is made: no data set of the bundle's own, no handler, no 
 from __future__ import annotations
 
 import copy
+import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -122,6 +123,8 @@ class Bundle:
         Raises:
             BundleError: it cannot be made (names file, key and the first cause).
         """
+        # Every LoadImage says as a warning that a decoder for NVIDIA's GPUs is not installed.
+        logging.getLogger("monai.data.nvimgcodec_pydicom_plugin").setLevel(logging.ERROR)
         with self.telling(f"key {key!r}"), importing_from(self.folder):
             return self._parser(self.config).get_parsed_content(key)
 

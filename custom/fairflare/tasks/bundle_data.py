@@ -42,10 +42,10 @@ class ItemBatch(tuple[torch.Tensor, torch.Tensor]):
 class BundleData(SiteData):
     """The files of a site's datalist through a bundle's transforms.
 
-    A sample is an image of the list, for a bundle that cuts patches too. With ``augment`` the training split goes through
-    all of the training transforms, and each image gives as many patches as they cut. Without, it goes through those that
-    prepare and cut it, and gives one patch, the same each time: what methods measure on is of the size that the network
-    learns. All else goes through the validation transforms, whole.
+    A sample is an image of the list, for a bundle that cuts patches too. With ``augment`` the training split goes
+    through all of the training transforms, and each image gives as many patches as they cut. Without, it goes through
+    those that prepare and cut it, and gives one patch, the same each time: what methods measure on is of the size that
+    the network learns. All else goes through the validation transforms, whole.
 
     Args:
         datalist: of the site, with files as labels.
@@ -84,8 +84,8 @@ class BundleData(SiteData):
         for split, samples in datalist.splits.items():
             if any(sample.slice is not None for sample in samples):
                 raise DataError(
-                    f"site '{datalist.site}': split '{split}' names slices of volumes, which a bundle's transforms do not "
-                    "know; list whole volumes, or pictures of the slices",
+                    f"site '{datalist.site}': split '{split}' names slices of volumes, which a bundle's transforms do "
+                    "not know; list whole volumes, or pictures of the slices",
                     f"site '{datalist.site}': split '{split}' names slices, which a MONAI bundle cannot read",
                 )
 
@@ -99,8 +99,8 @@ class BundleData(SiteData):
     def batches(
         self, split: str, *, batch_size: int, shuffle_seed: int | None = None, augment: bool = False
     ) -> Batches:
-        """See the class. ``batch_size`` is of the training split; of the others at most ``validate_batch``, so that whole
-        volumes fit into memory."""
+        """See the class. ``batch_size`` is of the training split; of the others at most ``validate_batch``, so that
+        whole volumes fit into memory."""
         checks.whole("batch_size", batch_size)
         order = self._order(self._known(split), shuffle_seed)
         if split != TRAINING:
@@ -206,8 +206,8 @@ class BundleData(SiteData):
     def _different(self, sizes: Sequence[tuple[int, ...]]) -> DataError:
         listed = ", ".join("x".join(map(str, size)) for size in sizes[:4])
         return DataError(
-            f"site '{self.datalist.site}': images of different sizes in one training batch ({listed}); let the bundle's "
-            "training transforms cut or pad them to one, or set batch_size=1",
+            f"site '{self.datalist.site}': images of different sizes in one training batch ({listed}); let the "
+            "bundle's training transforms cut or pad them to one, or set batch_size=1",
             f"site '{self.datalist.site}': the training images have different sizes behind the MONAI bundle's "
             "transforms; they need one, or batch_size=1",
         )

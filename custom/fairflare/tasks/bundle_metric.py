@@ -109,5 +109,5 @@ class KeyMetric:
 
 
 def means(scores: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
-    """Of each image over its structures, NaN where it has none: MONAI's ``reduction="mean"`` before the images' mean."""
+    """Of each image over its structures, NaN where it has none: the first half of MONAI's ``reduction="mean"``."""
     return np.array([np.nan if np.isnan(own).all() else np.nanmean(own) for own in scores])

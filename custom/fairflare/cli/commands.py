@@ -354,6 +354,7 @@ def doctor(
     task: Annotated[str | None, typer.Option("--task", help="segmentation or classification.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE of the task.")] = None,
     task_file: Annotated[Path | None, typer.Option(help="Python file with a class Task.")] = None,
+    monai_bundle: Annotated[Path | None, typer.Option("--monai-bundle", help="Folder of a MONAI bundle.")] = None,
 ) -> None:
     """Looks at versions, GPU, disk, a site's data, a start-up kit and ports. Exit code 1 when something cannot work."""
     from fairflare.cli.doctor import examine
@@ -364,7 +365,10 @@ def doctor(
         if isinstance(names, int):
             raise ValueError("--sites wants names here")
         given = parse_settings(settings or [])
-        plan = make_plan(method, task=task, sites=names or 0, settings=given, task_file=task_file, min_sites=1)
+        plan = make_plan(
+            method, task=task, sites=names or 0, settings=given, task_file=task_file, monai_bundle=monai_bundle,
+            min_sites=1,
+        )  # fmt: skip
     colours = {"ok": "green", "warning": "yellow", "problem": "red"}
     table = Table("checked", "", "found", box=None, pad_edge=False)
     found = list(examine(data, names, plan.task.open_site, kit, port or ()))

@@ -12,7 +12,7 @@ from fairflare.cli.screen import console, user_errors
 
 
 def phantom(
-    name: Annotated[str, typer.Argument(help="prostate, volumes3d, dermoscopy, dermoscopy7, fundus or endoscopy.")],
+    name: Annotated[str, typer.Argument(help="prostate, volumes3d, dermoscopy(7), fundus or endoscopy.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")],
     sites: Annotated[int, typer.Option("--sites", "-s", min=1, help="How many.")] = 6,
     size: Annotated[
@@ -44,7 +44,9 @@ def phantom(
         for key in given:
             choice("--set", key, [field for field in field_names(PhantomPlan) if field not in fixed])
         if name not in (PROSTATE, VOLUMES) and cases != 1.0:
-            raise ValueError("--cases is of prostate and volumes3d; set num_samples of a phantom with classes (--set)")
+            raise ValueError(
+                "--cases is of the prostate and volumes3d; set num_samples of a phantom with classes (--set)"
+            )
         record = {
             "preparer": "phantom",
             "options": {"name": name, "sites": sites, "size": size, "cases": cases, **given},

@@ -140,6 +140,8 @@ class Task(ABC):
     primary_metric: ClassVar[str]
     #: Metrics in the fairness table; empty: all. The results file has all of them.
     shown_metrics: ClassVar[tuple[str, ...]] = ()
+    #: Whether it has an optimizer of its own: ``optimizer="task"`` of the site halves.
+    has_optimizer: bool = False
     #: Whether a sample has one of several classes; ``None``: not known.
     has_classes: ClassVar[bool | None] = None
 
@@ -166,6 +168,14 @@ class Task(ABC):
             ValueError: what the task wants cannot be had.
         """
         return {}
+
+    def make_optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        """The task's own optimizer; its learning rate is set before each round.
+
+        Raises:
+            ValueError: it has none.
+        """
+        raise ValueError(f"{type(self).__name__} has no optimizer of its own; set optimizer to adam, adamw or sgd")
 
     def suited_to(self, data: SiteData) -> Task:
         """The task as a site learns it on its opened data: itself, or a copy that calls the classes as the data do."""

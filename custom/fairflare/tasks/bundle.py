@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from fairflare.core import checks
-from fairflare.core.bundle_files import BUNDLE_FOLDER, BundleError, bundle_checksum
+from fairflare.core.bundle_files import BUNDLE_FOLDER, BundleError, bundle_checksum, copy_bundle
 from fairflare.core.settings import Flag, NonNegativeInt, Text, settings
 from fairflare.core.stopping import check_stop
 from fairflare.data.datalist import DataError, load_datalist
 from fairflare.tasks.base import LOSS, Metric, SiteData, Task, evaluating
 from fairflare.tasks.bundle_config import Bundle
 from fairflare.tasks.bundle_metric import KeyMetric, means
+from fairflare.tasks.bundle_optimizer import PARAMETERS, found_as_settings
 from fairflare.tasks.images import CACHE_BYTES, Filename, read_settings, setting_error
 
 if TYPE_CHECKING:
@@ -30,15 +31,6 @@ if TYPE_CHECKING:
 
 PRED = "pred"  # what MONAI's engines call the network's output
 SAVING = ("SaveImage", "SaveImaged")  # steps of a postprocessing that write files
-#: A bundle's optimizers that the site halves have too: ``{argument: torch's default}``, and the setting's name.
-OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
-    "Adam": {"lr": 1e-3, "weight_decay": 0.0, "betas": (0.9, 0.999), "eps": 1e-8, "amsgrad": False},
-    "AdamW": {"lr": 1e-3, "weight_decay": 1e-2, "betas": (0.9, 0.999), "eps": 1e-8, "amsgrad": False},
-    "SGD": {"lr": 1e-3, "weight_decay": 0.0, "momentum": 0.0, "dampening": 0.0, "nesterov": False},
-}
-SETTING = {"lr": "learning_rate", "weight_decay": "weight_decay", "betas": "betas", "momentum": "momentum"}
-SPEED = ("_target_", "_desc_", "params", "foreach", "fused", "capturable", "differentiable")  # not what is computed
-PARAMETERS = re.compile(r"\$\s*@\w+\.parameters\(\)\s*")
 
 
 @settings
@@ -162,11 +154,22 @@ class MonaiBundleTask(Task):
     # -- before a run
 
     def check(self) -> None:
-        """Makes every part once, on the machine where a run is put together, so that a broken bundle is not sent out.
+        """Makes every part once of what a job carries, where a run is put together: a broken bundle is not sent out.
 
         Raises:
             BundleError: a part is missing or cannot be made (names file and key).
         """
+        assert self.folder is not None
+        with TemporaryDirectory(prefix="fairflare-bundle-") as place:
+            carried = Path(place) / self.folder.name
+            copy_bundle(self.folder, carried)
+            self._made = {"bundle": Bundle(carried, self.bundle_configs, self.bundle_ids, self.bundle_overrides)}
+            try:
+                self._check_parts()
+            finally:
+                self._made = {}
+
+    def _check_parts(self) -> None:
         import torch
 
         with torch.random.fork_rng(devices=[]):
@@ -189,7 +192,7 @@ class MonaiBundleTask(Task):
         """The bundle's optimizer, batch size and loss as settings of a site half; its random transforms are used.
 
         Raises:
-            BundleError: an optimizer that the site halves do not have (says what to set instead).
+            BundleError: an optimizer that cannot be made, or of which a setting is given that it would not follow.
         """
         found: dict[str, Any] = {"augment": True, "criterion": "task"}
         key = self.bundle.place("train_batch_size")
@@ -197,33 +200,47 @@ class MonaiBundleTask(Task):
             found["batch_size"] = self.bundle.make(key)
         key = self.bundle.place("optimizer")
         if key is not None and "optimizer" not in given:
-            found |= self._optimizer(key)
+            found |= self._optimizer(key, given)
         return found
 
-    def _optimizer(self, key: str) -> dict[str, Any]:
-        remedy = "; set optimizer (and learning_rate, ...) to train with another one"
+    def _optimizer(self, key: str, given: Collection[str]) -> dict[str, Any]:
+        """As settings where they can say it, else ``"task"``: made of the bundle's class and arguments."""
+        import torch
+
+        found = found_as_settings(self.bundle, key)
+        if found is not None:
+            return found
+        for name in ("weight_decay", "betas", "momentum"):
+            if name in given:
+                raise self.bundle.problem(
+                    f"key {key!r} is an optimizer of the bundle's own, so that {name} would have no effect; set "
+                    f"optimizer too, or bundle_overrides={{'{key}#...': ...}} in place of {name}"
+                )
+        made = self.make_optimizer([torch.nn.Parameter(torch.zeros(1))])
+        return {"optimizer": "task", "learning_rate": float(made.param_groups[0]["lr"])}
+
+    @property
+    def has_optimizer(self) -> bool:  # type: ignore[override]
+        """Whether the bundle has one."""
+        return self.bundle.place("optimizer") is not None
+
+    def make_optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        """The bundle's class with its arguments.
+
+        Raises:
+            BundleError: it is for some of the parameters, or cannot be made.
+        """
+        import torch
+
+        key = self.bundle.needed("optimizer")
         told = self.bundle.raw(key)
-        name = str(told.get("_target_") if isinstance(told, Mapping) else told)
-        kind = name.rpartition(".")[2]
-        if kind not in OPTIMIZERS or (name != kind and not name.startswith("torch.optim.")):
-            raise self.bundle.problem(f"key {key!r} is {name:.80}, which is not one of {', '.join(OPTIMIZERS)}{remedy}")
-        if not PARAMETERS.fullmatch(str(told.get("params", ""))):
-            raise self.bundle.problem(f"key {key!r}: params must be all of the network's parameters{remedy}")
-        values = dict(OPTIMIZERS[kind])
-        for argument in told:
-            if argument in SPEED:
-                continue
-            value = self.bundle.make(f"{key}#{argument}")
-            if argument not in SETTING and value != values.get(argument) and argument != "nesterov":
-                raise self.bundle.problem(f"key {key!r}: {argument}={value!r} cannot be had{remedy}")
-            values[argument] = value
-        if kind == "SGD" and bool(values["nesterov"]) != (values["momentum"] > 0):
-            raise self.bundle.problem(
-                f"key {key!r}: momentum={values['momentum']!r} with nesterov={values['nesterov']!r} cannot be had: "
-                f"momentum is always Nesterov's here{remedy}"
-            )
-        found = {SETTING[name]: value for name, value in values.items() if name in SETTING}
-        return {"optimizer": kind.lower(), **found}
+        remedy = "set optimizer and learning_rate to train with another one"
+        if not isinstance(told, Mapping) or not PARAMETERS.fullmatch(str(told.get("params", ""))):
+            raise self.bundle.problem(f"key {key!r} must be of all the network's parameters, in one group; {remedy}")
+        made = self.bundle.make_with(key, params=parameters)
+        if not isinstance(made, torch.optim.Optimizer):
+            raise self.bundle.problem(f"key {key!r} must give an optimizer, got a {type(made).__name__}; {remedy}")
+        return made
 
     # -- the seam
 

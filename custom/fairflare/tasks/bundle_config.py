@@ -128,6 +128,14 @@ class Bundle:
         with self.telling(f"key {key!r}"), importing_from(self.folder):
             return self._parser(self.config).get_parsed_content(key)
 
+    def make_with(self, key: str, **arguments: Any) -> Any:
+        """As :meth:`make`, with arguments in place of those that the file says, which are not made."""
+        with self.telling(f"key {key!r}"), importing_from(self.folder):
+            parser = self._parser(self.config)
+            for name in arguments:
+                parser[f"{key}#{name}"] = None
+            return parser.get_parsed_content(key, instantiate=False).instantiate(**arguments)
+
     def meta(self, *steps: str) -> Any:
         """An entry of the metadata; ``None``: it is not there."""
         found: Any = self.config.get("_meta_")

@@ -30,12 +30,12 @@ def prepare_phantom(
     ``"volumes3d"`` no task draws: NIfTI volumes with labels, for a MONAI bundle.
 
     Args:
-        name: ``"prostate"`` (masks), ``"volumes3d"``, or with classes ``"dermoscopy"``, ``"dermoscopy7"``, ``"fundus"``,
-            ``"endoscopy"``.
+        name: ``"prostate"`` (masks), ``"volumes3d"``, or with classes ``"dermoscopy"``, ``"dermoscopy7"``,
+            ``"fundus"``, ``"endoscopy"``.
         out_dir: folder to write to.
         sites: how many; of the prostate and the volumes also their names.
-        image_size: height and width in pixels; default 64 (prostate), 32 (volumes: with 24 slices) and 48, as the tasks'
-            own.
+        image_size: height and width in pixels; default 64 (prostate), 32 (volumes: with 24 slices) and 48, as the
+            tasks' own.
         cases: factor on the number of patients of the prostate and the volumes.
         plan: of a phantom with classes: how many images, partition, corruption; its name, sites, seed and (where one is
             given) size are those of the other arguments. Default: the plan's own.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fairflare.core.bundle_files import bundle_checksum
+from fairflare.core.bundle_files import bundle_checksum, grouped
 from fairflare.core.checks import choice, different, nearest, whole
 from fairflare.core.settings import build, field_names
 from fairflare.core.task import Task
@@ -156,7 +156,7 @@ def make_plan(
     if names is not None and plan.min_sites > len(names):
         raise ValueError(f"min_sites={plan.min_sites}, but the job has {len(names)} site(s)")
     if monai_bundle is not None:
-        learns.setdefault("bundle_sha256", bundle_checksum(Path(monai_bundle).expanduser()))
+        learns.setdefault("bundle_sha256", grouped(bundle_checksum(Path(monai_bundle).expanduser())))
     made = _task(task_class, learns)
     made.check()
     own = {k: v for k, v in chosen.site.items() if k not in steps}

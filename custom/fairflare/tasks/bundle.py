@@ -62,7 +62,7 @@ class MonaiBundleTask(Task):
     names one; a ``task.py``, which sites take as custom code, says in which folder beside it the bundle is.
 
     Args:
-        bundle_sha256: of the bundle's files, so that all sites have the same; ``None``: any.
+        bundle_sha256: of the bundle's files, so that all sites have the same, with spaces or without; ``None``: any.
         bundle_configs: files in ``configs`` that are read, without ending; what a later one says goes before.
         bundle_ids: keys of the configuration by part, where they are not the usual ones: ``{"loss": "my_loss"}``; see
             ``docs/bundles.md`` for the parts.
@@ -94,7 +94,7 @@ class MonaiBundleTask(Task):
         if not self.bundle_configs:
             raise BundleError("bundle_configs must name a file, such as 'train'")
         found = bundle_checksum(self.folder)
-        if self.bundle_sha256 is not None and found != self.bundle_sha256:
+        if self.bundle_sha256 is not None and found != "".join(self.bundle_sha256.split()):
             raise BundleError(
                 f"MONAI bundle {self.folder.name!r} is not the one of this job: its files have the checksum {found}, "
                 f"the job says {self.bundle_sha256}"
@@ -166,6 +166,11 @@ class MonaiBundleTask(Task):
             self._made = {"bundle": Bundle(carried, self.bundle_configs, self.bundle_ids, self.bundle_overrides)}
             try:
                 self._check_parts()
+            except BundleError as error:
+                text = str(error).replace(str(carried), str(self.folder))
+                if f"{self.folder}/models/" in text:
+                    text += ". Files in models/ are not carried by a job: put it into another folder of the bundle"
+                raise BundleError(text) from error
             finally:
                 self._made = {}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import logging
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -123,9 +124,7 @@ class Bundle:
         Raises:
             BundleError: it cannot be made (names file, key and the first cause).
         """
-        # Every LoadImage says as a warning that a decoder for NVIDIA's GPUs is not installed.
-        logging.getLogger("monai.data.nvimgcodec_pydicom_plugin").setLevel(logging.ERROR)
-        with self.telling(f"key {key!r}"), importing_from(self.folder):
+        with self.telling(f"key {key!r}"), importing_from(self.folder), quiet():
             return self._parser(self.config).get_parsed_content(key)
 
     def make_with(self, key: str, **arguments: Any) -> Any:
@@ -198,6 +197,15 @@ def in_one_line(error: BaseException) -> str:
         error = error.__cause__
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text:.300}" if text else type(error).__name__
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what every LoadImage says of a decoder for GPUs that is not installed."""
+    logging.getLogger("monai.data.nvimgcodec_pydicom_plugin").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="NvImgCodecPydicomReader: nvImageCodec")
+        yield
 
 
 @contextmanager

@@ -134,6 +134,23 @@ def test_a_site_without_usable_volumes_is_named(tmp_path: Path, bundle: Path) ->
         run(tmp_path / "run", bundle, local)
 
 
+@pytest.mark.parametrize(
+    ("classes", "change", "message"),
+    [
+        (3, {}, r"the MONAI bundle's loss cannot do with the first training image .*index 2 is out of bounds"),
+        (2, {"in_channels": 2}, r"the MONAI bundle's network cannot do with .*an input of \(1, 1, 16, 16, 16\)"),
+    ],
+)
+def test_images_that_do_not_fit_end_the_run_before_any_training(
+    tmp_path: Path, classes: int, change: dict[str, Any], message: str
+) -> None:
+    config = train_config()
+    config["network_def"] |= change
+    local = two_sites(tmp_path / "sites", classes=classes)
+    with pytest.raises(RuntimeError, match=r"check, before any training.*" + message):
+        run(tmp_path / "run", write_bundle(tmp_path / "b", config), local)
+
+
 # ------------------------------------------------------------------------------------------------ CKA
 
 

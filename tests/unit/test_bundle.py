@@ -225,10 +225,10 @@ def test_the_task_can_be_sent_to_a_child_process(tmp_path: Path) -> None:
     vars_of.Here = Here
     try:
         task = Here()
-        assert task.key_metric.structures == ["organ", "lesion"]  # made of an expression
+        assert task.parts.key_metric.structures == ["organ", "lesion"]  # made of an expression
         again = pickle.loads(pickle.dumps(task))
         assert again.primary_metric == "dice"
-        assert again.key_metric.structures == ["organ", "lesion"]
+        assert again.parts.key_metric.structures == ["organ", "lesion"]
     finally:
         del vars_of.Here
 

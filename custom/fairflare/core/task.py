@@ -181,6 +181,14 @@ class Task(ABC):
         """The task as a site learns it on its opened data: itself, or a copy that calls the classes as the data do."""
         return self
 
+    def check_site(self, model: torch.nn.Module, data: SiteData, device: Device) -> None:
+        """Looks, at a site and before any training, whether network and loss can do with the site's images.
+
+        Raises:
+            DataError: they cannot.
+        """
+        return
+
     @abstractmethod
     def build_model(self) -> torch.nn.Module:
         """A new model, initialised from torch's current random state."""

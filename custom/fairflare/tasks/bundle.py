@@ -16,21 +16,19 @@ from fairflare.core.settings import Flag, NonNegativeInt, Text, settings
 from fairflare.core.stopping import check_stop
 from fairflare.data.datalist import DataError, load_datalist
 from fairflare.tasks.base import LOSS, Metric, SiteData, Task, evaluating
-from fairflare.tasks.bundle_config import Bundle
-from fairflare.tasks.bundle_metric import KeyMetric, means
-from fairflare.tasks.bundle_optimizer import PARAMETERS, found_as_settings
+from fairflare.tasks.bundle_config import Bundle, in_one_line
+from fairflare.tasks.bundle_metric import means
+from fairflare.tasks.bundle_parts import BundleParts
 from fairflare.tasks.images import CACHE_BYTES, Filename, read_settings, setting_error
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
-    from monai.transforms import Compose
 
     from fairflare.core.task import Batch, Device
     from fairflare.tasks.bundle_data import BundleData
 
 PRED = "pred"  # what MONAI's engines call the network's output
-SAVING = ("SaveImage", "SaveImaged")  # steps of a postprocessing that write files
 
 
 @settings
@@ -101,55 +99,23 @@ class MonaiBundleTask(Task):
             )
         self.monai_bundle_sha256 = found
         self._made: dict[str, Any] = {}
-        vars(self)["primary_metric"] = self.key_metric.name
+        vars(self)["primary_metric"] = self.parts.key_metric.name
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_made": {}}  # what was made of expressions cannot be pickled
 
-    # -- the bundle's parts, each made once
-
     @property
-    def bundle(self) -> Bundle:
-        """Its configuration."""
-        assert self.folder is not None
-        folder = self.folder
-        return self._once("bundle", lambda: Bundle(folder, self.bundle_configs, self.bundle_ids, self.bundle_overrides))
+    def parts(self) -> BundleParts:
+        """What the bundle describes."""
+        if "parts" not in self._made:
+            assert self.folder is not None
+            self._made["parts"] = self._parts_in(self.folder)
+        found: BundleParts = self._made["parts"]
+        return found
 
-    @property
-    def key_metric(self) -> KeyMetric:
-        """What the fairness table is about."""
-        return self._once("key_metric", lambda: KeyMetric(self.bundle, self.class_names))
-
-    def _once(self, name: str, make: Any) -> Any:
-        if name not in self._made:
-            self._made[name] = make()
-        return self._made[name]
-
-    def _inferer(self) -> Any:
-        from monai.inferers import SimpleInferer
-
-        key = self.bundle.place("validate_inferer")
-        return self._once("inferer", lambda: SimpleInferer() if key is None else self.bundle.make(key))
-
-    def _postprocessing(self) -> Compose:
-        key = self.bundle.place("validate_postprocessing")
-        return self._once("post", lambda: self._compose(key) if key else self._compose(None))
-
-    def _compose(self, key: str | None) -> Compose:
-        """The transforms of a key, without those that write files."""
-        from monai.transforms import Compose
-
-        made = [] if key is None else self.bundle.make(key)
-        steps = list(made.flatten().transforms) if isinstance(made, Compose) else made
-        steps = list(steps) if isinstance(steps, (list, tuple)) else [steps]
-        for step in steps:
-            if not callable(step):
-                raise self.bundle.problem(f"key {key!r} must give transforms, got a {type(step).__name__}")
-        kept = [step for step in steps if type(step).__name__ not in SAVING]
-        if isinstance(made, Compose):
-            options = {name: getattr(made, name) for name in ("map_items", "unpack_items", "lazy", "overrides")}
-            return Compose(kept, **options)
-        return Compose(kept)
+    def _parts_in(self, folder: Path) -> BundleParts:
+        bundle = Bundle(folder, self.bundle_configs, self.bundle_ids, self.bundle_overrides)
+        return BundleParts(bundle, self.class_names)
 
     # -- before a run
 
@@ -163,35 +129,13 @@ class MonaiBundleTask(Task):
         with TemporaryDirectory(prefix="fairflare-bundle-") as place:
             carried = Path(place) / self.folder.name
             copy_bundle(self.folder, carried)
-            self._made = {"bundle": Bundle(carried, self.bundle_configs, self.bundle_ids, self.bundle_overrides)}
             try:
-                self._check_parts()
+                self._parts_in(carried).check()
             except BundleError as error:
                 text = str(error).replace(str(carried), str(self.folder))
                 if f"{self.folder}/models/" in text:
                     text += ". Files in models/ are not carried by a job: put it into another folder of the bundle"
                 raise BundleError(text) from error
-            finally:
-                self._made = {}
-
-    def _check_parts(self) -> None:
-        import torch
-
-        with torch.random.fork_rng(devices=[]):
-            self.build_model()
-        self._loss()
-        for part in ("train_preprocessing", "validate_preprocessing"):
-            self._compose(self.bundle.needed(part))
-        self._postprocessing()
-        self._inferer()
-        inferer = self.bundle.place("train_inferer")
-        found = None if inferer is None else self.bundle.raw(inferer)
-        target = found.get("_target_") if isinstance(found, Mapping) else found
-        if found is not None and str(target).rpartition(".")[2] != "SimpleInferer":
-            raise self.bundle.problem(
-                f"key {inferer!r} is {target}; training goes through the network as it is, so only a SimpleInferer can "
-                "be there"
-            )
 
     def training_settings(self, given: Collection[str] = ()) -> dict[str, Any]:
         """The bundle's optimizer, batch size and loss as settings of a site half; its random transforms are used.
@@ -200,81 +144,56 @@ class MonaiBundleTask(Task):
             BundleError: an optimizer that cannot be made, or of which a setting is given that it would not follow.
         """
         found: dict[str, Any] = {"augment": True, "criterion": "task"}
-        key = self.bundle.place("train_batch_size")
-        if key is not None:
-            found["batch_size"] = self.bundle.make(key)
-        key = self.bundle.place("optimizer")
-        if key is not None and "optimizer" not in given:
-            found |= self._optimizer(key, given)
-        return found
-
-    def _optimizer(self, key: str, given: Collection[str]) -> dict[str, Any]:
-        """As settings where they can say it, else ``"task"``: made of the bundle's class and arguments."""
-        import torch
-
-        found = found_as_settings(self.bundle, key)
-        if found is not None:
-            return found
-        for name in ("weight_decay", "betas", "momentum"):
-            if name in given:
-                raise self.bundle.problem(
-                    f"key {key!r} is an optimizer of the bundle's own, so that {name} would have no effect; set "
-                    f"optimizer too, or bundle_overrides={{'{key}#...': ...}} in place of {name}"
-                )
-        made = self.make_optimizer([torch.nn.Parameter(torch.zeros(1))])
-        return {"optimizer": "task", "learning_rate": float(made.param_groups[0]["lr"])}
+        batch_size = self.parts.whole_number("train_batch_size")
+        if batch_size is not None:
+            found["batch_size"] = batch_size
+        return {**found, **self.parts.optimizer_settings(given)}
 
     @property
     def has_optimizer(self) -> bool:  # type: ignore[override]
         """Whether the bundle has one."""
-        return self.bundle.place("optimizer") is not None
+        return self.parts.bundle.place("optimizer") is not None
 
     def make_optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """The bundle's class with its arguments.
-
-        Raises:
-            BundleError: it is for some of the parameters, or cannot be made.
-        """
-        import torch
-
-        key = self.bundle.needed("optimizer")
-        told = self.bundle.raw(key)
-        remedy = "set optimizer and learning_rate to train with another one"
-        if not isinstance(told, Mapping) or not PARAMETERS.fullmatch(str(told.get("params", ""))):
-            raise self.bundle.problem(f"key {key!r} must be of all the network's parameters, in one group; {remedy}")
-        made = self.bundle.make_with(key, params=parameters)
-        if not isinstance(made, torch.optim.Optimizer):
-            raise self.bundle.problem(f"key {key!r} must give an optimizer, got a {type(made).__name__}; {remedy}")
-        return made
+        return self.parts.optimizer(parameters)
 
     # -- the seam
 
     def build_model(self) -> torch.nn.Module:
-        import torch
-
-        key = self.bundle.needed("network")
-        made = self.bundle.make(key)
-        if not isinstance(made, torch.nn.Module):
-            raise self.bundle.problem(f"key {key!r} must give a network, got a {type(made).__name__}")
-        return made
+        return self.parts.network()
 
     def initialise(self, model: torch.nn.Module, checkpoint: str | None = None) -> str:
         from fairflare.tasks.networks import load_network
 
         return super().initialise(model) if checkpoint is None else load_network(model, Path(checkpoint))
 
-    def _loss(self) -> Any:
-        return self._once("loss", lambda: self.bundle.make(self.bundle.needed("loss")))
-
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The bundle's, the mean where it gives several numbers."""
         import torch
 
-        criterion = self._loss()
+        criterion = self.parts.loss()
         if isinstance(criterion, torch.nn.Module):
             criterion = criterion.to(targets.device)
         found: torch.Tensor = criterion(outputs, targets)
         return found.mean() if found.ndim else found
+
+    def check_site(self, model: torch.nn.Module, data: SiteData, device: Device) -> None:
+        """One training image through network and loss, in evaluation mode: sizes and labels must fit the bundle."""
+        import torch
+
+        inputs, targets = (tensor.to(device) for tensor in next(iter(data.batches("training", batch_size=1))))
+        shapes = f"an input of {tuple(inputs.shape)}, a label of {tuple(targets.shape)}"
+        step = "network"
+        try:
+            with evaluating(model):
+                outputs = model(inputs)
+                step = "loss"
+                self.loss(outputs, targets)
+        except (torch.cuda.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as error:  # of whatever the bundle brings
+            text = f"the MONAI bundle's {step} cannot do with the first training image ({shapes}): {in_one_line(error)}"
+            raise DataError(text, text) from error
 
     def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
         """The bundle's key metric by its inferer and postprocessing, and its loss on what the inferer gives.
@@ -284,7 +203,7 @@ class MonaiBundleTask(Task):
         """
         scores, losses = self._scores(model, batches, device)
         of_images = means(scores)
-        name = self.key_metric.name
+        name = self.parts.key_metric.name
         if np.isnan(of_images).all():
             raise DataError(
                 f"{name} is not defined on any of {len(scores)} image(s): no mask has a structure that counts",
@@ -293,7 +212,7 @@ class MonaiBundleTask(Task):
         result = {name: float(np.nanmean(of_images)), "loss": float(np.mean(losses))}
         by_structure = np.stack(scores).T
         if len(by_structure) > 1:
-            for structure, own in zip(self.key_metric.names(len(by_structure)), by_structure, strict=True):
+            for structure, own in zip(self.parts.key_metric.names(len(by_structure)), by_structure, strict=True):
                 if not np.isnan(own).all():
                     result[f"{name}_{structure}"] = float(np.nanmean(own))
         return result
@@ -324,7 +243,7 @@ class MonaiBundleTask(Task):
         with evaluating(model):
             for batch in batches:
                 inputs, targets = (tensor.to(device) for tensor in batch)
-                outputs = self._inferer()(inputs, network)
+                outputs = self.parts.inferer()(inputs, network)
                 for number in range(len(inputs)):
                     one = slice(number, number + 1)
                     losses.append(float(self.loss(outputs[one], targets[one])))
@@ -343,13 +262,13 @@ class MonaiBundleTask(Task):
             return MetaTensor(tensor, meta=source.meta, applied_operations=source.applied_operations)
 
         found = {**item, PRED: like(self.image_key, output), self.label_key: like(self.label_key, target)}
-        key = self.bundle.place("validate_postprocessing")
-        with self.bundle.telling(f"key {key!r}"):
-            found = self._postprocessing()(found)
-        return self.key_metric.of_image(found, self.label_key)
+        key = self.parts.bundle.place("validate_postprocessing")
+        with self.parts.bundle.telling(f"key {key!r}"):
+            found = self.parts.postprocessing()(found)
+        return self.parts.key_metric.of_image(found, self.label_key)
 
     def declared_metrics(self) -> tuple[Metric, ...]:
-        mean, *others = self.key_metric.declared()
+        mean, *others = self.parts.key_metric.declared()
         return (mean, LOSS, *others)
 
     def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:
@@ -363,13 +282,13 @@ class MonaiBundleTask(Task):
                 "'data_root' (`fairflare phantom volumes3d` writes synthetic volumes)",
             )  # fmt: skip
         listed = load_datalist(own.data_root, own.datalist or "datalist.json", site=site, linked_roots=own.linked_roots)
-        key = self.bundle.place("validate_batch_size")
+        most = self.parts.whole_number("validate_batch_size")
         found: BundleData = BundleData(
             listed,
-            self._compose(self.bundle.needed("train_preprocessing")),
-            self._compose(self.bundle.needed("validate_preprocessing")),
+            self.parts.transforms("train_preprocessing"),
+            self.parts.transforms("validate_preprocessing"),
             keys=(self.image_key, self.label_key),
-            validate_batch=1 if key is None else checks.whole("validate_batch_size", self.bundle.make(key)),
+            validate_batch=1 if most is None else checks.whole("validate_batch_size", most),
             cache_bytes=own.cache_bytes,
             num_workers=own.num_workers,
         )

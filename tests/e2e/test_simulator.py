@@ -16,6 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 from fairflare.federation.local import run_local
+from fairflare.recipes import FairRecipe
+from tests.bundles import two_sites, write_bundle
 
 from .conftest import ROOT, TINY, run_group, run_simulator, tiny_recipe
 
@@ -276,3 +278,22 @@ def test_example_pictures_where_a_site_wants_them(job, simulate, tmp_path):
     assert found == [f"site-1/{run_id}/rounds-2/{name}" for name in ("examples.csv", "examples.png")]
     assert not list(run.workspace.rglob("examples.*"))
     assert str(place) not in run.log
+
+
+def test_a_monai_bundle_gives_the_bits_of_one_process(simulate, tmp_path):
+    """Carried in the job, with volumes of the sites' own; Fed-LWR, two rounds."""
+    local = two_sites(tmp_path / "sites")
+    recipe = FairRecipe("fed_lwr", monai_bundle=write_bundle(tmp_path / "bundle"), sites=2, num_rounds=2)
+    recipe.export(str(tmp_path / "jobs"))
+    run = simulate(tmp_path / "jobs" / "fed_lwr", threads=2, local=local)
+    assert run.code == 0, run.log[-3000:]
+    here = run_local(recipe.plan, tmp_path / "here", local)
+    single = torch.load(here.parent / "FL_global_model.pt", weights_only=True)["model"]
+    for name, tensor in global_model(run).items():
+        assert torch.equal(tensor, single[name]), name
+    document = json.loads((here / "results.json").read_text())
+    assert run.results["test"] == document["test"]
+    checksums = [found["info"]["task_file"]["monai_bundle_sha256"] for found in (run.results, document)]
+    assert checksums[0] == checksums[1]
+    carried = run.workspace / "server" / "simulate_job" / "app_server" / "custom"
+    assert (carried / "monai_bundle" / "configs" / "train.json").is_file()

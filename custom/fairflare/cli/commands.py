@@ -91,6 +91,14 @@ def plan_options(
     task_file: Annotated[
         Path | None, typer.Option(help="Python file with a class Task: your own network and data.")
     ] = None,
+    monai_bundle: Annotated[
+        Path | None,
+        typer.Option(
+            "--monai-bundle",
+            help="Folder of a MONAI bundle: network, loss, optimizer, transforms and metric are its own "
+            "(docs/bundles.md).",
+        ),
+    ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds a phase may take.")] = 3600.0,
     grace: Annotated[
         float, typer.Option(help="Seconds for late sites once enough answered; 0: the whole timeout.")
@@ -114,6 +122,7 @@ def plan_options(
         "straggler_grace": grace,
         "settings": parse_settings(settings or []),
         "task_file": task_file,
+        "monai_bundle": monai_bundle,
     }
 
 
@@ -240,6 +249,7 @@ def run(
         sites = run_sites(plan["sites"], local)
         recipe = FairRecipe(**{**plan, "sites": sites, "keep_local_models": keep_local_models})
         say_what_lacks(recipe.plan.lacks)
+        say_what_is_brought(recipe.plan.brought)
         if mlflow is not None:
             track_in_mlflow(recipe, mlflow, here=True)
         if not overwrite:
@@ -285,6 +295,7 @@ def export(
         sites = None if plan["sites"] == "default" else plan["sites"]
         recipe = FairRecipe(**{**plan, "sites": sites}, packaging=packaging)
         say_what_lacks(recipe.plan.lacks)
+        say_what_is_brought(recipe.plan.brought)
         folder = out / recipe.name
         if folder.exists() and not overwrite:
             raise ValueError(f"{folder} exists; give --overwrite to replace all of it, or another --out")
@@ -352,6 +363,7 @@ def doctor(
     task: Annotated[str | None, typer.Option("--task", help="segmentation or classification.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE of the task.")] = None,
     task_file: Annotated[Path | None, typer.Option(help="Python file with a class Task.")] = None,
+    monai_bundle: Annotated[Path | None, typer.Option("--monai-bundle", help="Folder of a MONAI bundle.")] = None,
 ) -> None:
     """Looks at versions, GPU, disk, a site's data, a start-up kit and ports. Exit code 1 when something cannot work."""
     from fairflare.cli.doctor import examine
@@ -362,7 +374,10 @@ def doctor(
         if isinstance(names, int):
             raise ValueError("--sites wants names here")
         given = parse_settings(settings or [])
-        plan = make_plan(method, task=task, sites=names or 0, settings=given, task_file=task_file, min_sites=1)
+        plan = make_plan(
+            method, task=task, sites=names or 0, settings=given, task_file=task_file, monai_bundle=monai_bundle,
+            min_sites=1,
+        )  # fmt: skip
     colours = {"ok": "green", "warning": "yellow", "problem": "red"}
     table = Table("checked", "", "found", box=None, pad_edge=False)
     found = list(examine(data, names, plan.task.open_site, kit, port or ()))
@@ -424,6 +439,12 @@ def say_what_lacks(lacks: Sequence[str]) -> None:
         errors.print("[yellow]not the paper's run by itself[/yellow]; it lacks", highlight=False)
         for line in wrapped((f"  - {text}" for text in lacks), errors.width):
             errors.print(line, markup=False, highlight=False)
+
+
+def say_what_is_brought(brought: Sequence[str]) -> None:
+    """Local training as the MONAI bundle has it."""
+    if brought:
+        errors.print(f"local training, from the bundle: {', '.join(brought)}", markup=False, highlight=False)
 
 
 def report(workspace: Path, code: int, log: Path) -> int:

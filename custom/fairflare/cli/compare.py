@@ -59,6 +59,7 @@ def compare_command(
     ] = None,
     task: Annotated[str | None, typer.Option("--task", help="segmentation or classification.")] = None,
     task_file: Annotated[Path | None, typer.Option(help="Python file with a class Task.")] = None,
+    monai_bundle: Annotated[Path | None, typer.Option("--monai-bundle", help="Folder of a MONAI bundle.")] = None,
     train_like: Annotated[
         str | None,
         typer.Option(
@@ -95,6 +96,7 @@ def compare_command(
             "rounds": rounds,
             "task": task,
             "task_file": None if task_file is None else str(task_file),
+            "monai_bundle": None if monai_bundle is None else str(monai_bundle),
             "train_like": train_like,
             "reference": reference,
             "small": False if paper else None,

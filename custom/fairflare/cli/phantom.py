@@ -12,12 +12,14 @@ from fairflare.cli.screen import console, user_errors
 
 
 def phantom(
-    name: Annotated[str, typer.Argument(help="prostate, dermoscopy, dermoscopy7, fundus or endoscopy.")],
+    name: Annotated[str, typer.Argument(help="prostate, volumes3d, dermoscopy(7), fundus or endoscopy.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")],
     sites: Annotated[int, typer.Option("--sites", "-s", min=1, help="How many.")] = 6,
-    size: Annotated[int | None, typer.Option(help="Height and width; default: 64 (prostate), 48.")] = None,
+    size: Annotated[
+        int | None, typer.Option(help="Height and width; default: 64 (prostate), 32 (volumes3d), 48.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
-    cases: Annotated[float, typer.Option(help="Of the prostate: factor on the number of patients.")] = 1.0,
+    cases: Annotated[float, typer.Option(help="Of prostate and volumes3d: factor on the number of patients.")] = 1.0,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -32,17 +34,19 @@ def phantom(
     from fairflare.core.settings import field_names
     from fairflare.data.phantoms import PhantomPlan
     from fairflare.data.preparers.__main__ import counting_files, say
-    from fairflare.data.preparers.phantoms import PROSTATE, prepare_phantom
+    from fairflare.data.preparers.phantoms import PROSTATE, VOLUMES, prepare_phantom
 
     with user_errors():
         given: dict[str, Any] = parse_settings(settings or [])
-        if given and name == PROSTATE:
-            raise ValueError("--set is of phantoms with classes; the prostate has --size, --cases and --seed")
+        if given and name in (PROSTATE, VOLUMES):
+            raise ValueError(f"--set is of phantoms with classes; {name} has --size, --cases and --seed")
         fixed = ("phantom", "num_sites", "seed", "image_size")
         for key in given:
             choice("--set", key, [field for field in field_names(PhantomPlan) if field not in fixed])
-        if name != PROSTATE and cases != 1.0:
-            raise ValueError("--cases is of the prostate; set num_samples of a phantom with classes (--set)")
+        if name not in (PROSTATE, VOLUMES) and cases != 1.0:
+            raise ValueError(
+                "--cases is of the prostate and volumes3d; set num_samples of a phantom with classes (--set)"
+            )
         record = {
             "preparer": "phantom",
             "options": {"name": name, "sites": sites, "size": size, "cases": cases, **given},

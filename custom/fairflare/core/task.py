@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -141,6 +141,8 @@ class Task(ABC):
     primary_metric: ClassVar[str]
     #: Metrics in the fairness table; empty: all. The results file has all of them.
     shown_metrics: ClassVar[tuple[str, ...]] = ()
+    #: Whether it has an optimizer of its own: ``optimizer="task"`` of the site halves.
+    has_optimizer: bool = False
     #: Whether a sample has one of several classes; ``None``: not known.
     has_classes: ClassVar[bool | None] = None
 
@@ -149,9 +151,44 @@ class Task(ABC):
         """Number of classes that the network tells; ``None``: it tells none, or this is not known."""
         return None
 
+    def check(self) -> None:
+        """Looks, where a run is put together, whether the task can be learned at all.
+
+        Raises:
+            ValueError: it cannot.
+        """
+        return
+
+    def training_settings(self, given: Collection[str] = ()) -> dict[str, Any]:
+        """Settings of a site half that the task brings along; those that the user gives, and ``keeps``, go before.
+
+        Args:
+            given: names of those that the user gives.
+
+        Raises:
+            ValueError: what the task wants cannot be had.
+        """
+        return {}
+
+    def make_optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        """The task's own optimizer; its learning rate is set before each round.
+
+        Raises:
+            ValueError: it has none.
+        """
+        raise ValueError(f"{type(self).__name__} has no optimizer of its own; set optimizer to adam, adamw or sgd")
+
     def suited_to(self, data: SiteData) -> Task:
         """The task as a site learns it on its opened data: itself, or a copy that calls the classes as the data do."""
         return self
+
+    def check_site(self, model: torch.nn.Module, data: SiteData, device: Device) -> None:
+        """Looks, at a site and before any training, whether network and loss can do with the site's images.
+
+        Raises:
+            DataError: they cannot.
+        """
+        return
 
     @abstractmethod
     def build_model(self) -> torch.nn.Module:

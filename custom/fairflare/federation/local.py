@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fairflare.core.bundle_files import BUNDLE_FOLDER, copy_bundle
 from fairflare.core.locks import FolderInUse, FolderLock
 from fairflare.core.settings import values_of
 from fairflare.core.threads import one_thread
@@ -150,6 +151,8 @@ def run_local(
     with _alone(run_dir), tempfile.TemporaryDirectory(prefix="fairflare-sites-") as temporary, one_thread():
         if plan.task_file.is_file():  # as a job carries it: without it the run could not be repeated
             shutil.copyfile(plan.task_file, run_dir / "task.py")
+        if plan.monai_bundle is not None:
+            copy_bundle(plan.monai_bundle, run_dir / BUNDLE_FOLDER)
         # With an experiment what sites keep must be there for the next run too.
         state = folder / "fairflare_state" if plan.run.experiment else Path(temporary)
         transport = LocalTransport(plan.sites, plan.task, plan.training, local, state, should_stop)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fairflare.core.bundle_files import bundle_checksum, grouped
 from fairflare.core.checks import choice, different, nearest, whole
 from fairflare.core.settings import build, field_names
 from fairflare.core.task import Task
@@ -17,6 +18,9 @@ from fairflare.methods.catalog import Method, get_method
 from fairflare.methods.papers import PAPERS, Paper
 from fairflare.methods.rule import OLD_JOB, Rule
 from fairflare.methods.training import LocalTraining
+
+#: The file that a job carries for a MONAI bundle, which lies beside it there.
+BUNDLE_TASK = Path(__file__).parents[1] / "tasks" / "templates" / "bundle_task.py"
 
 # Kinds of task: the file a job carries for each, with a class Task that the user may edit.
 TASKS_BY_KIND = {
@@ -65,6 +69,8 @@ class Plan:
         task_file: where the class of ``task`` comes from.
         lacks: what a paper's setting still has to be given by hand.
         script: of the sites, where they train with their own.
+        monai_bundle: folder of the MONAI bundle that is learned, where one is.
+        brought: what the task says of local training, a line each.
     """
 
     method: Method
@@ -76,6 +82,8 @@ class Plan:
     task_file: Path
     lacks: tuple[str, ...] = ()
     script: Script | None = None
+    monai_bundle: Path | None = None
+    brought: tuple[str, ...] = ()
 
 
 def make_plan(
@@ -87,6 +95,7 @@ def make_plan(
     small: bool = True,
     train_like: str | None = None,
     task_file: str | Path | None = None,
+    monai_bundle: str | Path | None = None,
     **run: Any,
 ) -> Plan:
     """Puts a run together.
@@ -106,18 +115,24 @@ def make_plan(
         train_like: another method whose set-up this one gets, so that the two can be compared: task, network, data,
             local training (but what is part of this method), rounds and number of sites.
         task_file: a Python file with a class ``Task``; default: the packaged one of the kind of task.
+        monai_bundle: a MONAI bundle's folder, which is learned in place of a kind of task; see ``docs/bundles.md``.
         run: of :class:`fairflare.federation.run_settings.RunSettings`.
 
     Raises:
-        ValueError: unknown method, kind of task or setting (suggests the nearest), or a value out of range.
+        ValueError: unknown method, kind of task or setting (suggests the nearest), a value out of range, or a bundle
+            that cannot be used.
     """
     if (statistics := run.pop("norm_statistics", None)) is not None:  # a setting of the sites; the run follows it
         settings = {**(settings or {}), "norm_statistics": statistics}
     chosen = get_method(method)
     model = chosen if train_like is None else get_method(train_like)
-    kind = choice("task", model.task if task is None else task, TASKS_BY_KIND)
-    file = Path(task_file) if task_file else TASKS_BY_KIND[kind]
-    task_class = load_task_class(file)
+    if monai_bundle is None:
+        kind = choice("task", model.task if task is None else task, TASKS_BY_KIND)
+        file = Path(task_file) if task_file else TASKS_BY_KIND[kind]
+        task_class = load_task_class(file)
+    else:
+        kind, file = "a MONAI bundle", BUNDLE_TASK
+        task_class = _of_bundle(Path(monai_bundle), task=task, task_file=task_file)
     paper = None if small else PAPERS[model.name]
     # Another kind of task than the paper's has none of its settings, but its length.
     usual = {} if kind != model.task else model.small if paper is None else paper.learns
@@ -140,9 +155,16 @@ def make_plan(
     plan = RunSettings(**{**usually, **chosen.run, **wanted})
     if names is not None and plan.min_sites > len(names):
         raise ValueError(f"min_sites={plan.min_sites}, but the job has {len(names)} site(s)")
+    if monai_bundle is not None:
+        learns.setdefault("bundle_sha256", grouped(bundle_checksum(Path(monai_bundle).expanduser())))
     made = _task(task_class, learns)
-    rule = build(chosen.rule, {**chosen.server, **server})
-    training = build(chosen.training, {**{k: v for k, v in chosen.site.items() if k not in steps}, **site})
+    made.check()
+    own = {k: v for k, v in chosen.site.items() if k not in steps}
+    said = settings or {}  # not what comes with train_like
+    brought = {k: v for k, v in made.training_settings(said).items() if k not in (*said, *chosen.keeps)}
+    shared = {k: v for k, v in brought.items() if k in field_names(chosen.rule)}  # q-FedAvg's learning_rate
+    rule = build(chosen.rule, {**chosen.server, **server, **shared})
+    training = build(chosen.training, {**own, **site, **brought})
     plan = following(plan, training)
     rule.check_run(plan.num_rounds)
     try:
@@ -163,7 +185,29 @@ def make_plan(
         sites=names,
         task_file=file,
         lacks=_lacks(paper, names),
+        monai_bundle=None if monai_bundle is None else Path(monai_bundle).expanduser(),
+        brought=tuple(_in_words(brought, build(chosen.training, own))),
     )
+
+
+def _of_bundle(folder: Path, **others: Any) -> type[Task]:
+    """The class of a bundle's task, which is not beside its file yet."""
+    for name, value in others.items():
+        if value is not None:
+            raise ValueError(f"{name} and monai_bundle exclude each other: give one of them")
+    cls: Any = load_task_class(BUNDLE_TASK)
+    cls.folder = folder.expanduser().absolute()
+    found: type[Task] = cls
+    return found
+
+
+def _in_words(brought: Mapping[str, Any], usual: LocalTraining) -> Iterator[str]:
+    """What a task says of local training, and where the method has another value."""
+    plain = LocalTraining()
+    for name, value in brought.items():
+        own = getattr(usual, name)
+        differs = own not in (value, getattr(plain, name))
+        yield f"{name}={value!r}" + (f" (the method's own: {own!r})" if differs else "")
 
 
 def following(run: RunSettings, training: LocalTraining) -> RunSettings:

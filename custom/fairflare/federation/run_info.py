@@ -77,12 +77,17 @@ def info_of(
 
 
 def source_of(task: Task) -> dict[str, str] | None:
-    """Name and checksum of the file that the task's class comes from; ``None``: it comes from none."""
+    """Name and checksum of the file that the task's class comes from; ``None``: it comes from none.
+
+    Of a MONAI bundle also the checksum over its files, ``monai_bundle_sha256``.
+    """
     try:
         path = Path(inspect.getfile(type(task)))
-        return {"name": path.name, "sha256": sha256_of(path)}
+        found = {"name": path.name, "sha256": sha256_of(path)}
     except (OSError, TypeError):
         return None
+    bundle = getattr(task, "monai_bundle_sha256", None)
+    return found if bundle is None else {**found, "monai_bundle_sha256": bundle}
 
 
 def versions() -> dict[str, str]:

@@ -75,7 +75,7 @@ class Series:
         sites: number or names; 0: as many as the quick job has.
         rounds: ``None``: as many as the quick job has.
         settings: of every row; those of a row go before.
-        task_file: as in :func:`fairflare.federation.plan.make_plan`.
+        task_file, monai_bundle: as in :func:`fairflare.federation.plan.make_plan`.
         small: False: the papers' settings.
         min_sites: usable results that a round needs.
         test_last: of so many last models the mean is in the results; ``None``: as the run has it.
@@ -94,6 +94,7 @@ class Series:
     rounds: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     task_file: str | None = None
+    monai_bundle: str | None = None
     small: bool = True
     min_sites: int = 2
     test_last: int | None = None
@@ -130,6 +131,7 @@ class Series:
             "settings": {**self.settings, **entry.settings},
             "train_like": None if like in (OWN, entry.method) else like,
             "task_file": self.task_file,
+            "monai_bundle": self.monai_bundle,
             "small": self.small,
             "min_sites": self.min_sites,
             "bootstrap": self.bootstrap,
@@ -140,8 +142,8 @@ class Series:
 
 # ------------------------------------------------------------------------------------------------ how users say it
 
-FILE_KEYS = ("methods", "seeds", "train_like", "reference", "task", "sites", "rounds", "set", "task_file", "paper",
-             "data", "min_sites", "test_last", "bootstrap")  # fmt: skip
+FILE_KEYS = ("methods", "seeds", "train_like", "reference", "task", "sites", "rounds", "set", "task_file",
+             "monai_bundle", "paper", "data", "min_sites", "test_last", "bootstrap")  # fmt: skip
 
 
 def read_entry(text: str) -> Entry:

@@ -194,6 +194,7 @@ class SiteWorker:
     def _check(self, request: SiteTask, store: SiteStore) -> SiteReply:
         run = self._run(request, store)
         found = self.training.check(run, self._network())
+        self.task.check_site(self._network(), run.data, self.device)
         facts = {**facts_of(run.data, self.device, self.sends_classes), "personal": self._has_its_own(request)}
         facts |= {"computing": str(self.computing)} if str(self.computing) else {}
         return SiteReply(STATUS_OK, report={**facts, **found})

@@ -14,6 +14,7 @@ from nvflare.job_config.fed_job_config import FedJobConfig
 from nvflare.recipe.utils import prepare_initial_ckpt
 
 import fairflare
+from fairflare.core.bundle_files import BUNDLE_FOLDER, copy_bundle
 from fairflare.core.settings import field_names
 from fairflare.exchange.messages import TASKS
 from fairflare.federation.plan import Plan, Script
@@ -33,8 +34,8 @@ def make_job(plan: Plan, name: str, packaging: str, *, isolate: bool = False) ->
     """A job with one app for server and sites, deployed to the plan's sites where it names them.
 
     Args:
-        packaging: ``"task_file"``: the job carries ``app/custom/task.py``, or the training script; ``"preinstalled"``:
-            no custom code; ``"bundle"``: the whole package too.
+        packaging: ``"task_file"``: the job carries ``app/custom/task.py`` (and a MONAI bundle beside it), or the
+            training script; ``"preinstalled"``: no custom code; ``"bundle"``: the whole package too.
         isolate: each task in a child process at the site.
     """
     deployed = None if plan.sites is None else {"deploy_map": {"app": ["server", *plan.sites]}}
@@ -114,6 +115,8 @@ class _JobConfig(FedJobConfig):
             shutil.copyfile(self.plan.script.path, custom / self.plan.script.path.name)
         else:
             shutil.copyfile(self.plan.task_file, custom / "task.py")
+        if self.plan.monai_bundle is not None:
+            copy_bundle(self.plan.monai_bundle, custom / BUNDLE_FOLDER)
         if self.packaging == "bundle":
             shutil.copytree(
                 Path(fairflare.__file__).parent,

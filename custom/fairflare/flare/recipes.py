@@ -21,7 +21,7 @@ from fairflare.flare.job import PACKAGINGS, PERSISTOR, TENSORBOARD, make_job
 from fairflare.flare.stock_tasks import SUBMIT_MODEL
 
 #: Arguments of :class:`FairRecipe` that are neither settings of the method and its task nor of the run.
-OPTIONS = ("name", "packaging", "task", "sites", "small", "train_like", "task_file", "isolate")
+OPTIONS = ("name", "packaging", "task", "sites", "small", "train_like", "task_file", "monai_bundle", "isolate")
 MLFLOW_RECEIVER = "nvflare.app_opt.tracking.mlflow.mlflow_receiver.MLflowReceiver"  # mlflow may not be installed
 
 _Init = TypeVar("_Init", bound=Callable[..., None])
@@ -45,6 +45,7 @@ class FairRecipe(Recipe):
         train_like: another method whose set-up this one gets (task, network, data, local training, rounds, number of
             sites), so that the two can be compared.
         task_file: a Python file with a class ``Task``: your own network and data.
+        monai_bundle: folder of a MONAI bundle: network, loss, optimizer, transforms and metric are its own.
         num_rounds: communication rounds; default: the method's small job.
         min_sites: usable results a round needs; also FLARE's ``min_clients``.
         phase_timeout: seconds for each of train, anchor, norms and validate; for check at most ten minutes.
@@ -72,6 +73,7 @@ class FairRecipe(Recipe):
         small: bool = True,
         train_like: str | None = None,
         task_file: str | Path | None = None,
+        monai_bundle: str | Path | None = None,
         num_rounds: int | None = None,
         min_sites: int = 2,
         phase_timeout: float = 3600.0,
@@ -81,6 +83,8 @@ class FairRecipe(Recipe):
         choice("packaging", packaging, PACKAGINGS)
         if packaging == "preinstalled" and task_file is not None:
             raise ValueError("a task file is custom code; packaging 'preinstalled' carries none")
+        if packaging == "preinstalled" and monai_bundle is not None:
+            raise ValueError("a MONAI bundle is custom code; packaging 'preinstalled' carries none")
         if packaging == "preinstalled":
             settings = {**FOR_HOSPITALS, **{k: run.pop(k) for k in FOR_HOSPITALS if k in run}, **(settings or {})}
         timeouts = dict.fromkeys(
@@ -95,6 +99,7 @@ class FairRecipe(Recipe):
             small=small,
             train_like=train_like,
             task_file=task_file,
+            monai_bundle=monai_bundle,
             num_rounds=num_rounds,
             min_sites=min_sites,
             **{"label": name, **timeouts, **run},

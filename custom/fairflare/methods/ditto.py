@@ -46,7 +46,7 @@ class DittoTraining(LocalTraining):
         half.train(replace(run, own=received, store=OwnStore(run.store)), own)
 
     def forget_own(self, run: SiteRun, own: torch.nn.Module) -> None:
-        fresh = self.make_optimizer(p for p in own.parameters() if p.requires_grad)
+        fresh = self.make_optimizer((p for p in own.parameters() if p.requires_grad), run.task)
         OwnStore(run.store).save(MOMENTS, run.current_round, fresh.state_dict())
 
 

@@ -61,7 +61,7 @@ class FairProximalTraining(ProximalTraining):
     the scale of a gradient: with it the factor is on the learning rate of the step instead, unless the loss is literal.
 
     Args:
-        optimizer: "sgd", as the paper; "adam", as the authors' code; "adamw".
+        optimizer: "sgd", as the paper; "adam", as the authors' code; "adamw"; "task", a MONAI bundle's own.
         use_fair: the fairness term; False: without it (ablation of part A).
         fair_weight: lambda, the weight of the fairness term.
         fair_clamp: least gradient factor; ``None``: the literal loss, without any limit.
@@ -75,7 +75,7 @@ class FairProximalTraining(ProximalTraining):
         Sahoo et al., Eqs. (3), (6), (9).
     """
 
-    optimizer: Literal["adam", "adamw", "sgd"] = "sgd"
+    optimizer: Literal["adam", "adamw", "sgd", "task"] = "sgd"
     use_fair: Flag = True
     fair_weight: NonNegative = 1.0
     fair_clamp: NonNegative | None = 0.0

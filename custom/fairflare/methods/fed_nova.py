@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -20,6 +20,9 @@ from fairflare.methods.fed_prox import JOB, SETTINGS, ProximalTraining, Pull
 from fairflare.methods.reports import Field, ReportError
 from fairflare.methods.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.training import SiteRun
+
+if TYPE_CHECKING:
+    from fairflare.core.task import Task
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +58,10 @@ class NovaTraining(ProximalTraining):
         if self.optimizer == "sgd" and self.learning_rate * self.mu >= 1:
             raise ValueError(f"learning_rate * mu must be below 1, got {self.learning_rate!r} * {self.mu!r}")
 
-    def make_optimizer(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        made = super().make_optimizer(parameters)
+    def make_optimizer(
+        self, parameters: Iterable[torch.nn.Parameter], task: Task | None = None
+    ) -> torch.optim.Optimizer:
+        made = super().make_optimizer(parameters, task)
         for group in made.param_groups:
             if "nesterov" in group:
                 group["nesterov"] = group["nesterov"] and self.nesterov

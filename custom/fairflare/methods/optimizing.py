@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from fairflare.core.task import Task
 
 LOWEST_SHARE = 1e-3  # of the learning rate, at the end of a cosine: from 0.1 to 1e-4 in Fed-MAS's code
 
@@ -40,9 +44,24 @@ class HasOptimizer:
         turn = math.pi * (current_round + 1) / max(num_rounds, 1)
         return low + 0.5 * (self.learning_rate - low) * (1 + math.cos(turn))
 
-    def make_optimizer(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """A new optimizer with this rule's settings."""
+    def check_optimizer(self, task: Task) -> None:
+        """Refuses the optimizer of a task that has none.
+
+        Raises:
+            ValueError: it has none.
+        """
+        if self.optimizer == "task" and not task.has_optimizer:
+            raise ValueError("optimizer='task' needs a MONAI bundle's; set optimizer to 'adam', 'adamw' or 'sgd'")
+
+    def make_optimizer(
+        self, parameters: Iterable[torch.nn.Parameter], task: Task | None = None
+    ) -> torch.optim.Optimizer:
+        """A new optimizer with this rule's settings; the task's own where these say so."""
         params = list(parameters)
+        if self.optimizer == "task":
+            if task is None:
+                raise ValueError("optimizer='task' needs the task")
+            return task.make_optimizer(params)
         if self.optimizer == "sgd":
             return torch.optim.SGD(
                 params,

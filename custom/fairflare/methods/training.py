@@ -49,7 +49,8 @@ class LocalTraining(KeepsAtHome, HasCriterion, HasOptimizer):
     """Site half of FedAvg, and the frame of every other: E epochs over the site's training images.
 
     Args:
-        optimizer: ``"adam"`` (L2 weight decay, as the papers), ``"adamw"`` or ``"sgd"``.
+        optimizer: ``"adam"`` (L2 weight decay, as the papers), ``"adamw"`` or ``"sgd"``; ``"task"``: a MONAI bundle's
+            own, of which only the learning rate is set here.
         learning_rate: step size of the optimizer.
         weight_decay: of the optimizer.
         betas: decay rates of Adam's moments.
@@ -80,7 +81,7 @@ class LocalTraining(KeepsAtHome, HasCriterion, HasOptimizer):
         Defaults: Yan et al., MICCAI 2024, section 3.1 and the authors' code (betas, moments kept).
     """
 
-    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    optimizer: Literal["adam", "adamw", "sgd", "task"] = "adam"
     learning_rate: Positive = 1e-3
     weight_decay: NonNegative = 1e-4
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.99)
@@ -170,6 +171,7 @@ class LocalTraining(KeepsAtHome, HasCriterion, HasOptimizer):
             ValueError: says which setting does not go with it.
         """
         self.check_criterion(task)
+        self.check_optimizer(task)
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         """Looks whether the site's data and the network have what :meth:`train` needs, without training.
@@ -201,7 +203,7 @@ class LocalTraining(KeepsAtHome, HasCriterion, HasOptimizer):
             SiteError: one sample for a batch norm without running statistics.
         """
         self.start(run, model)
-        optimizer = self.make_optimizer(p for p in model.parameters() if p.requires_grad)
+        optimizer = self.make_optimizer((p for p in model.parameters() if p.requires_grad), run.task)
         if self.keep_optimizer_state:
             kept = run.store.load_before("optimizer", run.current_round)
             if kept is not None:

@@ -16,6 +16,8 @@ from fairflare.federation.plan import load_task_class
 from fairflare.federation.run_settings import RESULTS_FOLDER
 from fairflare.federation.task_record import PACKAGE, TASK_FILE, origin
 
+OF_BUNDLE = "fairflare.tasks.bundle.MonaiBundleTask"
+
 
 @dataclass
 class Recalled:
@@ -44,6 +46,11 @@ def recall(record: Mapping[str, Any], folder: Path, task_file: Path | None = Non
         ValueError: the task has code of its own and no file was given, or it does not fit the record.
     """
     own = list(record.get("own_code") or [])
+    if record.get("class") == OF_BUNDLE:
+        raise ValueError(
+            "the model was trained with a MONAI bundle, whose images predict does not read; use it in the bundle "
+            "itself: docs/bundles.md says how"
+        )
     if task_file is None:
         cls = _packaged(record, own, folder)
         own = []

@@ -33,6 +33,7 @@ class CfflRecipe(MethodRecipe):
         train_like: another method whose set-up this one gets (task, network, data, local training, rounds, number of
             sites), so that the two can be compared.
         task_file: a Python file with a class ``Task``: your own network and data.
+        monai_bundle: folder of a MONAI bundle: network, loss, optimizer, transforms and metric are its own.
         isolate: each task in a child process at the site.
         max_weight: largest share of one site, in each layer where weights are by layer; what is cut goes to the others
             in proportion. With K sites at least 1/K. A preinstalled job has 0.4; a number in (0, 1] or nothing.
@@ -86,7 +87,8 @@ class CfflRecipe(MethodRecipe):
             number in (0, 1].
         cffl_rep: ``"paper"``: as above; ``"code"``: ``c \leftarrow \sinh(\alpha (0.8\,c + 0.2\,x))``, from 0; one of
             'paper', 'code'.
-        optimizer: ``"adam"`` (L2 weight decay, as the papers), ``"adamw"`` or ``"sgd"``; one of 'adam', 'adamw', 'sgd'.
+        optimizer: ``"adam"`` (L2 weight decay, as the papers), ``"adamw"`` or ``"sgd"``; ``"task"``: a MONAI bundle's
+            own, of which only the learning rate is set here; one of 'adam', 'adamw', 'sgd', 'task'.
         learning_rate: step size of the optimizer; a number > 0.
         weight_decay: of the optimizer; a number >= 0.
         betas: decay rates of Adam's moments; 2 entries, each a number in [0, 1).
@@ -183,6 +185,7 @@ class CfflRecipe(MethodRecipe):
         small: bool = True,
         train_like: str | None = None,
         task_file: str | Path | None = None,
+        monai_bundle: str | Path | None = None,
         isolate: bool = False,
         max_weight: float | None = None,
         max_samples: int | None = None,
@@ -214,7 +217,7 @@ class CfflRecipe(MethodRecipe):
         cffl_alpha: float = 5.0,
         c_th: float = 0.3333333333333333,
         cffl_rep: Literal["paper", "code"] = "paper",
-        optimizer: Literal["adam", "adamw", "sgd"] = "adam",
+        optimizer: Literal["adam", "adamw", "sgd", "task"] = "adam",
         learning_rate: float = 0.001,
         weight_decay: float = 0.0001,
         betas: Sequence[float] = (0.9, 0.99),

@@ -33,6 +33,7 @@ class CgsvRecipe(MethodRecipe):
         train_like: another method whose set-up this one gets (task, network, data, local training, rounds, number of
             sites), so that the two can be compared.
         task_file: a Python file with a class ``Task``: your own network and data.
+        monai_bundle: folder of a MONAI bundle: network, loss, optimizer, transforms and metric are its own.
         isolate: each task in a child process at the site.
         max_weight: largest share of one site, in each layer where weights are by layer; what is cut goes to the others
             in proportion. With K sites at least 1/K. A preinstalled job has 0.4; a number in (0, 1] or nothing.
@@ -84,7 +85,8 @@ class CgsvRecipe(MethodRecipe):
         cgsv_alpha: how much of a reputation is kept, in [0, 1); a number in [0, 1).
         cgsv_beta: ``> 0``; the larger, the more alike is what the sites are sent: with 1e7 all get everything; a number
             > 0.
-        optimizer: ``"adam"`` (L2 weight decay, as the papers), ``"adamw"`` or ``"sgd"``; one of 'adam', 'adamw', 'sgd'.
+        optimizer: ``"adam"`` (L2 weight decay, as the papers), ``"adamw"`` or ``"sgd"``; ``"task"``: a MONAI bundle's
+            own, of which only the learning rate is set here; one of 'adam', 'adamw', 'sgd', 'task'.
         learning_rate: step size of the optimizer; a number > 0.
         weight_decay: of the optimizer; a number >= 0.
         betas: decay rates of Adam's moments; 2 entries, each a number in [0, 1).
@@ -180,6 +182,7 @@ class CgsvRecipe(MethodRecipe):
         small: bool = True,
         train_like: str | None = None,
         task_file: str | Path | None = None,
+        monai_bundle: str | Path | None = None,
         isolate: bool = False,
         max_weight: float | None = None,
         max_samples: int | None = None,
@@ -210,7 +213,7 @@ class CgsvRecipe(MethodRecipe):
         settings: Mapping[str, Any] | None = None,
         cgsv_alpha: float = 0.95,
         cgsv_beta: float = 1.0,
-        optimizer: Literal["adam", "adamw", "sgd"] = "adam",
+        optimizer: Literal["adam", "adamw", "sgd", "task"] = "adam",
         learning_rate: float = 0.001,
         weight_decay: float = 0.0001,
         betas: Sequence[float] = (0.9, 0.99),

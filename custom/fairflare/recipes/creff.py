@@ -33,6 +33,7 @@ class CreffRecipe(MethodRecipe):
         train_like: another method whose set-up this one gets (task, network, data, local training, rounds, number of
             sites), so that the two can be compared.
         task_file: a Python file with a class ``Task``: your own network and data.
+        monai_bundle: folder of a MONAI bundle: network, loss, optimizer, transforms and metric are its own.
         isolate: each task in a child process at the site.
         max_weight: largest share of one site, in each layer where weights are by layer; what is cut goes to the others
             in proportion. With K sites at least 1/K. A preinstalled job has 0.4; a number in (0, 1] or nothing.
@@ -208,6 +209,7 @@ class CreffRecipe(MethodRecipe):
         small: bool = True,
         train_like: str | None = None,
         task_file: str | Path | None = None,
+        monai_bundle: str | Path | None = None,
         isolate: bool = False,
         max_weight: float | None = None,
         max_samples: int | None = None,

@@ -33,6 +33,7 @@ class FedMRLRecipe(MethodRecipe):
         train_like: another method whose set-up this one gets (task, network, data, local training, rounds, number of
             sites), so that the two can be compared.
         task_file: a Python file with a class ``Task``: your own network and data.
+        monai_bundle: folder of a MONAI bundle: network, loss, optimizer, transforms and metric are its own.
         isolate: each task in a child process at the site.
         max_weight: largest share of one site, in each layer where weights are by layer; what is cut goes to the others
             in proportion. With K sites at least 1/K. A preinstalled job has 0.4; a number in (0, 1] or nothing.
@@ -126,7 +127,8 @@ class FedMRLRecipe(MethodRecipe):
         fair_mean: ``"winsorised"`` (ours): in F a site's loss counts within 1 of the median loss and within a quarter
             and four times of it, so that no single site can stop the training of the others; ``"plain"``: as it is
             reported, the paper's; one of 'winsorised', 'plain'.
-        optimizer: "sgd", as the paper; "adam", as the authors' code; "adamw"; one of 'adam', 'adamw', 'sgd'.
+        optimizer: "sgd", as the paper; "adam", as the authors' code; "adamw"; "task", a MONAI bundle's own; one of
+            'adam', 'adamw', 'sgd', 'task'.
         learning_rate: step size of the optimizer; a number > 0.
         weight_decay: of the optimizer; a number >= 0.
         betas: decay rates of Adam's moments; 2 entries, each a number in [0, 1).
@@ -279,6 +281,7 @@ class FedMRLRecipe(MethodRecipe):
         small: bool = True,
         train_like: str | None = None,
         task_file: str | Path | None = None,
+        monai_bundle: str | Path | None = None,
         isolate: bool = False,
         max_weight: float | None = None,
         max_samples: int | None = None,
@@ -335,7 +338,7 @@ class FedMRLRecipe(MethodRecipe):
         weighting_seed: int | None = None,
         mean_loss: Literal["mean", "weighted", "sum"] = "mean",
         fair_mean: Literal["winsorised", "plain"] = "winsorised",
-        optimizer: Literal["adam", "adamw", "sgd"] = "sgd",
+        optimizer: Literal["adam", "adamw", "sgd", "task"] = "sgd",
         learning_rate: float = 0.01,
         weight_decay: float = 0.0,
         betas: Sequence[float] = (0.9, 0.999),

@@ -33,6 +33,7 @@ class QFedAvgRecipe(MethodRecipe):
         train_like: another method whose set-up this one gets (task, network, data, local training, rounds, number of
             sites), so that the two can be compared.
         task_file: a Python file with a class ``Task``: your own network and data.
+        monai_bundle: folder of a MONAI bundle: network, loss, optimizer, transforms and metric are its own.
         isolate: each task in a child process at the site.
         max_weight: largest share of one site, in each layer where weights are by layer; what is cut goes to the others
             in proportion. With K sites at least 1/K. A preinstalled job has 0.4; a number in (0, 1] or nothing.
@@ -87,7 +88,8 @@ class QFedAvgRecipe(MethodRecipe):
         learning_rate: of the sites' training: L is 1 / learning_rate; a number > 0.
         lipschitz: L itself, for Adam, whose steps are not learning rate times gradient; ``None``: as above; a number >
             0 or nothing.
-        optimizer: ``"adam"`` (L2 weight decay, as the papers), ``"adamw"`` or ``"sgd"``; one of 'adam', 'adamw', 'sgd'.
+        optimizer: ``"adam"`` (L2 weight decay, as the papers), ``"adamw"`` or ``"sgd"``; ``"task"``: a MONAI bundle's
+            own, of which only the learning rate is set here; one of 'adam', 'adamw', 'sgd', 'task'.
         weight_decay: of the optimizer; a number >= 0.
         betas: decay rates of Adam's moments; 2 entries, each a number in [0, 1).
         momentum: of SGD, with Nesterov's form when > 0; a number in [0, 1).
@@ -181,6 +183,7 @@ class QFedAvgRecipe(MethodRecipe):
         small: bool = True,
         train_like: str | None = None,
         task_file: str | Path | None = None,
+        monai_bundle: str | Path | None = None,
         isolate: bool = False,
         max_weight: float | None = None,
         max_samples: int | None = None,
@@ -213,7 +216,7 @@ class QFedAvgRecipe(MethodRecipe):
         q_form: Literal["delta_h", "weighted"] = "delta_h",
         learning_rate: float = 0.001,
         lipschitz: float | None = None,
-        optimizer: Literal["adam", "adamw", "sgd"] = "adam",
+        optimizer: Literal["adam", "adamw", "sgd", "task"] = "adam",
         weight_decay: float = 0.0001,
         betas: Sequence[float] = (0.9, 0.99),
         momentum: float = 0.9,

@@ -6,5 +6,6 @@
 from fairflare.data.phantoms.classes import PhantomSite, class_site
 from fairflare.data.phantoms.plan import PHANTOMS, ClassPhantom, PhantomPlan
 from fairflare.data.phantoms.prostate import prostate_site
+from fairflare.data.phantoms.volumes import volumes_site
 
-__all__ = ["PHANTOMS", "ClassPhantom", "PhantomPlan", "PhantomSite", "class_site", "prostate_site"]
+__all__ = ["PHANTOMS", "ClassPhantom", "PhantomPlan", "PhantomSite", "class_site", "prostate_site", "volumes_site"]

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from typing_extensions import Unpack
 
 from fairflare.core.checks import choice, whole
 from fairflare.core.settings import field_names
-from fairflare.data.phantoms import PHANTOMS, PhantomPlan, class_site, prostate_site
+from fairflare.data.phantoms import PHANTOMS, PhantomPlan, class_site, prostate_site, volumes_site
 from fairflare.data.phantoms.prostate import SLICES
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.writing import Form, Writing, write_sites
 
 PROSTATE = "prostate"
-NAMES = (PROSTATE, *PHANTOMS)
+VOLUMES = "volumes3d"
+NAMES = (PROSTATE, VOLUMES, *PHANTOMS)
 SAME_EVERYWHERE = ("test_clean", "test_corrupted")
 
 
@@ -25,13 +27,16 @@ def prepare_phantom(
 ) -> dict[str, Path]:  # fmt: skip
     """The images that a task draws for its sites, as PNG files with datalists that say that they are synthetic.
 
+    ``"volumes3d"`` no task draws: NIfTI volumes with labels, for a MONAI bundle.
+
     Args:
-        name: ``"prostate"`` (masks), or with classes ``"dermoscopy"``, ``"dermoscopy7"``, ``"fundus"``,
-            ``"endoscopy"``.
+        name: ``"prostate"`` (masks), ``"volumes3d"``, or with classes ``"dermoscopy"``, ``"dermoscopy7"``,
+            ``"fundus"``, ``"endoscopy"``.
         out_dir: folder to write to.
-        sites: how many; of the prostate also their names.
-        image_size: height and width in pixels; default 64 (prostate) and 48, as the tasks' own.
-        cases: factor on the number of patients of the prostate.
+        sites: how many; of the prostate and the volumes also their names.
+        image_size: height and width in pixels; default 64 (prostate), 32 (volumes: with 24 slices) and 48, as the
+            tasks' own.
+        cases: factor on the number of patients of the prostate and the volumes.
         plan: of a phantom with classes: how many images, partition, corruption; its name, sites, seed and (where one is
             given) size are those of the other arguments. Default: the plan's own.
         seed, overwrite and others: see :func:`fairflare.data.preparers.common.write_sites`.
@@ -40,8 +45,10 @@ def prepare_phantom(
         the folder of each site.
     """
     seed = whole("seed", writing.get("seed", 0), low=0)
-    if choice("phantom", name, NAMES) == PROSTATE:
+    if choice("phantom", name, NAMES) in (PROSTATE, VOLUMES):
         names = [f"site-{i + 1}" for i in range(whole("sites", sites))] if isinstance(sites, int) else list(sites)
+        if name == VOLUMES:
+            return _volumes(names, 32 if image_size is None else image_size, seed, cases, out_dir, writing)
         size = 64 if image_size is None else whole("image_size", image_size, low=32)
         drawn = {site: _prostate(site, size, seed, cases) for site in names}
         return write_sites(drawn, out_dir, None, Form(synthetic=True), **writing)
@@ -60,6 +67,23 @@ def prepare_phantom(
     return write_sites(
         {f"site-{i + 1}": _classes(whole_plan, i) for i in range(number)}, out_dir, None, form, **writing
     )
+
+
+def _volumes(
+    sites: Sequence[str], size: int, seed: int, cases: float, out_dir: str | Path, writing: Writing
+) -> dict[str, Path]:
+    """Drawn as files first, since a preparer's own pixels become PNG."""
+    with TemporaryDirectory(prefix="fairflare-volumes-") as folder:
+        drawn: dict[str, list[Item]] = {}
+        for site in sites:
+            for split, volumes in volumes_site(site, size=(size, size, size * 3 // 4), seed=seed, cases=cases).items():
+                for i, volume in enumerate(volumes):
+                    name = f"{split}-{i:03d}"
+                    image, label = (Path(folder, site, kind, f"{name}.nii") for kind in ("images", "labels"))
+                    volume.write(image, label)
+                    item = Item(name, name, image, label, name, splits=(split,), spacing=volume.voxel)
+                    drawn.setdefault(site, []).append(item)
+        return write_sites(drawn, out_dir, None, Form(synthetic=True), **writing)
 
 
 def _prostate(site: str, size: int, seed: int, cases: float) -> Iterator[Item]:

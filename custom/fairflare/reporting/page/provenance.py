@@ -63,7 +63,7 @@ def _settings(rows: list[PageRow]) -> Table:
         also = ("min_sites", "best_by", "experiment", "model_parameters")
         more: dict[str, Any] = {name: info[name] for name in also if name in info}
         file = info["task_file"]
-        more |= {f"task_file.{key}": file[key] for key in ("name", "sha256") if key in file}
+        more |= {f"task_file.{key}": file[key] for key in ("name", "sha256", "monai_bundle_sha256") if key in file}
         by_row.append({**found, **bounds, **more})
     names = sorted({name for found in by_row for name in found})
     return Table(

@@ -1,0 +1,295 @@
+"""A MONAI bundle as the task: network, loss, optimizer, transforms, inference and metric are the bundle's."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from fairflare.core import checks
+from fairflare.core.bundle_files import BUNDLE_FOLDER, BundleError, bundle_checksum, copy_bundle
+from fairflare.core.settings import Flag, NonNegativeInt, Text, settings
+from fairflare.core.stopping import check_stop
+from fairflare.data.datalist import DataError, load_datalist
+from fairflare.tasks.base import LOSS, Metric, SiteData, Task, evaluating
+from fairflare.tasks.bundle_config import Bundle, in_one_line
+from fairflare.tasks.bundle_metric import means
+from fairflare.tasks.bundle_parts import BundleParts
+from fairflare.tasks.images import CACHE_BYTES, Filename, read_settings, setting_error
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import torch
+
+    from fairflare.core.task import Batch, Device
+    from fairflare.tasks.bundle_data import BundleData
+
+PRED = "pred"  # what MONAI's engines call the network's output
+
+
+@settings
+class BundleSite:
+    """What a bundle's task reads of a site's private file.
+
+    Args:
+        data_root: folder with the data.
+        phantom: must not be true: a bundle has no made-up data of its own.
+        datalist: name of the list inside ``data_root``, or an absolute path; default ``datalist.json``.
+        linked_roots: further folders that links in ``data_root`` may lead to.
+        cache_bytes: memory for images of this site as they are before the first random transform.
+        num_workers: threads that prepare the images of a batch up to there; 0: the one that trains.
+    """
+
+    data_root: Filename | None = None
+    phantom: Flag | None = None
+    datalist: Filename | None = None
+    linked_roots: list[Filename] = field(default_factory=list)
+    cache_bytes: NonNegativeInt = CACHE_BYTES
+    num_workers: NonNegativeInt = 0
+
+
+@settings
+class MonaiBundleTask(Task):
+    """What a MONAI bundle's configuration describes, on the sites' own datalists.
+
+    A bundle is code: strings in its configuration are evaluated. So this class by itself has no bundle, and no argument
+    names one; a ``task.py``, which sites take as custom code, says in which folder beside it the bundle is.
+
+    Args:
+        bundle_sha256: of the bundle's files, so that all sites have the same, with spaces or without; ``None``: any.
+        bundle_configs: files in ``configs`` that are read, without ending; what a later one says goes before.
+        bundle_ids: keys of the configuration by part, where they are not the usual ones: ``{"loss": "my_loss"}``; see
+            ``docs/bundles.md`` for the parts.
+        bundle_overrides: values of the configuration that are other ones here, by key.
+        image_key, label_key: of image and label in the dicts that the bundle's transforms work on.
+        class_names: of the network's output channels, background too; default: those of the bundle's metadata.
+    """
+
+    #: The bundle's folder; set by a subclass in a task's file.
+    folder: ClassVar[Path | None] = None
+    primary_metric: ClassVar[str] = "dice"
+    has_classes: ClassVar[bool | None] = False
+    site_settings: ClassVar[type] = BundleSite
+
+    bundle_sha256: Text | None = None
+    bundle_configs: list[Text] = field(default_factory=lambda: ["train"])
+    bundle_ids: dict[str, str] = field(default_factory=dict)
+    bundle_overrides: dict[str, Any] = field(default_factory=dict)
+    image_key: Text = "image"
+    label_key: Text = "label"
+    class_names: list[Text] | None = None
+
+    def __post_init__(self) -> None:
+        if self.folder is None:
+            raise BundleError(
+                "a MONAI bundle is custom code, so that a class of the package has none: give it with --monai-bundle, "
+                f"or in a task.py as `folder = Path(__file__).with_name({BUNDLE_FOLDER!r})`"
+            )
+        if not self.bundle_configs:
+            raise BundleError("bundle_configs must name a file, such as 'train'")
+        found = bundle_checksum(self.folder)
+        if self.bundle_sha256 is not None and found != "".join(self.bundle_sha256.split()):
+            raise BundleError(
+                f"MONAI bundle {self.folder.name!r} is not the one of this job: its files have the checksum {found}, "
+                f"the job says {self.bundle_sha256}"
+            )
+        self.monai_bundle_sha256 = found
+        self._made: dict[str, Any] = {}
+        vars(self)["primary_metric"] = self.parts.key_metric.name
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_made": {}}  # what was made of expressions cannot be pickled
+
+    @property
+    def parts(self) -> BundleParts:
+        """What the bundle describes."""
+        if "parts" not in self._made:
+            assert self.folder is not None
+            self._made["parts"] = self._parts_in(self.folder)
+        found: BundleParts = self._made["parts"]
+        return found
+
+    def _parts_in(self, folder: Path) -> BundleParts:
+        bundle = Bundle(folder, self.bundle_configs, self.bundle_ids, self.bundle_overrides)
+        return BundleParts(bundle, self.class_names)
+
+    # -- before a run
+
+    def check(self) -> None:
+        """Makes every part once of what a job carries, where a run is put together: a broken bundle is not sent out.
+
+        Raises:
+            BundleError: a part is missing or cannot be made (names file and key).
+        """
+        assert self.folder is not None
+        with TemporaryDirectory(prefix="fairflare-bundle-") as place:
+            carried = Path(place) / self.folder.name
+            copy_bundle(self.folder, carried)
+            try:
+                self._parts_in(carried).check()
+            except BundleError as error:
+                text = str(error).replace(str(carried), str(self.folder))
+                if f"{self.folder}/models/" in text:
+                    text += ". Files in models/ are not carried by a job: put it into another folder of the bundle"
+                raise BundleError(text) from error
+
+    def training_settings(self, given: Collection[str] = ()) -> dict[str, Any]:
+        """The bundle's optimizer, batch size and loss as settings of a site half; its random transforms are used.
+
+        Raises:
+            BundleError: an optimizer that cannot be made, or of which a setting is given that it would not follow.
+        """
+        found: dict[str, Any] = {"augment": True, "criterion": "task"}
+        batch_size = self.parts.whole_number("train_batch_size")
+        if batch_size is not None:
+            found["batch_size"] = batch_size
+        return {**found, **self.parts.optimizer_settings(given)}
+
+    @property
+    def has_optimizer(self) -> bool:  # type: ignore[override]
+        """Whether the bundle has one."""
+        return self.parts.bundle.place("optimizer") is not None
+
+    def make_optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        return self.parts.optimizer(parameters)
+
+    # -- the seam
+
+    def build_model(self) -> torch.nn.Module:
+        return self.parts.network()
+
+    def initialise(self, model: torch.nn.Module, checkpoint: str | None = None) -> str:
+        from fairflare.tasks.networks import load_network
+
+        return super().initialise(model) if checkpoint is None else load_network(model, Path(checkpoint))
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The bundle's, the mean where it gives several numbers."""
+        import torch
+
+        criterion = self.parts.loss()
+        if isinstance(criterion, torch.nn.Module):
+            criterion = criterion.to(targets.device)
+        found: torch.Tensor = criterion(outputs, targets)
+        return found.mean() if found.ndim else found
+
+    def check_site(self, model: torch.nn.Module, data: SiteData, device: Device) -> None:
+        """One training image through network and loss, in evaluation mode: sizes and labels must fit the bundle."""
+        import torch
+
+        inputs, targets = (tensor.to(device) for tensor in next(iter(data.batches("training", batch_size=1))))
+        shapes = f"an input of {tuple(inputs.shape)}, a label of {tuple(targets.shape)}"
+        step = "network"
+        try:
+            with evaluating(model):
+                outputs = model(inputs)
+                step = "loss"
+                self.loss(outputs, targets)
+        except (torch.cuda.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as error:  # of whatever the bundle brings
+            text = f"the MONAI bundle's {step} cannot do with the first training image ({shapes}): {in_one_line(error)}"
+            raise DataError(text, text) from error
+
+    def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
+        """The bundle's key metric by its inferer and postprocessing, and its loss on what the inferer gives.
+
+        Returns:
+            ``dice`` (or ``iou``), ``loss``; with several structures the same of each that the images have.
+        """
+        scores, losses = self._scores(model, batches, device)
+        of_images = means(scores)
+        name = self.parts.key_metric.name
+        if np.isnan(of_images).all():
+            raise DataError(
+                f"{name} is not defined on any of {len(scores)} image(s): no mask has a structure that counts",
+                f"{name} is not defined on the images of a list: no mask has a structure that counts",
+            )
+        result = {name: float(np.nanmean(of_images)), "loss": float(np.mean(losses))}
+        by_structure = np.stack(scores).T
+        if len(by_structure) > 1:
+            for structure, own in zip(self.parts.key_metric.names(len(by_structure)), by_structure, strict=True):
+                if not np.isnan(own).all():
+                    result[f"{name}_{structure}"] = float(np.nanmean(own))
+        return result
+
+    def resampled(
+        self, model: torch.nn.Module, data: SiteData, site: str, count: int, device: Device
+    ) -> list[float] | None:
+        """As the base says; an image without any structure counts in no mean, as in :meth:`evaluate`."""
+        from fairflare.core.resampling import draws
+
+        scores, _ = self._scores(model, data.batches("test", batch_size=1), device)
+        of_images = means(scores)[draws(site, len(scores), count)]
+        return [float("nan") if np.isnan(own).all() else float(np.nanmean(own)) for own in of_images]
+
+    def _scores(
+        self, model: torch.nn.Module, batches: Iterable[Batch], device: Device
+    ) -> tuple[list[npt.NDArray[np.float64]], list[float]]:
+        """Of each image: the metric by structure, and the loss."""
+        from fairflare.tasks.bundle_data import item_of
+
+        def network(inputs: torch.Tensor, *args: Any, **named: Any) -> Any:
+            check_stop()  # a volume has many windows
+            return model(inputs, *args, **named)
+
+        scores: list[npt.NDArray[np.float64]] = []
+        losses: list[float] = []
+        keys = (self.image_key, self.label_key)
+        with evaluating(model):
+            for batch in batches:
+                inputs, targets = (tensor.to(device) for tensor in batch)
+                outputs = self.parts.inferer()(inputs, network)
+                for number in range(len(inputs)):
+                    one = slice(number, number + 1)
+                    losses.append(float(self.loss(outputs[one], targets[one])))
+                    scores.append(self._score(item_of(batch, number, keys), outputs[number], targets[number]))
+        checks.whole("the number of batches to evaluate on", len(scores))
+        return scores, losses
+
+    def _score(self, item: dict[str, Any], output: torch.Tensor, target: torch.Tensor) -> npt.NDArray[np.float64]:
+        """The metric of one image behind the postprocessing."""
+        from monai.data import MetaTensor
+
+        def like(key: str, tensor: torch.Tensor) -> torch.Tensor:
+            source = item[key]
+            if not isinstance(source, MetaTensor):
+                return tensor
+            return MetaTensor(tensor, meta=source.meta, applied_operations=source.applied_operations)
+
+        found = {**item, PRED: like(self.image_key, output), self.label_key: like(self.label_key, target)}
+        key = self.parts.bundle.place("validate_postprocessing")
+        with self.parts.bundle.telling(f"key {key!r}"):
+            found = self.parts.postprocessing()(found)
+        return self.parts.key_metric.of_image(found, self.label_key)
+
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        mean, *others = self.parts.key_metric.declared()
+        return (mean, LOSS, *others)
+
+    def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:
+        """The images that the site's datalist names, through the bundle's transforms."""
+        from fairflare.tasks.bundle_data import BundleData
+
+        own = read_settings(BundleSite, site, settings)  # type: ignore[arg-type]
+        if own.data_root is None:
+            raise setting_error(
+                site, "data_root", "no data: 'data_root' is not set, and a MONAI bundle has no made-up data; set "
+                "'data_root' (`fairflare phantom volumes3d` writes synthetic volumes)",
+            )  # fmt: skip
+        listed = load_datalist(own.data_root, own.datalist or "datalist.json", site=site, linked_roots=own.linked_roots)
+        most = self.parts.whole_number("validate_batch_size")
+        found: BundleData = BundleData(
+            listed,
+            self.parts.transforms("train_preprocessing"),
+            self.parts.transforms("validate_preprocessing"),
+            keys=(self.image_key, self.label_key),
+            validate_batch=1 if most is None else checks.whole("validate_batch_size", most),
+            cache_bytes=own.cache_bytes,
+            num_workers=own.num_workers,
+        )
+        return found

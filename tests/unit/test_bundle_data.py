@@ -1,0 +1,284 @@
+"""What a MONAI bundle's task makes of a site's volumes: patches, whole volumes, metric; against MONAI's own parts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from monai.inferers import sliding_window_inference
+from monai.metrics import DiceMetric, MeanIoU
+from monai.networks.utils import one_hot
+
+from fairflare.core.resampling import draws
+from fairflare.core.stopping import TaskStopped, stoppable
+from fairflare.core.task import SiteData
+from fairflare.data.datalist import DataError
+from fairflare.data.phantoms import volumes_site
+from fairflare.data.preparers.phantoms import prepare_phantom
+from fairflare.federation.plan import make_plan
+from fairflare.tasks.bundle import MonaiBundleTask
+from tests.bundles import train_config, write_bundle, write_volumes
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def task_of(folder: Path, config: dict[str, Any] | None = None, **settings: Any) -> MonaiBundleTask:
+    found = make_plan("fed_avg", monai_bundle=write_bundle(folder, config), sites=2, settings=settings).task
+    assert isinstance(found, MonaiBundleTask)
+    return found
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> MonaiBundleTask:
+    return task_of(tmp_path_factory.mktemp("bundle") / "b")
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return write_volumes(tmp_path_factory.mktemp("site"))
+
+
+@pytest.fixture
+def data(task: MonaiBundleTask, settings: dict[str, Any]) -> SiteData:
+    return task.open_site("site-1", settings)
+
+
+def gone_through(data: SiteData, split: str = "training", **how: Any) -> list[torch.Tensor]:
+    batches = list(data.batches(split, **{"batch_size": 2, **how}))
+    return [tensor for batch in batches for tensor in batch]
+
+
+def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
+    return len(first) == len(second) and all(map(torch.equal, first, second))
+
+
+# ------------------------------------------------------------------------------------------------ data
+
+
+def test_patches_and_whole_volumes(data: SiteData) -> None:
+    assert [data.num_samples(split) for split in ("training", "validation", "test")] == [3, 2, 2]
+    assert "3 training, 2 validation, 2 test" in data.description
+    assert data.class_counts("training") is None
+    patches = list(data.batches("training", batch_size=2, shuffle_seed=0, augment=True))
+    assert [tuple(inputs.shape) for inputs, _ in patches] == [(4, 1, 16, 16, 16), (2, 1, 16, 16, 16)]  # 2 of each
+    measured = list(data.batches("training", batch_size=2))
+    assert [len(inputs) for inputs, _ in measured] == [2, 1]  # one of each
+    assert len(measured) == len(data.batches("training", batch_size=2)) == 2
+    whole = list(data.batches("validation", batch_size=8))
+    assert [tuple(inputs.shape[2:]) for inputs, _ in whole] == [(20, 18, 17), (21, 19, 18)]  # one at a time
+    for inputs, targets in (*patches, *measured, *whole):
+        assert type(inputs) is type(targets) is torch.Tensor
+        assert inputs.device.type == "cpu"  # whatever device the bundle's transforms name
+        assert inputs.dtype == torch.float32
+        assert inputs.shape[2:] == targets.shape[2:]
+        assert set(targets.unique().tolist()) <= {0, 1}
+    assert data.order("test", 1) in ([0, 1], [1, 0])
+    assert data.order("training", 1) is None  # an image may give several patches
+
+
+def test_a_seed_decides_and_nothing_else(data: SiteData, task: MonaiBundleTask, settings: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    first = gone_through(data, shuffle_seed=5, augment=True)
+    assert same(first, gone_through(data, shuffle_seed=5, augment=True))
+    assert not same(first, gone_through(data, shuffle_seed=6, augment=True))
+    measured = gone_through(data)
+    assert same(measured, gone_through(data))
+    assert torch.equal(before, torch.get_rng_state())
+    for more in ({"cache_bytes": 0}, {"num_workers": 3}, {"cache_bytes": 40_000, "num_workers": 2}):
+        other = task.open_site("site-1", {**settings, **more})
+        assert same(first, gone_through(other, shuffle_seed=5, augment=True))
+        assert same(measured, gone_through(other))
+    alone = gone_through(data, shuffle_seed=5, augment=True, batch_size=1)
+    assert torch.equal(torch.cat(first[::2]), torch.cat(alone[::2]))
+
+
+def test_what_is_measured_on_is_not_changed_at_random(data: SiteData) -> None:
+    """The same patch whatever the order is, with grey values that stand in the volume."""
+    inputs = torch.cat(gone_through(data, batch_size=1)[::2])
+    other = torch.cat(gone_through(data, batch_size=1, shuffle_seed=4)[::2])
+    assert sorted(map(float, inputs.flatten(1).sum(1))) == sorted(map(float, other.flatten(1).sum(1)))
+    assert inputs.max() <= 1  # RandScaleIntensityd, which always changes, was left out
+    assert torch.cat(gone_through(data, shuffle_seed=0, augment=True)[::2]).max() > 1
+
+
+def test_a_stop_is_heard_while_volumes_are_read(task: MonaiBundleTask, settings: dict[str, Any]) -> None:
+    data, asked = task.open_site("site-1", settings), []
+    with pytest.raises(TaskStopped), stoppable(lambda: bool(asked.append(0)) or len(asked) > 1):
+        list(data.batches("training", batch_size=3))
+    network, windows = task.build_model(), []
+    network.register_forward_pre_hook(lambda *_: windows.append(0))
+    batches = list(data.batches("test", batch_size=1))
+    with pytest.raises(TaskStopped), stoppable(lambda: len(windows) > 0):
+        task.evaluate(network, batches, "cpu")
+    assert len(windows) == 1  # of several in the first volume
+
+
+def test_a_volume_that_cannot_be_read(task: MonaiBundleTask, tmp_path: Path) -> None:
+    settings = write_volumes(tmp_path)
+    (tmp_path / "images" / "training1.nii").write_bytes(b"no volume")
+    data = task.open_site("site-1", settings)
+    with pytest.raises(DataError, match=r"site 'site-1': image '.*training1.nii' .* of split 'training'") as refused:
+        list(data.batches("training", batch_size=1))
+    assert "training1" not in refused.value.public
+    assert "an image of split 'training' cannot be prepared by the MONAI bundle's transforms" in refused.value.public
+
+
+def test_what_a_site_may_not_list_or_set(task: MonaiBundleTask, tmp_path: Path) -> None:
+    settings = write_volumes(tmp_path)
+    with pytest.raises(DataError, match="no data: 'data_root' is not set, and a MONAI bundle has no made-up data"):
+        task.open_site("site-1", {})
+    with pytest.raises(DataError, match="unknown key 'decoded_bytes'"):
+        task.open_site("site-1", {**settings, "decoded_bytes": 3})
+    content = json.loads((tmp_path / "datalist.json").read_text())
+    content["test"][0]["slice"] = 3
+    (tmp_path / "datalist.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match="split 'test' names slices of volumes"):
+        task.open_site("site-1", settings)
+
+
+def test_training_images_of_different_sizes(tmp_path: Path, settings: dict[str, Any]) -> None:
+    config = train_config()
+    config["train"]["random_transforms"] = []
+    data = task_of(tmp_path / "b", config).open_site("site-1", settings)
+    with pytest.raises(DataError, match=r"different sizes in one training batch \(1x2\dx\d+x\d+, 1x2\dx"):
+        list(data.batches("training", batch_size=2, shuffle_seed=0, augment=True))
+    assert len(list(data.batches("training", batch_size=1))) == 3
+
+
+# ------------------------------------------------------------------------------------------------ evaluation
+
+
+def plainly(model: torch.nn.Module, data: SiteData, metric: Any) -> tuple[float, float, torch.Tensor]:
+    """As one would write it with MONAI alone: the metric, the loss, and each image's values."""
+    from monai.losses import DiceCELoss
+
+    losses, model = [], model.eval()
+    values = []
+    with torch.no_grad():
+        for inputs, targets in data.batches("test", batch_size=1):
+            outputs = sliding_window_inference(inputs, (16, 16, 16), 2, model, overlap=0.25)
+            losses.append(float(DiceCELoss(to_onehot_y=True, softmax=True)(outputs, targets)))
+            classes = outputs.shape[1]
+            found = one_hot(outputs.argmax(1, keepdim=True), classes)
+            values.append(metric(found, one_hot(targets, classes)))
+    return float(metric.aggregate()), sum(losses) / len(losses), torch.cat(values)
+
+
+def test_metric_and_loss_are_those_of_the_bundle(task: MonaiBundleTask, data: SiteData) -> None:
+    torch.manual_seed(1)
+    model = task.build_model()
+    metric = DiceMetric(include_background=False, reduction="mean")
+    expected, loss, values = plainly(model, data, metric)
+    found = task.evaluate(model, data.batches("test", batch_size=4), "cpu")
+    assert found == {"dice": pytest.approx(expected, abs=1e-7), "loss": pytest.approx(loss, abs=1e-6)}
+    assert 0 < expected < 1
+    assert model.training is False
+    drawn = task.resampled(model, data, "site-1", 20, "cpu")
+    assert drawn == pytest.approx(values[:, 0].double().numpy()[draws("site-1", 2, 20)].mean(1), abs=1e-7)
+
+
+def test_several_structures_and_one_that_is_not_there(tmp_path: Path) -> None:
+    config = train_config(classes=3)
+    config["validate"]["key_metric"] = {"iou": {"_target_": "MeanIoUHandler", "include_background": False}}
+    task = task_of(tmp_path / "b", config)
+    assert [metric.name for metric in task.declared_metrics()] == ["iou", "loss", "iou_organ", "iou_lesion"]
+    torch.manual_seed(2)
+    model = task.build_model()
+    both = task.open_site("s", write_volumes(tmp_path / "both", classes=3))
+    found = task.evaluate(model, both.batches("test", batch_size=1), "cpu")
+    metric = MeanIoU(include_background=False, reduction="mean")
+    assert found["iou"] == pytest.approx(plainly(model, both, metric)[0], abs=1e-7)
+    by_structure = metric.aggregate("mean_batch").tolist()
+    assert [found["iou_organ"], found["iou_lesion"]] == pytest.approx(by_structure, abs=1e-7)
+    one = task.open_site("s", write_volumes(tmp_path / "one", classes=2))
+    found = task.evaluate(model, one.batches("test", batch_size=1), "cpu")
+    assert found["iou"] == found["iou_organ"]
+    assert "iou_lesion" not in found  # nobody has it: no number is made up
+    none = task.open_site("s", write_volumes(tmp_path / "none", classes=1))
+    with pytest.raises(DataError, match="iou is not defined on any of 2 image"):
+        task.evaluate(model, none.batches("test", batch_size=1), "cpu")
+    drawn = task.resampled(model, none, "s", 3, "cpu")
+    assert drawn is not None
+    assert np.isnan(drawn).all()
+
+
+def test_names_of_the_structures(tmp_path: Path, settings: dict[str, Any]) -> None:
+    config = train_config(classes=3)
+    named = task_of(tmp_path / "a", config, class_names=["nothing", "liver", "tumour"])
+    assert [metric.name for metric in named.declared_metrics()][2:] == ["dice_liver", "dice_tumour"]
+    folder = write_bundle(tmp_path / "b", config, metadata={"version": "1"})
+    unnamed: Any = make_plan("fed_avg", monai_bundle=folder, sites=2).task
+    assert [metric.name for metric in unnamed.declared_metrics()] == ["dice", "loss"]
+    assert unnamed.parts.key_metric.names(2) == ["class_1", "class_2"]
+
+
+def test_nothing_of_the_postprocessing_writes_files(tmp_path: Path, settings: dict[str, Any]) -> None:
+    config = train_config()
+    steps = config["train"]["postprocessing"]["transforms"]
+    steps.append({"_target_": "SaveImaged", "keys": "pred", "output_dir": str(tmp_path / "written")})
+    task = task_of(tmp_path / "b", config)
+    data = task.open_site("site-1", settings)
+    assert "dice" in task.evaluate(task.build_model(), data.batches("test", batch_size=1), "cpu")
+    assert not (tmp_path / "written").exists()
+
+
+def test_pictures(tmp_path: Path) -> None:
+    """The same in two dimensions, validated in batches of images of one size."""
+    config = train_config(dims=2)
+    config["validate"]["dataloader"] = {"_target_": "DataLoader", "batch_size": 3}
+    task = task_of(tmp_path / "b", config)
+    data = task.open_site("s", write_volumes(tmp_path / "s", size=(24, 20), counts=(2, 1, 1)))
+    assert next(iter(data.batches("training", batch_size=2, shuffle_seed=0, augment=True)))[0].shape == (4, 1, 16, 16)
+    assert next(iter(data.batches("test", batch_size=2)))[0].shape == (1, 1, 24, 20)
+    assert 0 <= task.evaluate(task.build_model(), data.batches("test", batch_size=2), "cpu")["dice"] <= 1
+
+
+def test_images_of_one_size_are_validated_together(tmp_path: Path) -> None:
+    config = train_config(dims=2)
+    config["validate"]["dataloader"] = {"_target_": "DataLoader", "batch_size": 2}
+    task = task_of(tmp_path / "b", config)
+    folder = tmp_path / "s"
+    write_volumes(folder, size=(24, 20), counts=(1, 1, 5))
+    for number in (1, 2):  # of five sizes two are like the first now
+        for kind in ("images", "labels"):
+            (folder / kind / f"test{number}.nii").write_bytes((folder / kind / "test0.nii").read_bytes())
+    data = task.open_site("s", {"data_root": str(folder)})
+    assert [len(inputs) for inputs, _ in data.batches("test", batch_size=8)] == [2, 1, 1, 1]
+    model = task.build_model()
+    together = task.evaluate(model, data.batches("test", batch_size=8), "cpu")
+    assert together == pytest.approx(task.evaluate(model, data.batches("test", batch_size=1), "cpu"), abs=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------ the phantom
+
+
+def test_synthetic_volumes(tmp_path: Path, task: MonaiBundleTask) -> None:
+    drawn = {site: volumes_site(site, cases=0.4) for site in ("site-1", "site-2", "a hospital")}
+    again = volumes_site("site-1", cases=0.4)
+    for split, volumes in drawn["site-1"].items():
+        for first, second in zip(volumes, again[split], strict=True):
+            assert np.array_equal(first.image, second.image)
+            assert np.array_equal(first.label, second.label)
+        assert volumes[0].label.max() == 2
+        assert all((volume.label > 0).mean() > 0.01 for volume in volumes)
+    one, two = drawn["site-1"]["test"][0], drawn["site-2"]["test"][0]
+    assert one.voxel != two.voxel
+    assert one.image.shape == one.label.shape == (32, 32, 24)
+    contrast = [float(v.image[v.label == 2].mean() - v.image[v.label == 1].mean()) for v in (one, two)]
+    assert contrast[0] > 100 > -100 > contrast[1]  # lesions are bright at one site and dark at the other
+    written = prepare_phantom("volumes3d", tmp_path / "out", sites=2, seed=0, cases=0.4)
+    data = task.open_site("site-1", {"data_root": str(written["site-1"])})
+    assert data.synthetic
+    assert "SYNTHETIC" in data.description
+    inputs, targets = next(iter(data.batches("test", batch_size=1)))
+    assert inputs.shape == (1, 1, 32, 32, 24)
+    assert np.array_equal(targets[0, 0].numpy(), one.label)
+    other = volumes_site("site-1", cases=0.4, seed=1)
+    assert not np.array_equal(other["test"][0].label, one.label)
+    with pytest.raises(ValueError, match="each of size"):
+        volumes_site("site-1", size=(8, 32, 32))

@@ -91,8 +91,8 @@ class CreffRecipe(MethodRecipe):
         classifier_rate: of the training of the classifier, from scratch; a number > 0.
         classifier_batch: of the training of the classifier, from scratch; an integer >= 1.
         feature_seed: of both; ``None``: the run's; an integer or nothing.
-        optimizer: ``"adam"`` (L2 weight decay, as the papers), ``"adamw"`` or ``"sgd"``; one of 'adam', 'adamw', 'sgd'
-            (paper: ``"sgd"``).
+        optimizer: ``"adam"`` (L2 weight decay, as the papers), ``"adamw"`` or ``"sgd"``; ``"task"``: a MONAI bundle's
+            own, of which only the learning rate is set here; one of 'adam', 'adamw', 'sgd', 'task' (paper: ``"sgd"``).
         learning_rate: step size of the optimizer; a number > 0 (paper: ``0.1``).
         weight_decay: of the optimizer; a number >= 0 (paper: ``0.0001``).
         betas: decay rates of Adam's moments; 2 entries, each a number in [0, 1).
@@ -245,7 +245,7 @@ class CreffRecipe(MethodRecipe):
         classifier_rate: float = 0.01,
         classifier_batch: int = 32,
         feature_seed: int | None = None,
-        optimizer: Literal["adam", "adamw", "sgd"] = "adam",
+        optimizer: Literal["adam", "adamw", "sgd", "task"] = "adam",
         learning_rate: float = 0.001,
         weight_decay: float = 0.0,
         betas: Sequence[float] = (0.9, 0.99),

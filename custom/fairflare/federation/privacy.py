@@ -154,7 +154,7 @@ def _tasks() -> list[str]:
         task: Task = load_task_class(file)(**EXAMPLES.get(kind, {}))
         rows = dict.fromkeys(_metric_row(metric) for metric in task.declared_metrics())
         lines += [f"### {kind.capitalize()}", *_table(head, rows)]
-    return lines
+    return [*lines, "### MONAI bundle", "", BUNDLE, ""]
 
 
 def _told() -> list[str]:
@@ -215,6 +215,12 @@ them. No method needs these metrics. What it does *not* hide:
 - Means over a group (`head`, `medium`, `tail`, `all`) leave, unless a group has one class or one class has no group.
   They tell whether the site has any class of the group.
 """
+
+BUNDLE = (
+    "The bundle's own metric, `dice` or `iou` (the mean, always) and `dice_<class>` or `iou_<class>` where it names\n"
+    "several structures (kept at home by `metrics_by_class`), in [0, 1], and `loss`. What a structure's value may\n"
+    "reveal is as in a segmentation; a structure that no mask of the site has is not there."
+)
 
 REASONS = f"""## When a task fails
 

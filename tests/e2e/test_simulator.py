@@ -269,9 +269,9 @@ def test_command_line_shows_progress_table_and_failure(tmp_path):
 
 
 def test_example_pictures_where_a_site_wants_them(job, simulate, tmp_path):
-    """A process for every task; the other site, the server and the run's own folders have none."""
+    """The other site, the server and the run's own folders have none."""
     place = tmp_path / "pictures"
-    run = simulate(job("fed_avg", sites=2), threads=1, local={"sites": {"site-1": {"examples_folder": str(place)}}})
+    run = simulate(job("fed_avg", sites=2), threads=2, local={"sites": {"site-1": {"examples_folder": str(place)}}})
     assert run.code == 0, run.log[-3000:]
     run_id = run.results["info"]["run"]
     found = sorted(path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file())

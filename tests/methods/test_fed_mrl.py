@@ -1130,3 +1130,8 @@ def test_the_servers_draws_follow_the_seed_of_the_run(policy, tmp_path):
     other, far = drawn(**{"mu_policy.seed": 0, "weighting.seed": 0})
     assert chosen != other
     assert neurons != far
+
+
+def test_a_negative_seed_of_the_run_is_a_seed_of_the_draws(tmp_path):
+    results, _ = federation(tmp_path, num_rounds=2, seed=-3, settings={"weighting.init": "uniform"})
+    assert results["status"] == "completed"

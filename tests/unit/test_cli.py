@@ -33,6 +33,7 @@ from fairflare.federation.influence import Bounds
 from fairflare.federation.plan import TASKS_BY_KIND, load_task_class, make_plan
 from fairflare.methods.catalog import all_methods
 from fairflare.methods.fed_mrl import FedMRL
+from tests.bundles import write_bundle
 
 ROOT = Path(__file__).parents[2]
 METHODS = list(all_methods())
@@ -449,6 +450,8 @@ def test_documented_commands_are_accepted(command: str, tmp_path: Path, monkeypa
     if "my_task.py" in words:
         (code,) = re.findall(r"```python\n(from monai.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
         Path("my_task.py").write_text(code)
+    if "my_bundle" in words:
+        write_bundle(Path("my_bundle"))
     result = fairflare(*words)
     assert result.exit_code == 0, result.output
     assert ran == [words[1]] if words[0] == "run" else "job folder: " in result.stdout

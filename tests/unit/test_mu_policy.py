@@ -39,6 +39,7 @@ def inputs(reports, current_round=0, *, num_rounds=6, asked=SITES, samples=None)
         num_samples={site: (samples or {}).get(site, 10) for site in reports},
         reports=dict(reports),
         asked=list(asked),
+        seed=0,
     )
 
 
@@ -78,7 +79,7 @@ def test_kinds():
         ({"agents": "some"}, "agents must be one of 'auto', 'own', 'shared', got 'some'"),
         ({"share_agents": True}, "has no setting 'share_agents' any more: it is agents=shared or =own now"),
         ({"double_q": None}, "double_q must be true or false, got None"),
-        ({"seed": -1}, "seed must be an integer >= 0, got -1"),
+        ({"seed": -1}, "seed must be an integer >= 0 or nothing, got -1"),
         ({"action_mode": "fine"}, "action_mode must be one of 'grid', 'critic', got 'fine'"),
     ],
 )

@@ -41,6 +41,7 @@ def inputs(current_round: int = 0, sites: tuple[str, ...] = SITES, *, received: 
         "num_samples": {site: 10 * (k + 1) for k, site in enumerate(sites)},
         "states": states,
         "received": base if received else None,
+        "seed": 0,
     }
     return SimpleNamespace(**{**found, **changed})
 

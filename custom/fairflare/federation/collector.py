@@ -127,7 +127,7 @@ class Collector:
     """
 
     def __init__(self, rule: Rule, folder: Path | None = None, bounds: Bounds | None = None, seed: int = 0) -> None:
-        self.rule, self.seed = rule, seed
+        self.rule, self.seed = rule, seed % 2**63  # a run's may be negative, a generator's may not
         self.bounds = bounds or Bounds()
         self._influence = Influence(self.bounds)
         self._temporary = tempfile.TemporaryDirectory(prefix="fairflare-staging-") if folder is None else None

@@ -49,6 +49,9 @@ def test_a_run_in_lower_precision(method: str, precision: str, tmp_path: Path) -
         if tensor.is_floating_point():
             away = max(away, float((tensor - wanted[name]).abs().max()))
     assert 1e-5 < away < 0.2
+    if method == "fed_ism_plus_s":  # of the model that all begin with, and measured in float32 in any case
+        for site, report in results["rounds"][0]["reports"].items():
+            assert report["sharpness"] == pytest.approx(plain["rounds"][0]["reports"][site]["sharpness"], rel=1e-5)
     assert [s["num_steps"] for r in results["rounds"] for s in r["train"].values()] == [4] * 4
 
 
@@ -73,7 +76,9 @@ def test_a_site_file_that_cannot_be_meant(key: str, value: Any, text: str, tmp_p
 
 
 @pytest.mark.parametrize("method", ["fed_avg", "fed_ism_plus_s"])
-def test_steps_that_overflow_are_left_out_and_not_counted(method: str, tmp_path: Path, monkeypatch: Any) -> None:
+def test_steps_that_overflow_are_left_out_and_not_counted(
+    method: str, tmp_path: Path, monkeypatch: Any, caplog: Any
+) -> None:
     """At a scale of 2^34 the first gradients overflow; each time it is halved, until they do not."""
     monkeypatch.setattr(computing, "FIRST_SCALE", 2.0**34)
     halved: list[int] = []
@@ -92,6 +97,7 @@ def test_steps_that_overflow_are_left_out_and_not_counted(method: str, tmp_path:
     done = sum(site["num_steps"] for record in results["rounds"] for site in record["train"].values())
     batches = sum(-(-r["train"][s]["num_samples"] // 8) * 8 for r in results["rounds"] for s in r["train"])
     assert done == batches - len(halved)
+    assert "overflowed in float16 and were left out" in caplog.text
     assert all(bool(torch.isfinite(t).all()) for t in state.values())
 
 
@@ -102,4 +108,11 @@ def test_gradients_that_overflow_at_any_scale_end_the_sites_round(tmp_path: Path
 
     monkeypatch.setattr(computing.LossScale, "backward", never)
     with pytest.raises(RoundFailed, match="overflow in float16 at any scale in round 0, epoch 0, step 0; set"):
+        run(tmp_path, precision="fp16")
+
+
+def test_a_round_of_which_every_step_overflows_is_no_result(tmp_path: Path, monkeypatch: Any) -> None:
+    """The scale has not come down far enough in so few steps; an unchanged model must not count as trained."""
+    monkeypatch.setattr(computing, "FIRST_SCALE", 2.0**100)
+    with pytest.raises(RoundFailed, match="4 of 4 steps of round 0 overflowed in float16, so nothing was learned"):
         run(tmp_path, precision="fp16")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from fairflare.methods.site_run import StateStore as StateStore
 
 if TYPE_CHECKING:
     from fairflare.core.task import Batch, Task
+
+log = logging.getLogger(__name__)
 
 LOOKED_AT = 16  # so many steps on a GPU go by before somebody looks whether the loss is finite
 LOCAL_MODEL = "local_model"  # in a site's store: what it trained, for the anchor phase and for MOON
@@ -225,11 +228,21 @@ class LocalTraining(KeepsAtHome, HasCriterion, HasOptimizer):
         except LoneSample as error:
             raise SiteError(f"site {run.site!r}: {error}") from error
         check_finite(run, model)
+        self._check_skipped(run, num_steps)
         # Behind the check, and only finite ones: moments of a broken round would break every later one, or (a square
         # that overflowed) stop its weights for good.
         if self.keep_optimizer_state and _finite_moments(optimizer):
             run.store.save("optimizer", run.current_round, optimizer.state_dict())
         return Trained(epoch_losses, num_steps - run.skipped_steps, run.data.num_samples("training"))
+
+    def _check_skipped(self, run: SiteRun, num_steps: int) -> None:
+        """Says how many steps overflowed; raises :class:`NotFinite` where none is left, as nothing was learned."""
+        if not run.skipped_steps:
+            return
+        told = f"site {run.site!r}: {run.skipped_steps} of {num_steps} steps of round {run.current_round} overflowed in"
+        if run.skipped_steps == num_steps:
+            raise NotFinite(f"{told} float16, so nothing was learned; set precision to 'bf16' or 'fp32'")
+        log.warning("%s float16 and were left out", told)
 
     def _passes(self) -> Iterable[int]:
         return range(self.local_epochs) if self.local_steps is None else itertools.count()

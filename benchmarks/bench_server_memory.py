@@ -70,8 +70,10 @@ def make_job(folder: Path, what: str, sites: Sequence[str], megabytes: int, roun
     return job, peak
 
 
-def prepare_poc(poc: PocSystem, sites: Sequence[str]) -> None:
+def prepare_poc(poc: PocSystem, sites: Sequence[str], models_in_memory: int | None = None) -> None:
     """Allows the package everywhere and starts the system."""
+    if models_in_memory is not None:
+        poc.edit_local(SERVER, "fairflare.json", lambda own: own.update(models_in_memory=models_in_memory))
     for name in (SERVER, *sites):
         poc.allow(name, "fairflare.")
     poc.start(60 + 60 * len(sites))
@@ -86,9 +88,15 @@ def in_poc(poc: PocSystem, folder: Path, what: str, sites: Sequence[str], megaby
     return json.loads(peak.read_text())
 
 
-def in_simulator(folder: Path, what: str, sites: Sequence[str], megabytes: int, rounds: int) -> dict:
+def in_simulator(
+    folder: Path, what: str, sites: Sequence[str], megabytes: int, rounds: int, models_in_memory: int | None = None
+) -> dict:
     """The same of the simulator's process."""
     job, peak = make_job(folder, what, sites, megabytes, rounds)
+    if models_in_memory is not None:
+        local = folder / f"{job.name}_ws" / "local"
+        local.mkdir(parents=True)
+        (local / "fairflare.json").write_text(json.dumps({"sites": {"server": {"models_in_memory": models_in_memory}}}))
     home = folder / "home"
     home.mkdir(exist_ok=True)
     command = [
@@ -105,7 +113,7 @@ def in_simulator(folder: Path, what: str, sites: Sequence[str], megabytes: int, 
     return json.loads(peak.read_text())
 
 
-def in_process(count: int, megabytes: int, rounds: int) -> dict:
+def in_process(count: int, megabytes: int, rounds: int, models_in_memory: int | None = None) -> dict:
     """One run of Fed-LWR with sites that answer at once, in this process."""
     import instant_sites
     from fairflare import __version__
@@ -143,7 +151,8 @@ def in_process(count: int, megabytes: int, rounds: int) -> dict:
         folder = Path(name)
         rule = FedLWR()
         task = instant_sites.Task(megabytes)
-        run = Rounds(task, rule, RunSettings(num_rounds=rounds), Instant(), Place(folder, folder, "bench", {}, None))
+        place = Place(folder, folder, "bench", {"models_in_memory": models_in_memory}, None)
+        run = Rounds(task, rule, RunSettings(num_rounds=rounds), Instant(), place)
         start = instant_sites.resident()["VmRSS"]
         Path("/proc/self/clear_refs").write_text("5")
         began = time.monotonic()
@@ -162,11 +171,12 @@ def in_process(count: int, megabytes: int, rounds: int) -> dict:
     }
 
 
-def one_process_each(counts: Sequence[int], megabytes: int, rounds: int) -> None:
+def one_process_each(counts: Sequence[int], megabytes: int, rounds: int, models_in_memory: int | None) -> None:
     """A process for each number of sites, so that none starts with another's memory."""
     rows: dict[int, dict] = {}
     for count in counts:
         command = [sys.executable, __file__, "--in-process", "--one", str(count), "--megabytes", str(megabytes)]
+        command += [] if models_in_memory is None else ["--models-in-memory", str(models_in_memory)]
         done = subprocess.run([*command, "--rounds", str(rounds)], capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(done.stderr[-3000:])
@@ -194,13 +204,15 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--in-process", action="store_true")
+    parser.add_argument("--models-in-memory", type=int, help="bytes, of ours; default: the server's own")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    budget = args.models_in_memory
     if args.one:
-        print(json.dumps(in_process(args.one, args.megabytes, args.rounds)))
+        print(json.dumps(in_process(args.one, args.megabytes, args.rounds, budget)))
         return
     if args.in_process:
-        one_process_each(args.sites or [4, 32, 100], args.megabytes or 20, args.rounds)
+        one_process_each(args.sites or [4, 32, 100], args.megabytes or 20, args.rounds, budget)
         return
     args.sites, args.megabytes = args.sites or [2, 6, 12], args.megabytes or 60
     for mode in args.mode:
@@ -211,13 +223,13 @@ def main() -> None:
                 folder = Path(name)
                 if mode == "poc":
                     with poc_system(folder / "system", sites) as poc:
-                        prepare_poc(poc, sites)
+                        prepare_poc(poc, sites, budget)
                         for what in args.what:
                             rows[what][count] = in_poc(poc, folder, what, sites, args.megabytes, args.rounds)
                             print(mode, what, count, rows[what][count], flush=True)
                 else:
                     for what in args.what:
-                        rows[what][count] = in_simulator(folder, what, sites, args.megabytes, args.rounds)
+                        rows[what][count] = in_simulator(folder, what, sites, args.megabytes, args.rounds, budget)
                         print(mode, what, count, rows[what][count], flush=True)
         print(f"\n{mode}, {args.rounds} rounds; columns: number of sites")
         table(rows, args.megabytes)

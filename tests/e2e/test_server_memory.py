@@ -1,4 +1,7 @@
-"""The server's memory hardly grows with the number of sites that fetch and answer at once, over a real network."""
+"""The server's memory hardly grows with the number of sites that fetch and answer at once, over a real network.
+
+Beyond the budget of ``models_in_memory``, that is; here it is 0.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ MEGABYTES = 60
 def found_in(mode: str, folder: Path, sites: list[str]) -> dict[str, float]:
     folder.mkdir()
     if mode == "simulator":
-        return in_simulator(folder, OURS, sites, MEGABYTES, 2)
+        return in_simulator(folder, OURS, sites, MEGABYTES, 2, models_in_memory=0)
     with poc_system(folder / "system", sites) as poc:
-        prepare_poc(poc, sites)
+        prepare_poc(poc, sites, models_in_memory=0)
         return in_poc(poc, folder, OURS, sites, MEGABYTES, 2)
 
 

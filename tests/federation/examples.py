@@ -88,10 +88,11 @@ def begun(
     current_round: int = 0,
     sites: Sequence[str] = SITES,
     bounds: Bounds | None = None,
+    memory: float | None = None,
 ) -> Collector:
     """A collector at the start of a round of :data:`RECEIVED`."""
     rule.directives(current_round, 4, sites)
-    collector = Collector(rule, folder, bounds)
+    collector = Collector(rule, folder, bounds, memory=memory)
     start(collector, current_round, sites)
     return collector
 
@@ -122,9 +123,10 @@ def whole_round(
     current_round: int = 0,
     order: Sequence[str] = SITES,
     bounds: Bounds | None = None,
+    memory: float | None = None,
 ) -> tuple[dict[str, torch.Tensor], Weighing]:
     """One round in which the sites of ``order`` answer, in that order."""
-    collector = begun(rule, folder, current_round, bounds=bounds)
+    collector = begun(rule, folder, current_round, bounds=bounds, memory=memory)
     for site in order:
         take(collector, site, train_message(site, rule=rule, current_round=current_round))
     return finish(collector, order)

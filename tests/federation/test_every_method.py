@@ -101,6 +101,26 @@ def test_one_site_alone_is_the_result(method: Any, tmp_path: Path) -> None:
     assert weighing.step == 1 or method.name == "q_fed_avg"  # which takes a shorter step by design
 
 
+def test_models_may_wait_in_memory_or_on_disk(method: Any, tmp_path: Path) -> None:
+    """The same bits, and nobody changes what waits in memory."""
+    found = []
+    size = sum(tensor.nbytes for tensor in RECEIVED.values())
+    for memory, on_disk in ((None, 0), (0, 3), (2 * size, 1)):
+        rule = make(method)
+        rule.memory_folder = tmp_path / f"memory-{on_disk}"
+        for current_round in (0, 1):
+            collector = begun(rule, tmp_path / str(on_disk), current_round, memory=memory)
+            for site in SITES:
+                take(collector, site, train_message(site, rule=rule, current_round=current_round))
+            assert len(list(collector.staging.folder.iterdir())) == on_disk
+            before = {site: {n: t.clone() for n, t in collector.staging.open(site).items()} for site in SITES}
+            found.append(finish(collector, SITES))
+            assert all(same(before[site], dict(collector.staging.open(site))) for site in SITES)
+    for (state, weighing), (again, weighing_again) in zip(found[:2] * 2, found[2:], strict=True):
+        assert same(state, again)
+        assert weights_of(weighing) == weights_of(weighing_again)
+
+
 def test_a_restart_gives_the_same_bits(method: Any, tmp_path: Path) -> None:
     first = make(method)
     first.memory_folder = tmp_path / "memory"

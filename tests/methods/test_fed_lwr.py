@@ -463,10 +463,10 @@ def test_a_site_reports_units_when_asked_to(tmp_path):
 
 
 def test_a_warm_up_that_leaves_no_round_is_refused():
-    with pytest.raises(ValueError, match=r"warmup_rounds=20 \(preset 'stable'\) leaves none of the 3 round"):
+    with pytest.raises(ValueError, match=r"warmup_rounds=10 \(preset 'stable'\) leaves none of the 3 round"):
         make_plan("fed_lwr", settings={"preset": "stable"})
-    plan = make_plan("fed_lwr", settings={"preset": "stable"}, num_rounds=21)
-    assert (plan.rule.setting("mix"), plan.training.preset) == (0.5, "stable")
+    plan = make_plan("fed_lwr", settings={"preset": "stable"}, num_rounds=11)
+    assert (plan.rule.setting("mix"), plan.training.preset) == (0.75, "stable")
 
 
 def test_a_layer_that_the_network_has_not_is_refused_before_the_run():

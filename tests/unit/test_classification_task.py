@@ -348,6 +348,7 @@ def test_a_partition_that_cannot_be_says_so_to_the_server_too() -> None:
 def test_the_executors_keys_are_not_the_tasks_business() -> None:
     settings = {
         "state_root": "s", "checkpoint_root": "c", "num_threads": 1, "device": "cpu", "isolate": True,
+        "models_in_memory": 0,
         "initial_weights": "w", "prior": "p", "sites": {"server": {"checkpoint_root": "c"}},
     }  # fmt: skip
     assert ClassificationTask(**SMALL).open_site("site-1", settings).synthetic

@@ -448,6 +448,7 @@ def test_bad_settings_of_a_folder(tmp_path: Path, settings: dict[str, Any], mess
 def test_the_executors_keys_are_not_the_tasks_business() -> None:
     settings = {
         "state_root": "s", "checkpoint_root": "c", "num_threads": 1, "device": "cpu", "isolate": True,
+        "models_in_memory": 0,
         "preprocess_cache": "p", "sites": {"server": {"checkpoint_root": "c"}},
     }  # fmt: skip
     assert SegmentationTask(**SMALL, phantom_cases=0.1).open_site("site-1", settings).synthetic

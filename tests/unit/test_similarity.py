@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -174,7 +175,7 @@ def stores(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
         def append(self, *args: Any, **kwargs: Any) -> None:
             super().append(*args, **kwargs)
-            held = [piece.values for pieces in self._pieces.values() for piece in pieces if piece.values is not None]
+            held = [piece.values for pieces in self._pieces.values() for piece in pieces if piece.offset is None]
             assert sum(values.nbytes for values in held) == self.bytes_in_memory
             self.peak = max(self.peak, self.bytes_in_memory)
             self.spilled = max(self.spilled, self.bytes_in_file)
@@ -429,7 +430,7 @@ def test_hard_images(case: str, estimator: str, stores: list[Any]) -> None:
     x = HARD[case](smooth_images(40, 64).double())
     for b in (perturbed(a, 0.01), wide(1)):
         u, v = features(a, x), features(b, x)
-        result = layerwise_cka(a, b, x.split(6), estimator=estimator, memory=2**24)
+        result = layerwise_cka(a, b, x.split(6), estimator=estimator, memory=2**22)
         for name, value in result.items():
             expected = reference_dissimilarity(u[name], v[name], estimator)
             assert value.dissimilarity == pytest.approx(expected, rel=2e-4 if case in HARDEST else 1e-4), name
@@ -439,33 +440,42 @@ def test_hard_images(case: str, estimator: str, stores: list[Any]) -> None:
 def test_sixteen_bits_where_they_will_do(stores: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     a, x = wide(0), smooth_images(40, 64).double()
     layerwise_cka(a, wide(1), x.split(8), layers=["2"])
-    numbers = 2 * 40 * 2**15
-    assert 2 * numbers < stores[-1].peak < 3 * numbers  # 4 bytes for 17 images (1, then 8 and 8), 2 for the others
+    numbers = 2 * 40 * (2**15 + 1)  # with one zero behind: nine blocks of as many columns
+    # 4 bytes for the first image, which was alone, and 15 more; 2 for the others.
+    assert stores[-1].peak == 2 * numbers + 2 * (16 * numbers // 40)
     monkeypatch.setattr(layerwise, "FEW", 0)
     layerwise_cka(a, wide(1), x.split(8), layers=["2"])
     assert stores[-1].peak == 2 * numbers
+    monkeypatch.setattr(layerwise, "FEW", 40)
+    layerwise_cka(a, wide(1), x.split(8), layers=["2"])
+    assert stores[-1].peak == 4 * numbers
 
 
 @pytest.mark.parametrize("memory", [0, 2**30])
 @pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("width", [1, 7, 10, 23])
+@pytest.mark.parametrize("width", [0, 1, 7, 10, 23])
 def test_the_store_gives_back_what_it_got(
     width: int, exact: bool, memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stored, "BLOCK", 5)
     rows = torch.randn(2, 9, width, generator=torch.Generator().manual_seed(0)) * 10.0 ** torch.arange(-4, 5)[:, None]
-    with stored.Store(memory, tmp_path) as store:
+    blocks = max(1, math.ceil(width / 5))
+    columns = max(1, math.ceil(width / blocks))  # as many in each block, so with some zeros behind
+    given = nn.functional.pad(rows, (0, blocks * columns - width))
+    with closing(stored.Store(memory, tmp_path)) as store:
         for _ in range(2):  # the second time where the first was
-            for i in (0, 4, 5):
-                part = rows[:, i : {0: 4, 4: 5, 5: 9}[i]].clone()
-                store.append("other", *part.clone() + 1, exact=exact)
-                store.append("layer", *part, exact=exact)
-            assert store.nbytes == 2 * rows.numel() * (4 if exact else 2)
-            blocks = [block.clone() for block in store.columns("layer")]
-            assert [block.shape[2] for block in blocks] == [len(c) for c in torch.arange(width).split(5)]
-            for got, given in zip(blocks, rows.split(5, dim=2), strict=True):
-                error = (got - given).abs().amax(2)
-                assert bool((error <= (0 if exact else 1.001 / 65534) * given.abs().amax(2)).all())
+            for start, stop in ((0, 4), (4, 5), (5, 9)):
+                for name, shift in (("other", 1.0), ("layer", 0.0)):
+                    pair = store.room(stop - start, width, rows.dtype, rows.device)
+                    pair[:, :, :width] = rows[:, start:stop] + shift
+                    store.append(name, pair, exact=exact)
+            assert store.bytes_in_file + store.bytes_in_memory == 2 * given.numel() * (4 if exact else 2)
+            assert (store.bytes_in_file > 0) == (memory == 0)
+            found = [block.clone() for block in store.columns("layer")]
+            assert [block.shape for block in found] == [(2, 9, columns)] * blocks
+            error = (torch.cat(found, dim=2) - given).abs()
+            bound = given.abs().amax(2, keepdim=True) * (0 if exact else 1.001 / 65534)
+            assert bool((error <= bound).all())
             store.clear()
 
 
@@ -483,7 +493,7 @@ def test_block_size_changes_nothing(
         assert value.dissimilarity == pytest.approx(before[name].dissimilarity, rel=2e-5)
 
 
-@pytest.mark.parametrize("factor", [1e-9, 1e9])
+@pytest.mark.parametrize("factor", [1e-25, 1e-9, 1e9, 1e25])
 def test_models_of_different_size(factor: float, vectors: Tensor) -> None:
     a, b = mlp(seed=0), mlp(seed=1)
     expected = layerwise_cka(a, b, vectors.split(4))
@@ -719,7 +729,8 @@ def test_a_site_reports_the_estimator_that_is_set(setting: str, vectors: Tensor)
     kind, _, formula = setting.partition("_")
     a, b = mlp(seed=0), mlp(seed=1)
     data = SimpleNamespace(
-        batches=lambda split, batch_size, shuffle_seed=None: ((x, None) for x in vectors.split(batch_size))
+        batches=lambda split, batch_size, shuffle_seed=None: ((x, None) for x in vectors.split(batch_size)),
+        num_samples=lambda split: len(vectors),
     )
     run: Any = SimpleNamespace(data=data, device="cpu", seed=0, scratch=None)
     site = LayerSimilarityReport(cka_estimator=setting, cka_batch_size=6, cka_passes=1)
@@ -783,11 +794,15 @@ def test_full_scratch_folder(
 ) -> None:
     before = [state_of(m) for m in pairs["near"]]
     monkeypatch.setattr(stored.shutil, "disk_usage", lambda folder: SimpleNamespace(free=10**6))
-    with pytest.raises(OSError, match=r"bytes needed, 1000000 available") as caught:
-        layerwise_cka(*pairs["near"], images.split(6), memory=2**20, scratch=tmp_path)
-    assert str(tmp_path) in str(caught.value)
-    for model, state in zip(pairs["near"], before, strict=True):
-        assert_same(state, state_of(model))
+    for told in ({}, {"expected": len(images)}):
+        read: list[Tensor] = []
+        batches = (read.append(image) or image for image in images.split(1))
+        with pytest.raises(OSError, match=r"bytes needed, 1000000 available") as caught:
+            layerwise_cka(*pairs["near"], batches, memory=2**20, scratch=tmp_path, **told)
+        assert str(tmp_path) in str(caught.value)
+        assert len(read) == (1 if told else len(images))
+        for model, state in zip(pairs["near"], before, strict=True):
+            assert_same(state, state_of(model))
     layerwise_cka(*pairs["near"], images.split(6), memory=2**30, scratch=tmp_path)  # needs no scratch
 
 

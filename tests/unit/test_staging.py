@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from fairflare.core import free_memory as memory
 from fairflare.core.states import weighted_average
 from fairflare.exchange import staging as module
 from fairflare.exchange.staging import Staging
@@ -249,6 +250,66 @@ def test_no_file_stays_open(staging):
     tensors = [state["w"] for state in states.values()]
     assert len(list(folder.iterdir())) == before
     assert len(tensors) == 8
+
+
+def test_in_memory_while_it_fits(tmp_path):
+    staging = Staging(tmp_path, memory=1000)
+    state = {"w": torch.arange(100.0), "n": torch.tensor(3)}
+    assert [staging.put(site, state) for site in "ab"] == [408, 408]
+    state["w"].zero_()  # what is kept is a copy
+    assert staging.put("c", state) > 408
+    assert [path.name for path in tmp_path.iterdir()] == ["c.safetensors"]
+    assert staging.sites() == ["a", "b", "c"]
+    for site, last in (("a", 99), ("b", 99), ("c", 0)):
+        assert (staging.open(site)["w"][-1], list(staging.open(site))) == (last, ["w", "n"])
+    staging.put("a", {"w": torch.ones(300)})  # too large now
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors", "c.safetensors"]
+    staging.put("c", {"w": torch.ones(5)})
+    assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
+    with pytest.raises(TypeError):
+        staging.open("c")["w"] = torch.zeros(5)  # type: ignore[index]
+    staging.write_all(tmp_path / "all")
+    assert Staging(tmp_path / "all").sites() == ["a", "b", "c"]
+    assert [Staging(tmp_path / "all").open(site)["w"].numel() for site in "abc"] == [300, 100, 5]
+    staging.discard("b")
+    assert staging.sites() == ["a", "c"]
+    staging.clear()
+    assert staging.sites() == []
+
+
+def test_a_failed_put_leaves_what_was_in_memory(tmp_path, monkeypatch):
+    staging = Staging(tmp_path, memory=100)
+    staging.put("A", {"w": torch.zeros(3)})
+    monkeypatch.setattr(module, "write_tensors", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        staging.put("A", {"w": torch.ones(300)})
+    assert staging.open("A")["w"].tolist() == [0, 0, 0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_quarter_of_what_is_free(tmp_path, monkeypatch):
+    free = [4 * 800]
+    monkeypatch.setattr(module, "free_memory", lambda: free[0])
+    staging = Staging(tmp_path, memory=None)
+    staging.put("a", {"w": torch.ones(100)})
+    free[0] = 0  # looked at once a round
+    staging.put("b", {"w": torch.ones(100)})
+    assert not list(tmp_path.iterdir())
+    staging.clear()
+    staging.put("a", {"w": torch.ones(100)})
+    assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [("5000", 2000), ("max", None), (None, None), ("1000", 0), ("9" * 18, None)]
+)
+def test_free_memory_of_a_container(limit, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "GROUP", tmp_path)
+    if limit is not None:
+        (tmp_path / "memory.max").write_text(limit + "\n")
+    (tmp_path / "memory.current").write_text("3000\n")
+    found = memory.free_memory()
+    assert found > 2**24 if expected is None else found == expected
 
 
 def test_averaging_staged_states(staging):

@@ -228,6 +228,9 @@ def run(
     in_process: Annotated[
         bool, typer.Option("--in-process", help="One process instead of FLARE's simulator: the same results, sooner.")
     ] = False,
+    jobs: Annotated[
+        int, typer.Option("--jobs", "-j", min=1, help="With --in-process: so many sites at a time; the same results.")
+    ] = 1,
     mlflow: MLflowUri = None,
     overwrite: Overwrite = False,
 ) -> None:
@@ -240,7 +243,9 @@ def run(
         name = safe_name(f"{plan.get('label') or plan['method']}-seed{plan['seed']}")
         workspace = (workspace or Path("runs") / name).absolute()
         if in_process and threads is not None:
-            raise ValueError("--threads is of the simulator; --in-process works on the sites one after the other")
+            raise ValueError("--threads is of the simulator; with --in-process it is --jobs")
+        if jobs > 1 and not in_process:
+            raise ValueError("--jobs goes with --in-process; the simulator has --threads")
         if in_process and mlflow is not None:
             raise ValueError("--mlflow is of FLARE's server; --in-process has none, its curves are in results.json")
         if plan["sites"] is None:
@@ -258,7 +263,7 @@ def run(
     log = workspace.with_name(workspace.name + ".log")
     with earlier_results(workspace, workspace / RUN_FOLDER, plan["experiment"]):
         if in_process:
-            code = run_here(recipe, workspace, local, log, errors)
+            code = run_here(recipe, workspace, local, log, errors, jobs)
         else:
             code = simulate(recipe, workspace, threads or len(recipe.plan.sites or []), local, log, errors)
         if code == INTERRUPTED:

@@ -16,7 +16,7 @@ from rich.console import Console
 INTERRUPTED = 130  # exit code, as a shell has it for a process that Ctrl-C ended
 
 
-def run_here(recipe: Any, workspace: Path, local: dict[str, Any], log_path: Path, console: Console) -> int:
+def run_here(recipe: Any, workspace: Path, local: dict[str, Any], log_path: Path, console: Console, jobs: int) -> int:
     """Runs a recipe's plan in this process; the log goes into the file where the simulator's would be.
 
     Args:
@@ -25,6 +25,7 @@ def run_here(recipe: Any, workspace: Path, local: dict[str, Any], log_path: Path
         local: content of ``local/fairflare.json``.
         log_path: for the log.
         console: shows how it goes.
+        jobs: sites that work at a time.
 
     Returns:
         Exit code: 0, 1 when the run failed (the reason is in the results, where it came from in the log), 130 when it
@@ -41,7 +42,7 @@ def run_here(recipe: Any, workspace: Path, local: dict[str, Any], log_path: Path
     root.setLevel(logging.INFO)
     try:
         with view_of(recipe, console) as view, stopped_by_ctrl_c(console) as asked:
-            run_local(recipe.plan, workspace, local, listeners=[view], should_stop=asked)
+            run_local(recipe.plan, workspace, local, listeners=[view], should_stop=asked, jobs=jobs)
         return 0
     except (KeyboardInterrupt, Stopped):
         return INTERRUPTED

@@ -67,6 +67,26 @@ def plainly(*models: nn.Module) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Inside, there is no TF32 or bfloat16 in float32 products and convolutions."""
+    backends: Any = torch.backends
+    with ExitStack() as stack:
+        try:
+            before = torch.get_float32_matmul_precision(), backends.cudnn.allow_tf32
+        except RuntimeError:  # the program uses torch 2.9's switches, which do not mix with these
+            cudnn, cpu = backends.cudnn, backends.mkldnn
+            for part in (cudnn.conv, cudnn.rnn, backends.cuda.matmul, cpu.conv, cpu.matmul):
+                stack.callback(setattr, part, "fp32_precision", part.fp32_precision)
+                part.fp32_precision = "ieee"
+        else:
+            stack.callback(torch.set_float32_matmul_precision, before[0])
+            stack.callback(setattr, backends.cudnn, "allow_tf32", before[1])
+            torch.set_float32_matmul_precision("highest")
+            backends.cudnn.allow_tf32 = False
+        yield
+
+
 class Overflow(ArithmeticError):
     """A gradient was too large for float16 at the scale in use; the step is to be left out.
 

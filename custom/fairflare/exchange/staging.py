@@ -1,23 +1,28 @@
-"""Local models of a round, kept on disk until the last site has reported.
+"""Local models of a round, kept until the last site has reported: in memory while they fit a budget, then on disk.
 
-The weights of a round depend on every report, so no model can be added up when it arrives. Each one is
-written to a safetensors file, and the average reads them tensor by tensor: the server's memory does not grow
-with the number of sites.
+The weights of a round depend on every report, so no model can be added up when it arrives. What does not fit is written
+to a safetensors file for each site, and the average reads them tensor by tensor: beyond the budget the server's memory
+does not grow with the number of sites. The average has the same bits, wherever its models waited.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from fairflare.core.files import remove_partials, write_whole
+from fairflare.core.free_memory import free_memory
 from fairflare.exchange.tensor_file import DTYPES, Layout, LazyState, can_be_written, write_tensors
 from fairflare.exchange.tensor_folder import SUFFIX, file_of, names_in
+
+SHARE = 0.25  # of the free memory, where nobody says how much
 
 
 class StagingError(ValueError):
@@ -25,27 +30,41 @@ class StagingError(ValueError):
 
 
 class Staging:
-    """A folder with one staged state for each site.
+    """One staged state for each site.
 
     Args:
         folder: made when it does not exist; should be on a real disk and used by one job only. What an
             earlier process left there is kept until :meth:`discard` or :meth:`clear`.
+        memory: bytes of states that stay in memory; what does not fit goes into the folder. ``None``: a quarter of what
+            is free when the first state after a :meth:`clear` comes.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: str | os.PathLike[str], memory: float | None = 0) -> None:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._memory = memory
+        self._budget: float | None = None
+        self._held: dict[str, Mapping[str, torch.Tensor]] = {}
+        self._sizes: dict[str, int] = {}  # bytes, of those
+
+    def fits(self, layout: Layout, site: str = "") -> bool:
+        """Whether a state like this would stay in memory, in place of the one of ``site``, if there is one."""
+        if self._budget is None:
+            self._budget = SHARE * free_memory() if self._memory is None else self._memory
+        taken = sum(self._sizes[other] for other in self._held if other != site)
+        return taken + _num_bytes(layout) <= self._budget
 
     def put(self, site: str, state: Mapping[str, torch.Tensor]) -> int:
-        """Writes the state of a site; an earlier one is replaced at once when the new one is complete.
+        """Keeps the state of a site; an earlier one is replaced at once when the new one is complete.
 
         Args:
             site: any non-empty name; characters that a file name cannot hold are escaped.
             state: tensors of any device and strides; ones that share memory are written in full each. A
-                :class:`LazyState` is asked for one tensor after the other, and only one is in memory.
+                :class:`LazyState` is asked for one tensor after the other, and only one is in memory besides what it
+                has ``made``, which is not copied again.
 
         Returns:
-            Size of the file in bytes.
+            Size of the file in bytes, or of the tensors in memory.
 
         Raises:
             TypeError: a value is not a dense tensor (names site and tensor).
@@ -54,28 +73,33 @@ class Staging:
         """
         path = self._path(site)
         layout = _layout(site, state)
-
-        def write(partial: Path) -> None:
-            with partial.open("wb") as file:
-                write_tensors(file, state, layout, {"site": site, "names": json.dumps(list(layout))})
-
         try:
+            if self.fits(layout, site):
+                made = state.made if isinstance(state, LazyState) else {}
+                held = {name: made[name] if name in made else _copy(state[name]) for name in layout}
+                path.unlink(missing_ok=True)
+                self._held[site], self._sizes[site] = held, _num_bytes(layout)
+                return self._sizes[site]
             # Nobody reads it after a power cut: the round is done again.
-            write_whole(path, write, durable=False)
+            metadata = {"site": site, "names": json.dumps(list(layout))}
+            write_whole(path, lambda partial: _write(partial, state, layout, metadata), durable=False)
         except OSError as error:
             raise OSError(error.errno, f"the model of site {site!r} cannot be written to {path}: {error}") from error
+        self._held.pop(site, None)
         return path.stat().st_size
 
     def open(self, site: str) -> Mapping[str, torch.Tensor]:
-        """The staged state of a site as a mapping that reads a tensor when it is asked for, and keeps none.
+        """The staged state of a site: from memory, or as a mapping that reads a tensor when it is asked for.
 
-        Names are in the order in which they were put. Every access reads the file again and returns a new
-        tensor.
+        Names are in the order in which they were put. A file is read again at every access; tensors are to be read
+        only.
 
         Raises:
             ValueError: the site is not staged, or the file is damaged.
         """
         path = self._path(site)
+        if site in self._held:
+            return MappingProxyType(self._held[site])
         if not path.is_file():
             raise StagingError(f"site {site!r} is not staged; staged are {self.sites()}")
         return _StagedState(site, path)
@@ -86,14 +110,23 @@ class Staging:
 
     def sites(self) -> list[str]:
         """Names of the staged sites, sorted."""
-        return names_in(self.folder)
+        return sorted({*names_in(self.folder), *self._held})
+
+    def write_all(self, folder: Path) -> None:
+        """Writes every staged state into another folder, as :meth:`put` would."""
+        other = Staging(folder)
+        for site in self.sites():
+            other.put(site, self.open(site))
 
     def discard(self, site: str) -> None:
         """Removes the state of a site, if there is one."""
+        self._held.pop(site, None)
         self._path(site).unlink(missing_ok=True)
 
     def clear(self) -> None:
         """Removes every staged state, and what an interrupted :meth:`put` left."""
+        self._held.clear()
+        self._budget = None
         remove_partials(self.folder, mine=True)
         for path in self.folder.glob(f"*{SUFFIX}"):
             path.unlink(missing_ok=True)
@@ -153,6 +186,19 @@ def _layout(site: str, state: Mapping[str, torch.Tensor]) -> Layout:
         if not can_be_written(dtype):
             raise ValueError(f"site {site!r}: tensor {name!r} has dtype {dtype}, which cannot be staged")
     return layout
+
+
+def _write(path: Path, state: Mapping[str, torch.Tensor], layout: Layout, metadata: Mapping[str, str]) -> None:
+    with path.open("wb") as file:
+        write_tensors(file, state, layout, metadata)
+
+
+def _num_bytes(layout: Layout) -> int:
+    return sum(dtype.itemsize * math.prod(shape) for dtype, shape in layout.values())
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def _of_tensor(site: str, name: str, tensor: object) -> tuple[torch.dtype, tuple[int, ...]]:

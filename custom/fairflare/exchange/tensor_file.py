@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import BinaryIO, TypeAlias
 
 import torch
@@ -38,9 +39,11 @@ class LazyState(Mapping[str, torch.Tensor]):
 
     Attributes:
         layout: dtype and shape of every tensor, in the order of the names.
+        made: tensors that are there already, and are nobody else's.
     """
 
     layout: Layout
+    made: Mapping[str, torch.Tensor] = MappingProxyType({})
 
     def __contains__(self, name: object) -> bool:  # the inherited one would make the tensor
         return name in self.layout

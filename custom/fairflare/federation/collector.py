@@ -1,7 +1,7 @@
 """The path of a reply at the server: checked, staged, and summed once for all methods.
 
 Two steps on purpose. :meth:`Collector.read_training` and its like look at a site's words; whatever is wrong with them
-is a :class:`ReportError` and costs that site its round. :meth:`Collector.keep` writes; what goes wrong there (a full
+is a :class:`ReportError` and costs that site its round. :meth:`Collector.keep` stages; what goes wrong there (a full
 disk) is the server's fault and is never booked on a site.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from fairflare.core.states import Step, layerwise_average, stepped_average, weig
 from fairflare.core.threads import one_thread
 from fairflare.exchange.messages import STATUS_OK, Message, same_version
 from fairflare.exchange.staging import Staging
+from fairflare.exchange.tensor_file import Layout
 from fairflare.federation.incoming import Incoming, Shape
 from fairflare.federation.incoming import LikeReceived as LikeReceived
 from fairflare.federation.influence import Bounds, Influence
@@ -121,17 +122,25 @@ class Collector:
 
     Args:
         rule: the method's server half.
-        folder: where local models wait; ``None``: a temporary folder.
+        folder: where local models wait that do not fit into memory; ``None``: a temporary folder.
         bounds: on what one site can do.
         seed: of the run, for rules that draw.
+        memory: bytes of local models that wait in memory; the others do on disk. ``None``: a quarter of what is free.
     """
 
-    def __init__(self, rule: Rule, folder: Path | None = None, bounds: Bounds | None = None, seed: int = 0) -> None:
+    def __init__(
+        self,
+        rule: Rule,
+        folder: Path | None = None,
+        bounds: Bounds | None = None,
+        seed: int = 0,
+        memory: float | None = None,
+    ) -> None:
         self.rule, self.seed = rule, seed % 2**63  # a run's may be negative, a generator's may not
         self.bounds = bounds or Bounds()
         self._influence = Influence(self.bounds)
         self._temporary = tempfile.TemporaryDirectory(prefix="fairflare-staging-") if folder is None else None
-        self.staging = Staging(Path(self._temporary.name) if self._temporary else folder or Path())
+        self.staging = Staging(Path(self._temporary.name) if self._temporary else folder or Path(), memory)
         self._round = _Round()
         self._shape: Shape | None = None
         #: Names of the model's parameters; ``None``: nobody knows the model, and the tensors' names tell.
@@ -197,7 +206,7 @@ class Collector:
         report = self.rule.check_steps(report, num_steps, site)
         stats = read_stats(site, meta)
         assert self._shape is not None
-        state = _or_refused(site, self._shape, message)
+        state = _or_refused(site, self._shape, message, self.staging.fits)
         return Training(
             site=site,
             state=state,
@@ -448,10 +457,10 @@ def is_finite(value: Any) -> bool:
         return False
 
 
-def _or_refused(site: str, shape: Shape, message: Message) -> Incoming:
+def _or_refused(site: str, shape: Shape, message: Message, fits: Callable[[Layout], bool]) -> Incoming:
     """The state to collect; whatever a tensor does that is none of ours is its site's fault."""
     try:
-        return shape.read(message, site)
+        return shape.read(message, site, fits)
     except (OSError, MemoryError):
         raise
     except Exception as error:

@@ -1,7 +1,7 @@
 """A site's model as the server takes it in: tensor by tensor, in shape and type of the model that was sent out.
 
-Neither the reply nor what becomes of it is held as a whole: FLARE may have left the tensors on disk, and from here they
-go into the file where they wait for the other sites'.
+Neither the reply nor what becomes of it need be held as a whole: FLARE may have left the tensors on disk, and from here
+they go into the file where they wait for the other sites'. Where they are to wait in memory they are made once.
 """
 
 from __future__ import annotations
@@ -28,15 +28,22 @@ class Incoming(LazyState):
         layout: of every tensor.
         make: gives a tensor by its name.
         notes: what results and log should say of it.
+        made: tensors that were made already, for nobody else.
     """
 
-    def __init__(self, layout: Layout, make: Callable[[str], torch.Tensor], notes: Iterable[str] = ()) -> None:
-        self.layout, self._make, self.notes = layout, make, tuple(notes)
+    def __init__(
+        self,
+        layout: Layout,
+        make: Callable[[str], torch.Tensor],
+        notes: Iterable[str] = (),
+        made: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        self.layout, self._make, self.notes, self.made = layout, make, tuple(notes), made or {}
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self.layout:
             raise KeyError(name)
-        return self._make(name)
+        return self.made[name] if name in self.made else self._make(name)
 
 
 class Shape(Protocol):
@@ -45,8 +52,12 @@ class Shape(Protocol):
     updates: bool  # what is collected are updates, not models
     stays: frozenset[str]  # tensors that are not averaged, as they stay at the sites
 
-    def read(self, message: Message, site: str) -> Incoming:
-        """The state to collect, every tensor looked at. Raises ``ValueError`` or ``TypeError`` (names site, tensor)."""
+    def read(self, message: Message, site: str, fits: Callable[[Layout], bool] | None = None) -> Incoming:
+        """The state to collect, every tensor looked at, and made for good where it fits into memory.
+
+        Raises:
+            ValueError, TypeError: it cannot be collected (names site, tensor).
+        """
 
     def collected(self, state: State) -> State:
         """A state that was collected, as it goes into the sum."""
@@ -68,7 +79,7 @@ class LikeReceived:
     def __init__(self, received: State, stays: Iterable[str] = ()) -> None:
         self.received, self.stays = received, frozenset(stays)
 
-    def read(self, message: Message, site: str) -> Incoming:
+    def read(self, message: Message, site: str, fits: Callable[[Layout], bool] | None = None) -> Incoming:
         received = self.received
         for name in message.params:
             if name not in received:
@@ -97,10 +108,18 @@ class LikeReceived:
             notes.append(f"site {site!r}: {in_words(kept)} came that the job's method keeps at the sites; not used")
         if absent:
             notes.append(f"site {site!r}: {in_words(absent)} of {len(received)} did not come and count as unchanged")
-        below = [name for name in params if _has_negative_variance(name, make(name))]  # makes, and so checks, each
+        made: dict[str, torch.Tensor] = {}
+        below = []
+        keep = fits is not None and message.is_update and fits(layout)  # a full model's tensors are the message's own
+        for name in params:
+            tensor = make(name)  # and so it is checked
+            if _has_negative_variance(name, tensor):
+                below.append(name)
+            if keep:
+                made[name] = tensor
         if below:
             notes.append(f"site {site!r}: {in_words(below)} with variances below 0; the average is kept at 0 or more")
-        return Incoming(layout, make, notes)
+        return Incoming(layout, make, notes, made)
 
     def collected(self, state: State) -> State:
         return state

@@ -56,19 +56,19 @@ def perform_isolated(
                     here.send(STOP)
                 return refusal(worker["site"], request.name, TaskStopped("the job was stopped"))
             if not child.is_alive() and not here.poll(0):
-                return SiteReply(STATUS_FAILED, reason=_obituary(worker["site"], request.name, child))
+                return SiteReply(STATUS_FAILED, reason=obituary(worker["site"], request.name, child))
         try:
             reply, update = here.recv()
         except EOFError:
             child.join(LAST_WORDS)
-            return SiteReply(STATUS_FAILED, reason=_obituary(worker["site"], request.name, child))
+            return SiteReply(STATUS_FAILED, reason=obituary(worker["site"], request.name, child))
         return replace(reply, update=None if update is None else load_bytes(update))
     finally:
-        _end(child)
+        end_child(child)
         here.close()
 
 
-def _end(child: Any) -> None:
+def end_child(child: Any) -> None:
     """Waits for a child that is done or was told to stop, but not for long."""
     child.join(LAST_WORDS)
     for insist in (child.terminate, child.kill):
@@ -78,7 +78,7 @@ def _end(child: Any) -> None:
 
 
 def _child(pipe: Connection, worker: dict[str, Any], packed: tuple[SiteTask, bytes]) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     request, state = packed
     try:
         # The parent says only one thing.
@@ -90,7 +90,7 @@ def _child(pipe: Connection, worker: dict[str, Any], packed: tuple[SiteTask, byt
     pipe.close()
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Nobody waits for the work of a child whose parent was killed, and it may hold a GPU."""
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -98,7 +98,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _obituary(site: str, task: str, child: Any) -> str:
+def obituary(site: str, task: str, child: Any) -> str:
     code = child.exitcode
     if code is not None and code < 0:
         how = f"was killed by {signal.Signals(-code).name}"

@@ -1,7 +1,8 @@
 """A whole federation in one process: the same rounds and halves as anywhere, with calls in place of messages.
 
 For quick experiments on one machine. Sites work one after the other on one thread each, as in FLARE's simulator with
-one thread a site, so the results are the simulator's, bit for bit; there is no network, no timeout, no isolation.
+one thread a site, so the results are the simulator's, bit for bit; there is no network, no timeout, no isolation. With
+several cores some sites can work at a time, see :mod:`fairflare.federation.processes`.
 """
 
 from __future__ import annotations
@@ -92,19 +93,22 @@ class LocalTransport:
 
     def _worker(self, site: str, experiment: str) -> SiteWorker:
         if site not in self._workers:
-            settings = own_settings(self.local, site)
-            kept = Path(settings.get("state_root") or self.state)
-            root = kept if experiment else self.state
-            self._workers[site] = SiteWorker(
-                site=site,
-                task=self.task,
-                training=self.training,
-                settings=settings,
-                state_folder=root / safe_name(experiment or "run") / safe_name(site),
-                num_threads=1,
-                decoded=kept / DECODED_PLACE / safe_name(site),
-            )
+            arguments = self._arguments(site, experiment)
+            self._workers[site] = SiteWorker(task=self.task, training=self.training, **arguments)
         return self._workers[site]
+
+    def _arguments(self, site: str, experiment: str) -> dict[str, Any]:
+        """Of the site's :class:`SiteWorker`, without task and site half."""
+        settings = own_settings(self.local, site)
+        kept = Path(settings.get("state_root") or self.state)
+        root = kept if experiment else self.state
+        return {
+            "site": site,
+            "settings": settings,
+            "state_folder": root / safe_name(experiment or "run") / safe_name(site),
+            "num_threads": 1,
+            "decoded": kept / DECODED_PLACE / safe_name(site),
+        }
 
 
 def run_local(
@@ -114,8 +118,9 @@ def run_local(
     *,
     listeners: Sequence[Listener] = (),
     should_stop: Callable[[], bool] = lambda: False,
+    jobs: int = 1,
 ) -> Path:
-    """Runs a plan with named sites in this process.
+    """Runs a plan with named sites in this process, or (``jobs``) with the sites in some processes beside it.
 
     Args:
         plan: see :func:`fairflare.federation.plan.make_plan`.
@@ -123,6 +128,7 @@ def run_local(
         local: the sites' private settings, as ``local/fairflare.json``.
         listeners: are told how it goes.
         should_stop: True ends the run.
+        jobs: so many sites work at a time, each in one thread; the results are the same bits.
 
     Returns:
         The folder with ``results.json``.
@@ -155,10 +161,23 @@ def run_local(
             copy_bundle(plan.monai_bundle, run_dir / BUNDLE_FOLDER)
         # With an experiment what sites keep must be there for the next run too.
         state = folder / "fairflare_state" if plan.run.experiment else Path(temporary)
-        transport = LocalTransport(plan.sites, plan.task, plan.training, local, state, should_stop)
         rule = copy.deepcopy(plan.rule)  # what it learns is of this run; the plan may be run again
-        Rounds(plan.task, rule, plan.run, transport, place, listeners).run()
+        with _transport(jobs, plan, local, state, should_stop) as transport:
+            Rounds(plan.task, rule, plan.run, transport, place, listeners).run()
     return run_dir / RESULTS_FOLDER
+
+
+@contextmanager
+def _transport(
+    jobs: int, plan: Plan, local: Mapping[str, Any], state: Path, should_stop: Callable[[], bool]
+) -> Iterator[LocalTransport]:
+    if jobs == 1:
+        yield LocalTransport(plan.sites or [], plan.task, plan.training, local, state, should_stop)
+        return
+    from fairflare.federation.processes import ProcessTransport
+
+    with ProcessTransport(jobs, plan, local, state, should_stop) as transport:
+        yield transport
 
 
 @contextmanager

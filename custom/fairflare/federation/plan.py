@@ -19,6 +19,7 @@ from fairflare.methods.papers import PAPERS, Paper
 from fairflare.methods.rule import OLD_JOB, Rule
 from fairflare.methods.training import LocalTraining
 
+TASK_MODULE = "fairflare_task_file"  # the name of the module of a task file
 #: The file that a job carries for a MONAI bundle, which lies beside it there.
 BUNDLE_TASK = Path(__file__).parents[1] / "tasks" / "templates" / "bundle_task.py"
 
@@ -306,7 +307,7 @@ def load_task_class(path: Path) -> type[Task]:
     """
     if not path.is_file():
         raise TaskFileError(f"task file {path} does not exist")
-    spec = importlib.util.spec_from_file_location("fairflare_task_file", path)
+    spec = importlib.util.spec_from_file_location(TASK_MODULE, path)
     if spec is None or spec.loader is None:
         raise TaskFileError(f"task file {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)

@@ -8,7 +8,6 @@ server itself.
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -81,7 +80,9 @@ class Rounds:
         higher = task.directions()[task.primary_metric]
         learned = TaskRecorder(task, lambda: self.journal.info, place.run_dir / RESULTS_FOLDER)
         self.files = ModelFiles(place.run_dir, type(rule).__name__, BestModel(run, higher), learned)
-        self.collector = Collector(rule, place.run_dir / RESULTS_FOLDER / "staging", run, run.seed)
+        self.collector = Collector(
+            rule, place.run_dir / RESULTS_FOLDER / "staging", run, run.seed, place.models_in_memory
+        )
         self.roster = Roster(transport, run.max_missed, run.min_sites)
         self.exchange = Exchange(transport, self.roster, run.min_sites, run.straggler_grace, self.journal.tell)
         self.retraining = Retraining(rule, run)
@@ -219,7 +220,7 @@ class Rounds:
             listener.aggregated(next_state)
         if self.settings.keep_local_models:
             kept = self.place.run_dir / RESULTS_FOLDER / "local_models" / f"round_{record.current_round:04d}"
-            shutil.copytree(self.collector.staging.folder, kept, dirs_exist_ok=True)
+            self.collector.staging.write_all(kept)
         self.collector.clear()
         return next_state
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from fairflare.core.checks import number
 from fairflare.core.resampling import MOST
 from fairflare.core.settings import (
     Flag,
@@ -127,6 +128,16 @@ class Place:
     settings: Mapping[str, Any] = field(default_factory=dict)
     site_half: Any = None
     carried: Path | None = None
+
+    @property
+    def models_in_memory(self) -> float | None:
+        """Bytes of local models that may wait in the server's memory; ``None``: a quarter of what is free.
+
+        Raises:
+            ValueError: the server's file says something else than a number of bytes.
+        """
+        found = self.settings.get("models_in_memory")
+        return None if found is None else number("models_in_memory in the server's local/fairflare.json", found, low=0)
 
     def initial_weights(self, run: RunSettings) -> str | None:
         """The checkpoint that the federation starts from: the job's, or that of the server's private file.

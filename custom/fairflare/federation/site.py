@@ -69,6 +69,7 @@ COMPUTING_KEYS = tuple(field.name for field in fields(Computing))  # a site's ow
 SHELL_SETTINGS = (
     "state_root",
     "checkpoint_root",
+    "models_in_memory",
     "num_threads",
     "device",
     "isolate",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ class AsSent:
         self.layouts: dict[str, Layout] = {}
         self.common: Layout = {}
 
-    def read(self, message: Message, site: str) -> Incoming:
+    def read(self, message: Message, site: str, fits: Callable[[Layout], bool] | None = None) -> Incoming:
         if self.only_updates and not message.is_update:
             raise ValueError(
                 f"site {site!r} sent a whole model; max_update_norm needs updates here (params of type DIFF): have the "

@@ -39,7 +39,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "cka_passes": 5,
     },
     # Ours, chosen on development data; docs/fed_lwr.md says how.
-    "stable": {**PAPER, "warmup_rounds": 20, "mix": 0.5},
+    "stable": {**PAPER, "warmup_rounds": 10, "mix": 0.75},
 }
 # Spec name -> name in core.similarity.
 ESTIMATORS = {
@@ -118,6 +118,7 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
                 estimator=ESTIMATORS[self.setting("cka_estimator")],
                 memory=self.cka_memory,
                 scratch=run.scratch,
+                expected=images.count,
             )
         report = {
             "layers": list(scores),

@@ -9,8 +9,8 @@ with these weights (Eq. 6).
 
 Where paper and authors' code differ, ``preset`` decides: ``"paper"`` takes exact CKA (Eq. 2) over all training images
 without a clip; ``"authors"`` the unbiased minibatch estimator over the validation images, in five passes, with the
-scores clipped to [1e-4, 0.99]. ``"stable"`` is ours: the paper's, after rounds of plain averaging and mixed half with
-uniform weights. Any single setting can be given on top. Layers are matched by name in all.
+scores clipped to [1e-4, 0.99]. ``"stable"`` is ours: the paper's, after rounds of plain averaging and three quarters
+mixed with uniform weights. Any single setting can be given on top. Layers are matched by name in all.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class FedLWR(FromPreset, Rule):
         preset: ``"paper"``, ``"authors"`` (clip to [1e-4, 0.99]) or ``"stable"`` (ours); fills the settings below that
             are ``None``, and those of the site half.
         clip_min, clip_max: bounds of delta before Eq. 5.
-        warmup_rounds: so many first rounds are plain averages (Eq. 1), without a second phase; 0, ``"stable"`` 20.
-        mix: share of uniform weights, 0 (none) to 1 (plain averaging, measured all the same); 0, ``"stable"`` 0.5.
+        warmup_rounds: so many first rounds are plain averages (Eq. 1), without a second phase; 0, ``"stable"`` 10.
+        mix: share of uniform weights, 0 (none) to 1 (plain averaging, measured all the same); 0, ``"stable"`` 0.75.
         power: exponent of the weights before they sum to 1 again; below 1 they come closer, 0 makes them uniform; 1.
         smooth: share of what was in a moving average of each site's scores over the rounds, in [0, 1); an absent site's
             stays; 0.

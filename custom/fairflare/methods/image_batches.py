@@ -37,6 +37,12 @@ class ImageBatches:
             for inputs, _ in self.run.data.batches(self.split, batch_size=self.batch_size, shuffle_seed=seed):
                 yield inputs.to(self.run.device)
 
+    @property
+    def count(self) -> int:
+        """Images of a pass."""
+        total = self.run.data.num_samples(self.split)
+        return total if self.max_samples is None else min(total, self.max_samples)
+
     def _subset(self, count: int) -> Iterator[torch.Tensor]:
         """In file order."""
         total = self.run.data.num_samples(self.split)

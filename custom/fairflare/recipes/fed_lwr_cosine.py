@@ -86,9 +86,9 @@ class FedLWRCosineRecipe(MethodRecipe):
             are ``None``, and those of the site half; one of 'paper', 'authors', 'stable'.
         clip_min: bounds of delta before Eq. 5; a number in [0, 1] or nothing.
         clip_max: bounds of delta before Eq. 5; a number in [0, 1] or nothing.
-        warmup_rounds: so many first rounds are plain averages (Eq. 1), without a second phase; 0, ``"stable"`` 20; an
+        warmup_rounds: so many first rounds are plain averages (Eq. 1), without a second phase; 0, ``"stable"`` 10; an
             integer >= 0 or nothing.
-        mix: share of uniform weights, 0 (none) to 1 (plain averaging, measured all the same); 0, ``"stable"`` 0.5; a
+        mix: share of uniform weights, 0 (none) to 1 (plain averaging, measured all the same); 0, ``"stable"`` 0.75; a
             number in [0, 1] or nothing.
         power: exponent of the weights before they sum to 1 again; below 1 they come closer, 0 makes them uniform; 1; a
             number >= 0 or nothing.

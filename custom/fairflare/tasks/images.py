@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 CACHE_BYTES = 2**30  # decoded images of a site that are kept in memory, all splits together
 OTHER_KEYS = (  # of the site file, not the task's business
-    "state_root", "checkpoint_root", "num_threads", "device", "isolate", "sites", "preprocess_cache",
-    "prior", "initial_weights", "metrics_by_class", "submit_model", "examples_folder",
+    "state_root", "checkpoint_root", "models_in_memory", "num_threads", "device", "isolate", "sites",
+    "preprocess_cache", "prior", "initial_weights", "metrics_by_class", "submit_model", "examples_folder",
     "precision", "channels_last", "compile",
 )  # fmt: skip
 

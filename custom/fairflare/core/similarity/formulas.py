@@ -49,24 +49,14 @@ def center(k: Tensor, estimator: str = "biased") -> Tensor:
 
 
 def hsic(k: Tensor, l: Tensor, estimator: str = "biased") -> float:
-    r"""Hilbert-Schmidt independence criterion of two Gram matrices.
+    r"""Hilbert-Schmidt independence criterion of two Gram matrices, (n, n) each and symmetric.
 
-    ``"biased"``: :math:`vec(HKH) \cdot vec(HLH) / (n-1)^2`. ``"unbiased"``: HSIC_1, here as the inner product of the
-    two U-centered matrices over :math:`n(n-3)`, which is the same number as the form with three traces.
-
-    Args:
-        k, l: (n, n), symmetric. n >= 2, and n >= 4 for ``"unbiased"``.
-        estimator: ``"biased"`` or ``"unbiased"``.
-
-    Returns:
-        HSIC; for ``k is l`` always >= 0.
+    ``"biased"`` (n >= 2; Yan et al., MICCAI 2024, Eq. 2): :math:`vec(HKH) \cdot vec(HLH) / (n-1)^2`. ``"unbiased"``
+    (n >= 4; HSIC_1 of Song et al., JMLR 2012): the inner product of the two U-centered matrices (Szekely and Rizzo)
+    over :math:`n(n-3)`, which is the same number as the form with three traces.
 
     Raises:
         ValueError: shapes differ, too few rows, unknown estimator.
-
-    Source:
-        Biased: Yan et al., MICCAI 2024, Eq. (2). Unbiased: Song et al., JMLR 2012, HSIC_1; the U-centered form is
-        Szekely and Rizzo's.
     """
     if k.ndim != 2 or k.shape[0] != k.shape[1] or k.shape != l.shape:
         raise ValueError(f"Gram matrices must be square and alike, got {tuple(k.shape)} and {tuple(l.shape)}")
@@ -102,14 +92,9 @@ class Alignment:
 
 
 def linear_cka(x: Matrix, y: Matrix, estimator: str = "biased") -> float:
-    r"""Linear centered kernel alignment of two feature matrices of the same samples.
+    r"""Linear CKA of two feature matrices of the same samples, (n, p) and (n, q), in float64.
 
     .. math:: \delta = HSIC(K, L) / \sqrt{HSIC(K, K) \, HSIC(L, L)}, \quad K = x x^T, \; L = y y^T
-
-    Args:
-        x: (n, p), row i the features of sample i; tensor or array, computed in float64.
-        y: (n, q), of the same samples.
-        estimator: ``"biased"`` or ``"unbiased"``.
 
     Returns:
         delta in [0, 1] (biased) or [-1, 1] (unbiased). 1 when x and y are both constant over the samples, NaN when
@@ -169,8 +154,7 @@ def _matrix(name: str, value: Matrix) -> Tensor:
 
 def _unit(x: Tensor) -> Tensor:
     """x centered and of norm 1; zero where its rows differ by rounding only."""
-    largest = float(x.abs().max()) if x.numel() else 0.0
-    x = x / (largest or 1.0)
+    x = x / (float(x.abs().max()) if x.numel() else 0.0) if x.any() else x
     x = x - x[0]  # first, so that equal rows leave exact zeros
     if x.numel() and float(x.abs().max()) <= 1e-14:
         return torch.zeros_like(x)

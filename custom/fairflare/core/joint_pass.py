@@ -1,9 +1,8 @@
-"""Two models over the same images: the features of each layer side by side, a few images at a time."""
+"""Two models over the same images: the features of each layer side by side, some images at a time."""
 
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -13,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fairflare.core.computing import full_precision
 from fairflare.core.layers import parameter_layers
-from fairflare.core.similarity.layout import Layout, first_tensor, layouts
+from fairflare.core.layouts import Layout, first_tensor, layouts
 from fairflare.core.stopping import check_stop
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,9 @@ class JointPass:
     A context manager: inside it both models are in evaluation mode with hooks on their layers, and float32 products
     and convolutions keep float32's precision; afterwards nothing has a trace of it. Where a layer is called several
     times for an image, the last call counts; where its output has the images elsewhere than in the first dimension
-    (sequence first, windows of tokens) they are put there.
+    (sequence first, windows of tokens) they are put there. A layer cannot be compared that is not called for every
+    image, not as often in both models, or whose output holds no tensor or none of the images (see
+    :mod:`fairflare.core.layouts`).
 
     Raises:
         ValueError: a layer is missing in one model.
@@ -53,7 +55,7 @@ class JointPass:
         self._size = 0
         self._visit: Callable[[str, Tensor, Tensor], None] = lambda name, a, b: None
         self._stack = ExitStack()
-        # a batch norm without running statistics looks at its whole batch: then a batch must stay in one piece
+        # a batch norm without running statistics looks at its whole batch: then a batch must stay as it is
         self._divisible = not any(
             isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_mean is None
             for model in self.models
@@ -63,7 +65,7 @@ class JointPass:
     def __enter__(self) -> JointPass:
         with self._stack as stack:  # undone here if this fails, else at the exit
             stack.enter_context(torch.autocast(_device(self.models[0]).type, enabled=False))
-            _full_precision(stack)
+            stack.enter_context(full_precision())
             for turn, model in enumerate(self.models):
                 for module in model.modules():
                     stack.callback(setattr, module, "training", module.training)
@@ -77,23 +79,32 @@ class JointPass:
         self._held.clear()
         self._stack.close()
 
-    def split(self, batch: Tensor) -> Iterator[Tensor]:
-        """The images in pieces small enough for their features to be held; the very first image alone."""
-        if not isinstance(batch, Tensor):
-            raise TypeError(f"batches must give tensors of images, got {type(batch).__name__}")
-        while len(batch):
-            held = sum(feature[0].nbytes for feature in self._held.values())
-            most = max(1, HELD_BYTES // held) if held else 1
-            size = math.ceil(len(batch) / math.ceil(len(batch) / most)) if self._divisible else len(batch)
-            yield batch[:size]
-            batch = batch[size:]
+    def pieces(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
+        """The images again, as many at a time as fit: few large ones, many small ones. The very first one alone.
+
+        What has to be done for each layer and piece is then little beside the passes.
+        """
+        waiting: list[Tensor] = []
+        for batch in batches:
+            if not isinstance(batch, Tensor):
+                raise TypeError(f"batches must give tensors of images, got {type(batch).__name__}")
+            if waiting and (batch.shape[1:] != waiting[0].shape[1:] or not self._divisible):
+                yield torch.cat(waiting)
+                waiting = []
+            waiting.append(batch)
+            while self._divisible and sum(map(len, waiting)) >= (most := self._most()):
+                images = torch.cat(waiting)
+                yield images[:most]
+                waiting = [images[most:]] if len(images) > most else []
+        if sum(map(len, waiting)):
+            yield torch.cat(waiting)
 
     def run(self, images: Tensor, visit: Callable[[str, Tensor, Tensor], None]) -> None:
         """One forward pass of each model; ``visit(layer, feature_a, feature_b)`` for each layer that both reach.
 
-        Features are (n, ...), of float32 or float64, on the device of model a. The first may be changed.
+        Features are (n, ...), of float32 or float64, on the device of model a; to be read only.
         """
-        if self.images == 0 and self._divisible and len(images):
+        if self.images == 0 and self._divisible:
             self._layouts = layouts(self.models[0], images[:1].to(_device(self.models[0])), self.modules[0])
         self._size, self._visit, self._calls = len(images), visit, (Counter(), Counter())
         with torch.no_grad():
@@ -126,6 +137,11 @@ class JointPass:
             log.warning("layers without a similarity: %.1000s", reasons)
         return [name for name in self.names if name not in self._odd]
 
+    def _most(self) -> int:
+        """Images of a piece."""
+        held = sum(feature[0].nbytes for feature in self._held.values())
+        return max(1, HELD_BYTES // held) if held else 1
+
     def _hook(self, turn: int, name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if self._turn != turn or name in self._odd:  # the two models may share modules
             return
@@ -156,20 +172,3 @@ class JointPass:
 
 def _device(model: nn.Module) -> torch.device:
     return next((x.device for part in (model.parameters(), model.buffers()) for x in part), torch.device("cpu"))
-
-
-def _full_precision(stack: ExitStack) -> None:
-    """No TF32 or bfloat16 in float32 products and convolutions until the stack is undone."""
-    backends: Any = torch.backends
-    try:
-        before = torch.get_float32_matmul_precision(), backends.cudnn.allow_tf32
-    except RuntimeError:  # the program uses torch 2.9's switches, which do not mix with these
-        cudnn, cpu = backends.cudnn, backends.mkldnn
-        for part in (cudnn.conv, cudnn.rnn, backends.cuda.matmul, cpu.conv, cpu.matmul):
-            stack.callback(setattr, part, "fp32_precision", part.fp32_precision)
-            part.fp32_precision = "ieee"
-        return
-    stack.callback(torch.set_float32_matmul_precision, before[0])
-    stack.callback(setattr, backends.cudnn, "allow_tf32", before[1])
-    torch.set_float32_matmul_precision("highest")
-    backends.cudnn.allow_tf32 = False

@@ -142,7 +142,9 @@ class _Rows:
         self.varies[0] |= not largest(u) <= CONSTANT * size_a  # so that NaN varies
         self.varies[1] |= not largest(v) <= CONSTANT * size_b
         if all(self.varies):
-            ratio = float(u.norm()) / float(v.norm())
+            # In float64: squares of very small or large numbers have no place in float32.
+            size_a, size_b = (torch.linalg.vector_norm(x, dtype=torch.float64) for x in (u, v))
+            ratio = float(size_a / size_b)
             self.scale = ratio if 0 < ratio < math.inf else 1.0
 
     def _counts(self, pair: Tensor) -> bool:

@@ -16,7 +16,7 @@ RECIPES = files("fairflare") / "recipes"  # the package is not imported: that ta
 #: Settings of the run that --set takes too; in a recipe they stand before ``settings``, the method's own after it.
 OF_THE_RUN = (
     "max_weight", "max_samples", "max_update_norm", "best_by", "best_lambda", "test_last", "norm_statistics",
-    "bootstrap", "recalibration", "crt_rounds", "crt_epochs", "crt_weights", "crt_mask_absent",
+    "bootstrap", "recalibration", "anchor_as", "crt_rounds", "crt_epochs", "crt_weights", "crt_mask_absent",
 )  # fmt: skip
 
 

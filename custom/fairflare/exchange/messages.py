@@ -82,6 +82,7 @@ class SiteTask:
     each: Each | None = None  # of the message: every site is sent other tensors, and nobody ``state``
     measure: tuple[str, ...] = (SPLIT_TEST,)  # of validate: on which splits
     resample: int = 0  # of validate: the primary metric on so many draws of the test images, too
+    anchor_as: str = "model"  # of train and anchor: how this round's anchor travels, see exchange.anchor_forms
     as_sent: bool = False  # of validate: the model as it came, whatever the site has of its own; not in the message
 
 
@@ -111,6 +112,7 @@ def encode_task(task: SiteTask) -> Message:
         "directives": task.directives,
         "measure": list(task.measure),
         "resample": task.resample,
+        "anchor_as": task.anchor_as,
     }
     state = None if task.each is not None else clean_state(task.state) or None
     return Message(state, meta=clean_meta(meta), current_round=task.current_round, by_site=task.by_site, each=task.each)
@@ -161,6 +163,7 @@ def decode_task(name: str, message: Message, site: str) -> SiteTask:
         run=str(meta.get("run") or ""),
         measure=tuple(str(split) for split in meta.get("measure") or (SPLIT_TEST,)),
         resample=int(meta.get("resample") or 0),
+        anchor_as=str(meta.get("anchor_as") or "model"),
     )
 
 

@@ -13,6 +13,7 @@ from fairflare.core.bundle_files import bundle_checksum, grouped
 from fairflare.core.checks import choice, different, nearest, whole
 from fairflare.core.settings import build, field_names
 from fairflare.core.task import Task
+from fairflare.exchange.anchor_forms import MODEL
 from fairflare.federation.run_settings import LIKE_SETTINGS, RunSettings
 from fairflare.methods.catalog import Method, get_method
 from fairflare.methods.papers import PAPERS, Paper
@@ -167,7 +168,7 @@ def make_plan(
     rule = build(chosen.rule, {**chosen.server, **server, **shared})
     training = build(chosen.training, {**own, **site, **brought})
     plan = following(plan, training)
-    rule.check_run(plan.num_rounds)
+    check_run(rule, plan)
     try:
         training.check_task(made)
         rule.check_task(made)
@@ -215,6 +216,19 @@ def following(run: RunSettings, training: LocalTraining) -> RunSettings:
     """The run's settings, where it has to do something that the site half asks for."""
     recalibrated = training.norm_statistics == "recalibrated"
     return replace(run, norm_statistics="recalibrated") if recalibrated else run
+
+
+def check_run(rule: Rule, run: RunSettings) -> None:
+    """Refuses settings of the run in which a rule could do nothing, or which it has no use for.
+
+    Raises:
+        ValueError: says which.
+    """
+    rule.check_run(run.num_rounds)
+    if run.anchor_as != MODEL and not rule.two_phase:
+        raise ValueError(
+            f"anchor_as={run.anchor_as!r}: {type(rule).__name__} asks the sites nothing about an anchor; leave it out"
+        )
 
 
 def _by_steps(settings: Mapping[str, Any]) -> tuple[str, ...]:

@@ -51,6 +51,8 @@ TOLD = {
     "num_rounds": "how many there will be",
     "measure": "in `validate`: on which splits (test, and for the last model validation)",
     "resample": "in `validate`: on how many draws of the test images the primary metric is measured too (`bootstrap`)",
+    "anchor_as": "in `train` and `anchor`: in which form the average of the local models comes (`model`, `bf16`, "
+    "`difference`)",
     "directives": "what the method tells the sites, see below; in `norms`: which norms are done (`done`), the "
     "question's number in the round (`exchange`), whether all norms are meant at once (`one_pass`)",
 }
@@ -243,10 +245,10 @@ its `report`:
 
 MODELS = """The model: in `train` and `validate` the global one (methods in which every site is sent another part of a
 round's change, CFFL and CGSV, send the first model of all, and then a site's own part of the last change); in `anchor`
-(two-phase methods) the plain mean of this round's local models; in `norms` the new global model, then the pooled
-statistics of its norms. What a site can learn from it of the others: the global model holds something of all; with two
-sites, the mean minus its own model is the other's model. Sites are not told each other's metrics or reports, but for
-what follows."""
+(two-phase methods) the plain mean of this round's local models, or what it differs by from the global one; in `norms`
+the new global model, then the pooled statistics of its norms. What a site can learn from it of the others: the global
+model holds something of all; with two sites, the mean minus its own model is the other's model. Sites are not told
+each other's metrics or reports, but for what follows."""
 
 SCRIPTS = """A site that trains with a [script of its own](own_script.md) is also told the method's site half: the name
 of its class and its settings (`training`)."""

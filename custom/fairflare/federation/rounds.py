@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fairflare.core.layers import parameter_names
+from fairflare.exchange.anchor_forms import MODEL, lighter
 from fairflare.exchange.messages import (
     TASK_ANCHOR,
     TASK_TRAIN,
@@ -173,7 +174,9 @@ class Rounds:
         trained = self.retraining.trained(state, current_round)
         shape = LikeReceived(trained, self.at_home.tensors)
         self.collector.begin(current_round, self.settings.num_rounds, shape=shape, received=trained, sites=record.sites)
-        train = self._ask(TASK_TRAIN, current_round, state, record.sites, self.settings.train_timeout, self._trained)
+        form = {"anchor_as": self.settings.anchor_as if rule.asks_about_anchor(current_round) else MODEL}
+        timeout = self.settings.train_timeout
+        train = self._ask(TASK_TRAIN, current_round, state, record.sites, timeout, self._trained, **form)
         train.left_out |= self.roster.why_not(record.sites)
         for site, reason in self.collector.screen().items():
             train.refuse(site, reason)
@@ -183,7 +186,7 @@ class Rounds:
         if len(record.accepted) < self.settings.min_sites:
             raise self._too_few(train)
         if rule.asks_about_anchor(current_round) and len(record.accepted) > 1:
-            self._ask_about_anchor(record)
+            self._ask_about_anchor(record, state)
         next_state = self._aggregate(record, state)
         if -self.settings.test_last <= current_round - self.settings.rounds_in_all < -1:
             self._test_on_the_way(record, next_state)
@@ -195,12 +198,13 @@ class Rounds:
         self.journal.tell("round_done", current_round=current_round, num_rounds=self.settings.rounds_in_all)
         return next_state
 
-    def _ask_about_anchor(self, record: RoundRecord) -> None:
+    def _ask_about_anchor(self, record: RoundRecord, received: State) -> None:
         """The second phase; the anchor's memory is free again afterwards."""
-        anchor = clean_state(self.collector.anchor_model())
+        anchor = lighter(clean_state(self.collector.anchor_model()), received, self.settings.anchor_as)
         timeout = self.settings.anchor_timeout
         sites = self.roster.willing(record.accepted, TASK_ANCHOR, record.current_round)
-        phase = self._ask(TASK_ANCHOR, record.current_round, anchor, sites, timeout, self._about_anchor)
+        form = {"anchor_as": self.settings.anchor_as}
+        phase = self._ask(TASK_ANCHOR, record.current_round, anchor, sites, timeout, self._about_anchor, **form)
         phase.left_out |= self.roster.why_not(sites, TASK_ANCHOR, record.accepted)
         self._note_left_out(phase)
         self.journal.left_out(phase, record)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fairflare import __version__
 from fairflare.core.files import sha256_of
 from fairflare.core.settings import values_of
+from fairflare.exchange.anchor_forms import MODEL
 from fairflare.exchange.messages import num_bytes
 from fairflare.federation.halves import training_of
 from fairflare.federation.influence import bounds_of
@@ -31,6 +32,7 @@ def config_of(run: RunSettings, place: Place, rule: Rule, task: Task) -> dict[st
         "rule": values_of(rule),
         "task": values_of(task),
         "training": place.site_half,
+        **({} if run.anchor_as == MODEL else {"anchor_as": run.anchor_as}),
         **({"retraining": retraining_of(run)} if run.crt_rounds else {}),
     }
 

@@ -21,13 +21,14 @@ from fairflare.core.settings import (
     field_names,
     settings,
 )
+from fairflare.exchange.anchor_forms import MODEL, AnchorAs
 from fairflare.federation.influence import Bounds
 from fairflare.federation.site_store import safe_name
 
 #: Options of the run that are given like a method's settings.
 LIKE_SETTINGS = (
-    *field_names(Bounds), "best_by", "best_lambda", "test_last", "bootstrap", "recalibration", "crt_rounds",
-    "crt_epochs", "crt_weights", "crt_mask_absent",
+    *field_names(Bounds), "best_by", "best_lambda", "test_last", "bootstrap", "recalibration", "anchor_as",
+    "crt_rounds", "crt_epochs", "crt_weights", "crt_mask_absent",
 )  # fmt: skip
 RESULTS_FOLDER = "fairflare"  # in the run directory
 
@@ -70,6 +71,10 @@ class RunSettings(Bounds):
         recalibration: ``"exact"``: in one exchange for each group of norms that do not depend on one another, as if
             all images were in one place; ``"one_pass"``: in one exchange, with the batch's statistics in front of each
             norm, an approximation.
+        anchor_as: how the average of the local models travels to the sites, where a method asks about it (Fed-LWR):
+            ``"model"``, as it is; ``"bf16"``, in half the bytes; ``"difference"``, what it differs by from the model
+            that the sites began the round with, in bf16: half the bytes, nearly exact, and a site keeps that model
+            until it is asked.
     """
 
     num_rounds: PositiveInt = 5
@@ -93,6 +98,7 @@ class RunSettings(Bounds):
     bootstrap: Annotated[NonNegativeInt, Field(le=MOST)] = 0
     norm_statistics: Literal["average", "recalibrated"] = "average"
     recalibration: Literal["exact", "one_pass"] = "exact"
+    anchor_as: AnchorAs = MODEL
     crt_rounds: NonNegativeInt = 0
     crt_epochs: PositiveInt = 1
     crt_weights: Literal["samples", "method"] = "samples"

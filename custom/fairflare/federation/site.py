@@ -23,6 +23,7 @@ import torch
 
 from fairflare.core.computing import LOWER, Computing, plainly
 from fairflare.core.stopping import TaskStopped, stoppable
+from fairflare.exchange.anchor_forms import DIFFERENCE, restored
 from fairflare.exchange.messages import (
     SPLIT_VALIDATION,
     STATUS_FAILED,
@@ -47,7 +48,7 @@ from fairflare.federation.site_store import SiteStore
 from fairflare.federation.stoppable import StoppableData
 from fairflare.methods.classifier_retraining import ClassifierRetraining
 from fairflare.methods.reports import MAX_TEXT
-from fairflare.methods.training import LOCAL_MODEL, LocalTraining, SiteError, SiteRun
+from fairflare.methods.training import LOCAL_MODEL, RECEIVED_MODEL, LocalTraining, SiteError, SiteRun
 
 if TYPE_CHECKING:
     from fairflare.core.task import SiteData, Task
@@ -221,6 +222,8 @@ class SiteWorker:
         trained = training.train(run, model)
         local = clean_state(model.state_dict())
         report = training.report(run, model)
+        if request.anchor_as == DIFFERENCE:  # the anchor of this round will be told from it
+            store.save(RECEIVED_MODEL, request.current_round, request.state, kept=1)
         store.save(LOCAL_MODEL, request.current_round, local, kept=self.training.local_models_kept)
         update = own.hand_in(run, received, local)
         own.train_own(run, model, received)
@@ -243,12 +246,27 @@ class SiteWorker:
                 f"with{why}",
                 skipped=True,
             )
-        run, anchor = self._open(request, store)
+        run, anchor = self._open(self._whole_anchor(request, store), store)
         local = self.task.build_model().to(self.device)
         local.load_state_dict(kept)
         anchor.load_state_dict({name: kept[name] for name in self.stays}, strict=False)  # of this round
         with plainly(anchor):  # what is compared differs little
             return SiteReply(STATUS_OK, report=self.training.report_anchor(run, local, anchor))
+
+    def _whole_anchor(self, request: SiteTask, store: SiteStore) -> SiteTask:
+        if request.anchor_as != DIFFERENCE:
+            return request
+        base = store.load_at(RECEIVED_MODEL, request.current_round)
+        if base is None:
+            raise SiteError(
+                f"site {self.site!r} has not kept the model that it was sent for round {request.current_round}, which "
+                "the anchor is told from",
+                skipped=True,
+            )
+        try:
+            return replace(request, state=restored(request.state, base))
+        except ValueError as error:
+            raise SiteError(f"site {self.site!r}: {error}") from error
 
     def _norms(self, request: SiteTask, store: SiteStore) -> SiteReply:
         state = norm_moments.with_kept(request, store, self.site)

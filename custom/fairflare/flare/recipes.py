@@ -52,8 +52,8 @@ class FairRecipe(Recipe):
         isolate: each task in a child process at the site.
         run: further settings of :class:`fairflare.federation.run_settings.RunSettings`: ``seed``, ``experiment``,
             ``initial_ckpt``, ``straggler_grace``, ``max_missed``, ``check_timeout``, ``require_all_sites``,
-            ``keep_local_models``, ``norm_statistics``, ``recalibration``, ``max_weight``, ``max_samples``,
-            ``max_update_norm``.
+            ``keep_local_models``, ``norm_statistics``, ``recalibration``, ``anchor_as``, ``max_weight``,
+            ``max_samples``, ``max_update_norm``.
 
     Raises:
         ValueError: unknown method, task, packaging or setting (suggests the nearest), or a value out of range.

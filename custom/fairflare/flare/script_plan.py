@@ -7,7 +7,7 @@ from typing import Any
 
 from fairflare.core.settings import build, field_names
 from fairflare.federation.influence import Bounds
-from fairflare.federation.plan import Plan, Script, following, route_settings, site_list
+from fairflare.federation.plan import Plan, Script, check_run, following, route_settings, site_list
 from fairflare.federation.run_settings import RunSettings
 from fairflare.methods.catalog import get_method
 from fairflare.methods.training import LocalTraining
@@ -59,7 +59,7 @@ def make_script_plan(
         )
     if (statistics := run.pop("norm_statistics", None)) is not None:
         given["norm_statistics"] = statistics
-    bounds = {name: given.pop(name) for name in (*field_names(Bounds), "recalibration") if name in given}
+    bounds = {name: given.pop(name) for name in (*field_names(Bounds), "recalibration", "anchor_as") if name in given}
     server, site, _ = route_settings(given, chosen, LocalTraining)
     names = site_list(chosen.num_sites if sites == 0 else sites)
     wanted = {key: value for key, value in {**run, **bounds}.items() if value is not None}
@@ -69,7 +69,7 @@ def make_script_plan(
     rule = build(chosen.rule, {**chosen.server, **server})
     training = build(chosen.training, {**chosen.site, **site})
     settings_of_run = following(settings_of_run, training)
-    rule.check_run(settings_of_run.num_rounds)
+    check_run(rule, settings_of_run)
     if names is not None and settings_of_run.min_sites > len(names):
         raise ValueError(f"min_sites={settings_of_run.min_sites}, but the job has {len(names)} site(s)")
     return Plan(

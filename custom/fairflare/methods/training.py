@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 LOOKED_AT = 16  # so many steps on a GPU go by before somebody looks whether the loss is finite
 LOCAL_MODEL = "local_model"  # in a site's store: what it trained, for the anchor phase and for MOON
+RECEIVED_MODEL = "received_model"  # and what it was sent for that, where the anchor comes as a difference to it
 
 
 @dataclass

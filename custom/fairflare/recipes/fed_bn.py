@@ -74,6 +74,10 @@ class FedBNRecipe(MethodRecipe):
         recalibration: ``"exact"``: in one exchange for each group of norms that do not depend on one another, as if all
             images were in one place; ``"one_pass"``: in one exchange, with the batch's statistics in front of each
             norm, an approximation; one of 'exact', 'one_pass'.
+        anchor_as: how the average of the local models travels to the sites, where a method asks about it (Fed-LWR):
+            ``"model"``, as it is; ``"bf16"``, in half the bytes; ``"difference"``, what it differs by from the model
+            that the sites began the round with, in bf16: half the bytes, nearly exact, and a site keeps that model
+            until it is asked; one of 'model', 'bf16', 'difference'.
         crt_rounds: of so many more rounds behind ``num_rounds`` the classifier alone is trained anew, on classes in
             equal parts (cRT, ``docs/crt.md``); 0: none; an integer >= 0.
         crt_epochs: of each of them; one is as many draws as the site has training images; an integer >= 1.
@@ -228,6 +232,7 @@ class FedBNRecipe(MethodRecipe):
         test_last: int = 1,
         bootstrap: int = 0,
         recalibration: Literal["exact", "one_pass"] = "exact",
+        anchor_as: Literal["model", "bf16", "difference"] = "model",
         crt_rounds: int = 0,
         crt_epochs: int = 1,
         crt_weights: Literal["samples", "method"] = "samples",

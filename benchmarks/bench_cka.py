@@ -4,9 +4,9 @@
 
 Every method runs in a process of its own, on the same models and images. Time is given relative to the floor,
 the two models' forward passes alone (wall clock, and processor time for busy machines), and memory as the peak
-of the resident set above the floor's. The error is that of 1 - delta, relative to the exact biased value in
-float64: this is what site weights are made of. Packages that are not installed, or that fail, are skipped with a
-line that says so.
+of the resident set above the floor's; with ``--device cuda`` floor and ours run on the GPU, and the memory is its.
+The error is that of 1 - delta, relative to the exact biased value in float64: this is what site weights are made
+of. Packages that are not installed, or that fail, are skipped with a line that says so.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ def make_case(name: str, images: int | None) -> tuple[nn.Module, nn.Module, list
 def floor(a: nn.Module, b: nn.Module, batches: list[Tensor], names: list[str]) -> Scores:
     with torch.no_grad():
         for batch in batches:
+            batch = batch.to(next(a.parameters()).device)
             a(batch)
             b(batch)
     return {}
@@ -215,21 +216,37 @@ METHODS: dict[str, Callable[..., Scores]] = {
 # --- running and reporting --------------------------------------------------------------------------------
 
 
-def run_here(method: str, case: str, images: int | None) -> dict[str, Any]:
+def run_here(method: str, case: str, images: int | None, device: str) -> dict[str, Any]:
     """What a child process does: run one method, say time, peak memory (bytes) and scores."""
     a, b, batches, names = make_case(case, images)
+    if on_gpu := device == "cuda" and (method == "floor" or method.startswith("ours")):
+        a, b = a.cuda(), b.cuda()
     floor(a, b, batches[:1], names)  # warm-up
     start, cpu = time.perf_counter(), time.process_time()
     scores = METHODS[method](a, b, batches, names)
+    if on_gpu:
+        torch.cuda.synchronize()
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    peak = torch.cuda.max_memory_allocated() if on_gpu else peak
     return {"seconds": seconds, "cpu": cpu, "peak": peak, "scores": scores}
 
 
-def run_child(method: str, case: str, images: int | None, timeout: float) -> dict[str, Any] | str:
+def run_child(method: str, case: str, images: int | None, timeout: float, device: str = "cpu") -> dict[str, Any] | str:
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "result.json"
-        command = [sys.executable, __file__, "--case", case, "--child", method, "--result", str(target)]
+        command = [
+            sys.executable,
+            __file__,
+            "--case",
+            case,
+            "--child",
+            method,
+            "--result",
+            str(target),
+            "--device",
+            device,
+        ]
         if images:
             command += ["--images", str(images)]
         try:
@@ -262,11 +279,12 @@ def main() -> None:
     parser.add_argument("--images", type=int, help="fewer images than the case has")
     parser.add_argument("--repeat", type=int, default=1, help="take the least time and memory of this many runs")
     parser.add_argument("--timeout", type=float, default=1800, help="seconds for one run")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the floor and of ours")
     parser.add_argument("--child", choices=METHODS, help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        options.result.write_text(json.dumps(run_here(options.child, options.case, options.images)))
+        options.result.write_text(json.dumps(run_here(options.child, options.case, options.images, options.device)))
         return
 
     n, size, base = CASES[options.case]
@@ -283,7 +301,10 @@ def main() -> None:
         if version is None:
             print(f"{method:<24} skipped: not installed")
             continue
-        runs = [run_child(method, options.case, options.images, options.timeout) for _ in range(options.repeat)]
+        runs = [
+            run_child(method, options.case, options.images, options.timeout, options.device)
+            for _ in range(options.repeat)
+        ]
         good = [run for run in runs if not isinstance(run, str)]
         if not good:
             print(f"{method + ' ' + version:<24} skipped: {runs[0]}")

@@ -1,11 +1,14 @@
-"""A site's training beside a plain PyTorch loop over the same batches: processor time of one thread.
+"""A site's training beside a plain PyTorch loop over the same batches: one thread of the processor, or a GPU.
 
-    python benchmarks/bench_training.py [--repeat 5] [--tasks segmentation classification]
+    python benchmarks/bench_training.py [--repeat 5] [--tasks segmentation classification] [--paper]
 
 Each case is a round of one epoch on a phantom, in turns with the plain loop, and the least of ``--repeat`` runs
 counts: the plain loop is forward, loss, backward, optimizer step, and the sum of the losses. The ratio is to it.
 Methods that look twice (GSAM), or at a second network, have their steps' own cost in it. ``compile`` is left out: its
 first minutes are a compiler's.
+
+Where PyTorch sees a GPU everything runs there, by the clock, and the table has the peak of its memory; without one,
+processor time counts. ``--paper``: the papers' sizes (U-Net 384x384, batch 8; ResNet-18 224x224, batch 32), for a GPU.
 """
 
 from __future__ import annotations
@@ -24,11 +27,20 @@ from fairflare.federation.local import LocalTransport
 from fairflare.federation.plan import Plan, make_plan
 from fairflare.federation.site import SiteWorker
 
-DATA: dict[str, dict[str, Any]] = {
-    "segmentation": {"phantom_cases": 3.0},
-    "classification": {"phantom": "fundus", "phantom_samples": 600, "phantom_test": 80},
+SMALL: dict[str, dict[str, Any]] = {
+    "segmentation": {"phantom_cases": 3.0, "batch_size": 8},
+    "classification": {"phantom": "fundus", "phantom_samples": 600, "phantom_test": 80, "batch_size": 8},
 }
-ALIKE: dict[str, Any] = {"batch_size": 8, "local_epochs": 1, "keep_optimizer_state": False, "augment": False}
+PAPER: dict[str, dict[str, Any]] = {
+    "segmentation": {
+        "phantom_cases": 3.0, "batch_size": 8, "image_size": [384, 384], "features": [32, 32, 64, 128, 256, 32],
+    },
+    "classification": {
+        "phantom": "fundus", "phantom_samples": 1200, "phantom_test": 80, "batch_size": 32, "image_size": [224, 224],
+        "network": "resnet18",
+    },
+}  # fmt: skip
+ALIKE: dict[str, Any] = {"local_epochs": 1, "keep_optimizer_state": False, "augment": False}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "FedAvg": ("fed_avg", {}),
     "FedAvg, channels last": ("fed_avg", {"channels_last": True}),
@@ -42,19 +54,24 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--tasks", nargs="+", choices=tuple(DATA), default=list(DATA))
+    parser.add_argument("--tasks", nargs="+", choices=tuple(SMALL), default=list(SMALL))
+    parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=list(CASES))
+    parser.add_argument("--paper", action="store_true", help="the papers' sizes")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    print("| task | training | steps | ms a step | plain loop, ms a step | ratio |")
-    print("| --- | --- | ---: | ---: | ---: | ---: |")
+    print("| task | training | steps | ms a step | images a second | plain loop, ms a step | ratio | GPU, MB |")
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for kind in given.tasks:
-        for label, (method, settings) in CASES.items():
-            print(f"| {kind} | {label} | " + " | ".join(row(kind, method, settings, given.repeat)) + " |", flush=True)
+        data = (PAPER if given.paper else SMALL)[kind]
+        for label in given.cases:
+            method, settings = CASES[label]
+            cells = row(kind, method, {**data, **settings}, given.repeat)
+            print(f"| {kind} | {label} | " + " | ".join(cells) + " |", flush=True)
 
 
 def row(kind: str, method: str, settings: dict[str, Any], repeat: int) -> list[str]:
     """Steps, milliseconds of both, and their ratio."""
-    plan = make_plan(method, task=kind, sites=2, num_rounds=1, settings={**DATA[kind], **ALIKE, **settings})
+    plan = make_plan(method, task=kind, sites=2, num_rounds=1, settings={**ALIKE, **settings})
     with tempfile.TemporaryDirectory(prefix="fairflare_training_") as folder:
         assert plan.sites
         transport = LocalTransport(plan.sites, plan.task, plan.training, {}, Path(folder))
@@ -64,7 +81,7 @@ def row(kind: str, method: str, settings: dict[str, Any], repeat: int) -> list[s
         # The task, not its loop: that of the site goes first, so that data and network are there for both.
         run, model = worker._open(SiteTask("train", state, 0, 1, 0, {}), worker.state.store(""))
         batches = run.data.batches("training", batch_size=plan.training.batch_size, shuffle_seed=run.seed)
-        steps = len(batches)
+        steps, images = len(batches), run.data.num_samples("training")
 
         def ours() -> None:
             model.load_state_dict(state)
@@ -75,9 +92,15 @@ def row(kind: str, method: str, settings: dict[str, Any], repeat: int) -> list[s
             loop(plan, worker, model, batches)
 
         ours(), plain()
-        times = [(timed(ours), timed(plain)) for _ in range(repeat)]
+        memory = "-"
+        if worker.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            ours()
+            memory = f"{torch.cuda.max_memory_allocated() / 2**20:.0f}"
+        times = [(timed(ours, worker.device), timed(plain, worker.device)) for _ in range(repeat)]
     own, floor = (1000 * min(column) / steps for column in zip(*times, strict=True))
-    return [str(steps), f"{own:.1f}", f"{floor:.1f}", f"{own / floor:.3f}"]
+    cells = (f"{own:.1f}", f"{1000 * images / (own * steps):.0f}", f"{floor:.1f}", f"{own / floor:.3f}")
+    return [str(steps), *cells, memory]
 
 
 def loop(plan: Plan, worker: SiteWorker, model: torch.nn.Module, batches: Any) -> float:
@@ -86,6 +109,7 @@ def loop(plan: Plan, worker: SiteWorker, model: torch.nn.Module, batches: Any) -
     model.train()
     total = 0.0
     for inputs, targets in batches:
+        inputs, targets = inputs.to(worker.device), targets.to(worker.device)
         optimizer.zero_grad()
         loss = worker.task.loss(model(inputs), targets)
         loss.backward()
@@ -94,10 +118,17 @@ def loop(plan: Plan, worker: SiteWorker, model: torch.nn.Module, batches: Any) -
     return total
 
 
-def timed(work: Callable[[], Any]) -> float:
-    start = time.process_time()
+def timed(work: Callable[[], Any], device: torch.device) -> float:
+    """Seconds: of the processor, or by the clock with a GPU."""
+    clock = time.process_time
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        clock = time.perf_counter
+    start = clock()
     work()
-    return time.process_time() - start
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return clock() - start
 
 
 if __name__ == "__main__":

@@ -61,6 +61,27 @@ def test_the_site_decides_about_its_own_machine(tmp_path: Path) -> None:
     assert said(results) == ["bf16", "channels last"]
 
 
+def test_deterministic_changes_no_bit_on_a_cpu(tmp_path: Path) -> None:
+    _, wanted = run(tmp_path / "plain", "fed_ism_plus_s")
+    results, state = run(tmp_path / "deterministic", "fed_ism_plus_s", deterministic=True)
+    assert said(results) == ["deterministic"] * 2
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in state.items())
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_an_operation_without_a_deterministic_form_is_named(tmp_path: Path, monkeypatch: Any) -> None:
+    def loss(self: Any, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))
+        return outputs.sum()
+
+    plan = make_plan("fed_avg", task="classification", sites=2, num_rounds=1, settings=TINY)
+    monkeypatch.setattr(type(plan.task), "loss", loss)
+    found = run_local(plan, tmp_path / "one", {"sites": {"site-2": {"deterministic": True}}})
+    left_out = json.loads((found / "results.json").read_text())["rounds"][0]["left_out"]
+    reason = "site 'site-2': put_ has no deterministic form on its device; set deterministic to false"
+    assert [(x["site"], x["reason"]) for x in left_out] == [("site-2", reason)]
+
+
 @pytest.mark.parametrize(
     ("key", "value", "text"),
     [
@@ -68,6 +89,7 @@ def test_the_site_decides_about_its_own_machine(tmp_path: Path) -> None:
         ("precision", 16, "'precision' must be one of 'bf16', 'fp16', 'fp32', got 16"),
         ("channels_last", 1, "'channels_last' must be true or false, got 1"),
         ("compile", "yes", "'compile' must be true or false, got 'yes'"),
+        ("deterministic", 1, "'deterministic' must be true or false, got 1"),
     ],
 )
 def test_a_site_file_that_cannot_be_meant(key: str, value: Any, text: str, tmp_path: Path) -> None:

@@ -365,6 +365,6 @@ def test_precision_is_the_scripts_own(tmp_path: Path) -> None:
         assert found is not None
         assert found.status == STATUS_FAILED
         assert found.reason == (
-            "site 'site-1': bf16: precision, channels_last and compile are of FairFlare's own training loop; take "
-            "them out of the job or the site's file, and do it in the script"
+            "site 'site-1': bf16: precision, channels_last, compile and deterministic are of FairFlare's own training "
+            "loop; take them out of the job or the site's file, and do it in the script"
         )

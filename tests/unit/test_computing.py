@@ -11,7 +11,7 @@ import pytest
 import torch
 from monai.networks.nets import BasicUNet
 
-from fairflare.core.computing import Computing, LossScale, Overflow, plainly
+from fairflare.core.computing import Computing, LossScale, NoSuchForm, Overflow, plainly
 from fairflare.core.similarity import layerwise_cka
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -33,7 +33,7 @@ def test_nothing_chosen_changes_nothing() -> None:
     assert Computing().apply(model, CPU) is model
     assert model.__dict__ == before
     assert not str(Computing())
-    assert str(Computing("bf16", True, True)) == "bf16, channels last, compiled"
+    assert str(Computing("bf16", True, True, True)) == "bf16, channels last, compiled, deterministic"
 
 
 @pytest.mark.parametrize(("precision", "error"), [("bf16", 2e-2), ("fp16", 3e-3)])
@@ -137,6 +137,30 @@ def test_an_overflow_is_said_and_the_scale_falls_until_it_is_exhausted() -> None
             scale.backward(model(torch.ones(1, 1)).sum() * 1e38 * 1e38, optimizer)
         assert math.isinf(float(caught.value.loss))
         assert all(p.grad is None for p in model.parameters())
+
+
+def determinism() -> tuple[Any, ...]:
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    return torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark, fill
+
+
+def test_only_deterministic_operations_and_afterwards_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    before = determinism()
+    assert before[:2] == (False, True)
+    with Computing().in_force():
+        assert determinism() == before
+    with Computing(deterministic=True).in_force():
+        assert determinism() == (True, False, False)
+    assert determinism() == before
+    places = torch.tensor([0, 0])
+    with pytest.raises(NoSuchForm, match=r"^put_$"), Computing(deterministic=True).in_force():
+        torch.zeros(2).put_(places, torch.ones(2))
+    assert determinism() == before
+    with pytest.raises(RuntimeError, match="another"), Computing(deterministic=True).in_force():
+        raise RuntimeError("another")
+    assert determinism() == before
+    torch.zeros(2).put_(places, torch.ones(2))
 
 
 def test_compiled_networks_see_hooks_that_are_set_later(tmp_path: Path) -> None:

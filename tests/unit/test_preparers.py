@@ -135,6 +135,27 @@ def test_what_is_written_is_what_the_file_holds(tmp_path: Path) -> None:
         assert names == [Path(entry["label"]).name for entry in entries[split]]
 
 
+def test_only_the_middle_of_each_image(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    images = rng.integers(0, 256, (6, 9, 12, 3)).astype(np.uint8)
+    masks = rng.integers(0, 2, (6, 9, 12)).astype(np.uint8)
+    ids = np.array([f"{number}_t0" for number in range(6)])
+    source = npz(tmp_path / "source", "nuclei_", NUCLEI, 1, images=images, masks=masks, ids=ids)
+    arguments = ["nuclei", "--source", str(source), "--out", str(tmp_path / "out"), "--crop", "6"]
+    assert main(arguments) == 0
+    for number in range(6):
+        folder = tmp_path / "out" / "fluo520"
+        image, mask = (np.asarray(Image.open(folder / kind / f"{number}_t0.png")) for kind in ("images", "masks"))
+        np.testing.assert_array_equal(image, images[number, 1:7, 3:9])
+        np.testing.assert_array_equal(mask, masks[number, 1:7, 3:9])
+    assert json.loads((tmp_path / "out/manifest.json").read_text())["options"]["crop"] == 6
+    with pytest.raises(DataError, match=r"site 'fluo256': image '0_t0' has 9x12 pixels; crop must be no larger"):
+        prepare_nuclei(source, tmp_path / "other", crop=10)
+    with pytest.raises(ValueError, match="crop"):
+        prepare_nuclei(source, tmp_path / "other", crop=0)
+    assert not list((tmp_path / "other").glob("fluo*"))
+
+
 @pytest.mark.parametrize("fails", range(12))
 def test_what_was_there_is_put_back_when_it_cannot_be_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int

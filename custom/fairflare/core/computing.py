@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -26,11 +28,13 @@ class Computing:
             network gives out and the loss stay float32.
         channels_last: keep images and kernels with the channels as the last dimension in memory.
         compile: ``torch.compile``.
+        deterministic: only operations that give the same bits every time; matters on a GPU, on a CPU they do anyway.
     """
 
     precision: Precision = "fp32"
     channels_last: bool = False
     compile: bool = False
+    deterministic: bool = False
 
     def apply(self, model: nn.Module, device: torch.device) -> nn.Module:
         """Prepares a network in place, and returns it; with nothing chosen it is left as it is."""
@@ -44,9 +48,35 @@ class Computing:
             model.compile()
         return model
 
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """Inside, torch does as ``deterministic`` says, in the whole process; afterwards as before.
+
+        Raises:
+            NoSuchForm: an operation has no deterministic form on its device (inside).
+        """
+        if not self.deterministic:
+            yield
+            return
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch and cuBLAS read it at their first product
+        before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        cudnn: Any = torch.backends.cudnn
+        with ExitStack() as stack:
+            stack.callback(torch.use_deterministic_algorithms, before[0], warn_only=before[1])
+            for part, name in ((cudnn, "benchmark"), (torch.utils.deterministic, "fill_uninitialized_memory")):
+                stack.callback(setattr, part, name, getattr(part, name))
+                setattr(part, name, False)
+            torch.use_deterministic_algorithms(True)
+            try:
+                yield
+            except RuntimeError as error:
+                if found := re.match(r"(\S+) does not have a deterministic implementation", str(error)):
+                    raise NoSuchForm(found.group(1)) from error
+                raise
+
     def __str__(self) -> str:
         """What is chosen, for people; empty: nothing."""
-        chosen = {"channels last": self.channels_last, "compiled": self.compile}
+        chosen = {"channels last": self.channels_last, "compiled": self.compile, "deterministic": self.deterministic}
         lower = [] if self.precision == "fp32" else [self.precision]
         return ", ".join(lower + [name for name, on in chosen.items() if on])
 
@@ -85,6 +115,10 @@ def full_precision() -> Iterator[None]:
             torch.set_float32_matmul_precision("highest")
             backends.cudnn.allow_tf32 = False
         yield
+
+
+class NoSuchForm(RuntimeError):
+    """An operation (its name) has no deterministic form."""
 
 
 class Overflow(ArithmeticError):

@@ -57,7 +57,7 @@ FIELDS = (
     ),
     Field("personal", "flag", required=False, doc="whether it is measured with parts, or a model, that stay with it"),
     Field("device", "text", required=False, doc="`cpu` or `cuda`", reveals="whether the site has a GPU"),
-    Field("computing", "text", required=False, doc="`precision`, `channels_last`, `compile` that it uses"),
+    Field("computing", "text", required=False, doc="`precision`, `channels_last`, `compile`, `deterministic` there"),
 )  # fmt: skip
 
 

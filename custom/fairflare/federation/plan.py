@@ -140,6 +140,9 @@ def make_plan(
     usual = {} if kind != model.task else model.small if paper is None else paper.learns
     if model is not chosen:
         usual = _shared_setup(model, chosen, usual, task_class, own_task=kind == model.task)
+    if task_file is not None:  # a task of the user's own need not have what the packaged one of its kind has
+        has = [name for part in (chosen.rule, chosen.training, task_class) for name in field_names(part)]
+        usual = {name: value for name, value in usual.items() if name.partition(".")[0] in has}
     # Whoever sets something of a part means the method's own part, not the small job's.
     set_of = {name.partition(".")[0] for name in settings or {} if "." in name}
     steps = _by_steps(settings or {})
@@ -148,7 +151,8 @@ def make_plan(
     server, site, learns = route_settings(given, chosen, task_class)
     if kind == chosen.task:
         keeps = chosen.learns if model is chosen else chosen.keeps
-        learns = {**{name: chosen.learns[name] for name in keeps if name in chosen.learns}, **learns}
+        own = {name: chosen.learns[name] for name in keeps if name in chosen.learns}
+        learns = {**{name: value for name, value in own.items() if name in field_names(task_class)}, **learns}
     length = model if paper is None else paper
     names = site_list(length.num_sites if sites == 0 else sites)
     learns = {**dealt_to(length.num_sites if names is None else len(names), task_class), **learns}

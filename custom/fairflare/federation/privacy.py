@@ -228,11 +228,11 @@ REASONS = f"""## When a task fails
 
 `reason` is a sentence for the server: at most {MAX_REASON} characters of it are shown. It may name the site, the
 task, the split, the number of an entry in the datalist and its key (`image`, `label`, `slice`), a key of
-`local/fairflare.json` (and the value of `device`, `num_threads`, `isolate`, `precision`, `channels_last`, `compile`
-or `{METRICS_BY_CLASS}` when it is not usable), a tensor, a loss that is not finite, the signal that ended a task's
-process, or the kind of an exception. It names no file, path, value of an image or text of an unforeseen exception;
-those stand in the site's own log. That an image is damaged, larger than `max_image_bytes` or has no mask is said
-without saying which.
+`local/fairflare.json` (and the value of `device`, `num_threads`, `isolate`, `precision`, `channels_last`, `compile`,
+`deterministic` or `{METRICS_BY_CLASS}` when it is not usable), a tensor, an operation of PyTorch, a loss that is not
+finite, the signal that ended a task's process, or the kind of an exception. It names no file, path, value of an image
+or text of an unforeseen exception; those stand in the site's own log. That an image is damaged, larger than
+`max_image_bytes` or has no mask is said without saying which.
 """
 
 CHECK = """Before the first round of a job each site is asked what it has (`check`); no model is sent. In its `report`:

@@ -92,8 +92,8 @@ class _Lent:
     def _check_computing(run: SiteRun) -> None:
         if str(run.computing):
             raise SiteError(
-                f"site {run.site!r}: {run.computing}: precision, channels_last and compile are of FairFlare's own "
-                "training loop; take them out of the job or the site's file, and do it in the script"
+                f"site {run.site!r}: {run.computing}: precision, channels_last, compile and deterministic are of "
+                "FairFlare's own training loop; take them out of the job or the site's file, and do it in the script"
             )
 
     def train(self, run: SiteRun, model: torch.nn.Module) -> Trained:

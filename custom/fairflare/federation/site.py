@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fairflare.core.computing import LOWER, Computing, plainly
+from fairflare.core.computing import LOWER, Computing, NoSuchForm, plainly
 from fairflare.core.stopping import TaskStopped, stoppable
 from fairflare.exchange.anchor_forms import DIFFERENCE, restored
 from fairflare.exchange.messages import (
@@ -142,7 +142,7 @@ class SiteWorker:
         if self.threads is not None:  # for each task: in one process another site may have set its own
             torch.set_num_threads(self.threads)
         try:
-            with stoppable(should_stop):
+            with stoppable(should_stop), self.computing.in_force():
                 reply = self._perform(request)
         except (torch.cuda.OutOfMemoryError, MemoryError) as e:
             self._model = None
@@ -156,6 +156,9 @@ class SiteWorker:
                 STATUS_FAILED,
                 reason=f"site {self.site!r}: out of memory in {request.name}; lower batch_size or image_size",
             )
+        except NoSuchForm as e:
+            why = f"site {self.site!r}: {e} has no deterministic form on its device; set deterministic to false"
+            return refusal(self.site, request.name, SiteError(why))
         except Exception as e:
             return refusal(self.site, request.name, e)
         if not self.sends_classes and request.name != TASK_CHECK:

@@ -77,9 +77,11 @@ class LocalTraining(KeepsAtHome, HasCriterion, HasOptimizer):
             training images; or ``"site"``: each site has its own, which stay there. What a norm learns is shared all
             the same. See ``docs/norm_statistics.md``.
         precision: of training and evaluation: ``"fp32"``, or mixed (``torch.autocast``): ``"bf16"``, ``"fp16"`` (with a
-            scaled loss). Weights, updates and losses stay float32. A site's own file goes before; so for the next two.
+            scaled loss). Weights, updates and losses stay float32. A site's own file goes first; so for the next three.
         channels_last: another order of images and kernels in memory, faster for most convolutions.
         compile: ``torch.compile`` of the network; takes minutes at first.
+        deterministic: on a GPU only operations that give the same bits every time, which are slower; a network that has
+            one without such a form is refused by name. On a CPU results are the same bits anyway.
 
     Source:
         Defaults: Yan et al., MICCAI 2024, section 3.1 and the authors' code (betas, moments kept).
@@ -104,6 +106,7 @@ class LocalTraining(KeepsAtHome, HasCriterion, HasOptimizer):
     precision: Precision = "fp32"
     channels_last: Flag = False
     compile: Flag = False
+    deterministic: Flag = False
 
     def __post_init__(self) -> None:
         low = self.lowest_rate
@@ -123,7 +126,7 @@ class LocalTraining(KeepsAtHome, HasCriterion, HasOptimizer):
     @property
     def computing(self) -> Computing:
         """How the network computes, where the site does not say otherwise."""
-        return Computing(self.precision, self.channels_last, self.compile)
+        return Computing(self.precision, self.channels_last, self.compile, self.deterministic)
 
     @property
     def local_models_kept(self) -> int:

@@ -119,10 +119,12 @@ class CfflRecipe(MethodRecipe):
             training images; or ``"site"``: each site has its own, which stay there. What a norm learns is shared all
             the same. See ``docs/norm_statistics.md``; one of 'average', 'recalibrated', 'site'.
         precision: of training and evaluation: ``"fp32"``, or mixed (``torch.autocast``): ``"bf16"``, ``"fp16"`` (with a
-            scaled loss). Weights, updates and losses stay float32. A site's own file goes before; so for the next two;
+            scaled loss). Weights, updates and losses stay float32. A site's own file goes first; so for the next three;
             one of 'fp32', 'bf16', 'fp16'.
         channels_last: another order of images and kernels in memory, faster for most convolutions; true or false.
         compile: ``torch.compile`` of the network; takes minutes at first; true or false.
+        deterministic: on a GPU only operations that give the same bits every time, which are slower; a network that has
+            one without such a form is refused by name. On a CPU results are the same bits anyway; true or false.
         grad_clip: largest change of a parameter in a round, ``> 0``; a number > 0.
         theta_u: part of the update that is sent; only 1. With less, the authors measure the *server's* model with the
             update, for which the server would need images, or the sites its model; a number in (0, 1].
@@ -241,6 +243,7 @@ class CfflRecipe(MethodRecipe):
         precision: Literal["fp32", "bf16", "fp16"] = "fp32",
         channels_last: bool = False,
         compile: bool = False,
+        deterministic: bool = False,
         grad_clip: float = 0.01,
         theta_u: float = 1.0,
         orientation: Literal["canonical", "axial", "sagittal", "coronal", "stored"] = "canonical",

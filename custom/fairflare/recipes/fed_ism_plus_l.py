@@ -121,10 +121,12 @@ class FedISMPlusLRecipe(MethodRecipe):
             training images; or ``"site"``: each site has its own, which stay there. What a norm learns is shared all
             the same. See ``docs/norm_statistics.md``; one of 'average', 'recalibrated', 'site'.
         precision: of training and evaluation: ``"fp32"``, or mixed (``torch.autocast``): ``"bf16"``, ``"fp16"`` (with a
-            scaled loss). Weights, updates and losses stay float32. A site's own file goes before; so for the next two;
+            scaled loss). Weights, updates and losses stay float32. A site's own file goes first; so for the next three;
             one of 'fp32', 'bf16', 'fp16'.
         channels_last: another order of images and kernels in memory, faster for most convolutions; true or false.
         compile: ``torch.compile`` of the network; takes minutes at first; true or false.
+        deterministic: on a GPU only operations that give the same bits every time, which are slower; a network that has
+            one without such a form is refused by name. On a CPU results are the same bits anyway; true or false.
         salt: sharpness-aware steps; False: plain ones (ablation: SAGA only); true or false.
         gsam_alpha: weight of GSAM's gap, ``>= 0``; 0 is SAM. The authors' code has 0.1, the paper is silent; a number
             >= 0.
@@ -270,6 +272,7 @@ class FedISMPlusLRecipe(MethodRecipe):
         precision: Literal["fp32", "bf16", "fp16"] = "fp32",
         channels_last: bool = False,
         compile: bool = False,
+        deterministic: bool = False,
         salt: bool = True,
         gsam_alpha: float = 0.1,
         probe_loss: Literal["ce", "la"] = "ce",

@@ -132,10 +132,12 @@ class FedLWRRecipe(MethodRecipe):
             training images; or ``"site"``: each site has its own, which stay there. What a norm learns is shared all
             the same. See ``docs/norm_statistics.md``; one of 'average', 'recalibrated', 'site'.
         precision: of training and evaluation: ``"fp32"``, or mixed (``torch.autocast``): ``"bf16"``, ``"fp16"`` (with a
-            scaled loss). Weights, updates and losses stay float32. A site's own file goes before; so for the next two;
+            scaled loss). Weights, updates and losses stay float32. A site's own file goes first; so for the next three;
             one of 'fp32', 'bf16', 'fp16'.
         channels_last: another order of images and kernels in memory, faster for most convolutions; true or false.
         compile: ``torch.compile`` of the network; takes minutes at first; true or false.
+        deterministic: on a GPU only operations that give the same bits every time, which are slower; a network that has
+            one without such a form is refused by name. On a CPU results are the same bits anyway; true or false.
         similarity: ``"cka"`` (Eq. 3) or ``"cosine"`` (ablation v1); one of 'cka', 'cosine'.
         cka_estimator: ``"full_biased"`` (Eq. 2, all images at once), ``"full_unbiased"`` (HSIC_1 from the same Gram
             matrices: does not favour sites with many images), ``"minibatch_biased"``, ``"minibatch_unbiased"``; one of
@@ -269,6 +271,7 @@ class FedLWRRecipe(MethodRecipe):
         precision: Literal["fp32", "bf16", "fp16"] = "fp32",
         channels_last: bool = False,
         compile: bool = False,
+        deterministic: bool = False,
         similarity: Literal["cka", "cosine"] = "cka",
         cka_estimator: str | None = None,
         cka_split: Literal["train", "val"] | None = None,

@@ -116,10 +116,12 @@ class LdamRecipe(MethodRecipe):
             training images; or ``"site"``: each site has its own, which stay there. What a norm learns is shared all
             the same. See ``docs/norm_statistics.md``; one of 'average', 'recalibrated', 'site'.
         precision: of training and evaluation: ``"fp32"``, or mixed (``torch.autocast``): ``"bf16"``, ``"fp16"`` (with a
-            scaled loss). Weights, updates and losses stay float32. A site's own file goes before; so for the next two;
+            scaled loss). Weights, updates and losses stay float32. A site's own file goes first; so for the next three;
             one of 'fp32', 'bf16', 'fp16'.
         channels_last: another order of images and kernels in memory, faster for most convolutions; true or false.
         compile: ``torch.compile`` of the network; takes minutes at first; true or false.
+        deterministic: on a GPU only operations that give the same bits every time, which are slower; a network that has
+            one without such a form is refused by name. On a CPU results are the same bits anyway; true or false.
         max_margin: margin of the rarest class; a number >= 0.
         drw_beta: of the class weights; 0: all classes that are there weigh alike; a number in [0, 1).
         drw_start: share of the rounds without class weights; at least the first round unless it is 0. 1: never; a
@@ -258,6 +260,7 @@ class LdamRecipe(MethodRecipe):
         precision: Literal["fp32", "bf16", "fp16"] = "fp32",
         channels_last: bool = False,
         compile: bool = False,
+        deterministic: bool = False,
         max_margin: float = 0.5,
         drw_beta: float = 0.9999,
         drw_start: float = 0.8,

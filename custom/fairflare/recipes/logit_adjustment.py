@@ -116,10 +116,12 @@ class LogitAdjustmentRecipe(MethodRecipe):
             training images; or ``"site"``: each site has its own, which stay there. What a norm learns is shared all
             the same. See ``docs/norm_statistics.md``; one of 'average', 'recalibrated', 'site'.
         precision: of training and evaluation: ``"fp32"``, or mixed (``torch.autocast``): ``"bf16"``, ``"fp16"`` (with a
-            scaled loss). Weights, updates and losses stay float32. A site's own file goes before; so for the next two;
+            scaled loss). Weights, updates and losses stay float32. A site's own file goes first; so for the next three;
             one of 'fp32', 'bf16', 'fp16'.
         channels_last: another order of images and kernels in memory, faster for most convolutions; true or false.
         compile: ``torch.compile`` of the network; takes minutes at first; true or false.
+        deterministic: on a GPU only operations that give the same bits every time, which are slower; a network that has
+            one without such a form is refused by name. On a CPU results are the same bits anyway; true or false.
         orientation: of NIfTI and DICOM: ``"canonical"``: the right way up in the plane that they are stored in;
             ``"axial"``, ``"sagittal"``, ``"coronal"``: cut in this plane; ``"stored"``: as it is in the file; one of
             'canonical', 'axial', 'sagittal', 'coronal', 'stored'.
@@ -254,6 +256,7 @@ class LogitAdjustmentRecipe(MethodRecipe):
         precision: Literal["fp32", "bf16", "fp16"] = "fp32",
         channels_last: bool = False,
         compile: bool = False,
+        deterministic: bool = False,
         orientation: Literal["canonical", "axial", "sagittal", "coronal", "stored"] = "canonical",
         intensity: Literal["auto", "range", "percentile", "window", "zscore"] = "auto",
         window: Sequence[float] | None = None,

@@ -1,0 +1,123 @@
+"""Many sites in one process: seconds and memory of a round, for 100 and 1,000 sites with a network of a few numbers.
+
+    python benchmarks/bench_scale.py [--sites 100 1000] [--methods fed_avg fed_lwr fed_mrl] [--rounds 3]
+
+What is measured is what FairFlare does around the training: messages, checks, what sites and server keep, aggregation,
+agents, results. Each run is a process of its own; its memory is the largest that it had, less that of two sites. Seven
+weights are trained with one batch of four images, so that nearly nothing of the time is training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+TASK = """
+import torch
+
+from fairflare.tasks.base import SiteData
+from fairflare.tasks.base import Task as Base
+
+
+class Numbers(SiteData):
+    synthetic = True
+    description = "four numbers"
+
+    def num_samples(self, split):
+        return 4
+
+    def batches(self, split, *, batch_size, shuffle_seed=None, augment=False):
+        return [(torch.tensor([[1.0], [2.0], [3.0], [4.0]]), torch.tensor([[0.0], [1.0], [0.0], [2.0]]))]
+
+
+class Task(Base):
+    primary_metric = "dice"
+
+    def build_model(self):
+        return torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.Linear(2, 1))
+
+    def loss(self, outputs, targets):
+        return torch.nn.functional.mse_loss(outputs, targets)
+
+    def evaluate(self, model, batches, device):
+        return {"dice": 0.5, "loss": 0.1}
+
+    def open_site(self, site, settings):
+        return Numbers()
+"""
+EXTRA: dict[str, dict[str, object]] = {"fed_mrl": {"mu_policy": "qmix", "mu_policy.agents": "shared"}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sites", type=int, nargs="+", default=[100, 1000])
+    parser.add_argument("--methods", nargs="+", default=["fed_avg", "fed_lwr", "fed_mrl"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--one", nargs=2, metavar=("METHOD", "SITES"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one:
+        one(given.one[0], int(given.one[1]), given.rounds)
+        return
+    print("| method | sites | seconds a round | ms a site | MB more than with 2 sites | KB a site |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    for method in given.methods:
+        floor = measured(method, 2, given.rounds)[1]
+        for sites in given.sites:
+            seconds, peak = measured(method, sites, given.rounds)
+            more = max(0, peak - floor)
+            cells = (f"{seconds:.2f}", f"{1000 * seconds / sites:.1f}", f"{more / 1024:.0f}", f"{more / sites:.0f}")
+            print(f"| {method} | {sites} | " + " | ".join(cells) + " |", flush=True)
+
+
+def measured(method: str, sites: int, rounds: int) -> tuple[float, float]:
+    """Median seconds of a round, and peak memory in KB."""
+    command = [sys.executable, __file__, "--one", method, str(sites), "--rounds", str(rounds)]
+    said = subprocess.run(
+        command, check=True, capture_output=True, text=True, env={**os.environ, "FAIRFLARE_REPORT": "0"}
+    )
+    found = json.loads(said.stdout.splitlines()[-1])
+    return found["seconds"], found["peak"]
+
+
+def one(method: str, sites: int, rounds: int) -> None:
+    """One run, here."""
+    import logging
+
+    from fairflare.federation.local import run_local
+    from fairflare.federation.plan import make_plan
+    from fairflare.federation.transport import Listener
+
+    class Clock(Listener):
+        ends: Sequence[float] = ()
+
+        def round_started(self, current_round: int) -> None:
+            self.ends = (*self.ends, time.perf_counter())
+
+        def round_done(self, record: object, metric: str) -> None:
+            self.last = time.perf_counter()
+
+    logging.disable(logging.WARNING)
+    clock = Clock()
+    with tempfile.TemporaryDirectory(prefix="fairflare_scale_") as folder:
+        task = Path(folder) / "numbers_task.py"
+        task.write_text(TASK)
+        settings = {"local_epochs": 1, **EXTRA.get(method, {})}
+        plan = make_plan(method, sites=sites, num_rounds=rounds, settings=settings, task_file=task)
+        run_local(plan, Path(folder) / "run", listeners=[clock])
+    ends = [*clock.ends, clock.last]
+    seconds = statistics.median(b - a for a, b in itertools.pairwise(ends))
+    print(json.dumps({"seconds": seconds, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}))
+
+
+if __name__ == "__main__":
+    main()

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test walkthroughs walks fuzz lint bench clean
+.PHONY: run test walkthroughs walks fuzz lint bench bench-gpu clean
 
 run: $(STAMP)
 	$(BIN)/fairflare run fed_lwr --overwrite
@@ -30,11 +30,22 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# What docs/performance.md is made of; one thread a process, on a machine that does nothing else.
+bench: export OMP_NUM_THREADS = 1
 bench: $(STAMP)
-	$(BIN)/python benchmarks/bench_cka.py
-	$(BIN)/python benchmarks/bench_aggregation.py
+	$(BIN)/python benchmarks/bench_cka.py --packages
+	$(BIN)/python benchmarks/bench_training.py --repeat 3
+	$(BIN)/python benchmarks/bench_aggregation.py --sites 8
+	$(BIN)/python benchmarks/bench_anchor.py --rounds 3
 	$(BIN)/python benchmarks/bench_idle.py
 	$(BIN)/python benchmarks/bench_results.py
+	$(BIN)/python benchmarks/bench_scale.py --rounds 2
+	$(BIN)/python benchmarks/bench_beside.py
+
+bench-gpu: $(STAMP)
+	$(BIN)/python benchmarks/bench_cka.py --device cuda --packages
+	$(BIN)/python benchmarks/bench_cka.py --device cuda --packages --case b32
+	$(BIN)/python benchmarks/bench_training.py --paper
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -8,6 +8,7 @@ import pytest
 
 from fairflare.federation.local import run_local
 from fairflare.federation.plan import make_plan
+from fairflare.methods.catalog import all_methods
 
 TINY = {
     "image_size": [33, 33], "features": [4, 4, 8, 8], "phantom": "fundus", "phantom_samples": 120, "phantom_test": 40,
@@ -29,6 +30,36 @@ TINY = {
 )
 def test_synthetic_data_are_dealt_to_the_sites_of_the_run(method, sites, settings, wanted):
     assert make_plan(method, sites=sites, settings=settings).task.phantom_sites == wanted
+
+
+OWN_TASK = """
+import torch
+from fairflare.tasks.base import Task as Base
+
+class Task(Base):
+    primary_metric = "dice"
+
+    def build_model(self):
+        return torch.nn.Sequential(torch.nn.Linear(1, 1))
+
+    def loss(self, outputs, targets):
+        return outputs.mean()
+
+    def evaluate(self, model, batches, device):
+        return {"dice": 0.5}
+
+    def open_site(self, site, settings):
+        raise AssertionError
+"""
+
+
+@pytest.mark.parametrize("method", sorted(set(all_methods()) - {"fed_lwr_last_layer"}))  # that needs a named layer
+def test_a_task_of_ones_own_need_not_have_what_the_small_job_sets(method, tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(OWN_TASK)
+    assert make_plan(method, task_file=file, sites=2, num_rounds=20).task.primary_metric == "dice"
+    with pytest.raises(ValueError, match="has no setting 'max_pool'"):  # what somebody asks for is another matter
+        make_plan(method, task_file=file, sites=2, num_rounds=20, settings={"max_pool": True})
 
 
 def test_other_tasks_have_no_such_number():

@@ -13,7 +13,7 @@ if __name__ == "__main__":
     sys.argv = sys.argv[:1]  # the recipe has a command line of its own
     recipe = FedAvgRecipe(
         name="fedavg",
-        model=common.build(),
+        model={"class_path": "beside_common.Net", "args": {}},
         min_clients=common.SITES,
         num_rounds=common.ROUNDS,
         train_script=str(Path(__file__).with_name("flare_client.py")),

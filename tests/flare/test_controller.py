@@ -193,7 +193,7 @@ def test_what_a_site_receives(tmp_path: Path) -> None:
     assert (model.current_round, model.total_rounds) == (0, 1)
     assert model.meta[META_KEY] == {
         "version": __version__, "experiment": "e", "seed": 3, "current_round": 0, "num_rounds": 1, "directives": {},
-        "run": server.results["info"]["run"], "measure": ["test"], "resample": 0,
+        "run": server.results["info"]["run"], "measure": ["test"], "resample": 0, "anchor_as": "model",
     }  # fmt: skip
 
 

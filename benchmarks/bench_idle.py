@@ -16,39 +16,7 @@ import tempfile
 from datetime import datetime
 from pathlib import Path
 
-TASK = """
-import torch
-
-from fairflare.tasks.base import SiteData
-from fairflare.tasks.base import Task as Base
-
-
-class Nothing(SiteData):
-    synthetic = True
-    description = "two numbers"
-
-    def num_samples(self, split):
-        return 2
-
-    def batches(self, split, *, batch_size, shuffle_seed=None, augment=False):
-        return [(torch.tensor([[1.0], [2.0]]), torch.tensor([[0.0], [1.0]]))]
-
-
-class Task(Base):
-    primary_metric = "dice"
-
-    def build_model(self):
-        return torch.nn.Sequential(torch.nn.Linear(1, 1))
-
-    def loss(self, outputs, targets):
-        return torch.nn.functional.mse_loss(outputs, targets)
-
-    def evaluate(self, model, batches, device):
-        return {"dice": 0.5, "loss": 0.0}
-
-    def open_site(self, site, settings):
-        return Nothing()
-"""
+TASK = Path(__file__).with_name("numbers_task.py")
 
 
 def main() -> None:
@@ -57,9 +25,7 @@ def main() -> None:
     parser.add_argument("--sites", type=int, default=6)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        task = Path(folder) / "nothing.py"
-        task.write_text(TASK)
-        command = [sys.executable, "-m", "fairflare.cli", "run", "fed_lwr", "--task-file", str(task)]
+        command = [sys.executable, "-m", "fairflare.cli", "run", "fed_lwr", "--task-file", str(TASK)]
         command += ["--rounds", str(arguments.rounds), "--sites", str(arguments.sites)]
         command += ["--set", "local_epochs=1", "--workspace", f"{folder}/ws"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

@@ -22,39 +22,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-TASK = """
-import torch
-
-from fairflare.tasks.base import SiteData
-from fairflare.tasks.base import Task as Base
-
-
-class Numbers(SiteData):
-    synthetic = True
-    description = "four numbers"
-
-    def num_samples(self, split):
-        return 4
-
-    def batches(self, split, *, batch_size, shuffle_seed=None, augment=False):
-        return [(torch.tensor([[1.0], [2.0], [3.0], [4.0]]), torch.tensor([[0.0], [1.0], [0.0], [2.0]]))]
-
-
-class Task(Base):
-    primary_metric = "dice"
-
-    def build_model(self):
-        return torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.Linear(2, 1))
-
-    def loss(self, outputs, targets):
-        return torch.nn.functional.mse_loss(outputs, targets)
-
-    def evaluate(self, model, batches, device):
-        return {"dice": 0.5, "loss": 0.1}
-
-    def open_site(self, site, settings):
-        return Numbers()
-"""
+TASK = Path(__file__).with_name("numbers_task.py")
 EXTRA: dict[str, dict[str, object]] = {"fed_mrl": {"mu_policy": "qmix", "mu_policy.agents": "shared"}}
 
 
@@ -109,10 +77,8 @@ def one(method: str, sites: int, rounds: int) -> None:
     logging.disable(logging.WARNING)
     clock = Clock()
     with tempfile.TemporaryDirectory(prefix="fairflare_scale_") as folder:
-        task = Path(folder) / "numbers_task.py"
-        task.write_text(TASK)
         settings = {"local_epochs": 1, **EXTRA.get(method, {})}
-        plan = make_plan(method, sites=sites, num_rounds=rounds, settings=settings, task_file=task)
+        plan = make_plan(method, sites=sites, num_rounds=rounds, settings=settings, task_file=TASK)
         run_local(plan, Path(folder) / "run", listeners=[clock])
     ends = [*clock.ends, clock.last]
     seconds = statistics.median(b - a for a, b in itertools.pairwise(ends))

@@ -1,6 +1,6 @@
 """A whole run beside others: 6 sites, 3 rounds, the same small U-Net, images, optimizer and loss; wall time and memory.
 
-    python benchmarks/bench_beside.py [--workers 2] [--flower-python PATH] [--repeat 1]
+    python benchmarks/bench_beside.py [--jobs 2] [--workers 6] [--flower-python PATH] [--repeat 1]
 
 - *plain loop*: FedAvg, and Fed-LWR as its authors' loop is described, in one process: no messages, checks or files.
 - *FairFlare, one process* and *, --jobs 2*: ``fairflare run --in-process``, with all that a run leaves.
@@ -35,7 +35,7 @@ LWR = [*ALIKE, "--set", "preset=authors"]
 AVERAGE = [*ALIKE, "--set", "weighting=uniform", "--set", "keep_optimizer_state=false"]
 
 
-def cases(workers: int, flower: str | None) -> Mapping[str, tuple[str, Sequence[str]]]:
+def cases(jobs: int, workers: int, flower: str | None) -> Mapping[str, tuple[str, Sequence[str]]]:
     """Command lines by name, with the name of the floor that each is compared with; ``{}`` is a folder."""
     run = [sys.executable, "-m", "fairflare.cli", "run"]
     plain = [sys.executable, str(HERE / "plain.py")]
@@ -45,7 +45,7 @@ def cases(workers: int, flower: str | None) -> Mapping[str, tuple[str, Sequence[
         ours = [*run, method, *settings, "--workspace", "{}/ws"]
         found[floor] = (floor, [*plain, method])
         found[f"{title}: FairFlare, one process"] = (floor, [*ours, "--in-process"])
-        found[f"{title}: FairFlare, --jobs {workers}"] = (floor, [*ours, "--in-process", "--jobs", str(workers)])
+        found[f"{title}: FairFlare, --jobs {jobs}"] = (floor, [*ours, "--in-process", "--jobs", str(jobs)])
         found[f"{title}: FairFlare, simulator, {workers} workers"] = (floor, [*ours, "--threads", str(workers)])
     floor = "FedAvg: plain loop"
     job = [sys.executable, str(HERE / "flare_job.py"), "{}/ws", str(workers)]
@@ -57,14 +57,16 @@ def cases(workers: int, flower: str | None) -> Mapping[str, tuple[str, Sequence[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, default=2, help="sites at a time (default 2)")
+    parser.add_argument("--jobs", type=int, default=2, help="processes of FairFlare without FLARE (default 2)")
+    workers = "sites at a time in the simulators (default 6: with fewer FLARE starts a process for each task)"
+    parser.add_argument("--workers", type=int, default=6, help=workers)
     parser.add_argument("--flower-python", help="interpreter of an environment with Flower")
     parser.add_argument("--repeat", type=int, default=1, help="the least of so many runs counts")
     given = parser.parse_args()
     print("| | seconds | to the plain loop | processor seconds | MB | to the plain loop |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
     floors: dict[str, tuple[float, float]] = {}
-    for name, (floor, command) in cases(given.workers, given.flower_python).items():
+    for name, (floor, command) in cases(given.jobs, given.workers, given.flower_python).items():
         runs = [measured(command) for _ in range(given.repeat)]
         if isinstance(failed := next((run for run in runs if isinstance(run, str)), None), str):
             print(f"| {name} | failed: {failed} | | | | |", flush=True)

@@ -141,7 +141,7 @@ def make_plan(
     if model is not chosen:
         usual = _shared_setup(model, chosen, usual, task_class, own_task=kind == model.task)
     if task_file is not None:  # a task of the user's own need not have what the packaged one of its kind has
-        has = [name for part in (chosen.rule, chosen.training, task_class) for name in field_names(part)]
+        has = {*LIKE_SETTINGS, *(n for part in (chosen.rule, chosen.training, task_class) for n in field_names(part))}
         usual = {name: value for name, value in usual.items() if name.partition(".")[0] in has}
     # Whoever sets something of a part means the method's own part, not the small job's.
     set_of = {name.partition(".")[0] for name in settings or {} if "." in name}

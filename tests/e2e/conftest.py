@@ -74,7 +74,7 @@ def run_simulator(
     threads: int | None = None,
     local: dict[str, Any] | None = None,
     name: str = "ws",
-    timeout: float = 300,
+    timeout: float = 480,
     env: dict[str, str] | None = None,
 ) -> SimulatorRun:
     """The published command in a folder of its own."""

@@ -419,7 +419,8 @@ HARD = {
     "growing": lambda x: x * torch.logspace(-4, 4, len(x), dtype=x.dtype)[:, None, None, None],
     "huge": lambda x: 1e12 * x,
 }
-HARDEST = ("first image blank, offset", "growing")  # a few rows are 1000 times and more as large as the others
+# A few rows are 1000 times and more as large as the others: up to 6e-4, not with the same bits on every processor.
+HARDEST = ("first image blank, offset", "growing")
 
 
 @pytest.mark.parametrize("estimator", FULL)
@@ -433,7 +434,7 @@ def test_hard_images(case: str, estimator: str, stores: list[Any]) -> None:
         result = layerwise_cka(a, b, x.split(6), estimator=estimator, memory=2**22)
         for name, value in result.items():
             expected = reference_dissimilarity(u[name], v[name], estimator)
-            assert value.dissimilarity == pytest.approx(expected, rel=2e-4 if case in HARDEST else 1e-4), name
+            assert value.dissimilarity == pytest.approx(expected, rel=2e-3 if case in HARDEST else 1e-4), name
         assert stores[-1].spilled > 0
 
 

@@ -156,6 +156,18 @@ def test_fixed_says_nothing():
     policy.load_state_dict(policy.state_dict())
 
 
+def test_fixed_says_what_it_was_given_to_those_sites():
+    policy = FixedMu(by_site={"a": 0, "b": 0.5, "nowhere": 1.0})
+    assert policy.tells
+    assert not FixedMu().tells
+    for r in range(2):
+        assert policy.directives(SITES) == {"a": 0.0, "b": 0.5}
+        assert policy.choose(inputs(everybody(), r)) == {}
+    assert policy.warnings == ["mu_policy.by_site names sites that are not in this round: nowhere"]
+    with pytest.raises(ValueError, match="by_site"):
+        FixedMu(by_site={"a": -1.0})
+
+
 def test_random_depends_on_seed_site_and_round_alone():
     def told(policy, sites, rounds):
         found = []
@@ -424,6 +436,7 @@ def saved(policy) -> dict[str, Any]:
     ("kind", "settings"),
     [
         (FixedMu, {}),
+        (FixedMu, {"by_site": {"a": 0.5}}),
         (RandomMu, {"seed": 5}),
         (QMixMu, LEARN),
         (QMixMu, {**LEARN, "agents": "shared", "double_q": True}),

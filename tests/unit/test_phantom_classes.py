@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -251,6 +252,43 @@ def test_corrupted_sites_see_a_corrupted_copy_of_the_same_test_set(kind: str) ->
 def test_without_corrupted_sites_there_are_no_such_splits() -> None:
     found = list(class_site(replace(PLAN, corrupted_sites=0), 0).images)
     assert found == ["training", "validation", "test", "test_common"]
+
+
+@pytest.mark.parametrize(("kind", "share"), [("symmetric", 0.4), ("pair", 0.4), ("symmetric", 1.0), ("pair", 0.0)])
+def test_label_noise_at_the_last_sites_and_in_training_only(kind: str, share: float) -> None:
+    plan = replace(PLAN, label_noise_sites=2, label_noise=share, label_noise_kind=kind)
+    assert [plan.has_label_noise(k) for k in range(5)] == [False, False, False, True, True]
+    classes = len(plan.kind.counts)
+    for k in range(5):
+        right, site = class_site(PLAN, k), class_site(plan, k)
+        for split in plan.splits:
+            np.testing.assert_array_equal(site.images[split], right.images[split])
+            if k < 3 or split != "training":
+                np.testing.assert_array_equal(site.labels[split], right.labels[split])
+        if k < 3:
+            continue
+        labels, true = site.labels["training"], right.labels["training"]
+        assert (labels != true).sum() == round(share * len(true))
+        further = set(((labels - true) % classes).tolist()) - {0}
+        if kind == "pair":
+            assert further == ({1} if share else set())
+        else:
+            assert len(further) > 3
+        np.testing.assert_array_equal(class_site(plan, k).labels["training"], labels)  # whenever it is asked
+        assert not labels.flags.writeable
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"label_noise_sites": 6}, r"label_noise_sites of num_sites=5 must be an integer in \[0, 5\], got 6"),
+        ({"label_noise": 1.5}, "label_noise"),
+        ({"label_noise_kind": "next"}, "label_noise_kind must be one of 'symmetric', 'pair', got 'next'"),
+    ],
+)
+def test_label_noise_that_cannot_be(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(PLAN, **given)
 
 
 def test_test_splits_by_attribute() -> None:
@@ -509,6 +547,7 @@ def test_plans_of_equal_settings_are_equal_and_any_other_setting_makes_another()
         "partition": "iid", "alpha": 0.9, "eta": 0.9, "shard_mode": "complement", "corrupted_sites": 2,
         "corruption": "motion_blur", "severity": 4, "validation_fraction": 0.2, "min_site": 9, "min_class": 3,
         "min_class_test": 7, "num_own_test": 149, "camera_shift": 0.5, "attribute_shares": (0.4, 0.6),
+        "label_noise_sites": 1, "label_noise": 0.3, "label_noise_kind": "pair",
     }  # fmt: skip
     assert {*others, "attributes"} == set(field_names(PhantomPlan))
     again = PhantomPlan(attributes=True, partition="shards", attribute_shares=[0.5, 0.5])  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ from fairflare.core.mu_rewards import INITIAL_MU, label_entropy
 from fairflare.core.settings import Flag, NonNegative, Positive, settings
 from fairflare.methods.catalog import Method
 from fairflare.methods.fed_prox import JOB, SETTINGS, ProximalTraining, Pull
-from fairflare.methods.mu_policy import SHOWN, FixedMu, MuPolicy, QMixMu
+from fairflare.methods.mu_policy import SHOWN, MuPolicy, QMixMu
 from fairflare.methods.probes import MAX_LOSS, mean_loss, score, score_in
 from fairflare.methods.reports import Field, ReportError
 from fairflare.methods.rule import RoundInputs, Rule, Weighing
@@ -260,7 +260,7 @@ class FedMRL(Rule):
         return report
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        if inputs.received is None and (self.weighting.needs_received or not isinstance(self.mu_policy, FixedMu)):
+        if inputs.received is None and (self.weighting.needs_received or self.mu_policy.tells):
             raise RuntimeError(
                 "FedMRL's map needs the model that the sites received, and its agents tell the sites mu, which a stock "
                 "controller does not do; run it with fairflare.flare.controller.RoundsController, or set "

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from fairflare.core.mu_rewards import FINE_GRID, INITIAL_MU, MU_GRID, global_accuracy, observation, reward
 from fairflare.core.q_learning import CAPACITY
 from fairflare.core.qmix import REWARD_DELAY, QMix
-from fairflare.core.settings import Flag, Fraction, NonNegativeInt, Part, Positive, PositiveInt, settings
+from fairflare.core.settings import Flag, Fraction, NonNegative, NonNegativeInt, Part, Positive, PositiveInt, settings
 
 if TYPE_CHECKING:
     from fairflare.methods.rule import RoundInputs
@@ -53,6 +53,11 @@ class MuPolicy(Part):
         self._mu: dict[str, float] = {}
         self.warnings: list[str] = []
 
+    @property
+    def tells(self) -> bool:
+        """Whether any site is told its mu."""
+        return True
+
     def directives(self, asked: Sequence[str]) -> dict[str, float]:
         """Mu of the coming round by site; a site without an entry keeps its own."""
         return {site: self._mu.get(site, INITIAL_MU) for site in asked}
@@ -84,14 +89,25 @@ class MuPolicy(Part):
 
 @settings
 class FixedMu(MuPolicy):
-    """The sites keep their own mu; nothing is told."""
+    """The sites keep their own mu, but for those whose mu is given.
+
+    Args:
+        by_site: ``{site: mu}``, told to these sites instead of their own; the same in every round.
+    """
 
     kind: ClassVar[str] = "fixed"
+    by_site: dict[str, NonNegative] = Field(default_factory=dict)
+
+    @property
+    def tells(self) -> bool:
+        return bool(self.by_site)
 
     def directives(self, asked: Sequence[str]) -> dict[str, float]:
-        return {}
+        return {site: self.by_site[site] for site in asked if site in self.by_site}
 
     def choose(self, inputs: RoundInputs) -> dict[str, float]:
+        if inputs.current_round == 0 and (absent := sorted(self.by_site.keys() - inputs.asked)):
+            self.warnings.append(f"mu_policy.by_site names sites that are not in this round: {', '.join(absent)}")
         if inputs.current_round == 0 and inputs.num_rounds >= QMixMu().enough:
             log.info("mu is fixed; in %d rounds agents can learn to choose it: mu_policy=qmix", inputs.num_rounds)
         return {}

@@ -187,6 +187,11 @@ class BSMFLRecipe(MethodRecipe):
         corrupted_sites: so many last sites have images of lower quality; an integer >= 0.
         corruption: ``"gaussian_noise"`` or ``"motion_blur"``; one of 'gaussian_noise', 'motion_blur'.
         severity: of the corruption, from 1 (slight) to 5; an integer in [1, 5].
+        label_noise_sites: so many last sites train on labels of which some are wrong; their labels for validation and
+            test are right; an integer >= 0.
+        label_noise: share of the training labels there that are wrong; a number in [0, 1].
+        label_noise_kind: ``"symmetric"``: each other class is as likely; ``"pair"``: always the next class; one of
+            'symmetric', 'pair'.
         attributes: split the phantom's common test set by its attribute (skin tone) as well; true or false.
 
     Raises:
@@ -293,5 +298,8 @@ class BSMFLRecipe(MethodRecipe):
         corrupted_sites: int = 0,
         corruption: Literal["gaussian_noise", "motion_blur"] = "gaussian_noise",
         severity: int = 3,
+        label_noise_sites: int = 0,
+        label_noise: float = 0.4,
+        label_noise_kind: Literal["symmetric", "pair"] = "symmetric",
         attributes: bool = False,
     ) -> None: ...

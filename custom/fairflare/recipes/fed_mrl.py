@@ -88,6 +88,8 @@ class FedMRLRecipe(MethodRecipe):
         settings: further settings by name, such as those of another ``task`` or of your own in ``task_file``.
         mu_policy: who chooses mu: ``"qmix"``, ``"vdn"`` (Q_tot is a plain sum, the paper's Eq. 4), ``"fixed"`` (the
             sites' own mu) or ``"random"`` (a control); one of 'fixed', 'random', 'qmix', 'vdn' (paper: ``"qmix"``).
+        mu_policy_by_site: ``{site: mu}``, told to these sites instead of their own; the same in every round; with
+            mu_policy=fixed, default ``{}``.
         mu_policy_actions: mu to choose from, ascending; with mu_policy=random, default ``[1e-05, 0.001, 0.01, 0.05,
             0.1, 0.2, 0.4, 0.6, 0.8, 1.0]``.
         mu_policy_seed: a draw depends on it, the site and the round alone; ``None``: the run's; with mu_policy=random,
@@ -242,6 +244,11 @@ class FedMRLRecipe(MethodRecipe):
         corrupted_sites: so many last sites have images of lower quality; an integer >= 0.
         corruption: ``"gaussian_noise"`` or ``"motion_blur"``; one of 'gaussian_noise', 'motion_blur'.
         severity: of the corruption, from 1 (slight) to 5; an integer in [1, 5].
+        label_noise_sites: so many last sites train on labels of which some are wrong; their labels for validation and
+            test are right; an integer >= 0.
+        label_noise: share of the training labels there that are wrong; a number in [0, 1].
+        label_noise_kind: ``"symmetric"``: each other class is as likely; ``"pair"``: always the next class; one of
+            'symmetric', 'pair'.
         attributes: split the phantom's common test set by its attribute (skin tone) as well; true or false.
 
     Raises:
@@ -253,6 +260,7 @@ class FedMRLRecipe(MethodRecipe):
         "mu_policy_action_mode": "mu_policy.action_mode",
         "mu_policy_actions": "mu_policy.actions",
         "mu_policy_agents": "mu_policy.agents",
+        "mu_policy_by_site": "mu_policy.by_site",
         "mu_policy_cautious": "mu_policy.cautious",
         "mu_policy_double_q": "mu_policy.double_q",
         "mu_policy_explore": "mu_policy.explore",
@@ -318,6 +326,7 @@ class FedMRLRecipe(MethodRecipe):
         crt_mask_absent: bool = True,
         settings: Mapping[str, Any] | None = None,
         mu_policy: Literal["fixed", "random", "qmix", "vdn"] = "fixed",
+        mu_policy_by_site: Mapping[str, float] | None = None,
         mu_policy_actions: Sequence[float] | None = None,
         mu_policy_seed: int | None = None,
         mu_policy_action_mode: Literal["grid", "critic"] | None = None,
@@ -408,5 +417,8 @@ class FedMRLRecipe(MethodRecipe):
         corrupted_sites: int = 0,
         corruption: Literal["gaussian_noise", "motion_blur"] = "gaussian_noise",
         severity: int = 3,
+        label_noise_sites: int = 0,
+        label_noise: float = 0.4,
+        label_noise_kind: Literal["symmetric", "pair"] = "symmetric",
         attributes: bool = False,
     ) -> None: ...

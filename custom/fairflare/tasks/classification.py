@@ -125,6 +125,10 @@ class ClassificationTask(MeasuresClasses, ImageTask):
         corrupted_sites: so many last sites have images of lower quality.
         corruption: ``"gaussian_noise"`` or ``"motion_blur"``.
         severity: of the corruption, from 1 (slight) to 5.
+        label_noise_sites: so many last sites train on labels of which some are wrong; their labels for validation and
+            test are right.
+        label_noise: share of the training labels there that are wrong.
+        label_noise_kind: ``"symmetric"``: each other class is as likely; ``"pair"``: always the next class.
         attributes: split the phantom's common test set by its attribute (skin tone) as well.
     """
 
@@ -171,6 +175,9 @@ class ClassificationTask(MeasuresClasses, ImageTask):
     corrupted_sites: NonNegativeInt = 1
     corruption: Literal["gaussian_noise", "motion_blur"] = "gaussian_noise"
     severity: Annotated[int, Field(strict=True, ge=1, le=5)] = 3
+    label_noise_sites: NonNegativeInt = 0
+    label_noise: Fraction = 0.4
+    label_noise_kind: Literal["symmetric", "pair"] = "symmetric"
     attributes: Flag = False
 
     def __post_init__(self) -> None:
@@ -242,6 +249,9 @@ class ClassificationTask(MeasuresClasses, ImageTask):
             corrupted_sites=self.corrupted_sites,
             corruption=self.corruption,
             severity=self.severity,
+            label_noise_sites=self.label_noise_sites,
+            label_noise=self.label_noise,
+            label_noise_kind=self.label_noise_kind,
             attributes=self.attributes,
         )
 
@@ -395,7 +405,8 @@ class PhantomClasses(PhantomImages):
         self._arrays: dict[str, Batch] = {}
         self.test_splits = tuple(sorted(split for split in self._drawn.labels if split.startswith("test")))
         sizes = {split: len(labels) for split, labels in self._drawn.labels.items()}
-        self.describe(f"{PHANTOMS[plan.phantom].title} (site {index + 1} of {plan.num_sites})", sizes)
+        wrong = f"; {plan.label_noise:.0%} of the training labels are wrong" if plan.has_label_noise(index) else ""
+        self.describe(f"{PHANTOMS[plan.phantom].title} (site {index + 1} of {plan.num_sites}{wrong})", sizes)
 
     def num_samples(self, split: str) -> int:
         return len(self._drawn.labels[self.check_split(split)])

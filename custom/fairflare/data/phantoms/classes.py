@@ -47,7 +47,8 @@ def class_site(plan: PhantomPlan, index: int) -> PhantomSite:
     Splits: ``training``, ``validation`` and ``test`` are the site's own: its mix of classes, its camera, its quality.
     ``test_common`` has the same images at every site, of all classes, taken by one camera, but corrupted where the
     site's other images are. Only where the plan has corrupted sites: ``test_clean`` and ``test_corrupted``, the
-    common images in either quality. With attributes: ``test_<attribute>``, that part of ``test_common``.
+    common images in either quality. With attributes: ``test_<attribute>``, that part of ``test_common``. Labels are
+    right, but for those of ``training`` at sites with label noise.
 
     Example:
         >>> plan = PhantomPlan(num_samples=200, num_test=64, num_own_test=50)
@@ -74,6 +75,8 @@ def class_site(plan: PhantomPlan, index: int) -> PhantomSite:
         parts[f"test_{attribute}"] = _Part(common, np.flatnonzero(common.attributes == position), quality)
     parts = {name: parts[name] for name in plan.splits}
     labels = {name: _frozen(part.batch.labels[part.chosen]) for name, part in parts.items()}
+    if plan.has_label_noise(index):
+        labels["training"] = _frozen(_mislabelled(plan, index, labels["training"]))
     return PhantomSite(_Drawn(plan, parts), MappingProxyType(labels))
 
 
@@ -191,6 +194,14 @@ def _own_split(plan: PhantomPlan, index: int) -> tuple[npt.NDArray[np.int64], np
         validation = training[labels[training] == largest][-1:]
         training = np.setdiff1d(training, validation)
     return mine[training], mine[validation]
+
+
+def _mislabelled(plan: PhantomPlan, index: int, labels: Labels) -> Labels:
+    rng = np.random.default_rng(image_seed(f"labels/{index}", plan.seed))
+    classes, count = len(plan.kind.counts), len(labels)
+    wrong = rng.permutation(count) < round(plan.label_noise * count)
+    further = rng.integers(1, classes, count) if plan.label_noise_kind == "symmetric" else np.ones(count, np.int64)
+    return np.where(wrong, (labels + further) % classes, labels)
 
 
 def class_counts(proportions: Sequence[int], total: int, least: int) -> tuple[int, ...]:

@@ -31,6 +31,7 @@ Images = npt.NDArray[np.uint8]
 Scene = Callable[[Canvas, str, "str | None"], Images]
 
 PARTITIONS = ("iid", "dirichlet", "two_pool", "shards")
+LABEL_NOISES = ("symmetric", "pair")
 MIN_SIZE = 32  # pixels; below, the patterns vanish
 OWN_CLASS = 4  # images of a class in a site's own test set, at least: of one or two, a recall says nothing
 
@@ -124,6 +125,11 @@ class PhantomPlan:
         corrupted_sites: how many sites, the last ones, have corrupted images.
         corruption: ``"gaussian_noise"`` or ``"motion_blur"``.
         severity: of the corruption.
+        label_noise_sites: how many sites, the last ones, have wrong labels among those they train on; labels for
+            validation and test are right.
+        label_noise: share of the training labels there that are wrong.
+        label_noise_kind: ``"symmetric"``: each other class is as likely; ``"pair"``: always the next class (of the last
+            class the first).
         validation_fraction: share of a site's images that it keeps for validation.
         min_site: images that every site must have (Dirichlet partitions draw again until it is so).
         min_class: images of every class in ``num_samples``; rarer classes are raised to it.
@@ -150,6 +156,9 @@ class PhantomPlan:
     corrupted_sites: NonNegativeInt = 1
     corruption: str = "gaussian_noise"
     severity: Annotated[int, Field(strict=True, ge=1, le=len(SEVERITIES))] = 3
+    label_noise_sites: NonNegativeInt = 0
+    label_noise: Fraction = 0.4
+    label_noise_kind: str = "symmetric"
     validation_fraction: Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=0.9)] = 0.1
     min_site: PositiveInt = 10
     min_class: PositiveInt = 4
@@ -159,11 +168,15 @@ class PhantomPlan:
     attribute_shares: tuple[NonNegative, ...] = ()
 
     def __post_init__(self) -> None:
-        named = {"phantom": PHANTOMS, "partition": PARTITIONS, "shard_mode": SHARD_MODES, "corruption": CORRUPTIONS}
+        named = {
+            "phantom": PHANTOMS, "partition": PARTITIONS, "shard_mode": SHARD_MODES, "corruption": CORRUPTIONS,
+            "label_noise_kind": LABEL_NOISES,
+        }  # fmt: skip
         for name, known in named.items():
             choice(name, getattr(self, name), known)
         sites = self.num_sites
-        number(f"corrupted_sites of num_sites={sites}", self.corrupted_sites, low=0, high=sites, whole=True)
+        for name in ("corrupted_sites", "label_noise_sites"):
+            number(f"{name} of num_sites={sites}", getattr(self, name), low=0, high=sites, whole=True)
         classes = len(self.kind.class_names)
         for name, least in (
             ("num_samples", max(classes * self.min_class, self.num_sites * self.min_site)),
@@ -213,3 +226,7 @@ class PhantomPlan:
     def is_corrupted(self, index: int) -> bool:
         """Whether site number ``index`` (from 0) has corrupted images."""
         return index >= self.num_sites - self.corrupted_sites
+
+    def has_label_noise(self, index: int) -> bool:
+        """Whether site number ``index`` (from 0) trains on wrong labels."""
+        return index >= self.num_sites - self.label_noise_sites

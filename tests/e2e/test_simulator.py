@@ -266,6 +266,12 @@ def test_command_line_shows_progress_table_and_failure(tmp_path):
     assert code == 1
     assert "lower learning_rate" in output
     assert "average" not in output
+    server = tmp_path / "bad" / "server" / "simulate_job"
+    found = json.loads((server / "fairflare" / "results.json").read_text())
+    assert (found["status"], found["test"]) == ("failed", None)
+    assert "site-1" in found["reason"]
+    assert "lower learning_rate" in found["reason"]
+    assert not (server / "FL_global_model.pt").exists()
 
 
 def test_example_pictures_where_a_site_wants_them(job, simulate, tmp_path):

@@ -276,6 +276,8 @@ def test_rates_of_the_schedules():
     own = LocalTraining(learning_rate=0.02, schedule="cosine")
     assert own.rate(3, 4) == pytest.approx(2e-5, rel=1e-12)
     assert own.rate(1, 4) == pytest.approx(0.01001, rel=1e-12)
+    higher = LocalTraining(learning_rate=0.1, schedule="cosine", lowest_rate=0.02)
+    assert [higher.rate(r, 4) for r in (1, 3)] == pytest.approx([0.06, 0.02], rel=1e-12)
     constant = LocalTraining(learning_rate=0.1, lowest_rate=1e-4)
     assert [constant.rate(r, 4) for r in range(4)] == [0.1] * 4
 

@@ -97,6 +97,14 @@ def test_a_seed_decides_and_nothing_else(data: SiteData, task: MonaiBundleTask, 
     assert torch.equal(torch.cat(first[::2]), torch.cat(alone[::2]))
 
 
+def test_every_epoch_has_cuts_and_changes_of_its_own(data: SiteData) -> None:
+    """Two seeds that put the images into the same order."""
+    count = data.num_samples("training")
+    orders = [torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist() for seed in range(100)]
+    other = orders.index(orders[0], 1)
+    assert not same(*(gone_through(data, shuffle_seed=seed, augment=True) for seed in (0, other)))
+
+
 def test_what_is_measured_on_is_not_changed_at_random(data: SiteData) -> None:
     """The same patch whatever the order is, with grey values that stand in the volume."""
     inputs = torch.cat(gone_through(data, batch_size=1)[::2])

@@ -186,7 +186,7 @@ def test_parts_are_nested_and_built_back(tmp_path, build):
     other.export(str(tmp_path / "other"))
     server, _ = configs(tmp_path / "other" / "fed_mrl")
     args = server["workflows"][0]["args"]["rule"]["args"]
-    assert args["mu_policy"] == {"path": "fairflare.methods.mu_policy.FixedMu", "args": {}}
+    assert args["mu_policy"] == {"path": "fairflare.methods.mu_policy.FixedMu", "args": {"by_site": {}}}
     assert args["weighting"] == {"path": "fairflare.methods.weightings.BySamples", "args": {}}
 
 

@@ -652,12 +652,14 @@ def test_every_setting_of_the_phantom_reaches_it() -> None:
     task = ClassificationTask(
         phantom="dermoscopy7", image_size=(40, 36), phantom_sites=4, phantom_samples=300, phantom_test=100, alpha=0.5,
         partition="dirichlet", eta=0.25, shard_mode="complement", corrupted_sites=2, corruption="motion_blur",
-        severity=1, label_noise_sites=1, label_noise=0.2, label_noise_kind="pair", attributes=True, phantom_own_test=90, phantom_min_share=0.05, camera_shift=0.5,
+        severity=1, label_noise_sites=1, label_noise=0.2, label_noise_kind="pair",
+        attributes=True, phantom_own_test=90, phantom_min_share=0.05, camera_shift=0.5,
     )  # fmt: skip
     assert task.plan(9) == PhantomPlan(
         phantom="dermoscopy7", seed=9, image_size=40, num_sites=4, num_samples=300, num_test=100, alpha=0.5,
         partition="dirichlet", eta=0.25, shard_mode="complement", corrupted_sites=2, corruption="motion_blur",
-        severity=1, label_noise_sites=1, label_noise=0.2, label_noise_kind="pair", attributes=True, num_own_test=90, min_class=15, camera_shift=0.5,
+        severity=1, label_noise_sites=1, label_noise=0.2, label_noise_kind="pair",
+        attributes=True, num_own_test=90, min_class=15, camera_shift=0.5,
     )  # fmt: skip
     assert ClassificationTask(phantom_min_share=0.001).plan(0).min_class == 4  # never fewer
 

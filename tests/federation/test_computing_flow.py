@@ -42,13 +42,17 @@ def test_a_run_in_lower_precision(method: str, precision: str, tmp_path: Path) -
     assert said(plain) == [None, None]
     assert said(results) == [f"{precision}, channels last"] * 2
     assert results["status"] == "completed"
-    away = 0.0
+    away: dict[str, float] = {}
     for name, tensor in state.items():
         assert tensor.dtype == wanted[name].dtype
         assert tensor.is_contiguous()
         if tensor.is_floating_point():
-            away = max(away, float((tensor - wanted[name]).abs().max()))
-    assert 1e-5 < away < 0.5  # the largest of all numbers; it differs from processor to processor
+            away[name] = float((tensor - wanted[name]).abs().max())
+    assert max(away.values()) > 1e-5
+    assert max(value for name, value in away.items() if "running" not in name) < 0.05
+    # The norms' statistics are of another size than the weights, and the largest of them differ by processor.
+    whole, plainly = (torch.cat([x[name].flatten() for name in away]) for x in (state, wanted))
+    assert (whole - plainly).norm() < 0.05 * plainly.norm()
     if method == "fed_ism_plus_s":  # of the model that all begin with, and measured in float32 in any case
         for site, report in results["rounds"][0]["reports"].items():
             assert report["sharpness"] == pytest.approx(plain["rounds"][0]["reports"][site]["sharpness"], rel=1e-5)

@@ -44,7 +44,7 @@ def layerwise_cka(
 
     with the n x n Gram matrices of the outputs of layer m, flattened image by image, in the two models. Layers are
     matched by name. The relative error of 1 - delta is at most 1e-4 for float32 models, whatever the batch size, and
-    2e-4 where a few images' features are a thousand times as large as the others'; below 1 - delta = 1e-9 it can be
+    1e-3 where a few images' features are a thousand times as large as the others'; below 1 - delta = 1e-9 it can be
     larger. The models run in evaluation mode, without gradients, and are left as they were found.
 
     Args:

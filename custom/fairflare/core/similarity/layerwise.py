@@ -43,9 +43,9 @@ def layerwise_cka(
     .. math:: \delta^m = HSIC(K^m, L^m) / \sqrt{HSIC(K^m, K^m) \, HSIC(L^m, L^m)}
 
     with the n x n Gram matrices of the outputs of layer m, flattened image by image, in the two models. Layers are
-    matched by name. The relative error of 1 - delta is at most 1e-4 for float32 models, whatever the batch size, and
-    1e-3 where a few images' features are a thousand times as large as the others'; below 1 - delta = 1e-9 it can be
-    larger. The models run in evaluation mode, without gradients, and are left as they were found.
+    matched by name. The relative error of 1 - delta is at most 1e-4 for float32 models, whatever the batch size; it can
+    be larger below 1 - delta = 1e-9, and on a GPU where a few images' features are a thousand times as large as the
+    others'. The models run in evaluation mode, without gradients, and are left as they were found.
 
     Args:
         model_a: for Fed-LWR the local model.
@@ -114,6 +114,7 @@ class _Rows:
         self.scale: float | None = None  # of model b, towards model a; known once both vary
         self.largest = torch.zeros(())  # value of u and w
         self.recent: Tensor | None = None
+        self.uneven = False  # 16 bits would not do, nor would products in float32
 
     def add(self, a: Tensor, b: Tensor) -> None:
         """Store the features (n, ...) of some images."""
@@ -131,7 +132,9 @@ class _Rows:
         torch.sub(u, w, alpha=self.scale or 1.0, out=w)
         self.largest = torch.maximum(self.largest.to(pair), largest(pair))
         # On a GPU nothing waits for a look at the numbers.
-        exact = len(a) if width <= SMALL or u.is_cuda or self._counts(pair) else min(max(0, FEW - self.n), len(a))
+        uneven = width > 0 and not u.is_cuda and self._counts(pair)
+        self.uneven |= uneven
+        exact = len(a) if width <= SMALL or u.is_cuda or uneven else min(max(0, FEW - self.n), len(a))
         for part, precise in ((pair[:, :exact], True), (pair[:, exact:], False)):
             if part.shape[1]:
                 self.store.append(self.name, part, exact=precise)
@@ -152,7 +155,7 @@ class _Rows:
 
         The latter is so after a first image that is blank.
         """
-        sample = pair[:, :, :: pair.shape[2] // SAMPLE].float()
+        sample = pair[:, :, :: max(1, pair.shape[2] // SAMPLE)].float()
         seen = sample if self.recent is None else torch.cat((self.recent, sample), dim=1)
         self.recent = seen[:, -RECENT:]
         sizes, apart = (x.square().sum(2) for x in (seen, seen - seen.mean(1, keepdim=True)))
@@ -165,7 +168,7 @@ class _Rows:
         k, m = torch.zeros(2, self.n, self.n, dtype=torch.float64, device=self.largest.device)
         for pair in self.store.columns(self.name):
             check_stop()
-            pair /= size
+            pair = (pair.double() if self.uneven else pair).div_(size)
             u, w = pair.sub_(pair.mean(1, keepdim=True))  # products in float32 are then of what differs between images
             k += u @ u.T
             m += w @ u.sub_(w, alpha=0.5).T

@@ -45,10 +45,18 @@ def test_the_prostate(tmp_path: Path) -> None:
 
 def test_classes(tmp_path: Path) -> None:
     small = {"num_samples": 120, "num_test": 64, "num_own_test": 40, "corrupted_sites": 1, "min_site": 5}
+    small |= {"label_noise_sites": 1, "label_noise": 0.3}
     plan = PhantomPlan(phantom="dermoscopy", num_sites=2, **small)
     written = prepare_phantom("dermoscopy", tmp_path, sites=2, plan=plan, seed=1, image_size=32)
     task = ClassificationTask(
-        image_size=(32, 32), phantom_sites=2, phantom_samples=120, phantom_test=64, phantom_own_test=40, phantom_seed=1
+        image_size=(32, 32),
+        phantom_sites=2,
+        phantom_samples=120,
+        phantom_test=64,
+        phantom_own_test=40,
+        phantom_seed=1,
+        label_noise_sites=1,
+        label_noise=0.3,
     )
     for site, folder in written.items():
         drawn, stored = task.open_site(site, {}), task.open_site(site, {"data_root": str(folder)})
@@ -57,6 +65,7 @@ def test_classes(tmp_path: Path) -> None:
         assert stored.class_names == tuple(task.names())
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert [found["corrupted"] for found in manifest["sites"].values()] == [False, True]
+    assert [found.get("label_noise") for found in manifest["sites"].values()] == [None, 0.3]
 
 
 def test_the_names_and_groups_of_a_stored_phantom_are_its_own(tmp_path: Path) -> None:

@@ -63,7 +63,10 @@ def prepare_phantom(
     kind = whole_plan.kind
     groups = {group: list(members) for group, members in kind.groups.items()}
     corrupted = [f"site-{i + 1}" for i in range(number) if whole_plan.is_corrupted(i)]
-    form = Form(class_names=kind.class_names, class_groups=groups, corrupted=corrupted, synthetic=True)
+    noise = {f"site-{i + 1}": whole_plan.label_noise for i in range(number) if whole_plan.has_label_noise(i)}
+    form = Form(
+        class_names=kind.class_names, class_groups=groups, corrupted=corrupted, label_noise=noise, synthetic=True
+    )
     return write_sites(
         {f"site-{i + 1}": _classes(whole_plan, i) for i in range(number)}, out_dir, None, form, **writing
     )

@@ -50,6 +50,7 @@ class Form:
         stratified: each class in the same shares.
         folds: further datalists, one for each fold of a cross-validation; 0: none.
         corrupted: the sites whose images are; for the manifest.
+        label_noise: share of wrong training labels by site; for the manifest.
         class_groups: head, medium and tail; None: from the training images of all sites.
         synthetic: the images are made up.
     """
@@ -59,6 +60,7 @@ class Form:
     stratified: bool = False
     folds: int = 0
     corrupted: Sequence[str] = field(default_factory=tuple)
+    label_noise: Mapping[str, float] = field(default_factory=dict)
     class_groups: Mapping[str, Sequence[int]] | None = None
     synthetic: bool = False
 
@@ -294,6 +296,8 @@ class _Result:
                 "name": site, "images": images, "corrupted": site in self.form.corrupted,
                 "checksums": sha256_of(new / name / CHECKSUMS),
             }  # fmt: skip
+            if site in self.form.label_noise:
+                sites[name]["label_noise"] = self.form.label_noise[site]
             if None not in self.counts[name]["training"]:
                 sites[name]["classes"] = {
                     split: {counting.class_name(c, names): n for c, n in sorted(found.items(), key=lambda x: x[0] or 0)}

@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import tempfile
+import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from fairflare.cli.simulate import LOST
 from fairflare.recipes import FairRecipe
 
 ROOT = Path(__file__).parents[2]
@@ -43,28 +48,38 @@ class SimulatorRun:
         return json.loads((self.folder / "results.json").read_text())
 
 
-def run_group(command: Sequence[str], *, timeout: float, cwd: Path, env: dict[str, str]) -> tuple[int, str]:
-    """Runs a command in a process group of its own and ends the whole group afterwards."""
-    process = subprocess.Popen(
-        list(command),
-        cwd=cwd,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=timeout)
-        return process.returncode, output
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        return -9, output + f"\n[ended by the test after {timeout} s]"
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+def run_group(
+    command: Sequence[str], *, timeout: float, cwd: Path, env: dict[str, str], unless: re.Pattern[bytes] | None = None
+) -> tuple[int, str]:
+    """Runs a command in a process group of its own and ends the whole group afterwards.
+
+    Args:
+        unless: what ends it at once when it is printed, as after the timeout.
+    """
+    with tempfile.TemporaryFile("a+b") as file:  # appending: the command and this share one position
+        process = subprocess.Popen(
+            list(command), cwd=cwd, env=env, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        end = time.monotonic() + timeout
+        why = ""
+
+        def output() -> bytes:
+            file.seek(0)
+            return file.read()
+
+        try:
+            while process.poll() is None and not why:
+                time.sleep(0.25)
+                if time.monotonic() > end:
+                    why = f"after {timeout} s"
+                elif unless and unless.search(output()):
+                    why = "as it printed what ends it"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        code = process.wait()
+        text = output().decode(errors="replace")
+        return (-9, f"{text}\n[ended by the test {why}]") if why else (code, text)
 
 
 def run_simulator(
@@ -77,18 +92,22 @@ def run_simulator(
     timeout: float = 480,
     env: dict[str, str] | None = None,
 ) -> SimulatorRun:
-    """The published command in a folder of its own."""
-    workspace = root / name
-    (workspace / "local").mkdir(parents=True, exist_ok=True)
-    if local is not None:
-        (workspace / "local" / "fairflare.json").write_text(json.dumps(local))
+    """The published command in a folder of its own; in a new folder, once, where FLARE lost its race for a port."""
     home = root / "home"
     home.mkdir(exist_ok=True)
-    command = [str(Path(sys.executable).with_name("nvflare")), "simulator", str(job), "-w", str(workspace)]
-    if threads is not None:
-        command += ["-t", str(threads)]
-    code, log = run_group(command, timeout=timeout, cwd=root, env={**os.environ, "HOME": str(home), **(env or {})})
-    (root / f"{name}.log").write_text(log)
+    given = {**os.environ, "HOME": str(home), **(env or {})}
+    for workspace in (root / name, root / f"{name}-again"):
+        (workspace / "local").mkdir(parents=True, exist_ok=True)
+        if local is not None:
+            (workspace / "local" / "fairflare.json").write_text(json.dumps(local))
+        command = [str(Path(sys.executable).with_name("nvflare")), "simulator", str(job), "-w", str(workspace)]
+        if threads is not None:
+            command += ["-t", str(threads)]
+        code, log = run_group(command, timeout=timeout, cwd=root, env=given, unless=LOST)
+        (root / f"{workspace.name}.log").write_text(log)
+        if not LOST.search(log.encode()):
+            break
+        warnings.warn(f"FLARE's simulator lost a site to its race for a port; see {workspace}.log", stacklevel=2)
     return SimulatorRun(code, log, workspace)
 
 

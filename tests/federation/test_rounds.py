@@ -22,6 +22,7 @@ from fairflare.core.fairness import summarize
 from fairflare.core.settings import settings
 from fairflare.exchange.messages import Message, says_nothing
 from fairflare.exchange.staging import Staging
+from fairflare.federation import phase
 from fairflare.federation.leaving import VALIDATED
 from fairflare.federation.phase import Exchange, Phase, ServerFault
 from fairflare.federation.roster import Roster
@@ -1012,3 +1013,20 @@ class Remembers(FedAvg):
 def test_bad_settings_fail_at_once(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match="^" + re.escape(message)):
         RunSettings(**given)
+
+
+def test_the_log_says_for_whom_a_phase_waits(tmp_path, monkeypatch):
+    """Each time after twice as long, so that an hour of training takes six lines."""
+    monkeypatch.setattr(phase, "SAYS_AFTER", 0.1)
+    settings = {"num_rounds": 1, "min_sites": 2, "train_timeout": 1.0}
+    run = Run(tmp_path, misbehave("site-2", "train", SILENT), **settings)()
+    said = [x for x in run.net.said if "waiting for" in x]
+    assert 2 <= len(said) <= 4  # after 0.1, 0.2, 0.4 and 0.8 s
+    for text in said:
+        assert text.startswith("round 0, train: 2 of 3 site(s) have answered after ")
+        assert text.endswith("s; waiting for 'site-2', at most 1 s in all")
+
+
+def test_nothing_is_said_of_waiting_where_all_answer_soon(tmp_path):
+    run = Run(tmp_path, num_rounds=1)()
+    assert not [x for x in run.net.said if "waiting for" in x]

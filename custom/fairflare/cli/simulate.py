@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from rich.console import Console
 
@@ -23,11 +24,22 @@ if TYPE_CHECKING:
 
 RUN_FOLDER = Path("server") / "simulate_job" / "fairflare"  # in the simulator's workspace
 
+#: FLARE looks for a free port, and the site's process takes it seconds later: another program may have been quicker.
+#: The site is gone then, and the server waits for it until the phase's timeout.
+LOST = re.compile(
+    rb"Execute exception: OSError: \[Errno \d+\] Address already in use"
+    rb"|Failed to create connection to the child process in SimulatorClientRunner"
+)
+LONGEST = 200  # bytes of what LOST finds
+ATTEMPTS = 3
+
 
 def simulate(
     recipe: FairRecipe, workspace: Path, threads: int, local: Mapping[str, Any], log_path: Path, console: Console
 ) -> int:
     """Runs a recipe that names its sites, and shows its progress.
+
+    A run that loses a site to FLARE's race for ports is started again, twice at most; it goes on from its checkpoint.
 
     Args:
         recipe: what to run.
@@ -46,21 +58,44 @@ def simulate(
     (folder / "fairflare.json").write_text(json.dumps(dict(local), indent=2) + "\n", encoding="utf-8")
     with tempfile.TemporaryDirectory(prefix="fairflare-job-") as job_root:
         recipe.export(job_root)
-        command = [sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator"]
-        command += [str(Path(job_root) / recipe.name), "-w", str(workspace)]
-        command += ["-c", ",".join(names), "-n", str(len(names)), "-t", str(threads)]
-        with log_path.open("wb") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-            try:
-                with view_of(recipe, console) as view:
-                    _follow(process, workspace / RUN_FOLDER / "progress.jsonl", view)
-            except KeyboardInterrupt:
-                _stop(process)
-                return INTERRUPTED
-            except BaseException:
-                _stop(process)
-                raise
-        return process.returncode
+        job = Path(job_root) / recipe.name
+        command = _command(job, workspace, names, threads)
+        with log_path.open("wb") as log, log_path.open("rb") as printed:
+            for attempt in range(1, ATTEMPTS + 1):
+                code = _run(command, log, printed, workspace / RUN_FOLDER / "progress.jsonl", recipe, console)
+                if code is not None:
+                    return code
+                what = f"Started again ({attempt + 1} of {ATTEMPTS})." if attempt < ATTEMPTS else "Given up."
+                text = f"FLARE's simulator lost a site, whose process found its port taken by another program. {what}"
+                log.write(f"\n{text}\n\n".encode())
+                log.flush()
+                console.print(f"{text} {log_path}", soft_wrap=True)
+    return 1
+
+
+def _command(job: Path, workspace: Path, names: Sequence[str], threads: int) -> list[str]:
+    command = [sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator", str(job), "-w", str(workspace)]
+    return [*command, "-c", ",".join(names), "-n", str(len(names)), "-t", str(threads)]
+
+
+def _run(
+    command: list[str], log: BinaryIO, printed: BinaryIO, events: Path, recipe: FairRecipe, console: Console
+) -> int | None:
+    """The exit code; ``None`` when a site was lost, and the rest stopped."""
+    printed.seek(0, os.SEEK_END)
+    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        with view_of(recipe, console) as view:
+            if _follow(process, events, printed, view):
+                return process.returncode
+    except KeyboardInterrupt:
+        _stop(process)
+        return INTERRUPTED
+    except BaseException:
+        _stop(process)
+        raise
+    _stop(process)
+    return None
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -77,10 +112,11 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         return
 
 
-def _follow(process: subprocess.Popen[bytes], events: Path, view: RunView) -> None:
-    """Shows the events that the run writes, until the process ends."""
+def _follow(process: subprocess.Popen[bytes], events: Path, printed: BinaryIO, view: RunView) -> bool:
+    """Shows the events that the run writes, until the process ends; ``False``: until it has lost a site."""
     started = time.time()
     position = 0
+    tail = b""
     while True:
         ended = process.poll() is not None
         if events.exists() and events.stat().st_mtime >= started - 1:
@@ -93,5 +129,8 @@ def _follow(process: subprocess.Popen[bytes], events: Path, view: RunView) -> No
                     event = json.loads(line)
                     view.event(str(event.get("kind")), event)
         if ended:
-            return
+            return True
+        tail = tail[-LONGEST:] + printed.read()
+        if LOST.search(tail):
+            return False
         time.sleep(0.2)

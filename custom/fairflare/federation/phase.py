@@ -15,6 +15,8 @@ from fairflare.federation.transport import Question, Transport
 from fairflare.methods.reports import ReportError
 from fairflare.reporting.results import PhaseRecord
 
+SAYS_AFTER = 60.0  # seconds until the log says for whom a phase waits; then after twice as long, and so on
+
 
 class RoundFailed(RuntimeError):
     """The run cannot go on; the text says which round, which sites, and why.
@@ -132,6 +134,7 @@ class Exchange:
         over: list[bool] = []
         enough_since: list[float] = []
         rest_since: list[float] = []
+        says_at = [SAYS_AFTER]
         self.tell(
             "phase", phase=phase.name, current_round=phase.current_round, num_rounds=num_rounds, sites=phase.asked
         )
@@ -153,6 +156,10 @@ class Exchange:
                 return not fault and site in phase.good
 
         def enough() -> bool:
+            waited = time.monotonic() - started
+            if waited > says_at[0]:
+                says_at[0] = 2 * waited
+                self._say_silent(phase, waited, timeout)
             if len(phase.good) >= self.min_sites and not enough_since:
                 enough_since.append(time.monotonic())
             late = self.grace > 0 and bool(enough_since) and time.monotonic() > enough_since[0] + self.grace
@@ -196,6 +203,15 @@ class Exchange:
             phase.unheard.append(site)
             self._tell_site(phase, site, phase.seconds)
             self.roster.missed(site, phase.name, phase.current_round)
+
+    def _say_silent(self, phase: Phase, waited: float, timeout: float) -> None:
+        silent = phase.silent
+        if silent:
+            self.transport.say(
+                f"round {phase.current_round}, {phase.name}: {len(phase.asked) - len(silent)} of {len(phase.asked)} "
+                f"site(s) have answered after {waited:.0f} s; waiting for {', '.join(map(repr, silent))}, "
+                f"at most {timeout:.0f} s in all"
+            )
 
     def _tell_site(self, phase: Phase, site: str, seconds: float) -> None:
         self.tell(

@@ -353,6 +353,29 @@ def test_proximal_term_of_models():
         assert proximal_term(params, reference, 0.4).item() == pytest.approx(expected, rel=1e-12)
 
 
+def test_proximal_gradient_has_the_bits_of_the_sum_written_out():
+    torch.manual_seed(0)
+    sizes = ((3, 4), (5,), (), (2, 3, 1))
+    params = [torch.randn(size, requires_grad=True) for size in sizes]
+    params.append(torch.randn(4, dtype=torch.float64, requires_grad=True))  # a model may mix precisions
+    reference = [torch.randn_like(w) for w in params]
+    written_out = 0.5 * 0.3 * sum((w - r).square().sum() for w, r in zip(params, reference, strict=True))
+    term = proximal_term(params, reference, 0.3)
+    assert term.dtype == torch.float32  # of the first parameter
+    assert term.item() == pytest.approx(written_out.item(), rel=1e-6)
+    expected = torch.autograd.grad(written_out, params)
+    for got, wanted in zip(torch.autograd.grad(term, params), expected, strict=True):
+        assert got.dtype == wanted.dtype
+        torch.testing.assert_close(got, wanted, rtol=0 if got.dtype == torch.float32 else 1e-7, atol=0)
+
+
+def test_proximal_gradient_has_a_gradient():
+    reference = torch.randn(3, dtype=torch.float64)
+    w = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: proximal_term([x], [reference], 0.7), w)
+    assert torch.autograd.gradgradcheck(lambda x: proximal_term([x], [reference], 0.7), w)
+
+
 def test_proximal_term_without_mu_or_distance():
     model, received = two_models()
     nothing = proximal_term(model, received, 0.0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -293,21 +294,43 @@ def proximal_term(params: Params, reference: Params, mu: float) -> Tensor:
     mu = checks.number("mu", mu, low=0)
     own = _named(params, trainable=True)
     first = next(iter(own.values()), torch.zeros(()))
-    total = torch.zeros((), dtype=first.dtype, device=first.device)
-    if mu == 0:
-        return total
+    if mu == 0 or not own:
+        return torch.zeros((), dtype=first.dtype, device=first.device)
     received = _named(reference, trainable=False)
     if not isinstance(reference, nn.Module | Mapping):
         if len(received) != len(own):
             raise ValueError(f"reference has {len(received)} tensors, params {len(own)}")
         received = dict(zip(own, received.values(), strict=True))
+    pulled_to = []
     for name, w in own.items():
         if name not in received:
             raise ValueError(f"reference has no parameter {name!r}")
         w_r = received[name].detach()
         checks.same_shape(f"parameter {name!r}", w, "the reference", w_r)
-        total = total + (w - w_r.to(w)).square().sum().to(total)
-    return 0.5 * mu * total
+        pulled_to.append(w_r.to(w))
+    return 0.5 * mu * _SquaredDistance.apply(*own.values(), *pulled_to).to(first)
+
+
+class _SquaredDistance(torch.autograd.Function):
+    r""":math:`\sum_i |a_i - b_i|^2` of ``(*a, *b)`` as one node: half the time of a node for each operation.
+
+    The gradient of a has the same bits, and one of its own; b is constant.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
+        ctx.save_for_backward(*tensors)
+        return nn.utils.get_total_norm(_differences(tensors)).square()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        pulls = (2 * grads[0].to(d) * d for d in _differences(ctx.saved_tensors))
+        return *pulls, *[None] * (len(ctx.saved_tensors) // 2)
+
+
+def _differences(tensors: Sequence[Tensor]) -> list[Tensor]:
+    half = len(tensors) // 2
+    return [a - b for a, b in zip(tensors[:half], tensors[half:], strict=True)]
 
 
 def fairness_term(loss: Tensor, global_loss: float | Tensor) -> Tensor:

@@ -368,3 +368,22 @@ def test_precision_is_the_scripts_own(tmp_path: Path) -> None:
             "site 'site-1': bf16: precision, channels_last, compile and deterministic are of FairFlare's own training "
             "loop; take them out of the job or the site's file, and do it in the script"
         )
+
+
+class Watched(SharpnessAwareTraining):
+    """Two looks at every batch; keeps which of them a loss was told to be."""
+
+    def loss(self, run: Any, model: Any, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.seen.append(run.first_pass)
+        return super().loss(run, model, inputs, targets)
+
+
+def test_the_second_look_at_a_batch_is_told_apart(tmp_path: Path) -> None:
+    """Fed-MAS's distances are of the first look alone; a method of one's own may have both."""
+    training = Watched(optimizer="sgd")
+    training.seen = []
+    site = small(tmp_path, training)
+    assert start(site) is None
+    loop(site)
+    assert site.finish().status == STATUS_OK
+    assert training.seen == [True, False] * len(batches())

@@ -5,8 +5,8 @@
 Each case is a round of one epoch on a phantom, in turns with the plain loop: forward, loss, backward, optimizer step,
 and the sum of the losses. Times are the least of ``--repeat`` turns. The ratio is the median of the turns' own ratios,
 with the smallest and the largest: on a shared machine the speed changes from minute to minute, within a turn less.
-Methods that look twice (GSAM), or at a second network, have their steps' own cost in it. ``compile`` is left out: its
-first minutes are a compiler's.
+Methods that look twice (GSAM), or at a second network, have their steps' own cost in it; FedProx also has a plain loop
+with its term written out. ``compile`` is left out: its first minutes are a compiler's.
 
 Where PyTorch sees a GPU everything runs there, by the clock, and the table has the peak of its memory; without one,
 processor time counts. ``--paper``: the papers' sizes (U-Net 384x384, batch 8; ResNet-18 224x224, batch 32), for a GPU.
@@ -49,6 +49,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "FedAvg, bf16": ("fed_avg", {"precision": "bf16"}),
     "FedAvg, bf16, channels last": ("fed_avg", {"precision": "bf16", "channels_last": True}),
     "FedProx": ("fed_prox", {}),
+    "FedProx, plain loop too": ("fed_prox", {}),
     "GSAM": ("fed_ism", {"criterion": "task"}),
 }
 
@@ -67,11 +68,13 @@ def main() -> None:
         data, opened = (PAPER if given.paper else SMALL)[kind], {}
         for label in given.cases:
             method, settings = CASES[label]
-            cells = row(kind, method, {**data, **settings}, given.repeat, opened)
+            cells = row(kind, method, {**data, **settings}, given.repeat, opened, term=label.endswith("too"))
             print(f"| {kind} | {label} | " + " | ".join(cells) + " |", flush=True)
 
 
-def row(kind: str, method: str, settings: dict[str, Any], repeat: int, opened: dict[str, Any]) -> list[str]:
+def row(
+    kind: str, method: str, settings: dict[str, Any], repeat: int, opened: dict[str, Any], *, term: bool
+) -> list[str]:
     """Steps, milliseconds of both, and their ratio. ``opened`` keeps the site's data for the rows to come."""
     plan = make_plan(method, task=kind, sites=2, num_rounds=1, settings={**ALIKE, **settings})
     with tempfile.TemporaryDirectory(prefix="fairflare_training_") as folder:
@@ -94,7 +97,7 @@ def row(kind: str, method: str, settings: dict[str, Any], repeat: int, opened: d
 
         def plain() -> None:
             model.load_state_dict(state)
-            loop(plan, worker, model, batches)
+            loop(plan, worker, model, batches, plan.training.mu if term else 0.0)  # type: ignore[attr-defined]
 
         ours(), plain()
         memory = "-"
@@ -110,15 +113,18 @@ def row(kind: str, method: str, settings: dict[str, Any], repeat: int, opened: d
     return [str(steps), *cells, memory]
 
 
-def loop(plan: Plan, worker: SiteWorker, model: torch.nn.Module, batches: Any) -> float:
-    """What somebody would write."""
+def loop(plan: Plan, worker: SiteWorker, model: torch.nn.Module, batches: Any, mu: float) -> float:
+    """What somebody would write; with ``mu`` FedProx."""
     optimizer = plan.training.make_optimizer(model.parameters())
+    received = [p.detach().clone() for p in model.parameters()] if mu else []
     model.train()
     total = 0.0
     for inputs, targets in batches:
         inputs, targets = inputs.to(worker.device), targets.to(worker.device)
         optimizer.zero_grad()
         loss = worker.task.loss(model(inputs), targets)
+        if mu:
+            loss = loss + mu / 2 * sum(((p - r) ** 2).sum() for p, r in zip(model.parameters(), received, strict=True))
         loss.backward()
         optimizer.step()
         total += loss.item() * len(inputs)

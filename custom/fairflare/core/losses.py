@@ -319,13 +319,17 @@ class _SquaredDistance(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *tensors: Tensor) -> Tensor:
-        ctx.save_for_backward(*tensors)
-        return nn.utils.get_total_norm(_differences(tensors)).square()
+        differences = _differences(tensors)
+        ctx.save_for_backward(*tensors, *differences)
+        return nn.utils.get_total_norm(differences).square()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        pulls = (2 * grads[0].to(d) * d for d in _differences(ctx.saved_tensors))
-        return *pulls, *[None] * (len(ctx.saved_tensors) // 2)
+        saved = ctx.saved_tensors
+        half = len(saved) // 3
+        # With create_graph the gradient needs a graph of its own, which those of the forward pass have not.
+        differences = _differences(saved[: 2 * half]) if torch.is_grad_enabled() else saved[2 * half :]
+        return *(2 * grads[0].to(d) * d for d in differences), *[None] * half
 
 
 def _differences(tensors: Sequence[Tensor]) -> list[Tensor]:

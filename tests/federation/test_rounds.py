@@ -1027,6 +1027,23 @@ def test_the_log_says_for_whom_a_phase_waits(tmp_path, monkeypatch):
         assert text.endswith("s; waiting for 'site-2', at most 1 s in all")
 
 
+def test_of_many_silent_sites_the_log_names_some(tmp_path, monkeypatch):
+    monkeypatch.setattr(phase, "SAYS_AFTER", 0.1)
+    sites = [f"site-{i}" for i in range(100, 130)]
+    run = Run(
+        tmp_path,
+        lambda s, n, task: SILENT if s > "site-105" else good(s, n, task),
+        sites=sites,
+        num_rounds=1,
+        min_sites=2,
+        train_timeout=0.4,
+    )()
+    said = next(x for x in run.net.said if "waiting for" in x)
+    assert "6 of 30 site(s) have answered" in said
+    assert "waiting for 'site-106', 'site-107'," in said
+    assert "'site-125' and 4 more, at most 0 s in all" in said
+
+
 def test_nothing_is_said_of_waiting_where_all_answer_soon(tmp_path):
     run = Run(tmp_path, num_rounds=1)()
     assert not [x for x in run.net.said if "waiting for" in x]

@@ -143,7 +143,7 @@ def same_names(name: str, names: Iterable[str], other: str, others: Iterable[str
     left, right = set(names), set(others)
     if left != right:
         sides = [(name, left - right), (other, right - left)]
-        odd = [f"only in {whose}: {_listed(only)}" for whose, only in sides if only]
+        odd = [f"only in {whose}: {listed(only)}" for whose, only in sides if only]
         raise ValueError(f"{name} and {other} must have the same {of}s; {'; '.join(odd)}")
 
 
@@ -232,7 +232,8 @@ def _finite(value: float) -> bool:
         return False
 
 
-def _listed(names: Collection[str]) -> str:
+def listed(names: Collection[str], most: int = MAX_NAMES) -> str:
+    """Names for a message: quoted, in order, and of many the first ones and how many more."""
     shown: Sequence[str] = sorted(names)
-    more = f" and {len(shown) - MAX_NAMES} more" if len(shown) > MAX_NAMES else ""
-    return ", ".join(map(repr, shown[:MAX_NAMES])) + more
+    more = f" and {len(shown) - most} more" if len(shown) > most else ""
+    return ", ".join(map(repr, shown[:most])) + more

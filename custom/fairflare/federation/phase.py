@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fairflare.core.checks import listed
 from fairflare.exchange.messages import Message, num_bytes
 from fairflare.federation.collector import Training
 from fairflare.federation.roster import Roster
@@ -16,6 +17,7 @@ from fairflare.methods.reports import ReportError
 from fairflare.reporting.results import PhaseRecord
 
 SAYS_AFTER = 60.0  # seconds until the log says for whom a phase waits; then after twice as long, and so on
+NAMED = 20  # of them, at most
 
 
 class RoundFailed(RuntimeError):
@@ -209,7 +211,7 @@ class Exchange:
         if silent:
             self.transport.say(
                 f"round {phase.current_round}, {phase.name}: {len(phase.asked) - len(silent)} of {len(phase.asked)} "
-                f"site(s) have answered after {waited:.0f} s; waiting for {', '.join(map(repr, silent))}, "
+                f"site(s) have answered after {waited:.0f} s; waiting for {listed(silent, NAMED)}, "
                 f"at most {timeout:.0f} s in all"
             )
 

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from fairflare.cli import app
 from fairflare.exchange.messages import Message
 from fairflare.federation.rounds import RoundFailed
-from fairflare.reporting.page import style, write
+from fairflare.reporting.page import pareto, style, write
 from fairflare.reporting.page.content import MAX_ROWS, Picture, Spread, Table, digits, printable, shown
 from fairflare.reporting.page.material import Material, page_run, read_material
 from fairflare.reporting.page.pareto import not_dominated
@@ -289,6 +289,28 @@ def test_not_beaten(tmp_path):
     rows = read_material(write_comparison(tmp_path, runs)).rows
     assert not_dominated(rows, "worst", higher=True) == ["a", "b"]
     assert not_dominated(rows, "worst", higher=False) == ["c"]
+
+
+def test_names_beside_crowded_points_cover_nothing():
+    """Six methods within a hundredth of each other, and two with the same figures."""
+    made = style.figure(3.9, "crowded", False)
+    axes = made.subplots()
+    axes.set(xlim=(0.2, 0.9), ylim=(0.1, 0.9))
+    points = {(0.53 + 0.004 * k, 0.40 + 0.003 * k): [f"method number {k}"] for k in range(6)}
+    points[0.6, 0.5] = ["FedAvg", "mu 0"]
+    pareto._name(made, axes, points)
+    made.draw_without_rendering()
+    texts = [text for text in axes.texts if text.get_text()]
+    assert [text.get_text() for text in texts] == [*(f"method number {k}" for k in range(6)), "FedAvg, mu 0"]
+    boxes = [text.get_window_extent() for text in texts]
+    marks = axes.transData.transform([*points])
+    for index, box in enumerate(boxes):
+        assert not box.count_overlaps(boxes[:index])
+        assert not any(box.contains(x, y) for x, y in marks)
+        assert axes.bbox.containsx(box.x0)
+        assert axes.bbox.containsx(box.x1)
+    far = [text for text in axes.texts if not text.get_text()]
+    assert len(far) == sum(max(map(abs, text.xyann)) > pareto.NEAR for text in texts)  # a line for each
 
 
 def test_a_worst_decile_of_its_own_with_twenty_sites(tmp_path, quick_pictures):

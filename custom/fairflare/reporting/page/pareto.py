@@ -13,7 +13,23 @@ from fairflare.reporting.page.outcome import of_summaries
 from fairflare.reporting.page.style import GRID, INK, MUTED, figure, label, look
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.text import Annotation
+    from matplotlib.transforms import BboxBase
+
+MARK = 7.0  # half of a mark's size, in pixels of the layout
+NEAR = 12  # points; a name that is farther off has a line to its mark
+# Where a name may stand: points off its mark, and which side of it is there. The first that is free is taken.
+BESIDE = [
+    (offset, horizontal, vertical)
+    for distance in (8, NEAR, 22)
+    for offset, horizontal, vertical in (
+        ((distance, distance / 2), "left", "bottom"), ((distance, -distance / 2), "left", "top"),
+        ((-distance, distance / 2), "right", "bottom"), ((-distance, -distance / 2), "right", "top"),
+        ((0, distance), "center", "bottom"), ((0, -distance), "center", "top"),
+    )
+]  # fmt: skip
 
 
 def pareto(material: Material) -> Section | None:
@@ -76,6 +92,7 @@ def _scatter(material: Material, rows: Sequence[PageRow], attribute: str, called
     made = figure(3.9, f"{material.metric}: average against {called}", material.synthetic)
     axes = made.subplots()
     ranks = {row.label: index for index, row in enumerate(material.rows)}
+    points: dict[tuple[float, float], list[str]] = {}
     for row in rows:
         style, mean, low = look(ranks[row.label]), of_summaries(row, "mean"), of_summaries(row, attribute)
         axes.errorbar(
@@ -85,12 +102,44 @@ def _scatter(material: Material, rows: Sequence[PageRow], attribute: str, called
         )  # fmt: skip
         if row.label in front:
             axes.plot([mean.mean], [low.mean], "o", markersize=14, markerfacecolor="none", markeredgecolor=INK)
-        axes.annotate(label(row.label, 18), (mean.mean, low.mean), (8, -11 if ranks[row.label] % 2 else 5),
-                      textcoords="offset points", fontsize=8)  # fmt: skip
+        points.setdefault((mean.mean, low.mean), []).append(label(row.label, 18))
     better = "higher is better" if material.higher else "lower is better"
     axes.set_xlabel(f"average over the sites ({better})")
     axes.set_ylabel(f"{called} ({better})")
     axes.grid(True, color=GRID)
     axes.margins(0.15)
     axes.tick_params(color=MUTED)
+    _name(made, axes, points)
     return made
+
+
+def _name(made: Figure, axes: Axes, points: Mapping[tuple[float, float], Sequence[str]]) -> None:
+    """A name beside every point, where it covers least of other names and marks; rows at one point share theirs."""
+    from matplotlib.transforms import Bbox
+
+    made.draw_without_rendering()  # the layout is settled then
+    marks = [Bbox.from_extents(x - MARK, y - MARK, x + MARK, y + MARK) for x, y in axes.transData.transform([*points])]
+    taken = list(marks)
+    for point, names in points.items():
+        text = axes.annotate(", ".join(names), point, BESIDE[0][0], textcoords="offset points", fontsize=8)
+        costs = []
+        for place in BESIDE:
+            _put(text, *place)
+            box = text.get_window_extent()
+            inside = Bbox.intersection(box, axes.bbox)
+            out = _area(box) - (_area(inside) if inside else 0.0)
+            costs.append(out + sum(_area(both) for other in taken if (both := Bbox.intersection(box, other))))
+        _put(text, *BESIDE[costs.index(min(costs))])
+        taken.append(text.get_window_extent())
+        if max(map(abs, text.xyann)) > NEAR:
+            line = {"arrowstyle": "-", "color": MUTED, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
+            axes.annotate("", point, text.xyann, textcoords="offset points", arrowprops=line)
+
+
+def _put(text: Annotation, offset: tuple[float, float], horizontal: str, vertical: str) -> None:
+    text.xyann = offset
+    text.set(horizontalalignment=horizontal, verticalalignment=vertical)
+
+
+def _area(box: BboxBase) -> float:
+    return float(box.width * box.height)

@@ -56,7 +56,7 @@ def run_group(
     Args:
         unless: what ends it at once when it is printed, as after the timeout.
     """
-    with tempfile.TemporaryFile("a+b") as file:  # appending: the command and this share one position
+    with tempfile.NamedTemporaryFile() as file:
         process = subprocess.Popen(
             list(command), cwd=cwd, env=env, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -64,8 +64,7 @@ def run_group(
         why = ""
 
         def output() -> bytes:
-            file.seek(0)
-            return file.read()
+            return Path(file.name).read_bytes()  # by a position of its own: the command writes on meanwhile
 
         try:
             while process.poll() is None and not why:

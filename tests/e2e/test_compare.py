@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -84,26 +85,56 @@ def test_a_run_that_fails_is_named_and_the_others_are_compared(tmp_path: Path) -
     assert (folder / "table.md").read_text().count("| fed_") == 1
 
 
+def test_a_comparison_in_the_simulator_goes_on_where_it_was_killed(tmp_path: Path) -> None:
+    """FLARE empties the simulator's folder when it starts: what is needed to go on lies beside it."""
+    folder = tmp_path / "c"
+    options = ["--seeds", "1", "--rounds", "4", "--simulator", "2"]
+    place = folder / "runs" / "fed_avg-seed0"
+    run_folder = place / "simulator" / "server" / "simulate_job" / "fairflare"
+    kill(folder, ["fed_avg"], options, lambda: '"round_done"' in read(run_folder / "progress.jsonl"))
+    assert (place / "run.json").is_file()
+    compare(folder, ["fed_avg"], *options)
+    results = json.loads((run_folder / "results.json").read_text())
+    assert results["resumed"], "it began again"
+    assert len(results["rounds"]) == 4
+    assert "1 of 1 runs are done already" in compare(folder, ["fed_avg"], *options)
+    text = compare(folder, ["fed_avg"], *options, "--set", "batch_size=3", code=2)
+    assert "holds a run of other settings (plan.settings.batch_size: None, now 3)" in text
+    (place / "run.json").unlink()  # as of a version that kept it where FLARE removed it
+    text = compare(folder, ["fed_avg"], *options, code=2)
+    assert "holds a run of other settings (there is no run.json that tells them)" in text
+
+
+def read(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def kill(folder: Path, rows: list[str], options: list[str], when: Callable[[], bool]) -> None:
+    """Starts a comparison, kills it, and waits until its runs have ended."""
+    log = folder.with_name("killed.log")
+    with log.open("ab") as output:
+        process = subprocess.Popen(command(folder, rows, *options), stdout=output, stderr=output)
+    try:
+        end = time.monotonic() + 200
+        while not when() and time.monotonic() < end:
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.05)
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    end = time.monotonic() + 60
+    while processes_of(folder) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert not processes_of(folder), "a run outlived the comparison"
+
+
 @pytest.mark.walk
 def test_killed_and_started_again_gives_the_same_table(tmp_path: Path) -> None:
     rows = ["fed_avg", "fed_lwr", "fed_prox:mu=0.5"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     compare(whole, rows, "--seeds", "2")
     for number in range(1, 4):
-        with (tmp_path / "killed.log").open("ab") as log:
-            process = subprocess.Popen(command(parts, rows, "--seeds", "2"), stdout=log, stderr=log)
-        try:
-            end = time.monotonic() + 200
-            while len(list(parts.rglob("FL_global_model.pt"))) < number and time.monotonic() < end:
-                assert process.poll() is None, (tmp_path / "killed.log").read_text()
-                time.sleep(0.05)
-        finally:
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
-        end = time.monotonic() + 60
-        while processes_of(parts) and time.monotonic() < end:
-            time.sleep(0.2)
-        assert not processes_of(parts), "a run outlived the comparison"
+        kill(parts, rows, ["--seeds", "2"], lambda n=number: len(list(parts.rglob("FL_global_model.pt"))) >= n)
     compare(parts, rows, "--seeds", "2")
     for name in ("table.csv", "differences.csv"):
         assert (parts / name).read_text() == (whole / name).read_text()

@@ -298,10 +298,18 @@ def test_names_beside_crowded_points_cover_nothing():
     axes.set(xlim=(0.2, 0.9), ylim=(0.1, 0.9))
     points = {(0.53 + 0.004 * k, 0.40 + 0.003 * k): [f"method number {k}"] for k in range(6)}
     points[0.6, 0.5] = ["FedAvg", "mu 0"]
+    points[0.89, 0.7] = [f"another row {k}" for k in range(9)]  # at the edge
+    made.draw_without_rendering()
+    width = axes.get_position().width
     pareto._name(made, axes, points)
     made.draw_without_rendering()
     texts = [text for text in axes.texts if text.get_text()]
-    assert [text.get_text() for text in texts] == [*(f"method number {k}" for k in range(6)), "FedAvg, mu 0"]
+    assert [text.get_text() for text in texts] == [
+        *(f"method number {k}" for k in range(6)),
+        "FedAvg, mu 0",
+        "another row 0, another row 1, another row 2 and 6 more",
+    ]
+    assert axes.get_position().width == pytest.approx(width, rel=0.01)
     boxes = [text.get_window_extent() for text in texts]
     marks = axes.transData.transform([*points])
     for index, box in enumerate(boxes):

@@ -20,6 +20,7 @@ from fairflare.reporting.results import find_results, read_results
 POLL = 0.2
 WAIT_FOR_END = 30.0  # seconds for a run that is told to end
 RUNS, PLAN_FILE = "runs", "run.json"
+SIMULATOR = "simulator"  # its workspace, in a run's folder: FLARE empties it when it starts
 DONE, FAILED, STOPPED = "completed", "failed", "stopped"
 NEEDED_TO_CONTINUE = ("fairflare_state", "fairflare_checkpoints")  # in a run's folder, until it is done
 
@@ -86,6 +87,10 @@ class Runner:
         """A run's folder."""
         return self.folder / RUNS / run.name
 
+    def workspace(self, run: Run) -> Path:
+        """Where it lays out its results."""
+        return self.place(run) / SIMULATOR if self.simulator else self.place(run)
+
     def results(self) -> list[dict[str, Any]]:
         """Documents of the runs that completed."""
         return [read_results(find_results(self.place(p.run))) for p in self.all if p.state == DONE]
@@ -128,7 +133,7 @@ class Runner:
         place, wanted = self.place(progress.run), self._wanted(progress.run)
         if not place.exists():
             return
-        if (differing := _differing(place / PLAN_FILE, wanted)) and not overwrite:
+        if (differing := _differing(place, wanted)) and not overwrite:
             raise ValueError(
                 f"{place} holds a run of other settings ({differing}); give --overwrite to replace it, the row another "
                 "label, or another --out"
@@ -154,7 +159,7 @@ class Runner:
         own = {"state_root": str(place / "fairflare_state"), "checkpoint_root": str(place / "fairflare_checkpoints")}
         given = {
             "plan": dict(progress.run.plan),
-            "workspace": str(place),
+            "workspace": str(self.workspace(progress.run)),
             "local": {**self.local, **own},
             "log": str(place / "run.log"),
             "simulator": self.simulator,
@@ -165,7 +170,7 @@ class Runner:
         _input(process).write(json.dumps(given).encode() + b"\n")
         _input(process).flush()  # and it stays open: the run ends when this process does
         progress.state = "running"
-        progress.began_at = progress.rounds = _rounds_done(place)
+        progress.began_at = progress.rounds = _rounds_done(self.workspace(progress.run))
         return _Process(process, progress)
 
     def _follow(self, one: _Process) -> bool:
@@ -174,7 +179,7 @@ class Runner:
         before = (progress.state, progress.rounds)
         ended = one.process.poll() is not None
         progress.seconds = time.monotonic() - one.started
-        progress.rounds = max(progress.rounds, _rounds_done(place))
+        progress.rounds = max(progress.rounds, _rounds_done(self.workspace(progress.run)))
         if ended:
             _input(one.process).close()
             progress.state, progress.reason = _outcome(place, one.process.returncode)
@@ -195,12 +200,17 @@ def _outcome(place: Path, code: int) -> tuple[str, str]:
     return FAILED, str(results.get("reason") or f"it ended with code {code}; see {place / 'run.log'}")
 
 
-def _differing(path: Path, wanted: Mapping[str, Any]) -> str:
-    """Which values of a stored plan are others; empty: none, or there is no plan."""
+def _differing(place: Path, wanted: Mapping[str, Any]) -> str:
+    """Which values of a stored plan are others; empty: none, or there is no plan and no run either."""
+    path = place / PLAN_FILE
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return ""
+        try:
+            find_results(place)
+        except ValueError:
+            return ""
+        return f"there is no {path.name} that tells them"
     except (OSError, ValueError):
         return f"{path.name} cannot be read"
     old, new = (_flat(plan) for plan in (stored, wanted))
@@ -214,9 +224,9 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
     return {k: v for key, entry in value.items() for k, v in _flat(entry, f"{name}.{key}" if name else key).items()}
 
 
-def _rounds_done(place: Path) -> int:
+def _rounds_done(workspace: Path) -> int:
     """By the run's event log; of a run that went on, the last start counts."""
-    path = place / "server" / "simulate_job" / "fairflare" / "progress.jsonl"
+    path = workspace / "server" / "simulate_job" / "fairflare" / "progress.jsonl"
     done = 0
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

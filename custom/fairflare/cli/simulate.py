@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 RUN_FOLDER = Path("server") / "simulate_job" / "fairflare"  # in the simulator's workspace
 
-#: FLARE looks for a free port, and the site's process takes it seconds later: another program may have been quicker.
-#: The site is gone then, and the server waits for it until the phase's timeout.
+#: FLARE looks for a free port, and the site's process takes it seconds later: another program may have been quicker, or
+#: the process needs more than a minute to start. The site is gone then, and the server waits for it until the phase's
+#: timeout.
 LOST = re.compile(
     rb"Execute exception: OSError: \[Errno \d+\] Address already in use"
     rb"|Failed to create connection to the child process in SimulatorClientRunner"
@@ -39,7 +40,8 @@ def simulate(
 ) -> int:
     """Runs a recipe that names its sites, and shows its progress.
 
-    A run that loses a site to FLARE's race for ports is started again, twice at most; it goes on from its checkpoint.
+    A run that loses a site to FLARE's race for ports is started again, twice at most: from its last round where it has
+    an experiment id, else from the first. The third time it goes on without the site.
 
     Args:
         recipe: what to run.
@@ -61,16 +63,22 @@ def simulate(
         job = Path(job_root) / recipe.name
         command = _command(job, workspace, names, threads)
         with log_path.open("wb") as log, log_path.open("rb") as printed:
-            for attempt in range(1, ATTEMPTS + 1):
-                code = _run(command, log, printed, workspace / RUN_FOLDER / "progress.jsonl", recipe, console)
+            events = workspace / RUN_FOLDER / "progress.jsonl"
+            for attempt in range(2, ATTEMPTS + 1):
+                code = _run(command, log, printed, events, recipe, console)
                 if code is not None:
                     return code
-                what = f"Started again ({attempt + 1} of {ATTEMPTS})." if attempt < ATTEMPTS else "Given up."
-                text = f"FLARE's simulator lost a site, whose process found its port taken by another program. {what}"
+                text = (
+                    "FLARE's simulator lost a site, whose process found its port taken by another program, or was not "
+                    f"up within a minute. Started again ({attempt} of {ATTEMPTS})."
+                )
                 log.write(f"\n{text}\n\n".encode())
                 log.flush()
-                console.print(f"{text} {log_path}", soft_wrap=True)
-    return 1
+                console.print(f"{text} {log_path}", soft_wrap=True, markup=False)
+                events.unlink(missing_ok=True)  # of the attempt before
+            code = _run(command, log, None, events, recipe, console)
+            assert code is not None
+            return code
 
 
 def _command(job: Path, workspace: Path, names: Sequence[str], threads: int) -> list[str]:
@@ -79,23 +87,24 @@ def _command(job: Path, workspace: Path, names: Sequence[str], threads: int) -> 
 
 
 def _run(
-    command: list[str], log: BinaryIO, printed: BinaryIO, events: Path, recipe: FairRecipe, console: Console
+    command: list[str], log: BinaryIO, printed: BinaryIO | None, events: Path, recipe: FairRecipe, console: Console
 ) -> int | None:
-    """The exit code; ``None`` when a site was lost, and the rest stopped."""
-    printed.seek(0, os.SEEK_END)
+    """The exit code; ``None`` when ``printed`` told of a lost site, and the rest was stopped."""
+    if printed is not None:
+        printed.seek(0, os.SEEK_END)
     process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     try:
         with view_of(recipe, console) as view:
-            if _follow(process, events, printed, view):
-                return process.returncode
+            ended = _follow(process, events, printed, view)
+        if not ended:
+            _stop(process)
+        return process.returncode if ended else None
     except KeyboardInterrupt:
         _stop(process)
         return INTERRUPTED
     except BaseException:
         _stop(process)
         raise
-    _stop(process)
-    return None
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -112,7 +121,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         return
 
 
-def _follow(process: subprocess.Popen[bytes], events: Path, printed: BinaryIO, view: RunView) -> bool:
+def _follow(process: subprocess.Popen[bytes], events: Path, printed: BinaryIO | None, view: RunView) -> bool:
     """Shows the events that the run writes, until the process ends; ``False``: until it has lost a site."""
     started = time.time()
     position = 0
@@ -130,7 +139,8 @@ def _follow(process: subprocess.Popen[bytes], events: Path, printed: BinaryIO, v
                     view.event(str(event.get("kind")), event)
         if ended:
             return True
-        tail = tail[-LONGEST:] + printed.read()
-        if LOST.search(tail):
-            return False
+        if printed is not None:
+            tail = tail[-LONGEST:] + printed.read()
+            if LOST.search(tail):
+                return False
         time.sleep(0.2)

@@ -314,14 +314,16 @@ def proximal_term(params: Params, reference: Params, mu: float) -> Tensor:
 class _SquaredDistance(torch.autograd.Function):
     r""":math:`\sum_i |a_i - b_i|^2` of ``(*a, *b)`` as one node: half the time of a node for each operation.
 
-    The gradient of a has the same bits, and one of its own; b is constant.
+    The gradient of a has the same bits, and one of its own; b is constant. Neither may be changed in place before the
+    backward pass (PyTorch says so then).
     """
 
     @staticmethod
     def forward(ctx: Any, *tensors: Tensor) -> Tensor:
         differences = _differences(tensors)
         ctx.save_for_backward(*tensors, *differences)
-        return nn.utils.get_total_norm(differences).square()
+        norms = [torch.linalg.vector_norm(d).to(differences[0]) for d in differences]
+        return torch.stack(norms).square().sum()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

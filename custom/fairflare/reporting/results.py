@@ -292,7 +292,7 @@ class ResultsStore:
 
 
 def find_results(path: Path) -> Path:
-    """``results.json`` of a run folder, a workspace or a FLARE download.
+    """``results.json`` of a run folder, a workspace, a comparison's run or a FLARE download.
 
     Raises:
         ValueError: there is none.
@@ -300,7 +300,8 @@ def find_results(path: Path) -> Path:
     if path.is_file():
         return path
     candidates = [path / "results.json", path / "fairflare" / "results.json"]
-    candidates += [path / "server" / "simulate_job" / "fairflare" / "results.json"]
+    in_workspace = Path("server") / "simulate_job" / "fairflare" / "results.json"
+    candidates += [path / in_workspace, path / "simulator" / in_workspace]
     candidates += [path / "workspace" / "fairflare" / "results.json"]
     for candidate in candidates:
         if candidate.is_file():

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.text import Annotation
     from matplotlib.transforms import BboxBase
 
-MARK = 7.0  # half of a mark's size, in pixels of the layout
+MARK = 5.0  # half of a mark's size, in points
+MOST = 3  # names of rows at one point
 NEAR = 12  # points; a name that is farther off has a line to its mark
 # Where a name may stand: points off its mark, and which side of it is there. The first that is free is taken.
 BESIDE = [
@@ -118,10 +119,15 @@ def _name(made: Figure, axes: Axes, points: Mapping[tuple[float, float], Sequenc
     from matplotlib.transforms import Bbox
 
     made.draw_without_rendering()  # the layout is settled then
-    marks = [Bbox.from_extents(x - MARK, y - MARK, x + MARK, y + MARK) for x, y in axes.transData.transform([*points])]
+    half = MARK * made.dpi / 72
+    marks = [Bbox.from_extents(x - half, y - half, x + half, y + half) for x, y in axes.transData.transform([*points])]
     taken = list(marks)
     for point, names in points.items():
-        text = axes.annotate(", ".join(names), point, BESIDE[0][0], textcoords="offset points", fontsize=8)
+        more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
+        text = axes.annotate(
+            ", ".join(names[:MOST]) + more, point, BESIDE[0][0], textcoords="offset points", fontsize=8
+        )
+        text.set_in_layout(False)  # else a long name would squeeze the axes
         costs = []
         for place in BESIDE:
             _put(text, *place)

@@ -1029,19 +1029,17 @@ def test_the_log_says_for_whom_a_phase_waits(tmp_path, monkeypatch):
 
 def test_of_many_silent_sites_the_log_names_some(tmp_path, monkeypatch):
     monkeypatch.setattr(phase, "SAYS_AFTER", 0.1)
-    sites = [f"site-{i}" for i in range(100, 130)]
-    run = Run(
-        tmp_path,
-        lambda s, n, task: SILENT if s > "site-105" else good(s, n, task),
-        sites=sites,
-        num_rounds=1,
-        min_sites=2,
-        train_timeout=0.4,
-    )()
+    sites = [f"site-{i}" for i in (*range(1, 7), *range(100, 124))]
+
+    def behaviour(site, name, task):
+        return SILENT if name == "train" and number(site) >= 100 else good(site, name, task)
+
+    settings = {"num_rounds": 1, "min_sites": 2, "train_timeout": 1.0, "validate_timeout": 1.0}
+    run = Run(tmp_path, behaviour, sites=sites, **settings)()
     said = next(x for x in run.net.said if "waiting for" in x)
-    assert "6 of 30 site(s) have answered" in said
-    assert "waiting for 'site-106', 'site-107'," in said
-    assert "'site-125' and 4 more, at most 0 s in all" in said
+    assert said.startswith("round 0, train: 6 of 30 site(s) have answered")
+    assert "waiting for 'site-100', 'site-101'," in said
+    assert "'site-119' and 4 more, at most 1 s in all" in said
 
 
 def test_nothing_is_said_of_waiting_where_all_answer_soon(tmp_path):

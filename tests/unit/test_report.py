@@ -22,7 +22,7 @@ from fairflare.exchange.messages import Message
 from fairflare.federation.rounds import RoundFailed
 from fairflare.reporting.page import pareto, style, write
 from fairflare.reporting.page.content import MAX_ROWS, Picture, Spread, Table, digits, printable, shown
-from fairflare.reporting.page.material import Material, page_run, read_material
+from fairflare.reporting.page.material import Material, _run_folder, page_run, read_material
 from fairflare.reporting.page.pareto import not_dominated
 from fairflare.reporting.page.tidy import MAX_PROBLEMS, Tidier
 from fairflare.reporting.page.write import build, write_report, write_run_page
@@ -289,6 +289,20 @@ def test_not_beaten(tmp_path):
     rows = read_material(write_comparison(tmp_path, runs)).rows
     assert not_dominated(rows, "worst", higher=True) == ["a", "b"]
     assert not_dominated(rows, "worst", higher=False) == ["c"]
+
+
+@pytest.mark.parametrize(
+    ("results", "shown_as"),
+    [
+        ("runs/a-seed0/server/simulate_job/fairflare/results.json", "runs/a-seed0"),
+        ("runs/a-seed0/simulator/server/simulate_job/fairflare/results.json", "runs/a-seed0"),
+        ("c1b2/workspace/fairflare/results.json", "c1b2"),
+        ("a/results.json", "a"),
+        ("server/results.json", "server"),  # a run may be called so
+    ],
+)
+def test_a_run_is_named_by_its_folder(results, shown_as):
+    assert _run_folder(Path(results)) == shown_as
 
 
 def test_names_beside_crowded_points_cover_nothing():

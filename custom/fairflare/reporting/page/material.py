@@ -16,8 +16,11 @@ from fairflare.reporting.comparison import complete_runs, notes_of, rows_of
 from fairflare.reporting.page.layers import LayerSums
 from fairflare.reporting.page.tidy import Tidier
 from fairflare.reporting.pictures import in_order
-from fairflare.reporting.results import find_results, read_results
+from fairflare.reporting.results import RESULTS_FILE, find_results, read_results
 from fairflare.reporting.table import by_site_of, direction_of, label_of, metrics_of, run_notes
+
+#: What a run's folder may hold above its results: a simulator's workspace, or a FLARE download.
+BELOW_A_RUN = {"simulator", "server", "simulate_job", "workspace", "fairflare", RESULTS_FILE}
 
 
 @dataclass(frozen=True)
@@ -169,15 +172,21 @@ def read_material(folder: Path, *, metric: str | None = None, reference: str | N
         return of_one(page_run(read_results(paths[0])), metric)
     runs, problems = [], []
     for path in paths:
-        place = str(path.relative_to(folder))
         try:
-            runs.append(page_run(read_results(path), place))
+            runs.append(page_run(read_results(path), _run_folder(path.relative_to(folder))))
         except (OSError, ValueError) as error:
             problems.append(f"left out, since it cannot be read: {error}")
     if not runs:
         raise ValueError("; ".join(problems))
     told = _told(folder, problems)
     return of_several(runs, metric or told.metric, reference, told, problems)
+
+
+def _run_folder(results: Path) -> str:
+    """``runs/x`` of ``runs/x/server/simulate_job/fairflare/results.json``: what lies below is the same everywhere."""
+    while results.parent != Path() and results.name in BELOW_A_RUN:
+        results = results.parent
+    return str(results)
 
 
 def find_results_or_none(folder: Path) -> Path | None:

@@ -18,6 +18,7 @@ LINES = [
     "2026-11-23 00:54:54,401 - ERROR - Execute exception: OSError: [Errno 98] Address already in use",
     "ERROR - run_client_thread error: RuntimeError: Failed to create connection to the child process in "
     "SimulatorClientRunner, timeout: 60.0",
+    "2026-11-23 03:53:14,315 - ERROR - Communication error with client site-4: [Errno 104] Connection reset by peer",
 ]
 #: Loses a site in its first attempts and would wait for it for ever, as FLARE's simulator does. What it says of that
 #: comes in two parts, and once more while it is stopped. The third attempt ends by itself.

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 RUN_FOLDER = Path("server") / "simulate_job" / "fairflare"  # in the simulator's workspace
 
-#: FLARE looks for a free port, and the site's process takes it seconds later: another program may have been quicker (and
-#: answer in its place), or the process needs more than a minute to start. The site is gone then, and the server waits for
-#: it until the phase's timeout. A process that dies later is an end of file to FLARE, not a reset.
+#: FLARE looks for a free port, and the site's process takes it seconds later: another program may have been quicker
+#: (and answer in its place), or the process needs more than a minute to start. The site is gone then, and the server
+#: waits for it until the phase's timeout. A process that dies later is an end of file to FLARE, not a reset.
 LOST = re.compile(
     rb"Execute exception: OSError: \[Errno \d+\] Address already in use"
     rb"|Failed to create connection to the child process in SimulatorClientRunner"

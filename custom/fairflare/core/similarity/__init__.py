@@ -4,7 +4,7 @@
 only the n x n Gram matrices K and L of the two models, which are sums over features: features can be written down once,
 as the forward passes make them, and read back some columns at a time. And the weights of Fed-LWR are made of 1 - delta,
 which may be 1e-4 or less: so the *difference* of the two models' features is stored next to those of the first, and
-K - L is summed from it. Rounding is then relative to the difference, and 16 bits are enough.
+K - L is summed from it. Rounding is then relative to the difference.
 """
 
 from fairflare.core.layers import parameter_layers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -13,18 +13,15 @@ from torch import Tensor, nn
 from fairflare.core.checks import choice, number
 from fairflare.core.joint_pass import JointPass
 from fairflare.core.similarity.formulas import LEAST_SAMPLES, UNDEFINED, Alignment, LayerSimilarity, cosine_distance
-from fairflare.core.similarity.store import Store, largest
+from fairflare.core.similarity.store import Store
 from fairflare.core.stopping import check_stop
 
 ESTIMATORS = ("biased", "unbiased", "minibatch_biased", "minibatch_unbiased")
 COSINE_MODES = ("sample", "matrix")
 CONSTANT = 1e-6  # a feature that changes less than this (relative to its size) over the images is constant
-# Rounding to 16 bits averages out over images and features. Rows are kept in float32 where it would not:
-FEW = 16  # the first images;
-SMALL = 2**14  # layers with no more features than this, which cost little;
-COMMON = 8.0  # rows that have more than this (squared norms) in common, compared to what sets them apart;
-ALONE = 4.0  # rows of which fewer than this are as large (squared norms) as all of them together.
-RECENT, SAMPLE = 8, 1024  # Both as seen in so many rows before, and features of them
+BLOCK = 8000  # columns kept and multiplied side by side: few enough for a processor's cache; products are slow at 2**k
+GPU_BLOCK = 2**18  # as many that what waits for the host is little
+ALONE = 4.0  # products are in float64 where fewer rows than this are as large (squared norms) as all of them together
 
 
 def layerwise_cka(
@@ -44,8 +41,8 @@ def layerwise_cka(
 
     with the n x n Gram matrices of the outputs of layer m, flattened image by image, in the two models. Layers are
     matched by name. The relative error of 1 - delta is at most 1e-4 for float32 models, whatever the batch size; it can
-    be larger below 1 - delta = 1e-9, and on a GPU where a few images' features are a thousand times as large as the
-    others'. The models run in evaluation mode, without gradients, and are left as they were found.
+    be larger below 1 - delta = 1e-9. The models run in evaluation mode, without gradients, and are left as they were
+    found.
 
     Args:
         model_a: for Fed-LWR the local model.
@@ -56,9 +53,10 @@ def layerwise_cka(
             ``"minibatch_biased"``, ``"minibatch_unbiased"``, the quotient of sums of each batch's HSIC (authors' code):
             then a batch with fewer than 2 or 4 images is joined to the one before it.
         memory: bytes for stored features, on the device of model a; what exceeds them goes to a scratch file. Beyond
-            it: features of some images (two, and as many as fit into 96 MiB), 32 KB an image, six n x n matrices.
-        scratch: existing folder for that file (default: the system's temporary folder). It takes ``4 n (sum of feature
-            sizes) - memory`` bytes, twice that for the first 16 images and where they differ little; always removed.
+            it: features of some images (two, and as many as fit into 96 MiB), 128 KB an image (4 MB on a GPU), six
+            n x n matrices.
+        scratch: existing folder for that file (default: the system's temporary folder). It takes ``8 n (sum of feature
+            sizes) - memory`` bytes; always removed.
         expected: so many images will come: what does not fit is then said after the first one.
 
     Returns:
@@ -87,11 +85,11 @@ def layerwise_cka(
             for piece in joint.pieces(group):
                 joint.run(piece, lambda name, a, b: rows[name].add(a, b))
                 if joint.images == 1 and expected and formula == estimator:
-                    store.check_room((store.bytes_in_memory + store.bytes_in_file) / 2 * expected)  # 16 bits for most
+                    store.check_room((store.bytes_in_memory + store.bytes_in_file) * expected)
             for name in joint.names:
                 if rows[name].n == joint.images - before >= 2 and rows[name].undefined() is None:
                     alignments[name].add(*rows[name].grams())
-                rows[name].n = 0
+                rows[name].clear()
             store.clear()
         result = dict.fromkeys(joint.names, UNDEFINED)
         for name in joint.compared() if joint.images else ():
@@ -101,7 +99,7 @@ def layerwise_cka(
 
 
 class _Rows:
-    """The features of one layer, stored as rows u = a - first a and w = u - scale (b - first b).
+    """The features of one layer, kept in float32 as rows u = a - first a and w = u - scale (b - first b).
 
     Adding a constant to a feature or scaling one model's features does not change CKA: both make the numbers small.
     """
@@ -109,69 +107,60 @@ class _Rows:
     def __init__(self, name: str, store: Store) -> None:
         self.name, self.store = name, store
         self.n = 0  # rows in the store
+        self.pieces: list[list[Callable[[], Tensor]]] = []  # of some rows each: block by block, (2, rows, columns)
         self.first: tuple[Tensor, Tensor] | None = None
         self.varies = [False, False]
         self.scale: float | None = None  # of model b, towards model a; known once both vary
         self.largest = torch.zeros(())  # value of u and w
-        self.recent: Tensor | None = None
-        self.uneven = False  # 16 bits would not do, nor would products in float32
+
+    def clear(self) -> None:
+        self.n, self.pieces = 0, []
 
     def add(self, a: Tensor, b: Tensor) -> None:
-        """Store the features (n, ...) of some images."""
+        """Keep the features (n, ...) of some images."""
         a, b = a.flatten(1), b.flatten(1)
         first_a, first_b = self.first = self.first or (a[:1].clone(), b[:1].clone())
         if (width := a.shape[1]) != first_a.shape[1]:
             each = f"{width} features for an image, {first_a.shape[1]} for the first"
             raise ValueError(f"layer {self.name!r}: {each}; all images must have the same size")
-        pair = self.store.room(len(a), width, a.dtype, a.device)
-        u, w = pair[:, :, :width]
-        torch.sub(a, first_a, out=u)
-        torch.sub(b, first_b, out=w)
         if self.scale is None and width:
-            self._find_scale(u, w, largest(first_a), largest(first_b))
-        torch.sub(u, w, alpha=self.scale or 1.0, out=w)
-        self.largest = torch.maximum(self.largest.to(pair), largest(pair))
-        # On a GPU nothing waits for a look at the numbers.
-        uneven = width > 0 and not u.is_cuda and self._counts(pair)
-        self.uneven |= uneven
-        exact = len(a) if width <= SMALL or u.is_cuda or uneven else min(max(0, FEW - self.n), len(a))
-        for part, precise in ((pair[:, :exact], True), (pair[:, exact:], False)):
-            if part.shape[1]:
-                self.store.append(self.name, part, exact=precise)
+            self._find_scale(a - first_a, b - first_b)
+        blocks, step = [], BLOCK if a.device.type == "cpu" else GPU_BLOCK
+        for part in (slice(i, i + step) for i in range(0, width, step)):
+            pair = a.new_empty(2, *a[:, part].shape)
+            u, w = pair
+            torch.sub(a[:, part], first_a[:, part], out=u)
+            torch.sub(b[:, part], first_b[:, part], out=w)
+            torch.sub(u, w, alpha=self.scale or 1.0, out=w)
+            self.largest = torch.maximum(self.largest.to(pair), _largest(pair))
+            blocks.append(self.store.keep(pair.float()))
+        self.pieces.append(blocks)
         self.n += len(a)
 
-    def _find_scale(self, u: Tensor, v: Tensor, size_a: Tensor, size_b: Tensor) -> None:
+    def _find_scale(self, u: Tensor, v: Tensor) -> None:
         """Scale that makes model b's features as large as model a's, from the first images that differ."""
-        self.varies[0] |= not largest(u) <= CONSTANT * size_a  # so that NaN varies
-        self.varies[1] |= not largest(v) <= CONSTANT * size_b
+        sizes = _largest(u), _largest(v)
+        for i, (size, first) in enumerate(zip(sizes, self.first or (), strict=True)):
+            self.varies[i] |= not size <= CONSTANT * _largest(first)  # so that NaN varies
         if all(self.varies):
-            # In float64: squares of very small or large numbers have no place in float32.
-            size_a, size_b = (torch.linalg.vector_norm(x, dtype=torch.float64) for x in (u, v))
-            ratio = float(size_a / size_b)
+            norms = [(x / size).norm() * size.double() for x, size in zip((u, v), sizes, strict=True)]
+            ratio = float(norms[0] / norms[1])
             self.scale = ratio if 0 < ratio < math.inf else 1.0
-
-    def _counts(self, pair: Tensor) -> bool:
-        """Whether 16 bits would not do: few rows outweigh all others, or rows are mostly what they have in common.
-
-        The latter is so after a first image that is blank.
-        """
-        sample = pair[:, :, :: max(1, pair.shape[2] // SAMPLE)].float()
-        seen = sample if self.recent is None else torch.cat((self.recent, sample), dim=1)
-        self.recent = seen[:, -RECENT:]
-        sizes, apart = (x.square().sum(2) for x in (seen, seen - seen.mean(1, keepdim=True)))
-        outweighed = sizes.sum(1).square() < ALONE * sizes.square().sum(1)
-        return bool((outweighed | (sizes.sum(1) > COMMON * apart.sum(1))).any())
 
     def grams(self) -> tuple[Tensor, Tensor]:
         """K = sum u u^T and, with M = sum w (u - w/2)^T, K - L = M + M^T, exact to the precision of w; float64."""
         size = float(self.largest)  # so that no square overflows or vanishes
-        k, m = torch.zeros(2, self.n, self.n, dtype=torch.float64, device=self.largest.device)
-        for pair in self.store.columns(self.name):
-            check_stop()
-            pair = (pair.double() if self.uneven else pair).div_(size)
-            u, w = pair.sub_(pair.mean(1, keepdim=True))  # products in float32 are then of what differs between images
-            k += u @ u.T
-            m += w @ u.sub_(w, alpha=0.5).T
+        for dtype in (torch.float32, torch.float64):
+            k, m = torch.zeros(2, self.n, self.n, dtype=torch.float64, device=self.largest.device)
+            for blocks in zip(*self.pieces, strict=True):
+                check_stop()
+                pair = torch.cat([block() for block in blocks], dim=1).to(k.device, dtype).div_(size)
+                u, w = pair.sub_(pair.mean(1, keepdim=True))  # products are then of what differs between images
+                k += u @ u.T
+                m += w @ u.sub_(w, alpha=0.5).T
+            rows = k.diagonal()
+            if rows.sum() ** 2 >= ALONE * rows.square().sum():
+                break
         return k.mul_(size**2), (m + m.T).mul_(size**2)
 
     def undefined(self) -> LayerSimilarity | None:
@@ -181,6 +170,12 @@ class _Rows:
         if self.scale is not None:
             return None
         return UNDEFINED if any(self.varies) else LayerSimilarity(1.0, 0.0)
+
+
+def _largest(x: Tensor) -> Tensor:
+    """Largest absolute value, on its device; NaN if there is one."""
+    low, high = torch.aminmax(x)
+    return torch.maximum(-low, high)
 
 
 def _groups(batches: Iterable[Tensor], least: int) -> Iterator[list[Tensor]]:

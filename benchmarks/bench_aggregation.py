@@ -7,6 +7,7 @@ case runs in a process of its own, in which the local models arrive one after th
   Possible only where the weights are known beforehand; a float32 sum in the order of arrival.
 - *FLARE helper, all held*: where the weights depend on all reports, every model waits in memory first.
 - *ours, streaming*: ``weighted_average`` of an iterable; weights known beforehand, float64 sum.
+- *ours, in memory*: every model waits in memory, as at a server with room for all; the same two averages as below.
 - *ours, staged*: every model is written to disk when it arrives, then ``weighted_average``, or
   ``layerwise_average`` with one weight for each layer and site (Fed-LWR).
 
@@ -35,6 +36,8 @@ CASES = {
     "flare": "FLARE helper, as they arrive",
     "flare-held": "FLARE helper, all held",
     "streaming": "ours, streaming",
+    "kept": "ours, in memory, weighted",
+    "kept-layerwise": "ours, in memory, layer-wise",
     "staged": "ours, staged, weighted",
     "layerwise": "ours, staged, layer-wise",
 }
@@ -121,11 +124,11 @@ def run_case(case: str, num_sites: int, shapes_file: str) -> dict[str, float]:
     arrives(0)  # warm up
     with tempfile.TemporaryDirectory() as folder, PeakMemory() as memory:
         helper, staged, total = WeightedAggregationHelper(), Elapsed(), Elapsed()
-        staging = Staging(folder)
+        staging = Staging(folder, memory=math.inf if case.startswith("kept") else 0)
         held: dict[str, dict[str, torch.Tensor]] = {}
         if case == "flare-held":
             held = dict(in_turn())
-        elif case in ("staged", "layerwise"):
+        elif case.startswith(("kept", "staged", "layerwise")):
             for site, state in in_turn():
                 with staged:
                     staging.put(site, state)
@@ -136,9 +139,9 @@ def run_case(case: str, num_sites: int, shapes_file: str) -> dict[str, float]:
         with total:
             if case == "streaming":
                 result = weighted_average(in_turn(), weights)
-            elif case == "staged":
+            elif case in ("staged", "kept"):
                 result = weighted_average(staging.open_all(), weights)
-            elif case == "layerwise":
+            elif case.endswith("layerwise"):
                 result = layerwise_average(staging.open_all(), dict.fromkeys(owner.values(), weights), owner)
             else:
                 for site, state in held.items() if held else in_turn():

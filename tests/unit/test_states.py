@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fairflare.core import states as states_module
 from fairflare.core.states import (
     add_update,
     check_state,
@@ -100,6 +102,30 @@ def test_equals_a_naive_loop(count):
     states = make_states(count)
     weights = random_weights(states)
     assert same_bits(weighted_average(states, weights), naive_average(states, weights))
+
+
+@pytest.mark.parametrize("held", [0, 40, 100, 2**20])
+def test_how_many_sites_are_added_at_once_changes_no_bit(held: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is held is never more than said, and one tensor."""
+    states, most = make_states(7, torch.float64), 0
+    weights = random_weights(states)
+    names = list(states["site-0"])
+    expected = naive_average(states, weights)
+    monkeypatch.setattr(states_module, "_BLOCK", 5)
+    monkeypatch.setattr(states_module, "_HELD", held)
+    add = states_module._Mean.add
+
+    def watched(mean: Any, site: str, tensor: torch.Tensor, weight: float) -> None:
+        nonlocal most
+        add(mean, site, tensor, weight)
+        most = max(most, sum(flat.nbytes for flat, _ in mean._waiting))
+
+    monkeypatch.setattr(states_module._Mean, "add", watched)
+    assert same_bits(weighted_average(states, weights), expected)
+    assert most <= held
+    assert (held == 0) == (most == 0)
+    by_layer = layerwise_average(states, dict.fromkeys(names, weights), {name: name for name in names})
+    assert same_bits(by_layer, expected)
 
 
 @settings(max_examples=25, deadline=None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -24,6 +24,7 @@ States: TypeAlias = Mapping[str, State] | Iterable[tuple[str, State]]
 WeightsOf: TypeAlias = Callable[[str], Mapping[str, float]]  # of a tensor: weight by site
 Finish: TypeAlias = Callable[[str, torch.Tensor, torch.dtype], None]  # of a sum: name, flat float64, type it will have
 
+_HELD = 2**27  # bytes of one tensor at the sites that are read before they are added
 #: Elements per block. PyTorch splits an elementwise operation over threads above 32768 elements, and a
 #: float64 block of this size fits the second-level cache.
 _BLOCK = 32768
@@ -42,8 +43,8 @@ def weighted_average(states: States, weights: Mapping[str, float], *, updates: b
 
     Args:
         states: ``{site: state}``, whose states may read a tensor from disk when it is asked for: tensor by
-            tensor, sites in sorted order, so only one tensor of one site is held besides the result. Or an
-            iterable of ``(site, state)``: one pass in the order given, with one float64 model as accumulator.
+            tensor, sites in sorted order, so besides the result one tensor is held, of as many sites as fit into
+            128 MiB. Or an iterable of ``(site, state)``: one pass in the order given, with one float64 model as accumulator.
             Both forms give equal bits for the same order of sites.
         weights: ``a_k`` by site, finite, ``>= 0``, sum 1 within 1e-6; exactly the sites of
             ``states``.
@@ -295,17 +296,17 @@ class _NotFinite(ValueError):
 class _Mean:
     """Weighted sum of one tensor over the sites, or their maximum when it holds integers."""
 
-    def __init__(self, name: str, first_site: str, first: torch.Tensor) -> None:
+    def __init__(self, name: str, first_site: str, first: torch.Tensor, hold: int) -> None:
+        """``hold``: bytes of tensors that may wait, to be added together: the sum then stays in the cache."""
         if first.is_complex():
             raise ValueError(f"site {first_site!r}: tensor {name!r} is {first.dtype}, not a real number")
         self.name = name
         self.first_site = first_site
         self.like = first.detach().new_empty(()).expand(first.shape)  # shape and dtype without the memory
         self.dtype = first.dtype
-        if first.is_floating_point():
-            self.total = torch.zeros(first.numel(), dtype=torch.float64, device=first.device)
-        else:
-            self.total = first.detach().clone()
+        self.total = None if first.is_floating_point() else first.detach().clone()  # of what waits no more
+        self._hold = hold
+        self._waiting: list[tuple[torch.Tensor, float]] = []
 
     def add(self, site: str, tensor: torch.Tensor, weight: float) -> None:
         where, whose = f"site {site!r}: tensor {self.name!r}", f"site {self.first_site!r}"
@@ -314,25 +315,56 @@ class _Mean:
         self.dtype = torch.promote_types(self.dtype, tensor.dtype)
         tensor = tensor.detach().to(self.like.device)
         if not tensor.is_floating_point():
-            self.total = torch.maximum(self.total, tensor)
+            self.total = tensor.clone() if self.total is None else torch.maximum(self.total, tensor)
             return
-        flat = tensor.reshape(-1)
-        # Product and sum are two operations: a fused one rounds differently from machine to machine.
-        scratch = torch.empty(min(_BLOCK, flat.numel()), dtype=torch.float64, device=flat.device)
-        for part, total in zip(flat.split(_BLOCK), self.total.split(_BLOCK), strict=True):
-            total.add_(scratch[: part.numel()].copy_(part).mul_(weight))
+        self._waiting.append((tensor.reshape(-1), weight))
+        if sum(flat.nbytes for flat, _ in self._waiting) > self._hold:
+            self._add_waiting()
+
+    def _add_waiting(self) -> torch.Tensor:
+        """The sum so far, flat, in float64."""
+        if self.total is None:
+            self.total = torch.zeros(self.like.numel(), dtype=torch.float64, device=self.like.device)
+        scratch = self._room()
+        for total, parts in self._blocks(self.total):
+            self._add(total, parts, scratch)
+        self._waiting.clear()
+        return self.total
+
+    def _blocks(self, flat: torch.Tensor) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
+        """The tensor block by block, beside those of what waits."""
+        for block, *parts in zip(flat.split(_BLOCK), *(part.split(_BLOCK) for part, _ in self._waiting), strict=True):
+            yield block, parts
+
+    def _add(self, total: torch.Tensor, parts: list[torch.Tensor], scratch: torch.Tensor) -> None:
+        """Number by number in the order of the sites, however many wait: the bits are the same."""
+        for part, (_, weight) in zip(parts, self._waiting, strict=True):
+            # Product and sum are two operations: a fused one rounds differently from machine to machine.
+            total.add_(scratch[: len(total)].copy_(part).mul_(weight))
+
+    def _room(self) -> torch.Tensor:
+        return torch.empty(min(_BLOCK, self.like.numel()), dtype=torch.float64, device=self.like.device)
 
     def result(self, floor: bool, finish: Finish | None = None) -> torch.Tensor:
         if not self.dtype.is_floating_point:
+            assert self.total is not None
             return self.total.to(self.dtype)
-        if finish is not None:
-            finish(self.name, self.total, self.dtype)
-        if floor and self.name.rpartition(".")[2] == "running_var":
-            self.total.clamp_(min=0.0)
-        mean = self.total.to(self.dtype).reshape(self.like.shape)
+        floor = floor and self.name.rpartition(".")[2] == "running_var"
+        if finish is not None or self.total is not None:
+            total = self._add_waiting()
+            if finish is not None:
+                finish(self.name, total, self.dtype)
+            mean = (total.clamp_(min=0.0) if floor else total).to(self.dtype)
+        else:  # all sites at once: no sum of the tensor's size
+            mean = torch.empty(self.like.numel(), dtype=self.dtype, device=self.like.device)
+            room, scratch = self._room(), self._room()
+            for block, parts in self._blocks(mean):
+                total = room[: len(block)].zero_()
+                self._add(total, parts, scratch)
+                block.copy_(total.clamp_(min=0.0) if floor else total)
         if not _all_finite(mean):
             raise _NotFinite(f"the average of tensor {self.name!r} does not fit {self.dtype}")
-        return mean
+        return mean.reshape(self.like.shape)
 
 
 def _average(
@@ -392,7 +424,7 @@ def _one_pass(
             if look:
                 _check_finite(tensor, f"site {site!r}: tensor {name!r}")
             if name not in means:
-                means[name] = _Mean(name, site, tensor)
+                means[name] = _Mean(name, site, tensor, hold=0 if look else _HELD)
             # Integer tensors are not averaged and need no weight.
             means[name].add(site, tensor, weights_of(name)[site] if tensor.is_floating_point() else 0.0)
         seen.add(site)

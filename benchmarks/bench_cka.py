@@ -5,7 +5,8 @@
 Every method runs in a process of its own, on the same models and images. Time is given relative to the floor,
 the two models' forward passes alone (wall clock, and processor time for busy machines; ``again`` is processor time
 the second time in a process, which then has its memory: on a virtual machine the first touch can cost more than all
-else), and memory as the peak of the resident set above the floor's; with ``--device cuda`` floor and ours run on the GPU, and the memory is its.
+else), and memory as the peak of the resident set above the floor's; with ``--device cuda`` floor and ours run on the
+GPU, and the memory is its.
 The error is that of 1 - delta, relative to the exact biased value in float64: this is what site weights are made
 of. Packages that are not installed, or that fail, are skipped with a line that says so.
 """
@@ -321,7 +322,8 @@ def main() -> None:
         base_line = base_line or best
         ratio, extra = best["seconds"] / base_line["seconds"], (best["peak"] - base_line["peak"]) / 1e9
         busy, again = (best[key] / base_line[key] for key in ("cpu", "again"))
-        line = f"{method + ' ' + version:<24}{ratio:>10.2f}x{busy:>10.2f}x{again:>7.2f}x{best['seconds']:>9.1f}{extra:>10.2f}"
+        line = f"{method + ' ' + version:<24}{ratio:>10.2f}x{busy:>10.2f}x{again:>7.2f}x"
+        line += f"{best['seconds']:>9.1f}{extra:>10.2f}"
         if best["scores"]:
             if isinstance(exact, str):
                 line += f"   no reference: {exact}"

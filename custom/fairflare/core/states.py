@@ -44,8 +44,8 @@ def weighted_average(states: States, weights: Mapping[str, float], *, updates: b
     Args:
         states: ``{site: state}``, whose states may read a tensor from disk when it is asked for: tensor by
             tensor, sites in sorted order, so besides the result one tensor is held, of as many sites as fit into
-            128 MiB. Or an iterable of ``(site, state)``: one pass in the order given, with one float64 model as accumulator.
-            Both forms give equal bits for the same order of sites.
+            128 MiB. Or an iterable of ``(site, state)``: one pass in the order given, with one float64 model as
+            accumulator. Both forms give equal bits for the same order of sites.
         weights: ``a_k`` by site, finite, ``>= 0``, sum 1 within 1e-6; exactly the sites of
             ``states``.
         updates: the states are updates (DIFF); then a ``running_var`` may be negative and is not floored.

@@ -315,7 +315,8 @@ class _Mean:
         self.dtype = torch.promote_types(self.dtype, tensor.dtype)
         tensor = tensor.detach().to(self.like.device)
         if not tensor.is_floating_point():
-            self.total = tensor.clone() if self.total is None else torch.maximum(self.total, tensor)
+            assert self.total is not None
+            self.total = torch.maximum(self.total, tensor)
             return
         self._waiting.append((tensor.reshape(-1), weight))
         if sum(flat.nbytes for flat, _ in self._waiting) > self._hold:

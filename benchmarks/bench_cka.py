@@ -286,7 +286,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--case", choices=CASES, default="a16")
     parser.add_argument("--packages", nargs="*", choices=PACKAGES, default=list(PACKAGES))
-    parser.add_argument("--ours", nargs="+", choices=OURS, default=list(OURS), help="the second alone needs little memory")
+    parser.add_argument("--ours", nargs="+", choices=OURS, default=list(OURS), help="spilled alone: little memory")
     parser.add_argument("--no-reference", action="store_true", help="no errors: large cases take it half an hour")
     parser.add_argument("--images", type=int, help="fewer images than the case has")
     parser.add_argument("--repeat", type=int, default=1, help="take the least time and memory of this many runs")

@@ -472,6 +472,23 @@ def test_images_of_a_few_grey_values(n: int, amount: float) -> None:
         assert value.dissimilarity == pytest.approx(reference_dissimilarity(u[name], v[name], "biased"), rel=5e-5), name
 
 
+@pytest.mark.parametrize("size", [1e30, 1e37, 1e40, 1e200, math.inf, math.nan])
+def test_very_large_features(size: float, vectors: Tensor) -> None:
+    """Of models in float64: a value as long as float32 holds the features, then NaN."""
+    a, b = mlp(seed=0).double(), mlp(seed=1).double()
+    with torch.no_grad():
+        for model in (a, b):
+            model[2].weight.mul_(size)
+            model[2].bias.mul_(size)
+    found = layerwise_cka(a, b, vectors.double().split(4))
+    plain = layerwise_cka(mlp(seed=0).double(), mlp(seed=1).double(), vectors.double().split(4))
+    assert found["0"] == plain["0"]
+    if size < 1e38:
+        assert found["2"].dissimilarity == pytest.approx(plain["2"].dissimilarity, rel=1e-5)
+    else:
+        assert math.isnan(found["2"].delta)
+
+
 def test_what_is_kept_takes_eight_bytes_a_feature(stores: list[Any]) -> None:
     x = smooth_images(40, 64).double()
     layerwise_cka(wide(0), wide(1), x.split(8), layers=["2"])

@@ -62,7 +62,7 @@ def layerwise_cka(
     Returns:
         Similarity by layer name, in state-dict order. delta is in [0, 1] (biased) or [-1, 1] (unbiased); 1 with
         dissimilarity 0 where both models' features are the same for every image (dead layer). NaN where only one
-        model's are, where they are not finite, where a layer cannot be compared (:class:`JointPass`),
+        model's are, where they are not finite in float32, where a layer cannot be compared (:class:`JointPass`),
         and everywhere with fewer than 2 images. With fewer than 4 an unbiased estimator is replaced by ``"biased"``.
 
     Raises:
@@ -165,7 +165,7 @@ class _Rows:
 
     def undefined(self) -> LayerSimilarity | None:
         """The similarity where the features leave nothing to compute; else None."""
-        if not math.isfinite(self.largest):
+        if not self.largest <= torch.finfo(torch.float32).max:
             return UNDEFINED
         if self.scale is not None:
             return None

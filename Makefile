@@ -34,10 +34,12 @@ lint: $(STAMP)
 bench: export OMP_NUM_THREADS = 1
 bench: $(STAMP)
 	$(BIN)/python benchmarks/bench_cka.py --packages
+	$(BIN)/python benchmarks/bench_subset.py
 	$(BIN)/python benchmarks/bench_training.py --repeat 3
 	$(BIN)/python benchmarks/bench_aggregation.py --sites 8
 	$(BIN)/python benchmarks/bench_anchor.py --rounds 3
 	$(BIN)/python benchmarks/bench_idle.py
+	$(BIN)/python benchmarks/bench_imports.py --repeat 3
 	$(BIN)/python benchmarks/bench_results.py
 	$(BIN)/python benchmarks/bench_scale.py --rounds 2
 	$(BIN)/python benchmarks/bench_beside.py

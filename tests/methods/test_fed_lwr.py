@@ -100,8 +100,9 @@ def images_of(settings: dict, count: int, seed: int) -> list[list[int]]:
     found = []
     for number in range(passes):
         order = everything
-        if passes > 1 and "cka_max_samples" not in settings:
-            order = torch.randperm(count, generator=torch.Generator().manual_seed(seed + number)).tolist()
+        if passes > 1:
+            drawn = torch.randperm(len(everything), generator=torch.Generator().manual_seed(seed + number)).tolist()
+            order = [everything[i] for i in drawn]
         found += cut(order, least)
     return found
 
@@ -136,6 +137,7 @@ SETTINGS = {
     "fewer images": {"cka_max_samples": 13},
     "fewer images, unbiased": {"cka_max_samples": 13, "cka_estimator": "full_unbiased"},
     "fewer images in batches": {"cka_max_samples": 13, "cka_estimator": "minibatch_unbiased"},
+    "fewer images, two passes": {"cka_max_samples": 13, "cka_estimator": "minibatch_unbiased", "cka_passes": 2},
     "authors, one pass": {"preset": "authors", "cka_passes": 1},
     "authors, training images": {"preset": "authors", "cka_split": "train"},
     "authors, whole": {"preset": "authors", "cka_estimator": "full_biased"},

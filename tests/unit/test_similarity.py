@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -33,6 +35,7 @@ from fairflare.core.similarity import (
     parameter_layers,
 )
 from fairflare.core.similarity import store as stored
+from fairflare.methods import anchor_report
 from fairflare.methods.fed_lwr import LayerSimilarityReport
 
 FULL = ("biased", "unbiased")
@@ -782,6 +785,114 @@ def test_a_site_reports_the_estimator_that_is_set(setting: str, vectors: Tensor)
             k, l = (f[name][rows] @ f[name][rows].T for f in (u, v))
             sums += [reference_hsic(*pair, formula) for pair in ((k, l), (k, k), (l, l))]
         assert delta == pytest.approx(sums[0] / math.sqrt(sums[1] * sums[2]), rel=1e-5)
+
+
+# --- several passes ---------------------------------------------------------------------------------------
+
+
+class Counted:
+    """A site's data that counts how often they are gone through."""
+
+    def __init__(self, images: Tensor) -> None:
+        self.images, self.passes = images, 0
+
+    def num_samples(self, split: str) -> int:
+        return len(self.images)
+
+    def batches(self, split: str, batch_size: int, shuffle_seed: int | None = None) -> Iterator[tuple[Tensor, None]]:
+        self.passes += 1
+        order = torch.arange(len(self.images))
+        if shuffle_seed is not None:
+            order = torch.randperm(len(order), generator=torch.Generator().manual_seed(shuffle_seed))
+        yield from ((self.images[part], None) for part in order.split(batch_size))
+
+
+def passes_report(models: tuple[nn.Module, nn.Module], data: Counted, **given: Any) -> dict[str, float]:
+    """What a site with three passes in batches of 5 says of 1 - delta."""
+    run: Any = SimpleNamespace(site="north", data=data, device="cpu", seed=7, scratch=None)
+    half = LayerSimilarityReport(preset="authors", cka_batch_size=5, **{"cka_passes": 3, **given})
+    report = half.report_anchor(run, *models)
+    return dict(zip(report["layers"], report["dissimilarity"], strict=True))
+
+
+def passes_reference(models: tuple[nn.Module, nn.Module], images: Tensor, batches: list[list[int]]) -> dict[str, float]:
+    u, v = (features(model, images) for model in models)
+    found = {}
+    for name in u:
+        sums = np.zeros(3)
+        for rows in batches:
+            k, l = (f[name][rows] @ f[name][rows].T for f in (u, v))
+            sums += [reference_hsic(*pair, "unbiased") for pair in ((k, l), (k, k), (l, l))]
+        found[name] = 1 - sums[0] / math.sqrt(sums[1] * sums[2])
+    return found
+
+
+def three_passes(images: int) -> list[list[int]]:
+    """Batches of 5, of which the last may have up to 8."""
+    cut = []
+    for seed in (7, 8, 9):
+        order = torch.randperm(images, generator=torch.Generator().manual_seed(seed)).tolist()
+        starts = range(0, max(images - 3, 1), 5)
+        cut += [order[start : start + 5 if start != starts[-1] else None] for start in starts]
+    return cut
+
+
+def test_images_are_read_once_however_many_passes(vectors: Tensor) -> None:
+    models, data = (mlp(seed=0), mlp(seed=1)), Counted(vectors)
+    assert sorted(map(len, three_passes(12))) == [5, 5, 5, 7, 7, 7]
+    expected = passes_reference(models, vectors, three_passes(12))
+    assert passes_report(models, data) == pytest.approx(expected, rel=1e-5)
+    assert data.passes == 1
+
+
+def test_too_many_images_are_read_for_each_pass(vectors: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = mlp(seed=0), mlp(seed=1)
+    expected = passes_reference(models, vectors, three_passes(12))
+    for few, times in ((4, 1), (3, 3)):  # for each pass
+        monkeypatch.setattr(anchor_report, "FEW", few)
+        data = Counted(vectors)
+        assert passes_report(models, data) == pytest.approx(expected, rel=1e-5)
+        assert data.passes == times
+
+
+def test_a_full_disk_lets_each_pass_read_the_images(
+    vectors: Tensor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    models, data = (mlp(seed=0), mlp(seed=1)), Counted(vectors)
+    needed = 12 * 8 * sum(f.shape[1] for f in features(models[0], vectors).values())
+    usage = shutil.disk_usage(tempfile.gettempdir())
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=needed - 1))
+    expected = passes_reference(models, vectors, three_passes(12))
+    assert passes_report(models, data, cka_memory=0) == pytest.approx(expected, rel=1e-5)
+    assert data.passes == 1 + 3
+    assert "site north: scratch folder" in caplog.text
+    assert "each pass reads the images instead" in caplog.text
+
+
+def test_features_that_depend_on_the_batch_are_made_for_each_pass() -> None:
+    torch.manual_seed(0)
+    convs = [nn.Conv2d(1, 3, 3) for _ in range(2)]
+    models = tuple(nn.Sequential(conv, nn.BatchNorm2d(3, track_running_stats=False)).eval() for conv in convs)
+    data = Counted(torch.randn(10, 1, 6, 6))
+    report = passes_report(models, data)  # type: ignore[arg-type]
+    assert data.passes == 3
+    for name, wanted in (("0", convs), ("1", models)):
+        sums = np.zeros(3)
+        for rows in three_passes(10):
+            with torch.no_grad():
+                u, v = (model(data.images[rows]).flatten(1).double().numpy() for model in wanted)
+            k, l = u @ u.T, v @ v.T
+            sums += [reference_hsic(*pair, "unbiased") for pair in ((k, l), (k, k), (l, l))]
+        assert report[name] == pytest.approx(1 - sums[0] / math.sqrt(sums[1] * sums[2]), rel=1e-4)
+
+
+def test_three_images_in_several_passes_are_three_images(vectors: Tensor) -> None:
+    """Not fifteen, of which the unbiased estimator would find many alike."""
+    models = mlp(seed=0), mlp(seed=1)
+    u, v = (features(model, vectors[:3]) for model in models)
+    report = passes_report(models, Counted(vectors[:3]), cka_passes=5)
+    for name, value in report.items():
+        assert value == pytest.approx(reference_dissimilarity(u[name], v[name], "biased"), rel=1e-5)
 
 
 # --- nothing is left behind -------------------------------------------------------------------------------

@@ -55,12 +55,7 @@ class JointPass:
         self._size = 0
         self._visit: Callable[[str, Tensor, Tensor], None] = lambda name, a, b: None
         self._stack = ExitStack()
-        # a batch norm without running statistics looks at its whole batch: then a batch must stay as it is
-        self._divisible = not any(
-            isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_mean is None
-            for model in self.models
-            for m in model.modules()
-        )
+        self._divisible = all(map(by_image, self.models))  # else a batch must stay as it is
 
     def __enter__(self) -> JointPass:
         with self._stack as stack:  # undone here if this fails, else at the exit
@@ -168,6 +163,12 @@ class JointPass:
                 shapes = f"{tuple(held.shape)}, of model_b {tuple(feature.shape)}"
                 raise ValueError(f"layer {name!r}: features of model_a have shape {shapes}")
             self._visit(name, held, feature.to(held.device))
+
+
+def by_image(model: nn.Module) -> bool:
+    """Whether features of an image do not depend on its batch: a batch norm without running statistics looks at it."""
+    norms = (m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+    return all(norm.running_mean is not None for norm in norms)
 
 
 def _device(model: nn.Module) -> torch.device:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field as Bounds
 
+from fairflare.core.joint_pass import by_image
 from fairflare.core.settings import PositiveInt, settings
 from fairflare.core.similarity import LayerSimilarity, layerwise_cka, layerwise_cosine
 from fairflare.core.units import units
 from fairflare.methods.image_batches import ImageBatches
 from fairflare.methods.training import LocalTraining, SiteRun
+
+log = logging.getLogger(__name__)
 
 Preset = Literal["paper", "authors", "stable"]
 Granularity = Literal["leaf", "unit", "block", "model"]
@@ -48,6 +55,7 @@ ESTIMATORS = {
     "minibatch_biased": "minibatch_biased",
     "minibatch_unbiased": "minibatch_unbiased",
 }
+FEW = 100  # images for each pass: with more, the products of all pairs of images may take longer than the passes
 SPLITS = {"train": "training", "val": "validation"}
 
 
@@ -74,7 +82,8 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
             matrices: does not favour sites with many images), ``"minibatch_biased"``, ``"minibatch_unbiased"``.
         cka_split: images: ``"train"`` (paper, D_k) or ``"val"`` (authors).
         cka_batch_size: images a forward pass; changes the result of the minibatch estimators only.
-        cka_passes: passes over the images, re-shuffled each time; matters for the minibatch estimators only.
+        cka_passes: passes over the images, re-shuffled each time; matters for the minibatch estimators only. Features
+            of up to 100 images a pass, or of ``cka_max_samples``, are made once and kept as for the full estimators.
         cka_max_samples: at most so many images, a fixed seeded choice; ``None``: all.
         cosine_mode: ``"sample"`` (mean over images) or ``"matrix"`` (one cosine of all features).
         cka_memory: bytes that features may take in memory; what is beyond waits in a scratch file.
@@ -111,15 +120,7 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
         if self.similarity == "cosine":
             scores = layerwise_cosine(local, anchor, images, mode=self.cosine_mode)
         else:
-            scores = layerwise_cka(
-                local,
-                anchor,
-                images,
-                estimator=ESTIMATORS[self.setting("cka_estimator")],
-                memory=self.cka_memory,
-                scratch=run.scratch,
-                expected=images.count,
-            )
+            scores = self._cka(local, anchor, images)
         report = {
             "layers": list(scores),
             "cka": [float(s.delta) for s in scores.values()],
@@ -129,3 +130,23 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
             unit = units(anchor, next(iter(ImageBatches(run, "training", 2))))
             report["units"] = [unit[name] for name in scores]
         return report
+
+    def _cka(self, local: torch.nn.Module, anchor: torch.nn.Module, images: ImageBatches) -> dict[str, LayerSimilarity]:
+        compare = partial(
+            layerwise_cka,
+            local,
+            anchor,
+            estimator=ESTIMATORS[self.setting("cka_estimator")],
+            memory=self.cka_memory,
+            scratch=images.run.scratch,
+            expected=images.count,
+        )
+        few = self.cka_max_samples is not None or images.count <= FEW * images.passes
+        if images.passes > 1 and few and by_image(local) and by_image(anchor):
+            try:  # an image has the same features in every pass
+                return compare(replace(images, passes=1), passes=images.batched())
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                log.warning("site %s: %s; each pass reads the images instead", images.run.site, error.strerror)
+        return compare(images)

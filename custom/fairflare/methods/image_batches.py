@@ -43,6 +43,12 @@ class ImageBatches:
         total = self.run.data.num_samples(self.split)
         return total if self.max_samples is None else min(total, self.max_samples)
 
+    def batched(self) -> list[tuple[torch.Tensor, ...]]:
+        """The batches of each pass, as numbers of images (0: the first one in the order of the list)."""
+        seeds = range(self.run.seed, self.run.seed + self.passes)
+        orders = [torch.randperm(self.count, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+        return [order.split(self.batch_size) for order in orders]
+
     def _subset(self, count: int) -> Iterator[torch.Tensor]:
         """In file order."""
         total = self.run.data.num_samples(self.split)

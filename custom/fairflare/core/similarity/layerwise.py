@@ -31,6 +31,7 @@ def layerwise_cka(
     *,
     layers: Iterable[str] | None = None,
     estimator: str = "biased",
+    passes: Iterable[Iterable[Tensor]] = (),
     memory: float = 2**30,
     scratch: str | Path | None = None,
     expected: int | None = None,
@@ -41,8 +42,7 @@ def layerwise_cka(
 
     with the n x n Gram matrices of the outputs of layer m, flattened image by image, in the two models. Layers are
     matched by name. The relative error of 1 - delta is at most 1e-4 for float32 models, whatever the batch size; it can
-    be larger below 1 - delta = 1e-9. The models run in evaluation mode, without gradients, and are left as they were
-    found.
+    be larger below 1 - delta = 1e-9. The models run in evaluation mode, without gradients, and are left as they were.
 
     Args:
         model_a: for Fed-LWR the local model.
@@ -52,9 +52,10 @@ def layerwise_cka(
         estimator: ``"biased"`` (the paper's Eq. 2) or ``"unbiased"`` (HSIC_1), over all images; or
             ``"minibatch_biased"``, ``"minibatch_unbiased"``, the quotient of sums of each batch's HSIC (authors' code):
             then a batch with fewer than 2 or 4 images is joined to the one before it.
-        memory: bytes for stored features, on the device of model a; what exceeds them goes to a scratch file. Beyond
-            it: features of some images (two, and as many as fit into 96 MiB), 128 KB an image (4 MB on a GPU), six
-            n x n matrices.
+        passes: of each pass over the images its batches, as numbers of images (0: the first one), for minibatch
+            estimators that sum over other batches than those that come. All images are then kept, and read once.
+        memory: bytes for stored features, on model a's device; what exceeds them goes to a scratch file. Beyond it:
+            features of some images (two, and what fits into 96 MiB), 128 KB an image (GPU: 4 MB), six n x n matrices.
         scratch: existing folder for that file (default: the system's temporary folder). It takes ``8 n (sum of feature
             sizes) - memory`` bytes; always removed.
         expected: so many images will come: what does not fit is then said after the first one.
@@ -76,19 +77,23 @@ def layerwise_cka(
     """
     choice("estimator", estimator, ESTIMATORS)
     number("memory", memory, low=0)
-    formula = estimator.removeprefix("minibatch_")
+    least = LEAST_SAMPLES[formula := estimator.removeprefix("minibatch_")]
+    chosen: list[Tensor | slice] = [torch.cat(group) for batched in passes for group in _groups(batched, least)]
+    together = formula == estimator or bool(chosen)
     with JointPass(model_a, model_b, layers) as joint, closing(Store(memory, scratch)) as store:
         rows = {name: _Rows(name, store) for name in joint.names}
         alignments = {name: Alignment(formula) for name in joint.names}
-        for group in [batches] if formula == estimator else _groups(batches, LEAST_SAMPLES[formula]):
+        for group in [batches] if together else _groups(batches, least):
             before = joint.images
             for piece in joint.pieces(group):
                 joint.run(piece, lambda name, a, b: rows[name].add(a, b))
-                if joint.images == 1 and expected and formula == estimator:
+                if joint.images == 1 and expected and together:
                     store.check_room((store.bytes_in_memory + store.bytes_in_file) * expected)
             for name in joint.names:
                 if rows[name].n == joint.images - before >= 2 and rows[name].undefined() is None:
-                    alignments[name].add(*rows[name].grams())
+                    k, e = rows[name].grams()
+                    for i in chosen or [slice(None)]:
+                        alignments[name].add(k[i][:, i], e[i][:, i])
                 rows[name].clear()
             store.clear()
         result = dict.fromkeys(joint.names, UNDEFINED)

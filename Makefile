@@ -30,7 +30,8 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# What docs/performance.md is made of; one thread a process, on a machine that does nothing else.
+# What docs/performance.md is made of; one thread a process, on a machine that does nothing else. With Flower beside us:
+# python3 -m venv DIR; DIR/bin/pip install "flwr[simulation]" torch monai; make bench FLOWER=DIR/bin/python
 bench: export OMP_NUM_THREADS = 1
 bench: $(STAMP)
 	$(BIN)/python benchmarks/bench_cka.py --packages
@@ -42,7 +43,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/bench_imports.py --repeat 3
 	$(BIN)/python benchmarks/bench_results.py
 	$(BIN)/python benchmarks/bench_scale.py --rounds 2
-	$(BIN)/python benchmarks/bench_beside.py
+	$(BIN)/python benchmarks/bench_beside.py $(if $(FLOWER),--flower-python $(FLOWER))
 
 bench-gpu: $(STAMP)
 	$(BIN)/python benchmarks/bench_cka.py --device cuda --packages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import math
 import shutil
 import subprocess
@@ -867,6 +868,17 @@ def test_a_full_disk_lets_each_pass_read_the_images(
     assert data.passes == 1 + 3
     assert "site north: scratch folder" in caplog.text
     assert "each pass reads the images instead" in caplog.text
+
+
+def test_a_broken_disk_is_not_a_full_one(vectors: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(store: stored.Store, offset: int) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(stored.Store, "_scratch", broken)
+    data = Counted(vectors)
+    with pytest.raises(OSError, match="broken"):
+        passes_report((mlp(seed=0), mlp(seed=1)), data, cka_memory=0)
+    assert data.passes == 1
 
 
 def test_features_that_depend_on_the_batch_are_made_for_each_pass() -> None:

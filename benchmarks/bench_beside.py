@@ -10,8 +10,8 @@
   monai (beside FLARE it cannot be installed: their pins exclude each other). Left out without ``--flower-python``.
 
 From the start of the process to its end, imports and start-up too; one thread a process. Processor seconds are those of
-all processes together. Memory is the largest sum of their proportional set sizes, looked at every 0.2 s, and so is the
-processor time of processes that nobody waits for (Ray's).
+all processes together; with Flower at least these, since nobody waits for Ray's. Memory is the largest sum of their
+proportional set sizes, looked at every 0.2 s.
 """
 
 from __future__ import annotations

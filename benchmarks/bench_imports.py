@@ -6,7 +6,7 @@ FLARE starts a process for each site, and with fewer workers than sites in its s
 of its own does a round of the packaged job as a site (FLARE's worker, then check, train, anchor and validate on the
 phantom) and lists its modules. Others import these, nothing else: first those of torch, then FLARE's, then MONAI's,
 then ours, each with what it brings along. Beside it torch alone (the floor), and what FLARE and MONAI cost without us.
-Files have been read before, so this is the processor's time and not the disk's; median (least to largest).
+Processor time, with files that have been read before; median (least to largest).
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ def seconds_of(names: list[str]) -> dict[str, float]:
     """By part: what its modules take, in the order of PARTS."""
     seconds = {}
     for part in PARTS:
-        start = time.perf_counter()
+        start = time.process_time()
         for name in names:
             if name.partition(".")[0] == part and name not in sys.modules:
                 with contextlib.suppress(ImportError):  # made while it runs, such as torch.ops
                     importlib.import_module(name)
-        seconds[part] = time.perf_counter() - start
+        seconds[part] = time.process_time() - start
     return seconds
 
 

@@ -89,7 +89,7 @@ def exactly(a: nn.Module, b: nn.Module, batches: list[Tensor], names: list[str])
     return {name: 0.5 * float((k[name] / k[name].norm() - l[name] / l[name].norm()).square().sum()) for name in names}
 
 
-@pytest.mark.parametrize("memory", [2**40, 0], ids=["in memory", "spilled"])
+@pytest.mark.parametrize("memory", [2**40, 0, 2**22], ids=["in memory", "spilled", "partly"])
 def test_cka_is_exact_whatever_the_program_says_of_tf32(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """TF32 rounds to three digits; float32 moves 1 - delta by 1e-6 at the convolutions here."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)

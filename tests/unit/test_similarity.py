@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from monai.networks.nets import BasicUNet, SwinUNETR
 from torch import Tensor, nn
 
+from fairflare.core import joint_pass
 from fairflare.core.similarity import (
     COSINE_MODES,
     ESTIMATORS,
@@ -549,6 +550,94 @@ def test_models_of_different_size(factor: float, vectors: Tensor) -> None:
             assert result[name].dissimilarity == pytest.approx(expected[name].dissimilarity, rel=1e-5)
 
 
+class Gate(nn.Module):
+    """Silent for what is below a threshold; a layer, because it has a parameter."""
+
+    def __init__(self, factor: float, threshold: float) -> None:
+        super().__init__()
+        self.factor, self.threshold = nn.Parameter(torch.tensor(factor)), threshold
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * torch.relu(x - self.threshold)
+
+
+def of_batches(u: np.ndarray, v: np.ndarray, size: int) -> float:
+    """1 - delta, the quotient of sums of biased HSIC."""
+    sums = np.zeros(3)
+    for start in range(0, len(u), size):
+        k, l = (f[start : start + size] @ f[start : start + size].T for f in (u, v))
+        sums += [reference_hsic(*pair, "biased") for pair in ((k, l), (k, k), (l, l))]
+    return float(1 - sums[0] / math.sqrt(sums[1] * sums[2]))
+
+
+@pytest.mark.parametrize("images", [1, 4, 16], ids="pieces of {}".format)
+@pytest.mark.parametrize("silent", ["model_a", "model_b"])
+@pytest.mark.parametrize("bright", ["last", "first"])
+def test_a_model_that_is_silent_for_some_images(
+    silent: str, bright: str, images: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its scale beside the other is not known as long as it is; a batch that it is silent for counts, too."""
+    torch.manual_seed(0)
+    x = torch.cat([torch.rand(8, 6), 2 + torch.rand(8, 6)])
+    x = x if bright == "last" else x.flip(0)
+    models = [Gate(1.0, 1.0), Gate(50.0, 0.0)][:: 1 if silent == "model_a" else -1]
+    u, v = (model(x).detach().double().numpy() for model in models)
+    monkeypatch.setattr(joint_pass, "HELD_BYTES", images * 4 * u[0].size)
+    whole = layerwise_cka(*models, x.split(4))[""].dissimilarity
+    assert whole == pytest.approx(of_batches(u, v, 16), rel=1e-5)
+    parts = layerwise_cka(*models, x.split(8), estimator="minibatch_biased")[""].dissimilarity
+    assert parts == pytest.approx(of_batches(u, v, 8), rel=1e-5)
+
+
+@pytest.mark.parametrize("little", [1e-2, 1e-4])
+def test_first_images_that_move_one_model_much_more(little: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They do not say how large the features of all images are."""
+    torch.manual_seed(0)
+    x = torch.randn(30, 50)
+    x[:, 0] = 0
+    x[1], x[2] = x[0], x[0]
+    x[1, 0], x[2, 0] = 1.0, 0.5
+    a, b = nn.Linear(50, 50, bias=False), nn.Linear(50, 50, bias=False)
+    with torch.no_grad():
+        b.weight.copy_(a.weight + 0.01 * torch.randn(50, 50) / 7)
+        b.weight[:, 0] = a.weight[:, 0]
+        a.weight[:, 0] *= little
+    u, v = (model(x.double()).detach().numpy() for model in (a.double(), b.double()))
+    monkeypatch.setattr(joint_pass, "HELD_BYTES", 2 * 4 * 50)  # pieces of two
+    found = layerwise_cka(a.float(), b.float(), x.split(5))[""].dissimilarity
+    assert found == pytest.approx(reference_dissimilarity(u, v, "biased"), rel=1e-4)
+
+
+def test_a_layer_with_one_number_for_an_image(vectors: Tensor) -> None:
+    class Score(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).squeeze(1)
+
+    torch.manual_seed(0)
+    a, b = Score(5, 1), Score(5, 1)
+    u, v = (model(vectors).detach().double().numpy()[:, None] for model in (a, b))
+    assert layerwise_cka(a, b, vectors.split(4))[""].dissimilarity == pytest.approx(of_batches(u, v, 12), rel=1e-5)
+    cosines = np.sign(u * v)
+    assert layerwise_cosine(a, b, vectors.split(4))[""].delta == pytest.approx(float(cosines.mean()), abs=1e-6)
+
+
+@pytest.mark.parametrize("memory", [0, 300])
+def test_features_are_float32_whatever_torch_makes_by_itself(memory: int, vectors: Tensor) -> None:
+    models = mlp(seed=0), mlp(seed=1)
+    expected = layerwise_cka(*models, vectors.split(4))
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert layerwise_cka(*models, vectors.split(4), memory=memory) == expected
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("estimator", FULL)
+def test_passes_are_of_minibatch_estimators(estimator: str, vectors: Tensor) -> None:
+    with pytest.raises(ValueError, match=rf"estimator.*minibatch_unbiased.*got '{estimator}'"):
+        layerwise_cka(mlp(), mlp(seed=1), [vectors], estimator=estimator, passes=[torch.arange(12).split(4)])
+
+
 def test_a_layer_without_features(vectors: Tensor) -> None:
     assert layerwise_cka(Columns(0, 0), Columns(0, 0), [vectors])[""] == (1.0, 0.0)
 
@@ -811,7 +900,7 @@ class Counted:
 def passes_report(models: tuple[nn.Module, nn.Module], data: Counted, **given: Any) -> dict[str, float]:
     """What a site with three passes in batches of 5 says of 1 - delta."""
     run: Any = SimpleNamespace(site="north", data=data, device="cpu", seed=7, scratch=None)
-    half = LayerSimilarityReport(preset="authors", cka_batch_size=5, **{"cka_passes": 3, **given})
+    half = LayerSimilarityReport(preset="authors", **{"cka_batch_size": 5, "cka_passes": 3, **given})
     report = half.report_anchor(run, *models)
     return dict(zip(report["layers"], report["dissimilarity"], strict=True))
 
@@ -879,6 +968,57 @@ def test_a_broken_disk_is_not_a_full_one(vectors: Tensor, monkeypatch: pytest.Mo
     with pytest.raises(OSError, match="broken"):
         passes_report((mlp(seed=0), mlp(seed=1)), data, cka_memory=0)
     assert data.passes == 1
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_both_ways_sum_over_the_same_batches(size: int, vectors: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is asked for: batches of four at least, and no batch holds an image twice."""
+    models, found = (mlp(seed=0), mlp(seed=1)), []
+    for few in (100, 0):
+        monkeypatch.setattr(anchor_report, "FEW", few)
+        found.append(passes_report(models, Counted(vectors), cka_batch_size=size))
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+    if size < 5:
+        seeds = [torch.Generator().manual_seed(seed) for seed in (7, 8, 9)]
+        batches = [part.tolist() for seed in seeds for part in torch.randperm(12, generator=seed).split(4)]
+        assert found[0] == pytest.approx(passes_reference(models, vectors, batches), rel=1e-5)
+
+
+class OneByOne(Counted):
+    """As a bundle's validation images may come, whatever is asked for."""
+
+    def batches(self, split: str, batch_size: int, shuffle_seed: int | None = None) -> Iterator[tuple[Tensor, None]]:
+        yield from super().batches(split, 1, shuffle_seed)
+
+
+@pytest.mark.parametrize("few", [100, 0])
+def test_batches_are_those_of_the_setting(few: int, vectors: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(anchor_report, "FEW", few)
+    models = mlp(seed=0), mlp(seed=1)
+    expected = passes_reference(models, vectors, three_passes(12))
+    assert passes_report(models, OneByOne(vectors)) == pytest.approx(expected, rel=1e-5)
+
+
+class InOrder(Counted):
+    """Tells which image is which."""
+
+    def order(self, split: str, shuffle_seed: int) -> list[int] | None:
+        return torch.randperm(len(self.images), generator=torch.Generator().manual_seed(shuffle_seed)).tolist()
+
+
+def test_a_choice_of_many_images_is_shuffled_for_each_pass(vectors: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(anchor_report, "FEW", 0)
+    models, data = (mlp(seed=0), mlp(seed=1)), InOrder(vectors)
+    chosen = set(torch.randperm(12, generator=torch.Generator().manual_seed(0))[:9].tolist())
+    batches = []
+    for order in ([i for i in data.order("", seed) or [] if i in chosen] for seed in (7, 8, 9)):
+        batches += [order[:5], order[5:]]
+    expected = passes_reference(models, vectors, batches)
+    assert passes_report(models, data, cka_max_samples=9) == pytest.approx(expected, rel=1e-5)
+    assert data.passes == 3
+    monkeypatch.setattr(data, "order", lambda split, seed: None)  # then only we can shuffle
+    assert passes_report(models, data, cka_max_samples=9) != pytest.approx(expected, rel=1e-5)
+    assert data.passes == 4
 
 
 def test_features_that_depend_on_the_batch_are_made_for_each_pass() -> None:

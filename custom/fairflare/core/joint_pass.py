@@ -55,7 +55,7 @@ class JointPass:
         self._size = 0
         self._visit: Callable[[str, Tensor, Tensor], None] = lambda name, a, b: None
         self._stack = ExitStack()
-        self._divisible = all(map(by_image, self.models))  # else a batch must stay as it is
+        self._divisible = all(map(looks_at_images_alone, self.models))  # else a batch must stay as it is
 
     def __enter__(self) -> JointPass:
         with self._stack as stack:  # undone here if this fails, else at the exit
@@ -150,6 +150,7 @@ class JointPass:
             self._odd[name] = f"the {self._size} images are no dimension of its output, which has shape {shape}"
         else:
             self._calls[turn][name] += 1
+            output = output[:, None] if output.ndim == 1 else output  # one feature
             self._take(turn, name, output if output.dtype in (torch.float32, torch.float64) else output.float())
 
     def _take(self, turn: int, name: str, feature: Tensor) -> None:
@@ -165,7 +166,7 @@ class JointPass:
             self._visit(name, held, feature.to(held.device))
 
 
-def by_image(model: nn.Module) -> bool:
+def looks_at_images_alone(model: nn.Module) -> bool:
     """Whether features of an image do not depend on its batch: a batch norm without running statistics looks at it."""
     norms = (m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
     return all(norm.running_mean is not None for norm in norms)

@@ -306,6 +306,7 @@ class _Mean:
         self.dtype = first.dtype
         self.total = None if first.is_floating_point() else first.detach().clone()  # of what waits no more
         self._hold = hold
+        self._held = 0  # bytes
         self._waiting: list[tuple[torch.Tensor, float]] = []
 
     def add(self, site: str, tensor: torch.Tensor, weight: float) -> None:
@@ -319,7 +320,8 @@ class _Mean:
             self.total = torch.maximum(self.total, tensor)
             return
         self._waiting.append((tensor.reshape(-1), weight))
-        if sum(flat.nbytes for flat, _ in self._waiting) > self._hold:
+        self._held += tensor.nbytes
+        if self._held > self._hold:
             self._add_waiting()
 
     def _add_waiting(self) -> torch.Tensor:
@@ -330,6 +332,7 @@ class _Mean:
         for total, parts in self._blocks(self.total):
             self._add(total, parts, scratch)
         self._waiting.clear()
+        self._held = 0
         return self.total
 
     def _blocks(self, flat: torch.Tensor) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:

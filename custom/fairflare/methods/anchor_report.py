@@ -12,9 +12,9 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from pydantic import Field as Bounds
 
-from fairflare.core.joint_pass import by_image
+from fairflare.core.joint_pass import looks_at_images_alone
 from fairflare.core.settings import PositiveInt, settings
-from fairflare.core.similarity import LayerSimilarity, layerwise_cka, layerwise_cosine
+from fairflare.core.similarity import LEAST_SAMPLES, LayerSimilarity, layerwise_cka, layerwise_cosine
 from fairflare.core.units import units
 from fairflare.methods.image_batches import ImageBatches
 from fairflare.methods.training import LocalTraining, SiteRun
@@ -55,7 +55,7 @@ ESTIMATORS = {
     "minibatch_biased": "minibatch_biased",
     "minibatch_unbiased": "minibatch_unbiased",
 }
-FEW = 100  # images for each pass: with more, the products of all pairs of images may take longer than the passes
+FEW = 100  # images for each pass: of more the products of all pairs may take longer than the passes
 SPLITS = {"train": "training", "val": "validation"}
 
 
@@ -81,9 +81,10 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
         cka_estimator: ``"full_biased"`` (Eq. 2, all images at once), ``"full_unbiased"`` (HSIC_1 from the same Gram
             matrices: does not favour sites with many images), ``"minibatch_biased"``, ``"minibatch_unbiased"``.
         cka_split: images: ``"train"`` (paper, D_k) or ``"val"`` (authors).
-        cka_batch_size: images a forward pass; changes the result of the minibatch estimators only.
-        cka_passes: passes over the images, re-shuffled each time; matters for the minibatch estimators only. Features
-            of up to 100 images a pass, or of ``cka_max_samples``, are made once and kept as for the full estimators.
+        cka_batch_size: images a forward pass, and of a batch of the minibatch estimators: there at least 2 (biased) or
+            4 (unbiased); what is left of a pass if fewer than these joins its last batch.
+        cka_passes: passes over the images, re-shuffled each time; matters for the minibatch estimators only. Of up to
+            100 images for each of them (500 with five) the features are made once, and kept as for full estimators.
         cka_max_samples: at most so many images, a fixed seeded choice; ``None``: all.
         cosine_mode: ``"sample"`` (mean over images) or ``"matrix"`` (one cosine of all features).
         cka_memory: bytes that features may take in memory; what is beyond waits in a scratch file.
@@ -109,13 +110,17 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
         """
         # All-images estimators see the same value in every pass: one is enough.
         minibatch = self.similarity == "cka" and str(self.setting("cka_estimator")).startswith("minibatch")
+        least = LEAST_SAMPLES[ESTIMATORS[self.setting("cka_estimator")].removeprefix("minibatch_")] if minibatch else 0
         images = ImageBatches(
             run,
             SPLITS[self.setting("cka_split")],
             self.cka_batch_size,
             passes=int(self.setting("cka_passes")) if minibatch else 1,
             max_samples=self.cka_max_samples,
+            least=least,
         )
+        if images.count < least:  # one batch: the same in every pass
+            images.passes = 1
         scores: Mapping[str, LayerSimilarity]
         if self.similarity == "cosine":
             scores = layerwise_cosine(local, anchor, images, mode=self.cosine_mode)
@@ -141,10 +146,11 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
             scratch=images.run.scratch,
             expected=images.count,
         )
-        few = self.cka_max_samples is not None or images.count <= FEW * images.passes
-        if images.passes > 1 and few and by_image(local) and by_image(anchor):
-            try:  # an image has the same features in every pass
-                return compare(replace(images, passes=1), passes=images.batched())
+        # An image has the same features in every pass, where its batch does not matter.
+        kept = images.count <= FEW * images.passes or not images.shuffled
+        if images.passes > 1 and kept and looks_at_images_alone(local) and looks_at_images_alone(anchor):
+            try:
+                return compare(replace(images, passes=1), passes=images.numbers())
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise

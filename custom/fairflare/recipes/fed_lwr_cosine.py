@@ -143,9 +143,10 @@ class FedLWRCosineRecipe(MethodRecipe):
             matrices: does not favour sites with many images), ``"minibatch_biased"``, ``"minibatch_unbiased"``; one of
             'full_biased', 'full_unbiased', 'minibatch_biased', 'minibatch_unbiased' or nothing.
         cka_split: images: ``"train"`` (paper, D_k) or ``"val"`` (authors); one of 'train', 'val' or nothing.
-        cka_batch_size: images a forward pass; changes the result of the minibatch estimators only; an integer >= 1.
-        cka_passes: passes over the images, re-shuffled each time; matters for the minibatch estimators only. Features
-            of up to 100 images a pass, or of ``cka_max_samples``, are made once and kept as for the full estimators; an
+        cka_batch_size: images a forward pass, and of a batch of the minibatch estimators: there at least 2 (biased) or
+            4 (unbiased); what is left of a pass if fewer than these joins its last batch; an integer >= 1.
+        cka_passes: passes over the images, re-shuffled each time; matters for the minibatch estimators only. Of up to
+            100 images for each of them (500 with five) the features are made once, and kept as for full estimators; an
             integer >= 1 or nothing.
         cka_max_samples: at most so many images, a fixed seeded choice; ``None``: all; an integer >= 2 or nothing.
         cosine_mode: ``"sample"`` (mean over images) or ``"matrix"`` (one cosine of all features); one of 'sample',

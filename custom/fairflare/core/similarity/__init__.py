@@ -8,10 +8,10 @@ K - L is summed from it. Rounding is then relative to the difference.
 """
 
 from fairflare.core.layers import parameter_layers
-from fairflare.core.similarity.formulas import LayerSimilarity, center, gram, hsic, linear_cka
+from fairflare.core.similarity.formulas import LEAST_SAMPLES, LayerSimilarity, center, gram, hsic, linear_cka
 from fairflare.core.similarity.layerwise import COSINE_MODES, ESTIMATORS, layerwise_cka, layerwise_cosine
 
 __all__ = [
-    "COSINE_MODES", "ESTIMATORS", "LayerSimilarity", "center", "gram", "hsic", "layerwise_cka", "layerwise_cosine",
-    "linear_cka", "parameter_layers",
+    "COSINE_MODES", "ESTIMATORS", "LEAST_SAMPLES", "LayerSimilarity", "center", "gram", "hsic", "layerwise_cka",
+    "layerwise_cosine", "linear_cka", "parameter_layers",
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def layerwise_cka(
     *,
     layers: Iterable[str] | None = None,
     estimator: str = "biased",
-    passes: Iterable[Iterable[Tensor]] = (),
+    passes: Sequence[Iterable[Tensor]] = (),
     memory: float = 2**30,
     scratch: str | Path | None = None,
     expected: int | None = None,
@@ -55,7 +55,7 @@ def layerwise_cka(
         passes: of each pass over the images its batches, as numbers of images (0: the first one), for minibatch
             estimators that sum over other batches than those that come. All images are then kept, and read once.
         memory: bytes for stored features, on model a's device; what exceeds them goes to a scratch file. Beyond it:
-            features of some images (two, and what fits into 96 MiB), 128 KB an image (GPU: 4 MB), six n x n matrices.
+            features of some images (two, and what fits into 96 MiB), 192 KB an image (GPU: 6 MB), 7 n x n matrices.
         scratch: existing folder for that file (default: the system's temporary folder). It takes ``8 n (sum of feature
             sizes) - memory`` bytes; always removed.
         expected: so many images will come: what does not fit is then said after the first one.
@@ -75,7 +75,7 @@ def layerwise_cka(
     Source:
         Yan et al., MICCAI 2024, Eq. (2) and section 2.2; Kornblith et al., ICML 2019; HSIC_1: Song et al., JMLR 2012.
     """
-    choice("estimator", estimator, ESTIMATORS)
+    choice("estimator", estimator, ESTIMATORS[2:] if passes else ESTIMATORS)
     number("memory", memory, low=0)
     least = LEAST_SAMPLES[formula := estimator.removeprefix("minibatch_")]
     chosen: list[Tensor | slice] = [torch.cat(group) for batched in passes for group in _groups(batched, least)]
@@ -90,7 +90,7 @@ def layerwise_cka(
                 if joint.images == 1 and expected and together:
                     store.check_room((store.bytes_in_memory + store.bytes_in_file) * expected)
             for name in joint.names:
-                if rows[name].n == joint.images - before >= 2 and rows[name].undefined() is None:
+                if rows[name].n == joint.images - before >= 2 and any(rows[name].varies):
                     k, e = rows[name].grams()
                     for i in chosen or [slice(None)]:
                         alignments[name].add(k[i][:, i], e[i][:, i])
@@ -129,7 +129,7 @@ class _Rows:
             each = f"{width} features for an image, {first_a.shape[1]} for the first"
             raise ValueError(f"layer {self.name!r}: {each}; all images must have the same size")
         if self.scale is None and width:
-            self._find_scale(a - first_a, b - first_b)
+            self._find_scale((a - first_a, b - first_b), (a, b))
         blocks, step = [], BLOCK if a.device.type == "cpu" else GPU_BLOCK
         for part in (slice(i, i + step) for i in range(0, width, step)):
             pair = a.new_empty(2, *a[:, part].shape)
@@ -142,15 +142,16 @@ class _Rows:
         self.pieces.append(blocks)
         self.n += len(a)
 
-    def _find_scale(self, u: Tensor, v: Tensor) -> None:
-        """Scale that makes model b's features as large as model a's, from the first images that differ."""
-        sizes = _largest(u), _largest(v)
-        for i, (size, first) in enumerate(zip(sizes, self.first or (), strict=True)):
-            self.varies[i] |= not size <= CONSTANT * _largest(first)  # so that NaN varies
+    def _find_scale(self, *pairs: tuple[Tensor, Tensor]) -> None:
+        """Scale that makes b's features as large as a's: of the changes or of the features, what is nearer to 1."""
+        alone = self.varies[1]  # rows of b are kept already, with 1
+        for i, (x, first) in enumerate(zip(pairs[0], self.first or (), strict=True)):
+            self.varies[i] |= not _largest(x) <= CONSTANT * _largest(first)  # so that NaN varies
         if all(self.varies):
-            norms = [(x / size).norm() * size.double() for x, size in zip((u, v), sizes, strict=True)]
-            ratio = float(norms[0] / norms[1])
-            self.scale = ratio if 0 < ratio < math.inf else 1.0
+            norms = [[torch.linalg.vector_norm(x, dtype=torch.float64) for x in pair] for pair in pairs]
+            ratios = [float(u / v) for u, v in norms]
+            usable = [ratio for ratio in ratios if 0 < ratio < math.inf and not alone]
+            self.scale = min(usable, key=lambda ratio: abs(math.log(ratio)), default=1.0)
 
     def grams(self) -> tuple[Tensor, Tensor]:
         """K = sum u u^T and, with M = sum w (u - w/2)^T, K - L = M + M^T, exact to the precision of w; float64."""
@@ -159,22 +160,20 @@ class _Rows:
             k, m = torch.zeros(2, self.n, self.n, dtype=torch.float64, device=self.largest.device)
             for blocks in zip(*self.pieces, strict=True):
                 check_stop()
-                pair = torch.cat([block() for block in blocks], dim=1).to(k.device, dtype).div_(size)
+                pair = torch.cat([block().to(k.device) for block in blocks], dim=1).to(dtype).div_(size)
                 u, w = pair.sub_(pair.mean(1, keepdim=True))  # products are then of what differs between images
                 k += u @ u.T
                 m += w @ u.sub_(w, alpha=0.5).T
             rows = k.diagonal()
             if rows.sum() ** 2 >= ALONE * rows.square().sum():
                 break
-        return k.mul_(size**2), (m + m.T).mul_(size**2)
+        return k.mul_(size).mul_(size), (m + m.T).mul_(size).mul_(size)
 
     def undefined(self) -> LayerSimilarity | None:
         """The similarity where the features leave nothing to compute; else None."""
-        if not self.largest <= torch.finfo(torch.float32).max:
-            return UNDEFINED
-        if self.scale is not None:
-            return None
-        return UNDEFINED if any(self.varies) else LayerSimilarity(1.0, 0.0)
+        if any(self.varies):
+            return None if all(self.varies) and self.largest <= torch.finfo(torch.float32).max else UNDEFINED
+        return LayerSimilarity(1.0, 0.0)
 
 
 def _largest(x: Tensor) -> Tensor:

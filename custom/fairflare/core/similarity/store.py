@@ -78,7 +78,7 @@ class Store:
         return offset
 
     def _read(self, shape: tuple[int, ...], offset: int) -> Tensor:
-        values = torch.empty(shape)
+        values = torch.empty(shape, dtype=torch.float32, device="cpu")
         if self._scratch(offset).readinto(values.numpy()) != values.nbytes:  # type: ignore[attr-defined]
             raise OSError(errno.EIO, f"scratch file in {self.folder} ended early")
         return values

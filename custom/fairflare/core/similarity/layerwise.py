@@ -143,12 +143,12 @@ class _Rows:
         self.n += len(a)
 
     def _find_scale(self, *pairs: tuple[Tensor, Tensor]) -> None:
-        """Scale that makes b's features as large as a's: of the changes or of the features, what is nearer to 1."""
+        """Scale that makes b's features as large as a's: by changes or by features, whichever is nearer to 1."""
         alone = self.varies[1]  # rows of b are kept already, with 1
         for i, (x, first) in enumerate(zip(pairs[0], self.first or (), strict=True)):
             self.varies[i] |= not _largest(x) <= CONSTANT * _largest(first)  # so that NaN varies
         if all(self.varies):
-            norms = [[torch.linalg.vector_norm(x, dtype=torch.float64) for x in pair] for pair in pairs]
+            norms = [[x[-1].double().norm() for x in pair] for pair in pairs]  # one image tells enough
             ratios = [float(u / v) for u, v in norms]
             usable = [ratio for ratio in ratios if 0 < ratio < math.inf and not alone]
             self.scale = min(usable, key=lambda ratio: abs(math.log(ratio)), default=1.0)

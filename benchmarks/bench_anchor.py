@@ -23,7 +23,7 @@ from fairflare.exchange.anchor_forms import lighter
 from fairflare.exchange.messages import Message, num_bytes
 from fairflare.federation import local as in_process
 from fairflare.federation.local import LocalTransport, run_local
-from fairflare.federation.plan import make_plan
+from fairflare.federation.plan import Plan, make_plan
 from fairflare.federation.transport import Question
 
 FORMS: tuple[Any, ...] = ("model", "bf16", "difference")
@@ -55,14 +55,8 @@ class AskedThrice(LocalTransport):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--data", type=Path, help="local/fairflare.json of some sites; default: the phantom")
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
-    given = parser.parse_args()
-    local = json.loads(given.data.read_text()) if given.data else {}
-    settings = {**SETTINGS, **{key: json.loads(value) for key, _, value in (x.partition("=") for x in given.set)}}
-    plan = make_plan("fed_lwr", sites=list(local["sites"]) if local else 6, num_rounds=given.rounds, settings=settings)
+    parser = run_parser(__doc__, rounds=5)
+    plan, local = planned(parser.parse_args(), SETTINGS)
     AskedThrice.found, AskedThrice.sent = [], {}
     in_process.LocalTransport = AskedThrice  # type: ignore[misc]
     torch.set_num_threads(1)
@@ -76,6 +70,23 @@ def main() -> None:
         print(f"| {form} | {AskedThrice.sent[form]} | " + " | ".join(figures) + " |")
     values = torch.tensor([v for r in AskedThrice.found for x in r["model"].values() for v in x["dissimilarity"]])
     print(f"1 - delta: {values.min():.1e} to {values.max():.1e}, median {values.median():.1e}; {len(values)} values")
+
+
+def run_parser(doc: str | None, rounds: int) -> argparse.ArgumentParser:
+    """Of a benchmark that looks into one run of Fed-LWR."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--data", type=Path, help="local/fairflare.json of some sites; default: the phantom")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
+    return parser
+
+
+def planned(given: argparse.Namespace, settings: dict[str, Any]) -> tuple[Plan, dict[str, Any]]:
+    """The run, and the sites' private settings."""
+    local = json.loads(given.data.read_text()) if given.data else {}
+    asked = {key: json.loads(value) for key, _, value in (item.partition("=") for item in given.set)}
+    sites = list(local["sites"]) if local else 6
+    return make_plan("fed_lwr", sites=sites, num_rounds=given.rounds, settings={**settings, **asked}), local
 
 
 def errors(rounds: list[dict[str, dict[str, Any]]], form: str) -> tuple[torch.Tensor, torch.Tensor]:

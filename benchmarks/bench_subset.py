@@ -12,9 +12,7 @@ same draw) absolute. Cost is the processor's time of the sites' answers beside t
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import tempfile
 import time
 from collections import defaultdict
@@ -25,19 +23,15 @@ from typing import Any
 
 import torch
 
+from bench_anchor import SETTINGS as ANCHOR_SETTINGS
+from bench_anchor import planned, run_parser
 from fairflare.core.weighting import dissimilarity_weights
 from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
 from fairflare.methods.anchor_report import LayerSimilarityReport
 from fairflare.methods.training import SiteRun
 
 ESTIMATORS: tuple[Any, ...] = ("full_biased", "full_unbiased")
-SETTINGS: dict[str, Any] = {
-    "image_size": [32, 32],
-    "features": [8, 8, 16, 32, 64, 8],
-    "local_epochs": 1,
-    "phantom_cases": 3.0,
-}
+SETTINGS = {**ANCHOR_SETTINGS, "phantom_cases": 3.0}
 Scores = dict[str, float]  # 1 - delta by layer
 Case = tuple[str, int, int]  # estimator, images (0: all), draw
 
@@ -81,16 +75,11 @@ class Asked:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = run_parser(__doc__, rounds=3)
     parser.add_argument("--samples", type=int, nargs="+", default=[8, 16, 32, 64])
     parser.add_argument("--draws", type=int, default=3)
-    parser.add_argument("--data", type=Path, help="local/fairflare.json of some sites; default: the phantom")
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
     given = parser.parse_args()
-    local = json.loads(given.data.read_text()) if given.data else {}
-    settings = {**SETTINGS, **{key: json.loads(value) for key, _, value in (x.partition("=") for x in given.set)}}
-    plan = make_plan("fed_lwr", sites=list(local["sites"]) if local else 6, num_rounds=given.rounds, settings=settings)
+    plan, local = planned(given, SETTINGS)
     asked = Asked(given.samples, given.draws)
     LayerSimilarityReport.report_anchor = lambda *arguments: asked(*arguments)  # type: ignore[method-assign]
     torch.set_num_threads(1)

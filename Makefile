@@ -35,6 +35,8 @@ lint: $(STAMP)
 bench: export OMP_NUM_THREADS = 1
 bench: $(STAMP)
 	$(BIN)/python benchmarks/bench_cka.py --packages
+	$(BIN)/python benchmarks/bench_cka.py --packages --case b16 --no-reference
+	$(BIN)/python benchmarks/bench_cka.py --packages --case c16 --images 32 --ours "ours, spilled" --no-reference
 	$(BIN)/python benchmarks/bench_subset.py
 	$(BIN)/python benchmarks/bench_training.py --repeat 3
 	$(BIN)/python benchmarks/bench_aggregation.py --sites 8

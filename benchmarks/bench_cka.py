@@ -307,7 +307,7 @@ def main() -> None:
         exact = run_child("reference", options.case, options.images, options.timeout)
     base_line = None
     print(
-        f"{'method':<24}{'time/floor':>11}{'cpu/floor':>11}{'again':>8}{'seconds':>9}{'extra GB':>10}"
+        f"{'method':<24}{'time/floor':>11}{'cpu/floor':>11}{'again':>8}{'seconds':>9}{'extra GB':>10}{'GB in all':>11}"
         "   error of 1 - delta, median / max"
     )
     for method in ("floor", *options.ours, *options.packages):
@@ -328,7 +328,7 @@ def main() -> None:
         ratio, extra = best["seconds"] / base_line["seconds"], (best["peak"] - base_line["peak"]) / 1e9
         busy, again = (best[key] / base_line[key] for key in ("cpu", "again"))
         line = f"{method + ' ' + version:<24}{ratio:>10.2f}x{busy:>10.2f}x{again:>7.2f}x"
-        line += f"{best['seconds']:>9.1f}{extra:>10.2f}"
+        line += f"{best['seconds']:>9.1f}{extra:>10.2f}{best['peak'] / 1e9:>11.2f}"
         if best["scores"]:
             if isinstance(exact, str):
                 line += f"   no reference: {exact}"

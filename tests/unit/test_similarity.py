@@ -1038,8 +1038,12 @@ def test_features_that_depend_on_the_batch_are_made_for_each_pass() -> None:
         assert report[name] == pytest.approx(1 - sums[0] / math.sqrt(sums[1] * sums[2]), rel=1e-4)
 
 
-def test_three_images_in_several_passes_are_three_images(vectors: Tensor) -> None:
+@pytest.mark.parametrize("few", [100, 0])
+def test_three_images_in_several_passes_are_three_images(
+    few: int, vectors: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not fifteen, of which the unbiased estimator would find many alike."""
+    monkeypatch.setattr(anchor_report, "FEW", few)
     models = mlp(seed=0), mlp(seed=1)
     u, v = (features(model, vectors[:3]) for model in models)
     report = passes_report(models, Counted(vectors[:3]), cka_passes=5)

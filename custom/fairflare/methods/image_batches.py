@@ -20,8 +20,8 @@ class ImageBatches:
         batch_size: images that are read at a time.
         passes: over the images, each in another seeded order; 1: once, in the order of the list.
         max_samples: at most so many images, a seeded choice that is the same in every round; ``None``: all.
-        least: batches are cut anew, to ``batch_size`` images or, where that is more, ``least``; fewer than ``least`` at
-            the end of a pass join the batch before them. 0: batches as the data give them.
+        least: batches are cut anew, to ``batch_size`` images or, where that is more, ``least``; the last one of a pass
+            has what is left. 0: batches as the data give them.
     """
 
     run: SiteRun
@@ -77,7 +77,7 @@ class ImageBatches:
                 yield waiting
                 waiting = None
             waiting = batch if waiting is None else torch.cat([waiting, batch])
-            while len(waiting) >= size + self.least:
+            while len(waiting) >= size:
                 yield waiting[:size]
                 waiting = waiting[size:]
         if waiting is not None and len(waiting):

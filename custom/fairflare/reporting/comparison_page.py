@@ -49,10 +49,7 @@ def provenance_lines(sessions: Sequence[Mapping[str, Any]]) -> list[str]:
         for told in sessions
     )
     data = dict.fromkeys(
-        (
-            site,
-            f"{of['files']} files, sha256 {of['sha256']}" if "sha256" in of else f"not recorded ({of['not recorded']})",
-        )
+        (site, f"{of['files']} files, sha256 {of['sha256']}" if "sha256" in of else f"none, {of['not recorded']}")
         for told in sessions
         for site, of in told.get("data", {}).items()
     )

@@ -316,12 +316,12 @@ def pages() -> list[Path]:
 # ------------------------------------------------------------------------------------------------ what pages claim
 
 SKIPPED = re.compile(r"```.*?```|<!-- table: .*?<!-- end of table -->", re.DOTALL)
-CLAIM = re.compile(r"<!-- claim: (.*?) -->", re.DOTALL)
+CLAIM = re.compile(r"<!-- claim:\s(.*?)\s-->", re.DOTALL)
 NOISE = re.compile(r"\b(beyond|within)\s+(seed\s+)?noise\b", re.IGNORECASE)
 LOOSE = re.compile(
     r"beyond the luck|(?:outside|out of|over) (?:the )?noise|\bstatistically significant|\bsignificantly", re.IGNORECASE
 )
-ENDS = re.compile(r"(?<=[.!?])(?:\**)((?:\s*<!-- claim: [^>]*? -->)*)\s+(?=[A-Z*`\[(])|\n\s*\n|\n(?=[-|#]|\d+\. )| \| ")
+ENDS = re.compile(r"(?<=[.!?])(?:\**)((?:\s*<!-- claim:[^>]*?-->)*)\s+(?=[A-Z*`\[(])|\n\s*\n|\n(?=[-|#]|\d+\. )| \| ")
 PART = re.compile(r"(?P<measure>[\w-]+)(?:=(?P<value>[+-]?\d*\.?\d+))?(?P<sign>[*!~])")
 
 

@@ -302,9 +302,7 @@ def _lines_of_methods(methods: Sequence[str]) -> str:
     if not rows:
         raise ValueError(f"no stored table has a row of {', '.join(methods)}")
     head = ["data", "row", "against", "interval over", *(f"d {measure}" for measure in MEASURES)]
-    note = (
-        "Differences to FedAvg, `*` better, `!` worse ([how to read it](results/README.md)); small runs, three seeds."
-    )
+    note = "Differences; `*` better, `!` worse; small runs ([how to read them](results/README.md))."
     return _markdown(head, rows, words=4) + "\n\n" + note
 
 

@@ -55,6 +55,9 @@ def test_a_comparison(tmp_path: Path) -> None:
     assert "2 rows, seeds 0, 2 rounds, 2 sites: 2 runs, " in page
     assert (folder / "table.md").read_text().strip() in page
     assert (folder / "differences.md").read_text().strip() in page
+    (session,) = json.loads((folder / "provenance.json").read_text())["sessions"]
+    assert session["runs"] == ["fed_avg-seed0", "fed_prox_mu_0.5-seed0"]
+    assert f"Code: commit {session['commit'] or 'not recorded'}; processor: {session['processor']}" in page
     results = {
         path.name: json.loads((path / "server/simulate_job/fairflare/results.json").read_text())
         for path in (folder / "runs").iterdir()
@@ -72,6 +75,8 @@ def test_a_comparison(tmp_path: Path) -> None:
     assert "2 of 3 runs are done already" in text
     assert "1/1" not in text
     assert all(path.stat().st_mtime == before for path, before in times.items())
+    sessions = json.loads((folder / "provenance.json").read_text())["sessions"]
+    assert [one["runs"] for one in sessions] == [session["runs"], ["fed_prox_mu_1-seed0"]]
     # Other settings under the same name are not taken for these.
     text = compare(folder, ["fed_avg"], "--seeds", "1", "--set", "batch_size=3", code=2)
     assert "holds a run of other settings (plan.settings.batch_size: None, now 3)" in text

@@ -1,0 +1,250 @@
+"""The pages under docs/: tables are the stored ones, and a sentence about noise has a stored figure behind it."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import math
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairflare.reporting.comparison import compare
+from fairflare.reporting.differences import difference_table, differences
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "results"
+PAGES = sorted(path.stem for path in (RESULTS / "data").glob("*.csv"))
+
+
+def load_tool() -> Any:
+    spec = importlib.util.spec_from_file_location("write_results", ROOT / "tools" / "write_results.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+tool = load_tool()
+
+
+def rows_of(page: str) -> list[dict[str, str]]:
+    """Read without the tool."""
+    with (RESULTS / "data" / f"{page}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_pages_are_up_to_date_and_every_claim_is_backed(capsys: pytest.CaptureFixture[str]) -> None:
+    """If this fails: ``python tools/write_results.py``, and mend the sentences that it names."""
+    code = tool.main(["--check"])
+    assert not capsys.readouterr().err
+    assert code == 0
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_results_page_has_its_origin_and_no_table_of_its_own(page: str) -> None:
+    text = (RESULTS / f"{page}.md").read_text(encoding="utf-8")
+    assert re.search(rf"<!-- table: {page}(/\w+)? origin -->", text)
+    outside = tool.TABLE.sub("", text)
+    assert not [line for line in outside.splitlines() if line.startswith("|")], "a table that nothing checks"
+    assert f"({page}.md)" in (RESULTS / "README.md").read_text(encoding="utf-8")
+    for known in ("versions", "commit", "date", "processor", "data"):
+        assert re.search(rf"^- {known}( \(.*\))?: \S", text, re.MULTILINE), f"{known}: a value, or 'not recorded'"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_stored_figures_agree_with_each_other(page: str) -> None:
+    origin = json.loads((RESULTS / "data" / f"{page}.json").read_text(encoding="utf-8"))
+    rows = rows_of(page)
+    values = {(r["table"], r["row"], r["measure"]): float(r["mean"]) for r in rows if not r["reference"]}
+    keys = [(r["table"], r["row"], r["reference"], r["measure"], r["seeds"]) for r in rows]
+    assert len(set(keys)) == len(keys)
+    for r in rows:
+        assert r["table"] in origin["tables"]
+        assert r["row"] in origin["methods"]
+        if not r["reference"]:
+            continue
+        mean = float(r["mean"])
+        a, b = ((r["table"], row, r["measure"]) for row in (r["row"], r["reference"]))
+        if a in values and b in values:  # paired by seed: the mean difference is the difference of the means
+            assert mean == pytest.approx(values[a] - values[b], abs=1.6e-4)
+        if r["low"]:
+            low, high = float(r["low"]), float(r["high"])
+            assert mean == pytest.approx((low + high) / 2, abs=1.1e-3)
+            if not r["p_holm"]:  # each by itself
+                outside = low > 0 or high < 0
+                better = (mean < 0) == (r["measure"] == "std")
+                touches = min(abs(low), abs(high)) <= 5.1e-4  # rounded onto 0
+                assert r["verdict"] == (("better" if better else "worse") if outside else "within noise") or touches
+    for (table, row, measure), average in values.items():
+        sites = [v for (t, r, m), v in values.items() if (t, r) == (table, row) and m not in tool.MEASURES]
+        if measure == "average" and sites:
+            assert average == pytest.approx(sum(sites) / len(sites), abs=1.1e-4)
+
+
+S = 'FedISM+ (S) raises the worst site by 0.05, {} seed noise. <!-- claim: fed_ism "FedISM+ (S)" worst=+0.05{} -->'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        S.format("within", "~"),
+        'The worst site gains 0.096, beyond\nseed noise. <!-- claim: fed_ism "FedISM+ (L)" worst=+0.096* -->',
+        'Lost, beyond noise. <!-- claim: fed_mas "BSM-FL + cRT"\naverage! --> Other words.',
+        "Beyond noise means what it means. <!-- claim: none -->",
+        'By hand is above random, beyond seed noise. <!-- claim: fed_mrl_mu/needed "by hand" vs "random mu" worst* -->',
+        "| beyond repair | no noise |",
+    ],
+)
+def test_what_is_backed(text: str) -> None:
+    assert tool.problems(text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (S.format("beyond", "*"), "has +0.0462 [-0.003, +0.096] (within noise)"),
+        (S.format("beyond", "~"), "no stored figure is beyond seed noise"),
+        (S.format("within", "~").replace("seed ", ""), "no stored figure is within noise"),
+        (S.format("within", "~").replace("0.05", "0.06"), "claims worst=+0.06~, but fed_ism"),
+        (S.format("within", "~").replace("by 0.05", "by a little"), "the sentence does not say 0.05"),
+        (S.format("within", "~").replace("+0.05~", "-0.05~"), "claims worst=-0.05~, but fed_ism"),
+        (S.format("within", "~").replace("(S)", "(T)"), "has no worst of 'FedISM+ (T)' against 'FedAvg'; rows: "),
+        ("FedX wins, beyond noise.", "no claim names the stored figure"),
+        ("FedX wins, beyond noise. Then more. <!-- claim: none -->", "no claim names the stored figure"),
+        ("FedX wins, beyond the luck of three seeds.", "say 'beyond noise' or 'within noise'"),
+        ("FedX is significantly better.", "say 'beyond noise' or 'within noise'"),
+        ('(L) wins. <!-- claim: fed_ism "FedISM+ (L)" worst* -->', "the sentence does not say so"),
+        ('Beyond seed noise. <!-- claim: fed_ism_cells/site "FedISM+ (L)" worst* -->', "fed_ism_cells was withdrawn"),
+        ('Beyond noise. <!-- claim: nowhere "FedAvg" worst* -->', "no stored tables of 'nowhere'"),
+        ('Beyond seed noise.\n<!-- claim: fed_ism "FedISM+ (L)" worst* --> More.', "a claim begins a line"),
+        ('Within seed noise. <!-- claim: fed_ism/chosen "FairFed" worst~ -->', "(not recorded)"),
+    ],
+)
+def test_what_is_not_backed(text: str, why: str) -> None:
+    assert why in (tool.problems(text) or [""])[0]
+
+
+def test_tables_in_marks_are_not_edited_by_hand(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    text = (RESULTS / "fed_ism.md").read_text(encoding="utf-8")
+    edited = text.replace("+0.0462 [-0.003, +0.096] |", "+0.0462 [+0.003, +0.096] * |")
+    assert edited != text
+    assert tool.written(edited) == text
+    with pytest.raises(ValueError, match="lacks its"):
+        tool.written(text.replace("<!-- end of table -->", "", 1))
+    with pytest.raises(ValueError, match="says nothing of a table 'mian'"):
+        tool.written(text.replace("fed_ism/main measures", "fed_ism/mian measures"))
+
+
+def test_every_method_page_with_rows_shows_them() -> None:
+    for page, method in (("solo", "solo"), ("crt", "crt"), ("q_fed_avg", "q_fed_avg"), ("logit_adjustment", "fed_lc")):
+        text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+        assert f"<!-- table: measured {method} -->" in text
+    for path in (ROOT / "docs").glob("*.md"):
+        assert not re.search(r"omparisons[^.]*still to be (measured|made)", path.read_text(encoding="utf-8")), path
+
+
+# ------------------------------------------------------------------------------------------------ a new page
+
+
+def run(label: str, seed: int, by_site: dict[str, float], draws: dict[str, list[float]]) -> dict[str, Any]:
+    info = {
+        "label": label, "config": {"seed": seed}, "seed": seed, "num_rounds": 2, "sites": sorted(by_site),
+        "primary_metric": "dice", "shown_metrics": ["dice"], "measured": "personal" if label == "own" else "common",
+    }  # fmt: skip
+    test = {site: {"dice": value} for site, value in by_site.items()}
+    return {"status": "completed", "info": info, "test": test, "rounds": [], "left_out": [], "resampled": draws}
+
+
+@pytest.fixture
+def comparison(tmp_path: Path) -> Path:
+    """A folder as ``fairflare compare`` leaves it, of three runs a row."""
+    folder, runs = tmp_path / "comparison", []
+    for label, gain in (("FedAvg", 0.0), ("own", 0.1)):
+        for seed in (0, 1, 2):
+            by_site = {"a": 0.5 + gain + 0.01 * seed * (1 + gain), "b": 0.7 + 0.01 * seed}
+            draws = {site: [value + 0.001 * (k % 7) * (1 + gain) for k in range(40)] for site, value in by_site.items()}
+            runs.append(run(label, seed, by_site, draws))
+            place = folder / "runs" / f"{label}-seed{seed}"
+            (place / "fairflare").mkdir(parents=True)
+            (place / "run.json").write_text(json.dumps({"plan": {"label": label, "method": "solo", "seed": seed}}))
+            (place / "fairflare" / "results.json").write_text(json.dumps(runs[-1]))
+    (folder / "table.csv").write_text(compare(runs, style="csv") + "\n")
+    (folder / "differences.csv").write_text(difference_table(differences(runs, "FedAvg"), "FedAvg", style="csv") + "\n")
+    session = {
+        "started": "2026-01-02T03:04:05+00:00", "command": ["fairflare", "compare", "a b"], "commit": "c0ffee",
+        "processor": "a processor", "accelerator": None, "versions": {"torch": "2"},
+        "data": {"a": {"datalist": "1", "files": 3, "sha256": "5e" * 32}}, "runs": [],
+    }  # fmt: skip
+    (folder / "provenance.json").write_text(json.dumps({"sessions": [session, session]}))
+    return folder
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    module = load_tool()
+    monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(module, "DATA", tmp_path / "data")
+    return module
+
+
+def test_a_page_from_a_comparison(elsewhere: Any, comparison: Path, tmp_path: Path) -> None:
+    elsewhere.take(comparison, "mine", "main", "my images")
+    text = elsewhere.written((tmp_path / "mine.md").read_text(encoding="utf-8"))
+    # By hand: site a gains .1, .101, .102 and the average half of that; the worst site is a.
+    assert "| FedAvg | 0.6100 ± 0.0082 | 0.1000 ± 0.0000 | 0.5100 ± 0.0082 |  |  |  |" in text
+    assert "| own | 0.6605 ± 0.0086 | 0.0495 ± 0.0004 | 0.6110 ± 0.0090 | +0.0505 [" in text
+    assert re.search(r"\+0\.1010 \[\+0\.\d{3}, \+0\.\d{3}\] \*", text)
+    for line in ("- commit: c0ffee", "- date: 2026-01-02", "- processor: a processor", "- versions: torch 2"):
+        assert line in text
+    assert "a 3 files `5e5e5e5e5e5e5e5e`" in text
+    assert "fairflare compare 'a b'" in text
+    assert "the test images (bootstrap)" in text
+    assert "Measured: each site's own model of own; of the others the common model." in text
+    backed = 'Better, beyond noise. <!-- claim: mine "own" average=+0.05* a=+0.10* -->'.replace(
+        "Better", "By 0.05 and 0.10"
+    )
+    assert elsewhere.problems(backed) == []
+    assert elsewhere.problems(backed.replace("* a", "~ a"))
+    # A table more, and the same again: nothing twice.
+    elsewhere.take(comparison, "mine", "again", "my images")
+    elsewhere.take(comparison, "mine", "main", "my images")
+    stored = elsewhere.load("mine")
+    assert len(stored.figures) == 2 * (5 * 2 + 5)
+    assert math.isclose(stored.find("again", "own", "a", "FedAvg").mean, 0.101)
+
+
+def test_intervals_without_images_are_said_to_be_over_seeds(elsewhere: Any, comparison: Path) -> None:
+    file = comparison / "differences.csv"
+    rows = list(csv.DictReader(file.read_text().splitlines()))
+    for row in rows:
+        row["images_sd"] = ""
+    with file.open("w", newline="") as out:
+        writer = csv.DictWriter(out, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    elsewhere.take(comparison, "mine", "main", "my images")
+    assert elsewhere.load("mine").about("main")["over"] == "seeds"
+    assert elsewhere.problems('Beyond noise. <!-- claim: mine "own" average* -->')
+
+
+@pytest.mark.parametrize("changed", ["commit", "data", "processor"])
+def test_a_comparison_of_two_codes_or_data_is_no_page(elsewhere: Any, comparison: Path, changed: str) -> None:
+    path = comparison / "provenance.json"
+    content = json.loads(path.read_text())
+    content["sessions"][1][changed] = "another"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="made with 2 codes, machines or data"):
+        elsewhere.take(comparison, "mine", "main", "my images")
+
+
+def test_a_folder_without_differences_is_no_page(elsewhere: Any, comparison: Path) -> None:
+    (comparison / "differences.csv").unlink()
+    with pytest.raises(ValueError, match=r"differences\.csv is missing"):
+        elsewhere.take(comparison, "mine", "main", "my images")

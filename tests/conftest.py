@@ -31,13 +31,22 @@ REAL_DATA = "FAIRFLARE_REAL_DATA"
 NO_REAL_DATA = f"no real images: {REAL_DATA} names no folder"
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m real_data` chooses
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of real images skip where nobody says where these are; a folder that is not there is an error."""
+    """Tests of real images skip where nobody says where these are; a folder that is not there is an error.
+
+    Of a test with the mark ``many`` the first case is of the first tier, the others are ``long``.
+    """
     given = os.environ.get(REAL_DATA)
     if given and not Path(given).is_dir():
         raise pytest.UsageError(f"{REAL_DATA}={given}: there is no such folder")
+    seen: set[str] = set()
     for item in items:
+        if item.get_closest_marker("many"):
+            test = item.nodeid.partition("[")[0]
+            if test in seen:
+                item.add_marker("long")
+            seen.add(test)
         if "real_data" in getattr(item, "fixturenames", ()):
             item.add_marker("real_data")
             if not given:

@@ -11,7 +11,7 @@ import pytest
 from fairflare.federation.local import run_local
 from fairflare.recipes import FairRecipe
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 GROUPS = {
     "nuclei": ["brightfield1024", "fluo256", "fluo360", "fluo520", "histology256x320"],
     "white-cells": ["BCCD", "CellaVision", "JTSC"],

@@ -389,6 +389,7 @@ def test_a_task_file_may_declare_settings(tmp_path: Path) -> None:
         make_plan("fed_avg", task_file=file, settings={"depth": "x"})
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("command", [["export", "fed_avg", "--out", "jobs"], ["run", "fed_avg", "--in-process"]])
 def test_a_bug_of_ours_shows_its_traceback(tmp_path: Path, command: list[str]) -> None:
     done = subprocess.run(

@@ -180,6 +180,11 @@ def _go(runner: Runner) -> None:
         console.print(f"{done} of {len(runner.all)} runs are done already")
     if done == len(runner.all):
         return
+    from fairflare.cli.provenance import note_session
+
+    with user_errors():
+        missing = [progress.run.name for progress in runner.all if progress.state != DONE]
+        note_session(runner.folder, _command(), runner.local, missing)
     view = _Live(runner) if console.is_terminal else _Lines(runner)
     try:
         with view:
@@ -257,6 +262,7 @@ def _left(runner: Runner) -> str:
 
 def _report(runner: Runner, reference: str, metric: str | None) -> int:
     """Tables on the screen and as files; the exit code."""
+    from fairflare.cli.provenance import sessions_of
     from fairflare.reporting.comparison import compare
     from fairflare.reporting.comparison_page import comparison_page
     from fairflare.reporting.differences import difference_table, differences
@@ -279,12 +285,16 @@ def _report(runner: Runner, reference: str, metric: str | None) -> int:
             _write(runner.folder / "differences.csv", difference_table(found, reference, style="csv"))
             of_rows = difference_table(found, reference, style="markdown")
             _write(runner.folder / "differences.md", of_rows)
-        command = ["fairflare", *sys.argv[1:]]
-        _write(runner.folder / "comparison.md", comparison_page(command, runs, table, of_rows))
+        page = comparison_page(_command(), runs, table, of_rows, sessions_of(runner.folder))
+        _write(runner.folder / "comparison.md", page)
     console.print(
         f"tables: {runner.folder}; as a page: fairflare report {runner.folder}", soft_wrap=True, highlight=False
     )
     return int(bool(failed))
+
+
+def _command() -> list[str]:
+    return ["fairflare", *sys.argv[1:]]
 
 
 def _write(path: Path, text: str) -> None:

@@ -8,13 +8,20 @@ from datetime import datetime
 from typing import Any
 
 
-def comparison_page(command: Sequence[str], runs: Sequence[Mapping[str, Any]], table: str, differences: str) -> str:
+def comparison_page(
+    command: Sequence[str],
+    runs: Sequence[Mapping[str, Any]],
+    table: str,
+    differences: str,
+    sessions: Sequence[Mapping[str, Any]] = (),
+) -> str:
     """What is needed to believe a table and to make it again.
 
     Args:
         command: arguments of the command line.
         runs: documents of :func:`fairflare.reporting.results.read_results`.
         table, differences: Markdown; an empty one is left out.
+        sessions: of ``provenance.json``: commit, processor and checksums of the data, as they were when runs began.
     """
     complete = [run for run in runs if run["status"] == "completed"]
     took = [seconds for run in complete if (seconds := _seconds(run)) is not None]
@@ -26,11 +33,30 @@ def comparison_page(command: Sequence[str], runs: Sequence[Mapping[str, Any]], t
         "# Comparison", "", "```bash", shlex.join(command), "```", "",
         f"{len(labels)} rows, seeds {_listed(seeds)}, {_listed(rounds)} rounds, "
         f"{len(complete[0]['info']['sites'])} sites: {len(complete)} runs, {_hours(sum(took))} of run time in all.",
-        *(f"Made with {one}." for one in sorted(versions)), "", "## What each row reached", "", table,
+        *(f"Made with {one}." for one in sorted(versions)), *provenance_lines(sessions), "",
+        "## What each row reached", "", table,
     ]  # fmt: skip
     if differences:
         lines += ["", "## Differences", "", differences]
     return "\n".join(lines)
+
+
+def provenance_lines(sessions: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each code and machine that runs were made with, and one for each site's data."""
+    machines = dict.fromkeys(
+        f"Code: commit {told.get('commit') or 'not recorded'}; processor: {told.get('processor') or 'not recorded'}"
+        + (f"; GPU: {told['accelerator']}." if told.get("accelerator") else ".")
+        for told in sessions
+    )
+    data = dict.fromkeys(
+        (site, f"{of['files']} files, sha256 {of['sha256']}" if "sha256" in of else f"none, {of['not recorded']}")
+        for told in sessions
+        for site, of in told.get("data", {}).items()
+    )
+    lines = [*machines, *(f"Data of {site}: {text}." for site, text in data)]
+    if len({site for site, _ in data}) < len(data):
+        lines.append("The data CHANGED between the sessions of this comparison: its rows cannot be compared.")
+    return lines
 
 
 def _seconds(run: Mapping[str, Any]) -> float | None:

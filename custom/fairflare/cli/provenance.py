@@ -1,0 +1,143 @@
+"""Where the figures of a comparison come from: code, data, processor, versions; kept beside its tables."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from fairflare.core.files import sha256_of, write_whole
+
+FILE = "provenance.json"
+
+
+def note_session(folder: Path, command: Sequence[str], local: Mapping[str, Any], runs: Sequence[str]) -> None:
+    """Adds to a comparison's ``provenance.json`` what its next runs are made with; before they begin.
+
+    A comparison that was stopped may go on with other code, on another machine: each session stands for itself.
+
+    Args:
+        folder: of the comparison.
+        command: arguments of the command line.
+        local: content of ``local/fairflare.json``.
+        runs: names of those that are missing; the session ends as many of them as it can.
+
+    Raises:
+        OSError: the folder cannot be written.
+        ValueError: what is there cannot be read.
+    """
+    from fairflare.federation.run_info import versions
+
+    session = {
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": list(command),
+        "commit": commit_of(Path(__file__).parents[1]),
+        "processor": processor(),
+        "accelerator": accelerator(),
+        "versions": versions(),
+        "data": checksums(local),
+        "runs": list(runs),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"sessions": [*sessions_of(folder), session]}, indent=1) + "\n"
+    write_whole(folder / FILE, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def sessions_of(folder: Path) -> list[dict[str, Any]]:
+    """What :func:`note_session` kept; nothing of a comparison that an earlier version made.
+
+    Raises:
+        ValueError: the file is there and cannot be read (names it).
+    """
+    path = folder / FILE
+    try:
+        return list(json.loads(path.read_text(encoding="utf-8"))["sessions"])
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read ({error}); move it away to go on without what it says") from error
+
+
+def commit_of(package: Path) -> str | None:
+    """The commit that a package's files are of, ``+ changes`` where some differ; ``None``: no checkout, or no git."""
+    try:
+        _git(package, "ls-files", "--error-unmatch", "__init__.py")  # not a checkout that merely lies around it
+        commit = _git(package, "rev-parse", "HEAD").strip()
+        return f"{commit} + changes" if _git(package, "status", "--porcelain", "--", ".").strip() else commit
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=30, check=True)
+    return done.stdout
+
+
+def processor() -> str:
+    """Model of the processor, which decides about the last bits; the machine's kind where the system does not tell."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def accelerator() -> str | None:
+    """Name of the GPU that runs would be given; ``None``: none."""
+    import torch
+
+    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+
+
+def checksums(local: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Of the files that each site's datalist names.
+
+    Args:
+        local: content of ``local/fairflare.json``.
+
+    Returns:
+        ``{site: {"datalist": sha256, "files": number, "sha256": of names and contents of all of them}}``; empty where
+        no site names a ``data_root``: made-up data, or a task that reads its data from elsewhere. Of data that cannot
+        be read ``{"not recorded": why}``.
+    """
+    from fairflare.federation.site import SiteError, own_settings
+
+    blocks = local.get("sites")
+    names = [name for name in blocks if name != "server"] if isinstance(blocks, Mapping) and blocks else ["all sites"]
+    found = {}
+    for name in names:
+        try:
+            own = own_settings(dict(local), name)
+            if own.get("data_root") is not None:
+                found[name] = _of_list(Path(own["data_root"]).expanduser(), own.get("datalist") or "datalist.json")
+        except (OSError, ValueError, TypeError, SiteError) as error:  # the runs will refuse it, with what to do
+            found[name] = {"not recorded": f"{type(error).__name__}: {error}"}
+    return found
+
+
+def _of_list(root: Path, datalist: str) -> dict[str, Any]:
+    content = json.loads((root / datalist).read_text(encoding="utf-8"))
+    every = hashlib.sha256()
+    files = sorted({file for file in _texts(content) if (root / file).is_file()})
+    for file in files:
+        every.update(f"{sha256_of(root / file)}  {file}\n".encode())
+    return {"datalist": sha256_of(root / datalist), "files": len(files), "sha256": every.hexdigest()}
+
+
+def _texts(content: Any) -> Iterator[str]:
+    """Every text in a JSON document: those that name a file are the images and masks."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, Mapping):
+        for value in content.values():
+            yield from _texts(value)
+    elif isinstance(content, list):
+        for value in content:
+            yield from _texts(value)

@@ -1,0 +1,536 @@
+"""Tables of ``docs/``, their legends and origins, from ``docs/results/data/``; what pages say of noise, checked there.
+
+``python tools/write_results.py`` writes everything between marks anew; ``--check`` only looks and lists what is wrong.
+``python tools/write_results.py --take COMPARISON --page NAME`` stores the tables of a folder of ``fairflare compare``
+and begins the page where there is none. The marks and the notation of claims: docs/results/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+RESULTS = DOCS / "results"
+DATA = RESULTS / "data"
+MEASURES = ("average", "std", "worst")
+SIGNS = {"better": "*", "worse": "!"}  # all other verdicts: the interval holds 0, or there is none
+UNKNOWN = "not recorded"
+OVER = {
+    "seeds": "the seeds alone (Student's t): *seed noise*",
+    "seeds+images": "the seeds (Student's t) and the test images (bootstrap)",
+}
+
+TABLE = re.compile(r"<!-- table: (?P<what>[^\n]*?) -->\n(?P<old>.*?)<!-- end of table -->", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a stored table: a row's measure, or (with ``reference``) its difference to another row.
+
+    ``mean`` is over ``seeds``; ``sd`` of a measure their population standard deviation; ``low`` and ``high`` of a
+    difference its 95 % interval. NaN and an empty verdict: not recorded.
+    """
+
+    table: str
+    row: str
+    reference: str
+    measure: str
+    seeds: str
+    mean: float
+    sd: float
+    low: float
+    high: float
+    verdict: str
+    p: float
+    p_holm: float
+
+    @property
+    def sign(self) -> str:
+        """``*`` better, ``!`` worse, ``~`` neither; ``?``: not recorded."""
+        return SIGNS.get(self.verdict, "~") if self.verdict else "?"
+
+    def text(self) -> str:
+        """As a cell of a table."""
+        if math.isnan(self.mean):
+            return UNKNOWN
+        if not self.reference:
+            return f"{self.mean:.4f}" + ("" if math.isnan(self.sd) else f" ± {self.sd:.4f}")
+        interval = "" if math.isnan(self.low) else f" [{self.low:+.3f}, {self.high:+.3f}]"
+        mark = f" {SIGNS[self.verdict]}" if self.verdict in SIGNS else ""
+        return f"{self.mean:+.4f}{interval}{mark}"
+
+
+COLUMNS = [field.name for field in fields(Figure)]
+NUMBERS = ("mean", "sd", "low", "high", "p", "p_holm")
+
+
+class Stored:
+    """The tables of one page: ``data/NAME.csv``, and ``data/NAME.json`` with where they come from."""
+
+    def __init__(self, page: str, figures: Sequence[Figure], origin: dict[str, Any]) -> None:
+        self.page, self.figures, self.origin = page, list(figures), origin
+
+    def find(self, table: str, row: str, measure: str, reference: str = "") -> Figure:
+        """One figure.
+
+        Raises:
+            ValueError: there is none (says what there is).
+        """
+        for figure in self.figures:
+            if (figure.table, figure.row, figure.measure, figure.reference) == (table, row, measure, reference):
+                return figure
+        against = f" against {reference!r}" if reference else ""
+        there = dict.fromkeys(f.row for f in self.figures if f.table == table and f.reference == reference)
+        raise ValueError(
+            f"{self.page}/{table} has no {measure} of {row!r}{against}; rows: {', '.join(there) or 'none'}"
+        )
+
+    def rows(self, table: str) -> list[str]:
+        """Of a table, in order."""
+        return list(dict.fromkeys(figure.row for figure in self.figures if figure.table == table))
+
+    def about(self, table: str) -> dict[str, Any]:
+        """What the origin says of a table: ``title``, ``metric``, ``over``, ``reference``, ``notes`` ...
+
+        Raises:
+            ValueError: it says nothing.
+        """
+        try:
+            return dict(self.origin["tables"][table])
+        except KeyError:
+            raise ValueError(f"data/{self.page}.json says nothing of a table {table!r}") from None
+
+
+@cache
+def load(page: str) -> Stored:
+    """The stored tables of a page.
+
+    Raises:
+        ValueError: there are none, or a value is no number (names file and line).
+    """
+    path = DATA / f"{page}.csv"
+    try:
+        origin = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        lines = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+    except OSError as error:
+        raise ValueError(f"no stored tables of {page!r}: {error}") from error
+    figures = []
+    for number, line in enumerate(lines, 2):
+        try:
+            values = {name: float(line[name] or "nan") if name in NUMBERS else line[name] for name in COLUMNS}
+        except (KeyError, ValueError) as error:
+            raise ValueError(f"{path.name}, line {number}: {error!r}") from error
+        figures.append(Figure(**values))
+    return Stored(page, figures, origin)
+
+
+def save(stored: Stored) -> None:
+    """Writes both files."""
+    DATA.mkdir(exist_ok=True)
+    with (DATA / f"{stored.page}.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for f in stored.figures:
+            writer.writerow([_plain(getattr(f, name)) for name in COLUMNS])
+    text = json.dumps(stored.origin, indent=1, ensure_ascii=False) + "\n"
+    (DATA / f"{stored.page}.json").write_text(text, encoding="utf-8")
+    load.cache_clear()
+
+
+def _plain(value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return "" if math.isnan(value) else f"{value:.6f}".rstrip("0").rstrip(".")
+
+
+# ------------------------------------------------------------------------------------------------ what is written
+
+
+def written(text: str) -> str:
+    """A page with every part between marks as it is made from the stored tables today.
+
+    Raises:
+        ValueError: a mark names what is not stored, or has no end.
+    """
+    if len(re.findall(r"<!-- table: ", text)) != len(TABLE.findall(text)):
+        raise ValueError("a <!-- table: ... --> lacks its <!-- end of table -->")
+    return TABLE.sub(lambda m: f"<!-- table: {m['what']} -->\n{_made(m['what'])}\n<!-- end of table -->", text)
+
+
+def _made(what: str) -> str:
+    """What belongs between two marks."""
+    place, *view = shlex.split(what)
+    if place == "measured":
+        return _lines_of_methods(view)
+    page, _, table = place.partition("/")
+    stored = load(page)
+    match view:
+        case ["origin"]:
+            return _origin({**stored.origin, **(stored.about(table) if table else {})})
+        case ["measures"]:
+            return _measures(stored, table)
+        case ["sites"]:
+            return _sites(stored, table)
+        case ["seeds"]:
+            return _by_seed(stored, table)
+        case ["differences", reference]:
+            return _differences(stored, table, reference)
+    raise ValueError(
+        f"<!-- table: {what} -->: PAGE/TABLE measures, sites, seeds or differences ROW; PAGE[/TABLE] origin"
+    )
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> str:
+    """The first ``words`` columns are of words, the others of numbers."""
+    lines = [head, [*["---"] * words, *["---:"] * (len(head) - words)], *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def _measures(stored: Stored, table: str) -> str:
+    about = stored.about(table)
+    rows = []
+    for row in stored.rows(table):
+        values = [stored.find(table, row, measure).text() for measure in MEASURES]
+        if row == about["reference"]:
+            rows.append([row, *values, "", "", ""])
+        else:
+            rows.append([row, *values, *(stored.find(table, row, m, about["reference"]).text() for m in MEASURES)])
+    head = ["method", *MEASURES, *(f"d {measure}" for measure in MEASURES)]
+    return _markdown(head, rows) + "\n\n" + _legend(stored, table, about["reference"])
+
+
+def _differences(stored: Stored, table: str, reference: str) -> str:
+    rows = []
+    for row in stored.rows(table):
+        of = {f.measure: f for f in stored.figures if (f.table, f.row, f.reference) == (table, row, reference)}
+        if of:
+            rows.append([row, *(of[measure].text() if measure in of else UNKNOWN for measure in MEASURES)])
+    if not rows:
+        raise ValueError(f"{stored.page}/{table} has no differences to {reference!r}")
+    return _markdown(["method", *MEASURES], rows) + "\n\n" + _legend(stored, table, reference)
+
+
+def _sites(stored: Stored, table: str) -> str:
+    names = [f.measure for f in stored.figures if f.table == table and not f.reference and f.measure not in MEASURES]
+    names = list(dict.fromkeys(names))
+    rows = [[row, *(stored.find(table, row, name).text() for name in names)] for row in stored.rows(table)]
+    return _markdown(["method", *names], rows)
+
+
+def _by_seed(stored: Stored, table: str) -> str:
+    own = [figure for figure in stored.figures if figure.table == table]
+    names = list(dict.fromkeys(figure.measure for figure in own))
+    rows = []
+    for row in stored.rows(table):
+        values = [[f"{f.mean:.3f}"[1:] for f in own if (f.row, f.measure) == (row, name)] for name in names]
+        rows.append([row, *(" ".join(found) for found in values)])
+    return _markdown(["", *names], rows, words=1 + len(names))
+
+
+def _legend(stored: Stored, table: str, reference: str) -> str:
+    about = stored.about(table)
+    against = [f for f in stored.figures if f.table == table and f.reference == reference and f.measure in MEASURES]
+    whole = [f for f in against if not math.isnan(f.low)]
+    outside = sum(f.verdict in SIGNS for f in whole)
+    lines = [f"{about['metric']} on the test splits; ± is the population standard deviation over the seeds."]
+    if about.get("personal"):
+        own = ", ".join(about["personal"])
+        lines.append(f"Measured: each site's own model of {own}; of the others the common model.")
+    lines += about.get("notes", [])
+    lines.append(f"Differences to {reference}, paired by seed: mean [95 % interval over {OVER[about['over']]}].")
+    if about.get("corrected"):
+        lines.append(
+            f"`*` better, `!` worse, after Holm's correction; all else is within noise: {outside} of {len(whole)}."
+        )
+    else:
+        lines.append(
+            f"`*` better, `!` worse, each by itself: {outside} of {len(whole)} intervals leave out 0, where luck alone "
+            f"would make about {max(1, round(len(whole) * 0.05))} do so."
+        )
+    lines.append("The std holds the sampling noise of the test splits too.")
+    return " ".join(lines)
+
+
+def _origin(origin: Mapping[str, Any]) -> str:
+    """Commands, and what is known of code, data, processor and versions."""
+    versions = ", ".join(f"{name} {version}" for name, version in (origin.get("versions") or {}).items())
+    lines = ["```bash", *origin["commands"], "```", "", origin["ran"], ""]
+    lines += [
+        f"- versions: {versions or UNKNOWN}",
+        f"- commit: {origin.get('commit') or UNKNOWN}",
+        f"- date: {origin.get('date') or UNKNOWN}",
+        f"- processor: {origin.get('processor') or UNKNOWN}",
+    ]
+    data = origin.get("data") or UNKNOWN
+    if isinstance(data, str):
+        return "\n".join([*lines, f"- data: {data}"])
+    of = [
+        f"{site} {told.get('files', 0)} files `{str(told.get('sha256', UNKNOWN))[:16]}`" for site, told in data.items()
+    ]
+    return "\n".join([*lines, f"- data (sha256 over names and contents, in full in the JSON): {', '.join(of)}"])
+
+
+def _lines_of_methods(methods: Sequence[str]) -> str:
+    """A line for each stored row of these methods, against its table's reference."""
+    rows = []
+    for stored in every():
+        for table, about in stored.origin["tables"].items():
+            reference = about.get("reference", "")
+            for row in stored.rows(table):
+                if (
+                    stored.origin["methods"].get(row) not in methods
+                    or row == reference
+                    or not about.get("summary", True)
+                ):
+                    continue
+                found = [stored.find(table, row, m, reference) for m in MEASURES]
+                where = f"[{about['title']}](results/{stored.page}.md), {about['metric']}"
+                over = about["over"].replace("+", ", ")
+                rows.append([where, row, reference, over, *(figure.text() for figure in found)])
+    if not rows:
+        raise ValueError(f"no stored table has a row of {', '.join(methods)}")
+    head = ["data", "row", "against", "interval over", *(f"d {measure}" for measure in MEASURES)]
+    note = (
+        "Differences to FedAvg, `*` better, `!` worse ([how to read it](results/README.md)); small runs, three seeds."
+    )
+    return _markdown(head, rows, words=4) + "\n\n" + note
+
+
+def every() -> list[Stored]:
+    """All that is stored and stands, by name."""
+    found = [load(path.stem) for path in sorted(DATA.glob("*.csv"))]
+    return [stored for stored in found if not stored.origin.get("withdrawn")]
+
+
+def pages() -> list[Path]:
+    """Those that may hold marks or claims."""
+    return [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+
+
+#: Pages that explain the words and claim nothing of a method.
+EXPLAINING = ("docs/compare.md", "docs/report.md")
+
+
+# ------------------------------------------------------------------------------------------------ what pages claim
+
+SKIPPED = re.compile(r"```.*?```|<!-- table: .*?<!-- end of table -->", re.DOTALL)
+CLAIM = re.compile(r"<!-- claim:\s(.*?)\s-->", re.DOTALL)
+NOISE = re.compile(r"\b(beyond|within)\s+(seed\s+)?noise\b", re.IGNORECASE)
+LOOSE = re.compile(
+    r"beyond the luck|(?:outside|out of|over) (?:the )?noise|\bstatistically significant|\bsignificantly", re.IGNORECASE
+)
+ENDS = re.compile(r"(?<=[.!?])(?:\**)((?:\s*<!-- claim:[^>]*?-->)*)\s+(?=[A-Z*`\[(])|\n\s*\n|\n(?=[-|#]|\d+\. )| \| ")
+PART = re.compile(r"(?P<measure>[\w-]+)(?:=(?P<value>[+-]?\d*\.?\d+))?(?P<sign>[*!~])")
+
+
+def problems(text: str) -> list[str]:
+    """What a page says of noise without a stored table that says it too; empty: nothing.
+
+    Every sentence with "beyond noise" or "within noise" (of intervals over seeds alone: "seed noise") must have a claim
+    in it or directly behind it: ``<!-- claim: PAGE[/TABLE] "ROW" [vs "ROW"] MEASURE[=VALUE]SIGN ...; ... -->``.
+    """
+    found = []
+    if re.search(r"^ {0,3}<!-- claim", text, re.MULTILINE):
+        found.append("a claim begins a line: Markdown hides the rest of that line")
+    for sentence in sentences(text):
+        said = CLAIM.sub(" ", sentence)
+        short = " ".join(said.split())[:100]
+        if loose := LOOSE.search(said):
+            found.append(f"{short!r}: say 'beyond noise' or 'within noise', not {loose[0]!r}")
+        claims = [part for comment in CLAIM.findall(sentence) for part in comment.split(";")]
+        phrases = {(side.lower(), bool(seed)) for side, seed in NOISE.findall(said)}
+        if [claim.strip() for claim in claims] == ["none"]:
+            continue
+        if phrases and not claims:
+            found.append(f"{short!r}: no claim names the stored figure")
+            continue
+        backed = set()
+        for claim in claims:
+            try:
+                backed |= _backed(claim, said)
+            except ValueError as error:
+                found.append(f"{short!r}: {error}")
+                backed = phrases  # one problem for each claim is enough
+                break
+        for side, seed in sorted(phrases - backed):
+            found.append(f"{short!r}: no stored figure is {side} {'seed ' * seed}noise")
+        for side, seed in sorted(backed - phrases):
+            found.append(
+                f"{short!r}: the claim is of what is {side} {'seed ' * seed}noise; the sentence does not say so"
+            )
+    return found
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Of a Markdown page, with the claims behind each; code and what the tool writes are left out."""
+    rest, start = SKIPPED.sub("\n\n", text), 0
+    for end in ENDS.finditer(rest):
+        stop = end.end(1) if end[1] is not None else end.start()
+        yield rest[start:stop]
+        start = end.end()
+    yield rest[start:]
+
+
+def _backed(claim: str, said: str) -> set[tuple[str, bool]]:
+    """``{(beyond or within, seeds alone?)}`` of the figures that one claim names.
+
+    Raises:
+        ValueError: a figure is not stored, is other than claimed, or its table was withdrawn.
+    """
+    place, row, *rest = shlex.split(claim.replace("\n", " "))
+    page, _, table = place.partition("/")
+    stored, table = load(page), table or "main"
+    if stored.origin.get("withdrawn"):
+        raise ValueError(f"{page} was withdrawn ({stored.origin['withdrawn']})")
+    about, reference = stored.about(table), stored.about(table)["reference"]
+    if rest[:1] == ["vs"]:
+        reference, rest = rest[1], rest[2:]
+    if not rest:
+        raise ValueError(f"claim {claim.strip()!r} names no measure")
+    backed = set()
+    for part in rest:
+        if not (match := PART.fullmatch(part)):
+            raise ValueError(f"{part!r} is no MEASURE[=VALUE] with * (better), ! (worse) or ~ (within noise)")
+        figure = stored.find(table, row, match["measure"], reference)
+        if figure.sign != match["sign"]:
+            raise ValueError(f"claims {part}, but {place} {row!r} has {figure.text()} ({figure.verdict or UNKNOWN})")
+        if match["value"] is not None:
+            digits = len(match["value"].partition(".")[2])
+            if abs(figure.mean - float(match["value"])) > 0.5 * 10**-digits + 5.1e-5:
+                raise ValueError(f"claims {part}, but {place} {row!r} has {figure.text()}")
+            if match["value"].lstrip("+-") not in said:
+                raise ValueError(f"claims {part}, but the sentence does not say {match['value'].lstrip('+-')}")
+        backed.add(("within" if figure.sign == "~" else "beyond", about["over"] == "seeds"))
+    return backed
+
+
+# ------------------------------------------------------------------------------------------------ new tables
+
+
+def take(folder: Path, page: str, table: str, title: str) -> None:
+    """Stores ``table.csv`` and ``differences.csv`` of a comparison as a table of a page; begins the page.
+
+    Args:
+        folder: that ``fairflare compare`` wrote.
+        page, table: where to; a table of that name is replaced.
+        title: what the data are, for the method pages.
+
+    Raises:
+        ValueError: the folder lacks something (says what), or was made with several codes or data.
+    """
+    values, against = (_read(folder / name) for name in ("table.csv", "differences.csv"))
+    sessions = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))["sessions"]
+    same = {json.dumps([s[k] for k in ("commit", "processor", "accelerator", "versions", "data")]) for s in sessions}
+    if len(same) != 1:
+        raise ValueError(f"{folder}: its runs were made with {len(same)} codes, machines or data; make it in one")
+    plans = [json.loads(path.read_text(encoding="utf-8"))["plan"] for path in sorted(folder.glob("runs/*/run.json"))]
+    runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("fairflare/results.json"))]
+    seeds = " ".join(map(str, sorted({plan["seed"] for plan in plans})))
+    figures = []
+    for line in values:
+        for column in line:
+            if column.endswith(" mean"):
+                name = column.removesuffix(" mean")
+                figures.append(_figure(table, line["method"], "", name, seeds, line[column], line[f"{name} sd"]))
+    for line in against:
+        told = {name: line.get(name, "") for name in ("low", "high", "p", "p_holm")}
+        figures.append(
+            _figure(table, line["method"], line["reference"], line["measure"], seeds, line["mean"], line["sd"],
+                    verdict=line["verdict"], **told)
+        )  # fmt: skip
+    origin: dict[str, Any] = {"tables": {}, "methods": {}}
+    stored = load(page) if (DATA / f"{page}.csv").exists() else Stored(page, [], origin)
+    measures = [line for line in against if line["measure"] in MEASURES]
+    with_images = all(line.get("images_sd") for line in measures)
+    personal = [r["info"]["label"] for r in runs if r["info"].get("measured") == "personal"]
+    about = {
+        "title": title,
+        "metric": values[0]["metric"],
+        "over": "seeds+images" if with_images else "seeds",
+        "corrected": any(line.get("p_holm") for line in measures),
+        "reference": against[0]["reference"],
+        "personal": list(dict.fromkeys(personal)),
+        "notes": ["The data are SYNTHETIC (generated images): these figures say nothing about patients."]
+        if any(r["info"].get("synthetic") for r in runs)
+        else [],
+    }
+    last = sessions[-1]
+    stored.origin |= {
+        "commands": [shlex.join(last["command"])],
+        "ran": f"{len(values)} rows, seeds {seeds.replace(' ', ', ')}: {len(runs)} runs.",
+        "date": last["started"][:10],
+        **{key: last[key] for key in ("commit", "processor", "versions")},
+        "data": last["data"] or "generated (phantom), no files",
+        "tables": {**stored.origin["tables"], table: about},
+        "methods": {**stored.origin["methods"], **{plan["label"]: plan["method"] for plan in plans}},
+    }
+    stored.figures = [f for f in stored.figures if f.table != table] + figures
+    save(stored)
+    path = RESULTS / f"{page}.md"
+    if not path.exists():
+        marks = (f"{page} origin", f"{page}/{table} measures", f"{page}/{table} sites")
+        parts = [f"<!-- table: {mark} -->\n<!-- end of table -->" for mark in marks]
+        path.write_text("\n\n".join([f"# {title}", "**What it says.** ", "**What it does not say.** ", *parts]) + "\n")
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    if not path.is_file():
+        raise ValueError(f"{path} is missing: give a folder of fairflare compare with several rows and seeds")
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+
+
+def _figure(
+    table: str, row: str, reference: str, measure: str, seeds: str, mean: str, sd: str, verdict: str = "", **more: str
+) -> Figure:
+    numbers = {name: float(more.get(name) or "nan") for name in ("low", "high", "p", "p_holm")}
+    return Figure(
+        table, row, reference, measure, seeds, float(mean or "nan"), float(sd or "nan"), verdict=verdict, **numbers
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Writes, checks or takes; 1 when ``--check`` finds something."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; say what is out of date or not backed")
+    parser.add_argument("--take", type=Path, help="folder of fairflare compare")
+    parser.add_argument("--page", help="of --take: name under docs/results/")
+    parser.add_argument("--table", default="main", help="of --take: name on that page (default: main)")
+    parser.add_argument("--title", default="", help="of --take: what the data are")
+    given = parser.parse_args(arguments)
+    if given.take:
+        if not given.page:
+            parser.error("--take needs --page")
+        take(given.take, given.page, given.table, given.title or given.page)
+    wrong = []
+    for path in pages():
+        text = path.read_text(encoding="utf-8")
+        name = path.relative_to(ROOT)
+        try:
+            now = written(text)
+        except ValueError as error:
+            wrong.append(f"{name}: {error}")
+            continue
+        if now != text and given.check:
+            wrong.append(f"{name}: not what is stored; python tools/write_results.py writes it")
+        elif now != text:
+            path.write_text(now, encoding="utf-8")
+        if name.as_posix() not in EXPLAINING:
+            wrong += [f"{name}: {problem}" for problem in problems(now)]
+    print("\n".join(wrong), end="\n" * bool(wrong), file=sys.stderr)
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

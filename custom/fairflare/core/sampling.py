@@ -109,7 +109,7 @@ def of_mean(
     kept = np.flatnonzero(np.isfinite(found))
     if not len(kept):
         return {}
-    own, whose = found[kept], None if cases is None else [cases[i] for i in kept]
+    own, whose = found[kept], None if cases is None else [cases[int(i)] for i in kept]
     said: dict[str, Any] = {"test_cases": num_cases(len(own), whose)}
     error = standard_error((own - own.mean()) / len(own), whose)
     if math.isfinite(error):

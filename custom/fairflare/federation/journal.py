@@ -165,7 +165,6 @@ class Journal:
             "fairness_best": self._fairness(told.test) if told else None,
             "last_rounds": self._last_rounds(last.test, number, best.run.test_last),
             "resampled": last.resampled or None,
-            "sampling": last.sampling or None,
             "inequality": standing(last.test, last.sampling, self.info),
         }
         self.store.finish(

@@ -71,7 +71,9 @@ def read_sampling(site: str, stats: Mapping[str, Any], images: float | None) -> 
         raise ReportError(f"site {site!r}: field {CASES!r} is {cases:.0f}, of {images:.0f} test images")
     names = stats[CLASSES] or ()
     if len(set(names)) != len(names) or len(names) > MOST_CLASSES or not all(name.isprintable() for name in names):
-        raise ReportError(f"site {site!r}: field {CLASSES!r} must hold at most {MOST_CLASSES} different printable names")
+        raise ReportError(
+            f"site {site!r}: field {CLASSES!r} must hold at most {MOST_CLASSES} different printable names"
+        )
     if all(stats[field.name] is None for field in SAMPLING):
         return None
     return {

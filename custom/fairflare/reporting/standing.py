@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,13 @@ from fairflare.core.inequality import (
 from fairflare.core.sampling import BINS, MEAN_RECALL, SHARES
 
 Said = Mapping[str, Any]  # what a site says, see federation/sampling.py
+SAID = ("images", "test_cases", "standard_error", "case_scores", "class_support")
 WITHIN, CASES, ERRORS = "permutation of test images within classes", "permutation of test cases", "Cochran's Q"
+TESTS = {  # how a reader is told
+    WITHIN: "their test images dealt anew to them within each class",
+    CASES: "their test cases dealt anew to them",
+    ERRORS: "Cochran's Q from their standard errors",
+}
 
 
 def standing(
@@ -41,7 +48,8 @@ def standing(
         return None
     metric = str(info["primary_metric"])
     higher = bool((info.get("higher_is_better") or {}).get(metric, True))
-    low, high = (_or(bound, end) for bound, end in zip(info.get("metric_range") or (0, 1), (-math.inf, math.inf)))
+    least, most = info.get("metric_range") or (0, 1)
+    low, high = _or(least, -math.inf), _or(most, math.inf)
     values = {site: _or(found.get(metric), math.nan) for site, found in sorted(test.items())}
     values = {site: value for site, value in values.items() if math.isfinite(value)}
     sites = [_Site(name, values[name], sampling.get(name) or {}, test[name], metric) for name in values]
@@ -51,8 +59,7 @@ def standing(
     for site in sites:
         bottom, top = site.interval(low, high)
         by_site[site.name] = {
-            "value": site.value, "low": bottom, "high": top, "images": site.said.get("images"), "cases": site.said.get("test_cases"),
-            "standard_error": site.said.get("standard_error"), "class_support": site.said.get("class_support"),
+            "value": site.value, "low": bottom, "high": top, **{key: site.said.get(key) for key in SAID},
             "expected": None, "p_value": None, "common": site.mean_recall(common) if common else None,
         }  # fmt: skip
     result: dict[str, Any] = {
@@ -118,9 +125,7 @@ class _Site:
         return statistics.fmean(known) if known and len(known) == len(classes) else None
 
 
-def _tested(
-    sites: Sequence[_Site], low: float, high: float, higher: bool
-) -> tuple[str, list[_Site], Compared] | None:
+def _tested(sites: Sequence[_Site], low: float, high: float, higher: bool) -> tuple[str, list[_Site], Compared] | None:
     """The test that most sites can take part in, of several the first; ``None``: there are no two such sites."""
     within = [s for s in sites if s.single and s.right and s.metric in (*SHARES, MEAN_RECALL)]
     dealt = [s for s in sites if s.said.get("case_scores") is not None]
@@ -156,9 +161,11 @@ def _of_cases(sites: Sequence[_Site], low: float, high: float, higher: bool) -> 
         marks = low + (np.arange(BINS) + 0.5) / BINS * (high - low)
     counts = np.array([site.said["case_scores"] for site in sites], np.int64)
     used = np.flatnonzero(counts.sum(0))
-    return permutation_test(
+    found = permutation_test(
         [counts[:, used]], [marks[used].tolist()], np.ones((len(sites), 1)), higher_is_better=higher
     )
+    mean = np.average([site.value for site in sites], weights=counts.sum(1))  # not rounded to bins
+    return replace(found, expected=np.full(len(sites), mean))
 
 
 def _common(sites: Sequence[_Site]) -> list[str] | None:
@@ -177,7 +184,7 @@ def _or(value: Any, otherwise: float) -> float:
 # ------------------------------------------------------------------------------------------------ words
 
 
-def verdict(results: Mapping[str, Any]) -> list[str]:
+def who_is_behind(results: Mapping[str, Any]) -> list[str]:
     """Says in sentences who is behind and how sure that is, of a document with test results."""
     found = results.get("inequality")
     if not found:
@@ -185,7 +192,7 @@ def verdict(results: Mapping[str, Any]) -> list[str]:
             "Whether the worst site is behind or unlucky cannot be told: the sites sent no interval (results of an "
             "earlier version, or a task that does not say how its metric is made of images: Metric.mean_of_images)."
         ]
-    lines = [] if found["test"] is None else [_of_sites(found), _of_spread(found)]
+    lines = [] if not found["test"] else [_of_sites(found), _of_spread(found)]
     return lines + _without(found) + _of_classes(found)
 
 
@@ -205,12 +212,14 @@ def _of_sites(found: Mapping[str, Any]) -> str:
     behind, ahead, sites = found["behind"], found["ahead"], found["sites"]
     chance = f"of equal sites the last is {found['chance_gap']:.4f} behind by chance"
     told = [f"{name} ({_away(found, name)}, p = {_p(sites[name]['p_value'])})" for name in (*behind, *ahead)]
+    if found["gap"] <= 1e-12:
+        return "No site can be told from the others: all are as expected of equal sites."
     if behind:
         text = f"Behind: {', '.join(told[: len(behind)])}; {chance}."
     else:
         name = found["gap_site"]
         text = (
-            f"No site can be told to be behind the others: {name} is the furthest ({_away(found, name)}, "
+            f"No site can be told to be behind the others: the furthest is {name} ({_away(found, name)}, "
             f"p = {_p(sites[name]['p_value'])}); {chance}."
         )
     if ahead:
@@ -222,18 +231,14 @@ def _of_sites(found: Mapping[str, Any]) -> str:
 
 def _away(found: Mapping[str, Any], name: str) -> str:
     site = found["sites"][name]
-    return f"{abs(site['value'] - site['expected']):.4f} from the {site['expected']:.4f} expected of equal sites"
+    what = "ahead of" if name in found["ahead"] else "behind"
+    return f"{abs(site['value'] - site['expected']):.4f} {what} the {site['expected']:.4f} expected of equal sites"
 
 
 def _of_spread(found: Mapping[str, Any]) -> str:
-    how = {
-        WITHIN: "their test images dealt anew to them within each class",
-        CASES: "their test cases dealt anew to them",
-        ERRORS: "Cochran's Q from their standard errors",
-    }[found["test"]]
     return (
         f"Standard deviation between these sites {found['std']:.4f}; equal ones show {found['chance_std']:.4f} by "
-        f"sampling alone (more unequal than that: p = {_p(found['p_value'])}; {how})."
+        f"sampling alone (more unequal than that: p = {_p(found['p_value'])}; {TESTS[found['test']]})."
     )
 
 
@@ -242,7 +247,7 @@ def _without(found: Mapping[str, Any]) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for name, site in found["sites"].items():
         if site["low"] is None or not math.isfinite(site["low"]):
-            cases = site["cases"]
+            cases = site["test_cases"]
             if cases is None:
                 why = "it sent none"
             elif cases < 2:
@@ -253,7 +258,7 @@ def _without(found: Mapping[str, Any]) -> list[str]:
                 why = "all its cases score the same"
             reasons.setdefault(f"No interval ({why})", []).append(name)
         if site["p_value"] is None:
-            why = "fewer than two sites can be compared" if found["test"] is None else f"{found['test']} needs more"
+            why = "fewer than two sites can be compared" if not found["test"] else f"{found['test']} needs more"
             reasons.setdefault(f"Not in the test ({why})", []).append(name)
     return [f"{why}: {', '.join(names)}." for why, names in reasons.items()]
 

@@ -4,13 +4,24 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test walkthroughs walks fuzz lint bench bench-gpu clean
+.PHONY: run test test-all test-long test-real walkthroughs walks fuzz lint bench bench-gpu clean
 
 run: $(STAMP)
 	$(BIN)/fairflare run fed_lwr --overwrite
 
+# Under six minutes on two cores.
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 25
+
+# Every test but those that start networks for minutes (walks).
+test-all: test test-long
+
+test-long: $(STAMP)
+	$(BIN)/python -m pytest -m "long and not walk" -n 2 --dist loadfile --durations 25
+
+# Tests of real images: make test-real FAIRFLARE_REAL_DATA=FOLDER
+test-real: $(STAMP)
+	$(BIN)/python -m pytest -m "real_data" -n 2 --dist loadfile --durations 10
 
 # The walk-throughs of poc/ and docs/install.md, each as one script; FLARE's filters at six sites; POC and killed sites.
 walkthroughs: $(STAMP)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,3 +23,44 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+# ------------------------------------------------------------------------------------------------ real images
+
+REAL_DATA = "FAIRFLARE_REAL_DATA"
+NO_REAL_DATA = f"no real images: {REAL_DATA} names no folder"
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of real images skip where nobody says where these are; a folder that is not there is an error.
+
+    Of a test with the mark ``many`` the first case is of the first tier, the others are ``long``.
+    """
+    given = os.environ.get(REAL_DATA)
+    if given and not Path(given).is_dir():
+        raise pytest.UsageError(f"{REAL_DATA}={given}: there is no such folder")
+    seen: set[str] = set()
+    for item in items:
+        if item.get_closest_marker("many"):
+            test = item.nodeid.partition("[")[0]
+            if test in seen:
+                item.add_marker("long")
+            seen.add(test)
+        if "real_data" in getattr(item, "fixturenames", ()):
+            item.add_marker("real_data")
+            if not given:
+                item.add_marker(pytest.mark.skip(reason=NO_REAL_DATA))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many tests of real images did not run, in one line."""
+    skipped = [r for r in terminalreporter.stats.get("skipped", []) if NO_REAL_DATA in str(r.longrepr)]
+    if skipped:
+        terminalreporter.write_line(f"{len(skipped)} tests of real images skipped: {NO_REAL_DATA}", yellow=True)
+
+
+@pytest.fixture
+def real_data() -> Path:
+    """The folder of the real images."""
+    return Path(os.environ[REAL_DATA])

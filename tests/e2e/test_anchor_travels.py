@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import torch
 
 from fairflare.federation.local import run_local
@@ -13,6 +14,8 @@ from .conftest import TINY
 from .test_simulator import global_model
 
 
+@pytest.mark.e2e
+@pytest.mark.long
 def test_the_anchor_as_a_difference_gives_the_bits_of_one_process(simulate, tmp_path):
     """In bfloat16 through FLARE; one site asks child processes, which find what was kept for them."""
     settings = {**TINY, "local_epochs": 1, "anchor_as": "difference"}

@@ -14,7 +14,7 @@ from tests.old_jobs import OLD_JOB, as_exported_before
 
 from .conftest import ROOT
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 def site_folder(root, name, cases=6, size=32):

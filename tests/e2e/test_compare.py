@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 QUICK = ["--rounds", "2", "--sites", "2", "--at-once", "2", "--set", "local_epochs=1", "--set", "image_size=[32,32]"]
 QUICK += ["--set", "phantom_cases=0.2"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 SVT = {
     "path": "nvflare.app_common.filters.svt_privacy.SVTPrivacy",

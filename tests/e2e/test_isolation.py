@@ -16,7 +16,7 @@ import pytest
 from .conftest import ROOT, TINY
 from .poc_tools import MARK, end_processes, processes, wait_for
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 HELD_TASK = Path(__file__).with_name("held_task.py")
 

@@ -9,7 +9,7 @@ from nvflare.recipe.utils import add_experiment_tracking
 
 from .conftest import run_simulator, tiny_recipe
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 def test_the_curves_are_those_of_tensorboard(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from .conftest import ROOT, run_group
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 JOB = """
 import os, sys

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from fairflare.federation.local import run_local
 from fairflare.recipes import FairRecipe
 
-from .conftest import ROOT
-
-SOURCE = Path(os.environ.get("FAIRFLARE_REAL_DATA", ROOT.parent / "shared" / "data"))
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(not SOURCE.is_dir(), reason=f"real images are not here ({SOURCE}); set FAIRFLARE_REAL_DATA"),
-]
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 GROUPS = {
     "nuclei": ["brightfield1024", "fluo256", "fluo360", "fluo520", "histology256x320"],
     "white-cells": ["BCCD", "CellaVision", "JTSC"],
@@ -27,10 +19,10 @@ GROUPS = {
 
 
 @pytest.mark.parametrize(("dataset", "method"), [("nuclei", "fed_lwr"), ("white-cells", "fed_avg")])
-def test_per_site_folders_train_end_to_end(job, simulate, tmp_path, dataset, method):
+def test_per_site_folders_train_end_to_end(job, simulate, real_data, tmp_path, dataset, method):
     out = tmp_path / dataset
     subprocess.run(
-        [sys.executable, "-m", "fairflare.data.preparers", dataset, "--source", str(SOURCE), "--out", str(out)],
+        [sys.executable, "-m", "fairflare.data.preparers", dataset, "--source", str(real_data), "--out", str(out)],
         check=True,
         capture_output=True,
     )
@@ -51,10 +43,10 @@ def test_per_site_folders_train_end_to_end(job, simulate, tmp_path, dataset, met
 
 
 @pytest.mark.parametrize(("dataset", "classes"), [("red-cells", 12), ("cell-types", 5)])
-def test_long_tailed_cells_with_fed_mas(tmp_path, dataset, classes):
+def test_long_tailed_cells_with_fed_mas(real_data, tmp_path, dataset, classes):
     """Classes instead of masks; some of them lack at most sites. In one process, which gives the simulator's bits."""
     out = tmp_path / dataset
-    command = [sys.executable, "-m", "fairflare.data.preparers", dataset, "--source", str(SOURCE), "--out", str(out)]
+    command = [sys.executable, "-m", "fairflare.data.preparers", dataset, "--source", str(real_data), "--out", str(out)]
     subprocess.run(command, check=True, capture_output=True)
     local = json.loads((out / "fairflare.json").read_text())
     settings = {"num_classes": classes, "image_size": [32, 32], "features": [4, 4, 8, 8], "local_epochs": 1}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,14 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from .conftest import ROOT
-
-SOURCE = Path(os.environ.get("FAIRFLARE_REAL_DATA", ROOT.parent / "shared" / "data"))
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.walk,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(not SOURCE.is_dir(), reason=f"real images are not here ({SOURCE}); set FAIRFLARE_REAL_DATA"),
 ]
 TYPES = ("neutrophil", "lymphocyte", "monocyte", "eosinophil", "basophil")
 
@@ -40,8 +35,8 @@ def save(path: Path, pixels: Any) -> Path:
     return path
 
 
-def arrays(name: str) -> Mapping[str, Any]:
-    return dict(np.load(SOURCE / name, allow_pickle=False))
+def arrays(real_data: Path, name: str) -> Mapping[str, Any]:
+    return dict(np.load(real_data / name, allow_pickle=False))
 
 
 def run(data: Path, tmp_path: Path, method: str, *settings: str) -> dict[str, Any]:
@@ -57,9 +52,9 @@ def run(data: Path, tmp_path: Path, method: str, *settings: str) -> dict[str, An
     return results
 
 
-def test_nuclei_as_folders_of_sites(tmp_path: Path) -> None:
-    for file in sorted(SOURCE.glob("nuclei_*.npz")):
-        found = arrays(file.name)
+def test_nuclei_as_folders_of_sites(real_data: Path, tmp_path: Path) -> None:
+    for file in sorted(real_data.glob("nuclei_*.npz")):
+        found = arrays(real_data, file.name)
         for image, mask, name in zip(found["images"], found["masks"], found["ids"], strict=True):
             folder = tmp_path / "mine" / str(found["site"])
             save(folder / "images" / f"{name}.png", image)
@@ -72,10 +67,10 @@ def test_nuclei_as_folders_of_sites(tmp_path: Path) -> None:
     run(out, tmp_path, "fed_lwr", "in_channels=3", "features=[4,4,4,8,8,4]")
 
 
-def test_white_cells_with_two_structures_by_a_table(tmp_path: Path) -> None:
+def test_white_cells_with_two_structures_by_a_table(real_data: Path, tmp_path: Path) -> None:
     rows = ["image,mask,site"]
     for site in ("jtsc", "cellavision", "bccd"):
-        found = arrays(f"wbc_{site}.npz")
+        found = arrays(real_data, f"wbc_{site}.npz")
         for image, mask, name in zip(found["images"], found["masks"], found["ids"], strict=True):
             save(tmp_path / f"mine/i/{site}_{name}.png", image)
             save(tmp_path / f"mine/m/{site}_{name}.png", mask * 100)
@@ -91,9 +86,9 @@ def test_white_cells_with_two_structures_by_a_table(tmp_path: Path) -> None:
     assert {"dice_cell", "dice_nucleus"} <= set(results["test"]["bccd"])
 
 
-def test_white_cells_by_type_as_folders(tmp_path: Path) -> None:
+def test_white_cells_by_type_as_folders(real_data: Path, tmp_path: Path) -> None:
     for site in ("jtsc", "cellavision", "bccd"):
-        found = arrays(f"wbc_{site}.npz")
+        found = arrays(real_data, f"wbc_{site}.npz")
         for image, label, name in zip(found["images"], found["labels"].tolist(), found["ids"], strict=True):
             if label >= 0:
                 save(tmp_path / "mine" / site / TYPES[label] / f"{name}.png", image)
@@ -108,8 +103,8 @@ def test_white_cells_by_type_as_folders(tmp_path: Path) -> None:
     assert {"recall_neutrophil", "head", "medium"} <= set(results["test"]["jtsc"])
 
 
-def test_red_cells_dealt_to_sites_some_of_them_corrupted(tmp_path: Path) -> None:
-    found = arrays("rbc12_chula.npz")
+def test_red_cells_dealt_to_sites_some_of_them_corrupted(real_data: Path, tmp_path: Path) -> None:
+    found = arrays(real_data, "rbc12_chula.npz")
     rows = ["file,type,smear"]
     for i, (image, label, smear) in enumerate(zip(found["images"], found["labels"], found["image_no"], strict=True)):
         save(tmp_path / f"mine/{i:04d}.png", image)
@@ -125,9 +120,9 @@ def test_red_cells_dealt_to_sites_some_of_them_corrupted(tmp_path: Path) -> None
     assert {"clean/balanced_accuracy", "corrupted/balanced_accuracy"} <= set(results["test"]["site-5"])
 
 
-def test_pneumonia_has_copies_that_check_data_finds(tmp_path: Path) -> None:
+def test_pneumonia_has_copies_that_check_data_finds(real_data: Path, tmp_path: Path) -> None:
     """Seven images are there more than once, three of them in training and in validation."""
-    found = arrays("pneumoniamnist_subset.npz")
+    found = arrays(real_data, "pneumoniamnist_subset.npz")
     rows, first = ["image,label,split"], {}
     for split in ("train", "val", "test"):
         for i, (image, label) in enumerate(zip(found[f"{split}_images"], found[f"{split}_labels"], strict=True)):

@@ -25,6 +25,7 @@ def own_home(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["job.py"])
 
 
+@pytest.mark.long
 def test_cross_site_evaluation_has_the_numbers_of_our_own_test(tmp_path):
     """FLARE's ``validate`` of the stored models, and ``submit_model`` of the one site that allows it."""
     recipe = FedAvgRecipe(sites=2, num_rounds=2, local_epochs=1, **TINY)
@@ -97,6 +98,7 @@ def test_results_of_a_poc_outlive_it_and_a_running_network_is_asked_the_same_way
     assert set(first) == {"north", "south"}
 
 
+@pytest.mark.long
 def test_the_first_example_of_the_recipes_page(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     code = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "recipes.md").read_text(), re.DOTALL)[0]

@@ -17,7 +17,7 @@ from fairflare.recipes import ScriptRecipe
 
 from .conftest import ROOT, SimulatorRun, run_simulator
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 EXAMPLES = ROOT / "docs" / "examples"
 
 

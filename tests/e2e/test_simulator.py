@@ -52,6 +52,7 @@ def test_the_bits_of_one_process(lwr, tmp_path):
     assert lwr.results["test"] == json.loads((here / "results.json").read_text())["test"]
 
 
+@pytest.mark.long
 def test_the_same_bits_with_a_process_for_each_task(job, simulate, tmp_path):
     """FLARE starts a process per task when workers are fewer than sites: what must survive is on disk."""
     one = simulate(job("fed_lwr", sites=2, keep_local_models=True), threads=1, timeout=500)
@@ -153,6 +154,7 @@ def test_weights_and_similarity_by_layer_are_tracked(lwr):
             assert f"weight/{layer}/{site}" in tags
 
 
+@pytest.mark.long
 def test_stopped_and_resubmitted_run_gives_the_same_bits(job, simulate, tmp_path):
     """One round, then a new job of the same experiment that does the rest; and three rounds at once, in one process."""
     local = {"state_root": str(tmp_path / "sites"), "checkpoint_root": str(tmp_path / "server")}
@@ -210,6 +212,7 @@ class Task(SegmentationTask):
 """
 
 
+@pytest.mark.long
 def test_own_network_and_data_by_editing_task_py(simulate, tmp_path):
     """The published job folder with another ``task.py``, nothing else changed but the number of rounds to save time."""
     folder = tmp_path / "jobs" / "fed_lwr"
@@ -222,6 +225,7 @@ def test_own_network_and_data_by_editing_task_py(simulate, tmp_path):
     assert any("attention" in name for name in names)
 
 
+@pytest.mark.long
 def test_preinstalled_job_needs_no_custom_code(job, simulate, tmp_path):
     folder = job("fed_avg", num_rounds=1, packaging="preinstalled")
     assert not (folder / "app" / "custom").exists()
@@ -237,6 +241,7 @@ def test_preinstalled_job_needs_no_custom_code(job, simulate, tmp_path):
     assert "fairflare.flare" in refused.log
 
 
+@pytest.mark.long
 def test_recipe_runs_in_flares_own_environment(tmp_path, monkeypatch):
     """``recipe.execute(SimEnv(...))``, as FLARE's own recipes are run."""
     from nvflare.recipe.sim_env import SimEnv
@@ -251,6 +256,7 @@ def test_recipe_runs_in_flares_own_environment(tmp_path, monkeypatch):
     assert json.loads(results.read_text())["status"] == "completed"
 
 
+@pytest.mark.long
 def test_command_line_shows_progress_table_and_failure(tmp_path):
     arguments = ["--sites", "2", "--rounds", "1"]
     for key, value in TINY.items():
@@ -274,6 +280,7 @@ def test_command_line_shows_progress_table_and_failure(tmp_path):
     assert not (server / "FL_global_model.pt").exists()
 
 
+@pytest.mark.long
 def test_example_pictures_where_a_site_wants_them(job, simulate, tmp_path):
     """The other site, the server and the run's own folders have none."""
     place = tmp_path / "pictures"
@@ -286,6 +293,7 @@ def test_example_pictures_where_a_site_wants_them(job, simulate, tmp_path):
     assert str(place) not in run.log
 
 
+@pytest.mark.long
 def test_a_monai_bundle_gives_the_bits_of_one_process(simulate, tmp_path):
     """Carried in the job, with volumes of the sites' own; Fed-LWR, two rounds."""
     local = two_sites(tmp_path / "sites")

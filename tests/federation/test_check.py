@@ -252,6 +252,7 @@ def test_what_a_site_says(tmp_path: Path) -> None:
     assert recalls == {"recall_c0", "recall_c1", "recall_c2"}
 
 
+@pytest.mark.long
 def test_own_images_have_neither_names_nor_groups_of_a_phantom(tmp_path: Path) -> None:
     """Of as many classes as the phantom has, too."""
     local = {"sites": {s: own_images(tmp_path / s, 23) for s in SITES[:2]}}

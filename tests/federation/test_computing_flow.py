@@ -33,6 +33,7 @@ def said(results: dict[str, Any]) -> list[Any]:
     return [results["info"]["said"][site]["computing"] for site in ("site-1", "site-2")]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("method", ["fed_avg", "fed_ism_plus_s", "fed_lwr", "moon", "fed_mas"])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_run_in_lower_precision(method: str, precision: str, tmp_path: Path) -> None:
@@ -59,12 +60,14 @@ def test_a_run_in_lower_precision(method: str, precision: str, tmp_path: Path) -
     assert [s["num_steps"] for r in results["rounds"] for s in r["train"].values()] == [4] * 4
 
 
+@pytest.mark.long
 def test_the_site_decides_about_its_own_machine(tmp_path: Path) -> None:
     local = {"sites": {"site-2": {"precision": "fp32", "channels_last": True}}}
     results, _ = run(tmp_path, local=local, precision="bf16")
     assert said(results) == ["bf16", "channels last"]
 
 
+@pytest.mark.long
 def test_deterministic_changes_no_bit_on_a_cpu(tmp_path: Path) -> None:
     _, wanted = run(tmp_path / "plain", "fed_ism_plus_s")
     results, state = run(tmp_path / "deterministic", "fed_ism_plus_s", deterministic=True)
@@ -101,6 +104,7 @@ def test_a_site_file_that_cannot_be_meant(key: str, value: Any, text: str, tmp_p
         run(tmp_path, local={"sites": {"site-2": {key: value}}})
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("method", ["fed_avg", "fed_ism_plus_s"])
 def test_steps_that_overflow_are_left_out_and_not_counted(
     method: str, tmp_path: Path, monkeypatch: Any, caplog: Any

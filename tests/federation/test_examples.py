@@ -306,6 +306,7 @@ def test_only_sites_that_allow_it_in_a_run(tmp_path: Path) -> None:
     assert files(tmp_path / "ex") == [f"site-2/{run_id}/rounds-1/{n}" for n in ("examples.csv", "examples.png")]
 
 
+@pytest.mark.long
 def test_in_a_process_of_its_own(tmp_path: Path) -> None:
     worker = {
         "site": "site-1",

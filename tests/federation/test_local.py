@@ -58,6 +58,7 @@ def averaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_the_tasks_file_is_kept_and_named(averaged: Path, tmp_path: Path) -> None:
     """Its settings alone would not say what was learned."""
     file = tmp_path / "mine.py"
@@ -115,6 +116,7 @@ def test_twice_the_same(averaged: Path, tmp_path: Path) -> None:
     assert without_times(other["test"]) != without_times(first["test"])
 
 
+@pytest.mark.long
 def test_two_runs_in_one_folder_do_not_write_over_each_other(averaged: Path, tmp_path: Path) -> None:
     refused: list[str] = []
 
@@ -133,6 +135,7 @@ def test_two_runs_in_one_folder_do_not_write_over_each_other(averaged: Path, tmp
     assert without_times(results) == without_times(first)
 
 
+@pytest.mark.long
 def test_a_changed_schedule_or_number_of_rounds_is_noticed_in_one_process(tmp_path: Path) -> None:
     cosine = {"schedule": "cosine"}
     run(tmp_path, num_rounds=1, experiment="e", settings=cosine)
@@ -142,6 +145,7 @@ def test_a_changed_schedule_or_number_of_rounds_is_noticed_in_one_process(tmp_pa
         run(tmp_path, num_rounds=1, experiment="e")
 
 
+@pytest.mark.long
 def test_fed_ism(tmp_path: Path) -> None:
     results = run(tmp_path, "fed_ism")
     assert results["status"] == "completed"
@@ -180,6 +184,7 @@ def test_too_few_good_sites_fail_with_the_reason(tmp_path: Path) -> None:
     assert "site 'site-2': the data folder does not exist" in results["reason"]
 
 
+@pytest.mark.long
 def test_the_servers_file_names_the_initial_weights(averaged: Path, tmp_path: Path) -> None:
     """The global model of one run starts another; site files and the job know nothing of it."""
     started = averaged / "server" / "simulate_job" / "FL_global_model.pt"
@@ -228,6 +233,7 @@ class Heard(Listener):
         self.told.append(("tested", sorted(test), metric, step))
 
 
+@pytest.mark.long
 def test_a_listener_hears_everything_in_order(tmp_path: Path) -> None:
     heard = Heard()
     plan = make_plan("fed_avg", task="classification", sites=3, num_rounds=1, settings=TINY)
@@ -266,6 +272,7 @@ def test_told_to_stop(tmp_path: Path) -> None:
     assert not list((run_dir / "fairflare" / "staging").glob("*.safetensors"))
 
 
+@pytest.mark.long
 def test_nobody_answers_about_the_anchor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fed-LWR goes on with equal weights (as plain averaging), and says who is to blame."""
     original = LayerSimilarityReport.report_anchor
@@ -308,6 +315,7 @@ def test_a_wrong_setting_of_a_site_costs_that_site_its_round(tmp_path: Path, set
     assert left_out(results)["site-2"].startswith(reason)
 
 
+@pytest.mark.long
 def test_each_site_has_its_own_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In every round: the workers are made in the first one."""
     used: list[tuple[str, int]] = []
@@ -322,6 +330,7 @@ def test_each_site_has_its_own_number_of_threads(tmp_path: Path, monkeypatch: py
     assert used == [("site-1", 1), ("site-2", 2), ("site-3", 1)] * 2
 
 
+@pytest.mark.long
 def test_a_plan_can_be_run_again(tmp_path: Path) -> None:
     """What the rule learned in one run is nothing to the next one."""
     plan = make_plan("fed_ism", task="classification", sites=3, num_rounds=2, settings=TINY)

@@ -66,6 +66,7 @@ def test_other_tasks_have_no_such_number():
     assert not hasattr(make_plan("fed_lwr", sites=3).task, "phantom_sites")
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("sites", [2, 6])
 def test_every_site_has_its_share_and_a_test_of_its_own(tmp_path, sites):
     """The last one is the corrupted one, however many there are; nothing of the data is at no site."""

@@ -171,6 +171,7 @@ def check_declared(plan: Plan, name: str, sent: Message, reply: Message) -> None
     assert (reply.meta["num_samples"] is None) == (name in ("anchor", "check"))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", sorted(all_methods()))
 def test_what_leaves_a_site_is_declared(name: str, tmp_path: Path, carried: list[Any]) -> None:
     plan = plan_of(name, num_rounds=2 if name == "fed_mrl" else 1)  # whose sites are told more from the second on
@@ -188,6 +189,7 @@ def documented(plan: Any) -> set[str]:
     return {*plan.rule.directive_docs, *(ClassifierAverage.directive_docs if plan.run.crt_rounds else ())}
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("recalibration", ["exact", "one_pass"])
 def test_what_leaves_a_site_for_recalibrated_statistics_is_declared(
     recalibration: str, tmp_path: Path, carried: list[Any]

@@ -323,6 +323,7 @@ def all_images(plan: Plan) -> torch.Tensor:
     return torch.cat([inputs for data in opened for inputs, _ in data.batches("training", batch_size=4)])
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("kind", "settings"), KINDS)
 def test_equal_to_all_images_in_one_place(tmp_path: Path, kind: str, settings: dict[str, Any]) -> None:
     plan = plan_of(kind, settings, settings=RECALIBRATED)
@@ -335,6 +336,7 @@ def test_equal_to_all_images_in_one_place(tmp_path: Path, kind: str, settings: d
     assert differing(state, wanted) < 1e-5
 
 
+@pytest.mark.long
 def test_parameters_are_those_of_averaged_statistics(tmp_path: Path) -> None:
     """FedAvg trains with the batch's statistics, so what it starts from changes no parameter, to the bit."""
     kept: list[dict[str, torch.Tensor]] = []
@@ -347,6 +349,7 @@ def test_parameters_are_those_of_averaged_statistics(tmp_path: Path) -> None:
     assert same(plain[0], plain[1])
 
 
+@pytest.mark.long
 def test_a_run_that_goes_on_has_the_same_bits(tmp_path: Path) -> None:
     more = {"settings": RECALIBRATED, "experiment": "e", "num_rounds": 2}
     run_local(plan_of("segmentation", TINY_SEGMENTS, **more), tmp_path / "whole")
@@ -397,6 +400,7 @@ def test_augmentation_and_shuffling_have_no_part_in_it(tmp_path: Path) -> None:
     assert plain.report == augmented.report
 
 
+@pytest.mark.long
 def test_isolated(tmp_path: Path) -> None:
     worker = at_site(tmp_path / "plain")
     arguments = {

@@ -88,6 +88,7 @@ def train(site: ScriptSite, data: Any, training: LocalTraining, seed: int, *, to
             site.step(optimizer)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("method", "told"), [*((m, True) for m in METHODS), ("fed_mas", False), ("fed_mrl", False)])
 def test_a_script_gives_the_bits_of_our_executor(method: str, told: bool, tmp_path: Path) -> None:
     plan = plan_of(method)

@@ -236,6 +236,7 @@ def damage(store: SiteStore, name: str) -> None:
     path.write_bytes(whole)
 
 
+@pytest.mark.long
 def test_a_damaged_file_costs_moments_and_not_the_site(worker: Any) -> None:
     state = initial()
     here, healthy, gap, newcomer = (worker(name) for name in ("a", "b", "c", "d"))
@@ -316,6 +317,7 @@ def exchange(worker: SiteWorker, run: str, state: Any, current_round: int) -> tu
     return trained, anchor
 
 
+@pytest.mark.long
 def test_two_runs_that_alternate_get_their_own_bits(worker: Any) -> None:
     """Two jobs with one experiment id: neither moments nor local models may mix."""
     states = {"first": initial(seed=1), "second": initial(seed=2)}

@@ -72,13 +72,21 @@ def python_blocks(page: str) -> list[str]:
 def test_helpers_in_the_recipes_page(tmp_path, monkeypatch):
     """As it stands there; the first block runs in the simulator, the second is walked through in a POC."""
     monkeypatch.chdir(tmp_path)
-    simulated, networks, helpers = python_blocks("recipes.md")
+    simulated, flat, networks, helpers = python_blocks("recipes.md")
     exec(compile(helpers, "recipes.md", "exec"), {})
     folder = tmp_path / "jobs" / "fed_lwr"
     client = json.loads((folder / "app" / "config" / "config_fed_client.json").read_text())
     assert client["task_result_filters"][0]["tasks"] == ["train"]
     assert "submit_model" in client["executors"][0]["tasks"]
     assert json.loads((folder / "meta.json").read_text())["resource_spec"]["north"]["num_of_gpus"] == 1
+    made: dict = {}
+    exec(compile(flat, "recipes.md", "exec"), made)
+    parts: dict = {}
+    exec(compile(simulated.partition("run = recipe")[0], "recipes.md", "exec"), parts)
+    for recipe in (made["recipe"], parts["recipe"]):
+        plan = recipe.plan
+        assert (plan.method.name, plan.run.num_rounds, len(plan.sites)) == ("fed_ism", 2, 2)
+        assert (plan.rule.rho, plan.training.learning_rate, plan.task.image_size) == (0.05, 1e-3, (48, 48))
     for block in (simulated, networks):  # what they import is there
         imports = "\n".join(line for line in block.splitlines() if line.startswith(("from ", "import ")))
         exec(compile(imports, "recipes.md", "exec"), {})

@@ -114,6 +114,7 @@ def test_isolate_is_not_guessed(tmp_path: Path, isolate: Any) -> None:
     assert reply.meta["reason"] == f"site 'site-1': setting 'isolate' must be true or false, got {isolate!r}"
 
 
+@pytest.mark.long
 def test_a_bad_site_file_says_the_same_with_isolate(tmp_path: Path) -> None:
     """In the child process too: not only that it ended."""
     site = Site(tmp_path, task=Line(), local={"num_threads": 0, "isolate": True})

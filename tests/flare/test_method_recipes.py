@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import json
+import pickle
+import pydoc
 import re
+import subprocess
 import sys
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -24,43 +27,82 @@ from nvflare.recipe.utils import (
 
 import fairflare.recipes
 from fairflare import results
-from fairflare.core.settings import values_of
+from fairflare.core.settings import described, parts_of, values_of
 from fairflare.federation.describe import sections
+from fairflare.federation.plan import TASKS_BY_KIND, load_task_class
+from fairflare.federation.run_settings import RunSettings
+from fairflare.flare.method_recipes import class_names
 from fairflare.flare.recipes import FairRecipe
 from fairflare.methods.catalog import all_methods
+from fairflare.methods.fed_avg import FedAvg
+from fairflare.methods.fed_bn import FedBNTraining
+from fairflare.methods.fed_ism import FedISM, SharpnessAwareTraining
+from fairflare.methods.training import LocalTraining
 from fairflare.recipes import FedAvgRecipe, FedISMRecipe, FedMRLRecipe, PocEnv
+from fairflare.tasks.classification import ClassificationTask
 
-ROOT = Path(__file__).parents[2]
-
-
-def generator() -> Any:
-    spec = importlib.util.spec_from_file_location("write_recipes", ROOT / "tools" / "write_recipes.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclass looks there
-    spec.loader.exec_module(module)
-    return module
+CLASSES = {method.name: getattr(fairflare.recipes, name) for name, method in class_names().items()}
 
 
-WRITE = generator()
-CLASSES = {name: getattr(fairflare.recipes, WRITE.class_name(name)) for name in all_methods()}
+# ------------------------------------------------------------------------------------------------ the classes
 
 
-def test_committed_recipes_are_what_the_declarations_say() -> None:
-    """If this fails: ``python tools/write_recipes.py``."""
-    folder = ROOT / "custom" / "fairflare" / "recipes"
-    assert {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.py")} == WRITE.contents()
-
-
-def test_names() -> None:
-    names = {cls.__name__ for cls in CLASSES.values()}
-    assert len(names) == len(all_methods())
-    assert names >= {
-        "BSMFLRecipe", "BSMKDRecipe", "FedAvgRecipe", "FedISMRecipe", "FedISMPlusLRecipe", "FedISMPlusSRecipe",
-        "FedLWRRecipe", "FedLWRCosineRecipe", "FedLWRLastLayerRecipe", "FedMASRecipe", "FedMRLRecipe", "FedProxRecipe",
-        "AFLRecipe", "QFedAvgRecipe", "FedCERecipe", "FedBNRecipe", "DittoRecipe", "MoonRecipe", "CRTRecipe",
+def test_names_are_those_of_the_papers() -> None:
+    assert {name: cls.__name__.removesuffix("Recipe") for name, cls in CLASSES.items()} == {
+        "afl": "AFL", "bsm_fl": "BSMFL", "bsm_kd": "BSMKD", "cffl": "CFFL", "cgsv": "CGSV", "creff": "CReFF",
+        "crt": "CRT", "ditto": "Ditto", "fair_fed": "FairFed", "fed_avg": "FedAvg", "fed_bn": "FedBN",
+        "fed_ce": "FedCE", "fed_ga": "FedGA", "fed_ism": "FedISM", "fed_ism_plus_l": "FedISMPlusL",
+        "fed_ism_plus_s": "FedISMPlusS", "fed_lc": "FedLC", "fed_lwr": "FedLWR", "fed_lwr_cosine": "FedLWRCosine",
+        "fed_lwr_last_layer": "FedLWRLastLayer", "fed_mas": "FedMAS", "fed_mrl": "FedMRL", "fed_nova": "FedNova",
+        "fed_prox": "FedProx", "ldam": "LDAM", "logit_adjustment": "LogitAdjustment", "moon": "MOON",
+        "q_fed_avg": "QFedAvg", "solo": "Solo",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("Cffl", "CFFL"), ("Cgsv", "CGSV"), ("Creff", "CReFF"), ("Ldam", "LDAM"), ("Moon", "MOON")],
+)
+def test_names_of_before_are_kept_for_a_release(old: str, new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"{old}Recipe is called {new}Recipe now") as warned:
+        found = getattr(fairflare.recipes, f"{old}Recipe")
+    assert found is getattr(fairflare.recipes, f"{new}Recipe")
+    assert warned[0].filename == __file__
+    assert f"{old}Recipe" not in dir(fairflare.recipes)
+    assert f"{old}Recipe" not in fairflare.recipes.__all__
+
+
+def test_the_module_is_as_any_other() -> None:
+    assert set(fairflare.recipes.__all__) >= {*class_names(), "FairRecipe", "PocEnv", "RunSettings", "ScriptRecipe"}
+    assert set(fairflare.recipes.__all__) <= set(dir(fairflare.recipes))
+    everything: dict[str, Any] = {}
+    exec("from fairflare.recipes import *", everything)
+    assert everything["CGSVRecipe"] is fairflare.recipes.CGSVRecipe
+    with pytest.raises(AttributeError, match="has no attribute 'FedIsmRecipe'"):
+        fairflare.recipes.FedIsmRecipe  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'FedIsmRecipe'"):
+        exec("from fairflare.recipes import FedIsmRecipe")
+
+
+@pytest.mark.parametrize("name", list(all_methods()))
+def test_a_class_is_as_any_other(name: str) -> None:
+    cls = CLASSES[name]
+    assert pickle.loads(pickle.dumps(cls)) is cls
+    assert f"{cls.__module__}.{cls.__qualname__}" == f"fairflare.recipes.{cls.__name__}"
+    assert typing.get_type_hints(cls.__init__) == {key: p.annotation for key, p in parameters(name).items()}
+    text = pydoc.render_doc(cls, renderer=pydoc.plaintext)
+    assert f"|  {cls.__name__}(*, name: str | None = None, packaging: str = 'task_file'" in text
+    assert all_methods()[name].source in " ".join(text.replace("|", " ").split())
+    assert inspect.isclass(cls)
+    assert issubclass(cls, FairRecipe)
+
+
+def test_a_recipe_can_be_told_from_its_class_in_another_process() -> None:
+    code = "import pickle, sys; print(pickle.loads(sys.stdin.buffer.read())(sites=3).plan.sites)"
+    asked = subprocess.run(
+        [sys.executable, "-c", code], input=pickle.dumps(FedAvgRecipe), capture_output=True, check=False, timeout=120
+    )
+    assert asked.stdout.decode().strip() == "['site-1', 'site-2', 'site-3']", asked.stderr.decode()
 
 
 def same_plan(one: Any, other: Any) -> None:
@@ -81,6 +123,56 @@ def test_every_setting_is_an_argument_with_its_default_and_meaning(name: str) ->
     described = {s.name.replace(".", "_") for group in sections(name).values() for s in group}
     assert described <= set(found)
     assert {"num_rounds", "sites", "seed", "straggler_grace", "packaging", "small"} <= set(found)
+
+
+@pytest.mark.parametrize("name", list(all_methods()))
+def test_every_signature_is_the_declared_settings(name: str) -> None:
+    """No argument too many, none missing, and the types are the declared ones: what is refused for another type."""
+    method = all_methods()[name]
+    found = parameters(name)
+    task = load_task_class(TASKS_BY_KIND[method.task])
+    parts: dict[str, Any] = {}
+    for cls in (RunSettings, method.rule, method.training, task):
+        for setting in described(cls):
+            if (cls, setting.name) != (RunSettings, "norm_statistics"):  # the run follows the sites' half
+                parts.setdefault(setting.name.replace(".", "_"), (cls, setting))
+    of_recipe = set(inspect.signature(FairRecipe).parameters) - {
+        "method", "rule", "training", "run", "phase_timeout", "options",
+    }  # fmt: skip
+    assert set(found) == of_recipe | set(parts) - {"label"}
+    assert all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in found.values())
+    assert not [key for key, p in found.items() if p.default is inspect.Parameter.empty]
+    for key, (cls, setting) in parts.items():
+        if key == "label" or setting.only:
+            continue
+        declared = typing.get_type_hints(cls, include_extras=True)[setting.name]
+        if typing.get_origin(declared) is typing.Annotated:
+            declared = typing.get_args(declared)[0]
+        if declared in (int, float, str, bool):
+            assert found[key].annotation == (declared | None if key == "phantom_sites" else declared), key
+        elif typing.get_origin(declared) is typing.Literal:
+            assert found[key].annotation == declared, key
+        elif parts_of(cls, setting.name):
+            assert set(typing.get_args(found[key].annotation)) == set(parts_of(cls, setting.name)), key
+        else:  # something in brackets: the same plain types, in an order of no importance
+            inside = set(re.findall(r"[a-z]+", str(found[key].annotation))) - TYPING
+            assert (type(None) in typing.get_args(found[key].annotation)) == ("nothing" in setting.wanted)
+            wanted = set(re.findall(r"[a-z]+", setting.wanted)) & set(WORDS)
+            assert {WORDS[word] for word in wanted} <= inside, (key, found[key].annotation)
+
+
+#: Of what :func:`described` says of a type; and what a type's text has besides its plain types.
+WORDS = {"integer": "int", "number": "float", "text": "str"}
+TYPING = {"collections", "abc", "typing"}
+
+
+def test_what_the_papers_have_is_said_where_it_differs() -> None:
+    doc = " ".join((CLASSES["fed_lwr"].__doc__ or "").split())
+    assert "each a multiple of 16 >= 32 (paper: ``(384, 384)``)" in doc
+    assert "an integer >= 1 (paper: ``200``)" in doc
+    assert "learning_rate: step size of the optimizer; a number > 0. " in doc  # the same in both
+    assert "weighting_grid" in (CLASSES["fed_mrl"].__doc__ or "")
+    assert "with weighting=som, default ``" in " ".join((CLASSES["fed_mrl"].__doc__ or "").split())
 
 
 @pytest.mark.parametrize("name", list(all_methods()))
@@ -121,6 +213,131 @@ def test_settings_reach_their_halves() -> None:
 def test_mistakes_are_named(given: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         FedISMRecipe(**given)
+
+
+# ------------------------------------------------------------------------------------------------ of typed parts
+
+
+def test_typed_parts_are_what_they_say() -> None:
+    """The first example of docs/recipes.md, and nothing of the quick job in it."""
+    rule, training = FedISM(rho=0.05), SharpnessAwareTraining(learning_rate=2e-3)
+    task, run = ClassificationTask(image_size=(48, 48)), RunSettings(num_rounds=2, seed=4)
+    recipe = FairRecipe(rule=rule, training=training, task=task, run=run, sites=2)
+    plan = recipe.plan
+    assert plan.rule is rule
+    assert plan.training is training
+    assert (recipe.name, plan.run.label, plan.sites) == ("fed_ism", "fed_ism", ["site-1", "site-2"])
+    assert values_of(plan.task)["args"] == {**values_of(task)["args"], "phantom_sites": 2}
+    assert values_of(plan.run)["args"] == {**values_of(run)["args"], "label": "fed_ism"}
+    assert isinstance(plan.task, ClassificationTask)
+
+
+def test_typed_parts_and_settings_by_name_are_the_same_job(tmp_path: Path) -> None:
+    by_name = FairRecipe("fed_ism", settings={"rho": 0.07, "q": 3.0}, num_rounds=2, sites=3)
+    of = by_name.plan
+    parts = FairRecipe(rule=FedISM(rho=0.07, q=3.0), training=of.training, task=of.task, run=of.run, sites=3)
+    assert exported(parts, tmp_path / "a") == exported(by_name, tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"rule": FedISM(rho=0.1, tau=0.5, variant="L")}, "fed_ism_plus_l"),
+        ({"rule": FedISM(rho=0.1, tau=0.5)}, "fed_ism_plus_s"),
+        ({"rule": FedISM(rho=0.3)}, "fed_ism"),
+        ({"rule": FedAvg()}, "fed_avg"),
+        ({"rule": FedAvg(), "training": FedBNTraining()}, "fed_bn"),
+        ({"training": SharpnessAwareTraining()}, "fed_ism"),
+        ({"method": "fed_ism_plus_l", "rule": FedISM(rho=0.1)}, "fed_ism_plus_l"),
+    ],
+)
+def test_the_method_of_parts(given: dict[str, Any], name: str) -> None:
+    assert FairRecipe(**given).plan.method.name == name
+
+
+def test_a_part_that_is_not_given_is_the_methods() -> None:
+    plan = FairRecipe(rule=FedISM(rho=0.2, q=1.0)).plan
+    quick = FairRecipe("fed_ism").plan
+    assert plan.training.rho == 0.2  # what the halves share
+    assert values_of(plan.training)["args"] == {**values_of(quick.training)["args"], "rho": 0.2}
+    assert values_of(plan.task) == values_of(quick.task)
+    assert plan.run.num_rounds == quick.run.num_rounds
+    assert FairRecipe(training=SharpnessAwareTraining(rho=0.3)).plan.rule.rho == 0.3
+    crt = FairRecipe("crt", run=RunSettings(num_rounds=2)).plan
+    assert (crt.run.num_rounds, crt.run.crt_rounds) == (2, 10)  # else it would be FedAvg
+    assert FairRecipe("crt", run=RunSettings(crt_rounds=3)).plan.run.crt_rounds == 3
+
+
+def test_a_rule_that_no_method_has() -> None:
+    class SampleSquares(FedAvg):
+        pass
+
+    plan = FairRecipe(rule=SampleSquares()).plan
+    assert (plan.method.name, plan.run.label, type(plan.training)) == (
+        "sample_squares",
+        "sample_squares",
+        LocalTraining,
+    )
+
+
+def test_bounds_of_a_hospitals_job_go_into_typed_runs() -> None:
+    run = FairRecipe(rule=FedAvg(), run=RunSettings(max_weight=0.3), packaging="preinstalled", min_sites=None).plan.run
+    assert (run.max_weight, run.max_samples, run.max_update_norm) == (0.3, 100_000, 3.0)
+    free = FairRecipe(
+        rule=FedAvg(), run=RunSettings(), packaging="preinstalled", settings={"max_weight": None}
+    ).plan.run
+    assert (free.max_weight, free.max_samples) == (None, 100_000)
+
+
+class Own(ClassificationTask):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "give a method's name, or the rule and the training of one"),
+        ({"rule": FedISM(rho=0.3), "training": SharpnessAwareTraining()}, "rho is 0.3 in FedISM and 0.05 in Sharpness"),
+        ({"method": "fed_avg", "rule": FedISM()}, "rule of method 'fed_avg' must be a FedAvg, got a FedISM"),
+        ({"rule": FedISM(), "settings": {"rho": 1.0}}, r"rule is given as an object: set 'rho' there, in FedISM\("),
+        (
+            {"rule": FedAvg(), "run": RunSettings(), "num_rounds": 3},
+            "run is given as an object: set 'num_rounds' there",
+        ),
+        ({"rule": FedAvg(), "run": RunSettings(), "min_sites": 3}, "run is given as an object: set 'min_sites' there"),
+        (
+            {"rule": FedAvg(), "run": RunSettings(), "phase_timeout": 3},
+            "run is given as an object: set 'train_timeout'",
+        ),
+        (
+            {"rule": FedAvg(), "task": ClassificationTask(), "settings": {"image_size": [32, 32]}},
+            "set 'image_size' there",
+        ),
+        ({"rule": FedAvg(), "task": Own()}, "looks for Task in it: call Own so, in a file of its own"),
+        ({"rule": FedAvg(), "task": ClassificationTask(), "task_file": "x.py"}, "exclude each other"),
+        ({"rule": FedAvg(), "task": ClassificationTask(), "monai_bundle": "x"}, "exclude each other"),
+    ],
+)
+def test_what_is_given_twice_or_does_not_go_together(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FairRecipe(**given)
+
+
+def test_a_task_of_ones_own_as_an_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (
+        "from fairflare.tasks.classification import ClassificationTask\n\n\nclass Task(ClassificationTask):\n    pass\n"
+    )
+    (tmp_path / "own_classes.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    from own_classes import Task  # type: ignore[import-not-found]
+
+    recipe = FairRecipe("fed_ism", task=Task(image_size=(32, 32)), sites=2)
+    server, _, _ = exported(recipe, tmp_path / "jobs")
+    assert server["workflows"][0]["args"]["task"]["path"] == "task.Task"
+    assert server["workflows"][0]["args"]["task"]["args"]["image_size"] == [32, 32]
+    assert (tmp_path / "jobs" / "fed_ism" / "app" / "custom" / "task.py").read_text() == text
+    with pytest.raises(ValueError, match="a task of your own is custom code"):
+        FairRecipe("fed_ism", task=Task(), packaging="preinstalled")
 
 
 # ------------------------------------------------------------------------------------------------ FLARE's helpers

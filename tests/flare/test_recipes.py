@@ -375,6 +375,7 @@ def command_line(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.long
 def test_command_line_lists_and_exports(tmp_path):
     listed = command_line("list", cwd=tmp_path)
     assert listed.returncode == 0
@@ -403,6 +404,7 @@ def test_a_job_for_hospitals_bounds_what_one_site_can_do(tmp_path, build):
     assert not FOR_HOSPITALS.keys() & configs(tmp_path / "plain" / "fed_avg")[0]["workflows"][0]["args"].keys()
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -17,6 +17,7 @@ SEED = 9
 PAIRS = [(method, phase) for method in all_methods() for phase in phases_of(method)]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("method", "phase"), PAIRS, ids=lambda x: x)
 def test_hostile_replies_cost_one_site_one_round(method: str, phase: str) -> None:
     with memory_folder() as folder:
@@ -28,6 +29,7 @@ def test_hostile_replies_cost_one_site_one_round(method: str, phase: str) -> Non
     assert REPLIES / 5 < refused < REPLIES  # hostile, and not simply all thrown away
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("method", "phase"), [("fed_avg", "train"), ("fed_lwr", "anchor"), ("fed_avg", "norms"), ("fed_avg", "validate")]
 )

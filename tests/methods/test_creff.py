@@ -357,6 +357,7 @@ def test_the_server_makes_the_classifier_and_the_rest_is_fed_avg(finished, tmp_p
         assert sent - got == 3 * sum(states[0][name].nbytes for name in MADE)
 
 
+@pytest.mark.long
 def test_stopped_and_gone_on_with_is_the_same_to_the_bit(finished, tmp_path):
     settings = {**TINY, **QUICK, **SMALL, "local_epochs": 1}
     plan = make_plan("creff", sites=3, settings=settings, num_rounds=3, experiment="e")

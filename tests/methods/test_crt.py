@@ -217,6 +217,7 @@ def retrained(tmp_path_factory):
     return run(tmp_path_factory.mktemp("crt"))
 
 
+@pytest.mark.long
 def test_the_encoder_is_that_of_the_methods_last_round(retrained):
     results, states = retrained
     assert results["status"] == "completed"
@@ -231,6 +232,7 @@ def test_the_encoder_is_that_of_the_methods_last_round(retrained):
     assert sent[2] == sent[3] == 3 * classifier < sent[0]
 
 
+@pytest.mark.long
 def test_the_methods_own_rounds_are_as_without(retrained, tmp_path):
     results, states = retrained
     plain, without = run(tmp_path, "fed_avg", {"crt_rounds": 0, **make_plan_site("crt")}, num_rounds=3)
@@ -250,6 +252,7 @@ def make_plan_site(name: str) -> dict[str, Any]:
     return {key: getattr(training, key) for key in field_names(LocalTraining)}
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("method", ["fed_mas", "bsm_fl", "fed_lwr", "fed_ism", "fed_mrl", "ldam"])
 def test_with_other_methods(method, tmp_path):
     """Rules with reports, two phases, weights by layer or memory: in the rounds behind nothing of it is asked for."""
@@ -282,6 +285,7 @@ def uninterrupted(tmp_path_factory):
     return run(tmp_path_factory.mktemp("whole"), "fed_mas", {"crt_weights": "method", "projector_dim": 96})
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("at", [2, 3])
 def test_stopped_and_gone_on_with_is_the_same_to_the_bit(uninterrupted, tmp_path, at):
     """Gradients of the encoder, left by the round before in the same process, must not count when they are clipped."""

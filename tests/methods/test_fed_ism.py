@@ -367,6 +367,7 @@ class Dying(Listener):
             raise KeyboardInterrupt
 
 
+@pytest.mark.long
 def test_resumed_run_goes_on_with_its_averages(tmp_path):
     states = []
     for name in ("whole", "parts"):
@@ -383,6 +384,7 @@ def test_resumed_run_goes_on_with_its_averages(tmp_path):
     assert all(torch.equal(first[k], second[k]) for k in first)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("method", "settings"),
     [

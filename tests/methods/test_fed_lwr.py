@@ -196,6 +196,7 @@ def compared(tmp_path_factory):
     return Compared()
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", SETTINGS)
 def test_reported_scores_are_those_of_the_reference(compared, name):
     reported = compared(SETTINGS[name])
@@ -482,6 +483,7 @@ TINY = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases":
 STEADY = {"warmup_rounds": 1, "mix": 0.5, "power": 0.5, "smooth": 0.5, "layer_granularity": "unit"}
 
 
+@pytest.mark.long
 def test_a_steadied_run_of_three_rounds(tmp_path):
     """Round 0 is FedAvg's with equal weights, bit by bit, and asks once; then units share bounded weights."""
     plan = make_plan("fed_lwr", sites=3, num_rounds=3, settings={**TINY, **STEADY, "max_weight": 0.4})

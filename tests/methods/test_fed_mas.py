@@ -334,6 +334,7 @@ def test_prior_is_neither_trained_nor_sent(worker):
     assert set(reply.report) == {"rescue_factor", "prior"}  # nothing by class
 
 
+@pytest.mark.long
 def test_training_pulls_the_features_to_the_prior(worker):
     site = worker(RescueTraining(**{**QUICK, "learning_rate": 3e-3}, local_epochs=8))
     state = initial()
@@ -394,6 +395,7 @@ def test_class_absent_and_class_of_one(worker):
     assert kinds == {0, 1, 2}
 
 
+@pytest.mark.long
 def test_site_file_names_the_checkpoint(worker, tmp_path):
     """The published layout through the real path: site file, loader, training, report."""
     torch.manual_seed(0)
@@ -556,6 +558,7 @@ def test_federation(tmp_path):
     assert [r["reports"] for r in again["rounds"]] == [r["reports"] for r in results["rounds"]]
 
 
+@pytest.mark.long
 def test_federation_of_the_ablations(tmp_path):
     """BSM + KD without KD is BSM-FL."""
     kd = run(tmp_path / "kd", "bsm_kd", lambda_f=0.0)
@@ -566,6 +569,7 @@ def test_federation_of_the_ablations(tmp_path):
             assert a["validation"][site]["loss"] == pytest.approx(b["validation"][site]["loss"], abs=1e-5)
 
 
+@pytest.mark.long
 def test_federation_where_one_site_holds_another_prior(tmp_path):
     torch.manual_seed(5)
     torch.save(build_encoder("embedded")[0].state_dict(), tmp_path / "other.pt")

@@ -577,6 +577,7 @@ def test_a_site_says_how_often_its_factor_sat_at_a_limit(tmp_path, clamp, most, 
     assert reply.report["clamped"] == share
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("fair_mean", "learns"), [("winsorised", True), ("plain", False)])
 def test_a_claimed_loss_of_ten_does_not_stop_the_others(tmp_path, monkeypatch, fair_mean, learns):
     honest = FairProximalTraining.report
@@ -598,6 +599,7 @@ def test_a_claimed_loss_of_ten_does_not_stop_the_others(tmp_path, monkeypatch, f
         assert ("'site-3' 10 as" in said) == learns
 
 
+@pytest.mark.long
 def test_a_site_is_told_its_own_mu_only(tmp_path, monkeypatch):
     """What arrives at each site of a run; F is for all."""
     told, perform = [], SiteWorker.perform
@@ -843,6 +845,7 @@ def test_renaming_the_sites_leaves_their_weights(settings):
             assert {k: ours[k] for k in theirs} == pytest.approx(theirs, rel=0, abs=1e-12)
 
 
+@pytest.mark.long
 def test_renaming_the_sites_of_a_run_leaves_their_weights(tmp_path, monkeypatch):
     """Data and seeds go with the site, not with the name; mu is fixed, since each agent draws its own network."""
     seed_of = site_half.round_seed
@@ -941,6 +944,7 @@ def whole(tmp_path_factory):
     return results, found, folder
 
 
+@pytest.mark.long
 def test_everything_is_recorded(whole):
     results, found, _ = whole
     assert results["status"] == "completed"
@@ -1035,6 +1039,7 @@ def dies(monkeypatch, when: str) -> None:
         monkeypatch.setattr(Journal, "tell", dying_tell)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("when", "at"), [("training", 3), ("before_checkpoint", 3), ("between_rounds", 4)])
 def test_killed_and_resumed_is_as_if_never_interrupted(tmp_path, whole, when, at, monkeypatch):
     """While the sites train; when the map's neurons are on disk but the checkpoint is not; and when both are."""
@@ -1061,6 +1066,7 @@ def test_killed_and_resumed_is_as_if_never_interrupted(tmp_path, whole, when, at
     assert size < 2 * 25 * 4 * sum(t.numel() for t in theirs.values()) + 200 * len(som[0])
 
 
+@pytest.mark.long
 def test_an_absent_site_in_a_run(tmp_path, monkeypatch):
     """It fails in round 1 of 4: no weight, out of F and of the map; its agent is there when it comes back."""
     perform = LocalTransport._answer
@@ -1115,6 +1121,7 @@ def test_all_parts_off_is_fed_avg_and_each_part_alone_is_not(tmp_path, monkeypat
         assert not same(states[one], states[other]), (one, other)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("policy", ["random", "qmix"])
 def test_the_servers_draws_follow_the_seed_of_the_run(policy, tmp_path):
     """Repetitions of an experiment are then independent; a seed of their own holds them still."""
@@ -1132,6 +1139,7 @@ def test_the_servers_draws_follow_the_seed_of_the_run(policy, tmp_path):
     assert neurons != far
 
 
+@pytest.mark.long
 def test_a_negative_seed_of_the_run_is_a_seed_of_the_draws(tmp_path):
     results, _ = federation(tmp_path, num_rounds=2, seed=-3, settings={"weighting.init": "uniform"})
     assert results["status"] == "completed"

@@ -86,6 +86,7 @@ def test_the_method():
     assert make_plan("fed_prox").training.mu == 0.1  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 def test_without_mu_a_run_is_fed_avg_bit_for_bit(tmp_path):
     local = {**get_method("fed_prox").site, "batch_size": 16}
     states, results = {}, {}

@@ -334,6 +334,7 @@ class Dying(Listener):
             raise KeyboardInterrupt
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("method", ["fed_ga", "fed_ce"])
 def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(tmp_path, method):
     found = []

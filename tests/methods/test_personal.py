@@ -163,6 +163,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path, name):
     assert rest.results["rounds"][3]["validation"] == whole.results["rounds"][3]["validation"]
 
 
+@pytest.mark.many
 @every
 def test_a_server_that_goes_back_a_round_takes_the_sites_with_it(tmp_path, name):
     whole, first = run(tmp_path / "whole", half(name), experiment="e", num_rounds=4)

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -389,6 +390,7 @@ def test_a_task_file_may_declare_settings(tmp_path: Path) -> None:
         make_plan("fed_avg", task_file=file, settings={"depth": "x"})
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("command", [["export", "fed_avg", "--out", "jobs"], ["run", "fed_avg", "--in-process"]])
 def test_a_bug_of_ours_shows_its_traceback(tmp_path: Path, command: list[str]) -> None:
     done = subprocess.run(
@@ -799,6 +801,15 @@ def test_ctrl_c_ends_a_run_and_says_what_next(tmp_path: Path, arguments: list[st
 # ------------------------------------------------------------------------------------------------ completion
 
 
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The user's cache folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder / "fairflare" / "completion.json"
+
+
 def offered(words: str) -> list[str]:
     """What the shell would offer at the end of the line."""
     environment = {"_FAIRFLARE_COMPLETE": "complete_bash", "COMP_WORDS": f"fairflare {words}"}
@@ -829,8 +840,25 @@ def test_runs_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert offered("show runs/fed_l") == ["runs/fed_lwr-seed0"]
 
 
+def test_names_are_found_again_when_something_has_changed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert offered("describe ") == METHODS
+    kept = json.loads(cache.read_text())
+    assert sorted(kept["known"]) == METHODS
+    cache.write_text(json.dumps({**kept, "known": {"mine": []}}))
+    assert offered("describe ") == ["mine"]  # it is read
+    cache.write_text(json.dumps({"seen": [*kept["seen"], "a plugin"], "known": {"mine": []}}))
+    assert offered("describe ") == METHODS
+    for damaged in ("", "{", "[]", '{"seen": 1}'):
+        cache.write_text(damaged)
+        assert offered("describe ") == METHODS
+    assert json.loads(cache.read_text()) == kept
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache / "a file is no folder"))
+    assert offered("describe fed_b") == ["fed_bn"]
+
+
 def test_completion_is_quick() -> None:
-    """Whoever presses TAB does not wait for PyTorch."""
+    """Whoever presses TAB does not wait for PyTorch, but for the first time."""
+    offered("run fed_mrl --set mu")
     code = (
         "import os, sys\n"
         "os.environ |= {'_FAIRFLARE_COMPLETE': 'complete_bash', 'COMP_WORDS': 'fairflare run fed_mrl --set mu', "

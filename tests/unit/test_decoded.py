@@ -143,6 +143,7 @@ def test_a_site_keeps_them_in_its_state(site: Path, decodings: list[Path], tmp_p
             path.unlink()
 
 
+@pytest.mark.long
 def test_a_whole_run_decodes_every_volume_once(site: Path, decodings: list[Path], tmp_path: Path) -> None:
     """Training, validation and test; and none in the next job of the site."""
     settings = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "batch_size": 24, "augment": False}

@@ -287,6 +287,7 @@ def table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.long
 def test_the_command(runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     places = [str(runs / name) for name in ("fed_avg", "fed_lwr")]
@@ -356,6 +357,7 @@ def own_folder(root: Path, seed: int) -> None:
     write_datalist(root / "datalist.json", entries)
 
 
+@pytest.mark.long
 def test_own_data_in_every_form(runs: Path, tmp_path: Path) -> None:
     """A site's folder, a folder of sites, a site's file, one with blocks; a site that is not there is no other one."""
     for number, site in enumerate(("north", "south")):

@@ -316,6 +316,7 @@ def test_exploration_falls_from_one():
     assert ["td_loss" in x for x in found] == [False] * 3 + [True] * 5
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("num_rounds", "warmup"), [(1, 1), (3, 1), (7, 1), (8, 2), (39, 9), (40, 10), (200, 10)])
 def test_the_warm_up_leaves_three_quarters_of_the_rounds(num_rounds, warmup):
     policy = QMixMu()

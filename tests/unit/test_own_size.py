@@ -208,6 +208,7 @@ def test_the_edge_of_a_padded_image_does_not_count(tmp_path: Path) -> None:
         assert result["loss"] == pytest.approx(1 - half, abs=1e-4)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("settings", [{"ignore": 9}, {"resize": "pad", "mask_resize": "area"}, {"resize": "crop"}])
 def test_training_with_these_settings_learns(tmp_path: Path, settings: dict[str, Any]) -> None:
     random = np.random.default_rng(1)

@@ -247,6 +247,7 @@ PREPARED: dict[str, tuple[Prepare, Callable[[Path], Path], dict[str, Any], int, 
 }  # fmt: skip
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", PREPARED)
 def test_a_round_on_what_was_prepared(tmp_path: Path, name: str) -> None:
     prepare, miniature, options, count, settings = PREPARED[name]

@@ -254,6 +254,7 @@ def test_without_corrupted_sites_there_are_no_such_splits() -> None:
     assert found == ["training", "validation", "test", "test_common"]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("kind", "share"), [("symmetric", 0.4), ("pair", 0.4), ("symmetric", 1.0), ("pair", 0.0)])
 def test_label_noise_at_the_last_sites_and_in_training_only(kind: str, share: float) -> None:
     plan = replace(PLAN, label_noise_sites=2, label_noise=share, label_noise_kind=kind)

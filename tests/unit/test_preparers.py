@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +28,6 @@ from fairflare.data.preparers import (
 from fairflare.data.preparers.__main__ import main
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
-
-REAL = Path(os.environ.get("FAIRFLARE_REAL_DATA", Path(__file__).parents[2] / "../shared/data"))
-needs_real_data = pytest.mark.skipif(
-    not (REAL / "nuclei_fluo360.npz").is_file(),
-    reason="real images not found: put them into ../shared/data, or set FAIRFLARE_REAL_DATA to their folder",
-)
-
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -473,9 +465,8 @@ def test_every_preparer_is_a_command_and_in_the_docs(capsys: pytest.CaptureFixtu
             assert option in shown
 
 
-@needs_real_data
-def test_real_nuclei(tmp_path: Path) -> None:
-    written = prepare_nuclei(REAL, tmp_path / "out")
+def test_real_nuclei(real_data: Path, tmp_path: Path) -> None:
+    written = prepare_nuclei(real_data, tmp_path / "out")
     counts = {}
     for site, folder in written.items():
         loaded = load_datalist(folder, site=site)
@@ -492,9 +483,8 @@ def test_real_nuclei(tmp_path: Path) -> None:
     assert 0 <= task.evaluate(model, data.batches("test", batch_size=8), "cpu")["dice"] <= 1
 
 
-@needs_real_data
-def test_real_white_cells(tmp_path: Path) -> None:
-    written = prepare_white_cells(REAL, tmp_path / "out", target="both")
+def test_real_white_cells(real_data: Path, tmp_path: Path) -> None:
+    written = prepare_white_cells(real_data, tmp_path / "out", target="both")
     task = SegmentationTask(
         image_size=(96, 96),
         in_channels=3,
@@ -555,9 +545,8 @@ def test_cells_of_unknown_type_are_left_out(tmp_path: Path) -> None:
         prepare_cell_types(source, tmp_path / "again")
 
 
-@needs_real_data
-def test_real_cells_with_classes(tmp_path: Path) -> None:
-    red = prepare_red_cells(REAL, tmp_path / "red")
+def test_real_cells_with_classes(real_data: Path, tmp_path: Path) -> None:
+    red = prepare_red_cells(real_data, tmp_path / "red")
     counts = [0] * 12
     for site, folder in red.items():
         for found in load_datalist(folder, site=site, class_labels=True).splits.values():
@@ -568,7 +557,7 @@ def test_real_cells_with_classes(tmp_path: Path) -> None:
     task = ClassificationTask(num_classes=5, image_size=(32, 32), features=(4, 4, 8, 8))
     total = sum(
         task.open_site(site, {"data_root": str(folder)}).class_counts(split)
-        for site, folder in prepare_cell_types(REAL, tmp_path / "white").items()
+        for site, folder in prepare_cell_types(real_data, tmp_path / "white").items()
         for split in SPLITS
     )
     assert total.tolist() == [416, 122, 83, 122, 7]

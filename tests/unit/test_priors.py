@@ -224,6 +224,7 @@ def moco(encoder: nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("published", [True, False])
 def test_moco_checkpoint(tmp_path, resnet50, published):
     """As published (old file format, ``.pth.tar``), and as MoCo's training script writes it."""

@@ -426,6 +426,7 @@ def play_independent(game, num_agents: int, seed: int, episodes: int = 2000) -> 
     return total(game, lambda state: q[:, state].argmax(axis=1).tolist())
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("game", "names", "safe", "episodes"), [(two_step, "AB", 7.0, 200), (all_or_little, "ABC", 5.0, 250)]
 )
@@ -435,6 +436,7 @@ def test_qmix_solves_what_independent_learners_do_not(game, names, safe, episode
     assert [play_independent(game, len(names), seed) for seed in range(10)] == [safe] * 10
 
 
+@pytest.mark.long
 def test_a_plain_sum_does_not_solve_it():
     """The control of the QMIX paper: with a sum, 8 looks worth less than the safe 7."""
     assert [play_qmix(two_step, "AB", seed, 200, mixer="vdn") for seed in range(3)] == [7.0] * 3
@@ -507,6 +509,7 @@ def federate(seed: int, rounds: int, simulated: Simulated | None = None, **optio
     return simulated.ceiling(greedy), float(np.mean(ceilings[-rounds // 4 :]))
 
 
+@pytest.mark.long
 def test_learned_mu_beats_the_best_single_mu_within_100_rounds():
     """All hyper-parameters at their defaults."""
     single = max(Simulated(0).ceiling(dict.fromkeys(BEST, mu)) for mu in MU_GRID)
@@ -517,6 +520,7 @@ def test_learned_mu_beats_the_best_single_mu_within_100_rounds():
     assert np.mean([late for _, late in results]) > single, results
 
 
+@pytest.mark.long
 def test_learned_mu_beats_the_best_single_mu_at_twelve_sites_too():
     """Three sites for each best mu; one network for all, and the mixer over a summary."""
     many = Simulated.of(12)
@@ -535,6 +539,7 @@ def bytes_of(agents: QMix) -> int:
     return file.tell()
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("options", [{}, {"shared": False}, {"mixer": "vdn"}, {"critic": True}])
 @pytest.mark.parametrize("rounds", [4, 30])
 def test_a_checkpoint_grows_in_proportion_to_the_sites(options, rounds):

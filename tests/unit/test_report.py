@@ -109,6 +109,7 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Read]:
     return folder / "report", html, Read(html)
 
 
+@pytest.mark.long
 def test_a_large_comparison_is_small_and_alone(big):
     """8 methods x 6 sites x 3 seeds x 41 layers x 30 rounds."""
     _, html, read = big
@@ -188,6 +189,7 @@ def _same(cell: str, deviation: str, text: str) -> bool:
     return text in (cell, digits(value), shown(Spread(value, float(deviation) if deviation else math.nan)))
 
 
+@pytest.mark.long
 def test_the_pages_own_csv_equals_what_compare_writes(tmp_path):
     """Two ways to the same figures: the page's and those of ``fairflare compare``."""
     from fairflare.reporting.comparison import compare
@@ -371,6 +373,7 @@ def test_sections_of_a_plain_run(tmp_path, quick_pictures):
     assert "In the run every site was in every round." in read.words
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("section", "more"),
     [
@@ -449,6 +452,7 @@ def test_real_data_are_not_called_synthetic(tmp_path, quick_pictures):
 BAD = "<script>alert(1)</script>\"'&$\\frac{$#\u202e\x1b[31m" + "x" * 300
 
 
+@pytest.mark.long
 def test_names_are_text_and_nothing_else(tmp_path):
     run = document(BAD, 0, {BAD: 0.5, "_hidden": 0.4, "{{ 7 * 7 }}": 0.3})
     run["rounds"][1]["left_out"] = [{"site": BAD, "phase": BAD, "reason": BAD}]
@@ -472,6 +476,7 @@ def test_names_are_text_and_nothing_else(tmp_path):
         assert "<script" not in path.read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_a_hundred_sites(tmp_path):
     sites = {f"university-hospital-of-somewhere-{k}": 0.5 + k / 300 for k in range(100)}
     run = document("fed_x", 0, sites, rounds=2)
@@ -515,6 +520,7 @@ def paths(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [at, *(path for key, entry in keys for path in paths(entry, (*at, key)))]
 
 
+@pytest.mark.long
 def test_any_part_may_be_anything(tmp_path, quick_pictures):
     """One or two parts of a whole document replaced: a page, or one line of why there is none."""
     more = {

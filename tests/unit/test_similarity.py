@@ -356,6 +356,7 @@ def test_scores_belong_to_their_own_layer(vectors: Tensor) -> None:
 # --- CKA over a data set, against the reference -----------------------------------------------------------
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("double", [False, True], ids=["single", "double"])
 @pytest.mark.parametrize("pair", ["near", "far"])
 def test_layerwise_cka_is_exact(
@@ -428,6 +429,7 @@ HARD = {
 }
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("estimator", FULL)
 @pytest.mark.parametrize("case", HARD)
 def test_hard_images(case: str, estimator: str, stores: list[Any]) -> None:
@@ -456,6 +458,7 @@ def shapes(n: int, size: int) -> Tensor:
     return images
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("n", [3, 18, 40])
 @pytest.mark.parametrize("amount", [0.5, 0.1])
 def test_images_of_a_few_grey_values(n: int, amount: float) -> None:
@@ -1148,6 +1151,7 @@ def test_features_are_compared_in_full_precision(function: Any, vectors: Tensor)
     assert set(Watching.seen) == {("highest", False, False)}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="switches of torch 2.9")
 def test_full_precision_with_the_newer_switches() -> None:
     """They do not mix with the older ones: reading those would raise. In a process of its own, for that reason."""

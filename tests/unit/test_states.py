@@ -498,6 +498,7 @@ def test_sq_norm_worked_by_hand():
     assert sq_norm({"e": torch.empty(0)}) == 0.0
 
 
+@pytest.mark.long
 def test_sq_norm_is_accurate():
     x = torch.randn(300_000, generator=torch.Generator().manual_seed(0)) + 100
     expected = math.fsum(float(v) ** 2 for v in x)

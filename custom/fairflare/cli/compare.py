@@ -265,7 +265,9 @@ def _report(runner: Runner, reference: str, metric: str | None) -> int:
     from fairflare.cli.provenance import sessions_of
     from fairflare.reporting.comparison import compare
     from fairflare.reporting.comparison_page import comparison_page
-    from fairflare.reporting.differences import difference_table, differences
+    from fairflare.reporting.differences import difference_table, differences, fell
+    from fairflare.reporting.layout import wrapped
+    from fairflare.reporting.table import direction_of, metrics_of
 
     failed = [progress for progress in runner.all if progress.state != DONE]
     for progress in failed:
@@ -281,9 +283,11 @@ def _report(runner: Runner, reference: str, metric: str | None) -> int:
         typer.echo(compare(runs, metric=metric, width=console.width))
         if len({run["info"]["label"] for run in runs}) > 1 and any(run["info"]["label"] == reference for run in runs):
             found = differences(runs, reference, metric)
-            typer.echo("\n" + difference_table(found, reference, width=console.width))
+            lost = fell(found, direction_of(runs[0], metric or metrics_of(runs[0])[0]))
+            shown = "\n".join([difference_table(found, reference, width=console.width), *wrapped(lost, console.width)])
+            typer.echo("\n" + shown)
             _write(runner.folder / "differences.csv", difference_table(found, reference, style="csv"))
-            of_rows = difference_table(found, reference, style="markdown")
+            of_rows = "\n".join([difference_table(found, reference, style="markdown"), *lost])
             _write(runner.folder / "differences.md", of_rows)
         page = comparison_page(_command(), runs, table, of_rows, sessions_of(runner.folder))
         _write(runner.folder / "comparison.md", page)

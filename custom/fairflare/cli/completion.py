@@ -1,29 +1,29 @@
-"""What the shell offers after TAB: names of methods, settings and runs, at once: PyTorch is not imported.
+"""What the shell offers after TAB: names of methods, settings and runs.
 
-The names come from the recipes, one file a method, with every setting as an argument.
+The names of methods and settings are kept in a file of the user's cache folder, since PyTorch must be imported to find
+them. It is made again by the first TAB after the package, its methods and tasks, or a plugin have changed.
 """
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
-from importlib.resources import files
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import typer
 
-RECIPES = files("fairflare") / "recipes"  # the package is not imported: that takes seconds
-#: Settings of the run that --set takes too; in a recipe they stand before ``settings``, the method's own after it.
-OF_THE_RUN = (
-    "max_weight", "max_samples", "max_update_norm", "best_by", "best_lambda", "test_last", "norm_statistics",
-    "bootstrap", "recalibration", "anchor_as", "crt_rounds", "crt_epochs", "crt_weights", "crt_mask_absent",
-)  # fmt: skip
+from fairflare.core.files import write_whole
+
+PACKAGE = Path(__file__).parents[1]  # asking Python for the modules of fairflare.methods would import them
+PLUGINS = "fairflare.methods"  # the group of entry points, see fairflare.methods.catalog
 
 
 def methods(incomplete: str) -> list[str]:
     """Methods whose name begins so."""
-    names = (path.name.removesuffix(".py") for path in RECIPES.iterdir() if path.name.endswith(".py"))
-    return sorted(name for name in names if not name.startswith("_") and name.startswith(incomplete))
+    return sorted(name for name in _known() if name.startswith(incomplete))
 
 
 def kinds_of_task(incomplete: str) -> list[str]:
@@ -34,8 +34,8 @@ def kinds_of_task(incomplete: str) -> list[str]:
 def settings(ctx: typer.Context, incomplete: str) -> list[str]:
     """Settings of the method on the command line, as ``name=``."""
     # Click gives up at the option whose value is being typed: the method is then among what is left.
-    given = [word for word in (ctx.params.get("method"), *ctx.args) if word in methods("")]
-    found = sorted(set(_arguments(given[0]))) if given else []
+    known = _known()
+    found = next((known[word] for word in (ctx.params.get("method"), *ctx.args) if word in known), [])
     return [f"{name}=" for name in found if name.startswith(incomplete)]
 
 
@@ -46,15 +46,41 @@ def runs(incomplete: str) -> list[str]:
     return [str(path) for path in found if str(path).startswith(incomplete)]
 
 
-def _arguments(method: str) -> Iterator[str]:
-    tree = ast.parse((RECIPES / f"{method}.py").read_text(encoding="utf-8"))
-    dotted: dict[str, str] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(
-            node.value, ast.Dict
-        ):  # arguments that belong to a part
-            dotted |= ast.literal_eval(node.value)
-        if isinstance(node, ast.FunctionDef) and node.name == "__init__":
-            names = [argument.arg for argument in node.args.kwonlyargs]
-    for name in (*OF_THE_RUN, *names[names.index("settings") + 1 :]):
-        yield dotted.get(name, name)
+def _known() -> dict[str, list[str]]:
+    """``{method: its settings}``; empty where they cannot be found out: the commands then say why."""
+    seen = _seen()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fairflare" / "completion.json"
+    try:
+        kept = json.loads(cache.read_text(encoding="utf-8"))
+        if kept["seen"] == seen:
+            return dict(kept["known"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # none yet, or none that can be read
+    code = "from fairflare.cli.completion import print_known; print_known()"
+    asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if asked.returncode != 0:
+        return {}
+    known: dict[str, list[str]] = json.loads(asked.stdout.splitlines()[-1])
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"seen": seen, "known": known})
+        write_whole(cache, lambda path: path.write_text(text, encoding="utf-8"), durable=False)
+    except OSError:
+        pass  # a home that cannot be written: the next TAB takes as long
+    return known
+
+
+def _seen() -> list[str]:
+    """What the names depend on."""
+    files = [file for room in ("methods", "tasks", "federation") for file in PACKAGE.joinpath(room).glob("*.py")]
+    plugins = [f"{point.value} {point.dist.version if point.dist else ''}" for point in entry_points(group=PLUGINS)]
+    return [*(f"{file} {file.stat().st_mtime_ns}" for file in sorted(files)), *sorted(plugins)]
+
+
+def print_known() -> None:
+    """For :func:`_known`, in a process of its own."""
+    from fairflare.federation.describe import sections
+    from fairflare.methods.catalog import all_methods
+
+    found = {name: sorted({s.name for group in sections(name).values() for s in group}) for name in all_methods()}
+    print(json.dumps(found))

@@ -41,8 +41,8 @@ from fairflare.core import checks
 
 __all__ = [
     "BelowOne", "Flag", "Fraction", "NonNegative", "NonNegativeInt", "Number", "Part", "Positive", "PositiveInt",
-    "Setting", "Share", "Text", "Whole", "build", "choices", "described", "field_names", "markdown", "parts_of",
-    "settings", "typed", "values_of",
+    "Setting", "Share", "Text", "Whole", "build", "choices", "described", "field_names", "markdown", "meanings",
+    "parts_of", "settings", "typed", "values_of",
 ]  # fmt: skip
 
 # Numbers as JSON has them: a text is no number, nor is true.
@@ -183,7 +183,7 @@ class Setting:
 def described(cls: type, prefix: str = "") -> list[Setting]:
     """The settings of a class, those of its parts behind each part; what several kinds have alike stands there once."""
     found: list[Setting] = []
-    meanings = _meanings(cls)
+    texts = meanings(cls)
     for field in dataclasses.fields(cls):
         default = _default(field)
         required = default is inspect.Parameter.empty
@@ -193,7 +193,7 @@ def described(cls: type, prefix: str = "") -> list[Setting]:
             shown = None if required else type(default).kind
         else:
             wanted, shown = _wanted(_hints(cls)[field.name]), None if required else default
-        found.append(Setting(prefix + field.name, wanted, shown, required, meanings.get(field.name, "")))
+        found.append(Setting(prefix + field.name, wanted, shown, required, texts.get(field.name, "")))
         owners: dict[str, tuple[Setting, list[str]]] = {}
         for kind, part in kinds.items():
             for inner in described(part, f"{prefix}{field.name}."):
@@ -218,7 +218,7 @@ def typed(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _meanings(cls: type) -> dict[str, str]:
+def meanings(cls: type) -> dict[str, str]:
     """``{setting: text}`` from the ``Args:`` of the class and its bases, the class's own first."""
     found: dict[str, str] = {}
     for base in cls.__mro__:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -80,6 +80,12 @@ class SiteData(ABC):
 
     def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
         """Which sample of the list each one of :meth:`batches` is, for this seed; ``None``: not known."""
+        return None
+
+    def cases(self, split: str) -> Sequence[Hashable] | None:
+        """Whose each sample is, in the order of the list: those of one patient (or of one volume) are no independent
+        draws; ``None``: each is a case by itself, or it is not known.
+        """
         return None
 
     @abstractmethod
@@ -253,12 +259,37 @@ class Task(ABC):
 
         from fairflare.core.resampling import draws
 
-        own = {metric.name: metric for metric in self.declared_metrics()}.get(self.primary_metric)
-        if own is None or not own.mean_of_images:
+        scores = self.image_scores(model, data, device)
+        if scores is None:
             return None
-        scores = [self.evaluate(model, [b], device)[self.primary_metric] for b in data.batches("test", batch_size=1)]
         found: list[float] = np.asarray(scores)[draws(site, len(scores), count)].mean(1).tolist()
         return found
+
+    def image_scores(self, model: torch.nn.Module, data: SiteData, device: Device) -> list[float] | None:
+        """The primary metric of each test image; NaN: the image does not count in the mean; ``None``: it is no mean."""
+        if not self.primary.mean_of_images:
+            return None
+        return [self.evaluate(model, [b], device)[self.primary_metric] for b in data.batches("test", batch_size=1)]
+
+    def sampling(self, model: torch.nn.Module, data: SiteData, device: Device) -> dict[str, Any]:
+        """How far chance in the choice of a site's test cases moves the primary metric: nothing of a single case.
+
+        Returns:
+            some of ``test_cases`` (number of independent ones), ``standard_error`` of the metric over them,
+            ``case_scores`` (:func:`fairflare.core.sampling.case_scores`), and ``classes`` with ``class_support``
+            (names, numbers of test images); see :data:`fairflare.federation.sampling.SAMPLING`. A task whose primary
+            metric is not declared as a mean over images overrides this, or its sites have no intervals.
+        """
+        from fairflare.core.sampling import of_mean
+
+        scores = self.image_scores(model, data, device)
+        return {} if scores is None else of_mean(scores, data.cases("test"), self.primary.low, self.primary.high)
+
+    @property
+    def primary(self) -> Metric:
+        """The primary metric, declared."""
+        own = {metric.name: metric for metric in self.declared_metrics()}
+        return own.get(self.primary_metric) or Metric(name=self.primary_metric, doc="the primary metric")
 
     def write_examples(
         self, model: torch.nn.Module, data: SiteData, folder: Path, *, batch_size: int, device: Device, title: str

@@ -104,6 +104,11 @@ class Datalist:
     class_groups: Mapping[str, tuple[int, ...]] | None = None
     synthetic: bool = False
 
+    def cases(self, split: str) -> list[str | int] | None:
+        """Whose each sample of a split is: a patient's, else a volume's, else its own; ``None``: all are their own."""
+        found = [sample.patient or sample.part_of for sample in self.splits[split]]
+        return [whose or number for number, whose in enumerate(found)] if any(found) else None
+
 
 def load_datalist(
     data_root: str | os.PathLike[str],

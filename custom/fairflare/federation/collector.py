@@ -28,6 +28,7 @@ from fairflare.federation.incoming import Incoming, Shape
 from fairflare.federation.incoming import LikeReceived as LikeReceived
 from fairflare.federation.influence import Bounds, Influence
 from fairflare.federation.leaving import AT_HOME, RESAMPLED
+from fairflare.federation.sampling import SAMPLING
 from fairflare.methods.reports import MAX_TEXT, Field, ReportError, numbers, read_report, shortened
 from fairflare.methods.rule import RoundInputs, Rule, State, Weighing
 from fairflare.reporting.records import Warned
@@ -68,6 +69,7 @@ STATS = (
         reveals="with as many draws as test images, the metric of each single image can be solved for",
         keep="of a metric over classes: `metrics_by_class`",
     ),
+    *SAMPLING,
     Field(
         "state_lost", "text", required=False,
         doc="what the site had kept of earlier rounds and could not use",

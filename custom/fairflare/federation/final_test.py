@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fairflare.exchange.messages import SPLIT_TEST, SPLIT_VALIDATION, TASK_VALIDATE, Message
-from fairflare.federation.collector import read_head, read_metrics, read_stats
+from fairflare.federation.collector import COUNTS, read_head, read_metrics, read_stats
 from fairflare.federation.leaving import RESAMPLED, VALIDATED
 from fairflare.federation.phase import Phase
 from fairflare.federation.roster import Roster
 from fairflare.federation.run_settings import RunSettings
-from fairflare.methods.reports import ReportError
+from fairflare.federation.sampling import read_sampling
+from fairflare.methods.reports import ReportError, read_report
 from fairflare.reporting.records import LeftOut, PhaseRecord
 
+SAID = "sampling"  # beside a reply's stats: those about chance, put together
 AGAIN = 30.0  # seconds at least for whoever is asked again: a site that restarts is back by then
 
 Ask = Callable[..., Phase]
@@ -51,6 +53,12 @@ class Tested:
         found = {site: self.phase.stats[site][RESAMPLED] for site in sorted(self.phase.good)}
         return {site: values for site, values in found.items() if values is not None}
 
+    @property
+    def sampling(self) -> dict[str, dict[str, Any]]:
+        """``{site: what it says of how far chance moves its figures}``, of the sites that say so."""
+        found = {site: self.phase.stats[site][SAID] for site in sorted(self.phase.good)}
+        return {site: said for site, said in found.items() if said is not None}
+
     def without(self, metric: str) -> list[str]:
         """Sites that answered, and whose ``metric`` is not finite."""
         return sorted(site for site, values in self.phase.good.items() if math.isnan(values.get(metric, 0.0)))
@@ -83,7 +91,9 @@ class FinalTest:
         found: dict[str, dict[str, float]] = {}
 
         def use(phase: Phase, site: str, message: Message) -> dict[str, float]:
-            stats = read_stats(site, read_head(site, message, phase.current_round))
+            meta = read_head(site, message, phase.current_round)
+            stats = read_stats(site, meta)
+            stats[SAID] = read_sampling(site, stats, read_report(meta, COUNTS, site)["num_samples"])
             metrics = read_metrics(site, message.metrics, stats["not_finite"])
             if stats[RESAMPLED] is not None and len(stats[RESAMPLED]) != resample:
                 told = f"has {len(stats[RESAMPLED])} entries, asked for {resample}"

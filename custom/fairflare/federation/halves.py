@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from fairflare.core.settings import values_of
+from fairflare.core.settings import field_names, values_of
 from fairflare.methods.rule import Rule
 from fairflare.methods.training import LocalTraining
 
@@ -27,6 +27,24 @@ def training_of(site_half: Any) -> LocalTraining | None:
     except (ImportError, AttributeError, TypeError, ValueError):
         return None
     return made
+
+
+def shared_values(cls: type, other: Rule | LocalTraining | None) -> dict[str, Any]:
+    """The settings that a half has in common with the class of the other half; none of ``None``."""
+    names = () if other is None else set(field_names(type(other))) & set(field_names(cls))
+    return {name: getattr(other, name) for name in sorted(names)}
+
+
+def check_shared(rule: Rule, training: LocalTraining) -> None:
+    """Compares two halves before a job is made of them.
+
+    Raises:
+        HalvesDiffer: names the first setting that differs, with both values.
+    """
+    for name, value in shared_values(type(rule), training).items():
+        own, one, other = getattr(rule, name), type(rule).__name__, type(training).__name__
+        if own != value:
+            raise HalvesDiffer(f"{name} is {own!r} in {one} and {value!r} in {other}: give both the same")
 
 
 def check_halves(rule: Rule, site_half: Any, norm_statistics: str) -> None:

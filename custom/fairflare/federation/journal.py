@@ -20,6 +20,7 @@ from fairflare.reporting.page.write import write_run_page
 from fairflare.reporting.pictures import draw_pictures
 from fairflare.reporting.records import Warned
 from fairflare.reporting.results import LeftOut, ResultsStore, RoundRecord, read_results
+from fairflare.reporting.standing import standing
 from fairflare.reporting.table import fairness_table
 
 
@@ -164,6 +165,7 @@ class Journal:
             "fairness_best": self._fairness(told.test) if told else None,
             "last_rounds": self._last_rounds(last.test, number, best.run.test_last),
             "resampled": last.resampled or None,
+            "inequality": standing(last.test, last.sampling, self.info),
         }
         self.store.finish(
             "completed",

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from fairflare.federation.sampling import CLASSES, ERROR, SUPPORT
 from fairflare.methods.training import SiteError
 
 if TYPE_CHECKING:
@@ -53,4 +54,7 @@ def keep_classes_home(site: str, reply: SiteReply, task: Task, test_splits: Iter
     # Of a metric over classes, many values tell how many there are.
     if not any(metric.name == task.primary_metric and metric.mean_of_images for metric in task.declared_metrics()):
         reply.stats.pop(RESAMPLED, None)
+        reply.stats.pop(ERROR, None)  # of a model that guesses, it tells how few images a class has
+    for name in (CLASSES, SUPPORT):
+        reply.stats.pop(name, None)
     reply.stats[AT_HOME] = True

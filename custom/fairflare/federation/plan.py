@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from fairflare.core.checks import choice, different, nearest, whole
 from fairflare.core.settings import build, field_names
 from fairflare.core.task import Task
 from fairflare.exchange.anchor_forms import MODEL
+from fairflare.federation.halves import check_shared, shared_values
 from fairflare.federation.run_settings import LIKE_SETTINGS, RunSettings
-from fairflare.methods.catalog import Method, get_method
+from fairflare.methods.catalog import Method, get_method, method_of
 from fairflare.methods.papers import PAPERS, Paper
 from fairflare.methods.rule import OLD_JOB, Rule
 from fairflare.methods.training import LocalTraining
@@ -89,22 +91,28 @@ class Plan:
 
 
 def make_plan(
-    method: str,
+    method: str | None = None,
     *,
-    task: str | None = None,
+    rule: Rule | None = None,
+    training: LocalTraining | None = None,
+    task: str | Task | None = None,
+    run: RunSettings | None = None,
     sites: int | Sequence[str] | None = 0,
     settings: Mapping[str, Any] | None = None,
     small: bool = True,
     train_like: str | None = None,
     task_file: str | Path | None = None,
     monai_bundle: str | Path | None = None,
-    **run: Any,
+    **options: Any,
 ) -> Plan:
     """Puts a run together.
 
     Args:
-        method: a name of ``fairflare list``.
-        task: ``"segmentation"`` or ``"classification"``; default: what the method's paper learns.
+        method: a name of ``fairflare list``; default: see :func:`fairflare.methods.catalog.method_of`.
+        rule, training, run: as objects, which are what they say; what the halves share must be the same in both. One
+            that is not given is the method's.
+        task: ``"segmentation"`` or ``"classification"``, or an object; default: what the method's paper learns.
+            Synthetic data of an object whose ``phantom_sites`` is its default are dealt to the run's sites.
         sites: number of sites (named ``site-1`` ...), their names, or ``None`` for every connected site; 0: as many as
             the method's small job has.
         settings: of the method's halves and of the task, by name, wherever they belong; on top of those of the
@@ -118,17 +126,22 @@ def make_plan(
             local training (but what is part of this method), rounds and number of sites.
         task_file: a Python file with a class ``Task``; default: the packaged one of the kind of task.
         monai_bundle: a MONAI bundle's folder, which is learned in place of a kind of task; see ``docs/bundles.md``.
-        run: of :class:`fairflare.federation.run_settings.RunSettings`.
+        options: of :class:`fairflare.federation.run_settings.RunSettings`, by name; not with ``run``.
 
     Raises:
-        ValueError: unknown method, kind of task or setting (suggests the nearest), a value out of range, or a bundle
-            that cannot be used.
+        ValueError: unknown method, kind of task or setting (suggests the nearest), a value out of range or given twice,
+            or a bundle that cannot be used.
     """
-    if (statistics := run.pop("norm_statistics", None)) is not None:  # a setting of the sites; the run follows it
+    if (statistics := options.pop("norm_statistics", None)) is not None:  # a setting of the sites; the run follows it
         settings = {**(settings or {}), "norm_statistics": statistics}
-    chosen = get_method(method)
+    chosen = method_of(rule, training) if method is None else get_method(method)
+    own_task = task if isinstance(task, Task) else None
+    _refuse_twice(chosen, settings or {}, rule=rule, training=training, task=own_task)
+    _refuse_twice(chosen, {name: value for name, value in options.items() if name != "label"}, run=run)
     model = chosen if train_like is None else get_method(train_like)
-    if monai_bundle is None:
+    if own_task is not None and monai_bundle is None:
+        kind, file, task_class = _of_object(own_task, task_file)
+    elif monai_bundle is None:
         kind = choice("task", model.task if task is None else task, TASKS_BY_KIND)
         file = Path(task_file) if task_file else TASKS_BY_KIND[kind]
         task_class = load_task_class(file)
@@ -156,29 +169,36 @@ def make_plan(
     length = model if paper is None else paper
     names = site_list(length.num_sites if sites == 0 else sites)
     learns = {**dealt_to(length.num_sites if names is None else len(names), task_class), **learns}
-    wanted = {key: value for key, value in {**run, **of_run}.items() if value is not None}
+    wanted = {key: value for key, value in {**options, **of_run}.items() if value is not None}
     usually = {"num_rounds": length.num_rounds, "label": chosen.name, **({} if paper is None else {"test_last": 5})}
-    plan = RunSettings(**{**usually, **chosen.run, **wanted})
-    if names is not None and plan.min_sites > len(names):
-        raise ValueError(f"min_sites={plan.min_sites}, but the job has {len(names)} site(s)")
+    usually |= chosen.run
+    if run is not None:  # but for its label, and for what the method needs of a run (cRT's further rounds)
+        told, plain = ({key: getattr(of, key) for key in field_names(RunSettings)} for of in (run, RunSettings()))
+        needed = {"label": chosen.name, **chosen.run}
+        usually = {**told, **{key: value for key, value in needed.items() if told[key] == plain[key]}}
+    of_plan = RunSettings(**{**usually, **wanted})
+    if names is not None and of_plan.min_sites > len(names):
+        raise ValueError(f"min_sites={of_plan.min_sites}, but the job has {len(names)} site(s)")
     if monai_bundle is not None:
         learns.setdefault("bundle_sha256", grouped(bundle_checksum(Path(monai_bundle).expanduser())))
-    made = _task(task_class, learns)
+    made = _task(task_class, learns) if own_task is None else _like(own_task, task_class, learns)
     made.check()
     own = {k: v for k, v in chosen.site.items() if k not in steps}
     said = settings or {}  # not what comes with train_like
     brought = {k: v for k, v in made.training_settings(said).items() if k not in (*said, *chosen.keeps)}
     shared = {k: v for k, v in brought.items() if k in field_names(chosen.rule)}  # q-FedAvg's learning_rate
-    rule = build(chosen.rule, {**chosen.server, **server, **shared})
-    training = build(chosen.training, {**own, **site, **brought})
-    plan = following(plan, training)
-    check_run(rule, plan)
+    of_rule, of_training = shared_values(chosen.training, rule), shared_values(chosen.rule, training)
+    rule = rule or build(chosen.rule, {**chosen.server, **server, **shared, **of_training})
+    training = training or build(chosen.training, {**own, **site, **brought, **of_rule})
+    check_shared(rule, training)
+    of_plan = following(of_plan, training)
+    check_run(rule, of_plan)
     try:
         training.check_task(made)
         rule.check_task(made)
         if rule.needs_classes and made.has_classes is False:
             raise ValueError("its weights need classes")
-        if plan.crt_rounds and made.has_classes is False:
+        if of_plan.crt_rounds and made.has_classes is False:
             raise ValueError("crt_rounds needs a classifier; set crt_rounds=0")
     except ValueError as error:
         raise ValueError(f"method {chosen.name!r} cannot learn {kind}: {error}, or choose another task") from error
@@ -187,13 +207,51 @@ def make_plan(
         task=made,
         rule=rule,
         training=training,
-        run=plan,
+        run=of_plan,
         sites=names,
         task_file=file,
         lacks=_lacks(paper, names),
         monai_bundle=None if monai_bundle is None else Path(monai_bundle).expanduser(),
         brought=tuple(_in_words(brought, build(chosen.training, own))),
     )
+
+
+def _refuse_twice(method: Method, by_name: Mapping[str, Any], **objects: Any) -> None:
+    """Refuses an object of another method, and a value that is given by name though an object has it."""
+    for what, usual in (("rule", method.rule), ("training", method.training)):
+        if (half := objects.get(what)) is not None and not isinstance(half, usual):
+            got = type(half).__name__
+            raise ValueError(f"{what} of method {method.name!r} must be a {usual.__name__}, got a {got}")
+    for what, given in objects.items():
+        for name, value in by_name.items():
+            if None not in (value, given) and name.partition(".")[0] in field_names(type(given)):
+                raise ValueError(f"{what} is given as an object: set {name!r} there, in {type(given).__name__}(...)")
+
+
+def _of_object(task: Task, task_file: Any) -> tuple[str, Path, type[Task]]:
+    """Kind of a task that is given as an object, the file that a job carries for it, and the class in that file."""
+    cls = type(task)
+    if task_file is not None:
+        raise ValueError("a task as an object and task_file exclude each other: give one of them")
+    for kind, file in TASKS_BY_KIND.items():
+        template = load_task_class(file)
+        if cls in template.__mro__[:2] or (cls.__module__ == TASK_MODULE and cls.__mro__[1] is template.__mro__[1]):
+            return kind, file, template
+    if cls.__name__ != "Task" or cls.__module__ == "__main__":
+        raise ValueError(
+            f"a job carries the file of a task of your own as task.py, and looks for Task in it: call {cls.__name__} "
+            "so, in a file of its own that does nothing but define it"
+        )
+    return "this task", Path(inspect.getfile(cls)), cls
+
+
+def _like(task: Task, cls: type[Task], dealt: Mapping[str, Any]) -> Task:
+    """The object as one of the class in the job's file, its synthetic data for the run's sites."""
+    if type(task) is cls and cls.__module__ != TASK_MODULE:
+        return task
+    values = {name: getattr(task, name) for name in field_names(cls)}
+    plain = {f.name: f.default for f in fields(cls)}  # type: ignore[arg-type]
+    return _task(cls, {**values, **{k: v for k, v in dealt.items() if k in dealt_to(1, cls) and values[k] == plain[k]}})
 
 
 def _of_bundle(folder: Path, **others: Any) -> type[Task]:

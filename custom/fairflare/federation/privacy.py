@@ -12,6 +12,7 @@ from fairflare.federation import check, norm_moments
 from fairflare.federation.collector import COUNTS, MAX_REASON, STATS
 from fairflare.federation.leaving import METRICS_BY_CLASS
 from fairflare.federation.plan import TASKS_BY_KIND, load_task_class
+from fairflare.federation.sampling import SAMPLING
 from fairflare.methods.catalog import Method, all_methods
 from fairflare.methods.crt import ClassifierAverage
 from fairflare.methods.reports import Field
@@ -20,7 +21,7 @@ Row = tuple[str, ...]
 #: Which answers a declared value is in, where it is not in all.
 WHEN = {
     "train_loss": TASK_TRAIN, "epoch_losses": TASK_TRAIN, "synthetic": TASK_TRAIN, "num_steps": TASK_TRAIN,
-    "resampled": TASK_VALIDATE,
+    "resampled": TASK_VALIDATE, **dict.fromkeys((field.name for field in SAMPLING), TASK_VALIDATE),
     "num_samples": f"{TASK_TRAIN}, {TASK_NORMS}, {TASK_VALIDATE}",
 }  # fmt: skip
 EVERY = "every answer"
@@ -49,7 +50,8 @@ TOLD = {
     "seed": "seed of the experiment, the same for all sites",
     "current_round": "the round, from 0",
     "num_rounds": "how many there will be",
-    "measure": "in `validate`: on which splits (test, and for the last model validation)",
+    "measure": "in `validate`: on which splits (test, and for the last model validation; of that model the site also "
+    "says how far chance moves its primary metric)",
     "resample": "in `validate`: on how many draws of the test images the primary metric is measured too (`bootstrap`)",
     "anchor_as": "in `train` and `anchor`: in which form the average of the local models comes (`model`, `bf16`, "
     "`difference`)",

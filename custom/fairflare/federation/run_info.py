@@ -62,6 +62,7 @@ def info_of(
         "primary_metric": task.primary_metric,
         "shown_metrics": list(task.shown_metrics),
         "higher_is_better": task.directions(),
+        "metric_range": [task.primary.low, task.primary.high],
         "num_rounds": run.num_rounds,
         **({"crt_rounds": run.crt_rounds} if run.crt_rounds else {}),
         "min_sites": run.min_sites,

@@ -291,9 +291,11 @@ class SiteWorker:
             further = self._evaluate(model, run, "validation")
             metrics.update({VALIDATED + name: value for name, value in further.items()})
         reply = SiteReply(STATUS_OK, metrics=metrics, num_samples=run.data.num_samples("test"))
+        if SPLIT_VALIDATION in request.measure and not request.as_sent:  # the run's last model
+            reply.stats = self.task.sampling(model, run.data, self.device)
         if request.resample:
             found = self.task.resampled(model, run.data, self.site, request.resample, self.device)
-            reply.stats = {} if found is None else {RESAMPLED: found}
+            reply.stats |= {} if found is None else {RESAMPLED: found}
         draw_examples(self.examples, request, run, model, self.training.batch_size)
         return reply
 

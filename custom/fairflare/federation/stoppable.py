@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,6 +34,9 @@ class StoppableData(SiteData):
 
     def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
         return self._data.order(split, shuffle_seed)
+
+    def cases(self, split: str) -> Sequence[Hashable] | None:
+        return self._data.cases(split)
 
     def batches(
         self, split: str, *, batch_size: int, shuffle_seed: int | None = None, augment: bool = False

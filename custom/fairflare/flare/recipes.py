@@ -2,42 +2,50 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver
 from nvflare.job_config.script_runner import FrameworkType
 from nvflare.recipe.spec import Recipe
 
-from fairflare.core.checks import choice, nearest
-from fairflare.core.settings import field_names
+from fairflare.core.checks import choice
+from fairflare.core.task import Task
 from fairflare.federation.influence import FOR_HOSPITALS
-from fairflare.federation.plan import make_plan
+from fairflare.federation.plan import TASKS_BY_KIND, make_plan
 from fairflare.federation.run_settings import RunSettings
 from fairflare.flare.job import PACKAGINGS, PERSISTOR, TENSORBOARD, make_job
 from fairflare.flare.stock_tasks import SUBMIT_MODEL
+from fairflare.methods.rule import Rule
+from fairflare.methods.training import LocalTraining
 
 #: Arguments of :class:`FairRecipe` that are neither settings of the method and its task nor of the run.
 OPTIONS = ("name", "packaging", "task", "sites", "small", "train_like", "task_file", "monai_bundle", "isolate")
 MLFLOW_RECEIVER = "nvflare.app_opt.tracking.mlflow.mlflow_receiver.MLflowReceiver"  # mlflow may not be installed
 
-_Init = TypeVar("_Init", bound=Callable[..., None])
-
 
 class FairRecipe(Recipe):
-    """Any method as a FLARE job.
+    """Any method as a FLARE job: of typed parts, or by a method's name and settings.
+
+    .. code-block:: python
+
+        FairRecipe(rule=FedISM(rho=0.05), task=ClassificationTask(image_size=(48, 48)), run=RunSettings(num_rounds=2))
+        FairRecipe("fed_ism", settings={"rho": 0.05, "image_size": [48, 48]}, num_rounds=2)
 
     Args:
-        method: a name of ``fairflare list``.
+        method: a name of ``fairflare list``; default: the one that ``rule`` and ``training`` are the halves of, and
+            where there is none, a method of the rule's name.
+        rule, training: server half and site half as objects, which are what they say; one that is not given is as in
+            the method's quick job, with the values that the two share.
         name: of the job; default: the method's.
         packaging: ``"task_file"``: the job carries ``app/custom/task.py`` and sites must permit custom code;
             ``"preinstalled"``: no custom code, sites need the package and ``fairflare.`` in their class allow list;
             ``"bundle"``: the job carries the whole package. A ``"preinstalled"`` job is for hospitals: one site's
             influence is bounded in it (:data:`fairflare.federation.influence.FOR_HOSPITALS`); ``settings`` go before.
-        task: ``"segmentation"`` or ``"classification"``; default: what the method's paper learns.
+        task: ``"segmentation"`` or ``"classification"``, or a task as an object; default: what the method's paper
+            learns.
+        run: rounds, quorum, seed, timeouts as an object; the next arguments then stay out.
         sites: their number (named ``site-1`` ...), their names, or ``None`` for every connected site; 0: as many as the
             method's small job has.
         settings: of the method's halves and of the task, by name; see :func:`fairflare.federation.plan.make_plan`.
@@ -47,27 +55,29 @@ class FairRecipe(Recipe):
         task_file: a Python file with a class ``Task``: your own network and data.
         monai_bundle: folder of a MONAI bundle: network, loss, optimizer, transforms and metric are its own.
         num_rounds: communication rounds; default: the method's small job.
-        min_sites: usable results a round needs; also FLARE's ``min_clients``.
-        phase_timeout: seconds for each of train, anchor, norms and validate; for check at most ten minutes.
+        min_sites: usable results a round needs; also FLARE's ``min_clients``. Default: 2.
+        phase_timeout: seconds for each of train, anchor, norms and validate; for check at most ten minutes. Default:
+            3600.
         isolate: each task in a child process at the site.
-        run: further settings of :class:`fairflare.federation.run_settings.RunSettings`: ``seed``, ``experiment``,
-            ``initial_ckpt``, ``straggler_grace``, ``max_missed``, ``check_timeout``, ``require_all_sites``,
-            ``keep_local_models``, ``norm_statistics``, ``recalibration``, ``anchor_as``, ``max_weight``,
-            ``max_samples``, ``max_update_norm``.
+        options: further settings of :class:`fairflare.federation.run_settings.RunSettings` by name.
 
     Raises:
-        ValueError: unknown method, task, packaging or setting (suggests the nearest), or a value out of range.
+        ValueError: unknown method, task, packaging or setting (suggests the nearest), a value out of range, or one that
+            is given twice.
     """
 
     framework = FrameworkType.PYTORCH  # FLARE's helpers (cross-site evaluation) look at it
 
     def __init__(
         self,
-        method: str,
+        method: str | None = None,
         *,
+        rule: Rule | None = None,
+        training: LocalTraining | None = None,
         name: str | None = None,
         packaging: str = "task_file",
-        task: str | None = None,
+        task: str | Task | None = None,
+        run: RunSettings | None = None,
         sites: int | Sequence[str] | None = 0,
         settings: Mapping[str, Any] | None = None,
         small: bool = True,
@@ -75,10 +85,10 @@ class FairRecipe(Recipe):
         task_file: str | Path | None = None,
         monai_bundle: str | Path | None = None,
         num_rounds: int | None = None,
-        min_sites: int = 2,
-        phase_timeout: float = 3600.0,
+        min_sites: int | None = None,
+        phase_timeout: float | None = None,
         isolate: bool = False,
-        **run: Any,
+        **options: Any,
     ) -> None:
         choice("packaging", packaging, PACKAGINGS)
         if packaging == "preinstalled" and task_file is not None:
@@ -86,24 +96,36 @@ class FairRecipe(Recipe):
         if packaging == "preinstalled" and monai_bundle is not None:
             raise ValueError("a MONAI bundle is custom code; packaging 'preinstalled' carries none")
         if packaging == "preinstalled":
-            settings = {**FOR_HOSPITALS, **{k: run.pop(k) for k in FOR_HOSPITALS if k in run}, **(settings or {})}
-        timeouts = dict.fromkeys(
-            ("train_timeout", "anchor_timeout", "norms_timeout", "validate_timeout"), phase_timeout
-        )
-        timeouts["check_timeout"] = min(RunSettings().check_timeout, phase_timeout)
+            given = {k: options.pop(k) for k in FOR_HOSPITALS if k in options}
+            given |= {k: getattr(run, k) for k in FOR_HOSPITALS if run is not None and getattr(run, k) is not None}
+            settings = {**FOR_HOSPITALS, **given, **(settings or {})}
+        if run is None:
+            timeout = 3600.0 if phase_timeout is None else phase_timeout
+            options = {
+                "min_sites": 2 if min_sites is None else min_sites,
+                **dict.fromkeys(("train_timeout", "anchor_timeout", "norms_timeout", "validate_timeout"), timeout),
+                "check_timeout": min(RunSettings().check_timeout, timeout),
+                **options,
+            }
+        else:
+            singly = {"min_sites": min_sites, "train_timeout": phase_timeout}
+            options |= {key: value for key, value in singly.items() if value is not None}
         self.plan = make_plan(
             method,
+            rule=rule,
+            training=training,
             task=task,
+            run=run,
             sites=sites,
             settings=settings,
             small=small,
             train_like=train_like,
             task_file=task_file,
             monai_bundle=monai_bundle,
-            num_rounds=num_rounds,
-            min_sites=min_sites,
-            **{"label": name, **timeouts, **run},
+            **{"label": name, "num_rounds": num_rounds, **options},
         )
+        if packaging == "preinstalled" and self.plan.task_file not in TASKS_BY_KIND.values():
+            raise ValueError("a task of your own is custom code; packaging 'preinstalled' carries none")
         super().__init__(make_job(self.plan, name or self.plan.method.name, packaging, isolate=isolate))
         self._job.comp_ids = {"persistor_id": PERSISTOR}  # where FLARE's helpers look for it
 
@@ -136,35 +158,3 @@ class FairRecipe(Recipe):
             "alone. What is a site's own (data, device, threads) stands in its local/fairflare.json; for SimEnv in the "
             "block 'sites' of that file in the workspace (docs/data.md)"
         )
-
-
-class MethodRecipe(FairRecipe):
-    """Base of the recipes of one method each, which ``tools/write_recipes.py`` writes.
-
-    Attributes:
-        method: of ``fairflare list``.
-        dotted: arguments that are settings of a part: ``{"weighting_grid": "weighting.grid"}``.
-    """
-
-    method: ClassVar[str]
-    dotted: ClassVar[Mapping[str, str]] = {}
-
-
-def only_what_is_given(init: _Init) -> _Init:
-    """Makes a recipe of the arguments that its caller gave; those it did not are the quick job's, or the paper's."""
-
-    @wraps(init)
-    def made(self: MethodRecipe, **given: Any) -> None:
-        known = [name for name in inspect.signature(init).parameters if name != "self"]
-        for name in given:
-            if name not in known:
-                raise TypeError(f"{type(self).__name__} has no argument {name!r}{nearest(name, known)}")
-        settings = dict(given.pop("settings", None) or {})
-        options = {name: given.pop(name) for name in (*OPTIONS, *field_names(RunSettings)) if name in given}
-        for name, value in given.items():
-            if name in self.dotted and value is None:
-                continue
-            settings[self.dotted.get(name, name)] = value
-        FairRecipe.__init__(self, self.method, settings=settings, **options)
-
-    return made  # type: ignore[return-value]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,3 +86,35 @@ def get_method(name: str) -> Method:
     if name not in methods:
         raise ValueError(f"unknown method {name!r}{nearest(name, methods)} Available: {', '.join(methods)}")
     return methods[name]
+
+
+def method_of(rule: Rule | None, training: LocalTraining | None) -> Method:
+    """The method whose halves are of these classes; of several, the one most of whose own settings they have.
+
+    Where the catalog has none: one of the rule's name with these halves.
+
+    Raises:
+        ValueError: no rule, and no method has this site half (says what to give).
+    """
+    known = [
+        method
+        for method in all_methods().values()
+        if (rule is None or type(rule) is method.rule) and (training is None or type(training) is method.training)
+    ]
+    if known and (rule or training):
+        return max(known, key=lambda m: (_held(rule, m.server), _held(training, m.site), _called_like(rule, m)))
+    if rule is None:
+        raise ValueError("give a method's name, or the rule and the training of one")
+    title = type(rule).__name__
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", title).lower()
+    return Method(name, title, "", type(rule), type(training) if training else LocalTraining)
+
+
+def _held(half: Rule | LocalTraining | None, own: Mapping[str, Any]) -> int:
+    """How many of a method's own settings a half has, less those that it has not."""
+    return sum(1 if getattr(half, name) == value else -1 for name, value in own.items()) if half else 0
+
+
+def _called_like(rule: Rule | None, method: Method) -> bool:
+    """Whether the method is called like its rule."""
+    return method.name.replace("_", "") == type(rule).__name__.lower()

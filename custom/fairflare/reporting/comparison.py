@@ -181,6 +181,7 @@ def notes_of(runs: Sequence[Run], complete: Sequence[Run], metric: str, rows: Se
     """
     notes = [f"{metric} on the test splits; ± is the population standard deviation over runs."]
     notes += [f"{row.label}: {row.settings}" for row in rows if row.settings]
+    notes += _by_chance(rows, metric)
     own = [row.label for row in rows if row.measured == "personal"]
     if own:
         others = "" if len(own) == len(rows) else "; of the others the common model"
@@ -200,6 +201,20 @@ def notes_of(runs: Sequence[Run], complete: Sequence[Run], metric: str, rows: Se
     if any((run["info"] or {}).get("synthetic") for run in complete):
         notes.append(SYNTHETIC_NOTE)
     return notes
+
+
+def _by_chance(rows: Sequence[Row], metric: str) -> list[str]:
+    """The spread that equal sites show by sampling alone, and who is shown to be behind in how many runs."""
+    told = []
+    for row in rows:
+        found = [run.get("inequality") or {} for run in row.runs]
+        found = [one for one in found if one.get("metric") == metric and one["test"]]
+        if found:
+            behind = [site for one in found for site in one["behind"]]
+            counts = [f"{site} in {behind.count(site)} of {len(found)}" for site in sorted(set(behind))]
+            spread = number(statistics.fmean(one["chance_std"] for one in found))
+            told.append(f"{row.label} {spread} (behind: {', '.join(counts) or 'no site'})")
+    return [f"Standard deviation that equal sites show by sampling alone: {'; '.join(told)}."] if told else []
 
 
 def _by_setting(runs: Sequence[Run]) -> list[str]:

@@ -225,6 +225,28 @@ def difference_table(
     return "\n".join([blocks(table, width), *wrapped(notes, width)])
 
 
+def fell(found: Sequence[Difference], higher_is_better: bool) -> list[str]:
+    """Says which sites lost where a row's spread is smaller, a line for each such row.
+
+    Args:
+        found: of :func:`differences`, measures and sites.
+        higher_is_better: of the metric.
+    """
+    lines = []
+    for label in dict.fromkeys(d.label for d in found):
+        of = {d.measure: d for d in found if d.label == label}
+        if "std" not in of or not of["std"].mean < 0:
+            continue
+        turn = 1 if higher_is_better else -1
+        lost = sorted(
+            (d for d in of.values() if d.measure not in MEASURES and turn * d.mean < 0), key=lambda d: turn * d.mean
+        )
+        told = [f"{d.measure} {d.mean:+.4f}{' beyond noise' if d.verdict == WORSE else ''}" for d in lost]
+        who = f"{len(lost)} site{'' if len(lost) == 1 else 's'} lost ({', '.join(told)})" if lost else "no site lost"
+        lines.append(f"{label}: smaller spread ({of['std'].mean:+.4f}); {who}.")
+    return lines
+
+
 def interval_of(found: Sequence[Difference]) -> str:
     """Which scatter the intervals hold."""
     with_images = [math.isfinite(d.images_sd) for d in found if math.isfinite(d.low)]

@@ -40,7 +40,7 @@ RESERVED = 256 * 1024  # bytes: several times results.json without rounds
 _NO_TEST: dict[str, Any] = {
     "test": None, "fairness": None, "left_out": [], "phases": [],
     "best": None, "test_best": None, "fairness_best": None, "last_rounds": None,
-    "resampled": None,
+    "resampled": None, "inequality": None,
 }  # fmt: skip
 _ENDS = ("completed", "failed")
 

@@ -11,6 +11,7 @@ from fairflare.core import checks
 from fairflare.core.fairness import FairnessSummary, higher_is_better, summarize
 from fairflare.reporting.attendance import attendance
 from fairflare.reporting.layout import MISSING, blocks, csv_lines, cut, markdown_lines, number, wrapped
+from fairflare.reporting.standing import interval_cell, shown_behind, who_is_behind
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -52,13 +53,16 @@ def fairness_table(
     title, notes = _title(results), run_notes(results, metric)
     if not sites:
         return "\n".join([title, *wrapped(notes, width)])
+    classes = class_rows(results) if metric in (None, primary_of(results)) else []
     if style == "markdown":
-        return "\n".join([title, "", *markdown_lines(table), "", *notes])
-    return "\n".join([title, blocks(table, width, rules=(1, 1 + len(sites))), *wrapped(notes, width)])
+        support = [*markdown_lines(classes), ""] if classes else []
+        return "\n".join([title, "", *markdown_lines(table), "", *support, *notes])
+    support = ["", blocks(classes, width), ""] if classes else []
+    return "\n".join([title, blocks(table, width, rules=(1, 1 + len(sites))), *support, *wrapped(notes, width)])
 
 
 def rich_table(results: Mapping[str, Any], *, metric: str | None = None, width: int | None = None) -> Group:
-    """:func:`fairness_table` for a terminal; the worst site stands out.
+    """:func:`fairness_table` for a terminal; a site that is shown to be behind stands out.
 
     Raises:
         ValueError: as there.
@@ -68,21 +72,22 @@ def rich_table(results: Mapping[str, Any], *, metric: str | None = None, width: 
     from rich.text import Text
 
     header, sites, totals = _cells(results, metric)
-    first = [metric or metrics_of(results)[0]] if sites else []
-    worst = {_worst_site(summary) for summary in _summaries(results, first).values()}
-    rows = [header, *sites, *totals]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
+    behind = shown_behind(results, metric or metrics_of(results)[0]) if sites else []
     tables = []
-    for block in cut(widths, None if width is None else width - 4, gap=3) if sites else []:
-        table = Table()
-        for index in block:
-            table.add_column(Text(header[index]), justify="left" if index == 0 else "right", no_wrap=True)
-        for row in sites:
-            table.add_row(*(Text(row[i]) for i in block), style="bold red" if row[0] in worst else None)
-        table.add_section()
-        for row in totals:
-            table.add_row(*(Text(row[i]) for i in block))
-        tables.append(table)
+    classes = class_rows(results) if metric in (None, primary_of(results)) else []
+    for head, body, last in ((header, sites, totals), *([(classes[0], classes[1:], [])] if classes else [])):
+        rows = [head, *body, *last]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+        for block in cut(widths, None if width is None else width - 4, gap=3) if body else []:
+            table = Table()
+            for index in block:
+                table.add_column(Text(head[index]), justify="left" if index == 0 else "right", no_wrap=True)
+            for row in body:
+                table.add_row(*(Text(row[i]) for i in block), style="bold red" if row[0] in behind else None)
+            table.add_section()
+            for row in last:
+                table.add_row(*(Text(row[i]) for i in block))
+            tables.append(table)
     return Group(
         Text(_title(results), style="bold"), *tables, Text("\n".join(wrapped(run_notes(results, metric), width)))
     )
@@ -112,6 +117,9 @@ def run_notes(results: Mapping[str, Any], metric: str | None = None) -> list[str
     """What a reader of a run's figures must know: which model, what is missing, who was left out, warnings."""
     info = results["info"] or {}
     notes = _tested_notes(results, metric) if results.get("test") else ["No test results."]
+    if results.get("test"):
+        notes += ["?: has the worst value; that the site is behind the others is not shown."]
+        notes += who_is_behind(results) if metric in (None, primary_of(results)) else []
     notes += (attended := attendance(results))
     left_out: dict[tuple[str, str, str], list[int]] = {}
     for record in results["rounds"]:
@@ -161,6 +169,7 @@ def _cells(
         return ["site"], [], []
     metrics = metrics_of(results) if metric is None else [_known(results, metric)]
     columns = [_Column(name, by_site_of(results, name)) for name in metrics]
+    behind = [shown_behind(results, name) for name in metrics]
     for heading, test in _other_models(results):
         columns.append(_Column(metrics[0], by_site_of(results, metrics[0], test), f"{metrics[0]}, {heading}"))
     names = sorted({site for column in columns for site in column.values})
@@ -171,9 +180,54 @@ def _cells(
         [title, *(shown(getattr(summary, attribute)) for summary in summaries)]
         for title, attribute in (("average", "mean"), ("std", "std"), ("worst", "worst"), ("range", "range"))
     ]
-    totals.insert(3, ["worst site", *(_worst_site(summary) or MISSING for summary in summaries)])
+    behind += [[] for _ in columns[len(metrics) :]]  # of other models nobody says how sure it is
+    worst = [_worst_site(summary) for summary in summaries]
+    unsure = [name is not None and name not in known for name, known in zip(worst, behind, strict=True)]
+    cells = [(name or MISSING) + ("?" if un and not exact else "") for name, un in zip(worst, unsure, strict=True)]
+    totals.insert(3, ["worst site", *cells])
     headings = [column.heading or column.metric for column in columns]
-    return ["site", *(name if exact else name[:MAX_HEADING] for name in headings)], sites, totals
+    header = ["site", *(name if exact else name[:MAX_HEADING] for name in headings)]
+    found = results.get("inequality")
+    if not found or found["metric"] not in metrics:
+        return header, sites, totals
+    # Behind its metric: each site's interval and cases, and what equal sites would show.
+    place, of = 2 + metrics.index(found["metric"]), found["sites"]
+    header[place:place] = ["low", "high", "cases"] if exact else [f"{found['level']:.0%} interval", "cases"]
+    for row in sites:
+        row[place:place] = _own_cells(of.get(row[0]) or {}, exact)
+    for row in totals:
+        row[place:place] = [MISSING if not exact else ""] * (len(header) - len(row))
+    if found["test"]:
+        chance = [MISSING if not exact else ""] * len(header)
+        chance[0], chance[place - 1] = "std if equal", shown(found["chance_std"])
+        totals.insert(2, chance)
+    return header, sites, totals
+
+
+def _own_cells(of_site: Mapping[str, Any], exact: bool) -> list[str]:
+    ends = [math.nan if of_site.get(end) is None else float(of_site[end]) for end in ("low", "high")]
+    cases = of_site.get("test_cases")
+    count = ("" if exact else MISSING) if cases is None else f"{cases:.0f}"
+    return [*map(_exact, ends), count] if exact else [interval_cell(of_site), count]
+
+
+def class_rows(results: Mapping[str, Any]) -> list[list[str]]:
+    """The recall of each class at each site beside the number of its test images, the header first; or nothing."""
+    of = (results.get("inequality") or {}).get("sites") or {}
+    support = {site: found["class_support"] for site, found in of.items() if found["class_support"]}
+    names = list(dict.fromkeys(name for own in support.values() for name in own))[:MAX_COLUMNS]
+    rows = []
+    for site, own in support.items():
+        recalls = results["test"].get(site) or {}
+        values = [recalls.get(f"recall_{name}") for name in names]
+        told = [MISSING if value is None else f"{value:.2f}" for value in values]
+        rows.append([site, *(f"{value} of {own.get(name, 0):.0f}" for value, name in zip(told, names, strict=True))])
+    return [["recall, test images", *(name[:MAX_HEADING] for name in names)], *rows] if rows else []
+
+
+def primary_of(results: Mapping[str, Any]) -> str | None:
+    """The run's primary metric."""
+    return (results["info"] or {}).get("primary_metric")
 
 
 @dataclass
@@ -266,13 +320,6 @@ def _known(results: Mapping[str, Any], metric: str) -> str:
         hint = checks.nearest(metric, known)
         raise ValueError(f"{label_of(results)!r} has no metric {metric!r}{hint or ';'} it has {', '.join(known)}")
     return metric
-
-
-def _summaries(results: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, FairnessSummary]:
-    return {
-        metric: summarize(by_site_of(results, metric), higher_is_better=direction_of(results, metric))
-        for metric in metrics
-    }
 
 
 def direction_of(results: Mapping[str, Any], metric: str) -> bool:

@@ -217,14 +217,20 @@ class MonaiBundleTask(Task):
                     result[f"{name}_{structure}"] = float(np.nanmean(own))
         return result
 
+    def image_scores(self, model: torch.nn.Module, data: SiteData, device: Device) -> list[float]:
+        """Of each image; NaN of one without any structure, which counts in no mean, as in :meth:`evaluate`."""
+        scores, _ = self._scores(model, data.batches("test", batch_size=1), device)
+        found: list[float] = means(scores).tolist()
+        return found
+
     def resampled(
         self, model: torch.nn.Module, data: SiteData, site: str, count: int, device: Device
     ) -> list[float] | None:
         """As the base says; an image without any structure counts in no mean, as in :meth:`evaluate`."""
         from fairflare.core.resampling import draws
 
-        scores, _ = self._scores(model, data.batches("test", batch_size=1), device)
-        of_images = means(scores)[draws(site, len(scores), count)]
+        scores = np.array(self.image_scores(model, data, device))
+        of_images = scores[draws(site, len(scores), count)]
         return [float("nan") if np.isnan(own).all() else float(np.nanmean(own)) for own in of_images]
 
     def _scores(

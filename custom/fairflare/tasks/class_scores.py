@@ -79,6 +79,40 @@ class MeasuresClasses(ABC):
             found.append(metrics.get(self.primary_metric, math.nan))
         return found
 
+    def sampling(self, model: torch.nn.Module, data: SiteData, device: Device) -> dict[str, Any]:
+        """As :meth:`fairflare.core.task.Task.sampling`, for each metric of :mod:`fairflare.tasks.metrics`."""
+        import math
+
+        import numpy as np
+
+        from fairflare.core import sampling
+        from fairflare.tasks.metrics import classification_metrics
+
+        logits, labels = self._outputs(model, data.batches("test", batch_size=BATCH), device)
+        targets, probabilities = labels.numpy(), self.probabilities(logits).numpy()
+        names, cases, metric = self.names(), data.cases("test"), self.primary_metric
+        support = np.bincount(targets, minlength=len(names))
+        right = (probabilities.argmax(1) == targets).astype(float)
+        if metric in sampling.SHARES:
+            said = sampling.of_mean(right, cases, 0.0, 1.0)
+        else:
+            if metric == sampling.MEAN_RECALL:
+                recalls = np.bincount(targets, right, len(names)) / np.maximum(support, 1)
+                influence = (right - recalls[targets]) / (support[targets] * (support > 0).sum())
+                error = sampling.standard_error(influence, cases)
+            else:
+                named: dict[str, Any] = {
+                    "class_names": names, "groups": self.groups(), "areas": metric.startswith("auc"),
+                }  # fmt: skip
+
+                def of_images(kept: Any) -> float:
+                    return classification_metrics(targets[kept], probabilities[kept], **named).get(metric, math.nan)
+
+                error = sampling.jackknife(of_images, len(targets), cases)
+            said = {"test_cases": sampling.num_cases(len(targets), cases)}
+            said |= {"standard_error": error} if math.isfinite(error) else {}
+        return {**said, "classes": names, "class_support": support.tolist()}
+
     def write_examples(
         self, model: torch.nn.Module, data: SiteData, folder: Path, *, batch_size: int, device: Device, title: str
     ) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from fairflare.core import checks
+from fairflare.core.sampling import SHARES
 from fairflare.core.settings import Flag, Fraction, NonNegativeInt, Positive, PositiveInt, settings
 from fairflare.data.datalist import DataError, Datalist, Sample
 from fairflare.data.phantoms import PHANTOMS, PhantomPlan
@@ -292,7 +293,10 @@ class ClassificationTask(MeasuresClasses, ImageTask):
         groups = {group: set(members) for group, members in self.groups().items()}
         alone = self.classes - len(set().union(*groups.values())) == 1 or any(len(m) == 1 for m in groups.values())
         return (
-            *(Metric(name=name, doc=doc, reveals=REVEALS.get(name, "")) for name, doc in MEANINGS.items()),
+            *(
+                Metric(name=name, doc=doc, reveals=REVEALS.get(name, ""), mean_of_images=name in SHARES)
+                for name, doc in MEANINGS.items()
+            ),
             LOSS,
             *(Metric(name=f"recall_{name}", **RECALL) for name in self.names()),
             *(Metric(name=name, by_class=alone, **GROUP) for name in groups),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fairflare.reporting.differences import BETTER, LEVEL, MEASURES, NOISE, ONE_SEED, Difference, interval_of
+from fairflare.reporting.differences import BETTER, LEVEL, MEASURES, NOISE, ONE_SEED, Difference, fell, interval_of
 from fairflare.reporting.layout import number
 from fairflare.reporting.page.content import Cell, Picture, Section, Spread, Table, listed
 from fairflare.reporting.page.material import Material, PageRow
 from fairflare.reporting.page.style import INK, figure, label, legend, look
+from fairflare.reporting.table import class_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 MAX_BAR_SITES = 10  # more become dots
 MAX_BARS = 60
+OF_SITE = ("low", "high", "test_cases", "expected", "p_value")
 SUMMARIES = (("average", "mean"), ("std", "std"), ("worst", "worst"), ("worst decile", "bottom_decile"))
 
 
@@ -53,14 +55,27 @@ def results(material: Material) -> Section | None:
             for row in rows
         ],
     )  # fmt: skip
+    own = intervals(material)
+    more = "; 95 % interval from its own test cases; what is expected of equal sites, and p of being that far off"
     by_site = Table(
         "sites",
-        f"{material.metric} on the test split of every site{over}.",
-        ["site", *(row.label for row in rows)],
-        [[site, *(at(row, site) for row in rows)] for site in sites],
+        f"{material.metric} on the test split of every site{over or (more if own else '')}.",
+        ["site", *(row.label for row in rows), *(OF_SITE if own else ())],
+        [
+            [site, *(at(row, site) for row in rows), *((own.get(site) or {}).get(k) for k in (OF_SITE if own else ()))]
+            for site in sites
+        ],
     )
     parts: list[Picture | Table] = [totals, _sites_picture(material, sites), by_site]
+    if own and (found := class_rows(material.runs[0].document)):
+        parts.append(Table("classes", "Recall of each class, and number of its test images.", found[0], found[1:]))
     return Section("results", "What every site gets", notes=material.notes, parts=parts)
+
+
+def intervals(material: Material) -> dict[str, dict[str, Any]]:
+    """What is known of each site of one run beside its value; of several runs, or of another metric, nothing."""
+    found = material.runs[0].document["inequality"] if len(material.runs) == 1 else None
+    return found["sites"] if found and found["metric"] == material.metric else {}
 
 
 def tested_sites(material: Material) -> list[str]:
@@ -82,6 +97,7 @@ def _sites_picture(material: Material, sites: Sequence[str]) -> Picture:
         how = "A bar for each site" + (" and method." if len(rows) > 1 else "; the dashed line is the average.")
         better = "Longer" if material.higher else "Shorter"
         how += " A thin line is the standard deviation over seeds." if material.over_seeds else ""
+        how += " A thin line is the site's 95 % interval, from its own test cases." if intervals(material) else ""
     else:
         better = "To the right" if material.higher else "To the left"
         how = "A dot for each site, a row for each method; the vertical stroke is the average."
@@ -116,7 +132,7 @@ def _bars(material: Material, sites: Sequence[str]) -> Figure:
             [k - 0.42 + thick * (index + 0.5) for k in range(len(sites))],
             [s.mean for s in found], thick * 0.92, label=label(row.label), color=style.colour, edgecolor=INK,
             linewidth=0.5, hatch=style.hatch, error_kw={"elinewidth": 0.9, "ecolor": INK},
-            xerr=[s.sd if math.isfinite(s.sd) else 0 for s in found] if len(row.runs) > 1 else None,
+            xerr=_errors(material, sites, row),
         )  # fmt: skip
     if single:
         mean = of_summaries(rows[0], "mean").mean
@@ -129,6 +145,21 @@ def _bars(material: Material, sites: Sequence[str]) -> Figure:
     axes.grid(axis="x")
     legend(made, axes, len(rows))
     return made
+
+
+def _errors(material: Material, sites: Sequence[str], row: PageRow) -> Any:
+    """Lengths of the thin lines to both sides: over seeds, or of one run each site's interval."""
+    found = [at(row, site) for site in sites]
+    if len(row.runs) > 1:
+        return [[s.sd if math.isfinite(s.sd) else 0 for s in found]] * 2
+    own = intervals(material)
+    if not own:
+        return None
+    lengths = []
+    for end in ("low", "high"):
+        ends = [(own.get(site) or {}).get(end) for site in sites]
+        lengths.append([0 if x is None else max(0.0, abs(x - s.mean)) for x, s in zip(ends, found, strict=True)])
+    return lengths
 
 
 def _dots(material: Material, sites: Sequence[str]) -> Figure:
@@ -188,6 +219,7 @@ def differences(material: Material, found: Sequence[Difference]) -> Section | No
         f"Differences to {reference}. {told}.",
     )
     notes = ["The intervals are over seeds: they say nothing about other patients than those of the test splits."]
+    notes += fell(found, material.higher)
     return Section("differences", f"Differences to {reference}", notes=notes, parts=[picture, table, by_site])
 
 

@@ -6,6 +6,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fairflare.reporting.standing import TESTS
+
+OF_SITE = ("value", "low", "high", "images", "test_cases", "standard_error", "expected", "p_value", "common")
 MAX_PROBLEMS = 20
 _STATES = ("running", "completed", "failed")
 
@@ -39,6 +42,7 @@ class Tidier:
             "test_best": self._metrics("test_best", raw.get("test_best")) or None,
             "best": self._best(raw.get("best")),
             "last_rounds": self._last(raw.get("last_rounds")),
+            "inequality": self._inequality(raw.get("inequality")),
             "left_out": self._left_out("left_out", raw.get("left_out")),
             "phases": self._phases("phases", raw.get("phases")),
             "resumed": self._list("resumed", raw.get("resumed")),
@@ -98,6 +102,35 @@ class Tidier:
         found = self._dict("last_rounds", value)
         rounds = [n for n in self._list("last_rounds.rounds", found.get("rounds")) if isinstance(n, int)]
         return {"rounds": rounds, "test": self._metrics("last_rounds.test", found.get("test"))} if rounds else None
+
+    def _inequality(self, value: Any) -> dict[str, Any] | None:
+        found = self._dict("inequality", value)
+        if not found:
+            return None
+        numbers = ("level", "p_value", "std", "chance_std", "gap", "chance_gap")
+        tidy: dict[str, Any] = {key: finite(found.get(key)) for key in numbers}
+        tidy |= {key: self._text(f"inequality.{key}", found.get(key)) for key in ("metric", "test", "gap_site")}
+        tidy |= {key: self._names(f"inequality.{key}", found.get(key)) for key in ("behind", "ahead")}
+        common = found.get("common_classes")
+        tidy["common_classes"] = None if common is None else self._names("inequality.common_classes", common)
+        tidy["sites"] = {}
+        for site, said in self._by_site("inequality.sites", found.get("sites")).items():
+            where = f"inequality.sites.{site}.class_support"
+            own = {key: finite(said.get(key)) for key in OF_SITE}
+            support = said.get("class_support")
+            tidy["sites"][site] = {**own, "class_support": support and self._numbers(where, support)}
+        if tidy["test"] and not (
+            tidy["test"] in TESTS
+            and all(tidy[key] is not None for key in numbers)
+            and {tidy["gap_site"], *tidy["behind"], *tidy["ahead"]} <= set(tidy["sites"])
+            and all(
+                (site["p_value"] is None) == (site["expected"] is None) and site["value"] is not None
+                for site in tidy["sites"].values()
+            )
+        ):
+            self._problem("inequality is not whole")
+            return None
+        return tidy
 
     def _round(self, where: str, value: Any) -> dict[str, Any] | None:
         if not isinstance(value, Mapping):

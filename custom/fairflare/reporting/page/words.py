@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fairflare.reporting.differences import BETTER, LEVEL, MEASURES, NOISE, ONE_SEED, WORSE, Difference
 from fairflare.reporting.layout import number
 from fairflare.reporting.page.material import Material, PageRow
+from fairflare.reporting.standing import who_is_behind
 
 CALLED = {"average": "the average", "std": "the spread (std)", "worst": "the worst site"}
 
@@ -41,12 +43,20 @@ def of_run(material: Material) -> list[str]:
     lines.append(
         f"{material.metric} on the sites' test splits, of {which}: {number(found.mean)} on average over "
         f"{found.num_sites} sites, each counting once; standard deviation between sites {number(found.std)}; worst "
-        f"{number(found.worst)} ({found.worst_site}), best {number(found.best)} ({found.best_site})."
+        f"value {number(found.worst)} ({found.worst_site}), best {number(found.best)} ({found.best_site})."
     )
+    if material.metric == run.info["primary_metric"]:
+        lines += _cases(document) + who_is_behind(document)[:1]
     if found.excluded:
         lines.append(f"Without a value, and not in these figures: {', '.join(found.excluded)}.")
     lines.append("This is one run: how much of it is luck of the seed, it cannot say (fairflare compare --seeds).")
     return lines
+
+
+def _cases(document: Mapping[str, Any]) -> list[str]:
+    sites = (document["inequality"] or {}).get("sites") or {}
+    counts = [int(site["test_cases"]) for site in sites.values() if site["test_cases"] is not None]
+    return [f"That is of {sum(counts)} test cases, {min(counts)} to {max(counts)} a site."] if counts else []
 
 
 def of_comparison(material: Material, found: Sequence[Difference]) -> list[str]:

@@ -428,26 +428,34 @@ def take(folder: Path, page: str, table: str, title: str) -> None:
     Raises:
         ValueError: the folder lacks something (says what), or was made with several codes or data.
     """
+    from fairflare.reporting.comparison_page import what_ran
+
     values, against = (_read(folder / name) for name in ("table.csv", "differences.csv"))
     sessions = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))["sessions"]
     same = {json.dumps([s[k] for k in ("commit", "processor", "accelerator", "versions", "data")]) for s in sessions}
     if len(same) != 1:
         raise ValueError(f"{folder}: its runs were made with {len(same)} codes, machines or data; make it in one")
     plans = [json.loads(path.read_text(encoding="utf-8"))["plan"] for path in sorted(folder.glob("runs/*/run.json"))]
-    runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("fairflare/results.json"))]
-    seeds = " ".join(map(str, sorted({plan["seed"] for plan in plans})))
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("fairflare/results.json"))]
+    labels = {line["method"] for line in values}
+    runs = [run for run in found if run["status"] == "completed" and run["info"]["label"] in labels]
+    if len(runs) != sum(int(line["runs"]) for line in values):
+        raise ValueError(
+            f"{folder}: table.csv is not of all {len(runs)} runs there; give compare all of its seeds again"
+        )
+    seeds = " ".join(map(str, sorted({int(run["info"]["seed"]) for run in runs})))
+    wanted = {*MEASURES, *(site for run in runs for site in run["info"]["sites"])}
     figures = []
     for line in values:
-        for column in line:
-            if column.endswith(" mean"):
-                name = column.removesuffix(" mean")
-                figures.append(_figure(table, line["method"], "", name, seeds, line[column], line[f"{name} sd"]))
+        for name in (column.removesuffix(" mean") for column in line if column.endswith(" mean")):
+            if name in wanted:
+                cells = line[f"{name} mean"], line[f"{name} sd"]
+                figures.append(_figure(table, line["method"], "", name, seeds, *cells))
     for line in against:
-        told = {name: line.get(name, "") for name in ("low", "high", "p", "p_holm")}
-        figures.append(
-            _figure(table, line["method"], line["reference"], line["measure"], seeds, line["mean"], line["sd"],
-                    verdict=line["verdict"], **told)
-        )  # fmt: skip
+        if line["measure"] in wanted:
+            told = {name: line.get(name, "") for name in ("verdict", "low", "high", "p", "p_holm")}
+            cells = line["mean"], line["sd"]
+            figures.append(_figure(table, line["method"], line["reference"], line["measure"], seeds, *cells, **told))
     origin: dict[str, Any] = {"tables": {}, "methods": {}}
     stored = load(page) if (DATA / f"{page}.csv").exists() else Stored(page, [], origin)
     measures = [line for line in against if line["measure"] in MEASURES]
@@ -467,7 +475,7 @@ def take(folder: Path, page: str, table: str, title: str) -> None:
     last = sessions[-1]
     stored.origin |= {
         "commands": [shlex.join(last["command"])],
-        "ran": f"{len(values)} rows, seeds {seeds.replace(' ', ', ')}: {len(runs)} runs.",
+        "ran": what_ran(runs),
         "date": last["started"][:10],
         **{key: last[key] for key in ("commit", "processor", "versions")},
         "data": last["data"] or "generated (phantom), no files",

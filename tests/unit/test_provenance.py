@@ -79,6 +79,7 @@ def test_the_commit_is_that_of_the_package(tmp_path: Path) -> None:
     (package / "__init__.py").write_text("")
     assert commit_of(package) is None
     git(tmp_path, "init", "-q")
+    git(tmp_path, "commit", "-qm", "x", "--allow-empty")
     assert commit_of(package) is None, "a repository around an installed package is not the package's"
     git(tmp_path, "add", "package")
     git(tmp_path, "commit", "-qm", "x")

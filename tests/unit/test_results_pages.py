@@ -244,6 +244,19 @@ def test_a_comparison_of_two_codes_or_data_is_no_page(elsewhere: Any, comparison
         elsewhere.take(comparison, "mine", "main", "my images")
 
 
+def test_only_sites_and_measures_are_taken_and_all_runs_must_be_in_the_table(elsewhere: Any, comparison: Path) -> None:
+    file = comparison / "table.csv"
+    head, *rows = file.read_text().splitlines()
+    file.write_text("\n".join([f"{head},share mean,share sd", *(f"{row},0.5,0.1" for row in rows)]) + "\n")
+    elsewhere.take(comparison, "mine", "main", "my images")
+    assert {figure.measure for figure in elsewhere.load("mine").figures} == {"a", "b", "average", "std", "worst"}
+    extra = comparison / "runs" / "own-seed3" / "fairflare"
+    extra.mkdir(parents=True)
+    (extra / "results.json").write_text(json.dumps(run("own", 3, {"a": 0.5, "b": 0.5}, {})))
+    with pytest.raises(ValueError, match="not of all 7 runs"):
+        elsewhere.take(comparison, "mine", "main", "my images")
+
+
 def test_a_folder_without_differences_is_no_page(elsewhere: Any, comparison: Path) -> None:
     (comparison / "differences.csv").unlink()
     with pytest.raises(ValueError, match=r"differences\.csv is missing"):

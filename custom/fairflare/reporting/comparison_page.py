@@ -24,21 +24,27 @@ def comparison_page(
         sessions: of ``provenance.json``: commit, processor and checksums of the data, as they were when runs began.
     """
     complete = [run for run in runs if run["status"] == "completed"]
-    took = [seconds for run in complete if (seconds := _seconds(run)) is not None]
     versions = {told for run in complete if (told := _versions(run))}
-    labels = dict.fromkeys(run["info"]["label"] for run in complete)
-    rounds = sorted({int(run["info"]["num_rounds"]) for run in complete})
-    seeds = sorted({int(run["info"]["seed"]) for run in complete})
     lines = [
-        "# Comparison", "", "```bash", shlex.join(command), "```", "",
-        f"{len(labels)} rows, seeds {_listed(seeds)}, {_listed(rounds)} rounds, "
-        f"{len(complete[0]['info']['sites'])} sites: {len(complete)} runs, {_hours(sum(took))} of run time in all.",
+        "# Comparison", "", "```bash", shlex.join(command), "```", "", what_ran(complete),
         *(f"Made with {one}." for one in sorted(versions)), *provenance_lines(sessions), "",
         "## What each row reached", "", table,
     ]  # fmt: skip
     if differences:
         lines += ["", "## Differences", "", differences]
     return "\n".join(lines)
+
+
+def what_ran(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Rows, seeds, rounds, sites and time of completed runs, in a sentence."""
+    took = [seconds for run in runs if (seconds := _seconds(run)) is not None]
+    labels = dict.fromkeys(run["info"]["label"] for run in runs)
+    rounds = sorted({int(run["info"]["num_rounds"]) for run in runs})
+    seeds = sorted({int(run["info"]["seed"]) for run in runs})
+    return (
+        f"{len(labels)} rows, seeds {_listed(seeds)}, {_listed(rounds)} rounds, {len(runs[0]['info']['sites'])} sites: "
+        f"{len(runs)} runs, {_hours(sum(took))} of run time in all."
+    )
 
 
 def provenance_lines(sessions: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -129,7 +129,7 @@ def load(page: str) -> Stored:
     figures = []
     for number, line in enumerate(lines, 2):
         try:
-            values = {name: float(line[name] or "nan") if name in NUMBERS else line[name] for name in COLUMNS}
+            values: Any = {name: float(line[name] or "nan") if name in NUMBERS else line[name] for name in COLUMNS}
         except (KeyError, ValueError) as error:
             raise ValueError(f"{path.name}, line {number}: {error!r}") from error
         figures.append(Figure(**values))

@@ -47,6 +47,7 @@ def processes_of(folder: Path) -> list[int]:
 def test_a_comparison(tmp_path: Path) -> None:
     folder = tmp_path / "c"
     text = compare(folder, ["fed_avg", "fed_prox:mu=0.5"], "--seeds", "1")
+    assert text.index("2 runs to do, ") < text.index("1/2 fed_")
     assert "2/2 fed_" in text
     assert "fed_prox (mu=0.5)" in text
     assert "one seed" in (folder / "differences.csv").read_text()

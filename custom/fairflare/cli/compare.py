@@ -195,12 +195,15 @@ def _go(runner: Runner) -> None:
 
 
 class _Lines:
-    """A line for each run that ended, for logs and pipes."""
+    """A line at the start and for each run that ended, for logs and pipes."""
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
 
     def __enter__(self) -> _Lines:
+        missing = sum(progress.state != DONE for progress in self.runner.all)
+        text = f"{missing} runs to do, {min(missing, self.runner.at_once)} at once; a line when one has ended"
+        console.print(text, highlight=False, soft_wrap=True)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -18,7 +18,6 @@ from fairflare.exchange.anchor_forms import MODEL
 from fairflare.federation.halves import check_shared, shared_values
 from fairflare.federation.run_settings import LIKE_SETTINGS, RunSettings
 from fairflare.methods.catalog import Method, get_method, method_of
-from fairflare.methods.papers import PAPERS, Paper
 from fairflare.methods.rule import OLD_JOB, Rule
 from fairflare.methods.training import LocalTraining
 
@@ -120,8 +119,8 @@ def make_plan(
             set with ``{"weighting.grid": [4, 4]}``. Also those of the run that
             :data:`fairflare.federation.run_settings.LIKE_SETTINGS` names. Synthetic data are dealt to as many sites as
             the run has (every connected one: as the small job has) unless ``phantom_sites`` is among them.
-        small: False: the papers' settings, also for what is not named in ``settings``; see
-            :mod:`fairflare.methods.papers`.
+        small: False: the papers' settings, also for what is not named in ``settings``; of a method without a published
+            setting the defaults of its classes.
         train_like: another method whose set-up this one gets, so that the two can be compared: task, network, data,
             local training (but what is part of this method), rounds and number of sites.
         task_file: a Python file with a class ``Task``; default: the packaged one of the kind of task.
@@ -148,9 +147,9 @@ def make_plan(
     else:
         kind, file = "a MONAI bundle", BUNDLE_TASK
         task_class = _of_bundle(Path(monai_bundle), task=task, task_file=task_file)
-    paper = None if small else PAPERS[model.name]
+    paper = None if small else model.paper
     # Another kind of task than the paper's has none of its settings, but its length.
-    usual = {} if kind != model.task else model.small if paper is None else paper.learns
+    usual = {} if kind != model.task else model.small if small else {} if paper is None else paper.learns
     if model is not chosen:
         usual = _shared_setup(model, chosen, usual, task_class, own_task=kind == model.task)
     if task_file is not None:  # a task of the user's own need not have what the packaged one of its kind has
@@ -210,7 +209,7 @@ def make_plan(
         run=of_plan,
         sites=names,
         task_file=file,
-        lacks=_lacks(paper, names),
+        lacks=() if small else _lacks(model, names),
         monai_bundle=None if monai_bundle is None else Path(monai_bundle).expanduser(),
         brought=tuple(_in_words(brought, build(chosen.training, own))),
     )
@@ -309,10 +308,11 @@ def _by_steps(settings: Mapping[str, Any]) -> tuple[str, ...]:
     return ("local_epochs",)
 
 
-def _lacks(paper: Paper | None, sites: Sequence[str] | None) -> tuple[str, ...]:
+def _lacks(model: Method, sites: Sequence[str] | None) -> tuple[str, ...]:
     """What a paper's setting still has to be given by hand."""
+    paper = model.paper
     if paper is None:
-        return ()
+        return (f"a published setting: {model.title} has none, so the defaults of its own settings hold",)
     if sites is None:
         return (*paper.lacks, f"the paper's {paper.num_sites} sites: the job goes to every connected one")
     if len(sites) != paper.num_sites:

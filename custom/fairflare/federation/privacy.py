@@ -184,7 +184,7 @@ EXAMPLES: Mapping[str, Mapping[str, object]] = {
 
 HEAD = """# Privacy: what leaves a site
 
-<!-- Made by `fairflare privacy > docs/privacy.md` from the declared fields; edit those. A test compares. -->
+<!-- Made by `make refresh` (`fairflare privacy`) from the declared fields; edit those. A test compares. -->
 
 Field by field: what leaves a hospital, when, in which range, what it may reveal, and which setting keeps it at home.
 A method's own code sends nothing else: a test runs every method and looks at each key that leaves. The server refuses

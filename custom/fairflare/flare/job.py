@@ -22,6 +22,7 @@ from fairflare.flare.controller import RoundsController
 from fairflare.flare.executor import SiteExecutor
 from fairflare.flare.persistor import RunModels
 from fairflare.flare.tracking import TensorBoard
+from fairflare.methods.catalog import plugin_of
 
 PACKAGINGS = ("task_file", "preinstalled", "bundle")
 TENSORBOARD, PERSISTOR = "tensorboard", "persistor"  # ids of components
@@ -41,7 +42,9 @@ def make_job(plan: Plan, name: str, packaging: str, *, isolate: bool = False) ->
     deployed = None if plan.sites is None else {"deploy_map": {"app": ["server", *plan.sites]}}
     job = FedJob(name=name, min_clients=plan.run.min_sites, meta_props=deployed)
     job.job = _JobConfig(plan, packaging, job_name=name, min_clients=plan.run.min_sites, meta_props=deployed)
-    job.set_app_packages(["fairflare"])  # the sites have it, or get it whole
+    # What the sites have, or get whole. FLARE carries the files of a plugin's classes where they need not have it.
+    plugin = None if packaging == "bundle" else plugin_of(plan.method)
+    job.set_app_packages(["fairflare", *([plugin] if plugin else [])])
     settings = {key: getattr(plan.run, key) for key in field_names(type(plan.run))}
     told = plan.training if plan.script is not None else None
     if plan.run.initial_ckpt:

@@ -19,6 +19,7 @@ from fairflare.core.weighting import normalise
 from fairflare.methods.catalog import Method
 from fairflare.methods.cgsv import buffers
 from fairflare.methods.downloads import Downloads
+from fairflare.methods.fed_avg import PAPER
 from fairflare.methods.probes import score
 from fairflare.methods.reports import Field
 from fairflare.methods.rule import RoundInputs, State, Weighing
@@ -180,6 +181,7 @@ METHODS = [
         summary="every site is sent as much of the change as its own model is good",
         rule=CFFL,
         training=ClippedUpdates,
+        paper=PAPER,
         source="Lyu et al., 2020",
     )
 ]

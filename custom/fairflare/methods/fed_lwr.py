@@ -26,6 +26,7 @@ from fairflare.core.stabilise import mixed, smoothed, tempered
 from fairflare.core.weighting import dissimilarity_weights, uniform_weights
 from fairflare.methods.anchor_report import FromPreset, Granularity, LayerSimilarityReport, Preset
 from fairflare.methods.catalog import Method
+from fairflare.methods.fed_avg import PAPER
 from fairflare.methods.layer_scores import Scores, by_granularity, filled, from_layer, most_common_units
 from fairflare.methods.reports import Field, ReportError
 from fairflare.methods.rule import LayerWeights, RoundInputs, Rule, Weighing
@@ -214,7 +215,9 @@ class FedLWR(FromPreset, Rule):
         self._units = dict(state.get("units", {}))
 
 
-JOB: dict[str, Any] = {"rule": FedLWR, "training": LayerSimilarityReport, "source": "Yan et al., MICCAI 2024"}
+JOB: dict[str, Any] = {
+    "rule": FedLWR, "training": LayerSimilarityReport, "source": "Yan et al., MICCAI 2024", "paper": PAPER,
+}  # fmt: skip
 METHODS = [
     Method(
         name="fed_lwr",

@@ -20,6 +20,7 @@ STYLES = ("text", "markdown", "csv")
 SYNTHETIC_NOTE = "The data are SYNTHETIC (generated images): these figures say nothing about patients."
 MAX_COLUMNS = 20  # of metrics, whose names the sites choose
 MAX_HEADING = 32
+UNSURE = "?"  # behind a worst site that may be no worse than the others
 #: By ``measured`` in a run's ``info``.
 MEASURED = {"personal": "each site's own model", "common": "the common model"}
 
@@ -50,7 +51,7 @@ def fairness_table(
     table = [header, *sites, *totals]
     if style == "csv":
         return csv_lines(table)
-    title, notes = _title(results), run_notes(results, metric)
+    title, notes = _title(results), _table_notes(results, metric, totals)
     if not sites:
         return "\n".join([title, *wrapped(notes, width)])
     classes = class_rows(results) if metric in (None, primary_of(results)) else []
@@ -89,11 +90,19 @@ def rich_table(results: Mapping[str, Any], *, metric: str | None = None, width: 
                 table.add_row(*(Text(row[i]) for i in block))
             tables.append(table)
     return Group(
-        Text(_title(results), style="bold"), *tables, Text("\n".join(wrapped(run_notes(results, metric), width)))
+        Text(_title(results), style="bold"),
+        *tables,
+        Text("\n".join(wrapped(_table_notes(results, metric, totals), width))),
     )
 
 
 # ------------------------------------------------------------------------------------------------------------
+
+
+def _table_notes(results: Mapping[str, Any], metric: str | None, totals: Sequence[Sequence[str]]) -> list[str]:
+    marked = any(cell.endswith(UNSURE) for row in totals if row[0] == "worst site" for cell in row[1:])
+    legend = [f"{UNSURE}: has the worst value; that the site is behind the others is not shown."] if marked else []
+    return legend + run_notes(results, metric)
 
 
 def _title(results: Mapping[str, Any]) -> str:
@@ -117,9 +126,8 @@ def run_notes(results: Mapping[str, Any], metric: str | None = None) -> list[str
     """What a reader of a run's figures must know: which model, what is missing, who was left out, warnings."""
     info = results["info"] or {}
     notes = _tested_notes(results, metric) if results.get("test") else ["No test results."]
-    if results.get("test"):
-        notes += ["?: has the worst value; that the site is behind the others is not shown."]
-        notes += who_is_behind(results) if metric in (None, primary_of(results)) else []
+    if results.get("test") and metric in (None, primary_of(results)):
+        notes += who_is_behind(results)
     notes += (attended := attendance(results))
     left_out: dict[tuple[str, str, str], list[int]] = {}
     for record in results["rounds"]:
@@ -183,7 +191,7 @@ def _cells(
     behind += [[] for _ in columns[len(metrics) :]]  # of other models nobody says how sure it is
     worst = [_worst_site(summary) for summary in summaries]
     unsure = [name is not None and name not in known for name, known in zip(worst, behind, strict=True)]
-    cells = [(name or MISSING) + ("?" if un and not exact else "") for name, un in zip(worst, unsure, strict=True)]
+    cells = [(name or MISSING) + (UNSURE if un and not exact else "") for name, un in zip(worst, unsure, strict=True)]
     totals.insert(3, ["worst site", *cells])
     headings = [column.heading or column.metric for column in columns]
     header = ["site", *(name if exact else name[:MAX_HEADING] for name in headings)]

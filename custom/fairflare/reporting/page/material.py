@@ -17,6 +17,7 @@ from fairflare.reporting.page.layers import LayerSums
 from fairflare.reporting.page.tidy import Tidier
 from fairflare.reporting.pictures import in_order
 from fairflare.reporting.results import RESULTS_FILE, find_results, read_results
+from fairflare.reporting.standing import who_is_behind
 from fairflare.reporting.table import by_site_of, direction_of, label_of, metrics_of, run_notes
 
 #: What a run's folder may hold above its results: a simulator's workspace, or a FLARE download.
@@ -216,7 +217,9 @@ def of_one(run: PageRun, metric: str | None = None) -> Material:
     row = PageRow(label_of(document), [run])
     if document["test"]:
         row = PageRow(row.label, row.runs, [values], [summarize(values, higher_is_better=higher)])
-    return Material([row], chosen, higher, "", run_notes(document, chosen if document["test"] else None))
+    notes = run_notes(document, chosen if document["test"] else None)
+    told = who_is_behind(document)[:1]  # stands in the summary
+    return Material([row], chosen, higher, "", [note for note in notes if note not in told])
 
 
 @dataclass

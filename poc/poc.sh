@@ -12,14 +12,15 @@ export NVFLARE_POC_WORKSPACE="$folder/poc"
 nvflare poc prepare -i poc.yml
 kits="$folder/poc/fairflare_poc/prod_00"
 
-step "every participant allows the package"
+step "every participant allows the package's classes"
 for name in localhost site-1 site-2 site-3; do
   "$python" - "$kits/$name/local" <<'END'
 import json, pathlib, sys
 local = pathlib.Path(sys.argv[1])
 path = local / "resources.json"
 resources = json.loads((path if path.exists() else local / "resources.json.default").read_text())
-resources["class_allow_list"].append("fairflare.")
+from fairflare.provision import job_classes
+resources["class_allow_list"] += job_classes()
 path.write_text(json.dumps(resources, indent=2))
 (local / "fairflare.json").write_text('{"num_threads": 1}')
 END

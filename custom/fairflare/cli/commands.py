@@ -282,7 +282,7 @@ def export(
         bool,
         typer.Option(
             "--preinstalled",
-            help="For hospitals: no custom code (sites have the package and allow 'fairflare.'), and bounds on one "
+            help="For hospitals: no custom code (sites have the package and allow its classes), and bounds on one "
             "site's influence (docs/robustness.md; --set max_weight=null: without).",
         ),
     ] = False,

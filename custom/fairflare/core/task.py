@@ -165,6 +165,17 @@ class Task(ABC):
         """
         return
 
+    def permit(self, settings: Mapping[str, Any]) -> None:
+        """Is told, at the server and before anything is built, what the server's own file says.
+
+        Args:
+            settings: ``local/fairflare.json``; a task that a job lets name code looks there for what it may name.
+
+        Raises:
+            ValueError: a key of the task's there is not usable.
+        """
+        return
+
     def training_settings(self, given: Collection[str] = ()) -> dict[str, Any]:
         """Settings of a site half that the task brings along; those that the user gives, and ``keeps``, go before.
 

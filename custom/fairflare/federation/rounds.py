@@ -127,6 +127,7 @@ class Rounds:
         """The first round to do, and initial or checkpointed model."""
         run, place = self.settings, self.place
         check_halves(self.rule, place.site_half, run.norm_statistics)
+        self.task.permit(place.settings)
         torch.manual_seed(run.seed)
         model = self.task.build_model()
         self.transport.say(self.task.initialise(model, place.initial_weights(run)))

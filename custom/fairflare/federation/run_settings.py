@@ -149,7 +149,7 @@ class Place:
         """The checkpoint that the federation starts from: the job's, or that of the server's private file.
 
         Raises:
-            ValueError: both name one.
+            ValueError: both name one; the job's leads out of what it carries.
         """
         own = self.settings.get("initial_weights")
         if not run.initial_ckpt:
@@ -159,4 +159,11 @@ class Place:
                 f"the run starts from initial_ckpt {run.initial_ckpt!r} and the server's local/fairflare.json names "
                 f"initial_weights {own!r}; take out one of them"
             )
-        return str((self.carried or Path()) / run.initial_ckpt)
+        path = (self.carried or Path()) / run.initial_ckpt
+        outside = self.carried is not None and not path.resolve().is_relative_to(self.carried.resolve())
+        if outside and not Path(run.initial_ckpt).is_absolute():
+            raise ValueError(
+                f"initial_ckpt {run.initial_ckpt!r:.200} leads out of the files that the job carries; name one of "
+                "them, or give the absolute path of a file at the server"
+            )
+        return str(path)

@@ -23,12 +23,15 @@ from fairflare.flare.executor import SiteExecutor
 from fairflare.flare.persistor import RunModels
 from fairflare.flare.tracking import TensorBoard
 from fairflare.methods.catalog import plugin_of
+from fairflare.tasks import scripts
 
 PACKAGINGS = ("task_file", "preinstalled", "bundle")
 TENSORBOARD, PERSISTOR = "tensorboard", "persistor"  # ids of components
 # A site asks for its next task this often; FLARE's default of 2 s would dominate short phases.
 SERVER_CONFIG = {"server": {"task_request_interval": 0.05}}
 SCRIPT_END = 10.0  # seconds that a script's process has to end by itself when the job is over
+#: The file that a job carries beside a training script: with it the server may build the network that the job names.
+SCRIPT_TASK = Path(scripts.__file__).parent / "templates" / "script_task.py"
 
 
 def make_job(plan: Plan, name: str, packaging: str, *, isolate: bool = False) -> FedJob:
@@ -92,7 +95,7 @@ def _carried(checkpoint: str, packaging: str, job: FedJob) -> str:
 
 
 class _JobConfig(FedJobConfig):
-    """FLARE names a class after the file it comes from; the task of a job is always ``task.Task``."""
+    """FLARE names a class after the file it comes from; the task of a job is of the file that the job carries."""
 
     def __init__(self, plan: Plan, packaging: str, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -100,11 +103,12 @@ class _JobConfig(FedJobConfig):
         self.packaging = packaging
 
     def _get_class_path(self, obj: Any, custom_dir: str) -> str:
-        if obj is not self.plan.task or self.plan.script is not None:
+        carries = self.packaging != "preinstalled"
+        if obj is not self.plan.task or (self.plan.script is not None and not carries):
             path: str = super()._get_class_path(obj, custom_dir)
             return path
-        if self.packaging != "preinstalled":
-            return "task.Task"
+        if carries:
+            return "task.Task" if self.plan.script is None else f"{SCRIPT_TASK.stem}.Task"
         base = type(obj).__mro__[1]  # the packaged class that the template's Task subclasses
         return f"{base.__module__}.{base.__name__}"
 
@@ -116,6 +120,7 @@ class _JobConfig(FedJobConfig):
         custom.mkdir(parents=True, exist_ok=True)
         if self.plan.script is not None:
             shutil.copyfile(self.plan.script.path, custom / self.plan.script.path.name)
+            shutil.copyfile(SCRIPT_TASK, custom / SCRIPT_TASK.name)
         else:
             shutil.copyfile(self.plan.task_file, custom / "task.py")
         if self.plan.monai_bundle is not None:

@@ -40,7 +40,7 @@ class FairRecipe(Recipe):
             the method's quick job, with the values that the two share.
         name: of the job; default: the method's.
         packaging: ``"task_file"``: the job carries ``app/custom/task.py`` and sites must permit custom code;
-            ``"preinstalled"``: no custom code, sites need the package and ``fairflare.`` in their class allow list;
+            ``"preinstalled"``: no custom code, sites need the package and its classes in their allow list;
             ``"bundle"``: the job carries the whole package. A ``"preinstalled"`` job is for hospitals: one site's
             influence is bounded in it (:data:`fairflare.federation.influence.FOR_HOSPITALS`); ``settings`` go before.
         task: ``"segmentation"`` or ``"classification"``, or a task as an object; default: what the method's paper

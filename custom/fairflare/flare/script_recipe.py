@@ -11,7 +11,7 @@ from nvflare.recipe.spec import Recipe
 from fairflare.core.checks import choice
 from fairflare.federation.influence import FOR_HOSPITALS
 from fairflare.federation.plan import Script
-from fairflare.flare.job import PACKAGINGS, make_job
+from fairflare.flare.job import PACKAGINGS, SCRIPT_TASK, make_job
 from fairflare.flare.script_plan import make_script_plan
 
 
@@ -73,6 +73,8 @@ class ScriptRecipe(Recipe):
             settings = {**FOR_HOSPITALS, **{k: run.pop(k) for k in FOR_HOSPITALS if k in run}, **(settings or {})}
         elif not script.is_file() or script.suffix != ".py":
             raise ValueError(f"train_script must be a Python file, got {str(script)!r}")
+        elif script.name == SCRIPT_TASK.name:
+            raise ValueError(f"train_script: the job has a file {script.name} of its own; call the script otherwise")
         timeouts = dict.fromkeys(
             ("train_timeout", "anchor_timeout", "norms_timeout", "validate_timeout"), phase_timeout
         )

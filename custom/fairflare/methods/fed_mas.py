@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import torch
 from pydantic import Field as Bounds
 
-from fairflare.core.priors import RunningClassMean, rescue_factor
+from fairflare.core.priors import TIMM, RunningClassMean, rescue_factor
 from fairflare.core.settings import Flag, NonNegative, PositiveInt, Text, settings
 from fairflare.core.weighting import rescue_weights
 from fairflare.methods.bsm import JOB, LEARNS
@@ -34,7 +34,7 @@ from fairflare.methods.training import LocalTraining, SiteError, SiteRun
 if TYPE_CHECKING:
     from fairflare.core.task import Task
 
-Encoder = Literal["embedded", "resnet18", "resnet50", "densenet121"] | Annotated[str, Bounds(pattern="^timm:.+")]
+Encoder = Literal["embedded", "resnet18", "resnet50", "densenet121"] | Annotated[str, Bounds(pattern=TIMM)]
 MAX_RESCUE_FACTOR = 16e6  # 16 E |C|, for a million of epochs times classes
 
 

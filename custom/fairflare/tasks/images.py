@@ -35,7 +35,7 @@ CACHE_BYTES = 2**30  # decoded images of a site that are kept in memory, all spl
 OTHER_KEYS = (  # of the site file, not the task's business
     "state_root", "checkpoint_root", "models_in_memory", "num_threads", "device", "isolate", "sites",
     "preprocess_cache", "prior", "initial_weights", "metrics_by_class", "submit_model", "examples_folder",
-    "precision", "channels_last", "compile", "deterministic",
+    "precision", "channels_last", "compile", "deterministic", "networks",
 )  # fmt: skip
 
 # Types of settings of tasks on images.

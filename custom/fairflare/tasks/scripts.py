@@ -20,11 +20,15 @@ if TYPE_CHECKING:
 
 Criterion = Callable[[Any, Any], torch.Tensor]
 PAIR = "(inputs, targets), or a dict with 'image' and 'label'"
+NETWORKS = "networks"  # the key of the server's own file: classes of networks that a job may name
 
 
 @settings
 class ScriptTask(Task):
     """What the server has to know of a job whose sites run a script of their own.
+
+    A name that is imported and called is code. So this class by itself builds only networks that the server's own file
+    lists (``networks``); the subclass in a job's ``script_task.py``, which is custom code, builds what the job names.
 
     Args:
         model: class of the network, ``"module.Class"``; the module is the job's script, or one that is installed.
@@ -42,15 +46,34 @@ class ScriptTask(Task):
         if not all(part.isidentifier() for part in ("." + self.model).split(".")[1:]) or "." not in self.model:
             raise ValueError(f"model must be the network's class as 'module.Class', got {self.model!r}")
         vars(self)["primary_metric"] = self.metric
+        self._listed: list[str] = []
+
+    def permit(self, settings: Mapping[str, Any]) -> None:
+        listed = settings.get(NETWORKS, [])
+        if not isinstance(listed, list) or not all(isinstance(entry, str) and "." in entry for entry in listed):
+            raise ValueError(
+                f"{NETWORKS!r} in the server's local/fairflare.json must be a list of classes ('package.module.Class') "
+                f"and prefixes that end in a dot, got {listed!r:.80}"
+            )
+        self._listed = listed
 
     def build_model(self) -> torch.nn.Module:
-        module, _, name = self.model.rpartition(".")
+        model = self.model
+        if type(self) is ScriptTask and not any(
+            model == entry or (entry.endswith(".") and model.startswith(entry)) for entry in self._listed
+        ):
+            raise problem(
+                f"model {model!r:.200} is named by a job without code of its own, and no list of this machine has it; "
+                f"put it under {NETWORKS!r} in the server's local/fairflare.json, or have the job carry its script"
+            )
+        module, _, name = model.rpartition(".")
         try:
-            made = getattr(importlib.import_module(module), name)(**self.model_args)
+            found = getattr(importlib.import_module(module), name)
+            if not isinstance(found, type) or not issubclass(found, torch.nn.Module):  # before it is called
+                raise TypeError(f"it must be a class of torch.nn.Module, got {found!r:.80}")
+            made: torch.nn.Module = found(**self.model_args)
         except Exception as error:
-            raise ValueError(f"model {self.model!r} cannot be built: {type(error).__name__}: {error}") from error
-        if not isinstance(made, torch.nn.Module):
-            raise ValueError(f"model {self.model!r} must give a torch.nn.Module, got {type(made).__name__}")
+            raise ValueError(f"model {model!r} cannot be built: {type(error).__name__}: {error}") from error
         return made
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -15,8 +15,9 @@ import typer
 RECIPES = files("fairflare") / "recipes"  # the package is not imported: that takes seconds
 #: Settings of the run that --set takes too; in a recipe they stand before ``settings``, the method's own after it.
 OF_THE_RUN = (
-    "max_weight", "max_samples", "max_update_norm", "best_by", "best_lambda", "test_last", "norm_statistics",
-    "bootstrap", "recalibration", "anchor_as", "crt_rounds", "crt_epochs", "crt_weights", "crt_mask_absent",
+    "max_weight", "max_excess", "max_samples", "max_update_norm", "aggregate", "trim", "suspects", "best_by",
+    "best_lambda", "test_last", "norm_statistics", "bootstrap", "recalibration", "anchor_as", "crt_rounds",
+    "crt_epochs", "crt_weights", "crt_mask_absent",
 )  # fmt: skip
 
 

@@ -138,6 +138,9 @@ class Collector:
     ) -> None:
         self.rule, self.seed = rule, seed % 2**63  # a run's may be negative, a generator's may not
         self.bounds = bounds or Bounds()
+        self.bounds.check_aggregate(rule)
+        #: Sites of the job, for ``max_weight=auto``; ``None``: those of the round.
+        self.num_sites: int | None = None
         self._influence = Influence(self.bounds)
         self._temporary = tempfile.TemporaryDirectory(prefix="fairflare-staging-") if folder is None else None
         self.staging = Staging(Path(self._temporary.name) if self._temporary else folder or Path(), memory)
@@ -160,7 +163,7 @@ class Collector:
         self.staging.clear()
         self._round = _Round(current_round, num_rounds, sorted(sites), received)
         self._shape = shape
-        self._influence = Influence(self.bounds)
+        self._influence = Influence(self.bounds, self.num_sites)
 
     def at_round(self, current_round: int) -> None:
         """Under a stock controller the round is known only when the first answer is there."""
@@ -313,15 +316,15 @@ class Collector:
         if not weighing.reports:
             found = {site: numbers(report) for site, report in inputs.reports.items()}
             weighing.reports = {site: values for site, values in found.items() if values}
-        updates = self._shape.updates
+        updates, how = self._shape.updates, self.bounds.how
         if weighing.layers is not None:
-            return layerwise_average(inputs.states, weighing.layers, inputs.owner, updates=updates), weighing
+            return layerwise_average(inputs.states, weighing.layers, inputs.owner, updates=updates, how=how), weighing
         if weighing.sites is None:
             raise RuntimeError(f"{type(self.rule).__name__}.weigh() gave neither site nor layer weights")
         shown = ", ".join(f"{site} {weight:.4f}" for site, weight in sorted(weighing.sites.items()))
         log.info("round %d, weights: %s", self._round.number, shown)
         if weighing.step == 1.0 and weighing.buffers is None:
-            return weighted_average(inputs.states, weighing.sites, updates=updates), weighing
+            return weighted_average(inputs.states, weighing.sites, updates=updates, how=how), weighing
         step = Step(weighing.step, inputs.parameters, inputs.start(self.rule), weighing.buffers or weighing.sites)
         return stepped_average(inputs.states, weighing.sites, step), weighing
 
@@ -341,6 +344,7 @@ class Collector:
             received=self._round.received,
             remembered=self._influence.remembered,
             moderated=self._influence.moderated,
+            bounded=self._influence.of_made,
             parameters=self._trained_names(),
             num_steps={site: trained[site].num_steps for site in sites},
             updates=self._shape is not None and self._shape.updates,

@@ -173,6 +173,7 @@ class Rounds:
         rule = self.collector.rule = self.retraining.rule_at(current_round)
         trained = self.retraining.trained(state, current_round)
         shape = LikeReceived(trained, self.at_home.tensors)
+        self.collector.num_sites = len({*self.journal.info["sites"], *self.roster.known()})
         self.collector.begin(current_round, self.settings.num_rounds, shape=shape, received=trained, sites=record.sites)
         form = {"anchor_as": self.settings.anchor_as if rule.asks_about_anchor(current_round) else MODEL}
         timeout = self.settings.train_timeout

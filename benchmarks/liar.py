@@ -1,4 +1,4 @@
-"""One liar of six sites, and two: the weight they get and how far one moves the model, by method, with and without bounds.
+"""One liar of six sites, and two: the weight they get, and how far one moves the model, without and with the bounds.
 
 Real rounds (:class:`fairflare.federation.rounds.Rounds`) whose sites are a few lines: nobody trains, every reply is
 made by hand. In round 0 one site lies, from round 1 on it is honest; a pair lies in every round. Prints the tables of
@@ -449,9 +449,9 @@ def tables() -> str:
         models_table(),
         ["", "FedISM remembers its weights (beta 0.5); the site is honest again from round 1 on:", ""],
         memory_table(),
-        ["", "Largest share of any layer, in any of four rounds, that one liar of six holds, or two together, with any of",
-         "the claims above told in each round; before, a job for hospitals had `max_weight` 0.4 whatever the number of",
-         "sites. Last line: of a class that nobody else has.", ""],
+        ["", "Largest share of any layer, in any of four rounds, that one liar of six holds, or two together, with any",
+         "of the claims above told in each round; before, a job for hospitals had `max_weight` 0.4 whatever the",
+         "number of sites. Last line: of a class that nobody else has.", ""],
         pairs_table(),
     ]  # fmt: skip
     return "\n".join(line for part in parts for line in part)

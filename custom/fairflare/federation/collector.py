@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from fairflare.exchange.tensor_file import Layout
 from fairflare.federation.incoming import Incoming, Shape
 from fairflare.federation.incoming import LikeReceived as LikeReceived
 from fairflare.federation.influence import Bounds, Influence
-from fairflare.federation.leaving import AT_HOME, RESAMPLED
+from fairflare.federation.leaving import AT_HOME, RESAMPLED, TRAINED_METRIC
 from fairflare.methods.reports import MAX_TEXT, Field, ReportError, numbers, read_report, shortened
 from fairflare.methods.rule import RoundInputs, Rule, State, Weighing
 from fairflare.reporting.records import Warned
@@ -67,6 +67,11 @@ STATS = (
         doc="with `bootstrap`: the primary metric on so many draws of the test images with replacement",
         reveals="with as many draws as test images, the metric of each single image can be solved for",
         keep="of a metric over classes: `metrics_by_class`",
+    ),
+    Field(
+        TRAINED_METRIC, nan_ok=True, required=False,
+        doc="the primary metric of the trained model on the validation split; only from a site that the common model "
+        "serves far worse than the others (`suspects`)",
     ),
     Field(
         "state_lost", "text", required=False,
@@ -310,7 +315,7 @@ class Collector:
         if self.rule.two_phase and len(sites) == 1:
             # One model is its own average: every weight is 1 and there is nothing to ask.
             return self.anchor_model(), self._influence.weighed(Weighing(sites={sites[0]: 1.0}))
-        inputs = self._inputs()
+        inputs = self.inputs()
         with one_thread():  # the same bits on every server; the long sums are in the average below
             weighing = self._influence.weighed(self.rule.weigh(inputs))
         if not weighing.reports:
@@ -328,7 +333,12 @@ class Collector:
         step = Step(weighing.step, inputs.parameters, inputs.start(self.rule), weighing.buffers or weighing.sites)
         return stepped_average(inputs.states, weighing.sites, step), weighing
 
-    def _inputs(self) -> RoundInputs:
+    def hold(self, sites: Collection[str]) -> None:
+        """These sites get no more than the equal share in this round."""
+        self._influence.held = frozenset(sites)
+
+    def inputs(self) -> RoundInputs:
+        """What the rule is going to see."""
         sites, trained = self.accepted, self._round.trained
         return RoundInputs(
             current_round=self._round.number,

@@ -27,6 +27,8 @@ TASKS = (TASK_CHECK, TASK_TRAIN, TASK_ANCHOR, TASK_NORMS, TASK_VALIDATE)
 SPLIT_TEST = "test"  # with all further test lists
 SPLIT_VALIDATION = "validation"
 
+MEASURE_TRAINED = "measure_trained"  # a directive of train: sites that also measure the model that they trained
+
 STATUS_OK = "ok"
 STATUS_SKIPPED = "skipped"  # an expected refusal: too little data, no local model
 STATUS_FAILED = "failed"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from fairflare.exchange.tensor_file import Layout
 from fairflare.federation.incoming import Incoming, Shape
 from fairflare.federation.incoming import LikeReceived as LikeReceived
 from fairflare.federation.influence import Bounds, Influence
-from fairflare.federation.leaving import AT_HOME, RESAMPLED
+from fairflare.federation.leaving import AT_HOME, RESAMPLED, TRAINED_METRIC
 from fairflare.federation.sampling import SAMPLING
 from fairflare.methods.reports import MAX_TEXT, Field, ReportError, numbers, read_report, shortened
 from fairflare.methods.rule import RoundInputs, Rule, State, Weighing
@@ -70,6 +70,11 @@ STATS = (
         keep="of a metric over classes: `metrics_by_class`",
     ),
     *SAMPLING,
+    Field(
+        TRAINED_METRIC, nan_ok=True, required=False,
+        doc="the primary metric of the trained model on the validation split; only from a site that the common model "
+        "serves far worse than the others (`suspects`)",
+    ),
     Field(
         "state_lost", "text", required=False,
         doc="what the site had kept of earlier rounds and could not use",
@@ -140,6 +145,9 @@ class Collector:
     ) -> None:
         self.rule, self.seed = rule, seed % 2**63  # a run's may be negative, a generator's may not
         self.bounds = bounds or Bounds()
+        self.bounds.check_aggregate(rule)
+        #: Sites of the job, for ``max_weight=auto``; ``None``: those of the round.
+        self.num_sites: int | None = None
         self._influence = Influence(self.bounds)
         self._temporary = tempfile.TemporaryDirectory(prefix="fairflare-staging-") if folder is None else None
         self.staging = Staging(Path(self._temporary.name) if self._temporary else folder or Path(), memory)
@@ -162,7 +170,7 @@ class Collector:
         self.staging.clear()
         self._round = _Round(current_round, num_rounds, sorted(sites), received)
         self._shape = shape
-        self._influence = Influence(self.bounds)
+        self._influence = Influence(self.bounds, self.num_sites)
 
     def at_round(self, current_round: int) -> None:
         """Under a stock controller the round is known only when the first answer is there."""
@@ -309,25 +317,30 @@ class Collector:
         if self.rule.two_phase and len(sites) == 1:
             # One model is its own average: every weight is 1 and there is nothing to ask.
             return self.anchor_model(), self._influence.weighed(Weighing(sites={sites[0]: 1.0}))
-        inputs = self._inputs()
+        inputs = self.inputs()
         with one_thread():  # the same bits on every server; the long sums are in the average below
             weighing = self._influence.weighed(self.rule.weigh(inputs))
         if not weighing.reports:
             found = {site: numbers(report) for site, report in inputs.reports.items()}
             weighing.reports = {site: values for site, values in found.items() if values}
-        updates = self._shape.updates
+        updates, how = self._shape.updates, self.bounds.how
         if weighing.layers is not None:
-            return layerwise_average(inputs.states, weighing.layers, inputs.owner, updates=updates), weighing
+            return layerwise_average(inputs.states, weighing.layers, inputs.owner, updates=updates, how=how), weighing
         if weighing.sites is None:
             raise RuntimeError(f"{type(self.rule).__name__}.weigh() gave neither site nor layer weights")
         shown = ", ".join(f"{site} {weight:.4f}" for site, weight in sorted(weighing.sites.items()))
         log.info("round %d, weights: %s", self._round.number, shown)
         if weighing.step == 1.0 and weighing.buffers is None:
-            return weighted_average(inputs.states, weighing.sites, updates=updates), weighing
+            return weighted_average(inputs.states, weighing.sites, updates=updates, how=how), weighing
         step = Step(weighing.step, inputs.parameters, inputs.start(self.rule), weighing.buffers or weighing.sites)
         return stepped_average(inputs.states, weighing.sites, step), weighing
 
-    def _inputs(self) -> RoundInputs:
+    def hold(self, sites: Collection[str]) -> None:
+        """These sites get no more than the equal share in this round."""
+        self._influence.held = frozenset(sites)
+
+    def inputs(self) -> RoundInputs:
+        """What the rule is going to see."""
         sites, trained = self.accepted, self._round.trained
         return RoundInputs(
             current_round=self._round.number,
@@ -343,6 +356,7 @@ class Collector:
             received=self._round.received,
             remembered=self._influence.remembered,
             moderated=self._influence.moderated,
+            bounded=self._influence.of_made,
             parameters=self._trained_names(),
             num_steps={site: trained[site].num_steps for site in sites},
             updates=self._shape is not None and self._shape.updates,

@@ -20,6 +20,8 @@ VALIDATED = "validation split/"
 AT_HOME = "classes_at_home"  # in a reply's stats: metrics by class were kept back
 RESAMPLED = "resampled"  # in a reply's stats: the primary metric on draws of the test images
 
+TRAINED_METRIC = "trained_metric"  # in a reply's stats: the primary metric of the trained model on the validation split
+
 
 def sends_classes(site: str, settings: Mapping[str, Any]) -> bool:
     """The site's ``metrics_by_class``; default: True.

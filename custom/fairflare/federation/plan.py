@@ -286,6 +286,7 @@ def check_run(rule: Rule, run: RunSettings) -> None:
         ValueError: says which.
     """
     rule.check_run(run.num_rounds)
+    run.check_aggregate(rule)
     if run.anchor_as != MODEL and not rule.two_phase:
         raise ValueError(
             f"anchor_as={run.anchor_as!r}: {type(rule).__name__} asks the sites nothing about an anchor; leave it out"

@@ -56,7 +56,8 @@ TOLD = {
     "anchor_as": "in `train` and `anchor`: in which form the average of the local models comes (`model`, `bf16`, "
     "`difference`)",
     "directives": "what the method tells the sites, see below; in `norms`: which norms are done (`done`), the "
-    "question's number in the round (`exchange`), whether all norms are meant at once (`one_pass`)",
+    "question's number in the round (`exchange`), whether all norms are meant at once (`one_pass`); "
+    "in `train`: whether the site is to measure the model that it trained, too (`measure_trained`), see `suspects`",
 }
 
 

@@ -225,7 +225,7 @@ class Recalibration:
 
     def _set(self, chain: _Chain, reports: Mapping[str, NormReport]) -> None:
         """The norms of these answers, which are of the same norms."""
-        influence = Influence(self.run)
+        influence = Influence(self.run, len(self.exchange.roster.known()))
         names = sorted(next(iter(reports.values())).names)
         counts, warnings = bounded_counts(reports, names, self.run.max_samples)
         weights = {n: {site: count / sum(by.values()) for site, count in by.items()} for n, by in counts.items()}

@@ -66,7 +66,7 @@ def info_of(
         "num_rounds": run.num_rounds,
         **({"crt_rounds": run.crt_rounds} if run.crt_rounds else {}),
         "min_sites": run.min_sites,
-        "bounds": bounds_of(run),
+        "bounds": bounds_of(run, len({*expected, *connected})),
         "best_by": run.best_by,
         "seed": run.seed,
         "sites": sorted({*expected, *connected}),

@@ -25,6 +25,7 @@ from fairflare.core.computing import LOWER, Computing, NoSuchForm, plainly
 from fairflare.core.stopping import TaskStopped, stoppable
 from fairflare.exchange.anchor_forms import DIFFERENCE, restored
 from fairflare.exchange.messages import (
+    MEASURE_TRAINED,
     SPLIT_VALIDATION,
     STATUS_FAILED,
     STATUS_OK,
@@ -41,7 +42,14 @@ from fairflare.exchange.messages import (
 from fairflare.federation import norm_moments
 from fairflare.federation.check import facts_of
 from fairflare.federation.examples import EXAMPLES, draw_examples, examples_folder
-from fairflare.federation.leaving import METRICS_BY_CLASS, RESAMPLED, VALIDATED, keep_classes_home, sends_classes
+from fairflare.federation.leaving import (
+    METRICS_BY_CLASS,
+    RESAMPLED,
+    TRAINED_METRIC,
+    VALIDATED,
+    keep_classes_home,
+    sends_classes,
+)
 from fairflare.federation.personal import Personal
 from fairflare.federation.site_folder import SiteFolder
 from fairflare.federation.site_store import SiteStore
@@ -225,6 +233,9 @@ class SiteWorker:
         trained = training.train(run, model)
         local = clean_state(model.state_dict())
         report = training.report(run, model)
+        stats = {**trained.losses(), "synthetic": bool(run.data.synthetic)}
+        if run.directives.get(MEASURE_TRAINED):
+            stats[TRAINED_METRIC] = self._evaluate(model, run, "validation")[self.task.primary_metric]
         if request.anchor_as == DIFFERENCE:  # the anchor of this round will be told from it
             store.save(RECEIVED_MODEL, request.current_round, request.state, kept=1)
         store.save(LOCAL_MODEL, request.current_round, local, kept=self.training.local_models_kept)
@@ -235,7 +246,7 @@ class SiteWorker:
             update={name: update[name] for name in training.sends(update)},
             metrics=metrics,
             report=report,
-            stats={**trained.losses(), "synthetic": bool(run.data.synthetic)},
+            stats=stats,
             num_samples=trained.num_samples,
             num_steps=trained.num_steps,
         )

@@ -119,6 +119,10 @@ class FedNova(Rule):
 
     effective_steps: Literal["norms", "steps"] = "norms"
 
+    @property
+    def not_a_mean(self) -> str:
+        return "it makes a step along the mean"
+
     def check_steps(self, report: dict[str, Any], num_steps: int | None, site: str) -> dict[str, Any]:
         norm = report["step_norm"]
         if num_steps is not None and norm > most_accumulated(num_steps) * (1 + 1e-9):

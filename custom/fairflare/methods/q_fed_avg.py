@@ -45,6 +45,10 @@ class QFedAvg(Rule):
     learning_rate: Positive = 1e-3
     lipschitz: Positive | None = None
 
+    @property
+    def not_a_mean(self) -> str:
+        return "" if self.q_form == "weighted" else "it makes a step along the mean (q_form=weighted does not)"
+
     def weigh(self, inputs: RoundInputs) -> Weighing:
         losses = finite_or_mean({site: inputs.reports[site]["probe_loss"] for site in inputs.sites})
         if self.q_form == "weighted":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairflare.exchange.messages import SPLIT_TEST, SPLIT_VALIDATION, TASK_VALIDATE, Message
 from fairflare.federation.collector import read_head, read_metrics, read_stats
@@ -15,6 +15,9 @@ from fairflare.federation.roster import Roster
 from fairflare.federation.run_settings import RunSettings
 from fairflare.methods.reports import ReportError
 from fairflare.reporting.records import LeftOut, PhaseRecord
+
+if TYPE_CHECKING:
+    from fairflare.core.task import Metric
 
 AGAIN = 30.0  # seconds at least for whoever is asked again: a site that restarts is back by then
 
@@ -63,10 +66,20 @@ class FinalTest:
         ask: one exchange, as ``Rounds`` has it.
         roster, run: who there is; how long they may take.
         say: a line for the server's log.
+        metrics, primary: what sites may measure, and the name of the one that matters.
     """
 
-    def __init__(self, ask: Ask, roster: Roster, run: RunSettings, say: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        ask: Ask,
+        roster: Roster,
+        run: RunSettings,
+        say: Callable[..., None],
+        metrics: Mapping[str, Metric],
+        primary: str,
+    ) -> None:
         self.ask, self.roster, self.run, self.say = ask, roster, run, say
+        self.metrics, self.primary = metrics, primary
 
     def __call__(
         self, state: Mapping[str, Any], current_round: int, *, validation: bool = False, resample: int = 0
@@ -83,8 +96,9 @@ class FinalTest:
         found: dict[str, dict[str, float]] = {}
 
         def use(phase: Phase, site: str, message: Message) -> dict[str, float]:
-            stats = read_stats(site, read_head(site, message, phase.current_round))
-            metrics = read_metrics(site, message.metrics, stats["not_finite"])
+            head = read_head(site, message, phase.current_round)
+            stats = read_stats(site, head, self.metrics[self.primary])
+            metrics = read_metrics(site, message.metrics, stats["not_finite"], self.metrics)
             if stats[RESAMPLED] is not None and len(stats[RESAMPLED]) != resample:
                 told = f"has {len(stats[RESAMPLED])} entries, asked for {resample}"
                 raise ReportError(f"site {site!r}: field {RESAMPLED!r} {told}")

@@ -42,7 +42,7 @@ from fairflare.federation.transport import Listener, Question
 from fairflare.methods.catalog import Method, all_methods
 from fairflare.methods.creff import CReFF
 from fairflare.reporting.records import RoundRecord
-from fairflare.tasks.base import SiteData, Task
+from fairflare.tasks.base import Metric, SiteData, Task
 from fairflare.tasks.networks import GivenHead
 
 SITES = [f"site-{number}" for number in range(1, 7)]
@@ -81,6 +81,9 @@ class Nothing(Task):
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         raise AssertionError("nobody trains here")
+
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        return (Metric(name="dice", doc="made up", higher_is_better=True),)
 
     def evaluate(self, model: Any, batches: Any, device: Any) -> dict[str, float]:
         raise AssertionError("nobody trains here")

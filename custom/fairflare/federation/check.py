@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fairflare.core.task import SiteData
 from fairflare.exchange.messages import TASK_CHECK, Message, SiteTask, encode_task
 from fairflare.federation.collector import MAX_SAMPLES, printable, read_head, reasons
 from fairflare.federation.phase import Exchange, Phase, RoundFailed
@@ -20,7 +21,7 @@ from fairflare.methods.reports import Field, ReportError, read_report
 if TYPE_CHECKING:
     import torch
 
-    from fairflare.core.task import SiteData, Task
+    from fairflare.core.task import Batches, Metric, Task
     from fairflare.federation.journal import Journal
 
 MAX_LISTS = 100  # of images, at a site
@@ -120,6 +121,25 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
     return {"images": images, **found}
 
 
+class _Said(SiteData):
+    """A site's data as far as it speaks of them: what its task needs to name the classes as the site does."""
+
+    def __init__(self, found: Mapping[str, Any]) -> None:
+        self.synthetic = bool(found["synthetic"])
+        self.num_classes = found["num_classes"]
+        self.class_names = None if found["class_names"] is None else tuple(found["class_names"])
+        if found["class_groups"] is not None:
+            pairs = [entry.rpartition(" ")[::2] for entry in found["class_groups"]]
+            self.class_groups = {n: tuple(int(c) for g, c in pairs if g == n and c.isdigit()) for n, _ in pairs}
+        self._images = found["images"]
+
+    def num_samples(self, split: str) -> int:
+        return int(self._images.get(split, 0))
+
+    def batches(self, split: str, **options: Any) -> Batches:
+        raise ValueError("the server has no images of a site")
+
+
 class Check:
     """Asks every site before the first round of a job, also of one that goes on with an experiment.
 
@@ -127,10 +147,19 @@ class Check:
         task: what is learned.
         run: settings.
         transport, roster, journal: of the run.
+        metrics: what sites may measure; gets those of the classes that they name.
     """
 
-    def __init__(self, task: Task, run: RunSettings, transport: Transport, roster: Roster, journal: Journal) -> None:
-        self.task, self.settings = task, run
+    def __init__(
+        self,
+        task: Task,
+        run: RunSettings,
+        transport: Transport,
+        roster: Roster,
+        journal: Journal,
+        metrics: dict[str, Metric] | None = None,
+    ) -> None:
+        self.task, self.settings, self.metrics = task, run, {} if metrics is None else metrics
         self.roster, self.journal = roster, journal
         # No grace: a site that needs long to open its data is not late.
         self.exchange = Exchange(transport, roster, run.min_sites, 0.0, journal.tell)
@@ -155,7 +184,10 @@ class Check:
         self.exchange.unless_stopped(
             self.exchange.run(phase, encode_task(task), run.check_timeout, run.num_rounds, self._take)
         )
-        self.journal.checked(phase, self.facts)
+        for found in self.facts.values():
+            for name, metric in self.task.suited_to(_Said(found)).by_name().items():
+                self.metrics.setdefault(name, metric)  # what the job declares no site can change
+        self.journal.checked(phase, self.facts, self.metrics)
         said = {found["synthetic"] for found in self.facts.values()} - {None}
         problems = [*self._problems(phase, before), *self._unready(phase)]
         if problems:

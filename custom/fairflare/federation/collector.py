@@ -11,15 +11,17 @@ import logging
 import math
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fairflare import __version__
+from fairflare.core.fairness import declared_as
 from fairflare.core.layers import is_statistic, layers_of
 from fairflare.core.states import Step, layerwise_average, stepped_average, weighted_average
+from fairflare.core.task import LOSS, Metric
 from fairflare.core.threads import one_thread
 from fairflare.exchange.messages import STATUS_OK, Message, same_version
 from fairflare.exchange.staging import Staging
@@ -27,7 +29,7 @@ from fairflare.exchange.tensor_file import Layout
 from fairflare.federation.incoming import Incoming, Shape
 from fairflare.federation.incoming import LikeReceived as LikeReceived
 from fairflare.federation.influence import Bounds, Influence
-from fairflare.federation.leaving import AT_HOME, RESAMPLED, TRAINED_METRIC
+from fairflare.federation.leaving import AT_HOME, RESAMPLED, TRAINED_METRIC, VALIDATED
 from fairflare.federation.sampling import SAMPLING
 from fairflare.methods.reports import MAX_TEXT, Field, ReportError, numbers, read_report, shortened
 from fairflare.methods.rule import RoundInputs, Rule, State, Weighing
@@ -133,6 +135,7 @@ class Collector:
         bounds: on what one site can do.
         seed: of the run, for rules that draw.
         memory: bytes of local models that wait in memory; the others do on disk. ``None``: a quarter of what is free.
+        metrics: what sites may measure, by name; ``None``: nobody knows the task.
     """
 
     def __init__(
@@ -142,6 +145,7 @@ class Collector:
         bounds: Bounds | None = None,
         seed: int = 0,
         memory: float | None = None,
+        metrics: Mapping[str, Metric] | None = None,
     ) -> None:
         self.rule, self.seed = rule, seed % 2**63  # a run's may be negative, a generator's may not
         self.bounds = bounds or Bounds()
@@ -153,6 +157,7 @@ class Collector:
         self.staging = Staging(Path(self._temporary.name) if self._temporary else folder or Path(), memory)
         self._round = _Round()
         self._shape: Shape | None = None
+        self.metrics = metrics
         #: Names of the model's parameters; ``None``: nobody knows the model, and the tensors' names tell.
         self.parameters: frozenset[str] | None = None
 
@@ -221,7 +226,7 @@ class Collector:
             site=site,
             state=state,
             report=report,
-            metrics=read_metrics(site, message.metrics, stats["not_finite"], needed=needs_metrics),
+            metrics=read_metrics(site, message.metrics, stats["not_finite"], self.metrics, needed=needs_metrics),
             stats=stats,
             num_samples=None if counts["num_samples"] is None else int(counts["num_samples"]),
             num_steps=num_steps,
@@ -407,28 +412,37 @@ def read_head(site: str, message: Message, current_round: int) -> Mapping[str, A
     return meta
 
 
-def read_stats(site: str, meta: Mapping[str, Any]) -> dict[str, Any]:
-    """What a reply says besides report and metrics.
+def read_stats(site: str, meta: Mapping[str, Any], primary: Metric | None = None) -> dict[str, Any]:
+    """What a reply says besides report and metrics; ``primary``: whose values on draws may be among it.
 
     Raises:
         ReportError: a value of another kind (names site, field and value).
     """
-    return read_report(meta.get("stats"), STATS, site, "stats")
+    fields: tuple[Field, ...] = STATS
+    if primary is not None:
+        fields = tuple(replace(f, low=primary.low, high=primary.high) if f.name == RESAMPLED else f for f in STATS)
+    return read_report(meta.get("stats"), fields, site, "stats")
 
 
 def read_metrics(
-    site: str, metrics: Any, not_finite: Sequence[str] | None = None, *, needed: bool = True
+    site: str,
+    metrics: Any,
+    not_finite: Sequence[str] | None = None,
+    declared: Mapping[str, Metric] | None = None,
+    *,
+    needed: bool = True,
 ) -> dict[str, float]:
-    """Metrics of a reply: finite numbers, in [0, 1] but for losses; NaN for those of which it says so.
+    """Metrics of a reply: finite numbers in the range that the job declares; NaN for those of which it says so.
 
     Args:
         site: name.
         metrics: what it sent.
         not_finite: names of the metrics that it measured and that are not finite.
+        declared: of the job's task; ``None``: not known (under a stock controller), then all lie in [0, 1] but losses.
         needed: at least one is due.
 
     Raises:
-        ReportError: none where they are due, too many, or one out of range (names site, metric and value).
+        ReportError: none where they are due, too many, one not declared or out of range (names site, metric, value).
     """
     undefined = not_finite or ()
     if metrics is None or (isinstance(metrics, Mapping) and not metrics):
@@ -445,10 +459,20 @@ def read_metrics(
     for name, value in metrics.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value):
             raise ReportError(f"site {site!r}: metric {name!r} must be a finite number, got {shortened(value)}")
-        if name.rpartition("/")[2] != "loss" and not 0.0 <= value <= 1.0:
-            raise ReportError(f"site {site!r}: metric {name!r} must lie in [0, 1], got {shortened(value)}")
+        metric = range_of(name, declared)
+        if metric is None:
+            raise ReportError(f"site {site!r}: metric {name!r} is not declared by the job's task")
+        if not metric.holds(value):
+            raise ReportError(f"site {site!r}: metric {name!r} must lie in {metric.range}, got {shortened(value)}")
         found[name] = float(value)
     return {**dict.fromkeys(undefined, math.nan), **found}
+
+
+def range_of(name: str, declared: Mapping[str, Metric] | None) -> Metric | None:
+    """What is declared for a metric; without a task a loss, or something in [0, 1]."""
+    if declared is not None:
+        return declared_as(name.removeprefix(VALIDATED), declared)
+    return LOSS if name.rpartition("/")[2] == LOSS.name else Metric(name=name, doc="")
 
 
 def printable(text: str, most: int = MAX_REASON) -> str:

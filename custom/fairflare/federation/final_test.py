@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairflare.exchange.messages import SPLIT_TEST, SPLIT_VALIDATION, TASK_VALIDATE, Message
 from fairflare.federation.collector import COUNTS, read_head, read_metrics, read_stats
@@ -16,6 +16,9 @@ from fairflare.federation.run_settings import RunSettings
 from fairflare.federation.sampling import read_sampling
 from fairflare.methods.reports import ReportError, read_report
 from fairflare.reporting.records import LeftOut, PhaseRecord
+
+if TYPE_CHECKING:
+    from fairflare.core.task import Metric
 
 SAID = "sampling"  # beside a reply's stats: those about chance, put together
 AGAIN = 30.0  # seconds at least for whoever is asked again: a site that restarts is back by then
@@ -71,10 +74,20 @@ class FinalTest:
         ask: one exchange, as ``Rounds`` has it.
         roster, run: who there is; how long they may take.
         say: a line for the server's log.
+        metrics, primary: what sites may measure, and the name of the one that matters.
     """
 
-    def __init__(self, ask: Ask, roster: Roster, run: RunSettings, say: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        ask: Ask,
+        roster: Roster,
+        run: RunSettings,
+        say: Callable[..., None],
+        metrics: Mapping[str, Metric],
+        primary: str,
+    ) -> None:
         self.ask, self.roster, self.run, self.say = ask, roster, run, say
+        self.metrics, self.primary = metrics, primary
 
     def __call__(
         self, state: Mapping[str, Any], current_round: int, *, validation: bool = False, resample: int = 0
@@ -91,10 +104,10 @@ class FinalTest:
         found: dict[str, dict[str, float]] = {}
 
         def use(phase: Phase, site: str, message: Message) -> dict[str, float]:
-            meta = read_head(site, message, phase.current_round)
-            stats = read_stats(site, meta)
-            stats[SAID] = read_sampling(site, stats, read_report(meta, COUNTS, site)["num_samples"])
-            metrics = read_metrics(site, message.metrics, stats["not_finite"])
+            head = read_head(site, message, phase.current_round)
+            stats = read_stats(site, head, self.metrics[self.primary])
+            stats[SAID] = read_sampling(site, stats, read_report(head, COUNTS, site)["num_samples"])
+            metrics = read_metrics(site, message.metrics, stats["not_finite"], self.metrics)
             if stats[RESAMPLED] is not None and len(stats[RESAMPLED]) != resample:
                 told = f"has {len(stats[RESAMPLED])} entries, asked for {resample}"
                 raise ReportError(f"site {site!r}: field {RESAMPLED!r} {told}")

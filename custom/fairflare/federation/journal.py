@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairflare.core.fairness import higher_is_better, summarize
 from fairflare.federation.best_model import BestModel
@@ -14,6 +14,7 @@ from fairflare.federation.final_test import Tested, mean_of
 from fairflare.federation.leaving import AT_HOME
 from fairflare.federation.personal import COMMON, PERSONAL
 from fairflare.federation.phase import Phase
+from fairflare.federation.run_info import directions_of
 from fairflare.federation.transport import Listener, Transport
 from fairflare.methods.rule import Weighing
 from fairflare.reporting.page.write import write_run_page
@@ -22,6 +23,9 @@ from fairflare.reporting.records import Warned
 from fairflare.reporting.results import LeftOut, ResultsStore, RoundRecord, read_results
 from fairflare.reporting.standing import standing
 from fairflare.reporting.table import fairness_table
+
+if TYPE_CHECKING:
+    from fairflare.core.task import Metric
 
 
 class Journal:
@@ -53,8 +57,12 @@ class Journal:
         for listener in self.listeners:
             listener.event(kind, details)
 
-    def checked(self, phase: Phase, facts: Mapping[str, Mapping[str, Any]]) -> None:
-        """What the sites said of their data before the first round."""
+    def checked(
+        self, phase: Phase, facts: Mapping[str, Mapping[str, Any]], metrics: Mapping[str, Metric] | None = None
+    ) -> None:
+        """What the sites said of their data before the first round, and what they may measure."""
+        if metrics is not None:
+            self.store.update_info(**directions_of(metrics))
         self.store.update_info(said={site: dict(facts[site]) for site in sorted(facts)})
         if self.info.get("measured") is None:  # the site half is not known at the server
             own = any(found["personal"] for found in facts.values())

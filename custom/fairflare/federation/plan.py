@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from fairflare.core.acting import idle
 from fairflare.core.bundle_files import bundle_checksum, grouped
 from fairflare.core.checks import choice, different, nearest, whole
 from fairflare.core.settings import build, field_names
@@ -182,6 +183,7 @@ def make_plan(
         learns.setdefault("bundle_sha256", grouped(bundle_checksum(Path(monai_bundle).expanduser())))
     made = _task(task_class, learns) if own_task is None else _like(own_task, task_class, learns)
     made.check()
+    made.by_name()  # every metric has a direction
     own = {k: v for k, v in chosen.site.items() if k not in steps}
     said = settings or {}  # not what comes with train_like
     brought = {k: v for k, v in made.training_settings(said).items() if k not in (*said, *chosen.keeps)}
@@ -192,6 +194,9 @@ def make_plan(
     check_shared(rule, training)
     of_plan = following(of_plan, training)
     check_run(rule, of_plan)
+    check_idle(
+        chosen, (rule, training, made, of_plan), {**{k: options[k] for k in LIKE_SETTINGS if k in options}, **said}
+    )
     try:
         training.check_task(made)
         rule.check_task(made)
@@ -291,6 +296,17 @@ def check_run(rule: Rule, run: RunSettings) -> None:
         raise ValueError(
             f"anchor_as={run.anchor_as!r}: {type(rule).__name__} asks the sites nothing about an anchor; leave it out"
         )
+
+
+def check_idle(method: Method, components: Sequence[Any], given: Mapping[str, Any]) -> None:
+    """Refuses what somebody set and what does nothing in this combination.
+
+    Raises:
+        ValueError: says which, and why.
+    """
+    vain = list(idle(components, given))
+    if vain:
+        raise ValueError(f"method {method.name!r}: {'; '.join(vain)}")
 
 
 def _by_steps(settings: Mapping[str, Any]) -> tuple[str, ...]:

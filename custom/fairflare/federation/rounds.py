@@ -79,11 +79,17 @@ class Rounds:
         self.task, self.rule, self.settings = task, rule, run
         self.transport, self.place, self.listeners = transport, place, list(listeners)
         self.journal = Journal(place.run_dir / RESULTS_FOLDER, transport, listeners, task.primary_metric)
-        higher = task.directions()[task.primary_metric]
+        self.metrics = task.by_name()  # those of the sites' own classes come with the check
+        higher = bool(self.metrics[task.primary_metric].higher_is_better)
         learned = TaskRecorder(task, lambda: self.journal.info, place.run_dir / RESULTS_FOLDER)
         self.files = ModelFiles(place.run_dir, type(rule).__name__, BestModel(run, higher), learned)
         self.collector = Collector(
-            rule, place.run_dir / RESULTS_FOLDER / "staging", run, run.seed, place.models_in_memory
+            rule,
+            place.run_dir / RESULTS_FOLDER / "staging",
+            run,
+            run.seed,
+            place.models_in_memory,
+            self.metrics,
         )
         self.roster = Roster(transport, run.max_missed, run.min_sites)
         self.exchange = Exchange(transport, self.roster, run.min_sites, run.straggler_grace, self.journal.tell)
@@ -92,8 +98,8 @@ class Rounds:
         self.experiment = Experiment(
             run, place, self.retraining, self.journal, self.files, transport.say, also={"suspects": self.suspects}
         )
-        self.test = FinalTest(self._ask, self.roster, run, transport.say)
-        self.check = Check(task, run, transport, self.roster, self.journal)
+        self.test = FinalTest(self._ask, self.roster, run, transport.say, self.metrics, task.primary_metric)
+        self.check = Check(task, run, transport, self.roster, self.journal, self.metrics)
         self.at_home = AtHome()
         self.recalibration = Recalibration(
             task, run, self.exchange, self.journal, lambda: self.experiment.run_id, self._too_few

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from fairflare.core.acting import OnlyWith, only_with
 from fairflare.core.checks import number
 from fairflare.core.resampling import MOST
 from fairflare.core.settings import (
@@ -80,6 +81,14 @@ class RunSettings(Bounds):
             that the sites began the round with, in bf16: half the bytes, nearly exact, and a site keeps that model
             until it is asked.
     """
+
+    acts: ClassVar[dict[str, OnlyWith | None]] = {
+        "best_lambda": only_with("best_by", "mean_minus_std"),
+        "recalibration": only_with("norm_statistics", "recalibrated"),
+        "crt_epochs": only_with("crt_rounds"),
+        "crt_weights": only_with("crt_rounds"),
+        "crt_mask_absent": only_with("crt_rounds"),
+    }
 
     num_rounds: PositiveInt = 5
     min_sites: PositiveInt = 1

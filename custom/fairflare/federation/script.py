@@ -27,9 +27,10 @@ from fairflare.methods.catalog import all_methods
 from fairflare.methods.training import LocalTraining, SiteError, SiteRun, Trained, check_finite
 
 
-def told_training(training: LocalTraining) -> dict[str, Any]:
-    """A site half in a message to the sites: the name of its class, and its settings."""
-    return {"kind": type(training).__name__, "settings": values_of(training)["args"]}
+def told_training(training: LocalTraining, task: Task) -> dict[str, Any]:
+    """A site half in a message to the sites: the name of its class, and its settings; and what the job measures."""
+    metrics = {name: metric.told() for name, metric in task.by_name().items()}
+    return {"kind": type(training).__name__, "settings": values_of(training)["args"], "metrics": metrics}
 
 
 def built_training(told: Any) -> LocalTraining:

@@ -11,6 +11,7 @@ import gc
 import hashlib
 import json
 import logging
+import math
 import os
 import time
 import traceback
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fairflare.core.computing import LOWER, Computing, NoSuchForm, plainly
+from fairflare.core.fairness import declared_as
 from fairflare.core.stopping import TaskStopped, stoppable
 from fairflare.exchange.anchor_forms import DIFFERENCE, restored
 from fairflare.exchange.messages import (
@@ -314,7 +316,22 @@ class SiteWorker:
 
     def _evaluate(self, model: torch.nn.Module, run: SiteRun, split: str) -> dict[str, float]:
         batches = run.data.batches(split, batch_size=self.training.batch_size)
-        return self.task.evaluate(model, batches, self.device)
+        found = self.task.evaluate(model, batches, self.device)
+        self._check_metrics(found)
+        return found
+
+    def _check_metrics(self, found: Mapping[str, float]) -> None:
+        """The server would refuse them after a round of training; here it costs none, and the remedy is named."""
+        declared = self.task.by_name()
+        for name, value in found.items():
+            metric = declared_as(name, declared)
+            if metric is None:
+                raise SiteError(f"site {self.site!r}: {self.task.asks_for(name)}")
+            if math.isfinite(value) and not metric.holds(value):
+                raise SiteError(
+                    f"site {self.site!r}: metric {name!r} must lie in {metric.range}, got {value!r:.40}; "
+                    f"{self.task.asks_for(name)}"
+                )
 
     def _network(self) -> torch.nn.Module:
         if self._model is None:

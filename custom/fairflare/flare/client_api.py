@@ -70,8 +70,8 @@ class Site:
         train, validation, test: DataLoaders or lists of batches; see :class:`fairflare.tasks.scripts.ScriptData`.
             ``train`` is what the method measures on: every training image, without augmentation. The script may train
             with another loader.
-        metrics: ``metrics(model, validation)`` gives a number in [0, 1] or a dict of such; called with the loaders as
-            they were given here.
+        metrics: ``metrics(model, validation)`` gives a number or a dict of such, each as the job declares it
+            (``ScriptRecipe(metrics=...)``); called with the loaders as they were given here.
         primary_metric: the name of that number, or the job's ``primary_metric`` among the dict's.
         classes: number of classes, or of the training images of each (saves reading them); ``None``: images have none.
         prior: Fed-MAS's frozen network: a module, or the file that a hospital has it in; ``None``: as the job says.
@@ -180,6 +180,7 @@ class Site:
             if request.experiment:
                 folder = folder / safe_name(request.experiment) / safe_name(self.name)
             training = built_training(told)
+            self._task.told = told.get("metrics")
             self._site = ScriptSite(self.name, self._task, self._model, training, self._settings, folder)
             self._told = told
         return self._site

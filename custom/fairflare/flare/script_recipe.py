@@ -25,7 +25,9 @@ class ScriptRecipe(Recipe):
         model: class of the network, which the server builds: ``"Net"`` of the script (whose top level must then do
             nothing but define things), or ``"package.module.Net"``.
         model_args: arguments of that class, plain values.
-        primary_metric: of what the script measures, in [0, 1].
+        primary_metric: of what the script measures.
+        metrics: ``{name: {"higher_is_better": True, "low": 0, "high": 1, "unit": ""}}`` of all that the script measures
+            but accuracy and the loss; the limits are [0, 1] where they are not given, ``None``: no limit.
         script_args: of the script's command line.
         launch_external_process: in a process of its own, not in the site's job process.
         command: that process's interpreter; each site needs it on its path.
@@ -50,6 +52,7 @@ class ScriptRecipe(Recipe):
         model: str,
         model_args: Mapping[str, Any] | None = None,
         primary_metric: str = "accuracy",
+        metrics: Mapping[str, Mapping[str, Any]] | None = None,
         script_args: str = "",
         launch_external_process: bool = False,
         command: str = "python3 -u",
@@ -84,6 +87,7 @@ class ScriptRecipe(Recipe):
             model=model,
             model_args=model_args,
             primary_metric=primary_metric,
+            metrics=metrics,
             sites=sites,
             settings=settings,
             **{"num_rounds": num_rounds, "min_sites": min_sites, "label": name, **timeouts, **run},

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from pydantic import Field as Bounds
 
+from fairflare.core.acting import OnlyWith, only_with
 from fairflare.core.joint_pass import looks_at_images_alone
 from fairflare.core.settings import PositiveInt, settings
 from fairflare.core.similarity import LEAST_SAMPLES, LayerSimilarity, layerwise_cka, layerwise_cosine
@@ -90,6 +91,12 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
         cka_memory: bytes that features may take in memory; what is beyond waits in a scratch file.
         layer_granularity: as at the server; with ``"unit"`` the site reports which layers run one behind the other.
     """
+
+    acts: ClassVar[dict[str, OnlyWith | None]] = {
+        "cka_estimator": only_with("similarity", "cka"),
+        "cka_passes": only_with("cka_estimator", "minibatch_biased", "minibatch_unbiased"),
+        "cosine_mode": only_with("similarity", "cosine"),
+    }
 
     retired: ClassVar[dict[str, str]] = {"cka_storage": "features are kept as exactly as the result needs"}
     preset: Preset = "paper"

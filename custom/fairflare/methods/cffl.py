@@ -44,6 +44,8 @@ class ClippedUpdates(LocalTraining):
         Lyu et al., 2020; ``grad_clip``: the authors' code.
     """
 
+    scores: ClassVar[bool] = True
+
     grad_clip: Positive = 0.01
     theta_u: Share = 1.0
     downloads: ClassVar[bool] = True

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 
+from fairflare.core.acting import OnlyWith
 from fairflare.core.federated_features import classifier_gradient
 from fairflare.core.settings import PositiveInt, settings
 from fairflare.core.task import evaluating
@@ -34,6 +35,8 @@ class ClassGradientTraining(LocalTraining):
     Source:
         Shang et al., section 3.2 and code.
     """
+
+    acts: ClassVar[dict[str, OnlyWith | None]] = {"augmentation": None}
 
     gradient_images: PositiveInt = 32
     gradient_repeats: PositiveInt = 10

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from fairflare.core.acting import OnlyWith, only_with
 from fairflare.core.federated_features import classifier_gradient, matched_features, retrained_classifier
 from fairflare.core.settings import NonNegative, NonNegativeInt, Positive, PositiveInt, Whole, settings
 from fairflare.methods.bsm import JOB, LEARNS, SETTINGS
@@ -42,6 +43,8 @@ class CReFF(Rule):
     Source:
         Shang et al., IJCAI 2022, section 3.3 and code.
     """
+
+    acts: ClassVar[dict[str, OnlyWith | None]] = {"feature_rate": only_with("feature_steps")}
 
     report_fields = (
         Field(

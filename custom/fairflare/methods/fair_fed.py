@@ -7,7 +7,7 @@ and what FedISM's code calls so, which does the opposite.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -30,6 +30,8 @@ class ReportAccuracy(LocalTraining):
         fairfed_mode: ``"original"``: accuracy on the validation images; ``"fedism"``: balanced accuracy on the training
             images. A task without accuracy: its primary metric.
     """
+
+    scores: ClassVar[bool] = True
 
     fairfed_mode: Literal["original", "fedism"] = "original"
 

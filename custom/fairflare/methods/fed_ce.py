@@ -47,6 +47,8 @@ class MinusModel(LocalTraining):
         Jiang et al., section 3; FLARE's ``PTFedCEHelper``.
     """
 
+    scores: ClassVar[bool] = True
+
     preset: Preset = "original"
     stale_ok: Flag = False
     include_round0: Flag = True

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from fairflare.core.acting import OnlyWith, only_with
 from fairflare.core.computing import plainly
 from fairflare.core.settings import Flag, NonNegative, Positive, Share, settings
 from fairflare.core.sharpness import GSAM, search_distance, sharpness
@@ -68,6 +69,11 @@ class SharpnessAwareTraining(LocalTraining):
     Source:
         Wu et al., section III-B, and the authors' code.
     """
+
+    acts: ClassVar[dict[str, OnlyWith | None]] = {
+        "gsam_alpha": only_with("salt"),
+        "probe_loss": only_with("criterion", "logit_adjusted", "balanced_softmax", "fedlc", when=["la"]),
+    }
 
     salt: Flag = True
     rho: NonNegative = 0.05
@@ -140,6 +146,8 @@ class FedISM(Rule):
     Source:
         Wu et al., section III-C, Eq. (12) for the distance.
     """
+
+    acts: ClassVar[dict[str, OnlyWith | None]] = {name: only_with("saga") for name in ("variant", "q", "beta")}
 
     report_fields = (
         Field(

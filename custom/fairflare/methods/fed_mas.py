@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import torch
 from pydantic import Field as Bounds
 
+from fairflare.core.acting import OnlyWith, only_with
 from fairflare.core.priors import TIMM, RunningClassMean, rescue_factor
 from fairflare.core.settings import Flag, NonNegative, PositiveInt, Text, settings
 from fairflare.core.weighting import rescue_weights
@@ -78,6 +79,8 @@ class RescueTraining(LocalTraining):
     Source:
         Elbatel et al., sections 2.1 and 2.2; the authors' code where the paper is silent.
     """
+
+    acts: ClassVar[dict[str, OnlyWith | None]] = {"rf_mode": only_with("mas"), "rf_source": only_with("mas")}
 
     lambda_f: NonNegative = 3.0
     prior: Text | None = None

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from fairflare.core import losses
+from fairflare.core.acting import OnlyWith, only_with
 from fairflare.core.mu_rewards import INITIAL_MU, label_entropy
 from fairflare.core.settings import Flag, NonNegative, Positive, settings
 from fairflare.methods.catalog import Method
@@ -74,6 +75,11 @@ class FairProximalTraining(ProximalTraining):
     Source:
         Sahoo et al., Eqs. (3), (6), (9).
     """
+
+    acts: ClassVar[dict[str, OnlyWith | None]] = {
+        name: only_with("use_fair") for name in ("fair_weight", "fair_clamp", "fair_max", "fair_mode")
+    }
+    scores: ClassVar[bool] = True
 
     optimizer: Literal["adam", "adamw", "sgd", "task"] = "sgd"
     use_fair: Flag = True
@@ -198,6 +204,8 @@ class FedMRL(Rule):
     Source:
         Sahoo et al., sections 3.1 and 3.3, with the corrections that ``docs/fed_mrl.md`` lists.
     """
+
+    acts: ClassVar[dict[str, OnlyWith | None]] = {name: only_with("use_fair") for name in ("mean_loss", "fair_mean")}
 
     report_fields = (
         Field(

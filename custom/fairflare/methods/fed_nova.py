@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
+from fairflare.core.acting import OnlyWith, only_with
 from fairflare.core.fair_rules import AccumulatedSteps, most_accumulated, nova_weights
 from fairflare.core.settings import Flag, NonNegative, settings
 from fairflare.methods.catalog import Method
@@ -49,6 +50,8 @@ class NovaTraining(ProximalTraining):
     Raises:
         ValueError: SGD with ``learning_rate * mu >= 1``, which overshoots the received model.
     """
+
+    acts: ClassVar[dict[str, OnlyWith | None]] = {"nesterov": only_with("optimizer", "sgd")}
 
     mu: NonNegative = 0.0
     nesterov: Flag = True

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
+from fairflare.core.acting import OnlyWith, only_with
 from fairflare.core.settings import settings
 from fairflare.core.task import evaluating
 from fairflare.methods.reports import Field
@@ -66,6 +67,10 @@ class LossProbe(LocalTraining):
     Args:
         probe_loss: of the report: ``"ce"`` (the task's loss), or ``"la"`` (the criterion).
     """
+
+    acts: ClassVar[dict[str, OnlyWith | None]] = {
+        "probe_loss": only_with("criterion", "logit_adjusted", "balanced_softmax", "fedlc", when=["la"])
+    }
 
     probe_loss: Literal["ce", "la"] = "ce"
 

@@ -183,7 +183,7 @@ def _cells(
     names = sorted({site for column in columns for site in column.values})
     shown = _exact if exact else number
     sites = [[site, *(shown(column.values.get(site, math.nan)) for column in columns)] for site in names]
-    summaries = [summarize(c.values, higher_is_better=direction_of(results, c.metric)) for c in columns]
+    summaries = [summarize(c.values, higher_is_better=_declared(results, c.metric)) for c in columns]
     totals = [
         [title, *(shown(getattr(summary, attribute)) for summary in summaries)]
         for title, attribute in (("average", "mean"), ("std", "std"), ("worst", "worst"), ("range", "range"))
@@ -261,10 +261,13 @@ def _other_models(results: Mapping[str, Any]) -> list[tuple[str, Mapping[str, An
 def _tested_notes(results: Mapping[str, Any], metric: str | None) -> list[str]:
     """Which models the columns are of, the metrics' directions, and over which sites the totals are."""
     metrics = metrics_of(results) if metric is None else [metric]
-    lower = [name[:MAX_HEADING] for name in metrics if not direction_of(results, name)]
+    lower = [name[:MAX_HEADING] for name in metrics if _declared(results, name) is False]
+    unknown = [name[:MAX_HEADING] for name in metrics if _declared(results, name) is None]
     notes = [f"Lower is better: {_listed(lower)}." if lower else "Higher is better."]
     if lower and len(lower) < len(metrics):
         notes = [f"Higher is better, but for: {_listed(lower)}."]
+    if unknown:
+        notes.append(f"Not declared whether more is better, so no site is the worst: {_listed(unknown)}.")
     best, last = results.get("best"), results.get("last_rounds")
     if best and best["is_last"]:
         notes.append("The best model by the validation splits is the last one.")
@@ -331,7 +334,22 @@ def _known(results: Mapping[str, Any], metric: str) -> str:
 
 
 def direction_of(results: Mapping[str, Any], metric: str) -> bool:
-    """Whether more of a metric is better: as the run's task says, else by its name."""
+    """Whether more of a metric is better, as the run's task declared it.
+
+    Raises:
+        ValueError: the results do not say.
+    """
+    found = _declared(results, metric)
+    if found is None:
+        raise ValueError(
+            f"the results of {label_of(results)!r} do not say whether more of {metric!r} is better; declare it in the "
+            f"task's declared_metrics(), or for these results as 'higher_is_better': {{{metric!r}: true or false}} "
+            "under 'info' of results.json"
+        )
+    return found
+
+
+def _declared(results: Mapping[str, Any], metric: str) -> bool | None:
     return higher_is_better(metric, (results["info"] or {}).get("higher_is_better"))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from fairflare.core import checks
+from fairflare.core.acting import OnlyWith, only_with
 from fairflare.core.sampling import SHARES
 from fairflare.core.settings import Flag, Fraction, NonNegativeInt, Positive, PositiveInt, settings
 from fairflare.data.datalist import DataError, Datalist, Sample
@@ -49,11 +50,13 @@ RECALL: dict[str, Any] = {
     "doc": "share of the images of this class that were told",
     "reveals": "there or not: whether the site has images of the class",
     "by_class": True,
+    "higher_is_better": True,
     "family": "recall_<class>",
 }
 GROUP: dict[str, Any] = {
     "doc": "mean recall of a group's classes that occur (head, medium, tail)",
     "reveals": "whether the site has any class of the group, and the recall of a class that is there alone",
+    "higher_is_better": True,
     "family": "<group>",
 }
 
@@ -143,6 +146,20 @@ class ClassificationTask(MeasuresClasses, ImageTask):
     site_settings: ClassVar[type[SiteSettings]] = ClassificationSite
     class_labels: ClassVar[bool] = True
     has_classes: ClassVar[bool | None] = True
+
+    acts: ClassVar[dict[str, OnlyWith | None]] = {
+        "features": only_with("network", "resnet18"),
+        "max_pool": only_with("network", "resnet18"),
+        "cosine_scale": only_with("classifier", "cosine"),
+        "augmentation": only_with("augment"),
+        "alpha": only_with("partition", "dirichlet", "two_pool"),
+        "eta": only_with("partition", "shards"),
+        "shard_mode": only_with("partition", "shards"),
+        "corruption": only_with("corrupted_sites"),
+        "severity": only_with("corrupted_sites"),
+        "label_noise": only_with("label_noise_sites"),
+        "label_noise_kind": only_with("label_noise_sites"),
+    }
 
     network: Literal["resnet18", "densenet121"] = "resnet18"
     features: tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt] = (16, 32, 64, 128)
@@ -294,13 +311,13 @@ class ClassificationTask(MeasuresClasses, ImageTask):
         alone = self.classes - len(set().union(*groups.values())) == 1 or any(len(m) == 1 for m in groups.values())
         return (
             *(
-                Metric(name=name, doc=doc, reveals=REVEALS.get(name, ""), mean_of_images=name in SHARES)
-                for name, doc in MEANINGS.items()
+                Metric(name=n, doc=d, reveals=REVEALS.get(n, ""), mean_of_images=n in SHARES, higher_is_better=True)
+                for n, d in MEANINGS.items()
             ),
             LOSS,
             *(Metric(name=f"recall_{name}", **RECALL) for name in self.names()),
             *(Metric(name=name, by_class=alone, **GROUP) for name in groups),
-            *([Metric(name="all", doc="mean of the groups", by_class=alone)] if groups else []),
+            *([Metric(name="all", doc="mean of the groups", by_class=alone, higher_is_better=True)] if groups else []),
         )
 
     def suited_to(self, data: SiteData) -> ClassificationTask:

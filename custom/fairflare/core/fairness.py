@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ class FairnessSummary:
 
     Attributes:
         num_sites: sites with a value; the figures below are over these.
-        excluded: sites whose value is NaN, sorted.
+        excluded: sites whose value is NaN, sorted, but for those in ``suppressed``.
         mean: unweighted mean.
         std: population standard deviation (``ddof=0``), as in the tables of Fed-LWR and FedISM+.
         worst, worst_site: value and name of the site that is served worst; on a tie the first name.
@@ -29,6 +29,7 @@ class FairnessSummary:
         bottom_decile: mean over the worst tenth of the sites, rounded down but at least one.
         top_decile: likewise for the best tenth.
         higher_is_better: the metric's direction.
+        suppressed: sites that keep their value because too few cases are behind it, sorted.
     """
 
     num_sites: int
@@ -45,10 +46,11 @@ class FairnessSummary:
     bottom_decile: float
     top_decile: float
     higher_is_better: bool = True
+    suppressed: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The same as a plain dict for JSON; NaN stays NaN and must be written as null."""
-        return asdict(self) | {"excluded": list(self.excluded)}
+        return asdict(self) | {"excluded": list(self.excluded), "suppressed": list(self.suppressed)}
 
 
 #: Metrics that are better when lower; every other one is better when higher.
@@ -69,12 +71,15 @@ def higher_is_better(metric: str, declared: Mapping[str, bool] | None = None) ->
     return not any(word in metric.lower() for word in LOWER_IS_BETTER)
 
 
-def summarize(per_site: Mapping[str, float], *, higher_is_better: bool = True) -> FairnessSummary:
+def summarize(
+    per_site: Mapping[str, float], *, higher_is_better: bool = True, suppressed: Collection[str] = ()
+) -> FairnessSummary:
     """Mean, spread and extremes of a metric over the sites.
 
     Args:
         per_site: ``{site: value}``; NaN means undefined at that site, which is then left out and counted.
         higher_is_better: False for losses and error rates, where the worst site has the highest value.
+        suppressed: sites that keep their value; it is NaN.
 
     Returns:
         The summary; when every site is NaN its figures are NaN, ``num_sites`` is 0 and the site names are
@@ -90,12 +95,14 @@ def summarize(per_site: Mapping[str, float], *, higher_is_better: bool = True) -
     """
     checks.not_empty("the values to summarize", per_site)
     values = {site: float(per_site[site]) for site in sorted(per_site)}
-    excluded = tuple(site for site, value in values.items() if math.isnan(value))
-    checks.numbers("value", {site: value for site, value in values.items() if site not in excluded})
-    sites = [site for site in values if site not in excluded]
+    without = [site for site, value in values.items() if math.isnan(value)]
+    home = tuple(site for site in without if site in suppressed)
+    excluded = tuple(site for site in without if site not in suppressed)
+    checks.numbers("value", {site: value for site, value in values.items() if site not in without})
+    sites = [site for site in values if site not in without]
     if not sites:
         nan = math.nan
-        return FairnessSummary(0, excluded, nan, nan, nan, "", nan, "", nan, nan, nan, nan, nan, higher_is_better)
+        return FairnessSummary(0, excluded, nan, nan, nan, "", nan, "", nan, nan, nan, nan, nan, higher_is_better, home)
 
     sign = 1.0 if higher_is_better else -1.0
     worst_site = min(sites, key=lambda site: sign * values[site])  # min and max keep the first of equals
@@ -125,4 +132,5 @@ def summarize(per_site: Mapping[str, float], *, higher_is_better: bool = True) -
         bottom_decile=float(ranked[:tenth].mean()),
         top_decile=float(ranked[-tenth:].mean()),
         higher_is_better=higher_is_better,
+        suppressed=home,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -78,6 +78,24 @@ class SiteData(ABC):
         """Number of samples of each class, (classes,) int64; ``None`` where samples have no class."""
         return None
 
+    def cases(self, split: str) -> Sequence[Hashable] | None:
+        """Whose each sample of the list is: the same key for the same patient. ``None``: each is a case by itself.
+
+        The keys are the site's own and in no message.
+        """
+        return None
+
+    def num_cases(self, split: str) -> int:
+        """Number of different cases of a split."""
+        cases = self.cases(split)
+        return self.num_samples(split) if cases is None else len(set(cases))
+
+    def class_cases(self, split: str) -> torch.Tensor | None:
+        """Number of different cases of each class, (classes,) int64; ``None``: samples have no class, or of
+        this split it is not known.
+        """
+        return self.class_counts(split) if self.cases(split) is None else None
+
     def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
         """Which sample of the list each one of :meth:`batches` is, for this seed; ``None``: not known."""
         return None
@@ -114,6 +132,8 @@ class Metric:
         low, high: closed range.
         higher_is_better: its direction; ``None``: as its name says (``core/fairness.py``).
         mean_of_images: it is the mean of what :meth:`Task.evaluate` gives for each image by itself.
+        of_classes: numbers of the classes that it is about; none: every image of the split counts in it; ``None``: it
+            does not say, and stays at home with the metrics of a class that has too few cases.
     """
 
     name: str
@@ -125,6 +145,7 @@ class Metric:
     high: float = 1.0
     higher_is_better: bool | None = None
     mean_of_images: bool = False
+    of_classes: tuple[int, ...] | None = None
 
 
 LOSS = Metric(name="loss", doc="mean loss of the evaluated images", low=-math.inf, high=math.inf)

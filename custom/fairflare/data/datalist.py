@@ -92,6 +92,13 @@ class Sample:
         """The volume that it is a slice of; ``None``: it is a picture by itself."""
         return self.volume or (None if self.slice is None else str(self.image))
 
+    @property
+    def case(self) -> tuple[str, str]:
+        """Whose image it is: its patient's, where the list names patients; else of its volume, else of nothing else."""
+        if self.patient is not None:
+            return "patient", self.patient
+        return ("volume", self.part_of) if self.part_of is not None else ("image", str(self.image))
+
 
 @dataclass(frozen=True)
 class Datalist:

@@ -276,6 +276,7 @@ class Rounds:
                 directives=rule.directives(current_round, self.settings.num_rounds, sites),
                 experiment=self.settings.experiment,
                 run=self.experiment.run_id,
+                min_cases=self.settings.min_cases,
                 by_site=rule.directives_by_site,
                 each=rule.each(state),
                 **task_of,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +31,15 @@ class StoppableData(SiteData):
 
     def class_counts(self, split: str) -> torch.Tensor | None:
         return self._data.class_counts(split)
+
+    def cases(self, split: str) -> Sequence[Hashable] | None:
+        return self._data.cases(split)
+
+    def num_cases(self, split: str) -> int:
+        return self._data.num_cases(split)
+
+    def class_cases(self, split: str) -> torch.Tensor | None:
+        return self._data.class_cases(split)
 
     def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
         return self._data.order(split, shuffle_seed)

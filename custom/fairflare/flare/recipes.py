@@ -19,6 +19,7 @@ from fairflare.federation.plan import make_plan
 from fairflare.federation.run_settings import RunSettings
 from fairflare.flare.job import PACKAGINGS, PERSISTOR, TENSORBOARD, make_job
 from fairflare.flare.stock_tasks import SUBMIT_MODEL
+from fairflare.methods.catalog import get_method
 
 #: Arguments of :class:`FairRecipe` that are neither settings of the method and its task nor of the run.
 OPTIONS = ("name", "packaging", "task", "sites", "small", "train_like", "task_file", "monai_bundle", "isolate")
@@ -86,7 +87,8 @@ class FairRecipe(Recipe):
         if packaging == "preinstalled" and monai_bundle is not None:
             raise ValueError("a MONAI bundle is custom code; packaging 'preinstalled' carries none")
         if packaging == "preinstalled":
-            settings = {**FOR_HOSPITALS, **{k: run.pop(k) for k in FOR_HOSPITALS if k in run}, **(settings or {})}
+            hospitals = {**FOR_HOSPITALS, **get_method(method).preinstalled}
+            settings = {**hospitals, **{k: run.pop(k) for k in FOR_HOSPITALS if k in run}, **(settings or {})}
         timeouts = dict.fromkeys(
             ("train_timeout", "anchor_timeout", "norms_timeout", "validate_timeout"), phase_timeout
         )

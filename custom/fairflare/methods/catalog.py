@@ -10,6 +10,7 @@ from typing import Any
 
 import fairflare.methods
 from fairflare.core.checks import nearest
+from fairflare.methods.reports import Field
 from fairflare.methods.rule import Rule
 from fairflare.methods.training import LocalTraining
 
@@ -32,6 +33,7 @@ class Method:
         run: settings of the run that differ from their defaults.
         keeps: settings of training and task that are part of the method, so that they stay when it is trained like
             another one.
+        preinstalled: settings of the job for hospitals that differ from those; what is given goes before.
         page: its page in ``docs``, without ``.md``; default: the name of its module; ``None``: it has none.
     """
 
@@ -51,11 +53,22 @@ class Method:
     run: Mapping[str, Any] = field(default_factory=dict)
     keeps: tuple[str, ...] = ()
     page: str | None = ""
+    preinstalled: Mapping[str, Any] = field(default_factory=dict)
 
 
 def all_methods() -> dict[str, Method]:
     """Every :class:`Method` that a module of :mod:`fairflare.methods` lists in ``METHODS``, by name, sorted."""
     return {name: method for name, (method, _) in _listed().items()}
+
+
+def fields_of(training: type) -> dict[str, Field]:
+    """What the rules of all methods with this site half, or one that it is made from, ask it to report, by name."""
+    return {
+        declared.name: declared
+        for method in all_methods().values()
+        if issubclass(training, method.training)
+        for declared in (*method.rule.report_fields, *method.rule.anchor_fields)
+    }
 
 
 def page_of(name: str) -> str | None:

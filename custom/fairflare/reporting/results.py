@@ -40,7 +40,7 @@ RESERVED = 256 * 1024  # bytes: several times results.json without rounds
 _NO_TEST: dict[str, Any] = {
     "test": None, "fairness": None, "left_out": [], "phases": [],
     "best": None, "test_best": None, "fairness_best": None, "last_rounds": None,
-    "resampled": None,
+    "resampled": None, "suppressed": {},
 }  # fmt: skip
 _ENDS = ("completed", "failed")
 
@@ -154,7 +154,7 @@ class ResultsStore:
             reason: why it failed.
             left_out: sites that the final test went on without.
             phases: exchanges after the last round, such as the test itself.
-            further: ``best``, ``test_best``, ``fairness_best``, ``last_rounds`` and ``resampled``, see
+            further: ``best``, ``test_best``, ``fairness_best``, ``last_rounds``, ``resampled`` and ``suppressed``, see
                 ``docs/results.md``.
 
         Raises:

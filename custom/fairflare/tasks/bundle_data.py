@@ -92,6 +92,9 @@ class BundleData(SiteData):
     def num_samples(self, split: str) -> int:
         return len(self.datalist.splits[self._known(split)])
 
+    def cases(self, split: str) -> list[tuple[str, str]]:
+        return [sample.case for sample in self.datalist.splits[self._known(split)]]
+
     def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
         """Not known of the training split, where an image may give several patches."""
         return None if self._known(split) == TRAINING else self._order(split, shuffle_seed)

@@ -378,6 +378,9 @@ class FolderImages(ImageData):
     def num_samples(self, split: str) -> int:
         return len(self.datalist.splits[self.check_split(split)])
 
+    def cases(self, split: str) -> list[tuple[str, str]]:
+        return [sample.case for sample in self.datalist.splits[self.check_split(split)]]
+
     def read(self, split: str, indices: Sequence[int]) -> Batch:
         import torch
 

@@ -37,6 +37,10 @@ class Tidier:
             "info": info,
             "test": self._metrics("test", raw.get("test")) or None,
             "test_best": self._metrics("test_best", raw.get("test_best")) or None,
+            "suppressed": {
+                site: self._names(f"suppressed.{site}", names)
+                for site, names in self._dict("suppressed", raw.get("suppressed")).items()
+            },
             "best": self._best(raw.get("best")),
             "last_rounds": self._last(raw.get("last_rounds")),
             "left_out": self._left_out("left_out", raw.get("left_out")),

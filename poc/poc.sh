@@ -22,7 +22,7 @@ resources = json.loads((path if path.exists() else local / "resources.json.defau
 from fairflare.provision import job_classes
 resources["class_allow_list"] += job_classes()
 path.write_text(json.dumps(resources, indent=2))
-(local / "fairflare.json").write_text('{"num_threads": 1}')
+(local / "fairflare.json").write_text('{"num_threads": 1, "min_cases": 5}')
 END
   fairflare doctor --kit "$kits/$name"
 done
@@ -34,7 +34,7 @@ wait_for_sites 'site-[123]' 3
 step "a job"
 # With the bounds that --preinstalled has by itself, so that the run it is compared with has them too.
 bounds=(--set max_weight=0.4 --set max_samples=100000 --set max_update_norm=3)
-what=(fed_lwr --sites 3 --rounds 2 --seed 7 --set phantom_cases=0.3 --set local_epochs=1 "${bounds[@]}")
+what=(fed_lwr --sites 3 --rounds 2 --seed 7 --set phantom_cases=0.5 --set local_epochs=1 "${bounds[@]}")
 fairflare export "${what[@]}" --out jobs --preinstalled
 job=$(submit jobs/fed_lwr)
 nvflare job wait "$job" --timeout 600

@@ -164,7 +164,9 @@ class Run:
         self.net = Network(behaviour, sites)
         self.folder = folder / job
         self.folder.mkdir(parents=True, exist_ok=True)
-        place = Place(self.folder, folder / "kept", job, server or {}, site_half)
+        # On disk, so that what is left there is seen; in memory nothing could be.
+        own = {"models_in_memory": 0, **(server or {})}
+        place = Place(self.folder, folder / "kept", job, own, site_half)
         run = RunSettings(**settings)
         self.rounds = Rounds(task or Line(), rule or FedAvg(weighting="uniform"), run, self.net, place, listeners)
 

@@ -40,7 +40,7 @@ def test_kits_of_the_walk_through(tmp_path):
         tmp_path,
         site_settings={
             "*": {"isolate": True, "device": "cpu"},
-            "hospital-a": {"device": "cuda:1", "data_root": "/own/cases"},
+            "hospital-a": {"device": "cuda:1", "data_root": "/own/cases", "min_cases": 10},
             "localhost": {"checkpoint_root": "/checkpoints"},
         },
     )
@@ -59,8 +59,9 @@ def test_kits_of_the_walk_through(tmp_path):
         "isolate": True,
         "device": "cuda:1",
         "data_root": "/own/cases",
+        "min_cases": 10,
     }
-    assert local(kits, "hospital-b", "fairflare.json") == {"isolate": True, "device": "cpu"}
+    assert local(kits, "hospital-b", "fairflare.json") == {"isolate": True, "device": "cpu", "min_cases": 5}
     assert local(kits, "localhost", "fairflare.json") == {"checkpoint_root": "/checkpoints"}
     server = local(kits, "localhost", "resources.json")
     assert repr([entry["heart_beat_timeout"] for entry in server["servers"]]) == "[60]"  # no 60.0
@@ -80,7 +81,7 @@ def test_what_is_not_asked_for_is_not_written(tmp_path):
         tmp_path, privacy=None, site_settings=None, heart_beat_timeout=None, storage_root=None, log_streaming=True
     )
     assert not (kits / "hospital-a" / "local" / "privacy.json").exists()
-    assert not (kits / "hospital-a" / "local" / "fairflare.json").exists()
+    assert local(kits, "hospital-a", "fairflare.json") == {"min_cases": 5}  # the privacy floor
     assert local(kits, "hospital-a", "resources.json")["allow_log_streaming"] is True
     server, default = (local(kits, "localhost", f) for f in ("resources.json", "resources.json.default"))
     assert server["servers"] == default["servers"]

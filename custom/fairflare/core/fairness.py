@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ class FairnessSummary:
 
     Attributes:
         num_sites: sites with a value; the figures below are over these.
-        excluded: sites whose value is NaN, sorted.
+        excluded: sites whose value is NaN, sorted, but for those in ``suppressed``.
         mean: unweighted mean.
         std: population standard deviation (``ddof=0``), as in the tables of Fed-LWR and FedISM+.
         worst, worst_site: value and name of the site that is served worst; on a tie the first name.
@@ -31,6 +31,7 @@ class FairnessSummary:
         bottom_decile: mean over the worst tenth of the sites, rounded down but at least one.
         top_decile: likewise for the best tenth.
         higher_is_better: the metric's direction; ``None``: not declared, then there is no worst, no best and no decile.
+        suppressed: sites that keep their value because too few cases are behind it, sorted.
     """
 
     num_sites: int
@@ -47,10 +48,11 @@ class FairnessSummary:
     bottom_decile: float
     top_decile: float
     higher_is_better: bool | None = True
+    suppressed: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The same as a plain dict for JSON; NaN stays NaN and must be written as null."""
-        return asdict(self) | {"excluded": list(self.excluded)}
+        return asdict(self) | {"excluded": list(self.excluded), "suppressed": list(self.suppressed)}
 
 
 def declared_as(metric: str, known: Mapping[str, T]) -> T | None:
@@ -80,13 +82,16 @@ def higher_is_better(metric: str, declared: Mapping[str, bool] | None = None) ->
     return declared_as(metric, {"loss": False, **(declared or {})})
 
 
-def summarize(per_site: Mapping[str, float], *, higher_is_better: bool | None = True) -> FairnessSummary:
+def summarize(
+    per_site: Mapping[str, float], *, higher_is_better: bool | None = True, suppressed: Collection[str] = ()
+) -> FairnessSummary:
     """Mean, spread and extremes of a metric over the sites.
 
     Args:
         per_site: ``{site: value}``; NaN means undefined at that site, which is then left out and counted.
         higher_is_better: False for losses and error rates, where the worst site has the highest value; ``None``: not
             known, and no site is called worst or best.
+        suppressed: sites that keep their value; it is NaN.
 
     Returns:
         The summary; when every site is NaN its figures are NaN, ``num_sites`` is 0 and the site names are
@@ -102,12 +107,14 @@ def summarize(per_site: Mapping[str, float], *, higher_is_better: bool | None = 
     """
     checks.not_empty("the values to summarize", per_site)
     given = {site: per_site[site] for site in sorted(per_site)}
-    excluded = tuple(site for site, value in given.items() if isinstance(value, float) and math.isnan(value))
-    values = {**checks.numbers("value", {site: v for site, v in given.items() if site not in excluded})}
+    without = [site for site, value in given.items() if isinstance(value, float) and math.isnan(value)]
+    home = tuple(site for site in without if site in suppressed)
+    excluded = tuple(site for site in without if site not in suppressed)
+    values = {**checks.numbers("value", {site: v for site, v in given.items() if site not in without})}
     sites = list(values)
     if not sites:
         nan = math.nan
-        return FairnessSummary(0, excluded, nan, nan, nan, "", nan, "", nan, nan, nan, nan, nan, higher_is_better)
+        return FairnessSummary(0, excluded, nan, nan, nan, "", nan, "", nan, nan, nan, nan, nan, higher_is_better, home)
 
     sign = -1.0 if higher_is_better is False else 1.0
     worst_site = min(sites, key=lambda site: sign * values[site])  # min and max keep the first of equals
@@ -138,4 +145,5 @@ def summarize(per_site: Mapping[str, float], *, higher_is_better: bool | None = 
         bottom_decile=float(ranked[:tenth].mean()) if known else math.nan,
         top_decile=float(ranked[-tenth:].mean()) if known else math.nan,
         higher_is_better=higher_is_better,
+        suppressed=home,
     )

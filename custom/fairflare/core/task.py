@@ -78,14 +78,27 @@ class SiteData(ABC):
         """Number of samples of each class, (classes,) int64; ``None`` where samples have no class."""
         return None
 
-    def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
-        """Which sample of the list each one of :meth:`batches` is, for this seed; ``None``: not known."""
+    def cases(self, split: str) -> Sequence[Hashable] | None:
+        """Whose each sample of the list is: those with one key (of a patient, of a volume) are no independent draws.
+
+        A key is ``(kind, name)``, of kind patient, volume or image; the site's own, and in no message. ``None``:
+        each is a case by itself, or it is not known.
+        """
         return None
 
-    def cases(self, split: str) -> Sequence[Hashable] | None:
-        """Whose each sample is, in the order of the list: those of one patient (or of one volume) are no independent
-        draws; ``None``: each is a case by itself, or it is not known.
+    def num_cases(self, split: str) -> int:
+        """Number of different cases of a split."""
+        cases = self.cases(split)
+        return self.num_samples(split) if cases is None else len(set(cases))
+
+    def class_cases(self, split: str) -> torch.Tensor | None:
+        """Number of different cases of each class, (classes,) int64; ``None``: samples have no class, or of
+        this split it is not known.
         """
+        return self.class_counts(split) if self.cases(split) is None else None
+
+    def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
+        """Which sample of the list each one of :meth:`batches` is, for this seed; ``None``: not known."""
         return None
 
     @abstractmethod
@@ -122,6 +135,8 @@ class Metric:
             begins.
         unit: in which it is measured (``mm``); empty: it has none.
         mean_of_images: it is the mean of what :meth:`Task.evaluate` gives for each image by itself.
+        of_classes: numbers of the classes that it is about; none: every image of the split counts in it; ``None``: it
+            does not say, and stays at home with the metrics of a class that has too few cases.
     """
 
     name: str
@@ -134,6 +149,7 @@ class Metric:
     higher_is_better: bool | None = None
     unit: str = ""
     mean_of_images: bool = False
+    of_classes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("low", "high"):

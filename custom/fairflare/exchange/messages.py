@@ -85,6 +85,7 @@ class SiteTask:
     measure: tuple[str, ...] = (SPLIT_TEST,)  # of validate: on which splits
     resample: int = 0  # of validate: the primary metric on so many draws of the test images, too
     anchor_as: str = "model"  # of train and anchor: how this round's anchor travels, see exchange.anchor_forms
+    min_cases: int = 1  # of every task: the site keeps home what is of fewer cases; its own setting may be larger
     as_sent: bool = False  # of validate: the model as it came, whatever the site has of its own; not in the message
 
 
@@ -115,6 +116,7 @@ def encode_task(task: SiteTask) -> Message:
         "measure": list(task.measure),
         "resample": task.resample,
         "anchor_as": task.anchor_as,
+        "min_cases": task.min_cases,
     }
     state = None if task.each is not None else clean_state(task.state) or None
     return Message(state, meta=clean_meta(meta), current_round=task.current_round, by_site=task.by_site, each=task.each)
@@ -166,6 +168,7 @@ def decode_task(name: str, message: Message, site: str) -> SiteTask:
         measure=tuple(str(split) for split in meta.get("measure") or (SPLIT_TEST,)),
         resample=int(meta.get("resample") or 0),
         anchor_as=str(meta.get("anchor_as") or "model"),
+        min_cases=int(meta.get("min_cases") or 1),
     )
 
 

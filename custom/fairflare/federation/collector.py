@@ -29,9 +29,20 @@ from fairflare.exchange.tensor_file import Layout
 from fairflare.federation.incoming import Incoming, Shape
 from fairflare.federation.incoming import LikeReceived as LikeReceived
 from fairflare.federation.influence import Bounds, Influence
-from fairflare.federation.leaving import AT_HOME, RESAMPLED, TRAINED_METRIC, VALIDATED
+from fairflare.federation.leaving import AT_HOME, IN_METRICS, IN_REPORT, RESAMPLED, TRAINED_METRIC, VALIDATED
 from fairflare.federation.sampling import SAMPLING
-from fairflare.methods.reports import MAX_TEXT, Field, ReportError, numbers, read_report, shortened
+from fairflare.methods.reports import (
+    MAX_TEXT,
+    NO_IMAGES,
+    SUPPRESSED,
+    TRAINING,
+    VALIDATION,
+    Field,
+    ReportError,
+    numbers,
+    read_report,
+    shortened,
+)
 from fairflare.methods.rule import RoundInputs, Rule, State, Weighing
 from fairflare.reporting.records import Warned
 
@@ -44,42 +55,49 @@ MAX_REASON = 300
 STATS = (
     Field(
         "train_loss", nan_ok=True, infinite_ok=True, required=False,
-        doc="mean training loss of the last epoch",
+        doc="mean training loss of the last epoch", of=TRAINING,
     ),
     Field(
         "epoch_losses", "vector", nan_ok=True, infinite_ok=True, required=False,
-        doc="mean training loss of each epoch",
+        doc="mean training loss of each epoch", of=TRAINING,
     ),
     Field(
         "seconds", low=0, required=False,
         doc="how long the task took",
-        reveals="the site's hardware, and with it roughly the number of images",
+        reveals="the site's hardware, and with it roughly the number of images", of=NO_IMAGES,
     ),
-    Field("synthetic", "flag", required=False, doc="whether the data are made up"),
+    Field("synthetic", "flag", required=False, doc="whether the data are made up", of=NO_IMAGES),
     Field(
         "not_finite", "names", required=False,
         doc="names of the metrics that were measured and are no finite numbers",
-        keep="those by class: `metrics_by_class`",
+        keep="those by class: `metrics_by_class`", of=NO_IMAGES,
     ),
     Field(
         AT_HOME, "flag", required=False,
-        doc="there, and true, where metrics by class stay at home",
+        doc="there, and true, where metrics by class stay at home", of=NO_IMAGES,
+    ),
+    Field(
+        SUPPRESSED, "names", required=False,
+        doc="names of what stays at home for too few cases (`min_cases`): of all that could be there, so that a name "
+        "does not tell whether there is anything",
+        reveals="that a split, or a class in it, has fewer cases than `min_cases`; of a class perhaps none",
+        of=NO_IMAGES,
     ),
     Field(
         RESAMPLED, "vector", low=0, high=1, nan_ok=True, required=False,
         doc="with `bootstrap`: the primary metric on so many draws of the test images with replacement",
         reveals="with as many draws as test images, the metric of each single image can be solved for",
-        keep="of a metric over classes: `metrics_by_class`",
+        keep="of a metric over classes: `metrics_by_class`, and `min_cases` where a class has few", of=("test",),
     ),
     *SAMPLING,
     Field(
         TRAINED_METRIC, nan_ok=True, required=False,
         doc="the primary metric of the trained model on the validation split; only from a site that the common model "
-        "serves far worse than the others (`suspects`)",
+        "serves far worse than the others (`suspects`)", of=VALIDATION,
     ),
     Field(
         "state_lost", "text", required=False,
-        doc="what the site had kept of earlier rounds and could not use",
+        doc="what the site had kept of earlier rounds and could not use", of=NO_IMAGES,
     ),
 )  # fmt: skip
 COUNTS = (
@@ -215,18 +233,26 @@ class Collector:
         meta = read_head(site, message, self._round.number)
         if not isinstance(message.params, Mapping):
             raise ReportError(f"site {site!r} sent no model")
-        report = self.rule.check_report(read_report(meta.get("report"), self.rule.report_fields, site), site)
+        stats = read_stats(site, meta)
+        report = self._read_report(site, meta, stats, self.rule.report_fields)
+        report = self.rule.check_report(report, site)
         counts = read_report(meta, COUNTS, site)
         num_steps = None if counts["num_steps"] is None else int(counts["num_steps"])
         report = self.rule.check_steps(report, num_steps, site)
-        stats = read_stats(site, meta)
         assert self._shape is not None
         state = _or_refused(site, self._shape, message, self.staging.fits)
         return Training(
             site=site,
             state=state,
             report=report,
-            metrics=read_metrics(site, message.metrics, stats["not_finite"], self.metrics, needed=needs_metrics),
+            metrics=read_metrics(
+                site,
+                message.metrics,
+                stats["not_finite"],
+                self.metrics,
+                suppressed=suppressed_in(stats),
+                needed=needs_metrics,
+            ),
             stats=stats,
             num_samples=None if counts["num_samples"] is None else int(counts["num_samples"]),
             num_steps=num_steps,
@@ -242,8 +268,14 @@ class Collector:
         if site not in self._round.trained:
             raise ReportError(f"site {site!r} reports about the anchor without a model in this round")
         meta = read_head(site, message, self._round.number)
-        report = read_report(meta.get("report"), self.rule.anchor_fields, site)
+        report = self._read_report(site, meta, read_stats(site, meta), self.rule.anchor_fields)
         return self.rule.check_anchor_report(report, site, list(dict.fromkeys(self._owner().values())))
+
+    @staticmethod
+    def _read_report(
+        site: str, meta: Mapping[str, Any], stats: Mapping[str, Any], fields: Sequence[Field]
+    ) -> dict[str, Any]:
+        return read_report(meta.get("report"), fields, site, suppressed=suppressed_in(stats, IN_REPORT))
 
     # -- keeping it
 
@@ -366,6 +398,7 @@ class Collector:
             num_steps={site: trained[site].num_steps for site in sites},
             updates=self._shape is not None and self._shape.updates,
             seed=self.seed,
+            suppressed={site: suppressed_in(trained[site].stats, IN_REPORT) for site in sites},
         )
 
     def _states(self) -> dict[str, State]:
@@ -424,12 +457,20 @@ def read_stats(site: str, meta: Mapping[str, Any], primary: Metric | None = None
     return read_report(meta.get("stats"), fields, site, "stats")
 
 
+def suppressed_in(stats: Mapping[str, Any], what: str = IN_METRICS) -> list[str]:
+    """Names of what stays at a site because it has too few cases, by the ``stats`` of its reply: of its metrics, or
+    of its report.
+    """
+    return [name.removeprefix(what) for name in stats[SUPPRESSED] or () if name.startswith(what)]
+
+
 def read_metrics(
     site: str,
     metrics: Any,
     not_finite: Sequence[str] | None = None,
     declared: Mapping[str, Metric] | None = None,
     *,
+    suppressed: Sequence[str] = (),
     needed: bool = True,
 ) -> dict[str, float]:
     """Metrics of a reply: finite numbers in the range that the job declares; NaN for those of which it says so.
@@ -439,6 +480,7 @@ def read_metrics(
         metrics: what it sent.
         not_finite: names of the metrics that it measured and that are not finite.
         declared: of the job's task; ``None``: not known (under a stock controller), then all lie in [0, 1] but losses.
+        suppressed: names of those that stay there; they are in no result.
         needed: at least one is due.
 
     Raises:
@@ -446,15 +488,19 @@ def read_metrics(
     """
     undefined = not_finite or ()
     if metrics is None or (isinstance(metrics, Mapping) and not metrics):
-        if needed:
+        if needed and not suppressed:
             why = f" that is finite (not finite: {printable(', '.join(undefined))})" if undefined else ""
             raise ReportError(f"site {site!r}: the answer carries no metric{why}")
-        return {}
-    if not isinstance(metrics, Mapping) or len(metrics) + len(undefined) > MAX_METRICS:
+        if not suppressed:
+            return {}
+        metrics = {}
+    if not isinstance(metrics, Mapping) or len(metrics) + len(undefined) + len(suppressed) > MAX_METRICS:
         raise ReportError(f"site {site!r}: metrics must be a dict of at most {MAX_METRICS}, got {shortened(metrics)}")
-    for name in (*metrics, *undefined):
+    for name in (*metrics, *undefined, *suppressed):
         if not isinstance(name, str) or len(name) > MAX_TEXT or not name.isprintable():
             raise ReportError(f"site {site!r}: a metric is called {shortened(name)}")
+    if both := sorted({*metrics, *undefined} & {*suppressed}):
+        raise ReportError(f"site {site!r}: metric {both[0]!r} came, and is said to stay there")
     found: dict[str, float] = {}
     for name, value in metrics.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value):

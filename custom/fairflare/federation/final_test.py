@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fairflare.exchange.messages import SPLIT_TEST, SPLIT_VALIDATION, TASK_VALIDATE, Message
-from fairflare.federation.collector import COUNTS, read_head, read_metrics, read_stats
+from fairflare.federation.collector import COUNTS, read_head, read_metrics, read_stats, suppressed_in
 from fairflare.federation.leaving import RESAMPLED, VALIDATED
 from fairflare.federation.phase import Phase
 from fairflare.federation.roster import Roster
@@ -62,6 +62,13 @@ class Tested:
         found = {site: self.phase.stats[site][SAID] for site in sorted(self.phase.good)}
         return {site: said for site, said in found.items() if said is not None}
 
+    @property
+    def suppressed(self) -> dict[str, list[str]]:
+        """``{site: metrics}`` of the test splits that stay there, of the sites that keep any."""
+        found = {site: suppressed_in(self.phase.stats[site]) for site in sorted(self.phase.good)}
+        own = {site: [name for name in names if not name.startswith(VALIDATED)] for site, names in found.items()}
+        return {site: names for site, names in own.items() if names}
+
     def without(self, metric: str) -> list[str]:
         """Sites that answered, and whose ``metric`` is not finite."""
         return sorted(site for site, values in self.phase.good.items() if math.isnan(values.get(metric, 0.0)))
@@ -107,7 +114,9 @@ class FinalTest:
             head = read_head(site, message, phase.current_round)
             stats = read_stats(site, head, self.metrics[self.primary])
             stats[SAID] = read_sampling(site, stats, read_report(head, COUNTS, site)["num_samples"])
-            metrics = read_metrics(site, message.metrics, stats["not_finite"], self.metrics)
+            metrics = read_metrics(
+                site, message.metrics, stats["not_finite"], self.metrics, suppressed=suppressed_in(stats)
+            )
             if stats[RESAMPLED] is not None and len(stats[RESAMPLED]) != resample:
                 told = f"has {len(stats[RESAMPLED])} entries, asked for {resample}"
                 raise ReportError(f"site {site!r}: field {RESAMPLED!r} {told}")

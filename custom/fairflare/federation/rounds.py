@@ -297,6 +297,7 @@ class Rounds:
                 directives={**told, **besides},
                 experiment=self.settings.experiment,
                 run=self.experiment.run_id,
+                min_cases=self.settings.min_cases,
                 by_site=(*rule.directives_by_site, *besides),
                 each=rule.each(state),
                 **task_of,

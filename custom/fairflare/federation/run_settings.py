@@ -29,7 +29,7 @@ from fairflare.federation.site_store import safe_name
 #: Options of the run that are given like a method's settings.
 LIKE_SETTINGS = (
     *field_names(Bounds), "best_by", "best_lambda", "test_last", "bootstrap", "recalibration", "anchor_as", "suspects",
-    "crt_rounds", "crt_epochs", "crt_weights", "crt_mask_absent",
+    "crt_rounds", "crt_epochs", "crt_weights", "crt_mask_absent", "min_cases",
 )  # fmt: skip
 RESULTS_FOLDER = "fairflare"  # in the run directory
 
@@ -73,6 +73,8 @@ class RunSettings(Bounds):
         crt_weights: of their averages: ``samples``, or those of the ``method`` in its last round.
         crt_mask_absent: a site leaves the classifier's rows of classes that it does not have as they are.
         norm_statistics: ``"recalibrated"`` where the site half says so, else ``"average"``; not set by hand.
+        min_cases: of a split, or of a class in it, with fewer cases nothing leaves a site but the update: no metric, no
+            loss, no number by class. A site's own setting holds where it is larger.
         recalibration: ``"exact"``: in one exchange for each group of norms that do not depend on one another, as if
             all images were in one place; ``"one_pass"``: in one exchange, with the batch's statistics in front of each
             norm, an approximation.
@@ -109,6 +111,7 @@ class RunSettings(Bounds):
     best_lambda: NonNegative = 1.0
     test_last: PositiveInt = 1
     bootstrap: Annotated[NonNegativeInt, Field(le=MOST)] = 0
+    min_cases: PositiveInt = 1
     norm_statistics: Literal["average", "recalibrated"] = "average"
     recalibration: Literal["exact", "one_pass"] = "exact"
     anchor_as: AnchorAs = MODEL

@@ -127,7 +127,7 @@ class ScriptSite:
         task: the script's network, loss, data and metrics (:class:`fairflare.tasks.scripts.LoopTask`).
         model: the network that the loop trains; received models are loaded into it.
         training: the method's site half.
-        settings: as in a site file: ``prior``, ``metrics_by_class``.
+        settings: as in a site file: ``prior``, ``metrics_by_class``, ``min_cases``.
         state_folder: of this experiment and site.
     """
 

@@ -24,6 +24,7 @@ import torch
 
 from fairflare.core.computing import LOWER, Computing, NoSuchForm, plainly
 from fairflare.core.fairness import declared_as
+from fairflare.core.floor import Floor
 from fairflare.core.stopping import TaskStopped, stoppable
 from fairflare.exchange.anchor_forms import DIFFERENCE, restored
 from fairflare.exchange.messages import (
@@ -46,18 +47,22 @@ from fairflare.federation.check import facts_of
 from fairflare.federation.examples import EXAMPLES, draw_examples, examples_folder
 from fairflare.federation.leaving import (
     METRICS_BY_CLASS,
+    MIN_CASES,
     RESAMPLED,
     TRAINED_METRIC,
+    TRAINS_BELOW,
     VALIDATED,
-    keep_classes_home,
+    Gate,
+    min_cases,
     sends_classes,
+    trains_below,
 )
 from fairflare.federation.personal import Personal
 from fairflare.federation.site_folder import SiteFolder
 from fairflare.federation.site_store import SiteStore
 from fairflare.federation.stoppable import StoppableData
 from fairflare.methods.classifier_retraining import ClassifierRetraining
-from fairflare.methods.reports import MAX_TEXT
+from fairflare.methods.reports import MAX_TEXT, TOO_FEW
 from fairflare.methods.training import LOCAL_MODEL, RECEIVED_MODEL, LocalTraining, SiteError, SiteRun
 
 if TYPE_CHECKING:
@@ -86,6 +91,8 @@ SHELL_SETTINGS = (
     "isolate",
     *COMPUTING_KEYS,
     METRICS_BY_CLASS,
+    MIN_CASES,
+    TRAINS_BELOW,
     SUBMITS,
     EXAMPLES,
 )
@@ -126,6 +133,8 @@ class SiteWorker:
         self.training = training
         self.settings = dict(settings)
         self.sends_classes = sends_classes(site, self.settings)
+        self.min_cases = min_cases(site, self.settings)
+        self.trains_below = trains_below(site, self.settings)
         self.examples = examples_folder(site, self.settings)
         self.state = SiteFolder(site, state_folder)
         self.device = pick_device(site, self.settings.get("device"))
@@ -154,6 +163,7 @@ class SiteWorker:
         try:
             with stoppable(should_stop), self.computing.in_force():
                 reply = self._perform(request)
+                self._keep_home(request, reply)
         except (torch.cuda.OutOfMemoryError, MemoryError) as e:
             self._model = None
             traceback.clear_frames(e.__traceback__)  # they hold the model and its gradients
@@ -171,10 +181,18 @@ class SiteWorker:
             return refusal(self.site, request.name, SiteError(why))
         except Exception as e:
             return refusal(self.site, request.name, e)
-        if not self.sends_classes and request.name != TASK_CHECK:
-            keep_classes_home(self.site, reply, self.task, self._data.test_splits if self._data else ())
         reply.stats["seconds"] = round(time.monotonic() - started, 3)
         return reply
+
+    def _keep_home(self, request: SiteTask, reply: SiteReply) -> None:
+        """What stays here by the site's settings or the job's does not leave."""
+        assert self._data is not None  # every task that is done opens them
+        floor = Floor(self._data, self._floor(request))
+        Gate(self.site, self.task, self._data, self.training, self.sends_classes, floor).keep_home(request, reply)
+
+    def _floor(self, request: SiteTask) -> int:
+        """A job can only raise what the site has set."""
+        return max(self.min_cases, request.min_cases)
 
     def _perform(self, request: SiteTask) -> SiteReply:
         jobs = {
@@ -210,7 +228,10 @@ class SiteWorker:
         run = self._run(request, store)
         found = self.training.check(run, self._network())
         self.task.check_site(self._network(), run.data, self.device)
-        facts = {**facts_of(run.data, self.device, self.sends_classes), "personal": self._has_its_own(request)}
+        facts = {
+            **facts_of(run.data, self.device, self.sends_classes, run.floor),
+            "personal": self._has_its_own(request),
+        }
         facts |= {"computing": str(self.computing)} if str(self.computing) else {}
         return SiteReply(STATUS_OK, report={**facts, **found})
 
@@ -223,6 +244,8 @@ class SiteWorker:
 
     def _trained(self, request: SiteTask, store: SiteStore) -> SiteReply:
         run, model = self._open(request, store)
+        if not self.trains_below and not run.floor.holds("training"):
+            raise SiteError(f"site {self.site!r}: it does not train with {TOO_FEW} ({TRAINS_BELOW})", skipped=True)
         own = Personal(self.training, model, store, request)
         received = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
         if self.training.own_model:
@@ -383,6 +406,7 @@ class SiteWorker:
             scratch=store.scratch,
             settings=self.settings,
             computing=self.computing,
+            min_cases=self._floor(request),
         )
 
 

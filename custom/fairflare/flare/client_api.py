@@ -36,7 +36,7 @@ from fairflare.exchange.messages import (
     decode_task,
     encode_reply,
 )
-from fairflare.federation.leaving import METRICS_BY_CLASS
+from fairflare.federation.leaving import METRICS_BY_CLASS, MIN_CASES
 from fairflare.federation.script import ScriptSite, built_training
 from fairflare.federation.site import refusal
 from fairflare.federation.site_store import safe_name
@@ -76,6 +76,8 @@ class Site:
         classes: number of classes, or of the training images of each (saves reading them); ``None``: images have none.
         prior: Fed-MAS's frozen network: a module, or the file that a hospital has it in; ``None``: as the job says.
         metrics_by_class: False: only the primary metric and the loss leave the site.
+        min_cases: of a list with fewer images, or of a class in it, nothing but the update leaves; see
+            ``docs/privacy.md``. A job can only raise it.
         folder: what the site keeps between tasks; ``None``: next to the job's code, as long as FLARE keeps the job.
 
     Raises:
@@ -95,6 +97,7 @@ class Site:
         classes: int | Sequence[int] | None = None,
         prior: torch.nn.Module | str | Path | None = None,
         metrics_by_class: bool = True,
+        min_cases: int = 1,
         folder: str | Path | None = None,
     ) -> None:
         self.name = site_name()
@@ -102,7 +105,7 @@ class Site:
         data = ScriptData({"training": train, "validation": validation, "test": test}, classes)
         self._model = model
         self._task = LoopTask(model, loss, data, metrics, primary_metric, own)
-        self._settings: dict[str, Any] = {METRICS_BY_CLASS: metrics_by_class}
+        self._settings: dict[str, Any] = {METRICS_BY_CLASS: metrics_by_class, MIN_CASES: min_cases}
         if prior is not None and own is None:
             self._settings["prior"] = str(prior)
         self._folder = _state_folder() if folder is None else Path(folder).expanduser()

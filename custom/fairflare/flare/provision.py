@@ -17,6 +17,7 @@ from fairflare.core.settings import Flag, Positive, settings
 EVERY_SITE = "*"
 PREFIX = "fairflare."
 MLFLOW = "fairflare.flare.mlflow_tracking.MLflow"  # mlflow need not be installed where kits are made
+SITE_FILE: dict[str, Any] = {"min_cases": 5}  # what a site's private file has unless site_settings says otherwise
 # Who may do what at a site, unless the project file says otherwise: nobody may bring code or open a shell. The right to
 # a job's log is in no category of FLARE's, so it has to be named.
 AUTHORIZATION: dict[str, Any] = {
@@ -45,7 +46,8 @@ class SitePolicyBuilder(Builder):
     """Writes ``local/`` of the server and of every site; goes before the SignatureBuilder.
 
     ``resources.json``: the classes of our jobs are allowed, and sites do not send their logs to the server.
-    ``authorization.json``: no custom code and no shell. ``privacy.json``, ``fairflare.json``: as given.
+    ``authorization.json``: no custom code and no shell. ``privacy.json``: as given. ``fairflare.json``: as given, and a
+    ``min_cases`` of 5 at every site.
 
     Args:
         allow_prefixes: entries for the class allow list, full class paths or package prefixes that end in a dot;
@@ -130,9 +132,8 @@ class SitePolicyBuilder(Builder):
         _write(local / "authorization.json", self._policy)
         if self.privacy is not None:
             _write(local / "privacy.json", self.privacy)
-        own = {**self._of_site.get(EVERY_SITE, {}), **self._of_site.get(site.name, {})}
-        if own:
-            _write(local / "fairflare.json", own)
+        own = {**SITE_FILE, **self._of_site.get(EVERY_SITE, {}), **self._of_site.get(site.name, {})}
+        _write(local / "fairflare.json", own)
 
     def _resources(self, participant: Participant, local: Path) -> dict[str, Any]:
         default = local / "resources.json.default"

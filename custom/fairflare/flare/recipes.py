@@ -17,6 +17,7 @@ from fairflare.federation.plan import TASKS_BY_KIND, make_plan
 from fairflare.federation.run_settings import RunSettings
 from fairflare.flare.job import PACKAGINGS, PERSISTOR, TENSORBOARD, make_job
 from fairflare.flare.stock_tasks import SUBMIT_MODEL
+from fairflare.methods.catalog import get_method, method_of
 from fairflare.methods.rule import Rule
 from fairflare.methods.training import LocalTraining
 
@@ -98,7 +99,9 @@ class FairRecipe(Recipe):
         if packaging == "preinstalled":
             given = {k: options.pop(k) for k in FOR_HOSPITALS if k in options}
             given |= {k: getattr(run, k) for k in FOR_HOSPITALS if run is not None and getattr(run, k) is not None}
-            settings = {**FOR_HOSPITALS, **given, **(settings or {})}
+            chosen = method_of(rule, training) if method is None else get_method(method)
+            by_name = {k: v for k, v in chosen.preinstalled.items() if rule is None and training is None}
+            settings = {**FOR_HOSPITALS, **by_name, **given, **(settings or {})}
         if run is None:
             timeout = 3600.0 if phase_timeout is None else phase_timeout
             options = {

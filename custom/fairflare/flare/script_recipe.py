@@ -13,6 +13,7 @@ from fairflare.federation.influence import FOR_HOSPITALS
 from fairflare.federation.plan import Script
 from fairflare.flare.job import PACKAGINGS, SCRIPT_TASK, make_job
 from fairflare.flare.script_plan import make_script_plan
+from fairflare.methods.catalog import get_method
 
 
 class ScriptRecipe(Recipe):
@@ -73,7 +74,8 @@ class ScriptRecipe(Recipe):
                     "packaging 'preinstalled' carries no code: train_script must be an absolute path at the sites and "
                     f"model a class of an installed package, got {str(script)!r} and {model!r}"
                 )
-            settings = {**FOR_HOSPITALS, **{k: run.pop(k) for k in FOR_HOSPITALS if k in run}, **(settings or {})}
+            hospitals = {**FOR_HOSPITALS, **get_method(method).preinstalled}
+            settings = {**hospitals, **{k: run.pop(k) for k in FOR_HOSPITALS if k in run}, **(settings or {})}
         elif not script.is_file() or script.suffix != ".py":
             raise ValueError(f"train_script must be a Python file, got {str(script)!r}")
         elif script.name == SCRIPT_TASK.name:

@@ -110,6 +110,9 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
     cka_memory: Annotated[int, Bounds(strict=True, ge=0)] = 2**30
     layer_granularity: Granularity | None = None
 
+    def made_of(self, name: str) -> tuple[str, ...] | None:
+        return (SPLITS[self.setting("cka_split")],) if name in ("cka", "dissimilarity") else None
+
     def report_anchor(self, run: SiteRun, local: torch.nn.Module, anchor: torch.nn.Module) -> dict[str, Any]:
         """delta_k (Eq. 3) of every layer: ``layers``, ``cka`` and ``dissimilarity`` (1 - delta, precise when small).
 

@@ -15,6 +15,7 @@ from typing import Any
 import fairflare.methods
 from fairflare.core.checks import nearest
 from fairflare.core.settings import build
+from fairflare.methods.reports import Field
 from fairflare.methods.rule import Rule
 from fairflare.methods.training import LocalTraining
 
@@ -71,6 +72,7 @@ class Method:
         keeps: settings of training and task that are part of the method, so that they stay when it is trained like
             another one.
         paper: the published setting of its experiments; ``None``: there is none.
+        preinstalled: settings of the job for hospitals that differ from those; what is given goes before.
         page: its page in ``docs``, without ``.md``; default: the name of its module; ``None``: it has none.
     """
 
@@ -91,6 +93,7 @@ class Method:
     keeps: tuple[str, ...] = ()
     paper: Paper | None = None
     page: str | None = ""
+    preinstalled: Mapping[str, Any] = field(default_factory=dict)
 
 
 def all_methods() -> dict[str, Method]:
@@ -98,6 +101,16 @@ def all_methods() -> dict[str, Method]:
     those of installed packages with an entry point of the group ``fairflare.methods``.
     """
     return {name: method for name, (method, _) in _listed().items()}
+
+
+def fields_of(training: type) -> dict[str, Field]:
+    """What the rules of all methods with this site half, or one that it is made from, ask it to report, by name."""
+    return {
+        declared.name: declared
+        for method in all_methods().values()
+        if issubclass(training, method.training)
+        for declared in (*method.rule.report_fields, *method.rule.anchor_fields)
+    }
 
 
 def page_of(name: str) -> str | None:

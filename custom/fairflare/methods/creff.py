@@ -22,7 +22,7 @@ from fairflare.core.settings import NonNegative, NonNegativeInt, Positive, Posit
 from fairflare.methods.bsm import JOB, LEARNS, SETTINGS
 from fairflare.methods.catalog import Method
 from fairflare.methods.class_gradients import MADE, REPORTED, ClassGradientTraining
-from fairflare.methods.reports import Field, ReportError
+from fairflare.methods.reports import TRAINING, Field, ReportError
 from fairflare.methods.rule import RoundInputs, Rule, State, Weighing, sample_weights
 
 MAX_GRADIENT = 1e6
@@ -53,6 +53,7 @@ class CReFF(Rule):
             "C (d + 1) numbers of four bytes",
             reveals="which classes the site has; and the gradient of a class is nearly the mean feature of its images, "
             "from which images may be guessed where a class has few",
+            keep="of classes with fewer cases: `min_cases`", of=TRAINING,
         ),
     )  # fmt: skip
     makes: ClassVar[tuple[str, ...]] = (MADE,)

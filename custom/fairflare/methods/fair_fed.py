@@ -17,7 +17,7 @@ from fairflare.core.weighting import normalise
 from fairflare.methods.catalog import Method
 from fairflare.methods.fed_ism import JOB, SETTINGS
 from fairflare.methods.probes import score, score_in
-from fairflare.methods.reports import Field
+from fairflare.methods.reports import TRAINING, VALIDATION, Field
 from fairflare.methods.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.training import LocalTraining, SiteRun
 
@@ -34,6 +34,9 @@ class ReportAccuracy(LocalTraining):
     scores: ClassVar[bool] = True
 
     fairfed_mode: Literal["original", "fedism"] = "original"
+
+    def made_of(self, name: str) -> tuple[str, ...]:
+        return VALIDATION if self.fairfed_mode == "original" else TRAINING
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         if self.fairfed_mode == "original":  # the validation images have just been looked at
@@ -70,6 +73,7 @@ class FairFed(Rule):
             "accuracy", low=0, high=1, nan_ok=True,
             doc="of the received model, on validation or (`fairfed_mode=fedism`) training images; the primary metric "
             "where a task has no accuracy",
+            of=VALIDATION,
         ),
     )  # fmt: skip
 

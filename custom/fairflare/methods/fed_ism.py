@@ -25,7 +25,7 @@ from fairflare.core.sharpness import GSAM, search_distance, sharpness
 from fairflare.core.weighting import moving_average, normalise, power_weights
 from fairflare.methods.catalog import IMAGENET, RESNET18, Method, Paper
 from fairflare.methods.probes import MAX_LOSS
-from fairflare.methods.reports import Field
+from fairflare.methods.reports import TRAINING, Field
 from fairflare.methods.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.training import LocalTraining, SiteError, SiteRun
 
@@ -154,12 +154,12 @@ class FedISM(Rule):
             "sharpness", low=-MAX_LOSS, high=MAX_LOSS, nan_ok=True, infinite_ok=True, required=False,
             doc="S, by how much the mean training loss of the received model rises at the search distance",
             reveals="with `perturbed_loss` the mean training loss of the received model",
-            keep="`saga=false` of the job",
+            keep="`saga=false` of the job", of=TRAINING,
         ),
         Field(
             "perturbed_loss", low=0, high=MAX_LOSS, nan_ok=True, infinite_ok=True, required=False,
             doc="L_p, the mean training loss at that distance",
-            keep="`saga=false` of the job",
+            keep="`saga=false` of the job", of=TRAINING,
         ),
     )  # fmt: skip
     directive_docs: ClassVar[dict[str, str]] = {

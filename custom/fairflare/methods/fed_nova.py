@@ -18,7 +18,7 @@ from fairflare.core.fair_rules import AccumulatedSteps, most_accumulated, nova_w
 from fairflare.core.settings import Flag, NonNegative, settings
 from fairflare.methods.catalog import Method
 from fairflare.methods.fed_prox import JOB, SETTINGS, ProximalTraining, Pull
-from fairflare.methods.reports import Field, ReportError
+from fairflare.methods.reports import NO_IMAGES, Field, ReportError
 from fairflare.methods.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.training import SiteRun
 
@@ -116,7 +116,7 @@ class FedNova(Rule):
         Field(
             "step_norm", low=1, high=1e9,
             doc="the norm of a: what the optimizer steps of the round come to; plain SGD and Adam: their number",
-            reveals="with the job's batch size the number of images",
+            reveals="with the job's batch size the number of images", of=NO_IMAGES,
         ),
     )  # fmt: skip
 

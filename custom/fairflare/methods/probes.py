@@ -15,13 +15,13 @@ import torch
 from fairflare.core.acting import OnlyWith, only_with
 from fairflare.core.settings import settings
 from fairflare.core.task import evaluating
-from fairflare.methods.reports import Field
+from fairflare.methods.reports import TRAINING, Field
 from fairflare.methods.training import LocalTraining, SiteRun
 
 MAX_LOSS = 1e6  # mean loss over a site's images; a network that is wrong by a million is of no use to anybody
 PROBE_LOSS = Field(
     "probe_loss", low=0, high=MAX_LOSS, nan_ok=True, infinite_ok=True,
-    doc="mean training loss of the received model",
+    doc="mean training loss of the received model", of=TRAINING,
 )  # fmt: skip
 
 

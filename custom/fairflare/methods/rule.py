@@ -59,6 +59,7 @@ class RoundInputs:
     parameters: Collection[str] = frozenset()
     num_steps: Mapping[str, int | None] = field(default_factory=dict)  # as the sites say; nobody checks it
     updates: bool = False  # ``states`` are updates, not models
+    suppressed: Mapping[str, Collection[str]] = field(default_factory=dict)  # fields that stay at a site: too few cases
     seed: int = 0  # the run's; under stock controllers, which have none, 0
 
     def start(self, rule: Rule) -> State | None:

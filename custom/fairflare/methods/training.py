@@ -174,6 +174,10 @@ class LocalTraining(KeepsAtHome, HasCriterion, HasOptimizer):
         """What the rule needs, after training: the fields it declares."""
         return {}
 
+    def made_of(self, name: str) -> tuple[str, ...] | None:
+        """Splits whose images a reported value is made of, where a setting decides; ``None``: as its field declares."""
+        return None
+
     def report_anchor(self, run: SiteRun, local: torch.nn.Module, anchor: torch.nn.Module) -> dict[str, Any]:
         """What a two-phase rule needs to know about the anchor."""
         raise SiteError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,6 +11,7 @@ from fairflare.core import checks
 from fairflare.core.fairness import FairnessSummary, higher_is_better, summarize
 from fairflare.reporting.attendance import attendance
 from fairflare.reporting.layout import MISSING, blocks, csv_lines, cut, markdown_lines, number, wrapped
+from fairflare.reporting.records import SUPPRESSED
 from fairflare.reporting.standing import interval_cell, shown_behind, who_is_behind
 
 if TYPE_CHECKING:
@@ -182,7 +183,8 @@ def _cells(
         columns.append(_Column(metrics[0], by_site_of(results, metrics[0], test), f"{metrics[0]}, {heading}"))
     names = sorted({site for column in columns for site in column.values})
     shown = _exact if exact else number
-    sites = [[site, *(shown(column.values.get(site, math.nan)) for column in columns)] for site in names]
+    home = {name: suppressed_of(results, name) for name in metrics}
+    sites = [[site, *(_shown(column, site, home[column.metric], shown) for column in columns)] for site in names]
     summaries = [summarize(c.values, higher_is_better=_declared(results, c.metric)) for c in columns]
     totals = [
         [title, *(shown(getattr(summary, attribute)) for summary in summaries)]
@@ -247,6 +249,11 @@ class _Column:
     heading: str = ""  # default: the metric
 
 
+def _shown(column: _Column, site: str, home: Collection[str], shown: Callable[[float], str]) -> str:
+    value = column.values.get(site, math.nan)
+    return SUPPRESSED if math.isnan(value) and site in home else shown(value)
+
+
 def _other_models(results: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """Test results of the best model, when that is not the last one, and of the last models on average."""
     found = []
@@ -293,11 +300,7 @@ def _missing(results: Mapping[str, Any], metrics: Sequence[str], heading: str, t
     for name in metrics:
         values = by_site_of(results, name, test)
         count = len(values)
-        without = [
-            f"{site} ({'not finite' if name in (test.get(site) or {}) else 'no value'})"
-            for site, value in values.items()
-            if math.isnan(value)
-        ]
+        without = [f"{site} ({_why(results, name, site, test)})" for site, value in values.items() if math.isnan(value)]
         if without:
             found.setdefault(tuple(without), []).append(name[:MAX_HEADING] + heading)
     return [
@@ -305,6 +308,14 @@ def _missing(results: Mapping[str, Any], metrics: Sequence[str], heading: str, t
         f"{', '.join(without)}."
         for without, names in found.items()
     ]
+
+
+def _why(results: Mapping[str, Any], metric: str, site: str, test: Mapping[str, Any]) -> str:
+    """A site has no value of a metric."""
+    if site in suppressed_of(results, metric):
+        said = ((results["info"] or {}).get("said") or {}).get(site) or {}
+        return f"{SUPPRESSED}: fewer than {said.get('min_cases') or 'its min_cases'} cases"
+    return "not finite" if metric in (test.get(site) or {}) else "no value"
 
 
 def _listed(names: Sequence[str], most: int = 8) -> str:
@@ -326,7 +337,8 @@ def _exact(value: float) -> str:
 
 
 def _known(results: Mapping[str, Any], metric: str) -> str:
-    known = sorted({name for values in results["test"].values() for name in values})
+    of = (*results["test"].values(), *(results.get("suppressed") or {}).values())
+    known = sorted({name for names in of for name in names})
     if metric not in known:
         hint = checks.nearest(metric, known)
         raise ValueError(f"{label_of(results)!r} has no metric {metric!r}{hint or ';'} it has {', '.join(known)}")
@@ -356,7 +368,8 @@ def _declared(results: Mapping[str, Any], metric: str) -> bool | None:
 def metrics_of(results: Mapping[str, Any]) -> list[str]:
     """Metrics of the test results that the task wants in tables (default: all, 20 at most), the primary one first."""
     metrics: list[str] = []
-    for by_metric in (results.get("test") or {}).values():
+    kept = (results.get("suppressed") or {}).values()  # older results have none
+    for by_metric in (*(results.get("test") or {}).values(), *kept):
         metrics += [metric for metric in by_metric if metric not in metrics]
     if not metrics:
         raise ValueError(f"{label_of(results)!r} has no test results")
@@ -373,6 +386,20 @@ def by_site_of(results: Mapping[str, Any], metric: str, test: Mapping[str, Any] 
     names = {*((results["info"] or {}).get("sites") or ()), *test}
     found = {site: (test.get(site) or {}).get(metric) for site in sorted(names)}
     return {site: math.nan if value is None else float(value) for site, value in found.items()}
+
+
+def suppressed_of(results: Mapping[str, Any], metric: str) -> set[str]:
+    """Sites that keep their value of a metric of the test splits, too few cases being behind it."""
+    return {site for site, names in (results.get("suppressed") or {}).items() if metric in names}
+
+
+def summary_of(results: Mapping[str, Any], metric: str) -> FairnessSummary:
+    """Of the last model's test metric over the sites of the run."""
+    return summarize(
+        by_site_of(results, metric),
+        higher_is_better=direction_of(results, metric),
+        suppressed=suppressed_of(results, metric),
+    )
 
 
 def label_of(results: Mapping[str, Any]) -> str:

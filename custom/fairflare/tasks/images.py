@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
 from multiprocessing.pool import ThreadPool
@@ -378,7 +378,7 @@ class FolderImages(ImageData):
     def num_samples(self, split: str) -> int:
         return len(self.datalist.splits[self.check_split(split)])
 
-    def cases(self, split: str) -> Sequence[Hashable] | None:
+    def cases(self, split: str) -> list[tuple[str, str]]:
         return self.datalist.cases(self.check_split(split))
 
     def read(self, split: str, indices: Sequence[int]) -> Batch:

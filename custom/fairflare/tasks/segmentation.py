@@ -50,11 +50,12 @@ VOLUME_DICE = Metric(
 OF_STRUCTURE: dict[str, Any] = {
     "doc": "Dice of one structure", "reveals": EMPTY, "by_class": True, "family": "dice_<class>",
     "higher_is_better": True,
+    "of_classes": (),
 }  # fmt: skip
 
 OF_STRUCTURE_IN_VOLUMES: dict[str, Any] = {
     "doc": "Dice of one structure in a volume", "reveals": VOLUME_DICE.reveals, "by_class": True,
-    "family": "volume_dice_<class>", "higher_is_better": True,
+    "family": "volume_dice_<class>", "higher_is_better": True, "of_classes": (),
 }  # fmt: skip
 
 Side = Annotated[int, Field(strict=True, ge=32, multiple_of=16)]

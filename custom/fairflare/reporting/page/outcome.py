@@ -12,6 +12,7 @@ from fairflare.reporting.layout import number
 from fairflare.reporting.page.content import Cell, Picture, Section, Spread, Table, listed
 from fairflare.reporting.page.material import Material, PageRow
 from fairflare.reporting.page.style import INK, figure, label, legend, look
+from fairflare.reporting.records import SUPPRESSED
 from fairflare.reporting.table import class_rows
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def results(material: Material) -> Section | None:
         "sites",
         f"{material.metric} on the test split of every site{over or (more if own else '')}.",
         ["site", *(row.label for row in rows), *(OF_SITE.values() if own else ())],
-        [[site, *(at(row, site) for row in rows), *(_own(own.get(site) or {}) if own else ())] for site in sites],
+        [[site, *(_cell(row, site) for row in rows), *(_own(own.get(site) or {}) if own else ())] for site in sites],
     )
     parts: list[Picture | Table] = [totals, _sites_picture(material, sites), by_site]
     if own and (found := class_rows(material.runs[0].document)):
@@ -101,6 +102,12 @@ def tested_sites(material: Material) -> list[str]:
 def at(row: PageRow, site: str) -> Spread:
     """What a site gets."""
     return spread([values.get(site, math.nan) for values in row.values])
+
+
+def _cell(row: PageRow, site: str) -> Cell:
+    found = at(row, site)
+    kept = math.isnan(found.mean) and any(site in summary.suppressed for summary in row.summaries)
+    return SUPPRESSED if kept else found
 
 
 def _sites_picture(material: Material, sites: Sequence[str]) -> Picture:

@@ -49,6 +49,9 @@ def of_run(material: Material) -> list[str]:
         lines += _cases(document) + who_is_behind(document)[:1]
     if found.excluded:
         lines.append(f"Without a value, and not in these figures: {', '.join(found.excluded)}.")
+    if found.suppressed:
+        kept = ", ".join(found.suppressed)
+        lines.append(f"Suppressed, fewer cases than the site's min_cases, and not in these figures: {kept}.")
     lines.append("This is one run: how much of it is luck of the seed, it cannot say (fairflare compare --seeds).")
     return lines
 

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test test-all test-long test-real walkthroughs walks fuzz lint bench bench-gpu clean
+.PHONY: run test test-all test-long test-real walkthroughs walks fuzz lint refresh bench bench-gpu clean
 
 run: $(STAMP)
 	$(BIN)/fairflare run fed_lwr --overwrite
@@ -40,6 +40,10 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# All that is generated from the declarations: the README's method table, docs/privacy.md, jobs/. A test says it changes nothing.
+refresh: $(STAMP)
+	$(BIN)/python tools/refresh.py
 
 # What docs/performance.md is made of; one thread a process, on a machine that does nothing else. With Flower beside us:
 # python3 -m venv DIR; DIR/bin/pip install "flwr[simulation]" torch monai; make bench FLOWER=DIR/bin/python

@@ -22,7 +22,7 @@ from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fairflare import __version__
-from fairflare.core.task import SiteData
+from fairflare.core.task import Metric, SiteData
 from fairflare.core.task import Task as BaseTask
 from fairflare.exchange.messages import TASK_TRAIN, TASK_VALIDATE, Message
 from fairflare.flare.wire import from_model, to_model
@@ -53,6 +53,9 @@ class Task(BaseTask):
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
+
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        return (Metric(name="dice", doc="made up", higher_is_better=True),)
 
     def evaluate(self, model: Any, batches: Any, device: Any) -> dict[str, float]:
         raise NotImplementedError

@@ -12,16 +12,17 @@ export NVFLARE_POC_WORKSPACE="$folder/poc"
 nvflare poc prepare -i poc.yml
 kits="$folder/poc/fairflare_poc/prod_00"
 
-step "every participant allows the package"
+step "every participant allows the package's classes"
 for name in localhost site-1 site-2 site-3; do
   "$python" - "$kits/$name/local" <<'END'
 import json, pathlib, sys
 local = pathlib.Path(sys.argv[1])
 path = local / "resources.json"
 resources = json.loads((path if path.exists() else local / "resources.json.default").read_text())
-resources["class_allow_list"].append("fairflare.")
+from fairflare.provision import job_classes
+resources["class_allow_list"] += job_classes()
 path.write_text(json.dumps(resources, indent=2))
-(local / "fairflare.json").write_text('{"num_threads": 1}')
+(local / "fairflare.json").write_text('{"num_threads": 1, "min_cases": 5}')
 END
   fairflare doctor --kit "$kits/$name"
 done
@@ -33,7 +34,7 @@ wait_for_sites 'site-[123]' 3
 step "a job"
 # With the bounds that --preinstalled has by itself, so that the run it is compared with has them too.
 bounds=(--set max_weight=0.4 --set max_samples=100000 --set max_update_norm=3)
-what=(fed_lwr --sites 3 --rounds 2 --seed 7 --set phantom_cases=0.3 --set local_epochs=1 "${bounds[@]}")
+what=(fed_lwr --sites 3 --rounds 2 --seed 7 --set phantom_cases=0.5 --set local_epochs=1 "${bounds[@]}")
 fairflare export "${what[@]}" --out jobs --preinstalled
 job=$(submit jobs/fed_lwr)
 nvflare job wait "$job" --timeout 600

@@ -7,7 +7,7 @@ from typing import Any
 import beside_common as common
 import torch
 
-from fairflare.tasks.base import SiteData
+from fairflare.tasks.base import Metric, SiteData
 from fairflare.tasks.base import Task as Base
 
 
@@ -37,6 +37,9 @@ class Task(Base):
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return common.LOSS(outputs, targets)
+
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        return (Metric(name="dice", doc="made up", higher_is_better=True),)
 
     def evaluate(self, model: torch.nn.Module, batches: Any, device: Any) -> dict[str, float]:
         x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))

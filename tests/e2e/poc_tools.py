@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fairflare.provision import job_classes
+
 MARK = "FAIRFLARE_TEST_SYSTEM"
 PROJECT = "fairflare_poc"
 ADMIN = "admin@example.org"
@@ -220,12 +222,13 @@ class PocSystem:
         change(content)
         path.write_text(json.dumps(content, indent=2))
 
-    def allow(self, name: str, prefix: str, *, yes: bool = True) -> None:
-        """Adds a prefix to the class allow list of a participant, or takes it off."""
+    def allow(self, name: str, *, yes: bool = True) -> None:
+        """Adds our jobs' classes to the class allow list of a participant, or takes them off."""
+        ours = job_classes()
 
         def change(resources: dict[str, Any]) -> None:
-            listed = [entry for entry in resources["class_allow_list"] if entry != prefix]
-            resources["class_allow_list"] = [*listed, prefix] if yes else listed
+            listed = [entry for entry in resources["class_allow_list"] if entry not in ours]
+            resources["class_allow_list"] = [*listed, *ours] if yes else listed
 
         self.edit_local(name, "resources.json", change)
 

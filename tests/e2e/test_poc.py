@@ -29,7 +29,7 @@ def poc(tmp_path_factory):
         system.env["NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT"] = "3"
         system.env["FAIRFLARE_REPORT"] = "1"  # other tests leave the page out
         for name in (SERVER, *SITES):
-            system.allow(name, "fairflare.")
+            system.allow(name)
         system.start()
         yield system
         left = processes(system.mark)
@@ -153,10 +153,10 @@ def test_site_killed_in_the_middle_of_anchor(poc, job, tmp_path):
 
 
 def test_site_that_does_not_allow_the_package(poc, job):
-    """The allow list of one site lacks ``fairflare.``: the job fails, and the site's log says which class."""
+    """The allow list of one site lacks our classes: the job fails, and the site's log says which class."""
     poc.start_site("site-3")
     poc.edit_local("site-3", "fairflare.json", lambda c: c.clear())
-    poc.allow("site-3", "fairflare.", yes=False)
+    poc.allow("site-3", yes=False)
     job_id = poc.submit(job("fed_lwr", packaging="preinstalled", min_sites=3))
     said = poc.wait(job_id, 240)
     assert "FINISHED:ABNORMAL" in said

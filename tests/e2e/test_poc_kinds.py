@@ -32,7 +32,7 @@ KINDS = {
 def poc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PocSystem]:
     with poc_system(tmp_path_factory.mktemp("poc"), SITES) as system:
         for name in (SERVER, *SITES):
-            system.allow(name, "fairflare.")
+            system.allow(name)
         for name in SITES:
             system.edit_local(name, "fairflare.json", lambda c: c.update(num_threads=1))
         system.start()

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from fairflare.federation.local import run_local
+from fairflare.provision import job_classes
 from fairflare.recipes import FairRecipe
 from tests.bundles import two_sites, write_bundle
 
@@ -232,7 +233,7 @@ def test_preinstalled_job_needs_no_custom_code(job, simulate, tmp_path):
     local = tmp_path / "ws" / "local"
     local.mkdir(parents=True)
     allowed = {"format_version": 2, "client": {"retry_timeout": 30, "compression": "Gzip"},
-               "class_allow_list": ["nvflare.", "fairflare."], "components": []}  # fmt: skip
+               "class_allow_list": job_classes(), "components": []}  # fmt: skip
     (local / "resources.json").write_text(json.dumps(allowed))
     run = simulate(folder, threads=3)
     assert run.code == 0, run.log[-3000:]

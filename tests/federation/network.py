@@ -19,7 +19,7 @@ from fairflare.federation.run_settings import Place, RunSettings
 from fairflare.federation.transport import Listener, Question
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.rule import Rule
-from fairflare.tasks.base import SiteData, Task
+from fairflare.tasks.base import Metric, SiteData, Task
 
 SITES = ["site-1", "site-2", "site-3"]
 SILENT = "-silent-"  # a site that never answers
@@ -37,6 +37,9 @@ class Line(Task):
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return outputs.mean()
+
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        return (Metric(name="dice", doc="made up", higher_is_better=True),)
 
     def evaluate(self, model: Any, batches: Any, device: Any) -> dict[str, float]:
         return {"dice": 0.5}
@@ -161,7 +164,9 @@ class Run:
         self.net = Network(behaviour, sites)
         self.folder = folder / job
         self.folder.mkdir(parents=True, exist_ok=True)
-        place = Place(self.folder, folder / "kept", job, server or {}, site_half)
+        # On disk, so that what is left there is seen; in memory nothing could be.
+        own = {"models_in_memory": 0, **(server or {})}
+        place = Place(self.folder, folder / "kept", job, own, site_half)
         run = RunSettings(**settings)
         self.rounds = Rounds(task or Line(), rule or FedAvg(weighting="uniform"), run, self.net, place, listeners)
 

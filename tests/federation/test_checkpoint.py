@@ -276,6 +276,19 @@ def test_going_back_makes_the_round_before_the_newest(tmp_path: Path) -> None:
     assert same(CheckpointFolder(folder.folder).load(), 1)
 
 
+def test_going_back_outlives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The later checkpoint is gone from the folder on disk, before anybody goes on from the one before."""
+    folder = Kept(tmp_path / "e")
+    for number in (0, 1, 2):
+        folder.keep(number)
+    synced: list[tuple[Path, set[str]]] = []
+    monkeypatch.setattr(module, "to_disk", lambda path: synced.append((path, folder.names())))
+    assert same(folder.back_from(2), 1)
+    assert [path for path, _ in synced] == [folder.folder]
+    assert "state-000002.json" not in synced[0][1]
+    assert "state-000001.json" in synced[0][1]
+
+
 def test_one_of_an_older_version_is_named(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"state\.json is a checkpoint of an older fairflare; remove"):

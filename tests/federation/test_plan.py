@@ -34,6 +34,7 @@ def test_synthetic_data_are_dealt_to_the_sites_of_the_run(method, sites, setting
 
 OWN_TASK = """
 import torch
+from fairflare.tasks.base import Metric
 from fairflare.tasks.base import Task as Base
 
 class Task(Base):
@@ -44,6 +45,9 @@ class Task(Base):
 
     def loss(self, outputs, targets):
         return outputs.mean()
+
+    def declared_metrics(self):
+        return (Metric(name="dice", doc="made up", higher_is_better=True),)
 
     def evaluate(self, model, batches, device):
         return {"dice": 0.5}

@@ -101,6 +101,25 @@ def test_statistics_are_those_of_all_values_together(tmp_path: Path) -> None:
     assert same({name: state[name] for name in untouched}, {name: plain[name] for name in untouched})
 
 
+class Tied(Normed):
+    """As that, with the norm "1" once more behind all: its statistics have two names."""
+
+    def build_model(self) -> torch.nn.Module:
+        model = super().build_model()
+        assert isinstance(model, torch.nn.Sequential)
+        return model.append(model[1])
+
+
+def test_a_norm_with_two_names_is_set_under_both(tmp_path: Path) -> None:
+    """``load_state_dict`` takes them in turn: the last name would bring the old statistics back."""
+    state = Run(tmp_path, network(), task=Tied(), num_rounds=1, **RECALIBRATED)().model()["model"]
+    assert {"1.running_mean", "6.running_mean"} <= set(state)
+    model = Tied().build_model()
+    model.load_state_dict(state)
+    for name in ("1", "6"):
+        assert model.get_submodule(name).running_mean.tolist() == pytest.approx([14 / 6] * 2, rel=1e-6)
+
+
 def test_what_travels(tmp_path: Path) -> None:
     ran = run(tmp_path)()
     tasks = [task for (name, _), task in zip(ran.net.asked, ran.net.tasks, strict=True) if name == TASK_NORMS]

@@ -652,6 +652,19 @@ def test_no_grace_for_refused_answers(tmp_path: Path) -> None:
     assert run.results["rounds"][0]["accepted"] == ["site-1", "site-3"]
 
 
+def test_grace_begins_with_enough_answers_not_with_the_phase(tmp_path: Path) -> None:
+    """A round that takes everybody longer than the grace is still no reason to leave out who is a little later."""
+    seconds = {"site-1": 0.6, "site-2": 0.6, "site-3": 0.9}
+
+    def behaviour(s: str, n: str, task: Message) -> Any:
+        if n != "train":
+            return good(s, n, task)
+        return lambda: (time.sleep(seconds[s]), good(s, n, task))[1]
+
+    run = Run(tmp_path, behaviour, num_rounds=1, min_sites=2, train_timeout=30, straggler_grace=0.55)()
+    assert run.results["rounds"][0]["accepted"] == SITES
+
+
 def test_answer_after_the_deadline_is_not_used(tmp_path: Path) -> None:
     def slow(s: str, n: str, task: Message) -> Any:
         return lambda: (time.sleep(0.5), good(s, n, task))[1]
@@ -669,11 +682,13 @@ def test_answer_after_the_deadline_is_not_used(tmp_path: Path) -> None:
 
 def test_abort_leaves_no_result_that_looks_complete(tmp_path: Path) -> None:
     run = Run(tmp_path, num_rounds=2)
+    waiting: list[str] = []
 
     def behaviour(s: str, n: str, task: Message) -> Any:
         if s != "site-1":
             return good(s, n, task)
         time.sleep(0.1)  # the others are staged by then
+        waiting.extend(sorted(path.name for path in run.staged))
         run.net.abort = True
         return lambda: (time.sleep(0.2), good(s, n, task))[1]
 
@@ -686,6 +701,7 @@ def test_abort_leaves_no_result_that_looks_complete(tmp_path: Path) -> None:
     for thread in run.net.threads:
         thread.join()
     assert run.net.used[-1] == ("train", "site-1", False)
+    assert waiting == ["site-2.safetensors", "site-3.safetensors"]
     assert run.staged == []  # no hospital's model stays, not even one that came too late
     assert not any("silent" in line for line in run.net.warned)
 

@@ -70,7 +70,8 @@ def as_script(plan: Plan, folder: Path) -> tuple[ScriptSite, Any]:
         lambda net, batches: plan.task.evaluate(net, batches, "cpu"),
         plan.task.primary_metric,
     )
-    told = clean_meta(told_training(plan.training))
+    told = clean_meta(told_training(plan.training, plan.task))
+    task.told = told["metrics"]
     return ScriptSite("site-1", task, model, built_training(told), {}, folder), data
 
 
@@ -258,7 +259,7 @@ def test_a_model_that_is_not_finite_is_not_sent(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"metrics": lambda m, b: 1.5}, "metric 'accuracy' must be a finite number, in [0, 1]"),
+        ({"metrics": lambda m, b: 1.5}, "metric 'accuracy' must lie in [0, 1], got 1.5; declare whether"),
         ({"metrics": lambda m, b: {"dice": 0.5}}, "metrics must give 'accuracy'"),
         ({"metrics": lambda m, b: "good"}, "metric 'accuracy' must be a number, got 'good'"),
         ({"images": [(torch.zeros(2, 4),)], "classes": None}, "must be (inputs, targets)"),

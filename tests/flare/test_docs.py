@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import fairflare.methods
+import fairflare.recipes as fairflare_recipes
+from fairflare.cli.commands import app
 from fairflare.core.settings import described
 from fairflare.federation.local import run_local
 from fairflare.federation.plan import make_plan
@@ -54,6 +60,84 @@ def test_the_new_method_as_a_job(example, tmp_path):
     client = (tmp_path / "loss_power" / "app" / "config" / "config_fed_client.json").read_text()
     assert re.search(r'"path": "fairflare\.methods\.loss_power\.LossPower",\s*"args": \{\s*"q": 2\.0\s*\}', server)
     assert "fairflare.methods.loss_power.ReportLoss" in client
+
+
+def in_lines(text: str) -> str:
+    return " ".join(text.split())
+
+
+def command(*arguments: object) -> str:
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert done.exit_code == 0, done.output
+    return in_lines(done.output)
+
+
+def test_the_new_method_through_every_command(example, tmp_path, monkeypatch):
+    """What the page promises of the example, command by command; it has no published setting, which is said."""
+    monkeypatch.chdir(tmp_path)
+    tiny = [f"--set={name}={json.dumps(value)}" for name, value in TINY.items()]
+    nothing = "published setting: LossPower has none"
+    assert "loss_power LossPower sites with a higher loss weigh more" in command("list")
+    assert "| `loss_power` | LossPower | sites with a higher loss weigh more | 1 |" in command("list", "--markdown")
+    told = command("describe", "loss_power")
+    assert "LossPower, at the server: LossPower" in told
+    assert "a number >= 0; default 1.0" in told
+    assert "No published setting: the defaults are those of its classes. Without --paper a job has 3 rounds, 6" in told
+    assert "| `q` | a number >= 0 | `1.0` |" in command("describe", "loss_power", "--markdown")
+    assert "### LossPower (`loss_power`)" in command("privacy")
+    short = ["--sites", 2, "--rounds", 1, "--in-process", *tiny]
+    assert "loss_power" in command("run", "loss_power", "--set", "q=2", *short)
+    (results,) = (tmp_path / "runs" / "loss_power-seed0").rglob("results.json")
+    assert json.loads(results.read_text())["status"] == "completed"
+    assert nothing in command("run", "loss_power", "--paper", "-w", "as-published", *short)
+    assert nothing in command("export", "loss_power", "--paper", "--out", "published")
+    command("export", "loss_power", "--preinstalled", "--out", "jobs")
+    assert not (tmp_path / "jobs" / "loss_power" / "app" / "custom").exists()
+    assert "loss_power" in command("show", "runs/loss_power-seed0")
+
+
+def test_the_new_method_is_compared(tmp_path):
+    """By processes of their own, so the file lies in a copy of the package."""
+    package = tmp_path / "copy" / "fairflare"
+    shutil.copytree(ROOT / "custom" / "fairflare", package, ignore=shutil.ignore_patterns("__pycache__"))
+    (code,) = python_blocks("architecture.md")
+    (package / "methods" / "loss_power.py").write_text(code)
+    tiny = [f"--set={name}={json.dumps(value)}" for name, value in TINY.items()]
+    arguments = ["compare", "fed_avg", "loss_power:q=2", "--seeds", "1", "--sites", "2", "--rounds", "1", *tiny]
+    done = subprocess.run(
+        [sys.executable, "-m", "fairflare.cli", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=400,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "copy")}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "loss_power (q=2)" in in_lines(done.stdout)
+
+
+def test_the_recipe_of_the_new_method(example):
+    cls = fairflare_recipes.LossPowerRecipe
+    try:
+        assert (cls.__name__, cls(q=2.0).plan.rule.q) == ("LossPowerRecipe", 2.0)
+        assert "    q: a number >= 0." in cls.__doc__.splitlines()
+        assert "paper:" not in cls.__doc__.partition("Args:")[2]
+    finally:
+        vars(fairflare_recipes).pop("LossPowerRecipe")
+
+
+def test_the_new_method_is_clean_as_printed(example, tmp_path):
+    """As ``make lint`` looks at it where it lies among the methods."""
+    file = ROOT / "custom" / "fairflare" / "methods" / "loss_power.py"
+    binaries = Path(sys.executable).parent
+    for tool in (["ruff", "check"], ["ruff", "format", "--check"]):
+        done = subprocess.run(
+            [str(binaries / tool[0]), *tool[1:], "--stdin-filename", str(file), "-"],
+            input=example, capture_output=True, text=True, cwd=ROOT, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout
+    (tmp_path / "loss_power.py").write_text(example)
+    done = subprocess.run(
+        [str(binaries / "mypy"), "--config-file", str(ROOT / "pyproject.toml"), str(tmp_path / "loss_power.py")],
+        capture_output=True, text=True, cwd=ROOT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
 
 
 def test_settings_of_the_new_method(example):

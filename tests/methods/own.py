@@ -16,7 +16,7 @@ from fairflare.core.task import evaluating
 from fairflare.exchange.messages import Message, decode_task, encode_reply
 from fairflare.federation.site import SiteWorker
 from fairflare.methods.training import LocalTraining
-from fairflare.tasks.base import SiteData, Task
+from fairflare.tasks.base import Metric, SiteData, Task
 from tests.federation.network import Run
 
 if TYPE_CHECKING:
@@ -65,6 +65,9 @@ class Plane(Task):
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(outputs, targets)
+
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        return (Metric(name="accuracy", doc="made up", higher_is_better=True),)
 
     def evaluate(self, model: nn.Module, batches: Iterable[Batch], device: Any) -> dict[str, float]:
         with evaluating(model):

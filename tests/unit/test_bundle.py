@@ -75,7 +75,9 @@ def test_network_and_training_are_the_bundles(tmp_path: Path) -> None:
     one = found.task.build_model()
     torch.manual_seed(3)
     assert all(map(torch.equal, one.state_dict().values(), found.task.build_model().state_dict().values()))
-    assert [metric.name for metric in found.task.declared_metrics()] == ["dice", "loss", "dice_organ", "dice_lesion"]
+    assert [metric.name for metric in found.task.declared_metrics()] == [
+        "dice", "loss", "dice_organ", "dice_lesion", "dice_<class>",
+    ]  # fmt: skip
 
 
 def test_a_plan_leaves_the_random_numbers_alone(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from fairflare.federation.influence import Bounds
 from fairflare.federation.plan import TASKS_BY_KIND, load_task_class, make_plan
 from fairflare.methods.catalog import all_methods
 from fairflare.methods.fed_mrl import FedMRL
+from fairflare.provision import job_classes
 from tests.bundles import write_bundle
 
 ROOT = Path(__file__).parents[2]
@@ -701,7 +702,14 @@ def test_doctor_looks_at_a_kit(tmp_path: Path) -> None:
     assert found_by_doctor("--kit", str(tmp_path))[1]["kit"] == "problem"
     local = tmp_path / "local"
     local.mkdir()
-    for listed, state in ((["nvflare."], "problem"), (["nvflare.", "fairflare."], "ok"), (["fair"], "problem")):
+    classes = job_classes()
+    for listed, state in (
+        (["nvflare."], "problem"),
+        (["fair"], "problem"),
+        (["nvflare.", *classes], "ok"),
+        (["nvflare.", *classes[1:]], "warning"),
+        *((["nvflare.", *classes, wide], "warning") for wide in ("fairflare.", "fairflare", "fairflare.flare", "*")),
+    ):
         (local / "resources.json").write_text(json.dumps({"class_allow_list": listed}))
         assert found_by_doctor("--kit", str(tmp_path))[1]["allow list"] == state
     startup = tmp_path / "startup"

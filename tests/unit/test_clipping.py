@@ -118,6 +118,17 @@ def test_counters_and_constants(value: int) -> None:
     assert found["c"]["index"].dtype == torch.long
 
 
+def test_the_limit_of_counters_is_a_whole_number_below() -> None:
+    """1.5 times the median 5 is 7.5: the eighth step is one too many."""
+    start = {"bn.num_batches_tracked": torch.tensor(10)}
+    states = {s: {"bn.num_batches_tracked": torch.tensor(10 + n)} for s, n in (("a", 5), ("b", 5), ("c", 7), ("d", 8))}
+    states["e"] = {"bn.num_batches_tracked": torch.tensor(12)}
+    found, clips = clipped_states(states, start, 1.5)
+    assert clips == [Clip("d", COUNTERS, 8.0, 7.0)]
+    assert int(found["d"]["bn.num_batches_tracked"]) == 17
+    assert int(found["c"]["bn.num_batches_tracked"]) == 17
+
+
 def test_booleans_nobody_else_changed_stay() -> None:
     states = {s: {"mask": torch.tensor([True, False])} for s in "abc"}
     states["c"] = {"mask": torch.tensor([True, True])}

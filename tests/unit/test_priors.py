@@ -16,6 +16,7 @@ from torch import nn
 
 from fairflare.core.priors import RunningClassMean, class_means, prior_distance, rescue_factor
 from fairflare.core.weighting import rescue_weights
+from fairflare.methods.fed_mas import RescueTraining
 from fairflare.tasks.priors import IMAGENET_MEAN, IMAGENET_STD, PriorNetwork, build_encoder, fingerprint, load_prior
 
 NAN = math.nan
@@ -360,6 +361,12 @@ def test_a_timm_encoder(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=create_model))
     network = load_prior("timm:tiny", tmp_path / "x.pt")
     assert network(torch.rand(2, 3, 32, 32)).shape == (2, 5)
+    for source in ("timm:hf-hub:a/b", "timm:local-dir:/x", "timm:hf_hub:a", "timm:", "timm:a/b"):
+        with pytest.raises(ValueError, match="prior_network"):  # a source of timm's, which would fetch or read it
+            load_prior(source, tmp_path / "x.pt")
+        with pytest.raises(ValueError, match="prior_network"):
+            RescueTraining(prior_network=source)
+    assert RescueTraining(prior_network="timm:vit_base_patch16_224.augreg-in21k").prior_network
 
 
 def test_the_packaged_network():

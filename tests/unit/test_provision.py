@@ -13,7 +13,7 @@ from nvflare.lighter.provision import prepare_project
 from nvflare.lighter.provisioner import Provisioner
 
 from fairflare import provision as import_path
-from fairflare.flare.provision import AUTHORIZATION, SitePolicyBuilder
+from fairflare.flare.provision import AUTHORIZATION, SitePolicyBuilder, job_classes
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,16 +40,15 @@ def test_kits_of_the_walk_through(tmp_path):
         tmp_path,
         site_settings={
             "*": {"isolate": True, "device": "cpu"},
-            "hospital-a": {"device": "cuda:1", "data_root": "/own/cases"},
+            "hospital-a": {"device": "cuda:1", "data_root": "/own/cases", "min_cases": 10},
             "localhost": {"checkpoint_root": "/checkpoints"},
         },
     )
     for name in ("localhost", "hospital-a", "hospital-b", "hospital-c"):
         resources = local(kits, name, "resources.json")
-        assert resources["class_allow_list"][-1] == "fairflare."
         # FLARE's own list stays as it is, or its stock components would be refused.
         default = local(kits, name, "resources.json.default")["class_allow_list"]
-        assert resources["class_allow_list"][:-1] == default
+        assert resources["class_allow_list"] == [*default, *job_classes()]
         policy = local(kits, name, "authorization.json")
         assert policy == AUTHORIZATION
         assert {role.get("byoc", "none") for role in policy["permissions"].values()} == {"none"}
@@ -60,8 +59,9 @@ def test_kits_of_the_walk_through(tmp_path):
         "isolate": True,
         "device": "cuda:1",
         "data_root": "/own/cases",
+        "min_cases": 10,
     }
-    assert local(kits, "hospital-b", "fairflare.json") == {"isolate": True, "device": "cpu"}
+    assert local(kits, "hospital-b", "fairflare.json") == {"isolate": True, "device": "cpu", "min_cases": 5}
     assert local(kits, "localhost", "fairflare.json") == {"checkpoint_root": "/checkpoints"}
     server = local(kits, "localhost", "resources.json")
     assert repr([entry["heart_beat_timeout"] for entry in server["servers"]]) == "[60]"  # no 60.0
@@ -81,7 +81,7 @@ def test_what_is_not_asked_for_is_not_written(tmp_path):
         tmp_path, privacy=None, site_settings=None, heart_beat_timeout=None, storage_root=None, log_streaming=True
     )
     assert not (kits / "hospital-a" / "local" / "privacy.json").exists()
-    assert not (kits / "hospital-a" / "local" / "fairflare.json").exists()
+    assert local(kits, "hospital-a", "fairflare.json") == {"min_cases": 5}  # the privacy floor
     assert local(kits, "hospital-a", "resources.json")["allow_log_streaming"] is True
     server, default = (local(kits, "localhost", f) for f in ("resources.json", "resources.json.default"))
     assert server["servers"] == default["servers"]

@@ -1,4 +1,4 @@
-"""The front page: its method table is the catalog's, and what it points to is there."""
+"""What is generated is up to date; the front page, and what it points to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 @pytest.fixture(scope="module")
 def tool() -> Any:
-    spec = importlib.util.spec_from_file_location("write_readme", ROOT / "tools" / "write_readme.py")
+    spec = importlib.util.spec_from_file_location("refresh", ROOT / "tools" / "refresh.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -27,13 +27,50 @@ def tool() -> Any:
     return module
 
 
-def test_the_method_table_is_up_to_date(tool: Any) -> None:
-    """If this fails: ``python tools/write_readme.py``."""
-    assert tool.with_table(README) == README
+@pytest.fixture(scope="module")
+def fresh(tool: Any) -> dict[Path, bytes]:
+    made: dict[Path, bytes] = tool.contents()
+    return made
+
+
+def test_refresh_changes_nothing(tool: Any, fresh: dict[Path, bytes]) -> None:
+    """README's table, privacy page and job folders are what the declarations say. If this fails: ``make refresh``."""
+    assert sorted(tool.generated()) == sorted(fresh)
+    assert [str(path) for path, content in fresh.items() if (ROOT / path).read_bytes() != content] == []
+
+
+def test_refresh_writes_what_differs_and_removes_what_is_left_over(
+    tool: Any, fresh: dict[Path, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    for path, content in fresh.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(content)
+    monkeypatch.setattr(tool, "ROOT", tmp_path)
+    monkeypatch.setattr(tool, "contents", lambda: fresh)
+    assert tool.main() == 0
+    assert capsys.readouterr().out == ""
+    meta = Path("jobs/afl/meta.json")
+    (tmp_path / meta).write_text("{}")
+    (tmp_path / "docs" / "privacy.md").unlink()
+    (tmp_path / "jobs" / "gone" / "app").mkdir(parents=True)
+    (tmp_path / "jobs" / "gone" / "meta.json").touch()
+    (tmp_path / "jobs" / "afl" / "left.json").touch()
+    assert tool.main() == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "removed jobs/afl/left.json", "removed jobs/gone/meta.json", "wrote docs/privacy.md", f"wrote {meta}",
+    ]  # fmt: skip
+    assert {path: (tmp_path / path).read_bytes() for path in tool.generated()} == fresh
+    assert not (tmp_path / "jobs" / "gone").exists()
+
+
+def test_what_other_packages_bring_is_not_written(tool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool, "plugin_of", lambda method: "theirs" if method.name == "afl" else None)
+    with pytest.raises(ValueError, match="these methods are of other packages, and would be written too: afl"):
+        tool.contents()
 
 
 def test_the_table_has_every_method_with_what_it_is(tool: Any) -> None:
-    table = README.partition(tool.BEGIN)[2].partition(tool.END)[0]
+    table = tool.with_table(README).partition(tool.BEGIN)[2].partition(tool.END)[0]
     rows = [
         [cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines() if line.startswith("| `")
     ]

@@ -63,3 +63,15 @@ def test_a_step_beyond_the_type_is_cut_and_said(caplog: pytest.LogCaptureFixture
 def test_a_step_that_is_none(step: Step, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         stepped_average({"a": {"w": torch.ones(1)}}, {"a": 1.0}, step)
+
+
+def test_variances_of_updates_may_fall() -> None:
+    """A running variance has no floor where it is a change, as behind FLARE's FedAvg; a model's is never below 0."""
+    states = {"a": {"w": torch.ones(2), "bn.running_var": torch.tensor([-0.4, 0.2])},
+              "b": {"w": torch.ones(2), "bn.running_var": torch.tensor([-0.2, 0.4])}}  # fmt: skip
+    weights = {"a": 0.5, "b": 0.5}
+    found = stepped_average(states, weights, Step(0.5, frozenset({"w"}), None, weights))
+    torch.testing.assert_close(found["bn.running_var"], torch.tensor([-0.3, 0.3]))
+    received = {name: torch.zeros_like(tensor) for name, tensor in states["a"].items()}
+    models = stepped_average(states, weights, Step(0.5, frozenset({"w"}), received, weights))
+    assert models["bn.running_var"][0] >= 0

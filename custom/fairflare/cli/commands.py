@@ -282,15 +282,15 @@ def export(
         bool,
         typer.Option(
             "--preinstalled",
-            help="For hospitals: no custom code (sites have the package and allow 'fairflare.'), and bounds on one "
-            "site's influence (docs/robustness.md; --set max_weight=null: without).",
+            help="For hospitals: no custom code; sites have the package and allow its classes.",
         ),
     ] = False,
     bundle: Annotated[bool, typer.Option("--bundle", help="Carry the whole package in the job.")] = False,
     mlflow: MLflowUri = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Writes a method as a FLARE job folder."""
+    """Writes a method as a FLARE job folder, with bounds on what a site can do to a round (docs/robustness.md)."""
+    from fairflare.federation.influence import FOR_HOSPITALS, in_words
     from fairflare.flare.recipes import FairRecipe
 
     with user_errors():
@@ -298,7 +298,8 @@ def export(
             raise ValueError("--preinstalled and --bundle exclude each other")
         packaging = "preinstalled" if preinstalled else "bundle" if bundle else "task_file"
         sites = None if plan["sites"] == "default" else plan["sites"]
-        recipe = FairRecipe(**{**plan, "sites": sites}, packaging=packaging)
+        settings = {**FOR_HOSPITALS, **(plan["settings"] or {})}
+        recipe = FairRecipe(**{**plan, "sites": sites, "settings": settings}, packaging=packaging)
         say_what_lacks(recipe.plan.lacks)
         say_what_is_brought(recipe.plan.brought)
         folder = out / recipe.name
@@ -308,6 +309,14 @@ def export(
             track_in_mlflow(recipe, mlflow)
         recipe.export(str(out))
     console.print(f"job folder: {folder}", soft_wrap=True)
+    bounds = in_words(recipe.plan.run, None if recipe.plan.sites is None else len(recipe.plan.sites))
+    if bounds:
+        lift = " ".join(f"--set {name}=null" for name in FOR_HOSPITALS)
+        errors.print(
+            f"bounds on what a site can do to a round: {bounds} (docs/robustness.md). Without them, for the "
+            f"figures of a simulation: {lift}",
+            markup=False, highlight=False, soft_wrap=True,
+        )  # fmt: skip
 
 
 @app.command()

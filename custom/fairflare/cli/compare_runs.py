@@ -154,7 +154,8 @@ class Runner:
     def _start(self, progress: Progress) -> _Process:
         place, wanted = self.place(progress.run), self._wanted(progress.run)
         place.mkdir(parents=True, exist_ok=True)
-        write_whole(place / PLAN_FILE, lambda path: path.write_text(json.dumps(wanted, indent=2) + "\n", "utf-8"))
+        text = json.dumps(wanted, indent=2) + "\n"
+        write_whole(place / PLAN_FILE, lambda path: path.write_text(text, "utf-8"), shared=True)
         # What a run needs to go on stays with it, wherever the data file wants such things.
         own = {"state_root": str(place / "fairflare_state"), "checkpoint_root": str(place / "fairflare_checkpoints")}
         given = {

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from fairflare.core.files import unreadable
 
 State = Literal["ok", "warning", "problem"]
-PREFIX = "fairflare."
+PREFIX = "fairflare"
 SPLITS = ("training", "validation")
 
 
@@ -144,13 +144,31 @@ def start_up_kit(kit: Path) -> Iterator[Finding]:
         return
     try:
         allowed = json.loads(found.read_text(encoding="utf-8")).get("class_allow_list", [])
-        fits = any(PREFIX.startswith(entry) for entry in allowed if entry.endswith("."))
-        how = f"add {PREFIX!r} to class_allow_list in local/resources.json, or jobs without custom code are refused"
-        yield Finding("allow list", "ok" if fits else "problem", f"{PREFIX} is allowed" if fits else how)
+        yield _allow_list(allowed)
     except (ValueError, AttributeError) as error:
         yield Finding("allow list", "problem", f"{found}: {error}")
     for certificate in sorted(startup.glob("*.crt")):
         yield _expiry(certificate)
+
+
+def _allow_list(entries: list[str]) -> Finding:
+    """Whether a job without custom code may name its classes, and no function of the package besides."""
+    from fairflare.provision import job_classes
+
+    what, remedy = (
+        "allow list",
+        "list what fairflare.provision.job_classes() gives in class_allow_list (resources.json)",
+    )
+    wanted = job_classes()
+    missing = [name for name in wanted if name not in entries]
+    wide = [entry for entry in entries if entry == "*" or (entry.partition(".")[0] == PREFIX and entry not in wanted)]
+    if wide:
+        text = f"{wide[0]!r} lets a job call any function of the package with its own arguments; {remedy} instead"
+        return Finding(what, "warning", text)
+    if missing:
+        text = f"{len(missing)} of {len(wanted)} classes are missing, such as {missing[0]}: jobs with them are refused"
+        return Finding(what, "problem" if missing == wanted else "warning", f"{text}; {remedy}")
+    return Finding(what, "ok", "what jobs without custom code name is allowed")
 
 
 def _expiry(path: Path) -> Finding:

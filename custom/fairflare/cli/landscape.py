@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -226,7 +227,12 @@ def _write(found: Sequence[Landscape], grid: Grid, trained: Sequence[Trained], o
         ])  # fmt: skip
     for name, table in ((GRID_FILE, landscape.rows(losses, grid.places)), (NUMBERS_FILE, rows)):
         text = csv_text(table)
-        write_whole(out / name, lambda path, text=text: path.write_text(text, encoding="utf-8"), durable=False)  # type: ignore[misc]
+        write = partial(_write_text, text)
+        write_whole(out / name, write, durable=False, shared=True)
+
+
+def _write_text(text: str, path: Path) -> None:
+    path.write_text(text, encoding="utf-8")
 
 
 def _show(found: Sequence[Landscape]) -> None:

@@ -276,7 +276,7 @@ def _predict_all(predictor: Predictor, found: Sequence[Image], wanted: Wanted) -
         lines += shown
     if rows:
         wanted.out.mkdir(parents=True, exist_ok=True)
-        write_whole(wanted.out / CSV_FILE, lambda path: _write_csv(path, rows), durable=False)
+        write_whole(wanted.out / CSV_FILE, lambda path: _write_csv(path, rows), durable=False, shared=True)
         _show(predictor, lines)
         screen.console.print(f"written: {wanted.out / CSV_FILE}", markup=False, highlight=False, soft_wrap=True)
     if failed:

@@ -87,12 +87,11 @@ class RunView(Listener):
         finite = {site: value for site, (_, value) in self._scores.items() if math.isfinite(value)}
         if finite:
             name = next(iter(self._scores.values()))[0]
-            last = min if higher_is_better(name, self._directions) else max
-            worst = last(sorted(finite), key=finite.__getitem__)
-            text += (
-                f"; the model before it: {name} {statistics.fmean(finite.values()):.3f} on average, worst "
-                f"{finite[worst]:.3f} ({worst})"
-            )
+            text += f"; the model before it: {name} {statistics.fmean(finite.values()):.3f} on average"
+            higher = higher_is_better(name, self._directions)
+            if higher is not None:
+                worst = (min if higher else max)(sorted(finite), key=finite.__getitem__)
+                text += f", worst {finite[worst]:.3f} ({worst})"
         self._scores.clear()
         self._line(text)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from fairflare.core import checks
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,7 @@ class FairnessSummary:
 
     Attributes:
         num_sites: sites with a value; the figures below are over these.
-        excluded: sites whose value is NaN, sorted.
+        excluded: sites whose value is NaN, sorted, but for those in ``suppressed``.
         mean: unweighted mean.
         std: population standard deviation (``ddof=0``), as in the tables of Fed-LWR and FedISM+.
         worst, worst_site: value and name of the site that is served worst; on a tie the first name.
@@ -28,7 +30,8 @@ class FairnessSummary:
         cv: coefficient of variation, std over absolute mean; NaN where the mean is 0 and the values are not.
         bottom_decile: mean over the worst tenth of the sites, rounded down but at least one.
         top_decile: likewise for the best tenth.
-        higher_is_better: the metric's direction.
+        higher_is_better: the metric's direction; ``None``: not declared, then there is no worst, no best and no decile.
+        suppressed: sites that keep their value because too few cases are behind it, sorted.
     """
 
     num_sites: int
@@ -44,37 +47,51 @@ class FairnessSummary:
     cv: float
     bottom_decile: float
     top_decile: float
-    higher_is_better: bool = True
+    higher_is_better: bool | None = True
+    suppressed: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The same as a plain dict for JSON; NaN stays NaN and must be written as null."""
-        return asdict(self) | {"excluded": list(self.excluded)}
+        return asdict(self) | {"excluded": list(self.excluded), "suppressed": list(self.suppressed)}
 
 
-#: Metrics that are better when lower; every other one is better when higher.
-LOWER_IS_BETTER = ("loss", "error", "hd95", "distance")
+def declared_as(metric: str, known: Mapping[str, T]) -> T | None:
+    """What is declared for a metric; ``None``: nothing is.
+
+    Args:
+        metric: name, also one with a test list in front (``clean/loss``).
+        known: by name; ``dice_<class>`` is for every name that begins with ``dice_``.
+    """
+    names = [metric]
+    while "/" in names[-1]:
+        names.append(names[-1].partition("/")[2])
+    for name in names:
+        if name in known:
+            return known[name]
+    families = {family.partition("<")[0]: value for family, value in known.items() if "<" in family[1:]}
+    return next((families[start] for name in names for start in families if name.startswith(start)), None)
 
 
-def higher_is_better(metric: str, declared: Mapping[str, bool] | None = None) -> bool:
-    """Direction of a metric: as its task declares it, else by its name: losses, errors and distances are better small.
+def higher_is_better(metric: str, declared: Mapping[str, bool] | None = None) -> bool | None:
+    """Direction of a metric as its task declares it; a loss is better low; ``None``: nobody said, and none is guessed.
 
     Args:
         metric: name, also one with a test list in front (``clean/loss``).
         declared: ``{metric: direction}``.
     """
-    known = declared or {}
-    for name in (metric, metric.rpartition("/")[2]):
-        if name in known:
-            return known[name]
-    return not any(word in metric.lower() for word in LOWER_IS_BETTER)
+    return declared_as(metric, {"loss": False, **(declared or {})})
 
 
-def summarize(per_site: Mapping[str, float], *, higher_is_better: bool = True) -> FairnessSummary:
+def summarize(
+    per_site: Mapping[str, float], *, higher_is_better: bool | None = True, suppressed: Collection[str] = ()
+) -> FairnessSummary:
     """Mean, spread and extremes of a metric over the sites.
 
     Args:
         per_site: ``{site: value}``; NaN means undefined at that site, which is then left out and counted.
-        higher_is_better: False for losses and error rates, where the worst site has the highest value.
+        higher_is_better: False for losses and error rates, where the worst site has the highest value; ``None``: not
+            known, and no site is called worst or best.
+        suppressed: sites that keep their value; it is NaN.
 
     Returns:
         The summary; when every site is NaN its figures are NaN, ``num_sites`` is 0 and the site names are
@@ -89,15 +106,17 @@ def summarize(per_site: Mapping[str, float], *, higher_is_better: bool = True) -
         ('C', 0.7, 0.216025, 0.913043)
     """
     checks.not_empty("the values to summarize", per_site)
-    values = {site: float(per_site[site]) for site in sorted(per_site)}
-    excluded = tuple(site for site, value in values.items() if math.isnan(value))
-    checks.numbers("value", {site: value for site, value in values.items() if site not in excluded})
-    sites = [site for site in values if site not in excluded]
+    given = {site: per_site[site] for site in sorted(per_site)}
+    without = [site for site, value in given.items() if isinstance(value, float) and math.isnan(value)]
+    home = tuple(site for site in without if site in suppressed)
+    excluded = tuple(site for site in without if site not in suppressed)
+    values = {**checks.numbers("value", {site: v for site, v in given.items() if site not in without})}
+    sites = list(values)
     if not sites:
         nan = math.nan
-        return FairnessSummary(0, excluded, nan, nan, nan, "", nan, "", nan, nan, nan, nan, nan, higher_is_better)
+        return FairnessSummary(0, excluded, nan, nan, nan, "", nan, "", nan, nan, nan, nan, nan, higher_is_better, home)
 
-    sign = 1.0 if higher_is_better else -1.0
+    sign = -1.0 if higher_is_better is False else 1.0
     worst_site = min(sites, key=lambda site: sign * values[site])  # min and max keep the first of equals
     best_site = max(sites, key=lambda site: sign * values[site])
     x = np.array([values[site] for site in sites])
@@ -110,19 +129,21 @@ def summarize(per_site: Mapping[str, float], *, higher_is_better: bool = True) -
     else:
         scaled = x / largest  # keeps the squares in range
         jain = float(scaled.sum() ** 2 / (len(sites) * np.square(scaled).sum()))
+    known = higher_is_better is not None
     return FairnessSummary(
         num_sites=len(sites),
         excluded=excluded,
         mean=mean,
         std=std,
-        worst=values[worst_site],
-        worst_site=worst_site,
-        best=values[best_site],
-        best_site=best_site,
+        worst=values[worst_site] if known else math.nan,
+        worst_site=worst_site if known else "",
+        best=values[best_site] if known else math.nan,
+        best_site=best_site if known else "",
         range=abs(values[best_site] - values[worst_site]),
         jain=jain,
         cv=0.0 if std == 0 else (std / abs(mean) if mean != 0 else math.nan),
-        bottom_decile=float(ranked[:tenth].mean()),
-        top_decile=float(ranked[-tenth:].mean()),
+        bottom_decile=float(ranked[:tenth].mean()) if known else math.nan,
+        top_decile=float(ranked[-tenth:].mean()) if known else math.nan,
         higher_is_better=higher_is_better,
+        suppressed=home,
     )

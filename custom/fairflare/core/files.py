@@ -1,9 +1,12 @@
-"""Files that are there whole or not at all, whatever is killed, and that stay there when the power goes."""
+"""Files that are there whole or not at all, whatever is killed, that stay there when the power goes, and that nobody
+else reads: models trained on a site's data, and the figures about them, are as private as the data.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -15,20 +18,61 @@ _PARTIAL = re.compile(r"\..+\.(?P<pid>\d+)\.(partial|tmp)|.+\.tmp(?P<old_pid>\d*
 LONGEST_NAME = 255 - len("..4194304.partial")  # of a file that write_whole writes
 
 
-def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = True) -> None:
+log = logging.getLogger(__name__)
+
+PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
+
+
+def private_folder(folder: Path) -> Path:
+    """Makes a folder, with all above it that is missing, that only its owner can enter, whatever the umask.
+
+    One that is there becomes one; where it belongs to somebody else, the log says so.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    missing = [above for above in (folder, *folder.parents) if not above.exists()]
+    for each in reversed(missing):
+        each.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+    for each in missing or [folder]:
+        _keep_private(each, PRIVATE_FOLDER)
+    return folder
+
+
+def private_opener(path: str, flags: int) -> int:
+    """For ``open(..., opener=...)``: a file that it makes is its owner's alone, whatever the umask."""
+    return os.open(path, flags, PRIVATE_FILE)
+
+
+def _keep_private(path: Path, mode: int) -> None:
+    if path.stat().st_mode & 0o777 == mode:
+        return
+    try:
+        path.chmod(mode)
+    except PermissionError as error:
+        log.warning("%s cannot be made private (%s): others on this machine may read it", path, error.strerror)
+
+
+def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = True, shared: bool = False) -> None:
     """Replaces ``path`` by what ``write`` writes; a reader sees the old file or the new one, never a part.
 
     Args:
         path: in a folder that exists.
         write: is given the file to write.
         durable: the file outlives a power cut from here on; False: only the process's death.
+        shared: others may read it as the umask says; False: only its owner.
 
     Raises:
         OSError: the disk is full or cannot be written. The old file is then untouched and nothing else is left.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
+        if not shared:
+            os.close(private_opener(str(partial), os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
+            _keep_private(partial, PRIVATE_FILE)
         write(partial)
+        if not shared:
+            _keep_private(partial, PRIVATE_FILE)  # a library may have put another file there
         if durable:
             to_disk(partial)
         partial.replace(path)

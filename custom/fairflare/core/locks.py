@@ -15,6 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from fairflare.core.files import private_folder
 from fairflare.core.stopping import check_stop
 
 log = logging.getLogger(__name__)
@@ -125,7 +126,8 @@ def _note(text: str) -> dict[str, Any]:
 def _try(path: Path, needed: bool) -> int | None:
     """An open descriptor that holds the lock; ``None``: somebody else does."""
     while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.is_dir():
+            private_folder(path.parent)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         except FileNotFoundError:  # the folder was removed in this moment

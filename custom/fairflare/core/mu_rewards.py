@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 
 from fairflare.core import checks
 
-__all__ = ["FINE_GRID", "INITIAL_MU", "MU_GRID", "global_accuracy", "label_entropy", "observation", "reward"]
+__all__ = [
+    "FINE_GRID",
+    "INITIAL_MU",
+    "MU_GRID",
+    "global_accuracy",
+    "label_entropy",
+    "observation",
+    "reward",
+    "told_entropy",
+]
 
 #: The proximal coefficient before an agent has chosen one.
 INITIAL_MU = 1e-5
@@ -19,6 +28,10 @@ FINE_GRID = (0.0, 1e-5, *(k / 20 for k in range(1, 21)))
 LOSS_CAP = 10.0
 #: Scaled entropy of a site that does not tell it. It never changes, so to the site's own network any number is as good.
 UNKNOWN_ENTROPY = -0.5
+#: Accuracy of a site that does not tell it.
+UNKNOWN_ACCURACY = 0.5
+#: Decimals of the entropy that leaves a site: as it stands, it tells the class counts exactly.
+ENTROPY_DECIMALS = 1
 
 
 def label_entropy(counts: Sequence[int]) -> float:
@@ -47,6 +60,14 @@ def label_entropy(counts: Sequence[int]) -> float:
     return math.fsum(count / total * math.log(count / total) for count in counts if count > 0) + 0.0
 
 
+def told_entropy(counts: Sequence[int]) -> float:
+    """:func:`label_entropy` to :data:`ENTROPY_DECIMALS`, as a site reports it.
+
+    What an agent sees of it, E / log C, moves by at most 0.05 / log C; it is a constant of the site.
+    """
+    return round(label_entropy(counts), ENTROPY_DECIMALS) + 0.0
+
+
 def observation(
     entropy: float | None, share: float, accuracy: float, loss: float, *, num_classes: int
 ) -> tuple[float, float, float, float]:
@@ -57,7 +78,8 @@ def observation(
     Args:
         entropy: E_h as :func:`label_entropy` gives it; None where the site withholds it: then -0.5.
         share: P_h, share of the site in all training images, in [0, 1].
-        accuracy: of the local model after training, on the site's validation images, in [0, 1].
+        accuracy: of the local model after training, on the site's validation images, in [0, 1]; NaN where the site
+            withholds it: then 0.5.
         loss: mean training loss of the last local epoch, ``>= 0``. Where it is not finite, it counts as the
             largest and the accuracy as 0.
         num_classes: C, ``>= 1``.
@@ -81,7 +103,7 @@ def observation(
     checks.number("share", share, low=0, high=1)
     if not math.isfinite(loss):
         return scaled, float(share), 0.0, 1.0
-    checks.number("accuracy", accuracy, low=0, high=1)
+    accuracy = UNKNOWN_ACCURACY if math.isnan(accuracy) else checks.number("accuracy", accuracy, low=0, high=1)
     checks.number("loss", loss, low=0)
     return scaled, float(share), float(accuracy), min(float(loss), LOSS_CAP) / LOSS_CAP
 

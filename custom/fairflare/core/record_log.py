@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from fairflare.core.files import to_disk, write_whole
+from fairflare.core.files import private_opener, to_disk, write_whole
 
 _CHUNK = 1 << 20
 
@@ -88,7 +88,7 @@ class RecordLog:
 
     def _add(self, data: bytes) -> None:
         new = not self.path.exists()
-        with self.path.open("xb" if new else "r+b", buffering=0) as file:
+        with open(self.path, "xb" if new else "r+b", buffering=0, opener=private_opener) as file:
             file.truncate(self.size)
             file.seek(self.size)
             left = memoryview(data)

@@ -248,7 +248,7 @@ def _wanted(hint: Any) -> str:
     if origin is Annotated:
         return _ranged(inner[0], inner[1:])
     if origin is Literal:
-        return f"one of {_listed(inner)}"
+        return f"one of {_listed(inner)}" if len(inner) > 1 else repr(inner[0])
     if isinstance(hint, type) and issubclass(hint, Part):
         return f"a {hint.__name__} ({', '.join(kind.__name__ for kind in choices(hint).values())})"
     if origin in (Union, types.UnionType):

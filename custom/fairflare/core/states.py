@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 
@@ -28,10 +28,34 @@ _HELD = 2**27  # bytes of one tensor at the sites that are read before they are 
 #: Elements per block. PyTorch splits an elementwise operation over threads above 32768 elements, and a
 #: float64 block of this size fits the second-level cache.
 _BLOCK = 32768
+_TIE = 1e-12  # a sum of weights this close to one half is one half
 _LARGEST_WHOLE = 2.0**53  # above it a floating number is no exact integer
 
 
-def weighted_average(states: States, weights: Mapping[str, float], *, updates: bool = False) -> dict[str, torch.Tensor]:
+@dataclass(frozen=True)
+class Aggregate:
+    r"""What is made of the sites' values of a number, with their weights.
+
+    Attributes:
+        kind: ``"mean"``; ``"median"``: the weighted median (half of the weight lies below it and half above; the middle
+            where two values are); ``"trimmed_mean"``: the weighted mean of what lies between the weighted quantiles
+            ``trim`` and 1 - ``trim``, a site that one of them cuts through with the part inside.
+        trim: share of the weight that is left out at either end, in (0, 0.5).
+
+    Source:
+        Yin et al., "Byzantine-Robust Distributed Learning", ICML 2018, with weights in place of counts.
+    """
+
+    kind: Literal["mean", "median", "trimmed_mean"] = "mean"
+    trim: float = 0.25
+
+
+MEAN = Aggregate()
+
+
+def weighted_average(
+    states: States, weights: Mapping[str, float], *, updates: bool = False, how: Aggregate = MEAN
+) -> dict[str, torch.Tensor]:
     r"""Average of the sites' states with one weight for each site.
 
     .. math:: \hat w = \sum_k a_k w_k, \quad \sum_k a_k = 1
@@ -49,6 +73,8 @@ def weighted_average(states: States, weights: Mapping[str, float], *, updates: b
         weights: ``a_k`` by site, finite, ``>= 0``, sum 1 within 1e-6; exactly the sites of
             ``states``.
         updates: the states are updates (DIFF); then a ``running_var`` may be negative and is not floored.
+        how: what takes the place of the mean, number by number. All but the mean hold one tensor of all sites, and of
+            integers the plain lower median is taken: a site alone cannot move a counter.
 
     Returns:
         The averaged state; keys in the order of the first site.
@@ -59,7 +85,7 @@ def weighted_average(states: States, weights: Mapping[str, float], *, updates: b
             the site and the tensor).
     """
     checked = checks.shares(weights)
-    return _average(states, set(checked), lambda name: checked, floor=not updates)
+    return _average(states, set(checked), lambda name: checked, floor=not updates, how=how)
 
 
 def layerwise_average(
@@ -68,6 +94,7 @@ def layerwise_average(
     owner: Mapping[str, str],
     *,
     updates: bool = False,
+    how: Aggregate = MEAN,
 ) -> dict[str, torch.Tensor]:
     r"""Average of the sites' states with a weight for each site and layer, Eq. (6) of Fed-LWR.
 
@@ -77,7 +104,7 @@ def layerwise_average(
         states: as in :func:`weighted_average`.
         layer_weights: ``{layer: {site: rho}}``; in each layer the same sites, finite, ``>= 0``, sum 1.
         owner: ``{tensor name: layer}`` for every floating tensor; further entries are ignored.
-        updates: as in :func:`weighted_average`.
+        updates, how: as in :func:`weighted_average`.
 
     Returns:
         The averaged state; keys in the order of the first site. Integer tensors, dtypes and ``running_var``
@@ -102,7 +129,7 @@ def layerwise_average(
             raise ValueError(f"tensor {name!r} belongs to layer {owner[name]!r}, which has no weights")
         return checked[owner[name]]
 
-    return _average(states, set(first), weights_of, floor=not updates)
+    return _average(states, set(first), weights_of, floor=not updates, how=how)
 
 
 @dataclass(frozen=True)
@@ -293,6 +320,55 @@ class _NotFinite(ValueError):
     """The average is not finite: a tensor is not, or the weights sum to a bit more than 1."""
 
 
+class _Robust:
+    """Weighted median or trimmed mean of one tensor over the sites; all of them wait."""
+
+    def __init__(self, name: str, first_site: str, first: torch.Tensor, how: Aggregate) -> None:
+        self.name, self.first_site, self.how = name, first_site, how
+        self.like = first.detach().new_empty(()).expand(first.shape)
+        self.dtype = first.dtype
+        self._waiting: list[tuple[torch.Tensor, float]] = []
+
+    def add(self, site: str, tensor: torch.Tensor, weight: float) -> None:
+        _check_fits(self, site, tensor)
+        self.dtype = torch.promote_types(self.dtype, tensor.dtype)
+        self._waiting.append((tensor.detach().to(self.like.device).reshape(-1), weight))
+
+    def result(self, floor: bool, finish: Finish | None = None) -> torch.Tensor:
+        assert finish is None, "a step is along the mean"
+        tensors = [tensor for tensor, _ in self._waiting]
+        if not self.dtype.is_floating_point:
+            return torch.stack([tensor.to(self.dtype) for tensor in tensors]).median(0).values.reshape(self.like.shape)
+        weights = torch.tensor([weight for _, weight in self._waiting], dtype=torch.float64, device=self.like.device)
+        found = torch.empty(self.like.numel(), dtype=self.dtype, device=self.like.device)
+        for block, *parts in zip(found.split(_BLOCK), *(tensor.split(_BLOCK) for tensor in tensors), strict=True):
+            middle = self._middle(torch.stack([part.double() for part in parts]), weights)
+            block.copy_(middle.clamp_(min=0.0) if floor and self.name.rpartition(".")[2] == "running_var" else middle)
+        if not _all_finite(found):
+            raise _NotFinite(f"the {self.how.kind} of tensor {self.name!r} does not fit {self.dtype}")
+        return found.reshape(self.like.shape)
+
+    def _middle(self, values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Of (sites, numbers), over the sites."""
+        values, order = values.sort(dim=0, stable=True)
+        weights = weights[order]
+        above = weights.cumsum(0)
+        if self.how.kind == "median":
+            bounds = ((above >= 0.5 - _TIE), (above > 0.5 + _TIE))  # the last sum is 1: there is always a first
+            low, high = (values.gather(0, reached.int().argmax(0, keepdim=True))[0] for reached in bounds)
+            return low / 2 + high / 2
+        trim = self.how.trim
+        kept = (above.clamp(max=1 - trim) - (above - weights).clamp(min=trim)).clamp_(min=0.0)
+        return values.where(kept > 0, 0.0).mul_(kept).sum(0).div_(kept.sum(0))
+
+
+def _check_fits(mean: _Mean | _Robust, site: str, tensor: torch.Tensor) -> None:
+    """Against the first site's, by shape and kind."""
+    where, whose = f"site {site!r}: tensor {mean.name!r}", f"site {mean.first_site!r}"
+    checks.same_shape(where, tensor, whose, mean.like)
+    _check_kind(tensor, mean.like, where, whose)
+
+
 class _Mean:
     """Weighted sum of one tensor over the sites, or their maximum when it holds integers."""
 
@@ -310,9 +386,7 @@ class _Mean:
         self._waiting: list[tuple[torch.Tensor, float]] = []
 
     def add(self, site: str, tensor: torch.Tensor, weight: float) -> None:
-        where, whose = f"site {site!r}: tensor {self.name!r}", f"site {self.first_site!r}"
-        checks.same_shape(where, tensor, whose, self.like)
-        _check_kind(tensor, self.like, where, whose)
+        _check_fits(self, site, tensor)
         self.dtype = torch.promote_types(self.dtype, tensor.dtype)
         tensor = tensor.detach().to(self.like.device)
         if not tensor.is_floating_point():
@@ -372,19 +446,25 @@ class _Mean:
 
 
 def _average(
-    states: States, sites: set[str], weights_of: WeightsOf, *, floor: bool, finish: Finish | None = None
+    states: States,
+    sites: set[str],
+    weights_of: WeightsOf,
+    *,
+    floor: bool,
+    finish: Finish | None = None,
+    how: Aggregate = MEAN,
 ) -> dict[str, torch.Tensor]:
     """The average; ``floor``: it is of models, and what belongs together in a model does so again."""
-    average = _means(states, sites, weights_of, floor=floor, finish=finish)
+    average = _means(states, sites, weights_of, floor, finish, how)
     return average | singular_vectors(average) if floor else average
 
 
 def _means(
-    states: States, sites: set[str], weights_of: WeightsOf, *, floor: bool, finish: Finish | None = None
+    states: States, sites: set[str], weights_of: WeightsOf, floor: bool, finish: Finish | None, how: Aggregate
 ) -> dict[str, torch.Tensor]:
     """Either form of the states: all tensors in one pass over the sites, or a pass for every tensor."""
     if not isinstance(states, Mapping):
-        return _one_pass(states, sites, weights_of, floor, True, finish)
+        return _one_pass(states, sites, weights_of, floor, True, finish, how)
     _check_sites(set(states), sites)
     opened = {site: states[site] for site in sorted(states)}
     first_site, first = next(iter(opened.items()))
@@ -394,7 +474,7 @@ def _means(
     for name in first:
         column = ((site, {name: state[name]}) for site, state in opened.items())
         try:
-            average |= _one_pass(column, sites, weights_of, floor, False, finish)
+            average |= _one_pass(column, sites, weights_of, floor, False, finish, how)
         except _NotFinite:  # seen in the sum, which is cheaper than at every site: now look which site it is
             for site, state in opened.items():
                 _check_finite(state[name], f"site {site!r}: tensor {name!r}")
@@ -408,10 +488,11 @@ def _one_pass(
     weights_of: WeightsOf,
     floor: bool,
     look: bool,
-    finish: Finish | None = None,
+    finish: Finish | None,
+    how: Aggregate,
 ) -> dict[str, torch.Tensor]:
     """The averages of all tensors; ``look``: at every tensor that comes, as it cannot be looked at again."""
-    means: dict[str, _Mean] = {}
+    means: dict[str, _Mean | _Robust] = {}
     seen: set[str] = set()
     first_site = ""
     for site, state in states:
@@ -428,7 +509,9 @@ def _one_pass(
             if look:
                 _check_finite(tensor, f"site {site!r}: tensor {name!r}")
             if name not in means:
-                means[name] = _Mean(name, site, tensor, hold=0 if look else _HELD)
+                hold = 0 if look else _HELD
+                mean = how.kind == "mean"
+                means[name] = _Mean(name, site, tensor, hold) if mean else _Robust(name, site, tensor, how)
             # Integer tensors are not averaged and need no weight.
             means[name].add(site, tensor, weights_of(name)[site] if tensor.is_floating_point() else 0.0)
         seen.add(site)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from fairflare.core.fairness import higher_is_better
+from fairflare.core.checks import number
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,14 +78,27 @@ class SiteData(ABC):
         """Number of samples of each class, (classes,) int64; ``None`` where samples have no class."""
         return None
 
-    def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
-        """Which sample of the list each one of :meth:`batches` is, for this seed; ``None``: not known."""
+    def cases(self, split: str) -> Sequence[Hashable] | None:
+        """Whose each sample of the list is: those with one key (of a patient, of a volume) are no independent draws.
+
+        A key is ``(kind, name)``, of kind patient, volume or image; the site's own, and in no message. ``None``:
+        each is a case by itself, or it is not known.
+        """
         return None
 
-    def cases(self, split: str) -> Sequence[Hashable] | None:
-        """Whose each sample is, in the order of the list: those of one patient (or of one volume) are no independent
-        draws; ``None``: each is a case by itself, or it is not known.
+    def num_cases(self, split: str) -> int:
+        """Number of different cases of a split."""
+        cases = self.cases(split)
+        return self.num_samples(split) if cases is None else len(set(cases))
+
+    def class_cases(self, split: str) -> torch.Tensor | None:
+        """Number of different cases of each class, (classes,) int64; ``None``: samples have no class, or of
+        this split it is not known.
         """
+        return self.class_counts(split) if self.cases(split) is None else None
+
+    def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
+        """Which sample of the list each one of :meth:`batches` is, for this seed; ``None``: not known."""
         return None
 
     @abstractmethod
@@ -117,9 +130,13 @@ class Metric:
         reveals: what it says about a site's data.
         by_class: it is about one class, or tells which classes a site has: stays at a site that wants it so.
         family: how the documentation calls all of its kind (``recall_<class>``); default: ``name``.
-        low, high: closed range.
-        higher_is_better: its direction; ``None``: as its name says (``core/fairness.py``).
+        low, high: closed range; infinite: none on that side. What lies outside is refused by the site and the server.
+        higher_is_better: its direction, never guessed from its name; ``None``: not declared, which ends a run before it
+            begins.
+        unit: in which it is measured (``mm``); empty: it has none.
         mean_of_images: it is the mean of what :meth:`Task.evaluate` gives for each image by itself.
+        of_classes: numbers of the classes that it is about; none: every image of the split counts in it; ``None``: it
+            does not say, and stays at home with the metrics of a class that has too few cases.
     """
 
     name: str
@@ -130,10 +147,37 @@ class Metric:
     low: float = 0.0
     high: float = 1.0
     higher_is_better: bool | None = None
+    unit: str = ""
     mean_of_images: bool = False
+    of_classes: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("low", "high"):
+            value = getattr(self, name)
+            if value not in (-math.inf, math.inf):
+                number(f"{name} of metric {self.name!r}", value)
+        if not self.low < self.high:
+            raise ValueError(f"metric {self.name!r}: low must be below high, got {self.low} and {self.high}")
+
+    def holds(self, value: float) -> bool:
+        """Whether a finite value lies in its range."""
+        return self.low <= value <= self.high
+
+    @property
+    def range(self) -> str:
+        """In signs: ``[0, 1]``, ``[0, inf) mm``."""
+        ends = "(" if math.isinf(self.low) else "[", ")" if math.isinf(self.high) else "]"
+        return f"{ends[0]}{self.low:g}, {self.high:g}{ends[1]}{self.unit and f' {self.unit}'}"
+
+    def told(self) -> dict[str, Any]:
+        """Direction, range and unit as plain values; ``None``: no limit."""
+        limits = {name: value if math.isfinite(value := getattr(self, name)) else None for name in ("low", "high")}
+        return {**limits, **{name: getattr(self, name) for name in ("higher_is_better", "unit", "mean_of_images")}}
 
 
-LOSS = Metric(name="loss", doc="mean loss of the evaluated images", low=-math.inf, high=math.inf)
+LOSS = Metric(
+    name="loss", doc="mean loss of the evaluated images", low=-math.inf, high=math.inf, higher_is_better=False
+)
 
 
 class Task(ABC):
@@ -162,6 +206,17 @@ class Task(ABC):
 
         Raises:
             ValueError: it cannot.
+        """
+        return
+
+    def permit(self, settings: Mapping[str, Any]) -> None:
+        """Is told, at the server and before anything is built, what the server's own file says.
+
+        Args:
+            settings: ``local/fairflare.json``; a task that a job lets name code looks there for what it may name.
+
+        Raises:
+            ValueError: a key of the task's there is not usable.
         """
         return
 
@@ -237,7 +292,8 @@ class Task(ABC):
         """Metrics over all samples of ``batches``, independent of how they were cut into batches.
 
         Returns:
-            the primary metric in [0, 1], ``"loss"`` and, where there are several, metrics by class.
+            the primary metric, ``"loss"`` and, where there are several, metrics by class: each as it is declared by
+            :meth:`declared_metrics`.
         """
 
     def resampled(
@@ -309,16 +365,40 @@ class Task(ABC):
         return False
 
     def declared_metrics(self) -> tuple[Metric, ...]:
-        """What :meth:`evaluate` gives. Of a site that keeps metrics by class, nothing that is not listed here leaves
-        but the primary metric and the loss.
+        """All that :meth:`evaluate` gives, each with its direction and range: what is not listed here is refused.
+
+        Of a site that keeps metrics by class, what is listed as not by class leaves, the primary metric and the loss.
         """
-        return (Metric(name=self.primary_metric, doc="the primary metric"), LOSS)
+        return (Metric(name=self.primary_metric, doc="the primary metric"), LOSS)  # of unknown direction
+
+    def by_name(self) -> dict[str, Metric]:
+        """The declared metrics and the loss; ``dice_<class>`` stands for every name that begins with ``dice_``.
+
+        Raises:
+            ValueError: the primary metric is not among them, or one has no direction; says where to declare it.
+        """
+        found = {LOSS.name: LOSS, **{metric.name: metric for metric in self.declared_metrics()}}
+        lacking = [name for name, metric in found.items() if metric.higher_is_better is None]
+        if self.primary_metric not in found:
+            lacking.append(self.primary_metric)
+        if lacking:
+            raise ValueError(self.asks_for(lacking[0]))
+        return found
+
+    def asks_for(self, metric: str) -> str:
+        """What is asked of whoever wrote a task that does not say of a metric what is good, or what it can be."""
+        return (
+            f"declare whether more of {metric!r} is better, and its range unless that is [0, 1], in declared_metrics() "
+            f"of the task ({type(self).__name__}): Metric(name={metric!r}, doc=..., higher_is_better=True or False)"
+        )
 
     def directions(self) -> dict[str, bool]:
-        """Whether more is better, of every declared metric."""
-        own = {metric.name: metric.higher_is_better for metric in self.declared_metrics()}
-        own.setdefault(self.primary_metric, None)
-        return {name: higher_is_better(name) if chosen is None else chosen for name, chosen in own.items()}
+        """Whether more is better, of every declared metric.
+
+        Raises:
+            ValueError: one is not declared, see :meth:`by_name`.
+        """
+        return {name: bool(metric.higher_is_better) for name, metric in self.by_name().items()}
 
     @abstractmethod
     def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:

@@ -254,25 +254,26 @@ def fedga_weights(
     return dict(sorted((memory | {site: held * share for site, share in moved.items()}).items()))
 
 
-def capped_weights(weights: Mapping[str, float], bound: float) -> dict[str, float]:
-    r"""Weights of which none exceeds a bound; what is cut goes to the others in proportion to their weights.
+def capped_weights(weights: Mapping[str, float], bound: float | Mapping[str, float]) -> dict[str, float]:
+    r"""Weights of which none exceeds its bound; what is cut goes to the others in proportion to their weights.
 
-    .. math:: w'_k = \min(b, c\,w_k), \quad c \ge 1 \text{ such that } \textstyle\sum_k w'_k = 1
+    .. math:: w'_k = \min(b_k, c\,w_k), \quad c \ge 1 \text{ such that } \textstyle\sum_k w'_k = 1
 
-    Repeated until none exceeds: what is above the bound is set to it, and the others are scaled to share the rest. The
+    Repeated until none exceeds: what is above its bound is set to it, and the others are scaled to share the rest. The
     result is the vector on the capped simplex that is nearest to the weights in relative entropy.
 
     Args:
         weights: by site, finite, ``>= 0``, sum 1 within 1e-6.
-        bound: largest share of a site, in (0, 1]; one below 1 / K cannot hold and counts as 1 / K.
+        bound: largest share of a site, in (0, 1], or one for each site; one below 1 / K cannot hold and counts as
+            1 / K.
 
     Returns:
-        New weights in the order given; the same values, bit by bit, when none exceeds the bound (by more than 1e-12).
-        A larger weight stays at least as large as a smaller one. Where only sites of weight 0 are left to take the
-        rest, they share it alike.
+        New weights in the order given; the same values, bit by bit, when none exceeds its bound (by more than 1e-12).
+        With one bound for all a larger weight stays at least as large as a smaller one. Where only sites of weight 0
+        are left to take the rest, they share it alike.
 
     Raises:
-        ValueError: no site, a weight out of range, another sum, or a bound out of range.
+        ValueError: no site, a weight out of range, another sum, a bound out of range, or none for a site.
 
     Source:
         Warmuth and Kuzmin, "Randomized Online PCA Algorithms ...", JMLR 9 (2008), capping algorithm (Algorithm 4).
@@ -282,22 +283,65 @@ def capped_weights(weights: Mapping[str, float], bound: float) -> dict[str, floa
         {'A': 0.5, 'B': 0.25, 'C': 0.25}
     """
     given = checks.shares(weights)
-    bound = feasible_bound(len(given), bound)
-    if max(given.values()) <= bound + CAP_TOLERANCE:
+    if isinstance(bound, Mapping):
+        checks.same_names("the bounds", bound, "the weights", given)
+        bounds = {site: feasible_bound(len(given), bound[site]) for site in given}
+    else:
+        bounds = dict.fromkeys(given, feasible_bound(len(given), bound))
+    if all(weight <= bounds[site] + CAP_TOLERANCE for site, weight in given.items()):
         return given
     found, capped = dict(given), set[str]()
     while len(capped) < len(given):
         free = {site: weight for site, weight in given.items() if site not in capped}
-        rest, total = max(1.0 - bound * len(capped), 0.0), math.fsum(free.values())
+        rest, total = max(1.0 - math.fsum(bounds[site] for site in capped), 0.0), math.fsum(free.values())
         for site, weight in free.items():
             # Divided first: the sum may be the smallest number there is.
             found[site] = weight / total * rest if total > 0 else rest / len(free)
-        above = {site for site in free if found[site] > bound}
+        above = {site for site in free if found[site] > bounds[site]}
         if not above:
             break
-        found.update(dict.fromkeys(above, bound))
+        found.update({site: bounds[site] for site in above})
         capped |= above
     return found
+
+
+def excess_of(weights: Mapping[str, float]) -> float:
+    r"""By how much the weights exceed the equal share together, :math:`\sum_k \max(0, w_k - 1/K)`, in [0, 1).
+
+    The distance (total variation) to equal weights: f sites of K hold at most f / K and this.
+    """
+    equal = 1.0 / len(checks.not_empty("the weights", weights))
+    return math.fsum(max(weight - equal, 0.0) for weight in weights.values())
+
+
+def tempered_weights(weights: Mapping[str, float], excess: float) -> dict[str, float]:
+    r"""Weights moved towards equal ones until no group of sites holds more than its equal share and a bound.
+
+    .. math:: w'_k = \tfrac1K + \min\Bigl(1, \frac{e}{\sum_j \max(0, w_j - 1/K)}\Bigr) (w_k - \tfrac1K)
+
+    so that any f of the K sites hold at most f / K + e together.
+
+    Args:
+        weights: by site, finite, ``>= 0``, sum 1 within 1e-6.
+        excess: e, in (0, 1].
+
+    Returns:
+        New weights in the order given and of the same order by size; the same values, bit by bit, where they are within
+        the bound (by no more than 1e-12 above).
+
+    Raises:
+        ValueError: no site, a weight out of range, another sum, or the bound out of range.
+
+    Example:
+        >>> tempered_weights({"A": 1.0, "B": 0.0, "C": 0.0, "D": 0.0}, 0.25)
+        {'A': 0.5, 'B': 0.16666666666666669, 'C': 0.16666666666666669, 'D': 0.16666666666666669}
+    """
+    given = checks.shares(weights)
+    most, found = float(checks.number("excess", excess, above=0, high=1)), excess_of(given)
+    if found <= most + CAP_TOLERANCE:
+        return given
+    equal = 1.0 / len(given)
+    return {site: equal + most / found * (weight - equal) for site, weight in given.items()}
 
 
 def feasible_bound(num_sites: int, bound: float) -> float:

@@ -92,6 +92,13 @@ class Sample:
         """The volume that it is a slice of; ``None``: it is a picture by itself."""
         return self.volume or (None if self.slice is None else str(self.image))
 
+    @property
+    def case(self) -> tuple[str, str]:
+        """Whose image it is: its patient's, where the list names patients; else of its volume, else of nothing else."""
+        if self.patient is not None:
+            return "patient", self.patient
+        return ("volume", self.part_of) if self.part_of is not None else ("image", str(self.image))
+
 
 @dataclass(frozen=True)
 class Datalist:
@@ -104,10 +111,9 @@ class Datalist:
     class_groups: Mapping[str, tuple[int, ...]] | None = None
     synthetic: bool = False
 
-    def cases(self, split: str) -> list[str | int] | None:
-        """Whose each sample of a split is: a patient's, else a volume's, else its own; ``None``: all are their own."""
-        found = [sample.patient or sample.part_of for sample in self.splits[split]]
-        return [whose or number for number, whose in enumerate(found)] if any(found) else None
+    def cases(self, split: str) -> list[tuple[str, str]]:
+        """Whose each sample of a split is, see :attr:`Sample.case`."""
+        return [sample.case for sample in self.splits[split]]
 
 
 def load_datalist(

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.core.files import remove_partials, write_whole
+from fairflare.core.files import private_folder, remove_partials, write_whole
 from fairflare.data.intensity import Bounds
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class DecodedVolumes:
         if array.nbytes > self.limit:
             return
         with self._telling(), self._lock:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # images of patients
+            private_folder(self.folder)  # images of patients
             self._make_room(array.nbytes + 4096, file)
             write_whole(file, lambda partial: _save(partial, array), durable=False)
             self._write_said(file, {"size": file.stat().st_size, "crc": _checksum(file), "bounds": {}})

@@ -27,6 +27,8 @@ TASKS = (TASK_CHECK, TASK_TRAIN, TASK_ANCHOR, TASK_NORMS, TASK_VALIDATE)
 SPLIT_TEST = "test"  # with all further test lists
 SPLIT_VALIDATION = "validation"
 
+MEASURE_TRAINED = "measure_trained"  # a directive of train: sites that also measure the model that they trained
+
 STATUS_OK = "ok"
 STATUS_SKIPPED = "skipped"  # an expected refusal: too little data, no local model
 STATUS_FAILED = "failed"
@@ -83,6 +85,7 @@ class SiteTask:
     measure: tuple[str, ...] = (SPLIT_TEST,)  # of validate: on which splits
     resample: int = 0  # of validate: the primary metric on so many draws of the test images, too
     anchor_as: str = "model"  # of train and anchor: how this round's anchor travels, see exchange.anchor_forms
+    min_cases: int = 1  # of every task: the site keeps home what is of fewer cases; its own setting may be larger
     as_sent: bool = False  # of validate: the model as it came, whatever the site has of its own; not in the message
 
 
@@ -113,6 +116,7 @@ def encode_task(task: SiteTask) -> Message:
         "measure": list(task.measure),
         "resample": task.resample,
         "anchor_as": task.anchor_as,
+        "min_cases": task.min_cases,
     }
     state = None if task.each is not None else clean_state(task.state) or None
     return Message(state, meta=clean_meta(meta), current_round=task.current_round, by_site=task.by_site, each=task.each)
@@ -164,6 +168,7 @@ def decode_task(name: str, message: Message, site: str) -> SiteTask:
         measure=tuple(str(split) for split in meta.get("measure") or (SPLIT_TEST,)),
         resample=int(meta.get("resample") or 0),
         anchor_as=str(meta.get("anchor_as") or "model"),
+        min_cases=int(meta.get("min_cases") or 1),
     )
 
 

@@ -17,7 +17,7 @@ from types import MappingProxyType
 import torch
 from safetensors import SafetensorError, safe_open
 
-from fairflare.core.files import remove_partials, write_whole
+from fairflare.core.files import private_folder, remove_partials, write_whole
 from fairflare.core.free_memory import free_memory
 from fairflare.exchange.tensor_file import DTYPES, Layout, LazyState, can_be_written, write_tensors
 from fairflare.exchange.tensor_folder import SUFFIX, file_of, names_in
@@ -41,7 +41,7 @@ class Staging:
 
     def __init__(self, folder: str | os.PathLike[str], memory: float | None = 0) -> None:
         self.folder = Path(folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self.folder)
         self._memory = memory
         self._budget: float | None = None
         self._held: dict[str, Mapping[str, torch.Tensor]] = {}

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from fairflare.core.files import LONGEST_NAME, write_whole
+from fairflare.core.files import LONGEST_NAME, private_folder, write_whole
 
 SUFFIX = ".safetensors"
 _KEY = "tensor"
@@ -85,7 +85,7 @@ class TensorFolders:
             for other in self.root.iterdir():
                 if other != self._of(number - 1):
                     _remove(other)
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
 
         def keep(name: str, tensor: torch.Tensor) -> None:
             tensors = {_KEY: tensor.detach().cpu().contiguous()}

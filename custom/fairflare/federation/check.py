@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fairflare.core.task import SiteData
 from fairflare.exchange.messages import TASK_CHECK, Message, SiteTask, encode_task
 from fairflare.federation.collector import MAX_SAMPLES, printable, read_head, reasons
 from fairflare.federation.phase import Exchange, Phase, RoundFailed
@@ -20,7 +21,8 @@ from fairflare.methods.reports import Field, ReportError, read_report
 if TYPE_CHECKING:
     import torch
 
-    from fairflare.core.task import SiteData, Task
+    from fairflare.core.floor import Floor
+    from fairflare.core.task import Batches, Metric, Task
     from fairflare.federation.journal import Journal
 
 MAX_LISTS = 100  # of images, at a site
@@ -29,16 +31,19 @@ BY_CLASS = "`metrics_by_class`"
 #: What a site says in the report of ``check``. A site of the user's own script may say nothing of it.
 FIELDS = (
     Field("splits", "names", required=False, doc="names of its lists: training, validation, test, `test_<name>`"),
+    Field("suppressed", "names", required=False, doc="names of those of its lists with fewer cases than `min_cases`"),
+    Field("min_cases", "whole", low=1, required=False, doc="the number that is in force there"),
     Field(
         "images", "vector", low=0, high=MAX_SAMPLES, same_length_as="splits", required=False,
         doc="number of images in each list",
+        keep="of lists with fewer cases: `min_cases`",
     ),
     Field("synthetic", "flag", required=False, doc="whether the data are made up"),
     Field(
         "num_classes", "whole", low=1, high=MAX_CLASSES, required=False,
         doc="number of classes that the datalist names, else the highest label and one",
         reveals="where the datalist names no classes: that the site has the class of the highest label",
-        keep=f"{BY_CLASS}, where the datalist names no classes",
+        keep=f"{BY_CLASS}, and of a class with fewer cases `min_cases`, where the datalist names no classes",
     ),
     Field(
         "class_names", "names", required=False,
@@ -64,13 +69,14 @@ FIELDS = (
 # ------------------------------------------------------------------------------------------------ at a site
 
 
-def facts_of(data: SiteData, device: torch.device, sends_classes: bool) -> dict[str, Any]:
+def facts_of(data: SiteData, device: torch.device, sends_classes: bool, floor: Floor) -> dict[str, Any]:
     """What a site says of its opened data; of real ones, an image of each list is read to see whether it can be.
 
     Args:
         data: of the site.
         device: that it trains on.
         sends_classes: False: which classes it has stays at home.
+        floor: lists with too few cases are named, and their sizes stay at home.
 
     Raises:
         DataError: the image of a list cannot be read.
@@ -79,9 +85,12 @@ def facts_of(data: SiteData, device: torch.device, sends_classes: bool) -> dict[
     if not data.synthetic:
         for split in splits:
             next(iter(data.batches(split, batch_size=1)), None)
+    told = [split for split in splits if floor.holds(split)]
     facts: dict[str, Any] = {
-        "splits": splits,
-        "images": [data.num_samples(split) for split in splits],
+        "splits": told,
+        "images": [data.num_samples(split) for split in told],
+        **({"suppressed": [split for split in splits if split not in told]} if len(told) < len(splits) else {}),
+        **({"min_cases": floor.least} if floor.least > 1 else {}),
         "synthetic": bool(data.synthetic),
         "device": device.type,
     }
@@ -89,9 +98,18 @@ def facts_of(data: SiteData, device: torch.device, sends_classes: bool) -> dict[
         facts["class_names"] = list(data.class_names)
     if data.class_groups is not None:
         facts["class_groups"] = [f"{name} {number}" for name, own in data.class_groups.items() for number in own]
-    if data.num_classes is not None and (sends_classes or data.class_names is not None):
+    # Where no names tell it, the last class is one that the site has.
+    last = sends_classes and all(floor.holds(split) for split in splits) and _has_many(data.num_classes, floor)
+    if data.num_classes is not None and (last or data.class_names is not None):
         facts["num_classes"] = data.num_classes
     return facts
+
+
+def _has_many(num_classes: int | None, floor: Floor) -> bool:
+    enough = floor.classes("training") if floor.least > 1 else None
+    if enough is None or num_classes is None:
+        return floor.least <= 1
+    return num_classes <= len(enough) and bool(enough[num_classes - 1])
 
 
 # ------------------------------------------------------------------------------------------------ at the server
@@ -106,18 +124,43 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
     meta = read_head(site, message, current_round)
     found = read_report(meta.get("report"), FIELDS, site)
     splits, counts = found.pop("splits") or [], found.pop("images") or []
+    if found["min_cases"] is not None:
+        found["min_cases"] = int(found["min_cases"])
     names = found["class_names"]
-    if len(splits) > MAX_LISTS or len(names or ()) > MAX_CLASSES or len(found["class_groups"] or ()) > MAX_CLASSES:
+    if (
+        len(splits) + len(found["suppressed"] or ()) > MAX_LISTS
+        or len(names or ()) > MAX_CLASSES
+        or len(found["class_groups"] or ()) > MAX_CLASSES
+    ):
         raise ReportError(f"site {site!r}: more than {MAX_LISTS} lists or {MAX_CLASSES} classes or groups")
     for key in ("prior", "device", "computing"):
         found[key] = None if found[key] is None else printable(found[key])
-    for key in ("class_names", "class_groups"):
+    for key in ("class_names", "class_groups", "suppressed"):
         if found[key] is not None:
             found[key] = [printable(name) for name in found[key]]
     if found["num_classes"] is not None:
         found["num_classes"] = int(found["num_classes"])
     images = {printable(split): int(count) for split, count in zip(splits, counts, strict=False)}
     return {"images": images, **found}
+
+
+class _Said(SiteData):
+    """A site's data as far as it speaks of them: what its task needs to name the classes as the site does."""
+
+    def __init__(self, found: Mapping[str, Any]) -> None:
+        self.synthetic = bool(found["synthetic"])
+        self.num_classes = found["num_classes"]
+        self.class_names = None if found["class_names"] is None else tuple(found["class_names"])
+        if found["class_groups"] is not None:
+            pairs = [entry.rpartition(" ")[::2] for entry in found["class_groups"]]
+            self.class_groups = {n: tuple(int(c) for g, c in pairs if g == n and c.isdigit()) for n, _ in pairs}
+        self._images = found["images"]
+
+    def num_samples(self, split: str) -> int:
+        return int(self._images.get(split, 0))
+
+    def batches(self, split: str, **options: Any) -> Batches:
+        raise ValueError("the server has no images of a site")
 
 
 class Check:
@@ -127,10 +170,19 @@ class Check:
         task: what is learned.
         run: settings.
         transport, roster, journal: of the run.
+        metrics: what sites may measure; gets those of the classes that they name.
     """
 
-    def __init__(self, task: Task, run: RunSettings, transport: Transport, roster: Roster, journal: Journal) -> None:
-        self.task, self.settings = task, run
+    def __init__(
+        self,
+        task: Task,
+        run: RunSettings,
+        transport: Transport,
+        roster: Roster,
+        journal: Journal,
+        metrics: dict[str, Metric] | None = None,
+    ) -> None:
+        self.task, self.settings, self.metrics = task, run, {} if metrics is None else metrics
         self.roster, self.journal = roster, journal
         # No grace: a site that needs long to open its data is not late.
         self.exchange = Exchange(transport, roster, run.min_sites, 0.0, journal.tell)
@@ -150,12 +202,18 @@ class Check:
         """
         run = self.settings
         before = self.journal.synthetic if current_round > 0 else None
-        task = SiteTask(TASK_CHECK, {}, current_round, run.num_rounds, run.seed, experiment=run.experiment, run=run_id)
+        task = SiteTask(
+            TASK_CHECK, {}, current_round, run.num_rounds, run.seed, experiment=run.experiment, run=run_id,
+            min_cases=run.min_cases,
+        )  # fmt: skip
         phase = Phase(TASK_CHECK, current_round, self.roster.known())
         self.exchange.unless_stopped(
             self.exchange.run(phase, encode_task(task), run.check_timeout, run.num_rounds, self._take)
         )
-        self.journal.checked(phase, self.facts)
+        for found in self.facts.values():
+            for name, metric in self.task.suited_to(_Said(found)).by_name().items():
+                self.metrics.setdefault(name, metric)  # what the job declares no site can change
+        self.journal.checked(phase, self.facts, self.metrics)
         said = {found["synthetic"] for found in self.facts.values()} - {None}
         problems = [*self._problems(phase, before), *self._unready(phase)]
         if problems:

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from fairflare.core.files import save_torch, sha256_of, to_disk, write_whole
+from fairflare.core.files import private_folder, save_torch, sha256_of, to_disk, write_whole
 from fairflare.core.record_log import DamagedLog, RecordLog
 from fairflare.core.settings import by_name
 from fairflare.exchange.messages import clean_state
@@ -95,7 +95,7 @@ class CheckpointFolder:
         Raises:
             OSError: the disk is full or cannot be written. The checkpoints before are then still there.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self.folder)
         number = checkpoint.next_round
         self.log.take_over(rounds)
         plain = {name: tensor.clone() for name, tensor in clean_state(checkpoint.model).items()}

@@ -10,16 +10,18 @@ from __future__ import annotations
 import logging
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fairflare import __version__
+from fairflare.core.fairness import declared_as
 from fairflare.core.layers import is_statistic, layers_of
 from fairflare.core.states import Step, layerwise_average, stepped_average, weighted_average
+from fairflare.core.task import LOSS, Metric
 from fairflare.core.threads import one_thread
 from fairflare.exchange.messages import STATUS_OK, Message, same_version
 from fairflare.exchange.staging import Staging
@@ -27,9 +29,20 @@ from fairflare.exchange.tensor_file import Layout
 from fairflare.federation.incoming import Incoming, Shape
 from fairflare.federation.incoming import LikeReceived as LikeReceived
 from fairflare.federation.influence import Bounds, Influence
-from fairflare.federation.leaving import AT_HOME, RESAMPLED
+from fairflare.federation.leaving import AT_HOME, IN_METRICS, IN_REPORT, RESAMPLED, TRAINED_METRIC, VALIDATED
 from fairflare.federation.sampling import SAMPLING
-from fairflare.methods.reports import MAX_TEXT, Field, ReportError, numbers, read_report, shortened
+from fairflare.methods.reports import (
+    MAX_TEXT,
+    NO_IMAGES,
+    SUPPRESSED,
+    TRAINING,
+    VALIDATION,
+    Field,
+    ReportError,
+    numbers,
+    read_report,
+    shortened,
+)
 from fairflare.methods.rule import RoundInputs, Rule, State, Weighing
 from fairflare.reporting.records import Warned
 
@@ -42,37 +55,49 @@ MAX_REASON = 300
 STATS = (
     Field(
         "train_loss", nan_ok=True, infinite_ok=True, required=False,
-        doc="mean training loss of the last epoch",
+        doc="mean training loss of the last epoch", of=TRAINING,
     ),
     Field(
         "epoch_losses", "vector", nan_ok=True, infinite_ok=True, required=False,
-        doc="mean training loss of each epoch",
+        doc="mean training loss of each epoch", of=TRAINING,
     ),
     Field(
         "seconds", low=0, required=False,
         doc="how long the task took",
-        reveals="the site's hardware, and with it roughly the number of images",
+        reveals="the site's hardware, and with it roughly the number of images", of=NO_IMAGES,
     ),
-    Field("synthetic", "flag", required=False, doc="whether the data are made up"),
+    Field("synthetic", "flag", required=False, doc="whether the data are made up", of=NO_IMAGES),
     Field(
         "not_finite", "names", required=False,
         doc="names of the metrics that were measured and are no finite numbers",
-        keep="those by class: `metrics_by_class`",
+        keep="those by class: `metrics_by_class`", of=NO_IMAGES,
     ),
     Field(
         AT_HOME, "flag", required=False,
-        doc="there, and true, where metrics by class stay at home",
+        doc="there, and true, where metrics by class stay at home", of=NO_IMAGES,
+    ),
+    Field(
+        SUPPRESSED, "names", required=False,
+        doc="names of what stays at home for too few cases (`min_cases`): of all that could be there, so that a name "
+        "does not tell whether there is anything",
+        reveals="that a split, or a class in it, has fewer cases than `min_cases`; of a class perhaps none",
+        of=NO_IMAGES,
     ),
     Field(
         RESAMPLED, "vector", low=0, high=1, nan_ok=True, required=False,
         doc="with `bootstrap`: the primary metric on so many draws of the test images with replacement",
         reveals="with as many draws as test images, the metric of each single image can be solved for",
-        keep="of a metric over classes: `metrics_by_class`",
+        keep="of a metric over classes: `metrics_by_class`, and `min_cases` where a class has few", of=("test",),
     ),
     *SAMPLING,
     Field(
+        TRAINED_METRIC, nan_ok=True, required=False,
+        doc="the primary metric of the trained model on the validation split; only from a site that the common model "
+        "serves far worse than the others (`suspects`)", of=VALIDATION,
+    ),
+    Field(
         "state_lost", "text", required=False,
-        doc="what the site had kept of earlier rounds and could not use",
+        doc="what the site had kept of earlier rounds and could not use", of=NO_IMAGES,
     ),
 )  # fmt: skip
 COUNTS = (
@@ -128,6 +153,7 @@ class Collector:
         bounds: on what one site can do.
         seed: of the run, for rules that draw.
         memory: bytes of local models that wait in memory; the others do on disk. ``None``: a quarter of what is free.
+        metrics: what sites may measure, by name; ``None``: nobody knows the task.
     """
 
     def __init__(
@@ -137,14 +163,19 @@ class Collector:
         bounds: Bounds | None = None,
         seed: int = 0,
         memory: float | None = None,
+        metrics: Mapping[str, Metric] | None = None,
     ) -> None:
         self.rule, self.seed = rule, seed % 2**63  # a run's may be negative, a generator's may not
         self.bounds = bounds or Bounds()
+        self.bounds.check_aggregate(rule)
+        #: Sites of the job, for ``max_weight=auto``; ``None``: those of the round.
+        self.num_sites: int | None = None
         self._influence = Influence(self.bounds)
         self._temporary = tempfile.TemporaryDirectory(prefix="fairflare-staging-") if folder is None else None
         self.staging = Staging(Path(self._temporary.name) if self._temporary else folder or Path(), memory)
         self._round = _Round()
         self._shape: Shape | None = None
+        self.metrics = metrics
         #: Names of the model's parameters; ``None``: nobody knows the model, and the tensors' names tell.
         self.parameters: frozenset[str] | None = None
 
@@ -162,7 +193,7 @@ class Collector:
         self.staging.clear()
         self._round = _Round(current_round, num_rounds, sorted(sites), received)
         self._shape = shape
-        self._influence = Influence(self.bounds)
+        self._influence = Influence(self.bounds, self.num_sites)
 
     def at_round(self, current_round: int) -> None:
         """Under a stock controller the round is known only when the first answer is there."""
@@ -202,18 +233,26 @@ class Collector:
         meta = read_head(site, message, self._round.number)
         if not isinstance(message.params, Mapping):
             raise ReportError(f"site {site!r} sent no model")
-        report = self.rule.check_report(read_report(meta.get("report"), self.rule.report_fields, site), site)
+        stats = read_stats(site, meta)
+        report = self._read_report(site, meta, stats, self.rule.report_fields)
+        report = self.rule.check_report(report, site)
         counts = read_report(meta, COUNTS, site)
         num_steps = None if counts["num_steps"] is None else int(counts["num_steps"])
         report = self.rule.check_steps(report, num_steps, site)
-        stats = read_stats(site, meta)
         assert self._shape is not None
         state = _or_refused(site, self._shape, message, self.staging.fits)
         return Training(
             site=site,
             state=state,
             report=report,
-            metrics=read_metrics(site, message.metrics, stats["not_finite"], needed=needs_metrics),
+            metrics=read_metrics(
+                site,
+                message.metrics,
+                stats["not_finite"],
+                self.metrics,
+                suppressed=suppressed_in(stats),
+                needed=needs_metrics,
+            ),
             stats=stats,
             num_samples=None if counts["num_samples"] is None else int(counts["num_samples"]),
             num_steps=num_steps,
@@ -229,8 +268,14 @@ class Collector:
         if site not in self._round.trained:
             raise ReportError(f"site {site!r} reports about the anchor without a model in this round")
         meta = read_head(site, message, self._round.number)
-        report = read_report(meta.get("report"), self.rule.anchor_fields, site)
+        report = self._read_report(site, meta, read_stats(site, meta), self.rule.anchor_fields)
         return self.rule.check_anchor_report(report, site, list(dict.fromkeys(self._owner().values())))
+
+    @staticmethod
+    def _read_report(
+        site: str, meta: Mapping[str, Any], stats: Mapping[str, Any], fields: Sequence[Field]
+    ) -> dict[str, Any]:
+        return read_report(meta.get("report"), fields, site, suppressed=suppressed_in(stats, IN_REPORT))
 
     # -- keeping it
 
@@ -309,25 +354,30 @@ class Collector:
         if self.rule.two_phase and len(sites) == 1:
             # One model is its own average: every weight is 1 and there is nothing to ask.
             return self.anchor_model(), self._influence.weighed(Weighing(sites={sites[0]: 1.0}))
-        inputs = self._inputs()
+        inputs = self.inputs()
         with one_thread():  # the same bits on every server; the long sums are in the average below
             weighing = self._influence.weighed(self.rule.weigh(inputs))
         if not weighing.reports:
             found = {site: numbers(report) for site, report in inputs.reports.items()}
             weighing.reports = {site: values for site, values in found.items() if values}
-        updates = self._shape.updates
+        updates, how = self._shape.updates, self.bounds.how
         if weighing.layers is not None:
-            return layerwise_average(inputs.states, weighing.layers, inputs.owner, updates=updates), weighing
+            return layerwise_average(inputs.states, weighing.layers, inputs.owner, updates=updates, how=how), weighing
         if weighing.sites is None:
             raise RuntimeError(f"{type(self.rule).__name__}.weigh() gave neither site nor layer weights")
         shown = ", ".join(f"{site} {weight:.4f}" for site, weight in sorted(weighing.sites.items()))
         log.info("round %d, weights: %s", self._round.number, shown)
         if weighing.step == 1.0 and weighing.buffers is None:
-            return weighted_average(inputs.states, weighing.sites, updates=updates), weighing
+            return weighted_average(inputs.states, weighing.sites, updates=updates, how=how), weighing
         step = Step(weighing.step, inputs.parameters, inputs.start(self.rule), weighing.buffers or weighing.sites)
         return stepped_average(inputs.states, weighing.sites, step), weighing
 
-    def _inputs(self) -> RoundInputs:
+    def hold(self, sites: Collection[str]) -> None:
+        """These sites get no more than the equal share in this round."""
+        self._influence.held = frozenset(sites)
+
+    def inputs(self) -> RoundInputs:
+        """What the rule is going to see."""
         sites, trained = self.accepted, self._round.trained
         return RoundInputs(
             current_round=self._round.number,
@@ -343,10 +393,12 @@ class Collector:
             received=self._round.received,
             remembered=self._influence.remembered,
             moderated=self._influence.moderated,
+            bounded=self._influence.of_made,
             parameters=self._trained_names(),
             num_steps={site: trained[site].num_steps for site in sites},
             updates=self._shape is not None and self._shape.updates,
             seed=self.seed,
+            suppressed={site: suppressed_in(trained[site].stats, IN_REPORT) for site in sites},
         )
 
     def _states(self) -> dict[str, State]:
@@ -393,48 +445,80 @@ def read_head(site: str, message: Message, current_round: int) -> Mapping[str, A
     return meta
 
 
-def read_stats(site: str, meta: Mapping[str, Any]) -> dict[str, Any]:
-    """What a reply says besides report and metrics.
+def read_stats(site: str, meta: Mapping[str, Any], primary: Metric | None = None) -> dict[str, Any]:
+    """What a reply says besides report and metrics; ``primary``: whose values on draws may be among it.
 
     Raises:
         ReportError: a value of another kind (names site, field and value).
     """
-    return read_report(meta.get("stats"), STATS, site, "stats")
+    fields: tuple[Field, ...] = STATS
+    if primary is not None:
+        fields = tuple(replace(f, low=primary.low, high=primary.high) if f.name == RESAMPLED else f for f in STATS)
+    return read_report(meta.get("stats"), fields, site, "stats")
+
+
+def suppressed_in(stats: Mapping[str, Any], what: str = IN_METRICS) -> list[str]:
+    """Names of what stays at a site because it has too few cases, by the ``stats`` of its reply: of its metrics, or
+    of its report.
+    """
+    return [name.removeprefix(what) for name in stats[SUPPRESSED] or () if name.startswith(what)]
 
 
 def read_metrics(
-    site: str, metrics: Any, not_finite: Sequence[str] | None = None, *, needed: bool = True
+    site: str,
+    metrics: Any,
+    not_finite: Sequence[str] | None = None,
+    declared: Mapping[str, Metric] | None = None,
+    *,
+    suppressed: Sequence[str] = (),
+    needed: bool = True,
 ) -> dict[str, float]:
-    """Metrics of a reply: finite numbers, in [0, 1] but for losses; NaN for those of which it says so.
+    """Metrics of a reply: finite numbers in the range that the job declares; NaN for those of which it says so.
 
     Args:
         site: name.
         metrics: what it sent.
         not_finite: names of the metrics that it measured and that are not finite.
+        declared: of the job's task; ``None``: not known (under a stock controller), then all lie in [0, 1] but losses.
+        suppressed: names of those that stay there; they are in no result.
         needed: at least one is due.
 
     Raises:
-        ReportError: none where they are due, too many, or one out of range (names site, metric and value).
+        ReportError: none where they are due, too many, one not declared or out of range (names site, metric, value).
     """
     undefined = not_finite or ()
     if metrics is None or (isinstance(metrics, Mapping) and not metrics):
-        if needed:
+        if needed and not suppressed:
             why = f" that is finite (not finite: {printable(', '.join(undefined))})" if undefined else ""
             raise ReportError(f"site {site!r}: the answer carries no metric{why}")
-        return {}
-    if not isinstance(metrics, Mapping) or len(metrics) + len(undefined) > MAX_METRICS:
+        if not suppressed:
+            return {}
+        metrics = {}
+    if not isinstance(metrics, Mapping) or len(metrics) + len(undefined) + len(suppressed) > MAX_METRICS:
         raise ReportError(f"site {site!r}: metrics must be a dict of at most {MAX_METRICS}, got {shortened(metrics)}")
-    for name in (*metrics, *undefined):
+    for name in (*metrics, *undefined, *suppressed):
         if not isinstance(name, str) or len(name) > MAX_TEXT or not name.isprintable():
             raise ReportError(f"site {site!r}: a metric is called {shortened(name)}")
+    if both := sorted({*metrics, *undefined} & {*suppressed}):
+        raise ReportError(f"site {site!r}: metric {both[0]!r} came, and is said to stay there")
     found: dict[str, float] = {}
     for name, value in metrics.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value):
             raise ReportError(f"site {site!r}: metric {name!r} must be a finite number, got {shortened(value)}")
-        if name.rpartition("/")[2] != "loss" and not 0.0 <= value <= 1.0:
-            raise ReportError(f"site {site!r}: metric {name!r} must lie in [0, 1], got {shortened(value)}")
+        metric = range_of(name, declared)
+        if metric is None:
+            raise ReportError(f"site {site!r}: metric {name!r} is not declared by the job's task")
+        if not metric.holds(value):
+            raise ReportError(f"site {site!r}: metric {name!r} must lie in {metric.range}, got {shortened(value)}")
         found[name] = float(value)
     return {**dict.fromkeys(undefined, math.nan), **found}
+
+
+def range_of(name: str, declared: Mapping[str, Metric] | None) -> Metric | None:
+    """What is declared for a metric; without a task a loss, or something in [0, 1]."""
+    if declared is not None:
+        return declared_as(name.removeprefix(VALIDATED), declared)
+    return LOSS if name.rpartition("/")[2] == LOSS.name else Metric(name=name, doc="")
 
 
 def printable(text: str, most: int = MAX_REASON) -> str:

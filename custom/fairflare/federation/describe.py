@@ -10,7 +10,6 @@ from fairflare.federation.influence import Bounds
 from fairflare.federation.plan import TASKS_BY_KIND, dealt_to, load_task_class, make_plan
 from fairflare.federation.run_settings import LIKE_SETTINGS, RunSettings
 from fairflare.methods.catalog import Method, all_methods, get_method, page_of
-from fairflare.methods.papers import PAPERS
 
 #: In a preinstalled job other defaults hold, see :data:`fairflare.federation.influence.FOR_HOSPITALS`.
 BOUNDS_TITLE = "Every method, at the server: bounds on one site's influence"
@@ -67,15 +66,17 @@ def method_table() -> str:
 
 
 def sections(name: str) -> dict[str, list[Setting]]:
-    """Settings of a method's rule, training and task, and the bounds, by heading; defaults are of the method's paper.
+    """Settings of a method's rule, training and task, and the bounds, by heading; defaults are of the method's paper,
+    where there is one.
 
     Raises:
         ValueError: unknown method.
     """
     method = get_method(name)
     task = load_task_class(TASKS_BY_KIND[method.task])
-    paper = PAPERS[name]
-    learns = {**dealt_to(paper.num_sites, task), **method.learns, **paper.learns}
+    paper = method.paper
+    dealt = dealt_to((paper or method).num_sites, task)
+    learns = {**dealt, **method.learns, **(paper.learns if paper else {})}
     return {
         f"{method.title}, at the server: {method.rule.__name__}": _with(described(method.rule), method.server),
         f"{method.title}, at the sites: {method.training.__name__}": _with(described(method.training), method.site),
@@ -109,7 +110,8 @@ def quick_job(name: str) -> str:
         values, usual = values_of(one)["args"], values_of(other)["args"]
         given += [f"{name}={_shown(getattr(one, name))}" for name in values if values[name] != usual[name]]
     number = f"{quick.run.num_rounds} rounds, {len(quick.sites or [])} sites"
-    return f"Without --paper a job has {number}" + (f" and {', '.join(given)}." if given else ".")
+    text = f"Without --paper a job has {number}" + (f" and {', '.join(given)}." if given else ".")
+    return text if get_method(name).paper else f"No published setting: the defaults are those of its classes. {text}"
 
 
 def _shown(value: Any) -> str:

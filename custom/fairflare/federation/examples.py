@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fairflare.core.files import private_folder
 from fairflare.core.stopping import TaskStopped
 from fairflare.exchange.messages import SPLIT_VALIDATION
 from fairflare.federation.site_store import safe_name
@@ -59,7 +60,7 @@ def draw_examples(
         return
     try:
         place = folder / safe_name(run.site) / safe_name(request.run or "run") / f"rounds-{request.current_round}"
-        place.mkdir(parents=True, exist_ok=True)
+        private_folder(place)
         made = "SYNTHETIC data, " if run.data.synthetic else ""
         title = f"{run.site}: {made}model after {request.current_round} rounds"
         drawn = run.task.write_examples(model, run.data, place, batch_size=batch_size, device=run.device, title=title)

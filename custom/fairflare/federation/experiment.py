@@ -41,6 +41,14 @@ class Keeps(Protocol):
     def follows_num_rounds(self) -> list[str]: ...
 
 
+class Counts(Protocol):
+    """What counts over the rounds, in plain values."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
 class Experiment:
     """The checkpoints of a run, and its lock; without an experiment id nothing is kept.
 
@@ -49,16 +57,25 @@ class Experiment:
         rule: the server half; its state is kept, and it is told where its memory lies.
         journal, files: results and model files, which are taken back too.
         say: a line for the server's log.
+        also: what counts over the rounds besides, by name; kept as plain values.
 
     Attributes:
         run_id: the same for all jobs that go on with one run of an experiment, another one for each new start.
     """
 
     def __init__(
-        self, run: RunSettings, place: Place, rule: Keeps, journal: Journal, files: ModelFiles, say: Callable[..., None]
+        self,
+        run: RunSettings,
+        place: Place,
+        rule: Keeps,
+        journal: Journal,
+        files: ModelFiles,
+        say: Callable[..., None],
+        also: Mapping[str, Counts] | None = None,
     ) -> None:
         self.run, self.place, self.rule = run, place, rule
         self.journal, self.files, self.say = journal, files, say
+        self.also = dict(also or {})
         self.run_id = uuid.uuid4().hex[:12]
         self.folder = CheckpointFolder(place.experiments / run.experiment) if run.experiment else None
         self.lock = FolderLock(self.folder.folder, {"job_id": place.job_id}) if self.folder else None
@@ -168,6 +185,8 @@ class Experiment:
         """Rule, best model and model files as they were; the global model in the network's own order."""
         check_state(found.model, like, "checkpoint")
         self.rule.load_state_dict(found.rule)
+        for name, counts in self.also.items():
+            counts.load_state_dict(found.extra.get(name, {}))  # an older checkpoint has none
         best = self.folder.best_model(found) if self.folder is not None else None
         if best is None and found.extra["best_round"] is not None:
             self.say("the best model so far cannot be read; the best of the rounds to come is kept", warning=True)
@@ -199,6 +218,7 @@ class Experiment:
             "said": self.journal.info.get("said", {}),
             "best": self.files.best.state_dict(),
             "best_round": self.files.best_round,
+            **{name: counts.state_dict() for name, counts in self.also.items()},
         }
         checkpoint = Checkpoint(
             next_round=next_round,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairflare.exchange.messages import SPLIT_TEST, SPLIT_VALIDATION, TASK_VALIDATE, Message
-from fairflare.federation.collector import COUNTS, read_head, read_metrics, read_stats
+from fairflare.federation.collector import COUNTS, read_head, read_metrics, read_stats, suppressed_in
 from fairflare.federation.leaving import RESAMPLED, VALIDATED
 from fairflare.federation.phase import Phase
 from fairflare.federation.roster import Roster
@@ -16,6 +16,9 @@ from fairflare.federation.run_settings import RunSettings
 from fairflare.federation.sampling import read_sampling
 from fairflare.methods.reports import ReportError, read_report
 from fairflare.reporting.records import LeftOut, PhaseRecord
+
+if TYPE_CHECKING:
+    from fairflare.core.task import Metric
 
 SAID = "sampling"  # beside a reply's stats: those about chance, put together
 AGAIN = 30.0  # seconds at least for whoever is asked again: a site that restarts is back by then
@@ -59,6 +62,13 @@ class Tested:
         found = {site: self.phase.stats[site][SAID] for site in sorted(self.phase.good)}
         return {site: said for site, said in found.items() if said is not None}
 
+    @property
+    def suppressed(self) -> dict[str, list[str]]:
+        """``{site: metrics}`` of the test splits that stay there, of the sites that keep any."""
+        found = {site: suppressed_in(self.phase.stats[site]) for site in sorted(self.phase.good)}
+        own = {site: [name for name in names if not name.startswith(VALIDATED)] for site, names in found.items()}
+        return {site: names for site, names in own.items() if names}
+
     def without(self, metric: str) -> list[str]:
         """Sites that answered, and whose ``metric`` is not finite."""
         return sorted(site for site, values in self.phase.good.items() if math.isnan(values.get(metric, 0.0)))
@@ -71,10 +81,20 @@ class FinalTest:
         ask: one exchange, as ``Rounds`` has it.
         roster, run: who there is; how long they may take.
         say: a line for the server's log.
+        metrics, primary: what sites may measure, and the name of the one that matters.
     """
 
-    def __init__(self, ask: Ask, roster: Roster, run: RunSettings, say: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        ask: Ask,
+        roster: Roster,
+        run: RunSettings,
+        say: Callable[..., None],
+        metrics: Mapping[str, Metric],
+        primary: str,
+    ) -> None:
         self.ask, self.roster, self.run, self.say = ask, roster, run, say
+        self.metrics, self.primary = metrics, primary
 
     def __call__(
         self, state: Mapping[str, Any], current_round: int, *, validation: bool = False, resample: int = 0
@@ -91,10 +111,12 @@ class FinalTest:
         found: dict[str, dict[str, float]] = {}
 
         def use(phase: Phase, site: str, message: Message) -> dict[str, float]:
-            meta = read_head(site, message, phase.current_round)
-            stats = read_stats(site, meta)
-            stats[SAID] = read_sampling(site, stats, read_report(meta, COUNTS, site)["num_samples"])
-            metrics = read_metrics(site, message.metrics, stats["not_finite"])
+            head = read_head(site, message, phase.current_round)
+            stats = read_stats(site, head, self.metrics[self.primary])
+            stats[SAID] = read_sampling(site, stats, read_report(head, COUNTS, site)["num_samples"])
+            metrics = read_metrics(
+                site, message.metrics, stats["not_finite"], self.metrics, suppressed=suppressed_in(stats)
+            )
             if stats[RESAMPLED] is not None and len(stats[RESAMPLED]) != resample:
                 told = f"has {len(stats[RESAMPLED])} entries, asked for {resample}"
                 raise ReportError(f"site {site!r}: field {RESAMPLED!r} {told}")

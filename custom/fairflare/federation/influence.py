@@ -7,54 +7,118 @@ and the weights that it gives are bounded afterwards. ``docs/robustness.md`` say
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field as Range
 
 from fairflare.core.clipping import COUNTERS, VARIANCES, Clip, clipped_states
 from fairflare.core.settings import PositiveInt, Share, field_names, settings
-from fairflare.core.weighting import CAP_TOLERANCE, capped_weights, feasible_bound
-from fairflare.methods.rule import LayerWeights, SiteWeights, State, Weighing
+from fairflare.core.states import Aggregate
+from fairflare.core.weighting import CAP_TOLERANCE, capped_weights, excess_of, feasible_bound, tempered_weights
+from fairflare.methods.rule import LayerWeights, Rule, SiteWeights, State, Weighing
 from fairflare.reporting.records import Warned
 
 MAJORITY = 0.5 + 1e-9
-# What a job for hospitals has unless told otherwise; the reasons are in docs/robustness.md.
-FOR_HOSPITALS: dict[str, Any] = {"max_weight": 0.4, "max_samples": 100_000, "max_update_norm": 3.0}
+AUTO = "auto"
+# What a job for a network has unless told otherwise; the reasons are in docs/robustness.md.
+FOR_HOSPITALS: dict[str, Any] = {
+    "max_weight": AUTO, "max_excess": 0.16, "max_samples": 100_000, "max_update_norm": 3.0,
+}  # fmt: skip
+_MOST, _TIMES_EQUAL = 0.4, 1.5
+
+
+def auto_share(num_sites: int) -> float:
+    """``max_weight=auto``: one and a half times the equal share of the job's sites, at most 0.4.
+
+    With it and ``max_excess`` 0.16 a third of the sites never holds as much as one half.
+    """
+    return min(_MOST, _TIMES_EQUAL / num_sites)
 
 
 @settings
 class Bounds:
-    """Bounds on what one site can do to a round, for every method; without a value there is none.
+    """Bounds on what one site, or a few together, can do to a round, for every method; without a value there is none.
 
     Args:
         max_weight: largest share of one site, in each layer where weights are by layer; what is cut goes to the others
-            in proportion. With K sites at least 1/K. A preinstalled job has 0.4.
-        max_samples: a site that claims more training samples counts as having so many. A preinstalled job has 100000.
-        max_update_norm: an update with a norm of more than so many times the round's median is scaled down to that. A
-            preinstalled job has 3.0.
+            in proportion. With K sites at least 1/K. ``auto``: the smaller of 0.4 and 1.5/K, K the sites of the job;
+            an exported job has that.
+        max_excess: largest sum of what sites have above the equal share 1/K, in each layer: any f of K sites together
+            hold at most f/K and this. Beyond it all weights move towards equal ones. An exported job has 0.16.
+        max_samples: a site that claims more training samples counts as having so many. An exported job has 100000.
+        max_update_norm: an update with a norm of more than so many times the round's median is scaled down to that. An
+            exported job has 3.0.
+        aggregate: what is made of the sites' models with the method's weights, number by number: their ``mean``, or,
+            where a few sites may be wrong in any way, the weighted ``median`` or ``trimmed_mean``; not with methods
+            whose sites get models of their own, or whose server makes tensors or steps.
+        trim: of ``trimmed_mean``: so much of the weight is left out at either end; nothing: 0.25.
     """
 
-    max_weight: Share | None = None
+    max_weight: Share | Literal["auto"] | None = None
+    max_excess: Share | None = None
     max_samples: PositiveInt | None = None
     max_update_norm: Annotated[float, Range(strict=True, allow_inf_nan=False, ge=1)] | None = None
+    aggregate: Literal["mean", "median", "trimmed_mean"] = "mean"
+    trim: Annotated[float, Range(strict=True, gt=0, lt=0.5)] | None = None
+
+    @property
+    def how(self) -> Aggregate:
+        """What is made of the sites' models."""
+        return Aggregate(self.aggregate) if self.trim is None else Aggregate(self.aggregate, self.trim)
+
+    def check_aggregate(self, rule: Rule) -> None:
+        """Refuses what a rule cannot do with, and a ``trim`` that nothing uses.
+
+        Raises:
+            ValueError: says why.
+        """
+        if self.aggregate != "mean" and rule.not_a_mean:
+            raise ValueError(
+                f"aggregate={self.aggregate!r} does not go with {type(rule).__name__}: {rule.not_a_mean}; leave it out"
+            )
+        if self.trim is not None and self.aggregate != "trimmed_mean":
+            raise ValueError(
+                f"trim={self.trim:g} is of aggregate='trimmed_mean', not of {self.aggregate!r}; leave it out"
+            )
 
 
-def bounds_of(run: Bounds) -> dict[str, Any]:
-    """The three values of what has them among other settings."""
-    return {name: getattr(run, name) for name in field_names(Bounds)}
+def bounds_of(run: Bounds, num_sites: int) -> dict[str, Any]:
+    """The bounds in force among other settings, for a job of so many sites."""
+    found = {name: getattr(run, name) for name in field_names(Bounds)}
+    if run.max_weight == AUTO and num_sites:
+        found["max_weight"] = auto_share(num_sites)
+    return found
+
+
+def in_words(run: Bounds, num_sites: int | None) -> str:
+    """The bounds of a job, in a line; ``num_sites``: None where nobody knows yet how many take part."""
+    found = bounds_of(run, num_sites or 0)
+    auto = run.max_weight == AUTO
+    rule = f"{AUTO} (min(0.4, 1.5/K), K the sites that take part)"
+    numbers = {name: value for name, value in found.items() if name in FOR_HOSPITALS}
+    shown = {name: f"{value:g}" for name, value in numbers.items() if isinstance(value, (int, float))}
+    if auto:
+        shown["max_weight"] = rule if not num_sites else f"{auto_share(num_sites):.4g} ({AUTO}, {num_sites} sites)"
+    return ", ".join(f"{name} {shown[name]}" for name in FOR_HOSPITALS if name in shown)
 
 
 class Influence:
     """The bounds of one round.
 
+    Args:
+        bounds: see there.
+        num_sites: of the job, for ``max_weight=auto``; ``None``: those of the round.
+        held: sites that get no more than the equal share.
+
     Attributes:
         warnings: where a bound was at work, and who held more than half of the weight.
     """
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: Bounds, num_sites: int | None = None, held: Collection[str] = ()) -> None:
         self.bounds = bounds
+        self.num_sites, self.held = num_sites or 0, frozenset(held)
         self.warnings: list[Warned] = []
         self._states: tuple[list[str], dict[str, State]] | None = None
 
@@ -88,16 +152,18 @@ class Influence:
 
     def remembered(self, weights: SiteWeights) -> SiteWeights:
         """Weights that a rule is going to remember."""
-        return self._capped(
-            weights, "max_weight, remembered", "weight {} cut to {} before it is remembered (max_weight)"
-        )
+        return self._bounded(weights, ", remembered", "weight", " before it is remembered")
+
+    def of_made(self, weights: SiteWeights) -> SiteWeights:
+        """Weights with which a rule makes tensors itself; nothing is said, as there may be thousands."""
+        return self._within(weights)
 
     def moderated(self, values: Mapping[str, float], name: str) -> dict[str, float]:
         """Reported numbers that decide more than a weight: the length of the step, or what is kept for later rounds.
 
         Args:
             values: by site, finite, ``>= 0``.
-            name: what they are, for the warning.
+            name: what they are, for the warning; empty: nothing is said, as there may be thousands.
         """
         factor, kept = self.bounds.max_update_norm, dict(values)
         middle = statistics.median(kept.values())
@@ -105,7 +171,7 @@ class Influence:
             return kept
         for site, value in sorted(values.items()):
             kept[site] = used = min(max(value, middle / factor), middle * factor)
-            if used != value:
+            if used != value and name:
                 text = f"{name} {value:.4g} counted as {used:.4g}, {factor:g} times from the median (max_update_norm)"
                 self._warn(Warned(site, f"max_update_norm, {name}", value, used, text))
         return kept
@@ -116,34 +182,36 @@ class Influence:
             return self._layers(weighing, weighing.layers)
         if weighing.sites is None:
             return weighing
-        sites = self._capped(weighing.sites, "max_weight", "weight {} cut to {} (max_weight)")
+        sites = self._bounded(weighing.sites)
         for site, weight in sorted(sites.items()):
             if weight > MAJORITY:
                 text = f"weight {weight:.4g}, more than all others together"
                 self._warn(Warned(site, "majority", weight, weight, text))
         if weighing.buffers is None:
             return replace(weighing, sites=sites)
-        kind = "max_weight, buffers"
-        buffers = self._capped(weighing.buffers, kind, "weight {} of its buffers cut to {} (max_weight)")
+        buffers = self._bounded(weighing.buffers, ", buffers", "weight of its buffers")
         return replace(weighing, sites=sites, buffers=buffers)
 
     # -- pieces
 
     def _layers(self, weighing: Weighing, given: LayerWeights) -> Weighing:
         sites, count = sorted(next(iter(given.values()), {})), len(given)
-        bound = self._bound(len(sites))
-        layers = given if bound is None else {name: capped_weights(by, bound) for name, by in given.items()}
+        limits = self._limits(sites)
+        layers = {name: self._within(by) for name, by in given.items()}
         for site in sites:
             before = [by.get(site, 0.0) for by in given.values()]  # a rule that forgets one is told so by the sum
-            cut = [weight for weight in before if bound is not None and weight > bound + CAP_TOLERANCE]
-            if cut and bound is not None:
-                text = f"weight up to {max(cut):.4g} cut to {bound:.4g} in {len(cut)} of {count} layers (max_weight)"
-                self._warn(Warned(site, "max_weight", max(cut), bound, text, len(cut)))
+            limit = limits.get(site, 1.0)
+            cut = [weight for weight in before if weight > limit + CAP_TOLERANCE]
+            if cut:
+                kind = self._kind(site)
+                text = f"weight up to {max(cut):.4g} cut to {limit:.4g} in {len(cut)} of {count} layers ({kind})"
+                self._warn(Warned(site, kind, max(cut), limit, text, len(cut)))
             held = [by[site] for by in layers.values() if by.get(site, 0.0) > MAJORITY]
             if held:
                 text = f"weight up to {max(held):.4g}, more than all others together in {len(held)} of {count} layers"
                 self._warn(Warned(site, "majority", max(held), max(held), text, len(held)))
-        if bound is None:
+        self._warn_of_excess(given.values(), limits, layers=count)
+        if all(layers[name] == by for name, by in given.items()):
             return weighing
         record = {
             layer: {site: {**found, "weight": layers[layer][site]} for site, found in by.items()}
@@ -151,24 +219,51 @@ class Influence:
         }
         return replace(weighing, layers=layers, record=record)
 
-    def _capped(self, weights: SiteWeights, kind: str, text: str) -> SiteWeights:
-        bound = self._bound(len(weights))
-        if bound is None:
-            return weights
+    def _bounded(self, weights: SiteWeights, of: str = "", what: str = "weight", when: str = "") -> SiteWeights:
+        """The weights within the bounds, and a word about each that was at work."""
+        limits = self._limits(weights)
         for site, weight in sorted(weights.items()):
-            if weight > bound + CAP_TOLERANCE:
-                self._warn(Warned(site, kind, weight, bound, text.format(f"{weight:.4g}", f"{bound:.4g}")))
-        return capped_weights(weights, bound)
+            limit = limits.get(site, 1.0)
+            if weight > limit + CAP_TOLERANCE:
+                kind = self._kind(site)
+                text = f"{what} {weight:.4g} cut to {limit:.4g}{when} ({kind})"
+                self._warn(Warned(site, f"{kind}{of}", weight, limit, text))
+        self._warn_of_excess([weights], limits, of)
+        return self._within(weights)
 
-    def _bound(self, num_sites: int) -> float | None:
+    def _within(self, weights: SiteWeights) -> SiteWeights:
+        limits, excess = self._limits(weights), self.bounds.max_excess
+        found = capped_weights(weights, limits) if limits else weights
+        return found if excess is None or not found else tempered_weights(found, excess)
+
+    def _limits(self, sites: Collection[str]) -> dict[str, float]:
+        """Largest weight of each site; empty: no bound."""
         wanted = self.bounds.max_weight
-        if wanted is None or num_sites == 0:
-            return None
-        bound = feasible_bound(num_sites, wanted)
-        if bound > wanted + CAP_TOLERANCE:
-            text = f"max_weight {wanted:g} cannot hold with {num_sites} site(s), 1/{num_sites} is used"
-            self._warn(Warned("", "max_weight", wanted, bound, text))
-        return bound
+        if not sites or (wanted is None and not self.held.intersection(sites)):
+            return {}
+        if wanted == AUTO:
+            wanted = auto_share(max(self.num_sites, len(sites)))
+        bound = 1.0 if wanted is None else feasible_bound(len(sites), float(wanted))
+        if wanted is not None and bound > float(wanted) + CAP_TOLERANCE:
+            text = f"max_weight {wanted:g} cannot hold with {len(sites)} site(s), 1/{len(sites)} is used"
+            self._warn(Warned("", "max_weight", float(wanted), bound, text))
+        return {site: 1 / len(sites) if site in self.held else bound for site in sites}
+
+    def _kind(self, site: str) -> str:
+        return "suspects" if site in self.held else "max_weight"
+
+    def _warn_of_excess(
+        self, weights: Iterable[SiteWeights], limits: Mapping[str, float], of: str = "", layers: int | None = None
+    ) -> None:
+        most = self.bounds.max_excess
+        if most is None:
+            return
+        found = [excess_of(capped_weights(by, limits) if limits else by) for by in weights if by]
+        over = [excess for excess in found if excess > most + CAP_TOLERANCE]
+        if over:
+            where = "" if layers is None else f" in {len(over)} of {layers} layers"
+            text = f"weights above the equal share, {max(over):.4g} together, brought to {most:.4g}{where} (max_excess)"
+            self._warn(Warned("", f"max_excess{of}", max(over), most, text, None if layers is None else len(over)))
 
     def _warn(self, warning: Warned) -> None:
         if warning not in self.warnings:

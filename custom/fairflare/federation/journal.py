@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairflare.core.fairness import higher_is_better, summarize
 from fairflare.federation.best_model import BestModel
@@ -14,7 +14,9 @@ from fairflare.federation.final_test import Tested, mean_of
 from fairflare.federation.leaving import AT_HOME
 from fairflare.federation.personal import COMMON, PERSONAL
 from fairflare.federation.phase import Phase
+from fairflare.federation.run_info import directions_of
 from fairflare.federation.transport import Listener, Transport
+from fairflare.methods.reports import SUPPRESSED, TOO_FEW
 from fairflare.methods.rule import Weighing
 from fairflare.reporting.page.write import write_run_page
 from fairflare.reporting.pictures import draw_pictures
@@ -22,6 +24,9 @@ from fairflare.reporting.records import Warned
 from fairflare.reporting.results import LeftOut, ResultsStore, RoundRecord, read_results
 from fairflare.reporting.standing import standing
 from fairflare.reporting.table import fairness_table
+
+if TYPE_CHECKING:
+    from fairflare.core.task import Metric
 
 
 class Journal:
@@ -53,8 +58,12 @@ class Journal:
         for listener in self.listeners:
             listener.event(kind, details)
 
-    def checked(self, phase: Phase, facts: Mapping[str, Mapping[str, Any]]) -> None:
-        """What the sites said of their data before the first round."""
+    def checked(
+        self, phase: Phase, facts: Mapping[str, Mapping[str, Any]], metrics: Mapping[str, Metric] | None = None
+    ) -> None:
+        """What the sites said of their data before the first round, and what they may measure."""
+        if metrics is not None:
+            self.store.update_info(**directions_of(metrics))
         self.store.update_info(said={site: dict(facts[site]) for site in sorted(facts)})
         if self.info.get("measured") is None:  # the site half is not known at the server
             own = any(found["personal"] for found in facts.values())
@@ -76,6 +85,7 @@ class Journal:
         """What the sites said of their training."""
         self.left_out(phase, record)
         record.validation = {site: dict(phase.good[site]) for site in sorted(phase.good)}
+        record.suppressed = {site: own for site, f in sorted(phase.trained.items()) if (own := f.stats[SUPPRESSED])}
         record.train = {site: self._trained(site, found, record) for site, found in sorted(phase.trained.items())}
         self._note_classes_at_home(phase)
         record.notes = [note for _, found in sorted(phase.trained.items()) for note in found.notes]
@@ -157,20 +167,23 @@ class Journal:
             if lost := printable(last.phase.stats[site]["state_lost"] or ""):
                 self.say(f"validate: site {site!r} lost some of its state: {lost}", warning=True)
         self._note_classes_at_home(last.phase)
+        for site, names in last.suppressed.items():
+            self.say(f"validate: site {site!r}: {len(names)} metric(s) {SUPPRESSED}: {TOO_FEW}", warning=True)
         is_last = best.made == number - 1
         told = last if is_last else of_best
         further = {
             "best": {**best.as_dict(), "is_last": is_last, "left_out": told.left_out if told else []},
             "test_best": told.test if told else None,
-            "fairness_best": self._fairness(told.test) if told else None,
-            "last_rounds": self._last_rounds(last.test, number, best.run.test_last),
+            "fairness_best": self._fairness(told.test, told.suppressed) if told else None,
+            "last_rounds": self._last_rounds(last, number, best.run.test_last),
             "resampled": last.resampled or None,
             "inequality": standing(last.test, last.sampling, self.info),
+            "suppressed": last.suppressed,
         }
         self.store.finish(
             "completed",
             test=last.test,
-            fairness=self._fairness(last.test),
+            fairness=self._fairness(last.test, last.suppressed),
             phases=last.phases + (of_best.phases if of_best is not None else []),
             left_out=last.left_out,
             further=further,
@@ -182,24 +195,30 @@ class Journal:
         for listener in self.listeners:
             listener.tested(last.test, self.metric, number)
 
-    def _last_rounds(self, test: Mapping[str, Mapping[str, float]], number: int, most: int) -> dict[str, Any] | None:
+    def _last_rounds(self, last: Tested, number: int, most: int) -> dict[str, Any] | None:
         """Mean test metrics of the last models, as far as they were tested."""
         if most == 1:
             return None
         rounds = read_results(self.store.folder)["rounds"]
         before = {r["current_round"]: r["test"] for r in rounds if number - most <= r["current_round"] < number - 1}
         found = {made: measured for made, measured in before.items() if measured}
-        mean = mean_of([*found.values(), test])
-        return {"rounds": [*found, number - 1], "test": mean, "fairness": self._fairness(mean)}
+        mean = mean_of([*found.values(), last.test])
+        return {"rounds": [*found, number - 1], "test": mean, "fairness": self._fairness(mean, last.suppressed)}
 
-    def _fairness(self, test: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-        """Of every metric over all sites of the job; who has no value is named in it."""
+    def _fairness(
+        self, test: Mapping[str, Mapping[str, float]], suppressed: Mapping[str, Sequence[str]]
+    ) -> dict[str, Any]:
+        """Of every metric over all sites of the job; who has no value, or keeps it, is named in it."""
         info = self.info
         sites = sorted({*info["sites"], *test})
         found = {}
-        for name in sorted({name for values in test.values() for name in values}):
+        for name in sorted({name for of in (*test.values(), *suppressed.values()) for name in of}):
             values = {site: test.get(site, {}).get(name, math.nan) for site in sites}
-            found[name] = summarize(values, higher_is_better=higher_is_better(name, info["higher_is_better"]))
+            found[name] = summarize(
+                values,
+                higher_is_better=higher_is_better(name, info["higher_is_better"]),
+                suppressed=[site for site, names in suppressed.items() if name in names],
+            )
         return found
 
     def failed(self, reason: str, phase: Phase | None = None) -> None:
@@ -214,7 +233,9 @@ class Journal:
 def _data_in_words(found: Mapping[str, Any]) -> str:
     """What a site said of its data."""
     lists = ", ".join(f"{count} {split}" for split, count in found["images"].items())
-    parts = [f"{lists} images" if lists else "said nothing about its data"]
+    home = found["suppressed"]
+    parts = [f"{lists} images" if lists else "said nothing about its data"] if lists or not home else []
+    parts += [f"{', '.join(home)} {SUPPRESSED} (fewer than {found['min_cases']} cases)"] if home else []
     parts += ["SYNTHETIC"] if found["synthetic"] else []
     parts += [f"{found['num_classes']} classes"] if found["num_classes"] is not None else []
     parts += [f"prior {found['prior']}"] if found["prior"] else []

@@ -13,7 +13,7 @@ from fairflare.core.batch_norms import Forward, Unmeasurable, measure, next_grou
 from fairflare.exchange.messages import SiteTask
 from fairflare.federation.site_store import SiteStore
 from fairflare.methods.image_batches import ImageBatches
-from fairflare.methods.reports import Field
+from fairflare.methods.reports import TRAINING, Field
 from fairflare.methods.training import SiteError, SiteRun
 
 KEPT = "norm_model"  # in the site's store: the model of a round, for the exchanges after the first
@@ -30,22 +30,22 @@ AVERAGES = (
 )
 #: What a site says in the report of ``norms``.
 FIELDS = (
-    Field("norms", "names", doc="names of the batch norms that this answer is about"),
+    Field("norms", "names", doc="names of the batch norms that this answer is about", of=TRAINING),
     Field(
         "values", "vector", low=1, high=MOST_VALUES, same_length_as="norms",
         doc="how many values of a channel went into each: training images times places of an image",
-        reveals="the number of training images",
+        reveals="the number of training images", of=TRAINING,
     ),
     Field(
         "means", "vector", low=-MOST_MEAN, high=MOST_MEAN,
         doc="mean of each channel of these norms' inputs, one norm after the other",
-        reveals=AVERAGES,
+        reveals=AVERAGES, of=TRAINING,
     ),
     Field(
         "variances", "vector", low=0, high=MOST_VARIANCE,
-        doc="biased variance of the same", reveals=AVERAGES,
+        doc="biased variance of the same", reveals=AVERAGES, of=TRAINING,
     ),
-    Field("more", "flag", doc="whether the network has further norms, which come with a later question"),
+    Field("more", "flag", doc="whether the network has further norms, which come with a later question", of=TRAINING),
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from fairflare.core.acting import idle
 from fairflare.core.bundle_files import bundle_checksum, grouped
 from fairflare.core.checks import choice, different, nearest, whole
 from fairflare.core.settings import build, field_names
@@ -18,7 +19,6 @@ from fairflare.exchange.anchor_forms import MODEL
 from fairflare.federation.halves import check_shared, shared_values
 from fairflare.federation.run_settings import LIKE_SETTINGS, RunSettings
 from fairflare.methods.catalog import Method, get_method, method_of
-from fairflare.methods.papers import PAPERS, Paper
 from fairflare.methods.rule import OLD_JOB, Rule
 from fairflare.methods.training import LocalTraining
 
@@ -120,8 +120,8 @@ def make_plan(
             set with ``{"weighting.grid": [4, 4]}``. Also those of the run that
             :data:`fairflare.federation.run_settings.LIKE_SETTINGS` names. Synthetic data are dealt to as many sites as
             the run has (every connected one: as the small job has) unless ``phantom_sites`` is among them.
-        small: False: the papers' settings, also for what is not named in ``settings``; see
-            :mod:`fairflare.methods.papers`.
+        small: False: the papers' settings, also for what is not named in ``settings``; of a method without a published
+            setting the defaults of its classes.
         train_like: another method whose set-up this one gets, so that the two can be compared: task, network, data,
             local training (but what is part of this method), rounds and number of sites.
         task_file: a Python file with a class ``Task``; default: the packaged one of the kind of task.
@@ -148,9 +148,9 @@ def make_plan(
     else:
         kind, file = "a MONAI bundle", BUNDLE_TASK
         task_class = _of_bundle(Path(monai_bundle), task=task, task_file=task_file)
-    paper = None if small else PAPERS[model.name]
+    paper = None if small else model.paper
     # Another kind of task than the paper's has none of its settings, but its length.
-    usual = {} if kind != model.task else model.small if paper is None else paper.learns
+    usual = {} if kind != model.task else model.small if small else {} if paper is None else paper.learns
     if model is not chosen:
         usual = _shared_setup(model, chosen, usual, task_class, own_task=kind == model.task)
     if task_file is not None:  # a task of the user's own need not have what the packaged one of its kind has
@@ -183,6 +183,7 @@ def make_plan(
         learns.setdefault("bundle_sha256", grouped(bundle_checksum(Path(monai_bundle).expanduser())))
     made = _task(task_class, learns) if own_task is None else _like(own_task, task_class, learns)
     made.check()
+    made.by_name()  # every metric has a direction
     own = {k: v for k, v in chosen.site.items() if k not in steps}
     said = settings or {}  # not what comes with train_like
     brought = {k: v for k, v in made.training_settings(said).items() if k not in (*said, *chosen.keeps)}
@@ -193,6 +194,9 @@ def make_plan(
     check_shared(rule, training)
     of_plan = following(of_plan, training)
     check_run(rule, of_plan)
+    check_idle(
+        chosen, (rule, training, made, of_plan), {**{k: options[k] for k in LIKE_SETTINGS if k in options}, **said}
+    )
     try:
         training.check_task(made)
         rule.check_task(made)
@@ -210,7 +214,7 @@ def make_plan(
         run=of_plan,
         sites=names,
         task_file=file,
-        lacks=_lacks(paper, names),
+        lacks=() if small else _lacks(model, names),
         monai_bundle=None if monai_bundle is None else Path(monai_bundle).expanduser(),
         brought=tuple(_in_words(brought, build(chosen.training, own))),
     )
@@ -287,10 +291,22 @@ def check_run(rule: Rule, run: RunSettings) -> None:
         ValueError: says which.
     """
     rule.check_run(run.num_rounds)
+    run.check_aggregate(rule)
     if run.anchor_as != MODEL and not rule.two_phase:
         raise ValueError(
             f"anchor_as={run.anchor_as!r}: {type(rule).__name__} asks the sites nothing about an anchor; leave it out"
         )
+
+
+def check_idle(method: Method, components: Sequence[Any], given: Mapping[str, Any]) -> None:
+    """Refuses what somebody set and what does nothing in this combination.
+
+    Raises:
+        ValueError: says which, and why.
+    """
+    vain = list(idle(components, given))
+    if vain:
+        raise ValueError(f"method {method.name!r}: {'; '.join(vain)}")
 
 
 def _by_steps(settings: Mapping[str, Any]) -> tuple[str, ...]:
@@ -309,10 +325,11 @@ def _by_steps(settings: Mapping[str, Any]) -> tuple[str, ...]:
     return ("local_epochs",)
 
 
-def _lacks(paper: Paper | None, sites: Sequence[str] | None) -> tuple[str, ...]:
+def _lacks(model: Method, sites: Sequence[str] | None) -> tuple[str, ...]:
     """What a paper's setting still has to be given by hand."""
+    paper = model.paper
     if paper is None:
-        return ()
+        return (f"a published setting: {model.title} has none, so the defaults of its own settings hold",)
     if sites is None:
         return (*paper.lacks, f"the paper's {paper.num_sites} sites: the job goes to every connected one")
     if len(sites) != paper.num_sites:

@@ -10,7 +10,7 @@ from fairflare.core.task import Metric, Task
 from fairflare.exchange.messages import TASK_ANCHOR, TASK_CHECK, TASK_NORMS, TASK_TRAIN, TASK_VALIDATE
 from fairflare.federation import check, norm_moments
 from fairflare.federation.collector import COUNTS, MAX_REASON, STATS
-from fairflare.federation.leaving import METRICS_BY_CLASS
+from fairflare.federation.leaving import METRICS_BY_CLASS, MIN_CASES, TRAINS_BELOW
 from fairflare.federation.plan import TASKS_BY_KIND, load_task_class
 from fairflare.federation.sampling import SAMPLING
 from fairflare.methods.catalog import Method, all_methods
@@ -53,10 +53,12 @@ TOLD = {
     "measure": "in `validate`: on which splits (test, and for the last model validation; of that model the site also "
     "says how far chance moves its primary metric)",
     "resample": "in `validate`: on how many draws of the test images the primary metric is measured too (`bootstrap`)",
+    "min_cases": "what is of fewer cases stays at home, unless the site's own number is larger anyway",
     "anchor_as": "in `train` and `anchor`: in which form the average of the local models comes (`model`, `bf16`, "
     "`difference`)",
     "directives": "what the method tells the sites, see below; in `norms`: which norms are done (`done`), the "
-    "question's number in the round (`exchange`), whether all norms are meant at once (`one_pass`)",
+    "question's number in the round (`exchange`), whether all norms are meant at once (`one_pass`); "
+    "in `train`: whether the site is to measure the model that it trained, too (`measure_trained`), see `suspects`",
 }
 
 
@@ -81,12 +83,14 @@ def field_row(field: Field, when: str) -> Row:
     """
     if not field.doc:
         raise ValueError(f"field {field.name!r} has no doc=...; say in one phrase what leaves the site")
-    return (f"`{field.name}`", _code(when), field.doc, field.range(), field.reveals, field.keep)
+    floor = f"`{MIN_CASES}`" if field.of and MIN_CASES not in field.keep else ""
+    keep = "; ".join(text for text in (field.keep, floor) if text)
+    return (f"`{field.name}`", _code(when), field.doc, field.range(), field.reveals, keep)
 
 
 def _metric_row(metric: Metric) -> Row:
     range_ = in_words(metric.low, metric.high)
-    keep = f"`{METRICS_BY_CLASS}`" if metric.by_class else ""
+    keep = f"`{METRICS_BY_CLASS}`, `{MIN_CASES}`" if metric.by_class else f"`{MIN_CASES}`"
     return (f"`{metric.family or metric.name}`", metric.doc, range_, metric.reveals, keep)
 
 
@@ -113,7 +117,7 @@ def _all_methods() -> list[str]:
         "how good the received model, with what stays at the site, is on the validation split, and the final one on "
         "the test split and on each further test list, whose name stands in front; the last one on the validation "
         "split too",
-        "see the tasks", "see the tasks", f"those by class: `{METRICS_BY_CLASS}`",
+        "see the tasks", "see the tasks", f"those by class: `{METRICS_BY_CLASS}`; of too few cases: `{MIN_CASES}`",
     ))  # fmt: skip
     asked = [field_row(field, TASK_CHECK) for field in check.FIELDS]
     norms = [field_row(field, TASK_NORMS) for field in norm_moments.FIELDS]
@@ -184,7 +188,7 @@ EXAMPLES: Mapping[str, Mapping[str, object]] = {
 
 HEAD = """# Privacy: what leaves a site
 
-<!-- Made by `fairflare privacy > docs/privacy.md` from the declared fields; edit those. A test compares. -->
+<!-- Made by `make refresh` (`fairflare privacy`) from the declared fields; edit those. A test compares. -->
 
 Field by field: what leaves a hospital, when, in which range, what it may reveal, and which setting keeps it at home.
 A method's own code sends nothing else: a test runs every method and looks at each key that leaves. The server refuses
@@ -195,7 +199,8 @@ column "what it may reveal". A server that means harm chooses the model and the 
 mind. "Kept at home by" names a setting of the site's `local/fairflare.json`, or of the job: that one is not the
 site's to set, but the site can refuse the job. An empty cell: nothing keeps it at home. A
 [script of your own](own_script.md) that trains with `fairflare.client.Site` sends the same fields, filled by the same
-code, and the metrics that it measures itself; its switch for metrics by class is `client.Site(metrics_by_class=False)`.
+code, and the metrics that it measures itself; its switches are `client.Site(metrics_by_class=False)` and
+`client.Site(min_cases=5)`.
 What else a script sends is its own affair.
 """
 
@@ -218,6 +223,30 @@ them. No method needs these metrics. What it does *not* hide:
 - With two classes, the remaining figures together nearly give the two recalls.
 - Means over a group (`head`, `medium`, `tail`, `all`) leave, unless a group has one class or one class has no group.
   They tell whether the site has any class of the group.
+
+## Too few cases
+
+`{MIN_CASES}` in a site's `local/fairflare.json`: of a split with fewer cases, and of a class in it, nothing leaves.
+A case is a patient where the datalist names patients (`patient`), else a volume, else an image. Default: 1, so
+everything leaves; a kit of our `SitePolicyBuilder` says 5. A job may set `{MIN_CASES}` too; the larger number counts,
+so a job can only raise it. Every answer of a site goes through this gate. What stays is named (`suppressed`): it is
+neither 0 nor undefined, and tables, CSV files and pages say so.
+
+- Of a split with too few cases: every metric, loss, draw and reported value, its number of images. Of the training
+  split the update, `num_samples` and `num_steps` leave all the same, or the site could not take part;
+  `"{TRAINS_BELOW}": false` keeps the site out of the training then. It is still tested.
+- Of a class with too few cases: its metrics, its gradients (CReFF), its part in Fed-MAS's rescue factor and in FedMRL's
+  entropy. None counts as too few, so `suppressed` does not tell whether the site has the class. As the mean over all
+  classes leaves, a class that is alone in staying could be solved for: the ones with the fewest cases join it until
+  two classes with `{MIN_CASES}` cases together stay. Means over groups stay too where a class has a few, and the draws
+  of a metric over classes.
+- A metric by class of a task that does not say which class it is about (`Metric.of_classes`) stays where any class has
+  too few, or nobody can count its cases: of a MONAI bundle, or of a script's validation and test images, always.
+- A method goes on without what stays as without a report that is missing: the others' mean in its place, or the site is
+  left out of the phase, by name.
+
+What it does *not* do: it bounds no update. It does not look at differences between lists: where `test` and
+`test_<name>` differ in one case, their metrics tell it.
 """
 
 BUNDLE = (
@@ -231,7 +260,8 @@ REASONS = f"""## When a task fails
 `reason` is a sentence for the server: at most {MAX_REASON} characters of it are shown. It may name the site, the
 task, the split, the number of an entry in the datalist and its key (`image`, `label`, `slice`), a key of
 `local/fairflare.json` (and the value of `device`, `num_threads`, `isolate`, `precision`, `channels_last`, `compile`,
-`deterministic` or `{METRICS_BY_CLASS}` when it is not usable), a tensor, an operation of PyTorch, a loss that is not
+`deterministic`, `{METRICS_BY_CLASS}`, `{MIN_CASES}` or
+`{TRAINS_BELOW}` when it is not usable), a tensor, an operation of PyTorch, a loss that is not
 finite, the signal that ended a task's process, or the kind of an exception. It names no file, path, value of an image
 or text of an unforeseen exception; those stand in the site's own log. That an image is damaged, larger than
 `max_image_bytes` or has no mask is said without saying which.
@@ -286,6 +316,7 @@ PROTECTION = """## What protects what
 | FLARE's stock filters in `privacy.json` (PercentilePrivacy, SVTPrivacy, ExcludeVars) | yes | no | no | no |
 | FLARE's `DXOBlocker` | blocks an answer as a whole | blocks an answer as a whole | no | no |
 | `metrics_by_class` | | metrics by class | | not written at the default level |
+| `min_cases` | | of splits and classes with too few cases | | |
 | `allow_log_streaming` | | | | yes |
 
 FLARE's filters look at the tensors of an answer: no stock filter touches a loss, a score or a count, and an answer

@@ -26,6 +26,7 @@ from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file
 from safetensors.torch import save as save_bytes
 
+from fairflare.core.files import private_opener
 from fairflare.exchange.messages import (
     STATUS_FAILED,
     SiteReply,
@@ -210,7 +211,7 @@ def _speaking(children: list[_Child]) -> list[_Child]:
 
 
 def _save(state: Mapping[str, torch.Tensor], path: Path) -> None:
-    with path.open("wb") as file:
+    with open(path, "wb", opener=private_opener) as file:
         write_tensors(file, state, layout_of(state), {})
 
 

@@ -19,8 +19,9 @@ import torch
 
 from fairflare.core.batch_norms import MEAN, VARIANCE, other_running, pooled, registered_names
 from fairflare.exchange.messages import TASK_NORMS, Message, SiteTask, encode_task
-from fairflare.federation.collector import COUNTS, printable, read_head
+from fairflare.federation.collector import COUNTS, printable, read_head, read_stats, suppressed_in
 from fairflare.federation.influence import Influence
+from fairflare.federation.leaving import IN_REPORT
 from fairflare.federation.norm_moments import DONE, EXCHANGE, FIELDS, ONE_PASS
 from fairflare.federation.phase import Exchange, Phase, RoundFailed
 from fairflare.federation.run_settings import RunSettings
@@ -77,7 +78,8 @@ def read_norms(site: str, message: Message, current_round: int, pending: Mapping
         ReportError: it cannot be used (names site, field and value).
     """
     meta = read_head(site, message, current_round)
-    found = read_report(meta.get("report"), FIELDS, site)
+    held = suppressed_in(read_stats(site, meta), IN_REPORT)
+    found = read_report(meta.get("report"), FIELDS, site, suppressed=held)
     images = read_report(meta, COUNTS, site)["num_samples"]
     if images is None:
         raise ReportError(f"site {site!r}: the answer lacks the field 'num_samples'")
@@ -199,6 +201,7 @@ class Recalibration:
             },
             experiment=run.experiment,
             run=self.run_id(),
+            min_cases=run.min_cases,
         )  # fmt: skip
         phase = Phase(TASK_NORMS, total.current_round, live, doubtful=self.exchange.roster.doubtful(live))
         reports: dict[str, NormReport] = {}
@@ -225,7 +228,7 @@ class Recalibration:
 
     def _set(self, chain: _Chain, reports: Mapping[str, NormReport]) -> None:
         """The norms of these answers, which are of the same norms."""
-        influence = Influence(self.run)
+        influence = Influence(self.run, len(self.exchange.roster.known()))
         names = sorted(next(iter(reports.values())).names)
         counts, warnings = bounded_counts(reports, names, self.run.max_samples)
         weights = {n: {site: count / sum(by.values()) for site, count in by.items()} for n, by in counts.items()}

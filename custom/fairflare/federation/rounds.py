@@ -41,6 +41,7 @@ from fairflare.federation.retraining import Retraining
 from fairflare.federation.roster import Roster
 from fairflare.federation.run_info import config_of, info_of
 from fairflare.federation.run_settings import RESULTS_FOLDER, Place, RunSettings
+from fairflare.federation.suspects import Suspects
 from fairflare.federation.task_record import TaskRecorder
 from fairflare.federation.transport import Listener, Transport
 from fairflare.methods.rule import Rule, State
@@ -78,18 +79,27 @@ class Rounds:
         self.task, self.rule, self.settings = task, rule, run
         self.transport, self.place, self.listeners = transport, place, list(listeners)
         self.journal = Journal(place.run_dir / RESULTS_FOLDER, transport, listeners, task.primary_metric)
-        higher = task.directions()[task.primary_metric]
+        self.metrics = task.by_name()  # those of the sites' own classes come with the check
+        higher = bool(self.metrics[task.primary_metric].higher_is_better)
         learned = TaskRecorder(task, lambda: self.journal.info, place.run_dir / RESULTS_FOLDER)
         self.files = ModelFiles(place.run_dir, type(rule).__name__, BestModel(run, higher), learned)
         self.collector = Collector(
-            rule, place.run_dir / RESULTS_FOLDER / "staging", run, run.seed, place.models_in_memory
+            rule,
+            place.run_dir / RESULTS_FOLDER / "staging",
+            run,
+            run.seed,
+            place.models_in_memory,
+            self.metrics,
         )
         self.roster = Roster(transport, run.max_missed, run.min_sites)
         self.exchange = Exchange(transport, self.roster, run.min_sites, run.straggler_grace, self.journal.tell)
         self.retraining = Retraining(rule, run)
-        self.experiment = Experiment(run, place, self.retraining, self.journal, self.files, transport.say)
-        self.test = FinalTest(self._ask, self.roster, run, transport.say)
-        self.check = Check(task, run, transport, self.roster, self.journal)
+        self.suspects = Suspects(run, task.primary_metric, higher, transport.say)
+        self.experiment = Experiment(
+            run, place, self.retraining, self.journal, self.files, transport.say, also={"suspects": self.suspects}
+        )
+        self.test = FinalTest(self._ask, self.roster, run, transport.say, self.metrics, task.primary_metric)
+        self.check = Check(task, run, transport, self.roster, self.journal, self.metrics)
         self.at_home = AtHome()
         self.recalibration = Recalibration(
             task, run, self.exchange, self.journal, lambda: self.experiment.run_id, self._too_few
@@ -127,6 +137,7 @@ class Rounds:
         """The first round to do, and initial or checkpointed model."""
         run, place = self.settings, self.place
         check_halves(self.rule, place.site_half, run.norm_statistics)
+        self.task.permit(place.settings)
         torch.manual_seed(run.seed)
         model = self.task.build_model()
         self.transport.say(self.task.initialise(model, place.initial_weights(run)))
@@ -169,15 +180,18 @@ class Rounds:
         for listener in self.listeners:
             listener.round_started(current_round)
         self.transport.say(f"round {current_round} of {self.settings.rounds_in_all}, from 0")
-        record = RoundRecord(current_round=current_round, sites=self.roster.live(current_round))
+        live = self.roster.live(current_round)
+        out = self.suspects.left_out(live, current_round)
+        record = RoundRecord(current_round=current_round, sites=[site for site in live if site not in out])
         rule = self.collector.rule = self.retraining.rule_at(current_round)
         trained = self.retraining.trained(state, current_round)
         shape = LikeReceived(trained, self.at_home.tensors)
+        self.collector.num_sites = len({*self.journal.info["sites"], *self.roster.known()})
         self.collector.begin(current_round, self.settings.num_rounds, shape=shape, received=trained, sites=record.sites)
         form = {"anchor_as": self.settings.anchor_as if rule.asks_about_anchor(current_round) else MODEL}
         timeout = self.settings.train_timeout
         train = self._ask(TASK_TRAIN, current_round, state, record.sites, timeout, self._trained, **form)
-        train.left_out |= self.roster.why_not(record.sites)
+        train.left_out |= {**self.roster.why_not(record.sites), **out}
         for site, reason in self.collector.screen().items():
             train.refuse(site, reason)
         self._note_left_out(train)
@@ -187,7 +201,7 @@ class Rounds:
             raise self._too_few(train)
         if rule.asks_about_anchor(current_round) and len(record.accepted) > 1:
             self._ask_about_anchor(record, state)
-        next_state = self._aggregate(record, state)
+        next_state = self._aggregate(record, state, train)
         if -self.settings.test_last <= current_round - self.settings.rounds_in_all < -1:
             self._test_on_the_way(record, next_state)
         with writing(f"the results and models of round {current_round}", self.place.run_dir):
@@ -209,16 +223,21 @@ class Rounds:
         self._note_left_out(phase)
         self.journal.left_out(phase, record)
 
-    def _aggregate(self, record: RoundRecord, received: State) -> State:
+    def _aggregate(self, record: RoundRecord, received: State, train: Phase) -> State:
         for listener in self.listeners:
             listener.before_aggregation()
         started = time.monotonic()
+        own = self.collector.rule is self.rule
+        cosines = self.suspects.look(self.collector, record) if own else {}
+        self.collector.hold(self.suspects.held())
         state, weighing = self.collector.aggregate()
         next_state: State = clean_state({**received, **state, **weighing.tensors})  # of a round about some of them
         self.retraining.remember(weighing, record.current_round)
         record.phases.append(PhaseRecord("aggregate", round(time.monotonic() - started, 4), 0, 0, 0, 0))
         self.journal.weighed(weighing, record, self.collector.warnings)
-        if self.collector.rule is self.rule:  # behind its rounds the encoder stays as it is
+        if own:
+            self.suspects.judge(record, {site: found.stats for site, found in train.trained.items()}, cosines)
+        if own:  # behind its rounds the encoder stays as it is
             next_state = self.recalibration(next_state, record)
         for listener in self.listeners:
             listener.aggregated(next_state)
@@ -266,6 +285,8 @@ class Rounds:
         self, name: str, current_round: int, state: State, sites: list[str], timeout: float, use: Any, **task_of: Any
     ) -> Phase:
         rule = self.retraining.rule_at(current_round)
+        told = rule.directives(current_round, self.settings.num_rounds, sites)
+        besides = self.suspects.directives(sites) if name == TASK_TRAIN else {}
         task = encode_task(
             SiteTask(
                 name=name,
@@ -273,10 +294,11 @@ class Rounds:
                 current_round=current_round,
                 num_rounds=self.settings.num_rounds,
                 seed=self.settings.seed,
-                directives=rule.directives(current_round, self.settings.num_rounds, sites),
+                directives={**told, **besides},
                 experiment=self.settings.experiment,
                 run=self.experiment.run_id,
-                by_site=rule.directives_by_site,
+                min_cases=self.settings.min_cases,
+                by_site=(*rule.directives_by_site, *besides),
                 each=rule.each(state),
                 **task_of,
             )

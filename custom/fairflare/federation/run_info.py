@@ -19,7 +19,7 @@ from fairflare.federation.run_settings import Place, RunSettings
 from fairflare.methods.rule import Rule, State
 
 if TYPE_CHECKING:
-    from fairflare.core.task import Task
+    from fairflare.core.task import Metric, Task
 
 
 def config_of(run: RunSettings, place: Place, rule: Rule, task: Task) -> dict[str, Any]:
@@ -61,12 +61,12 @@ def info_of(
         "label": run.label or method,
         "primary_metric": task.primary_metric,
         "shown_metrics": list(task.shown_metrics),
-        "higher_is_better": task.directions(),
+        **directions_of(task.by_name()),
         "metric_range": [task.primary.low, task.primary.high],
         "num_rounds": run.num_rounds,
         **({"crt_rounds": run.crt_rounds} if run.crt_rounds else {}),
         "min_sites": run.min_sites,
-        "bounds": bounds_of(run),
+        "bounds": bounds_of(run, len({*expected, *connected})),
         "best_by": run.best_by,
         "seed": run.seed,
         "sites": sorted({*expected, *connected}),
@@ -77,6 +77,13 @@ def info_of(
         "model_bytes": num_bytes(state),
         "versions": versions(),
     }
+
+
+def directions_of(metrics: Mapping[str, Metric]) -> dict[str, dict[str, Any]]:
+    """Which metrics are better high, and their units, where they have one."""
+    units = {name: metric.unit for name, metric in metrics.items() if metric.unit}
+    higher = {name: metric.higher_is_better for name, metric in metrics.items()}
+    return {"higher_is_better": higher, **({"units": units} if units else {})}
 
 
 def source_of(task: Task) -> dict[str, str] | None:

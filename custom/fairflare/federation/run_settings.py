@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from fairflare.core.acting import OnlyWith, only_with
 from fairflare.core.checks import number
 from fairflare.core.resampling import MOST
 from fairflare.core.settings import (
@@ -27,8 +28,8 @@ from fairflare.federation.site_store import safe_name
 
 #: Options of the run that are given like a method's settings.
 LIKE_SETTINGS = (
-    *field_names(Bounds), "best_by", "best_lambda", "test_last", "bootstrap", "recalibration", "anchor_as",
-    "crt_rounds", "crt_epochs", "crt_weights", "crt_mask_absent",
+    *field_names(Bounds), "best_by", "best_lambda", "test_last", "bootstrap", "recalibration", "anchor_as", "suspects",
+    "crt_rounds", "crt_epochs", "crt_weights", "crt_mask_absent", "min_cases",
 )  # fmt: skip
 RESULTS_FOLDER = "fairflare"  # in the run directory
 
@@ -62,12 +63,18 @@ class RunSettings(Bounds):
             costs a ``validate``. The papers' settings have 5.
         bootstrap: in the final test every site measures the primary metric also on so many draws of its test images
             with replacement, and sends these values, for the intervals of ``fairflare compare``; 0: none.
+        suspects: what is done with a site that looks as if its labels were off, or as if it worked against the others,
+            in two rounds running (``docs/robustness.md``): ``warn`` says it; ``equal``: it has the equal share at most;
+            ``out``: it is left out for 2 rounds, then asked again, then for 4, 8, ... Data that are unlike the others'
+            can look the same.
         crt_rounds: of so many more rounds behind ``num_rounds`` the classifier alone is trained anew, on classes in
             equal parts (cRT, ``docs/crt.md``); 0: none.
         crt_epochs: of each of them; one is as many draws as the site has training images.
         crt_weights: of their averages: ``samples``, or those of the ``method`` in its last round.
         crt_mask_absent: a site leaves the classifier's rows of classes that it does not have as they are.
         norm_statistics: ``"recalibrated"`` where the site half says so, else ``"average"``; not set by hand.
+        min_cases: of a split, or of a class in it, with fewer cases nothing leaves a site but the update: no metric, no
+            loss, no number by class. A site's own setting holds where it is larger.
         recalibration: ``"exact"``: in one exchange for each group of norms that do not depend on one another, as if
             all images were in one place; ``"one_pass"``: in one exchange, with the batch's statistics in front of each
             norm, an approximation.
@@ -76,6 +83,14 @@ class RunSettings(Bounds):
             that the sites began the round with, in bf16: half the bytes, nearly exact, and a site keeps that model
             until it is asked.
     """
+
+    acts: ClassVar[dict[str, OnlyWith | None]] = {
+        "best_lambda": only_with("best_by", "mean_minus_std"),
+        "recalibration": only_with("norm_statistics", "recalibrated"),
+        "crt_epochs": only_with("crt_rounds"),
+        "crt_weights": only_with("crt_rounds"),
+        "crt_mask_absent": only_with("crt_rounds"),
+    }
 
     num_rounds: PositiveInt = 5
     min_sites: PositiveInt = 1
@@ -96,9 +111,11 @@ class RunSettings(Bounds):
     best_lambda: NonNegative = 1.0
     test_last: PositiveInt = 1
     bootstrap: Annotated[NonNegativeInt, Field(le=MOST)] = 0
+    min_cases: PositiveInt = 1
     norm_statistics: Literal["average", "recalibrated"] = "average"
     recalibration: Literal["exact", "one_pass"] = "exact"
     anchor_as: AnchorAs = MODEL
+    suspects: Literal["warn", "equal", "out"] = "warn"
     crt_rounds: NonNegativeInt = 0
     crt_epochs: PositiveInt = 1
     crt_weights: Literal["samples", "method"] = "samples"
@@ -149,7 +166,7 @@ class Place:
         """The checkpoint that the federation starts from: the job's, or that of the server's private file.
 
         Raises:
-            ValueError: both name one.
+            ValueError: both name one; the job's leads out of what it carries.
         """
         own = self.settings.get("initial_weights")
         if not run.initial_ckpt:
@@ -159,4 +176,11 @@ class Place:
                 f"the run starts from initial_ckpt {run.initial_ckpt!r} and the server's local/fairflare.json names "
                 f"initial_weights {own!r}; take out one of them"
             )
-        return str((self.carried or Path()) / run.initial_ckpt)
+        path = (self.carried or Path()) / run.initial_ckpt
+        outside = self.carried is not None and not path.resolve().is_relative_to(self.carried.resolve())
+        if outside and not Path(run.initial_ckpt).is_absolute():
+            raise ValueError(
+                f"initial_ckpt {run.initial_ckpt!r:.200} leads out of the files that the job carries; name one of "
+                "them, or give the absolute path of a file at the server"
+            )
+        return str(path)

@@ -20,12 +20,14 @@ SAMPLING = (
         CASES, "whole", low=1, high=MOST, required=False,
         doc="number of independent cases behind the final model's primary metric: patients where the datalist names "
         "them, else volumes or images",
+        of=("test",),
     ),
     Field(
         ERROR, low=0, required=False,
         doc="standard error of that metric over these cases",
         reveals="with two cases, how each of them scored",
         keep=f"of a metric over classes: {BY_CLASS}",
+        of=("test",),
     ),
     Field(
         SCORES, "vector", low=0, high=MOST, required=False,
@@ -33,15 +35,18 @@ SAMPLING = (
         "by their mean score",
         reveals="how single cases scored, to a twentieth of the range, not which; of a model that finds nothing, how "
         "many cases have nothing to find",
+        of=("test",),
     ),
     Field(
         CLASSES, "names", required=False, doc="names of the classes, also of those that the site has no image of",
         keep=BY_CLASS,
+        of=("test",),
     ),
     Field(
         SUPPORT, "vector", low=0, high=MOST, same_length_as=CLASSES, required=False,
         doc="number of test images of each of these classes", reveals="how often each class occurs at the site",
         keep=BY_CLASS,
+        of=("test",),
     ),
 )  # fmt: skip
 

@@ -27,9 +27,10 @@ from fairflare.methods.catalog import all_methods
 from fairflare.methods.training import LocalTraining, SiteError, SiteRun, Trained, check_finite
 
 
-def told_training(training: LocalTraining) -> dict[str, Any]:
-    """A site half in a message to the sites: the name of its class, and its settings."""
-    return {"kind": type(training).__name__, "settings": values_of(training)["args"]}
+def told_training(training: LocalTraining, task: Task) -> dict[str, Any]:
+    """A site half in a message to the sites: the name of its class, and its settings; and what the job measures."""
+    metrics = {name: metric.told() for name, metric in task.by_name().items()}
+    return {"kind": type(training).__name__, "settings": values_of(training)["args"], "metrics": metrics}
 
 
 def built_training(told: Any) -> LocalTraining:
@@ -126,7 +127,7 @@ class ScriptSite:
         task: the script's network, loss, data and metrics (:class:`fairflare.tasks.scripts.LoopTask`).
         model: the network that the loop trains; received models are loaded into it.
         training: the method's site half.
-        settings: as in a site file: ``prior``, ``metrics_by_class``.
+        settings: as in a site file: ``prior``, ``metrics_by_class``, ``min_cases``.
         state_folder: of this experiment and site.
     """
 

@@ -11,6 +11,7 @@ import gc
 import hashlib
 import json
 import logging
+import math
 import os
 import time
 import traceback
@@ -22,9 +23,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fairflare.core.computing import LOWER, Computing, NoSuchForm, plainly
+from fairflare.core.fairness import declared_as
+from fairflare.core.floor import Floor
 from fairflare.core.stopping import TaskStopped, stoppable
 from fairflare.exchange.anchor_forms import DIFFERENCE, restored
 from fairflare.exchange.messages import (
+    MEASURE_TRAINED,
     SPLIT_VALIDATION,
     STATUS_FAILED,
     STATUS_OK,
@@ -41,13 +45,24 @@ from fairflare.exchange.messages import (
 from fairflare.federation import norm_moments
 from fairflare.federation.check import facts_of
 from fairflare.federation.examples import EXAMPLES, draw_examples, examples_folder
-from fairflare.federation.leaving import METRICS_BY_CLASS, RESAMPLED, VALIDATED, keep_classes_home, sends_classes
+from fairflare.federation.leaving import (
+    METRICS_BY_CLASS,
+    MIN_CASES,
+    RESAMPLED,
+    TRAINED_METRIC,
+    TRAINS_BELOW,
+    VALIDATED,
+    Gate,
+    min_cases,
+    sends_classes,
+    trains_below,
+)
 from fairflare.federation.personal import Personal
 from fairflare.federation.site_folder import SiteFolder
 from fairflare.federation.site_store import SiteStore
 from fairflare.federation.stoppable import StoppableData
 from fairflare.methods.classifier_retraining import ClassifierRetraining
-from fairflare.methods.reports import MAX_TEXT
+from fairflare.methods.reports import MAX_TEXT, TOO_FEW
 from fairflare.methods.training import LOCAL_MODEL, RECEIVED_MODEL, LocalTraining, SiteError, SiteRun
 
 if TYPE_CHECKING:
@@ -76,6 +91,8 @@ SHELL_SETTINGS = (
     "isolate",
     *COMPUTING_KEYS,
     METRICS_BY_CLASS,
+    MIN_CASES,
+    TRAINS_BELOW,
     SUBMITS,
     EXAMPLES,
 )
@@ -116,6 +133,8 @@ class SiteWorker:
         self.training = training
         self.settings = dict(settings)
         self.sends_classes = sends_classes(site, self.settings)
+        self.min_cases = min_cases(site, self.settings)
+        self.trains_below = trains_below(site, self.settings)
         self.examples = examples_folder(site, self.settings)
         self.state = SiteFolder(site, state_folder)
         self.device = pick_device(site, self.settings.get("device"))
@@ -144,6 +163,7 @@ class SiteWorker:
         try:
             with stoppable(should_stop), self.computing.in_force():
                 reply = self._perform(request)
+                self._keep_home(request, reply)
         except (torch.cuda.OutOfMemoryError, MemoryError) as e:
             self._model = None
             traceback.clear_frames(e.__traceback__)  # they hold the model and its gradients
@@ -161,10 +181,18 @@ class SiteWorker:
             return refusal(self.site, request.name, SiteError(why))
         except Exception as e:
             return refusal(self.site, request.name, e)
-        if not self.sends_classes and request.name != TASK_CHECK:
-            keep_classes_home(self.site, reply, self.task, self._data.test_splits if self._data else ())
         reply.stats["seconds"] = round(time.monotonic() - started, 3)
         return reply
+
+    def _keep_home(self, request: SiteTask, reply: SiteReply) -> None:
+        """What stays here by the site's settings or the job's does not leave."""
+        assert self._data is not None  # every task that is done opens them
+        floor = Floor(self._data, self._floor(request))
+        Gate(self.site, self.task, self._data, self.training, self.sends_classes, floor).keep_home(request, reply)
+
+    def _floor(self, request: SiteTask) -> int:
+        """A job can only raise what the site has set."""
+        return max(self.min_cases, request.min_cases)
 
     def _perform(self, request: SiteTask) -> SiteReply:
         jobs = {
@@ -200,7 +228,10 @@ class SiteWorker:
         run = self._run(request, store)
         found = self.training.check(run, self._network())
         self.task.check_site(self._network(), run.data, self.device)
-        facts = {**facts_of(run.data, self.device, self.sends_classes), "personal": self._has_its_own(request)}
+        facts = {
+            **facts_of(run.data, self.device, self.sends_classes, run.floor),
+            "personal": self._has_its_own(request),
+        }
         facts |= {"computing": str(self.computing)} if str(self.computing) else {}
         return SiteReply(STATUS_OK, report={**facts, **found})
 
@@ -213,6 +244,8 @@ class SiteWorker:
 
     def _trained(self, request: SiteTask, store: SiteStore) -> SiteReply:
         run, model = self._open(request, store)
+        if not self.trains_below and not run.floor.holds("training"):
+            raise SiteError(f"site {self.site!r}: it does not train with {TOO_FEW} ({TRAINS_BELOW})", skipped=True)
         own = Personal(self.training, model, store, request)
         received = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
         if self.training.own_model:
@@ -225,6 +258,9 @@ class SiteWorker:
         trained = training.train(run, model)
         local = clean_state(model.state_dict())
         report = training.report(run, model)
+        stats = {**trained.losses(), "synthetic": bool(run.data.synthetic)}
+        if run.directives.get(MEASURE_TRAINED):
+            stats[TRAINED_METRIC] = self._evaluate(model, run, "validation")[self.task.primary_metric]
         if request.anchor_as == DIFFERENCE:  # the anchor of this round will be told from it
             store.save(RECEIVED_MODEL, request.current_round, request.state, kept=1)
         store.save(LOCAL_MODEL, request.current_round, local, kept=self.training.local_models_kept)
@@ -235,7 +271,7 @@ class SiteWorker:
             update={name: update[name] for name in training.sends(update)},
             metrics=metrics,
             report=report,
-            stats={**trained.losses(), "synthetic": bool(run.data.synthetic)},
+            stats=stats,
             num_samples=trained.num_samples,
             num_steps=trained.num_steps,
         )
@@ -303,7 +339,22 @@ class SiteWorker:
 
     def _evaluate(self, model: torch.nn.Module, run: SiteRun, split: str) -> dict[str, float]:
         batches = run.data.batches(split, batch_size=self.training.batch_size)
-        return self.task.evaluate(model, batches, self.device)
+        found = self.task.evaluate(model, batches, self.device)
+        self._check_metrics(found)
+        return found
+
+    def _check_metrics(self, found: Mapping[str, float]) -> None:
+        """The server would refuse them after a round of training; here it costs none, and the remedy is named."""
+        declared = self.task.by_name()
+        for name, value in found.items():
+            metric = declared_as(name, declared)
+            if metric is None:
+                raise SiteError(f"site {self.site!r}: {self.task.asks_for(name)}")
+            if math.isfinite(value) and not metric.holds(value):
+                raise SiteError(
+                    f"site {self.site!r}: metric {name!r} must lie in {metric.range}, got {value!r:.40}; "
+                    f"{self.task.asks_for(name)}"
+                )
 
     def _network(self) -> torch.nn.Module:
         if self._model is None:
@@ -355,6 +406,7 @@ class SiteWorker:
             scratch=store.scratch,
             settings=self.settings,
             computing=self.computing,
+            min_cases=self._floor(request),
         )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fairflare.core.files import remove_partials
+from fairflare.core.files import private_folder, remove_partials
 from fairflare.core.locks import Held, locked
 from fairflare.exchange.messages import SiteTask
 from fairflare.federation.site_store import SiteStore, safe_name
@@ -64,8 +64,9 @@ class SiteFolder:
         holder = f"process {os.getpid()} ({request.name}, round {request.current_round})"
         try:
             with locked(store.folder / LOCK, holder, LOCK_WAIT):
+                private_folder(self.folder)  # of an earlier version it may be open to others
                 self._tidy(store)
-                store.scratch.mkdir()
+                private_folder(store.scratch)
                 try:
                     yield store
                 finally:

@@ -32,11 +32,17 @@ class StoppableData(SiteData):
     def class_counts(self, split: str) -> torch.Tensor | None:
         return self._data.class_counts(split)
 
-    def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
-        return self._data.order(split, shuffle_seed)
-
     def cases(self, split: str) -> Sequence[Hashable] | None:
         return self._data.cases(split)
+
+    def num_cases(self, split: str) -> int:
+        return self._data.num_cases(split)
+
+    def class_cases(self, split: str) -> torch.Tensor | None:
+        return self._data.class_cases(split)
+
+    def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
+        return self._data.order(split, shuffle_seed)
 
     def batches(
         self, split: str, *, batch_size: int, shuffle_seed: int | None = None, augment: bool = False

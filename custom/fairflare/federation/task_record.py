@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare import __version__
-from fairflare.core.files import sha256_of, write_whole
+from fairflare.core.files import private_folder, sha256_of, write_whole
 from fairflare.core.settings import values_of
 from fairflare.core.task import Task
 
@@ -58,7 +58,7 @@ class TaskRecorder:
             module = sys.modules.get(cls.__module__)
             file = getattr(module, "__file__", None)
             if cls.__name__ == "Task" and getattr(module, "Task", None) is cls and file and Path(file).is_file():
-                self.folder.mkdir(parents=True, exist_ok=True)
+                private_folder(self.folder)
                 write_whole(self.folder / TASK_FILE, lambda path: shutil.copyfile(file, path))
                 self._source = {"task_file": TASK_FILE, "task_file_sha256": sha256_of(self.folder / TASK_FILE)}
         return self._source

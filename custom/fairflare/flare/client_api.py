@@ -36,7 +36,7 @@ from fairflare.exchange.messages import (
     decode_task,
     encode_reply,
 )
-from fairflare.federation.leaving import METRICS_BY_CLASS
+from fairflare.federation.leaving import METRICS_BY_CLASS, MIN_CASES
 from fairflare.federation.script import ScriptSite, built_training
 from fairflare.federation.site import refusal
 from fairflare.federation.site_store import safe_name
@@ -70,12 +70,14 @@ class Site:
         train, validation, test: DataLoaders or lists of batches; see :class:`fairflare.tasks.scripts.ScriptData`.
             ``train`` is what the method measures on: every training image, without augmentation. The script may train
             with another loader.
-        metrics: ``metrics(model, validation)`` gives a number in [0, 1] or a dict of such; called with the loaders as
-            they were given here.
+        metrics: ``metrics(model, validation)`` gives a number or a dict of such, each as the job declares it
+            (``ScriptRecipe(metrics=...)``); called with the loaders as they were given here.
         primary_metric: the name of that number, or the job's ``primary_metric`` among the dict's.
         classes: number of classes, or of the training images of each (saves reading them); ``None``: images have none.
         prior: Fed-MAS's frozen network: a module, or the file that a hospital has it in; ``None``: as the job says.
         metrics_by_class: False: only the primary metric and the loss leave the site.
+        min_cases: of a list with fewer images, or of a class in it, nothing but the update leaves; see
+            ``docs/privacy.md``. A job can only raise it.
         folder: what the site keeps between tasks; ``None``: next to the job's code, as long as FLARE keeps the job.
 
     Raises:
@@ -95,6 +97,7 @@ class Site:
         classes: int | Sequence[int] | None = None,
         prior: torch.nn.Module | str | Path | None = None,
         metrics_by_class: bool = True,
+        min_cases: int = 1,
         folder: str | Path | None = None,
     ) -> None:
         self.name = site_name()
@@ -102,7 +105,7 @@ class Site:
         data = ScriptData({"training": train, "validation": validation, "test": test}, classes)
         self._model = model
         self._task = LoopTask(model, loss, data, metrics, primary_metric, own)
-        self._settings: dict[str, Any] = {METRICS_BY_CLASS: metrics_by_class}
+        self._settings: dict[str, Any] = {METRICS_BY_CLASS: metrics_by_class, MIN_CASES: min_cases}
         if prior is not None and own is None:
             self._settings["prior"] = str(prior)
         self._folder = _state_folder() if folder is None else Path(folder).expanduser()
@@ -180,6 +183,7 @@ class Site:
             if request.experiment:
                 folder = folder / safe_name(request.experiment) / safe_name(self.name)
             training = built_training(told)
+            self._task.told = told.get("metrics")
             self._site = ScriptSite(self.name, self._task, self._model, training, self._settings, folder)
             self._told = told
         return self._site

@@ -80,8 +80,9 @@ class RoundsController(RunSettings, ModelController):
     def run(self) -> None:
         """FLARE's entry; see :class:`fairflare.federation.rounds.Rounds`."""
         self.fl_ctx.set_prop(AppConstants.NUM_ROUNDS, self.rounds_in_all, private=True, sticky=False)
-        place, events = self._place(), FlareEvents(self, self.task.directions())
+        place = self._place()
         try:
+            events = FlareEvents(self, self.task.directions())
             sending = sent_in_turns(job_cell(self.engine))
             with memory_given_back() as self._collect, self._offload() as offered, sending as in_turns:
                 if not offered:
@@ -160,7 +161,7 @@ class RoundsController(RunSettings, ModelController):
         """A task that also says what the sites' scripts are to train with, where they have the loop."""
         if self.training is None:
             return task
-        return replace(task, meta={**task.meta, TRAINING_KEY: clean_meta(told_training(self.training))})
+        return replace(task, meta={**task.meta, TRAINING_KEY: clean_meta(told_training(self.training, self.task))})
 
     def stopped(self) -> bool:
         return bool(self.abort_signal.triggered)

@@ -22,12 +22,16 @@ from fairflare.flare.controller import RoundsController
 from fairflare.flare.executor import SiteExecutor
 from fairflare.flare.persistor import RunModels
 from fairflare.flare.tracking import TensorBoard
+from fairflare.methods.catalog import plugin_of
+from fairflare.tasks import scripts
 
 PACKAGINGS = ("task_file", "preinstalled", "bundle")
 TENSORBOARD, PERSISTOR = "tensorboard", "persistor"  # ids of components
 # A site asks for its next task this often; FLARE's default of 2 s would dominate short phases.
 SERVER_CONFIG = {"server": {"task_request_interval": 0.05}}
 SCRIPT_END = 10.0  # seconds that a script's process has to end by itself when the job is over
+#: The file that a job carries beside a training script: with it the server may build the network that the job names.
+SCRIPT_TASK = Path(scripts.__file__).parent / "templates" / "script_task.py"
 
 
 def make_job(plan: Plan, name: str, packaging: str, *, isolate: bool = False) -> FedJob:
@@ -41,7 +45,9 @@ def make_job(plan: Plan, name: str, packaging: str, *, isolate: bool = False) ->
     deployed = None if plan.sites is None else {"deploy_map": {"app": ["server", *plan.sites]}}
     job = FedJob(name=name, min_clients=plan.run.min_sites, meta_props=deployed)
     job.job = _JobConfig(plan, packaging, job_name=name, min_clients=plan.run.min_sites, meta_props=deployed)
-    job.set_app_packages(["fairflare"])  # the sites have it, or get it whole
+    # What the sites have, or get whole. FLARE carries the files of a plugin's classes where they need not have it.
+    plugin = None if packaging == "bundle" else plugin_of(plan.method)
+    job.set_app_packages(["fairflare", *([plugin] if plugin else [])])
     settings = {key: getattr(plan.run, key) for key in field_names(type(plan.run))}
     told = plan.training if plan.script is not None else None
     if plan.run.initial_ckpt:
@@ -89,7 +95,7 @@ def _carried(checkpoint: str, packaging: str, job: FedJob) -> str:
 
 
 class _JobConfig(FedJobConfig):
-    """FLARE names a class after the file it comes from; the task of a job is always ``task.Task``."""
+    """FLARE names a class after the file it comes from; the task of a job is of the file that the job carries."""
 
     def __init__(self, plan: Plan, packaging: str, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -97,11 +103,12 @@ class _JobConfig(FedJobConfig):
         self.packaging = packaging
 
     def _get_class_path(self, obj: Any, custom_dir: str) -> str:
-        if obj is not self.plan.task or self.plan.script is not None:
+        carries = self.packaging != "preinstalled"
+        if obj is not self.plan.task or (self.plan.script is not None and not carries):
             path: str = super()._get_class_path(obj, custom_dir)
             return path
-        if self.packaging != "preinstalled":
-            return "task.Task"
+        if carries:
+            return "task.Task" if self.plan.script is None else f"{SCRIPT_TASK.stem}.Task"
         base = type(obj).__mro__[1]  # the packaged class that the template's Task subclasses
         return f"{base.__module__}.{base.__name__}"
 
@@ -113,6 +120,7 @@ class _JobConfig(FedJobConfig):
         custom.mkdir(parents=True, exist_ok=True)
         if self.plan.script is not None:
             shutil.copyfile(self.plan.script.path, custom / self.plan.script.path.name)
+            shutil.copyfile(SCRIPT_TASK, custom / SCRIPT_TASK.name)
         else:
             shutil.copyfile(self.plan.task_file, custom / "task.py")
         if self.plan.monai_bundle is not None:

@@ -114,7 +114,8 @@ def make_class(name: str, method: Method) -> type[MethodRecipe]:
 
 def _arguments(method: Method) -> Iterator[tuple[str, inspect.Parameter, str]]:
     """Name of the setting, the argument, and what it means: of the run, the server's half, the sites', and the task."""
-    quick, paper = make_plan(method.name, min_sites=2), make_plan(method.name, min_sites=2, small=False)
+    quick = make_plan(method.name, min_sites=2)
+    paper = make_plan(method.name, min_sites=2, small=False) if method.paper else quick
     of_recipe, declared = meanings(FairRecipe), inspect.signature(FairRecipe, eval_str=True).parameters
     for name in OPTIONS:
         yield (
@@ -147,7 +148,8 @@ def _settings(quick: Any, paper: Any) -> Iterator[tuple[str, inspect.Parameter, 
         if setting.name == BY_SITES:
             kind, default, usual, more = kind | None, None, None, "; default: as many as the run has"
         more += f" (paper: ``{usual!r}``)" if usual != default else ""
-        yield setting.name, _parameter(setting.name, kind, default), f"{sentence}; {setting.wanted}{more}."
+        meaning = "; ".join(filter(None, (sentence, f"{setting.wanted}{more}.")))
+        yield setting.name, _parameter(setting.name, kind, default), meaning
 
 
 def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:

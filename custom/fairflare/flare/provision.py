@@ -15,6 +15,9 @@ from pydantic import Field
 from fairflare.core.settings import Flag, Positive, settings
 
 EVERY_SITE = "*"
+PREFIX = "fairflare."
+MLFLOW = "fairflare.flare.mlflow_tracking.MLflow"  # mlflow need not be installed where kits are made
+SITE_FILE: dict[str, Any] = {"min_cases": 5}  # what a site's private file has unless site_settings says otherwise
 # Who may do what at a site, unless the project file says otherwise: nobody may bring code or open a shell. The right to
 # a job's log is in no category of FLARE's, so it has to be named.
 AUTHORIZATION: dict[str, Any] = {
@@ -42,11 +45,13 @@ AUTHORIZATION: dict[str, Any] = {
 class SitePolicyBuilder(Builder):
     """Writes ``local/`` of the server and of every site; goes before the SignatureBuilder.
 
-    ``resources.json``: the package is allowed, and sites do not send their logs to the server.
-    ``authorization.json``: no custom code and no shell. ``privacy.json``, ``fairflare.json``: as given.
+    ``resources.json``: the classes of our jobs are allowed, and sites do not send their logs to the server.
+    ``authorization.json``: no custom code and no shell. ``privacy.json``: as given. ``fairflare.json``: as given, and a
+    ``min_cases`` of 5 at every site.
 
     Args:
-        allow_prefixes: entries for the class allow list, full class paths or package prefixes that end in a dot.
+        allow_prefixes: entries for the class allow list, full class paths or package prefixes that end in a dot;
+            ``"fairflare."`` stands for :func:`job_classes`: as a prefix it would admit every function of the package.
         authorization: content of ``authorization.json``; default: :data:`AUTHORIZATION`.
         privacy: content of every site's ``privacy.json``; ``None``: none is written.
         site_settings: content of ``fairflare.json`` by site; ``"*"`` holds what every site gets, the server's name
@@ -127,9 +132,8 @@ class SitePolicyBuilder(Builder):
         _write(local / "authorization.json", self._policy)
         if self.privacy is not None:
             _write(local / "privacy.json", self.privacy)
-        own = {**self._of_site.get(EVERY_SITE, {}), **self._of_site.get(site.name, {})}
-        if own:
-            _write(local / "fairflare.json", own)
+        own = {**SITE_FILE, **self._of_site.get(EVERY_SITE, {}), **self._of_site.get(site.name, {})}
+        _write(local / "fairflare.json", own)
 
     def _resources(self, participant: Participant, local: Path) -> dict[str, Any]:
         default = local / "resources.json.default"
@@ -140,8 +144,43 @@ class SitePolicyBuilder(Builder):
             )
         resources: dict[str, Any] = json.loads(default.read_text(encoding="utf-8"))
         listed = resources.setdefault("class_allow_list", [])
-        listed.extend(prefix for prefix in self.allow_prefixes if prefix not in listed)
+        for prefix in self.allow_prefixes:
+            wanted = job_classes() if prefix == PREFIX else [prefix]
+            listed.extend(entry for entry in wanted if entry not in listed)
         return resources
+
+
+def job_classes() -> list[str]:
+    """Paths of the classes that a job without custom code names, sorted: what a site's class allow list needs.
+
+    Not the prefix ``"fairflare."``: FLARE calls whatever a job names under it, functions too, with the job's arguments,
+    and some of the package's read files or import them, which is their work on a user's own machine.
+    """
+    from fairflare.core.settings import field_names, parts_of
+    from fairflare.federation.plan import TASKS_BY_KIND, load_task_class
+    from fairflare.flare.aggregator import FairAggregator
+    from fairflare.flare.controller import RoundsController
+    from fairflare.flare.executor import SiteExecutor
+    from fairflare.flare.persistor import RunModels
+    from fairflare.flare.tracking import TensorBoard
+    from fairflare.methods.catalog import all_methods
+    from fairflare.methods.training import LocalTraining
+    from fairflare.tasks.scripts import ScriptTask
+
+    packaged = [load_task_class(file).__mro__[1] for file in TASKS_BY_KIND.values()]
+    open_: list[type] = [
+        RoundsController, SiteExecutor, RunModels, TensorBoard, FairAggregator, ScriptTask, LocalTraining, *packaged
+    ]  # fmt: skip
+    for method in all_methods().values():
+        open_ += [method.rule, method.training]
+    found = {MLFLOW}
+    while open_:
+        cls = open_.pop()
+        path = f"{cls.__module__}.{cls.__qualname__}"
+        if path not in found and path.startswith(PREFIX):
+            found.add(path)
+            open_ += [part for name in field_names(cls) for part in parts_of(cls, name).values()]
+    return sorted(found)
 
 
 def _needs(name: str, content: Mapping[str, Any], key: str, kind: type) -> None:

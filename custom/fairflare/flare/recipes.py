@@ -17,6 +17,7 @@ from fairflare.federation.plan import TASKS_BY_KIND, make_plan
 from fairflare.federation.run_settings import RunSettings
 from fairflare.flare.job import PACKAGINGS, PERSISTOR, TENSORBOARD, make_job
 from fairflare.flare.stock_tasks import SUBMIT_MODEL
+from fairflare.methods.catalog import get_method, method_of
 from fairflare.methods.rule import Rule
 from fairflare.methods.training import LocalTraining
 
@@ -40,7 +41,7 @@ class FairRecipe(Recipe):
             the method's quick job, with the values that the two share.
         name: of the job; default: the method's.
         packaging: ``"task_file"``: the job carries ``app/custom/task.py`` and sites must permit custom code;
-            ``"preinstalled"``: no custom code, sites need the package and ``fairflare.`` in their class allow list;
+            ``"preinstalled"``: no custom code, sites need the package and its classes in their allow list;
             ``"bundle"``: the job carries the whole package. A ``"preinstalled"`` job is for hospitals: one site's
             influence is bounded in it (:data:`fairflare.federation.influence.FOR_HOSPITALS`); ``settings`` go before.
         task: ``"segmentation"`` or ``"classification"``, or a task as an object; default: what the method's paper
@@ -98,7 +99,9 @@ class FairRecipe(Recipe):
         if packaging == "preinstalled":
             given = {k: options.pop(k) for k in FOR_HOSPITALS if k in options}
             given |= {k: getattr(run, k) for k in FOR_HOSPITALS if run is not None and getattr(run, k) is not None}
-            settings = {**FOR_HOSPITALS, **given, **(settings or {})}
+            chosen = method_of(rule, training) if method is None else get_method(method)
+            by_name = {k: v for k, v in chosen.preinstalled.items() if rule is None and training is None}
+            settings = {**FOR_HOSPITALS, **by_name, **given, **(settings or {})}
         if run is None:
             timeout = 3600.0 if phase_timeout is None else phase_timeout
             options = {

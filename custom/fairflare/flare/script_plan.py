@@ -7,7 +7,7 @@ from typing import Any
 
 from fairflare.core.settings import build, field_names
 from fairflare.federation.influence import Bounds
-from fairflare.federation.plan import Plan, Script, check_run, following, route_settings, site_list
+from fairflare.federation.plan import Plan, Script, check_idle, check_run, following, route_settings, site_list
 from fairflare.federation.run_settings import RunSettings
 from fairflare.methods.catalog import get_method
 from fairflare.methods.training import LocalTraining
@@ -27,6 +27,7 @@ def make_script_plan(
     model: str,
     model_args: Mapping[str, Any] | None = None,
     primary_metric: str = "accuracy",
+    metrics: Mapping[str, Mapping[str, Any]] | None = None,
     sites: int | Sequence[str] | None = 0,
     settings: Mapping[str, Any] | None = None,
     **run: Any,
@@ -39,6 +40,7 @@ def make_script_plan(
         model: class of the network: ``"Net"`` of the script, or ``"package.module.Net"`` of one that is installed.
         model_args: arguments of that class.
         primary_metric: of what the script measures.
+        metrics: of :class:`fairflare.tasks.scripts.ScriptTask`.
         sites: as for :func:`fairflare.federation.plan.make_plan`.
         settings: of the method's halves; not what the script's loop decides (optimizer, epochs and so on).
         run: of :class:`fairflare.federation.run_settings.RunSettings`.
@@ -70,6 +72,7 @@ def make_script_plan(
     training = build(chosen.training, {**chosen.site, **site})
     settings_of_run = following(settings_of_run, training)
     check_run(rule, settings_of_run)
+    check_idle(chosen, (rule, training, settings_of_run), settings or {})
     if names is not None and settings_of_run.min_sites > len(names):
         raise ValueError(f"min_sites={settings_of_run.min_sites}, but the job has {len(names)} site(s)")
     return Plan(
@@ -78,6 +81,7 @@ def make_script_plan(
             model=model if "." in model else f"{script.path.stem}.{model}",
             model_args=dict(model_args or {}),
             metric=primary_metric,
+            metrics={name: dict(entry) for name, entry in (metrics or {}).items()},
         ),
         rule=rule,
         training=training,

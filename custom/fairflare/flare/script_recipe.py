@@ -11,8 +11,9 @@ from nvflare.recipe.spec import Recipe
 from fairflare.core.checks import choice
 from fairflare.federation.influence import FOR_HOSPITALS
 from fairflare.federation.plan import Script
-from fairflare.flare.job import PACKAGINGS, make_job
+from fairflare.flare.job import PACKAGINGS, SCRIPT_TASK, make_job
 from fairflare.flare.script_plan import make_script_plan
+from fairflare.methods.catalog import get_method
 
 
 class ScriptRecipe(Recipe):
@@ -25,7 +26,9 @@ class ScriptRecipe(Recipe):
         model: class of the network, which the server builds: ``"Net"`` of the script (whose top level must then do
             nothing but define things), or ``"package.module.Net"``.
         model_args: arguments of that class, plain values.
-        primary_metric: of what the script measures, in [0, 1].
+        primary_metric: of what the script measures.
+        metrics: ``{name: {"higher_is_better": True, "low": 0, "high": 1, "unit": ""}}`` of all that the script measures
+            but accuracy and the loss; the limits are [0, 1] where they are not given, ``None``: no limit.
         script_args: of the script's command line.
         launch_external_process: in a process of its own, not in the site's job process.
         command: that process's interpreter; each site needs it on its path.
@@ -50,6 +53,7 @@ class ScriptRecipe(Recipe):
         model: str,
         model_args: Mapping[str, Any] | None = None,
         primary_metric: str = "accuracy",
+        metrics: Mapping[str, Mapping[str, Any]] | None = None,
         script_args: str = "",
         launch_external_process: bool = False,
         command: str = "python3 -u",
@@ -70,9 +74,12 @@ class ScriptRecipe(Recipe):
                     "packaging 'preinstalled' carries no code: train_script must be an absolute path at the sites and "
                     f"model a class of an installed package, got {str(script)!r} and {model!r}"
                 )
-            settings = {**FOR_HOSPITALS, **{k: run.pop(k) for k in FOR_HOSPITALS if k in run}, **(settings or {})}
+            hospitals = {**FOR_HOSPITALS, **get_method(method).preinstalled}
+            settings = {**hospitals, **{k: run.pop(k) for k in FOR_HOSPITALS if k in run}, **(settings or {})}
         elif not script.is_file() or script.suffix != ".py":
             raise ValueError(f"train_script must be a Python file, got {str(script)!r}")
+        elif script.name == SCRIPT_TASK.name:
+            raise ValueError(f"train_script: the job has a file {script.name} of its own; call the script otherwise")
         timeouts = dict.fromkeys(
             ("train_timeout", "anchor_timeout", "norms_timeout", "validate_timeout"), phase_timeout
         )
@@ -82,6 +89,7 @@ class ScriptRecipe(Recipe):
             model=model,
             model_args=model_args,
             primary_metric=primary_metric,
+            metrics=metrics,
             sites=sites,
             settings=settings,
             **{"num_rounds": num_rounds, "min_sites": min_sites, "label": name, **timeouts, **run},

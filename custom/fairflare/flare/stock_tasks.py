@@ -13,9 +13,11 @@ from nvflare.apis.shareable import Shareable
 from nvflare.app_common.app_constant import AppConstants, ModelName
 
 from fairflare.exchange.messages import STATUS_OK, STATUS_SKIPPED, TASK_VALIDATE, SiteReply, SiteTask, clean_state
+from fairflare.federation.collector import suppressed_in
 from fairflare.federation.incoming import in_words
 from fairflare.federation.site import SUBMITS, SiteWorker
 from fairflare.flare.wire import META_KEY
+from fairflare.methods.reports import SUPPRESSED, TOO_FEW
 
 SUBMIT_MODEL = AppConstants.TASK_SUBMIT_MODEL
 
@@ -87,6 +89,8 @@ def metrics_of(reply: SiteReply, primary: str) -> DXO:
     if reply.status != STATUS_OK:
         raise NotServed(ReturnCode.EXECUTION_EXCEPTION, reply.reason)
     found = {name: float(value) for name, value in reply.metrics.items() if math.isfinite(value)}
+    if primary in suppressed_in({SUPPRESSED: None, **reply.stats}):
+        raise NotServed(ReturnCode.EXECUTION_RESULT_ERROR, f"{primary} is {SUPPRESSED}: {TOO_FEW}")
     if primary not in found:
         raise NotServed(ReturnCode.EXECUTION_RESULT_ERROR, f"{primary} is {reply.metrics.get(primary)}, no number")
     return DXO(DataKind.METRICS, data=found)

@@ -21,7 +21,7 @@ EVENT = "analytix_log_stats"
 
 
 class TensorBoard(TBAnalyticsReceiver):
-    """FLARE's TensorBoard receiver under our prefix, so that one allow-list entry admits a whole job."""
+    """FLARE's TensorBoard receiver under our prefix, as all that a job of ours names."""
 
 
 class FlareEvents(Listener):

@@ -7,8 +7,9 @@ FedISM's code, which takes the worst site's model.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+from fairflare.core.acting import OnlyWith, only_with
 from fairflare.core.fair_rules import finite_or_mean, simplex_projection, updated_share, with_newcomers
 from fairflare.core.settings import Flag, Positive, settings
 from fairflare.core.weighting import normalise
@@ -39,6 +40,8 @@ class AFL(Rule):
     Source:
         Mohri et al., section 4; gamma and the order of the two steps as in the code of Li et al. (q-FedAvg).
     """
+
+    acts: ClassVar[dict[str, OnlyWith | None]] = {"afl_rate": only_with("afl_mode", "projected")}
 
     report_fields = (PROBE_LOSS,)
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from pydantic import Field as Bounds
 
+from fairflare.core.acting import OnlyWith, only_with
 from fairflare.core.joint_pass import looks_at_images_alone
 from fairflare.core.settings import PositiveInt, settings
 from fairflare.core.similarity import LEAST_SAMPLES, LayerSimilarity, layerwise_cka, layerwise_cosine
@@ -91,6 +92,12 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
         layer_granularity: as at the server; with ``"unit"`` the site reports which layers run one behind the other.
     """
 
+    acts: ClassVar[dict[str, OnlyWith | None]] = {
+        "cka_estimator": only_with("similarity", "cka"),
+        "cka_passes": only_with("cka_estimator", "minibatch_biased", "minibatch_unbiased"),
+        "cosine_mode": only_with("similarity", "cosine"),
+    }
+
     retired: ClassVar[dict[str, str]] = {"cka_storage": "features are kept as exactly as the result needs"}
     preset: Preset = "paper"
     similarity: Literal["cka", "cosine"] = "cka"
@@ -102,6 +109,9 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
     cosine_mode: Literal["sample", "matrix"] = "sample"
     cka_memory: Annotated[int, Bounds(strict=True, ge=0)] = 2**30
     layer_granularity: Granularity | None = None
+
+    def made_of(self, name: str) -> tuple[str, ...] | None:
+        return (SPLITS[self.setting("cka_split")],) if name in ("cka", "dissimilarity") else None
 
     def report_anchor(self, run: SiteRun, local: torch.nn.Module, anchor: torch.nn.Module) -> dict[str, Any]:
         """delta_k (Eq. 3) of every layer: ``layers``, ``cka`` and ``dissimilarity`` (1 - delta, precise when small).

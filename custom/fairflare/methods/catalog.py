@@ -3,16 +3,54 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import pkgutil
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import entry_points
 from typing import Any
 
 import fairflare.methods
 from fairflare.core.checks import nearest
+from fairflare.core.settings import build
+from fairflare.methods.reports import Field
 from fairflare.methods.rule import Rule
 from fairflare.methods.training import LocalTraining
+
+log = logging.getLogger(__name__)
+#: The group of entry points by which an installed package brings methods along.
+PLUGINS = "fairflare.methods"
+#: The network of two papers.
+RESNET18: dict[str, Any] = {
+    "network": "resnet18",
+    "features": [64, 128, 256, 512],
+    "max_pool": True,
+    "image_size": [224, 224],
+    "in_channels": 3,
+}
+# What no setting can give: said by whoever asks for a paper's setting.
+IMAGENET = "ImageNet weights: without `initial_weights` in the server's fairflare.json the network starts from a seed"
+
+
+@dataclass(frozen=True)
+class Paper:
+    """The published setting of a method's experiments, beyond what its halves have as defaults: ``--paper``.
+
+    Args:
+        source: which of its experiments.
+        num_rounds: T.
+        num_sites: K.
+        learns: settings of the task: network and input.
+        lacks: what a run has to bring along to be the paper's.
+    """
+
+    source: str
+    num_rounds: int
+    num_sites: int
+    learns: Mapping[str, Any] = field(default_factory=dict)
+    lacks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -33,6 +71,8 @@ class Method:
         run: settings of the run that differ from their defaults.
         keeps: settings of training and task that are part of the method, so that they stay when it is trained like
             another one.
+        paper: the published setting of its experiments; ``None``: there is none.
+        preinstalled: settings of the job for hospitals that differ from those; what is given goes before.
         page: its page in ``docs``, without ``.md``; default: the name of its module; ``None``: it has none.
     """
 
@@ -51,12 +91,26 @@ class Method:
     num_rounds: int = 3
     run: Mapping[str, Any] = field(default_factory=dict)
     keeps: tuple[str, ...] = ()
+    paper: Paper | None = None
     page: str | None = ""
+    preinstalled: Mapping[str, Any] = field(default_factory=dict)
 
 
 def all_methods() -> dict[str, Method]:
-    """Every :class:`Method` that a module of :mod:`fairflare.methods` lists in ``METHODS``, by name, sorted."""
+    """Every :class:`Method`, by name, sorted: those that a module of :mod:`fairflare.methods` lists in ``METHODS``, and
+    those of installed packages with an entry point of the group ``fairflare.methods``.
+    """
     return {name: method for name, (method, _) in _listed().items()}
+
+
+def fields_of(training: type) -> dict[str, Field]:
+    """What the rules of all methods with this site half, or one that it is made from, ask it to report, by name."""
+    return {
+        declared.name: declared
+        for method in all_methods().values()
+        if issubclass(training, method.training)
+        for declared in (*method.rule.report_fields, *method.rule.anchor_fields)
+    }
 
 
 def page_of(name: str) -> str | None:
@@ -65,15 +119,48 @@ def page_of(name: str) -> str | None:
     return module if method.page == "" else method.page
 
 
-def _listed() -> dict[str, tuple[Method, str]]:
-    """Methods with the modules that list them."""
-    found: dict[str, tuple[Method, str]] = {}
+def plugin_of(method: Method) -> str | None:
+    """The package that brings a method along; ``None``: it is FairFlare's own, or of no installed package."""
+    return next((package for found, package in _plugins() if found is method), None)
+
+
+def _listed() -> dict[str, tuple[Method, str | None]]:
+    """Methods with the modules of ours that list them."""
+    found: dict[str, tuple[Method, str | None]] = {}
     for info in pkgutil.iter_modules(fairflare.methods.__path__):
         for method in getattr(importlib.import_module(f"fairflare.methods.{info.name}"), "METHODS", ()):
             if method.name in found:
                 raise ValueError(f"two methods are called {method.name!r}")
             found[method.name] = method, info.name
+    for method, package in _plugins():
+        if method.name not in found:
+            found[method.name] = method, None
+        elif found[method.name][0] is not method:
+            _tell(f"method {method.name!r} of the package {package!r} is left out: another one is called so")
     return dict(sorted(found.items()))
+
+
+@cache
+def _plugins() -> list[tuple[Method, str]]:
+    """Methods of installed packages, with the package; what cannot be used is left out and said."""
+    found: list[tuple[Method, str]] = []
+    for point in sorted(entry_points(group=PLUGINS), key=lambda point: (point.name, point.value)):
+        try:
+            listed = point.load()
+            for method in [listed] if isinstance(listed, Method) else getattr(listed, "METHODS", listed):
+                if not isinstance(method, Method):
+                    raise TypeError(f"{method!r:.80} is no fairflare.methods.catalog.Method")
+                build(method.rule, method.server), build(method.training, method.site)
+                found.append((method, point.module.partition(".")[0]))
+        except (Exception, SystemExit) as error:  # whatever another package does when it is imported
+            _tell(f"plugin {point.name} = {point.value} is left out: {type(error).__name__}: {error}")
+    return found
+
+
+@cache
+def _tell(text: str) -> None:
+    """In the log, once a process."""
+    log.warning(text)
 
 
 def get_method(name: str) -> Method:

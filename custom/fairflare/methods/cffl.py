@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from fairflare.core.entries import largest_overall, packed, with_entries
+from fairflare.core.fair_rules import finite_or_mean
 from fairflare.core.reputations import cffl_reputations, cffl_shares, whole
 from fairflare.core.settings import Positive, Share, settings
 from fairflare.core.states import difference
@@ -19,8 +20,9 @@ from fairflare.core.weighting import normalise
 from fairflare.methods.catalog import Method
 from fairflare.methods.cgsv import buffers
 from fairflare.methods.downloads import Downloads
+from fairflare.methods.fed_avg import PAPER
 from fairflare.methods.probes import score
-from fairflare.methods.reports import Field
+from fairflare.methods.reports import VALIDATION, Field
 from fairflare.methods.rule import RoundInputs, State, Weighing
 from fairflare.methods.training import LocalTraining, SiteRun, Trained
 
@@ -42,6 +44,8 @@ class ClippedUpdates(LocalTraining):
     Source:
         Lyu et al., 2020; ``grad_clip``: the authors' code.
     """
+
+    scores: ClassVar[bool] = True
 
     grad_clip: Positive = 0.01
     theta_u: Share = 1.0
@@ -98,7 +102,8 @@ class CFFL(Downloads):
     over the reputable sites, v the metric of a site's own model on its validation images. A site with c below
     ``c_th`` / (number of reputable sites) is not reputable any more: its update does not count and it is sent nothing.
     The others are sent the :math:`\lfloor (c_k / \max c)(n_k / \max n) D \rfloor` largest entries of the change. An
-    absent site keeps its c and is sent nothing in the round after; a new one enters with the mean.
+    absent site keeps its c and is sent nothing in the round after; a new one enters with the mean. A metric that its
+    site keeps back (``min_cases``) counts as the mean of the others'.
 
     Args:
         cffl_alpha: alpha, ``> 0``; the authors' code lets it grow to 10.
@@ -113,6 +118,7 @@ class CFFL(Downloads):
         Field(
             "own_metric", low=0, high=1, nan_ok=True,
             doc="accuracy (or the primary metric) of the site's own trained model on its validation images",
+            of=VALIDATION,
         ),
     )  # fmt: skip
 
@@ -149,6 +155,10 @@ class CFFL(Downloads):
         entry = sum(known.values()) / len(known) if known else new
         before = {site: known.get(site, entry) for site in sites}
         metrics = {site: inputs.reports[site]["own_metric"] for site in sites}
+        # One that is kept back is not a bad one.
+        home = [site for site in sites if "own_metric" in inputs.suppressed.get(site, ())]
+        mean = finite_or_mean(metrics)
+        metrics |= {site: mean[site] for site in home}
         self._reputations |= cffl_reputations(before, metrics, self.cffl_alpha, self.cffl_rep)
         reputable = whole({site: c for site, c in self._reputations.items() if site not in self._removed})
         low = [site for site in sites if reputable[site] < self.c_th / len(reputable)]
@@ -180,6 +190,7 @@ METHODS = [
         summary="every site is sent as much of the change as its own model is good",
         rule=CFFL,
         training=ClippedUpdates,
+        paper=PAPER,
         source="Lyu et al., 2020",
     )
 ]

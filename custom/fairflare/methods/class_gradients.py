@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import torch
 
+from fairflare.core.acting import OnlyWith
 from fairflare.core.federated_features import classifier_gradient
 from fairflare.core.settings import PositiveInt, settings
 from fairflare.core.task import evaluating
+from fairflare.methods.reports import ByClass
 from fairflare.methods.training import LocalTraining, SiteError, SiteRun
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ class ClassGradientTraining(LocalTraining):
     Source:
         Shang et al., section 3.2 and code.
     """
+
+    acts: ClassVar[dict[str, OnlyWith | None]] = {"augmentation": None}
 
     gradient_images: PositiveInt = 32
     gradient_repeats: PositiveInt = 10
@@ -62,8 +65,7 @@ class ClassGradientTraining(LocalTraining):
         run.own = {label: sums[label].cpu() for label in sorted(sums)}
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        rows = [np.concatenate([[label], found.flatten().numpy()]) for label, found in run.own.items()]
-        return {REPORTED: np.array(rows, "<f4").tobytes()}
+        return {REPORTED: ByClass("training", {label: found.flatten().numpy() for label, found in run.own.items()})}
 
     def _features(self, run: SiteRun, model: torch.nn.Module, repeat: int) -> dict[int, torch.Tensor]:
         """By class, of the first images of a random order."""

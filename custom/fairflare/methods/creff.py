@@ -8,21 +8,25 @@ evaluation. Both are in every model that the run keeps.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from fairflare.core.federated_features import matched_features, retrained_classifier
+from fairflare.core.acting import OnlyWith, only_with
+from fairflare.core.federated_features import classifier_gradient, matched_features, retrained_classifier
 from fairflare.core.settings import NonNegative, NonNegativeInt, Positive, PositiveInt, Whole, settings
 from fairflare.methods.bsm import JOB, LEARNS, SETTINGS
 from fairflare.methods.catalog import Method
 from fairflare.methods.class_gradients import MADE, REPORTED, ClassGradientTraining
-from fairflare.methods.reports import Field, ReportError
+from fairflare.methods.reports import TRAINING, Field, ReportError
 from fairflare.methods.rule import RoundInputs, Rule, State, Weighing, sample_weights
 
 MAX_GRADIENT = 1e6
+_SHORT = 1e-12  # a gradient this short has no direction
 
 
 @settings
@@ -40,6 +44,8 @@ class CReFF(Rule):
         Shang et al., IJCAI 2022, section 3.3 and code.
     """
 
+    acts: ClassVar[dict[str, OnlyWith | None]] = {"feature_rate": only_with("feature_steps")}
+
     report_fields = (
         Field(
             REPORTED, "array", low=-MAX_GRADIENT, high=MAX_GRADIENT, required=False,
@@ -47,6 +53,7 @@ class CReFF(Rule):
             "C (d + 1) numbers of four bytes",
             reveals="which classes the site has; and the gradient of a class is nearly the mean feature of its images, "
             "from which images may be guessed where a class has few",
+            keep="of classes with fewer cases: `min_cases`", of=TRAINING,
         ),
     )  # fmt: skip
     makes: ClassVar[tuple[str, ...]] = (MADE,)
@@ -99,11 +106,11 @@ class CReFF(Rule):
         if self._classifier is None:
             return weighing
         weight, bias = (tensor.float() for tensor in self._classifier)
-        wanted = self._mean_gradients(inputs, weight)
         seed = inputs.seed if self.feature_seed is None else self.feature_seed
         if self.federated is None:
             shape = (len(bias), self.num_features, weight.shape[1])
             self.federated = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        wanted = self._mean_gradients(inputs, weight)
         self.federated, before, after = matched_features(
             self.federated, wanted, weight, bias, steps=self.feature_steps, learning_rate=self.feature_rate
         )
@@ -122,14 +129,36 @@ class CReFF(Rule):
         return weighing
 
     def _mean_gradients(self, inputs: RoundInputs, weight: torch.Tensor) -> dict[int, torch.Tensor]:
-        """Over the sites that have the class; one that is 0 everywhere has no direction."""
-        found: dict[int, list[torch.Tensor]] = {}
+        """Over the sites that have the class; one that is 0 everywhere has no direction.
+
+        With bounds no gradient is longer or shorter than ``max_update_norm`` allows, and the sites that have a class
+        share no more weight in it than in a model; the rest has the gradient that the class's features have so far.
+        """
+        found: dict[int, dict[str, torch.Tensor]] = {}
         for site in inputs.sites:
             rows = inputs.reports[site][REPORTED]
             for row in () if rows is None else rows:
                 gradient = torch.from_numpy(row[1:].astype(np.float64)).reshape(len(weight), -1)
-                found.setdefault(int(row[0]), []).append(gradient)
-        means = {label: (sum(own) / len(own)).float() for label, own in found.items()}  # type: ignore[union-attr]
+                found.setdefault(int(row[0]), {})[site] = gradient
+        means: dict[int, torch.Tensor] = {}
+        for label, own in found.items():
+            lengths = {site: float(gradient.norm()) for site, gradient in own.items()}
+            used = inputs.moderated(lengths, "")
+            for site in own:
+                if used[site] != lengths[site] != 0:
+                    own[site] = own[site] * (used[site] / lengths[site])
+            shares = {site: 1 / len(own) if site in own else 0.0 for site in inputs.sites}
+            bounded = inputs.bounded(shares)
+            mean = reduce(torch.add, own.values()) / len(own)
+            if bounded != shares:
+                assert self.federated is not None
+                assert self._classifier is not None
+                now = (tensor.double() for tensor in self._classifier)
+                kept = classifier_gradient(self.federated[label].double(), label, *now)
+                length = statistics.median(used.values()) * (1 - sum(bounded[site] for site in own))
+                weighted = reduce(torch.add, [bounded[site] * gradient for site, gradient in own.items()])
+                mean = weighted + length * kept / kept.norm().clamp_min(_SHORT)
+            means[label] = mean.float()
         return {label: mean for label, mean in means.items() if bool(mean.any())}
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ and what FedISM's code calls so, which does the opposite.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -17,7 +17,7 @@ from fairflare.core.weighting import normalise
 from fairflare.methods.catalog import Method
 from fairflare.methods.fed_ism import JOB, SETTINGS
 from fairflare.methods.probes import score, score_in
-from fairflare.methods.reports import Field
+from fairflare.methods.reports import TRAINING, VALIDATION, Field
 from fairflare.methods.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.training import LocalTraining, SiteRun
 
@@ -31,7 +31,12 @@ class ReportAccuracy(LocalTraining):
             images. A task without accuracy: its primary metric.
     """
 
+    scores: ClassVar[bool] = True
+
     fairfed_mode: Literal["original", "fedism"] = "original"
+
+    def made_of(self, name: str) -> tuple[str, ...]:
+        return VALIDATION if self.fairfed_mode == "original" else TRAINING
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         if self.fairfed_mode == "original":  # the validation images have just been looked at
@@ -68,6 +73,7 @@ class FairFed(Rule):
             "accuracy", low=0, high=1, nan_ok=True,
             doc="of the received model, on validation or (`fairfed_mode=fedism`) training images; the primary metric "
             "where a task has no accuracy",
+            of=VALIDATION,
         ),
     )  # fmt: skip
 

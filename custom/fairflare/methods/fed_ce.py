@@ -12,13 +12,14 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fairflare.core.fair_rules import contributions, minus_state
+from fairflare.core.fair_rules import contributions, finite_or_mean, minus_state
 from fairflare.core.settings import Flag, NonNegative, settings
 from fairflare.core.updates import leave_one_out_cosines
 from fairflare.core.weighting import normalise
 from fairflare.methods.catalog import Method
+from fairflare.methods.fed_avg import PAPER
 from fairflare.methods.probes import score
-from fairflare.methods.reports import Field
+from fairflare.methods.reports import TRAINING, VALIDATION, Field
 from fairflare.methods.rule import RoundInputs, Rule, Weighing
 from fairflare.methods.training import LocalTraining, SiteRun
 
@@ -46,9 +47,14 @@ class MinusModel(LocalTraining):
         Jiang et al., section 3; FLARE's ``PTFedCEHelper``.
     """
 
+    scores: ClassVar[bool] = True
+
     preset: Preset = "original"
     stale_ok: Flag = False
     include_round0: Flag = True
+
+    def made_of(self, name: str) -> tuple[str, ...]:
+        return VALIDATION if self.preset == "original" else TRAINING
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         kept = run.store.load_before(SCORES, run.current_round) if run.current_round > 0 else None
@@ -92,7 +98,8 @@ class FedCE(Rule):
               c \propto \hat g + \hat e \ \text{ or } \ \hat g \circ \hat e
 
     over the trained parameters, with the cosine's mean over the rounds, e the sites' ``minus_score`` and hats for
-    normalised; c is 1 / K in the first round. An absent site keeps its values, a new one enters with 1 / (K + 1).
+    normalised; c is 1 / K in the first round. An absent site keeps its values, a new one enters with 1 / (K + 1). A
+    score that is not a number counts as the mean of the others.
 
     Args:
         combine: ``"sum"`` or ``"multiply"``; ``None``: as the preset has it (sum; FedISM: multiply).
@@ -106,7 +113,7 @@ class FedCE(Rule):
 
     report_fields = (
         Field(
-            "minus_score", low=0, high=1,
+            "minus_score", low=0, high=1, nan_ok=True, of=VALIDATION,
             doc="1 less the mean accuracy (or primary metric), over the rounds, of the received model without this "
             "site's own",
         ),
@@ -149,7 +156,7 @@ class FedCE(Rule):
         fedism = self.preset == "fedism"
         found = contributions(
             directions,
-            {site: inputs.reports[site]["minus_score"] for site in sites},
+            finite_or_mean({site: inputs.reports[site]["minus_score"] for site in sites}),
             multiply=fedism if self.combine is None else self.combine == "multiply",
             floor=(0.0 if fedism else 1e-6) if self.floor is None else self.floor,
         )
@@ -186,6 +193,7 @@ METHODS = [
         summary="weights by contribution in direction and in accuracy (combine=multiply; preset=fedism)",
         rule=FedCE,
         training=MinusModel,
+        paper=PAPER,
         source="Jiang et al., CVPR 2023",
     )
 ]

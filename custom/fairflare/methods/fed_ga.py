@@ -16,7 +16,7 @@ from fairflare.core.weighting import fedga_weights, normalise
 from fairflare.methods.catalog import Method
 from fairflare.methods.fed_ism import JOB, SETTINGS
 from fairflare.methods.probes import MAX_LOSS, LossProbe, mean_loss
-from fairflare.methods.reports import Field
+from fairflare.methods.reports import TRAINING, Field
 from fairflare.methods.rule import RoundInputs, Rule, Weighing
 from fairflare.methods.training import SiteRun
 
@@ -68,6 +68,7 @@ class FedGA(Rule):
         Field(
             "gap", low=-MAX_LOSS, high=MAX_LOSS, nan_ok=True, infinite_ok=True,
             doc="mean training loss of the received model less that of the site's own model of the round before",
+            of=TRAINING,
         ),
     )  # fmt: skip
 

@@ -18,13 +18,14 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from fairflare.core.acting import OnlyWith, only_with
 from fairflare.core.computing import plainly
 from fairflare.core.settings import Flag, NonNegative, Positive, Share, settings
 from fairflare.core.sharpness import GSAM, search_distance, sharpness
 from fairflare.core.weighting import moving_average, normalise, power_weights
-from fairflare.methods.catalog import Method
+from fairflare.methods.catalog import IMAGENET, RESNET18, Method, Paper
 from fairflare.methods.probes import MAX_LOSS
-from fairflare.methods.reports import Field
+from fairflare.methods.reports import TRAINING, Field
 from fairflare.methods.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.training import LocalTraining, SiteError, SiteRun
 
@@ -68,6 +69,11 @@ class SharpnessAwareTraining(LocalTraining):
     Source:
         Wu et al., section III-B, and the authors' code.
     """
+
+    acts: ClassVar[dict[str, OnlyWith | None]] = {
+        "gsam_alpha": only_with("salt"),
+        "probe_loss": only_with("criterion", "logit_adjusted", "balanced_softmax", "fedlc", when=["la"]),
+    }
 
     salt: Flag = True
     rho: NonNegative = 0.05
@@ -141,17 +147,19 @@ class FedISM(Rule):
         Wu et al., section III-C, Eq. (12) for the distance.
     """
 
+    acts: ClassVar[dict[str, OnlyWith | None]] = {name: only_with("saga") for name in ("variant", "q", "beta")}
+
     report_fields = (
         Field(
             "sharpness", low=-MAX_LOSS, high=MAX_LOSS, nan_ok=True, infinite_ok=True, required=False,
             doc="S, by how much the mean training loss of the received model rises at the search distance",
             reveals="with `perturbed_loss` the mean training loss of the received model",
-            keep="`saga=false` of the job",
+            keep="`saga=false` of the job", of=TRAINING,
         ),
         Field(
             "perturbed_loss", low=0, high=MAX_LOSS, nan_ok=True, infinite_ok=True, required=False,
             doc="L_p, the mean training loss at that distance",
-            keep="`saga=false` of the job",
+            keep="`saga=false` of the job", of=TRAINING,
         ),
     )  # fmt: skip
     directive_docs: ClassVar[dict[str, str]] = {
@@ -215,7 +223,15 @@ SETTINGS: dict[str, Any] = {
 }
 FIXED = {"rho": 0.05}
 GROWING = {"rho": 0.1, "tau": 0.5}
+PAPER = Paper(
+    source="Wu et al., IJCAI 2024 and FedISM+ (20 sites by two pools, alpha 1, four of them corrupted)",
+    num_rounds=300,
+    num_sites=20,
+    learns={**RESNET18, "partition": "two_pool", "alpha": 1.0, "corrupted_sites": 4, "camera_shift": 0.0},
+    lacks=("the images: RSNA ICH or ISIC 2019, with --data", IMAGENET),
+)
 JOB: dict[str, Any] = {
+    "paper": PAPER,
     "task": "classification",
     # A narrow network on few small images: quicker steps, and some epochs of them.
     "small": {"learning_rate": 1e-3, "local_epochs": 2, "augmentation": ["flip"], "max_pool": True},

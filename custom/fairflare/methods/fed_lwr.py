@@ -26,8 +26,9 @@ from fairflare.core.stabilise import mixed, smoothed, tempered
 from fairflare.core.weighting import dissimilarity_weights, uniform_weights
 from fairflare.methods.anchor_report import FromPreset, Granularity, LayerSimilarityReport, Preset
 from fairflare.methods.catalog import Method
+from fairflare.methods.fed_avg import PAPER
 from fairflare.methods.layer_scores import Scores, by_granularity, filled, from_layer, most_common_units
-from fairflare.methods.reports import Field, ReportError
+from fairflare.methods.reports import NO_IMAGES, TRAINING, Field, ReportError
 from fairflare.methods.rule import LayerWeights, RoundInputs, Rule, Weighing
 
 if TYPE_CHECKING:
@@ -73,22 +74,23 @@ class FedLWR(FromPreset, Rule):
 
     two_phase = True
     anchor_fields = (
-        Field("layers", "names", doc="names of the model's layers, the same at every site"),
+        Field("layers", "names", doc="names of the model's layers, the same at every site", of=NO_IMAGES),
         Field(
             "cka", "vector", low=-1.01, high=1.5, nan_ok=True, same_length_as="layers",
             doc="how alike the features of the local model and of the anchor are, by layer: CKA, or cosine",
             reveals="how far the site's images are from the others', not what is on them; the Gram matrices of the "
             "features stay at the site",
+            of=TRAINING,
         ),
         Field(
             "dissimilarity", "vector", low=-0.5, high=2.01, nan_ok=True, same_length_as="layers",
-            doc="1 - `cka`, precise when small",
+            doc="1 - `cka`, precise when small", of=TRAINING,
         ),
         Field(
             "units", "names", same_length_as="layers", required=False,
             doc="of each layer the first one of its unit, from the order in which the network runs; the same at every "
             "site",
-            keep="every `layer_granularity` but `unit`",
+            keep="every `layer_granularity` but `unit`", of=NO_IMAGES,
         ),
     )  # fmt: skip
 
@@ -214,7 +216,9 @@ class FedLWR(FromPreset, Rule):
         self._units = dict(state.get("units", {}))
 
 
-JOB: dict[str, Any] = {"rule": FedLWR, "training": LayerSimilarityReport, "source": "Yan et al., MICCAI 2024"}
+JOB: dict[str, Any] = {
+    "rule": FedLWR, "training": LayerSimilarityReport, "source": "Yan et al., MICCAI 2024", "paper": PAPER,
+}  # fmt: skip
 METHODS = [
     Method(
         name="fed_lwr",

@@ -13,6 +13,7 @@ Switches are the paper's ablations: ``mas=False`` is "BSM with KD", and with ``l
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,20 +22,21 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import torch
 from pydantic import Field as Bounds
 
-from fairflare.core.priors import RunningClassMean, rescue_factor
+from fairflare.core.acting import OnlyWith, only_with
+from fairflare.core.priors import TIMM, RunningClassMean, rescue_factor
 from fairflare.core.settings import Flag, NonNegative, PositiveInt, Text, settings
 from fairflare.core.weighting import rescue_weights
 from fairflare.methods.bsm import JOB, LEARNS
 from fairflare.methods.catalog import Method
 from fairflare.methods.prior_features import Priors, SitePrior
-from fairflare.methods.reports import Field
+from fairflare.methods.reports import NO_IMAGES, TRAINING, Field
 from fairflare.methods.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.training import LocalTraining, SiteError, SiteRun
 
 if TYPE_CHECKING:
     from fairflare.core.task import Task
 
-Encoder = Literal["embedded", "resnet18", "resnet50", "densenet121"] | Annotated[str, Bounds(pattern="^timm:.+")]
+Encoder = Literal["embedded", "resnet18", "resnet50", "densenet121"] | Annotated[str, Bounds(pattern=TIMM)]
 MAX_RESCUE_FACTOR = 16e6  # 16 E |C|, for a million of epochs times classes
 
 
@@ -78,6 +80,8 @@ class RescueTraining(LocalTraining):
     Source:
         Elbatel et al., sections 2.1 and 2.2; the authors' code where the paper is silent.
     """
+
+    acts: ClassVar[dict[str, OnlyWith | None]] = {"rf_mode": only_with("mas"), "rf_source": only_with("mas")}
 
     lambda_f: NonNegative = 3.0
     prior: Text | None = None
@@ -146,11 +150,14 @@ class RescueTraining(LocalTraining):
             report["prior"] = own.prior.network.fingerprint
         if own.during is not None and own.before is not None:
             own.during.end_epoch()
-            counts = _class_counts(run)
+            counts = run.floor.counts("training")  # a class with too few cases is not in the sum
+            if counts is None:
+                counts = torch.zeros_like(_class_counts(run))
             during = own.during.total(own.before)
             if self.local_steps is not None:
                 during = during / (own.open_epoch + 1)
-            factor = rescue_factor(own.before, during, counts, self.rf_mode)
+            told = bool(counts.any())
+            factor = rescue_factor(own.before, during, counts, self.rf_mode) if told else math.nan
             report["rescue_factor"] = factor
             kept = {"before": own.before, "during": during, "counts": counts, "rescue_factor": factor}
             run.store.save("divergence", run.current_round, kept)
@@ -213,15 +220,16 @@ class FedMAS(Rule):
     report_fields = (
         Field(
             "rescue_factor", low=0, high=MAX_RESCUE_FACTOR, nan_ok=True, infinite_ok=True, required=False,
-            doc="RF, the sum over the site's classes of the divergence before times that while training",
+            doc="RF, the sum over the site's classes of the divergence before times that while training; classes with "
+            "fewer cases than `min_cases` left out",
             reveals="it grows with the number of classes that the site has; not which. The divergences by class and "
             "the class counts that it is made of stay in the site's state folder",
-            keep="`mas=false` of the job",
+            keep="`mas=false` of the job", of=TRAINING,
         ),
         Field(
             "prior", "text", required=False,
             doc="fingerprint of the frozen prior network, 64 bits of SHA-256 in hexadecimal digits",
-            reveals="which published checkpoint the site holds",
+            reveals="which published checkpoint the site holds", of=NO_IMAGES,
         ),
     )  # fmt: skip
     directive_docs: ClassVar[dict[str, str]] = {

@@ -21,13 +21,14 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from fairflare.core import losses
-from fairflare.core.mu_rewards import INITIAL_MU, label_entropy
+from fairflare.core.acting import OnlyWith, only_with
+from fairflare.core.mu_rewards import INITIAL_MU, told_entropy
 from fairflare.core.settings import Flag, NonNegative, Positive, settings
 from fairflare.methods.catalog import Method
 from fairflare.methods.fed_prox import JOB, SETTINGS, ProximalTraining, Pull
 from fairflare.methods.mu_policy import SHOWN, MuPolicy, QMixMu
 from fairflare.methods.probes import MAX_LOSS, mean_loss, score, score_in
-from fairflare.methods.reports import Field, ReportError
+from fairflare.methods.reports import NO_IMAGES, TRAINING, VALIDATION, Field, ReportError
 from fairflare.methods.rule import RoundInputs, Rule, Weighing
 from fairflare.methods.training import SiteRun
 from fairflare.methods.weightings import BySom, Weighting
@@ -68,12 +69,18 @@ class FairProximalTraining(ProximalTraining):
         fair_max: largest gradient factor.
         fair_mode: ``"batch"``: the factor follows each batch; ``"epoch"``: once a round from the mean loss of the
             received model over the whole training set.
-        share_entropy: report the entropy of the labels (one number about the site's class balance); False: the server
-            uses a neutral value.
+        share_entropy: report the entropy of the labels (one number about the site's class balance) to one decimal,
+            without the classes that have too few cases; False, as in a preinstalled job: the server uses a neutral
+            value.
 
     Source:
         Sahoo et al., Eqs. (3), (6), (9).
     """
+
+    acts: ClassVar[dict[str, OnlyWith | None]] = {
+        name: only_with("use_fair") for name in ("fair_weight", "fair_clamp", "fair_max", "fair_mode")
+    }
+    scores: ClassVar[bool] = True
 
     optimizer: Literal["adam", "adamw", "sgd", "task"] = "sgd"
     use_fair: Flag = True
@@ -142,12 +149,13 @@ class FairProximalTraining(ProximalTraining):
         whole = self.local_steps is not None
         last = [(value, n) for epoch, value, n in run.own.batches if whole or epoch == run.epoch]
         counts = run.data.class_counts("training")
+        told = run.floor.counts("training") if self.share_entropy else None
         return {
             "train_loss": math.fsum(value * n for value, n in last) / sum(n for _, n in last),
             "accuracy": score(self, run, model, "validation"),
             "global_accuracy": score_in(run, run.metrics),
             "num_validation": run.data.num_samples("validation"),
-            "entropy": label_entropy(counts.tolist()) if self.share_entropy and counts is not None else None,
+            "entropy": told_entropy(told.tolist()) if told is not None and bool(told.any()) else None,
             "num_classes": len(counts) if counts is not None else None,
             "mu": run.own.mu,
             "clamped": self._share_clamped(run.own.factors),
@@ -199,28 +207,42 @@ class FedMRL(Rule):
         Sahoo et al., sections 3.1 and 3.3, with the corrections that ``docs/fed_mrl.md`` lists.
     """
 
+    acts: ClassVar[dict[str, OnlyWith | None]] = {name: only_with("use_fair") for name in ("mean_loss", "fair_mean")}
+
     report_fields = (
         Field(
             "train_loss", low=0, high=MAX_LOSS, nan_ok=True, infinite_ok=True,
             doc="mean criterion of the last epoch (with `local_steps` of all steps), without the two further terms",
+            of=TRAINING,
         ),
         Field(
-            "accuracy", low=0, high=1,
+            "accuracy", low=0, high=1, nan_ok=True, of=VALIDATION,
             doc="of the local model on the validation images; the primary metric where a task has no accuracy",
         ),
-        Field("global_accuracy", low=0, high=1, doc="the same of the received model"),
-        Field("num_validation", low=0, high=1e9, doc="number of validation images"),
+        Field(
+            "global_accuracy", low=0, high=1, nan_ok=True, of=VALIDATION, doc="the same of the received model"
+        ),
+        Field(
+            "num_validation", low=0, high=1e9, nan_ok=True, of=VALIDATION, doc="number of validation images"
+        ),
         Field(
             "entropy", low=-50, high=1e-6, required=False,
-            doc="sum of p log p over the classes of the training images, the same in every round",
-            reveals="how unequal the class counts are: 0, one class only; -log of the number of classes: all alike",
-            keep="`share_entropy=false` of the job",
+            doc="sum of p log p over the classes of the training images, to one decimal, the same in every round; "
+            "classes with fewer cases than `min_cases` left out",
+            reveals="how unequal the class counts are: 0, one class only; -log of the number of classes: all alike. "
+            "With `num_samples`, of two classes: the share of the larger one within 0.1, and their counts exactly in "
+            "2 % of sites with 60 images, in none with 500; of four or five classes the largest share within 0.3. Of "
+            "12 images in 3 classes the counts, exactly in 24 %",
+            keep="`share_entropy=false` of the job, as in a preinstalled one", of=TRAINING,
         ),
-        Field("num_classes", low=1, high=1e6, required=False, doc="number of classes of the task, not of the site"),
-        Field("mu", low=0, high=1e6, required=False, doc="the proximal coefficient that was used"),
+        Field(
+            "num_classes", low=1, high=1e6, required=False, of=NO_IMAGES,
+            doc="number of classes of the task, not of the site",
+        ),
+        Field("mu", low=0, high=1e6, required=False, doc="the proximal coefficient that was used", of=NO_IMAGES),
         Field(
             "clamped", low=0, high=1, required=False,
-            doc="share of the batches whose fairness factor sat at its limit",
+            doc="share of the batches whose fairness factor sat at its limit", of=TRAINING,
         ),
     )  # fmt: skip
     directive_docs: ClassVar[dict[str, str]] = {
@@ -337,6 +359,7 @@ METHODS = [
         source="Sahoo et al., MICCAI 2024",
         **{
             **JOB,
+            "preinstalled": {"share_entropy": False},
             # In its five rounds agents cannot learn: mu is fixed, the same as fed_prox's job has.
             "small": {**JOB["small"], "mu_policy": "fixed", "mu": 0.1},
         },

@@ -9,15 +9,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
+from fairflare.core.acting import OnlyWith, only_with
 from fairflare.core.fair_rules import AccumulatedSteps, most_accumulated, nova_weights
 from fairflare.core.settings import Flag, NonNegative, settings
 from fairflare.methods.catalog import Method
 from fairflare.methods.fed_prox import JOB, SETTINGS, ProximalTraining, Pull
-from fairflare.methods.reports import Field, ReportError
+from fairflare.methods.reports import NO_IMAGES, Field, ReportError
 from fairflare.methods.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.training import SiteRun
 
@@ -49,6 +50,8 @@ class NovaTraining(ProximalTraining):
     Raises:
         ValueError: SGD with ``learning_rate * mu >= 1``, which overshoots the received model.
     """
+
+    acts: ClassVar[dict[str, OnlyWith | None]] = {"nesterov": only_with("optimizer", "sgd")}
 
     mu: NonNegative = 0.0
     nesterov: Flag = True
@@ -113,11 +116,15 @@ class FedNova(Rule):
         Field(
             "step_norm", low=1, high=1e9,
             doc="the norm of a: what the optimizer steps of the round come to; plain SGD and Adam: their number",
-            reveals="with the job's batch size the number of images",
+            reveals="with the job's batch size the number of images", of=NO_IMAGES,
         ),
     )  # fmt: skip
 
     effective_steps: Literal["norms", "steps"] = "norms"
+
+    @property
+    def not_a_mean(self) -> str:
+        return "it makes a step along the mean"
 
     def check_steps(self, report: dict[str, Any], num_steps: int | None, site: str) -> dict[str, Any]:
         norm = report["step_norm"]

@@ -6,10 +6,11 @@ Logits Calibration", ICML 2022 (FedLC).
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
+from fairflare.core.acting import OnlyWith
 from fairflare.core.losses import fedlc_loss
 from fairflare.core.settings import Flag, NonNegative, settings
 from fairflare.methods.bsm import JOB, LEARNS, SETTINGS
@@ -31,6 +32,8 @@ class CalibratedTraining(LocalTraining):
     Source:
         Zhang et al., ICML 2022. Not LC-Fed (ECCV 2022), whose repository is also called FedLC.
     """
+
+    acts: ClassVar[dict[str, OnlyWith | None]] = {"prior_strength": None}
 
     criterion: Literal["fedlc"] = "fedlc"
     prior_strength: NonNegative | None = None

@@ -8,10 +8,11 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from fairflare.core.acting import OnlyWith, only_with
 from fairflare.core.losses import model_contrastive_loss
 from fairflare.core.settings import NonNegative, Positive, settings
 from fairflare.methods.bsm import JOB, LEARNS, SETTINGS
@@ -53,6 +54,8 @@ class ContrastiveTraining(LocalTraining):
     Source:
         Li et al., CVPR 2021, Eq. (3). The published code leaves the two constant models in training mode.
     """
+
+    acts: ClassVar[dict[str, OnlyWith | None]] = {"temperature": only_with("mu")}
 
     mu: NonNegative = 1.0
     temperature: Positive = 0.5

@@ -212,7 +212,7 @@ class QMixMu(MuPolicy):
             self._warn(inputs.num_rounds)
         accuracy = global_accuracy(
             {site: inputs.reports[site]["global_accuracy"] for site in inputs.sites},
-            {site: inputs.reports[site]["num_validation"] for site in inputs.sites},
+            {site: _counted(inputs.reports[site]["num_validation"]) for site in inputs.sites},
         )
         earned = None if accuracy is None else reward(accuracy, self.zeta)
         epsilon = self._agents.epsilon
@@ -285,6 +285,11 @@ class QMixMu(MuPolicy):
             names = set(state["agents"]["settings"]["agents"])
             self._agents = self._new_agents(names, run_seed=0)  # whatever it is: their generator is in the state
             self._agents.load_state_dict(state["agents"])
+
+
+def _counted(number: float) -> float:
+    """A number of images; 0 where the site withholds it, and with it the accuracy."""
+    return 0.0 if math.isnan(number) else number
 
 
 @settings

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
+from fairflare.core.acting import OnlyWith, only_with
 from fairflare.core.settings import settings
 from fairflare.core.task import evaluating
-from fairflare.methods.reports import Field
+from fairflare.methods.reports import TRAINING, Field
 from fairflare.methods.training import LocalTraining, SiteRun
 
 MAX_LOSS = 1e6  # mean loss over a site's images; a network that is wrong by a million is of no use to anybody
 PROBE_LOSS = Field(
     "probe_loss", low=0, high=MAX_LOSS, nan_ok=True, infinite_ok=True,
-    doc="mean training loss of the received model",
+    doc="mean training loss of the received model", of=TRAINING,
 )  # fmt: skip
 
 
@@ -66,6 +67,10 @@ class LossProbe(LocalTraining):
     Args:
         probe_loss: of the report: ``"ce"`` (the task's loss), or ``"la"`` (the criterion).
     """
+
+    acts: ClassVar[dict[str, OnlyWith | None]] = {
+        "probe_loss": only_with("criterion", "logit_adjusted", "balanced_softmax", "fedlc", when=["la"])
+    }
 
     probe_loss: Literal["ce", "la"] = "ce"
 

@@ -12,6 +12,7 @@ from fairflare.core.settings import NonNegative, Positive, settings
 from fairflare.core.updates import squared_norms
 from fairflare.core.weighting import POWER_FLOOR, power_weights, uniform_weights
 from fairflare.methods.catalog import Method
+from fairflare.methods.fed_avg import PAPER
 from fairflare.methods.probes import PROBE_LOSS, LossProbe
 from fairflare.methods.rule import RoundInputs, Rule, Weighing
 
@@ -44,6 +45,10 @@ class QFedAvg(Rule):
     learning_rate: Positive = 1e-3
     lipschitz: Positive | None = None
 
+    @property
+    def not_a_mean(self) -> str:
+        return "" if self.q_form == "weighted" else "it makes a step along the mean (q_form=weighted does not)"
+
     def weigh(self, inputs: RoundInputs) -> Weighing:
         losses = finite_or_mean({site: inputs.reports[site]["probe_loss"] for site in inputs.sites})
         if self.q_form == "weighted":
@@ -67,6 +72,7 @@ METHODS = [
         summary="sites with a higher loss count more, by a power q (q_form=weighted: FedISM+'s baseline)",
         rule=QFedAvg,
         training=LossProbe,
+        paper=PAPER,
         source="Li et al., ICLR 2020",
     )
 ]

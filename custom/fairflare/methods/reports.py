@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,11 +11,37 @@ import numpy as np
 
 from fairflare.core.checks import in_words
 
-__all__ = ["Field", "ReportError", "numbers", "read_report"]
+__all__ = ["ByClass", "Field", "ReportError", "numbers", "read_report"]
 
 MAX_TEXT = 200
 MAX_ARRAY = 2**28  # bytes
 MAX_ENTRIES = 100_000  # of a vector or a list of names; no network has more layers
+SUPPRESSED = "suppressed"  # neither undefined nor missing: a site has fewer cases than its min_cases
+TOO_FEW = "fewer cases than its min_cases"
+TRAINING, VALIDATION = ("training",), ("validation",)  # what most values are made of
+NO_IMAGES: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ByClass:
+    """Numbers by class in a report, before :mod:`fairflare.federation.leaving` takes out classes with too few cases.
+
+    It cannot be sent as it is, so no class can be forgotten.
+
+    Args:
+        split: whose images they are made of.
+        rows: by class.
+    """
+
+    split: str
+    rows: Mapping[int, np.ndarray[Any, Any]]
+
+    def sent(self, labels: Collection[int]) -> bytes:
+        """What an ``"array"`` field is sent as: of each of these classes its number, then its numbers."""
+        rows = [
+            np.concatenate([[label], self.rows[label].reshape(-1)]) for label in sorted(self.rows) if label in labels
+        ]
+        return np.array(rows, "<f4").tobytes()
 
 
 class ReportError(ValueError):
@@ -39,6 +65,8 @@ class Field:
         doc: what it is, one phrase; every declared field has one (``docs/privacy.md`` is made of them).
         reveals: what it may say about the site's data; empty: nothing beyond what ``doc`` says.
         keep: the setting that keeps it at home, in words; empty: none does.
+        of: the splits whose images it is made of: where one has fewer cases than the site's ``min_cases`` it stays at
+            home. Empty: of none. ``None``: it does not say, so any split with too few keeps it at home.
     """
 
     name: str
@@ -52,14 +80,27 @@ class Field:
     doc: str = field(default="", kw_only=True)
     reveals: str = field(default="", kw_only=True)
     keep: str = field(default="", kw_only=True)
+    of: tuple[str, ...] | None = field(default=None, kw_only=True)
 
-    def read(self, report: Mapping[str, Any], site: str) -> Any:
+    def read(self, report: Mapping[str, Any], site: str, suppressed: Collection[str] = ()) -> Any:
         """The checked value, ``None`` when it is optional and absent.
+
+        Args:
+            report: with it.
+            site: whose.
+            suppressed: fields that stay there, too few cases being behind them: NaN where that is a legal value.
 
         Raises:
             ReportError: missing, of another type, out of range (names site, field and value).
         """
         value = report.get(self.name)
+        if value is None and self.name in suppressed:
+            if self.nan_ok:
+                partner = report.get(self.same_length_as or "")
+                many = len(partner) if isinstance(partner, (list, tuple)) else 0
+                return [math.nan] * many if self.kind == "vector" else math.nan
+            if self.required:
+                raise ReportError(f"site {site!r}: the field {self.name!r} is {SUPPRESSED} there: {TOO_FEW}")
         if value is None:
             if self.required:
                 raise ReportError(f"site {site!r}: the report lacks the field {self.name!r}")
@@ -154,8 +195,16 @@ def shortened(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def read_report(report: Any, fields: Iterable[Field], site: str, where: str = "report") -> dict[str, Any]:
+def read_report(
+    report: Any, fields: Iterable[Field], site: str, where: str = "report", suppressed: Collection[str] = ()
+) -> dict[str, Any]:
     """The declared fields of a report, checked, absent optional ones as ``None``. Undeclared ones are ignored.
+
+    Args:
+        report: what came.
+        fields: that are declared.
+        site, where: for messages.
+        suppressed: see :meth:`Field.read`.
 
     Raises:
         ReportError: as :meth:`Field.read`; a field is required and there is no report; or it is no dict.
@@ -167,7 +216,7 @@ def read_report(report: Any, fields: Iterable[Field], site: str, where: str = "r
         report = {}
     if not isinstance(report, Mapping):
         raise ReportError(f"site {site!r}: field {where!r} must be a dict, got {shortened(report)}")
-    return {f.name: f.read(report, site) for f in fields}
+    return {f.name: f.read(report, site, suppressed) for f in fields}
 
 
 def numbers(report: Mapping[str, Any]) -> dict[str, float]:

@@ -51,12 +51,15 @@ class RoundInputs:
     #: For weights that a rule keeps for later rounds: no site's share in them is larger than the run's ``max_weight``.
     remembered: Callable[[SiteWeights], SiteWeights] = dict
     #: For reported numbers (by site; and what they are called) that decide more than a weight: with the run's
-    #: ``max_update_norm`` none is farther from their median than so many times.
+    #: ``max_update_norm`` none is farther from their median than so many times. Without a name nothing is said of it.
     moderated: Callable[[Mapping[str, float], str], dict[str, float]] = lambda values, name: dict(values)
+    #: For weights with which a rule makes tensors itself: within the run's bounds, as those of the models are.
+    bounded: Callable[[SiteWeights], SiteWeights] = dict
     #: Names of the tensors that are trained; what else is floating is a buffer.
     parameters: Collection[str] = frozenset()
     num_steps: Mapping[str, int | None] = field(default_factory=dict)  # as the sites say; nobody checks it
     updates: bool = False  # ``states`` are updates, not models
+    suppressed: Mapping[str, Collection[str]] = field(default_factory=dict)  # fields that stay at a site: too few cases
     seed: int = 0  # the run's; under stock controllers, which have none, 0
 
     def start(self, rule: Rule) -> State | None:
@@ -136,6 +139,13 @@ class Rule(ABC):
     def needs_classes(self) -> bool:
         """Whether the sites must report what only data with classes have."""
         return False
+
+    @property
+    def not_a_mean(self) -> str:
+        """Why nothing can take the place of the weighted mean of the models (``aggregate=median``); empty: it can."""
+        if type(self).each is not Rule.each:
+            return "every site gets a model of its own"
+        return "the server makes a part of the model itself" if self.makes else ""
 
     @property
     def reports_another(self) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from fairflare.core.computing import Computing, LossScale
+from fairflare.core.floor import Floor
 
 if TYPE_CHECKING:
     from fairflare.core.task import SiteData, Task
@@ -71,6 +72,12 @@ class SiteRun:
     #: What the site half keeps from one hook to the next. Here and not on the half, so that nothing outlives the task:
     #: after an out-of-memory an optimizer kept elsewhere would hold a second model.
     own: Any = None
+    min_cases: int = 1  # fewer: nothing of a split, or of a class in it, leaves the site
+
+    @property
+    def floor(self) -> Floor:
+        """What of the data may be told."""
+        return Floor(self.data, self.min_cases)
 
     def on_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor on the site's device; to a GPU it travels while that works on."""

@@ -8,10 +8,11 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
+from fairflare.core.acting import OnlyWith, only_with
 from fairflare.core.computing import Computing, LossScale, Overflow, Precision
 from fairflare.core.norms import LoneSample, lone_samples
 from fairflare.core.settings import BelowOne, Flag, NonNegative, Positive, PositiveInt, settings
@@ -86,6 +87,17 @@ class LocalTraining(KeepsAtHome, HasCriterion, HasOptimizer):
     Source:
         Defaults: Yan et al., MICCAI 2024, section 3.1 and the authors' code (betas, moments kept).
     """
+
+    #: Settings that need another one's value, see :mod:`fairflare.core.acting`.
+    acts: ClassVar[dict[str, OnlyWith | None]] = {
+        "weight_decay": only_with("optimizer", "adam", "adamw", "sgd"),
+        "betas": only_with("optimizer", "adam", "adamw"),
+        "momentum": only_with("optimizer", "sgd"),
+        "prior_strength": only_with("criterion", "logit_adjusted", "fedlc"),
+        "lowest_rate": only_with("schedule", "cosine"),
+    }
+    #: Whether the method needs a score of each model in [0, 1] that is better when higher.
+    scores: ClassVar[bool] = False
 
     optimizer: Literal["adam", "adamw", "sgd", "task"] = "adam"
     learning_rate: Positive = 1e-3
@@ -162,6 +174,10 @@ class LocalTraining(KeepsAtHome, HasCriterion, HasOptimizer):
         """What the rule needs, after training: the fields it declares."""
         return {}
 
+    def made_of(self, name: str) -> tuple[str, ...] | None:
+        """Splits whose images a reported value is made of, where a setting decides; ``None``: as its field declares."""
+        return None
+
     def report_anchor(self, run: SiteRun, local: torch.nn.Module, anchor: torch.nn.Module) -> dict[str, Any]:
         """What a two-phase rule needs to know about the anchor."""
         raise SiteError(
@@ -179,6 +195,14 @@ class LocalTraining(KeepsAtHome, HasCriterion, HasOptimizer):
         """
         self.check_criterion(task)
         self.check_optimizer(task)
+        if self.scores:
+            metrics = task.by_name()
+            name = "accuracy" if "accuracy" in metrics else task.primary_metric
+            if not metrics[name].higher_is_better or metrics[name].low < 0 or metrics[name].high > 1:
+                raise ValueError(
+                    f"it goes by a score in [0, 1] that is better when higher, and {name!r} lies in "
+                    f"{metrics[name].range}, better when {'higher' if metrics[name].higher_is_better else 'lower'}"
+                )
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         """Looks whether the site's data and the network have what :meth:`train` needs, without training.

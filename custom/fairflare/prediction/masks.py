@@ -105,9 +105,9 @@ def write_mask(path: Path, mask: npt.NDArray[Any], image: Path, turn: Turn | Non
     if ending in VOLUMES:
         content = _like(image, mask.swapaxes(0, 1)).to_bytes()
         content = gzip.compress(content, mtime=0) if ending == ".nii.gz" else content
-        write_whole(path, lambda partial: partial.write_bytes(content), durable=False)
+        write_whole(path, lambda partial: partial.write_bytes(content), durable=False, shared=True)
     elif ending in ARRAYS:
-        write_whole(path, lambda partial: _save_array(partial, mask), durable=False)
+        write_whole(path, lambda partial: _save_array(partial, mask), durable=False, shared=True)
     else:
         _save_picture(path, mask)
 
@@ -146,7 +146,7 @@ def _save_picture(path: Path, values: npt.NDArray[Any]) -> None:
     from PIL import Image
 
     picture = Image.fromarray(values)
-    write_whole(path, lambda partial: picture.save(partial, format="PNG"), durable=False)
+    write_whole(path, lambda partial: picture.save(partial, format="PNG"), durable=False, shared=True)
 
 
 def write_overlay(

@@ -10,10 +10,19 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fairflare.core import checks
-from fairflare.core.fairness import FairnessSummary, summarize
+from fairflare.core.fairness import FairnessSummary
 from fairflare.core.settings import by_name
 from fairflare.reporting.layout import MISSING, blocks, csv_lines, markdown_lines, number, wrapped
-from fairflare.reporting.table import MEASURED, SYNTHETIC_NOTE, by_site_of, direction_of, label_of, metrics_of
+from fairflare.reporting.records import SUPPRESSED
+from fairflare.reporting.table import (
+    MEASURED,
+    SYNTHETIC_NOTE,
+    by_site_of,
+    label_of,
+    metrics_of,
+    summary_of,
+    suppressed_of,
+)
 
 __all__ = ["compare"]
 
@@ -76,7 +85,9 @@ def compare(
         return _csv(rows, sites, chosen)
     table = [["method", "runs", *sites, "average", "std", "worst"]]
     for row in rows:
-        table.append([row.label, str(len(row.values)), *(_mean_and_std(column) for column in _columns(row, sites))])
+        names = [*sites, "", "", ""]  # the last three are over the sites
+        cells = [_cell(row, name, column) for name, column in zip(names, _columns(row, sites), strict=True)]
+        table.append([row.label, str(len(row.values)), *cells])
     notes = notes_of(runs, complete, chosen, rows)
     if style == "markdown":
         return "\n".join([*markdown_lines(table), "", *notes])
@@ -115,8 +126,7 @@ def rows_of(runs: Sequence[Run], metric: str) -> list[Row]:
     rows = []
     for index, ((label, _), group) in enumerate(groups.items()):
         values = [_values(run, metric) for run in group]
-        higher = direction_of(group[0], metric)
-        row = Row(label, group, values, [summarize(v, higher_is_better=higher) for v in values])
+        row = Row(label, group, values, [summary_of(run, metric) for run in group])
         row.measured = (group[0]["info"] or {}).get("measured") or ""
         if labels.count(label) > 1:
             row.label = f"{label} ({labels[: index + 1].count(label)})"
@@ -128,6 +138,11 @@ def rows_of(runs: Sequence[Run], metric: str) -> list[Row]:
 def _values(run: Run, metric: str) -> dict[str, float]:
     by_site = by_site_of(run, metric)
     if all(math.isnan(value) for value in by_site.values()):
+        if kept := suppressed_of(run, metric):
+            raise ValueError(
+                f"the run {_named(run)} has no test results for metric {metric!r}: they are {SUPPRESSED} at "
+                f"{', '.join(sorted(kept))} (fewer cases than min_cases)"
+            )
         known = sorted({name for values in (run.get("test") or {}).values() for name in values})
         raise ValueError(
             f"the run {_named(run)} has no test results for metric {metric!r}; it has {', '.join(known[:8]) or 'none'}"
@@ -186,6 +201,12 @@ def notes_of(runs: Sequence[Run], complete: Sequence[Run], metric: str, rows: Se
     if own:
         others = "" if len(own) == len(rows) else "; of the others the common model"
         notes.append(f"Measured: {MEASURED['personal']} of {', '.join(own)}{others}.")
+    for row in rows:
+        if kept := suppressed_in(row):
+            notes.append(
+                f"{row.label}: average, std and worst are without {', '.join(kept)} ({SUPPRESSED}: fewer cases than "
+                "min_cases)."
+            )
     unfinished = [run for run in runs if run["status"] != "completed"]
     if unfinished:
         notes.append(f"{len(unfinished)} of {len(runs)} runs did not complete and are left out:")
@@ -259,11 +280,22 @@ def _csv(rows: Sequence[Row], sites: Sequence[str], metric: str) -> str:
     table = [["method", "metric", "runs", *(f"{name} {part}" for name in names for part in ("mean", "sd"))]]
     for row in rows:
         cells: list[Any] = [row.label, metric, len(row.values)]
-        for column in _columns(row, sites):
+        for name, column in zip(names, _columns(row, sites), strict=True):
             finite = [value for value in column if math.isfinite(value)]
-            cells += [statistics.fmean(finite), statistics.pstdev(finite)] if finite else ["", ""]
+            none = [SUPPRESSED, ""] if name in suppressed_in(row) else ["", ""]
+            cells += [statistics.fmean(finite), statistics.pstdev(finite)] if finite else none
         table.append(cells)
     return csv_lines(table)
+
+
+def suppressed_in(row: Row) -> list[str]:
+    """Sites that keep their value of the row's metric in any of its runs, sorted."""
+    return sorted({site for summary in row.summaries for site in summary.suppressed})
+
+
+def _cell(row: Row, site: str, values: Sequence[float]) -> str:
+    shown = _mean_and_std(values)
+    return SUPPRESSED if shown == MISSING and site in suppressed_in(row) else shown
 
 
 def _mean_and_std(values: Sequence[float]) -> str:

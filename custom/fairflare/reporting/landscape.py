@@ -78,8 +78,9 @@ def write(
         OSError: the folder cannot be written.
     """
     made = style.drawn(NAME, lambda: draw(losses, places, title, synthetic))
-    write_whole(folder / f"{NAME}.png", lambda path: path.write_bytes(made.png), durable=False)
-    write_whole(folder / f"{NAME}.svg", lambda path: path.write_text(made.svg, encoding="utf-8"), durable=False)
+    write_whole(folder / f"{NAME}.png", lambda path: path.write_bytes(made.png), durable=False, shared=True)
+    svg = made.svg.encode()
+    write_whole(folder / f"{NAME}.svg", lambda path: path.write_bytes(svg), durable=False, shared=True)
 
 
 def rows(losses: Mapping[tuple[str, str], npt.NDArray[np.float64]], places: Sequence[float]) -> list[list[Any]]:

@@ -9,8 +9,11 @@ import os
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from fairflare.core.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,10 +55,10 @@ def draw_pictures(results: Mapping[str, Any], folder: str | os.PathLike[str]) ->
     try:
         if som:
             lines.append(
-                save_picture(draw_map(som[1], title=f"{title}, round {som[0]}".lstrip(", ")), Path(folder) / MAP_FILE)
+                _keep(draw_map(som[1], title=f"{title}, round {som[0]}".lstrip(", ")), Path(folder) / MAP_FILE)
             )
         if mu:
-            lines.append(save_picture(draw_mu(mu, title=title), Path(folder) / MU_FILE))
+            lines.append(_keep(draw_mu(mu, title=title), Path(folder) / MU_FILE))
     except Exception as error:
         lines.append(f"a picture could not be drawn: {type(error).__name__}: {error}")
     return lines
@@ -220,6 +223,12 @@ def _mu_of(rounds: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]
     reports = [record.get("reports") or {} for record in rounds]
     sites = sorted({site for by in reports for site, report in by.items() if report.get("mu") is not None})
     return {site: [(by.get(site) or {}).get("mu") for by in reports] for site in sites}
+
+
+def _keep(figure: Figure, path: Path) -> str:
+    """In the results of a run, which are private."""
+    write_whole(path, partial(save_picture, figure), durable=False)
+    return f"picture: {path}"
 
 
 def _names(sites: Sequence[str]) -> str:

@@ -23,6 +23,8 @@ CSV_COLUMNS: dict[str, tuple[str, ...]] = {
     "left_out.csv": ("round", "phase", "site", "reason"),
 }
 
+SUPPRESSED = "suppressed"  # in place of a value that its site keeps for too few cases
+
 #: Of the values by layer and site, which a long run has millions of: significant digits, decimals, digits as CSV.
 LAYER_DIGITS = 8
 CKA_DECIMALS = 6
@@ -90,6 +92,8 @@ class RoundRecord:
         values: what the method says of the round as a whole.
         details: more of it, JSON-like.
         warnings: where a bound on one site's influence was at work, and who held more than half of the weight.
+        suppressed: ``{site: names}`` of what stays there for too few cases: ``metrics/...`` (of the validation split),
+            ``report/...``, ``stats/...``.
         notes: sentences about single sites: what a filter at the site left of its model.
         test: ``{site: {metric: value}}`` of the round's *new* model on the test splits, where that was asked for.
     """
@@ -107,6 +111,7 @@ class RoundRecord:
     values: Mapping[str, float] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
     warnings: list[Warned] = field(default_factory=list)
+    suppressed: Mapping[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     test: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
@@ -180,6 +185,7 @@ def table_rows(record: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
     sites += _metric_rows(number, "train", record["train"])
     sites += _metric_rows(number, "report", record["reports"])
     sites += _metric_rows(number + 1, "test", record["test"])
+    sites += _suppressed_rows(number, record.get("suppressed") or {})
     sites += [[number, "aggregate", site, "weight", w] for site, w in (record["site_weights"] or {}).items()]
     return {
         "sites.csv": sites,
@@ -194,6 +200,8 @@ def table_rows(record: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
 def final_rows(number: int, final: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
     """The CSV rows of what follows the last round."""
     sites = _metric_rows(number, "test", final["test"] or {})
+    kept = (final.get("suppressed") or {}).items()
+    sites += [[number, "test", site, metric, SUPPRESSED] for site, names in kept for metric in names]
     if (best := final.get("best")) and best["round"] + 1 != number:
         sites += _metric_rows(best["round"] + 1, "test_best", final["test_best"] or {})
     return {"sites.csv": sites} | _exchange_rows(number, final)
@@ -217,6 +225,17 @@ def _metric_rows(number: int, phase: str, by_site: Mapping[str, Mapping[str, Any
         for metric, value in metrics.items()
         if value is None or isinstance(value, (int, float))
     ]
+
+
+def _suppressed_rows(number: int, by_site: Mapping[str, Iterable[str]]) -> list[list[Any]]:
+    """In the words of the rows that have values."""
+    phases = {"metrics": "validation", "report": "report", "stats": "train"}
+    found = []
+    for site, names in by_site.items():
+        for of, _, name in (name.partition("/") for name in names):
+            if of in phases and (of != "stats" or name == "train_loss"):
+                found.append([number, phases[of], site, "loss" if of == "stats" else name, SUPPRESSED])
+    return found
 
 
 def _short(value: Any) -> Any:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core import checks
-from fairflare.core.files import remove_partials, write_whole
+from fairflare.core.files import private_folder, private_opener, remove_partials, write_whole
 from fairflare.core.record_log import DamagedLog, RecordLog, records
 from fairflare.reporting.csv_files import CsvFiles
 from fairflare.reporting.records import (
@@ -40,7 +40,7 @@ RESERVED = 256 * 1024  # bytes: several times results.json without rounds
 _NO_TEST: dict[str, Any] = {
     "test": None, "fairness": None, "left_out": [], "phases": [],
     "best": None, "test_best": None, "fairness_best": None, "last_rounds": None,
-    "resampled": None, "inequality": None,
+    "resampled": None, "inequality": None, "suppressed": {},
 }  # fmt: skip
 _ENDS = ("completed", "failed")
 
@@ -90,12 +90,12 @@ class ResultsStore:
             self._started = _now()
             self._resumed, self._went_back, self._last_round = [], [], -1
             self._final = dict(_NO_TEST)
-            self.folder.mkdir(parents=True, exist_ok=True)
+            private_folder(self.folder)
             remove_partials(self.folder)
             self._write()  # first of all: no log may be read as the rounds of an earlier run
             self.log.clear()
             (self.folder / PAGE_FILE).unlink(missing_ok=True)
-            (self.folder / PROGRESS_FILE).write_text("", encoding="utf-8")
+            write_whole(self.folder / PROGRESS_FILE, lambda path: path.write_text(""), durable=False)
             self._tables.rewrite(())
             # Bytes that no file system can leave out.
             write_whole(self.folder / RESERVE_FILE, lambda path: path.write_bytes(os.urandom(RESERVED)))
@@ -154,7 +154,7 @@ class ResultsStore:
             reason: why it failed.
             left_out: sites that the final test went on without.
             phases: exchanges after the last round, such as the test itself.
-            further: ``best``, ``test_best``, ``fairness_best``, ``last_rounds`` and ``resampled``, see
+            further: ``best``, ``test_best``, ``fairness_best``, ``last_rounds``, ``resampled`` and ``suppressed``, see
                 ``docs/results.md``.
 
         Raises:
@@ -196,8 +196,8 @@ class ResultsStore:
         """
         line = encode({"time": _now(), "kind": kind} | as_json(details, "event"))
         with self._lock:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with (self.folder / PROGRESS_FILE).open("a", encoding="utf-8") as file:
+            private_folder(self.folder)
+            with open(self.folder / PROGRESS_FILE, "a", encoding="utf-8", opener=private_opener) as file:
                 file.write(line + "\n")
 
     def state_dict(self) -> dict[str, Any]:
@@ -254,7 +254,7 @@ class ResultsStore:
     def _begin_failed(self) -> None:
         """As :meth:`start`, for a run that has nothing but a reason: a full disk must not be in its way."""
         self._info, self._started = {}, _now()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self.folder)
         self.log.open_at(0)
         for name in (PROGRESS_FILE, PAGE_FILE):
             (self.folder / name).unlink(missing_ok=True)

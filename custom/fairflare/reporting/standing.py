@@ -222,7 +222,7 @@ def _of_sites(found: Mapping[str, Any]) -> str:
             f"No site can be told to be behind the others: the furthest is {name} ({_away(found, name)}, "
             f"p = {_p(sites[name]['p_value'])}); {chance}."
         )
-    if ahead:
+    if ahead and not behind:  # a site that is behind makes the others seem ahead
         text += f" Ahead: {', '.join(told[len(behind) :])}."
     if not behind and not ahead and found["p_value"] <= 1 - found["level"]:
         text += f" All together they are more unequal than chance makes equal ones (p = {_p(found['p_value'])})."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,6 +11,7 @@ from fairflare.core import checks
 from fairflare.core.fairness import FairnessSummary, higher_is_better, summarize
 from fairflare.reporting.attendance import attendance
 from fairflare.reporting.layout import MISSING, blocks, csv_lines, cut, markdown_lines, number, wrapped
+from fairflare.reporting.records import SUPPRESSED
 from fairflare.reporting.standing import interval_cell, shown_behind, who_is_behind
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ STYLES = ("text", "markdown", "csv")
 SYNTHETIC_NOTE = "The data are SYNTHETIC (generated images): these figures say nothing about patients."
 MAX_COLUMNS = 20  # of metrics, whose names the sites choose
 MAX_HEADING = 32
+UNSURE = "?"  # behind a worst site that may be no worse than the others
 #: By ``measured`` in a run's ``info``.
 MEASURED = {"personal": "each site's own model", "common": "the common model"}
 
@@ -50,7 +52,7 @@ def fairness_table(
     table = [header, *sites, *totals]
     if style == "csv":
         return csv_lines(table)
-    title, notes = _title(results), run_notes(results, metric)
+    title, notes = _title(results), _table_notes(results, metric, totals)
     if not sites:
         return "\n".join([title, *wrapped(notes, width)])
     classes = class_rows(results) if metric in (None, primary_of(results)) else []
@@ -89,11 +91,19 @@ def rich_table(results: Mapping[str, Any], *, metric: str | None = None, width: 
                 table.add_row(*(Text(row[i]) for i in block))
             tables.append(table)
     return Group(
-        Text(_title(results), style="bold"), *tables, Text("\n".join(wrapped(run_notes(results, metric), width)))
+        Text(_title(results), style="bold"),
+        *tables,
+        Text("\n".join(wrapped(_table_notes(results, metric, totals), width))),
     )
 
 
 # ------------------------------------------------------------------------------------------------------------
+
+
+def _table_notes(results: Mapping[str, Any], metric: str | None, totals: Sequence[Sequence[str]]) -> list[str]:
+    marked = any(cell.endswith(UNSURE) for row in totals if row[0] == "worst site" for cell in row[1:])
+    legend = [f"{UNSURE}: has the worst value; that the site is behind the others is not shown."] if marked else []
+    return legend + run_notes(results, metric)
 
 
 def _title(results: Mapping[str, Any]) -> str:
@@ -117,9 +127,8 @@ def run_notes(results: Mapping[str, Any], metric: str | None = None) -> list[str
     """What a reader of a run's figures must know: which model, what is missing, who was left out, warnings."""
     info = results["info"] or {}
     notes = _tested_notes(results, metric) if results.get("test") else ["No test results."]
-    if results.get("test"):
-        notes += ["?: has the worst value; that the site is behind the others is not shown."]
-        notes += who_is_behind(results) if metric in (None, primary_of(results)) else []
+    if results.get("test") and metric in (None, primary_of(results)):
+        notes += who_is_behind(results)
     notes += (attended := attendance(results))
     left_out: dict[tuple[str, str, str], list[int]] = {}
     for record in results["rounds"]:
@@ -174,8 +183,9 @@ def _cells(
         columns.append(_Column(metrics[0], by_site_of(results, metrics[0], test), f"{metrics[0]}, {heading}"))
     names = sorted({site for column in columns for site in column.values})
     shown = _exact if exact else number
-    sites = [[site, *(shown(column.values.get(site, math.nan)) for column in columns)] for site in names]
-    summaries = [summarize(c.values, higher_is_better=direction_of(results, c.metric)) for c in columns]
+    home = {name: suppressed_of(results, name) for name in metrics}
+    sites = [[site, *(_shown(column, site, home[column.metric], shown) for column in columns)] for site in names]
+    summaries = [summarize(c.values, higher_is_better=_declared(results, c.metric)) for c in columns]
     totals = [
         [title, *(shown(getattr(summary, attribute)) for summary in summaries)]
         for title, attribute in (("average", "mean"), ("std", "std"), ("worst", "worst"), ("range", "range"))
@@ -183,7 +193,7 @@ def _cells(
     behind += [[] for _ in columns[len(metrics) :]]  # of other models nobody says how sure it is
     worst = [_worst_site(summary) for summary in summaries]
     unsure = [name is not None and name not in known for name, known in zip(worst, behind, strict=True)]
-    cells = [(name or MISSING) + ("?" if un and not exact else "") for name, un in zip(worst, unsure, strict=True)]
+    cells = [(name or MISSING) + (UNSURE if un and not exact else "") for name, un in zip(worst, unsure, strict=True)]
     totals.insert(3, ["worst site", *cells])
     headings = [column.heading or column.metric for column in columns]
     header = ["site", *(name if exact else name[:MAX_HEADING] for name in headings)]
@@ -239,6 +249,11 @@ class _Column:
     heading: str = ""  # default: the metric
 
 
+def _shown(column: _Column, site: str, home: Collection[str], shown: Callable[[float], str]) -> str:
+    value = column.values.get(site, math.nan)
+    return SUPPRESSED if math.isnan(value) and site in home else shown(value)
+
+
 def _other_models(results: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """Test results of the best model, when that is not the last one, and of the last models on average."""
     found = []
@@ -253,10 +268,13 @@ def _other_models(results: Mapping[str, Any]) -> list[tuple[str, Mapping[str, An
 def _tested_notes(results: Mapping[str, Any], metric: str | None) -> list[str]:
     """Which models the columns are of, the metrics' directions, and over which sites the totals are."""
     metrics = metrics_of(results) if metric is None else [metric]
-    lower = [name[:MAX_HEADING] for name in metrics if not direction_of(results, name)]
+    lower = [name[:MAX_HEADING] for name in metrics if _declared(results, name) is False]
+    unknown = [name[:MAX_HEADING] for name in metrics if _declared(results, name) is None]
     notes = [f"Lower is better: {_listed(lower)}." if lower else "Higher is better."]
     if lower and len(lower) < len(metrics):
         notes = [f"Higher is better, but for: {_listed(lower)}."]
+    if unknown:
+        notes.append(f"Not declared whether more is better, so no site is the worst: {_listed(unknown)}.")
     best, last = results.get("best"), results.get("last_rounds")
     if best and best["is_last"]:
         notes.append("The best model by the validation splits is the last one.")
@@ -282,11 +300,7 @@ def _missing(results: Mapping[str, Any], metrics: Sequence[str], heading: str, t
     for name in metrics:
         values = by_site_of(results, name, test)
         count = len(values)
-        without = [
-            f"{site} ({'not finite' if name in (test.get(site) or {}) else 'no value'})"
-            for site, value in values.items()
-            if math.isnan(value)
-        ]
+        without = [f"{site} ({_why(results, name, site, test)})" for site, value in values.items() if math.isnan(value)]
         if without:
             found.setdefault(tuple(without), []).append(name[:MAX_HEADING] + heading)
     return [
@@ -294,6 +308,14 @@ def _missing(results: Mapping[str, Any], metrics: Sequence[str], heading: str, t
         f"{', '.join(without)}."
         for without, names in found.items()
     ]
+
+
+def _why(results: Mapping[str, Any], metric: str, site: str, test: Mapping[str, Any]) -> str:
+    """A site has no value of a metric."""
+    if site in suppressed_of(results, metric):
+        said = ((results["info"] or {}).get("said") or {}).get(site) or {}
+        return f"{SUPPRESSED}: fewer than {said.get('min_cases') or 'its min_cases'} cases"
+    return "not finite" if metric in (test.get(site) or {}) else "no value"
 
 
 def _listed(names: Sequence[str], most: int = 8) -> str:
@@ -315,7 +337,8 @@ def _exact(value: float) -> str:
 
 
 def _known(results: Mapping[str, Any], metric: str) -> str:
-    known = sorted({name for values in results["test"].values() for name in values})
+    of = (*results["test"].values(), *(results.get("suppressed") or {}).values())
+    known = sorted({name for names in of for name in names})
     if metric not in known:
         hint = checks.nearest(metric, known)
         raise ValueError(f"{label_of(results)!r} has no metric {metric!r}{hint or ';'} it has {', '.join(known)}")
@@ -323,14 +346,30 @@ def _known(results: Mapping[str, Any], metric: str) -> str:
 
 
 def direction_of(results: Mapping[str, Any], metric: str) -> bool:
-    """Whether more of a metric is better: as the run's task says, else by its name."""
+    """Whether more of a metric is better, as the run's task declared it.
+
+    Raises:
+        ValueError: the results do not say.
+    """
+    found = _declared(results, metric)
+    if found is None:
+        raise ValueError(
+            f"the results of {label_of(results)!r} do not say whether more of {metric!r} is better; declare it in the "
+            f"task's declared_metrics(), or for these results as 'higher_is_better': {{{metric!r}: true or false}} "
+            "under 'info' of results.json"
+        )
+    return found
+
+
+def _declared(results: Mapping[str, Any], metric: str) -> bool | None:
     return higher_is_better(metric, (results["info"] or {}).get("higher_is_better"))
 
 
 def metrics_of(results: Mapping[str, Any]) -> list[str]:
     """Metrics of the test results that the task wants in tables (default: all, 20 at most), the primary one first."""
     metrics: list[str] = []
-    for by_metric in (results.get("test") or {}).values():
+    kept = (results.get("suppressed") or {}).values()  # older results have none
+    for by_metric in (*(results.get("test") or {}).values(), *kept):
         metrics += [metric for metric in by_metric if metric not in metrics]
     if not metrics:
         raise ValueError(f"{label_of(results)!r} has no test results")
@@ -347,6 +386,20 @@ def by_site_of(results: Mapping[str, Any], metric: str, test: Mapping[str, Any] 
     names = {*((results["info"] or {}).get("sites") or ()), *test}
     found = {site: (test.get(site) or {}).get(metric) for site in sorted(names)}
     return {site: math.nan if value is None else float(value) for site, value in found.items()}
+
+
+def suppressed_of(results: Mapping[str, Any], metric: str) -> set[str]:
+    """Sites that keep their value of a metric of the test splits, too few cases being behind it."""
+    return {site for site, names in (results.get("suppressed") or {}).items() if metric in names}
+
+
+def summary_of(results: Mapping[str, Any], metric: str) -> FairnessSummary:
+    """Of the last model's test metric over the sites of the run."""
+    return summarize(
+        by_site_of(results, metric),
+        higher_is_better=direction_of(results, metric),
+        suppressed=suppressed_of(results, metric),
+    )
 
 
 def label_of(results: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.pool import ThreadPool
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +92,7 @@ class BundleData(SiteData):
     def num_samples(self, split: str) -> int:
         return len(self.datalist.splits[self._known(split)])
 
-    def cases(self, split: str) -> Sequence[Hashable] | None:
+    def cases(self, split: str) -> list[tuple[str, str]]:
         return self.datalist.cases(self._known(split))
 
     def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:

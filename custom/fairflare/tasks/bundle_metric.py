@@ -95,15 +95,18 @@ class KeyMetric:
     def declared(self) -> tuple[Metric, ...]:
         """The mean, and each structure where there are several."""
         word = WORDS[self.name]
-        names = self.structures or []
+        names = [*(self.structures or ()), "<class>"]  # the last for those of other channels than the metadata name
         return (
-            Metric(name=self.name, doc=f"{word}, mean over structures and images, as the bundle measures it"),
+            Metric(
+                name=self.name, doc=f"{word}, mean over structures and images, as the bundle measures it",
+                higher_is_better=True,
+            ),
             *(
                 Metric(
                     name=f"{self.name}_{name}", doc=f"{word} of one structure", by_class=True,
-                    family=f"{self.name}_<class>",
+                    higher_is_better=True, family=f"{self.name}_<class>",
                 )
-                for name in (names if len(names) > 1 else [])
+                for name in names
             ),
         )  # fmt: skip
 

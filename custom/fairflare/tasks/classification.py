@@ -12,6 +12,8 @@ import numpy as np
 from pydantic import Field
 
 from fairflare.core import checks
+from fairflare.core.acting import OnlyWith, only_with
+from fairflare.core.floor import cases_of_classes
 from fairflare.core.sampling import SHARES
 from fairflare.core.settings import Flag, Fraction, NonNegativeInt, Positive, PositiveInt, settings
 from fairflare.data.datalist import DataError, Datalist, Sample
@@ -49,11 +51,13 @@ RECALL: dict[str, Any] = {
     "doc": "share of the images of this class that were told",
     "reveals": "there or not: whether the site has images of the class",
     "by_class": True,
+    "higher_is_better": True,
     "family": "recall_<class>",
 }
 GROUP: dict[str, Any] = {
     "doc": "mean recall of a group's classes that occur (head, medium, tail)",
     "reveals": "whether the site has any class of the group, and the recall of a class that is there alone",
+    "higher_is_better": True,
     "family": "<group>",
 }
 
@@ -143,6 +147,20 @@ class ClassificationTask(MeasuresClasses, ImageTask):
     site_settings: ClassVar[type[SiteSettings]] = ClassificationSite
     class_labels: ClassVar[bool] = True
     has_classes: ClassVar[bool | None] = True
+
+    acts: ClassVar[dict[str, OnlyWith | None]] = {
+        "features": only_with("network", "resnet18"),
+        "max_pool": only_with("network", "resnet18"),
+        "cosine_scale": only_with("classifier", "cosine"),
+        "augmentation": only_with("augment"),
+        "alpha": only_with("partition", "dirichlet", "two_pool"),
+        "eta": only_with("partition", "shards"),
+        "shard_mode": only_with("partition", "shards"),
+        "corruption": only_with("corrupted_sites"),
+        "severity": only_with("corrupted_sites"),
+        "label_noise": only_with("label_noise_sites"),
+        "label_noise_kind": only_with("label_noise_sites"),
+    }
 
     network: Literal["resnet18", "densenet121"] = "resnet18"
     features: tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt] = (16, 32, 64, 128)
@@ -291,16 +309,21 @@ class ClassificationTask(MeasuresClasses, ImageTask):
     def declared_metrics(self) -> tuple[Metric, ...]:
         """Means of groups are by class where a group has one class, or one class no group: both can be solved for."""
         groups = {group: set(members) for group, members in self.groups().items()}
+        every = tuple(range(self.classes))  # what a group leaves out is in the mean over all
         alone = self.classes - len(set().union(*groups.values())) == 1 or any(len(m) == 1 for m in groups.values())
         return (
             *(
-                Metric(name=name, doc=doc, reveals=REVEALS.get(name, ""), mean_of_images=name in SHARES)
-                for name, doc in MEANINGS.items()
+                Metric(name=n, doc=d, reveals=REVEALS.get(n, ""), mean_of_images=n in SHARES, higher_is_better=True)
+                for n, d in MEANINGS.items()
             ),
             LOSS,
-            *(Metric(name=f"recall_{name}", **RECALL) for name in self.names()),
-            *(Metric(name=name, by_class=alone, **GROUP) for name in groups),
-            *([Metric(name="all", doc="mean of the groups", by_class=alone)] if groups else []),
+            *(Metric(name=f"recall_{name}", of_classes=(c,), **RECALL) for c, name in enumerate(self.names())),
+            *(Metric(name=name, by_class=alone, of_classes=every, **GROUP) for name in groups),
+            *(
+                [Metric(name="all", doc="mean of the groups", by_class=alone, of_classes=every, higher_is_better=True)]
+                if groups
+                else []
+            ),
         )
 
     def suited_to(self, data: SiteData) -> ClassificationTask:
@@ -358,6 +381,7 @@ class FolderClasses(FolderImages):
         # All labels are looked at before the first round, not in the middle of it.
         found = {split: [self.class_of(s, split) for s in samples] for split, samples in datalist.splits.items()}
         self._counts = {split: np.bincount(numbers, minlength=task.classes) for split, numbers in found.items()}
+        self._cases = {split: cases_of_classes(self.cases(split), own, task.classes) for split, own in found.items()}
         self.class_names = datalist.class_names if coding is None else None
         self.class_groups = datalist.class_groups if coding is None else None
         known = [*coding.values()] if coding else [number for numbers in found.values() for number in numbers]
@@ -394,6 +418,11 @@ class FolderClasses(FolderImages):
         import torch
 
         return torch.from_numpy(self._counts[self.check_split(split)])
+
+    def class_cases(self, split: str) -> torch.Tensor:
+        import torch
+
+        return torch.tensor(self._cases[self.check_split(split)])
 
 
 class PhantomClasses(PhantomImages):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
 from multiprocessing.pool import ThreadPool
@@ -35,7 +35,7 @@ CACHE_BYTES = 2**30  # decoded images of a site that are kept in memory, all spl
 OTHER_KEYS = (  # of the site file, not the task's business
     "state_root", "checkpoint_root", "models_in_memory", "num_threads", "device", "isolate", "sites",
     "preprocess_cache", "prior", "initial_weights", "metrics_by_class", "submit_model", "examples_folder",
-    "precision", "channels_last", "compile", "deterministic",
+    "precision", "channels_last", "compile", "deterministic", "networks",
 )  # fmt: skip
 
 # Types of settings of tasks on images.
@@ -378,7 +378,7 @@ class FolderImages(ImageData):
     def num_samples(self, split: str) -> int:
         return len(self.datalist.splits[self.check_split(split)])
 
-    def cases(self, split: str) -> Sequence[Hashable] | None:
+    def cases(self, split: str) -> list[tuple[str, str]]:
         return self.datalist.cases(self.check_split(split))
 
     def read(self, split: str, indices: Sequence[int]) -> Batch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from fairflare.core import checks
+from fairflare.core.priors import TIMM
 from fairflare.tasks.networks import (
     HEADS,
     IMAGENET_MEAN,
@@ -81,7 +83,7 @@ def fingerprint(state: Mapping[str, torch.Tensor], extra: str = "") -> str:
 
 def check_prior_network(network: str) -> str:
     """``network``, or ``ValueError`` when it is none of :data:`PRIOR_NETWORKS`."""
-    if isinstance(network, str) and network.startswith("timm:"):
+    if isinstance(network, str) and re.fullmatch(TIMM, network):
         return network
     return checks.choice("prior_network", network, PRIOR_NETWORKS)
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from fairflare.core.checks import nearest
 from fairflare.core.settings import Text, settings
-from fairflare.core.task import PriorNetwork, SiteData, Task, evaluating
+from fairflare.core.task import Metric, PriorNetwork, SiteData, Task, evaluating
 from fairflare.data.datalist import DataError
 from fairflare.tasks import priors
 
@@ -20,16 +21,22 @@ if TYPE_CHECKING:
 
 Criterion = Callable[[Any, Any], torch.Tensor]
 PAIR = "(inputs, targets), or a dict with 'image' and 'label'"
+NETWORKS = "networks"  # the key of the server's own file: classes of networks that a job may name
 
 
 @settings
 class ScriptTask(Task):
     """What the server has to know of a job whose sites run a script of their own.
 
+    A name that is imported and called is code. So this class by itself builds only networks that the server's own file
+    lists (``networks``); the subclass in a job's ``script_task.py``, which is custom code, builds what the job names.
+
     Args:
         model: class of the network, ``"module.Class"``; the module is the job's script, or one that is installed.
         model_args: arguments of that class.
-        metric: the primary one of those that the scripts measure, in [0, 1], higher is better.
+        metric: the primary one of those that the scripts measure.
+        metrics: ``{name: {"higher_is_better": ..., "low": ..., "high": ..., "unit": ...}}`` of all that they measure;
+            without limits in [0, 1], ``null``: no limit. ``accuracy`` and the loss need no entry.
     """
 
     primary_metric: ClassVar[str] = "accuracy"
@@ -37,20 +44,47 @@ class ScriptTask(Task):
     model: Text
     model_args: dict[str, Any] = field(default_factory=dict)
     metric: Text = "accuracy"
+    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not all(part.isidentifier() for part in ("." + self.model).split(".")[1:]) or "." not in self.model:
             raise ValueError(f"model must be the network's class as 'module.Class', got {self.model!r}")
         vars(self)["primary_metric"] = self.metric
+        self._listed: list[str] = []
+        self.by_name()
+
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        return declared(self.metrics)
+
+    def asks_for(self, metric: str) -> str:
+        return asks_for(metric)
+
+    def permit(self, settings: Mapping[str, Any]) -> None:
+        listed = settings.get(NETWORKS, [])
+        if not isinstance(listed, list) or not all(isinstance(entry, str) and "." in entry for entry in listed):
+            raise ValueError(
+                f"{NETWORKS!r} in the server's local/fairflare.json must be a list of classes ('package.module.Class') "
+                f"and prefixes that end in a dot, got {listed!r:.80}"
+            )
+        self._listed = listed
 
     def build_model(self) -> torch.nn.Module:
-        module, _, name = self.model.rpartition(".")
+        model = self.model
+        if type(self) is ScriptTask and not any(
+            model == entry or (entry.endswith(".") and model.startswith(entry)) for entry in self._listed
+        ):
+            raise problem(
+                f"model {model!r:.200} is named by a job without code of its own, and no list of this machine has it; "
+                f"put it under {NETWORKS!r} in the server's local/fairflare.json, or have the job carry its script"
+            )
+        module, _, name = model.rpartition(".")
         try:
-            made = getattr(importlib.import_module(module), name)(**self.model_args)
+            found = getattr(importlib.import_module(module), name)
+            if not isinstance(found, type) or not issubclass(found, torch.nn.Module):  # before it is called
+                raise TypeError(f"it must be a class of torch.nn.Module, got {found!r:.80}")
+            made: torch.nn.Module = found(**self.model_args)
         except Exception as error:
-            raise ValueError(f"model {self.model!r} cannot be built: {type(error).__name__}: {error}") from error
-        if not isinstance(made, torch.nn.Module):
-            raise ValueError(f"model {self.model!r} must give a torch.nn.Module, got {type(made).__name__}")
+            raise ValueError(f"model {model!r} cannot be built: {type(error).__name__}: {error}") from error
         return made
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -173,8 +207,12 @@ class LoopTask(Task):
         metrics: of (network, what the script gave as batches): a number, or a dict with ``metric`` in it.
         metric: the primary one.
         prior: a frozen network of the script's own for Fed-MAS; ``None``: loaded as the job says.
+
+    Attributes:
+        told: the metrics that the job declares, as :class:`ScriptTask` has them; ``None``: the job does not say.
     """
 
+    told: Mapping[str, Mapping[str, Any]] | None = None
     primary_metric: ClassVar[str] = "accuracy"
 
     def __init__(
@@ -189,6 +227,14 @@ class LoopTask(Task):
         self.model, self.criterion, self.data, self.metrics = model, criterion, data, metrics
         self.prior = None if prior is None else OwnPrior.of(prior)
         vars(self)["primary_metric"] = metric
+
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        if self.told is None:  # a server of before: the primary one is as it was then
+            return declared({self.primary_metric: {"higher_is_better": True}})
+        return declared(self.told)
+
+    def asks_for(self, metric: str) -> str:
+        return asks_for(metric)
 
     def build_model(self) -> torch.nn.Module:
         import copy
@@ -253,6 +299,36 @@ class OwnPrior(priors.PriorNetwork):
         return self.encoder(inputs)
 
 
+ACCURACY = {"accuracy": {"higher_is_better": True}}
+OF_METRIC = ("higher_is_better", "low", "high", "unit", "mean_of_images")
+
+
+def declared(told: Mapping[str, Mapping[str, Any]]) -> tuple[Metric, ...]:
+    """Metrics of a script as a job has them: plain values, ``None`` for no limit.
+
+    Raises:
+        ValueError: an unknown key, no direction, or a value that cannot be one (names the metric).
+    """
+    found = []
+    for name, entry in {**ACCURACY, **told}.items():
+        if unknown := [key for key in entry if key not in OF_METRIC]:
+            raise ValueError(f"metrics: {name!r} has no {unknown[0]!r}{nearest(unknown[0], OF_METRIC)}")
+        if not isinstance(entry.get("higher_is_better"), bool):
+            raise ValueError(asks_for(name))
+        low, high = entry.get("low", 0.0), entry.get("high", 1.0)
+        given = {**entry, "low": -math.inf if low is None else low, "high": math.inf if high is None else high}
+        found.append(Metric(name=name, doc="measured by the sites' own script", **given))
+    return tuple(found)
+
+
+def asks_for(metric: str) -> str:
+    """What is asked of whoever makes a job for a script that measures something else than it declares."""
+    return (
+        f"declare whether more of {metric!r} is better, and its range unless that is [0, 1], where the job is made: "
+        f"ScriptRecipe(..., metrics={{{metric!r}: {{'higher_is_better': True or False}}}})"
+    )
+
+
 def problem(text: str) -> DataError:
     """Something that a script gave and that cannot be used; the text names no file."""
     return DataError(text, public=text)
@@ -292,6 +368,6 @@ def _metric(name: str, value: Any) -> float:
         number = float(value)
     except (TypeError, ValueError, RuntimeError):
         raise problem(f"metric {name!r} must be a number, got {value!r:.80}") from None
-    if not math.isfinite(number) or (name.rpartition("/")[2] != "loss" and not 0 <= number <= 1):
-        raise problem(f"metric {name!r} must be a finite number, in [0, 1] unless it is a loss, got {number!r}")
+    if not math.isfinite(number):
+        raise problem(f"metric {name!r} must be a finite number, got {number!r}")
     return number

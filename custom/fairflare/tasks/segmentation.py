@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from fairflare.core import checks
+from fairflare.core.acting import OnlyWith, only_with
 from fairflare.core.settings import Flag, NonNegativeInt, PositiveInt, settings
 from fairflare.data.datalist import SPLITS, Datalist, Sample
 from fairflare.tasks.base import LOSS, Metric, SiteData, evaluating
@@ -38,18 +39,23 @@ if TYPE_CHECKING:
 
 THRESHOLD = 0.5
 EMPTY = "of a model that finds nothing it is the share of images without the structure"
-DICE = Metric(name="dice", doc="Dice, mean over structures and images", reveals=EMPTY, mean_of_images=True)
+DICE = Metric(
+    name="dice", doc="Dice, mean over structures and images", reveals=EMPTY, higher_is_better=True, mean_of_images=True
+)
 VOLUME_DICE = Metric(
     name="volume_dice", doc="Dice of the listed slices of a volume together, mean over structures and volumes",
     reveals="of a model that finds nothing it is the share of volumes without the structure",
+    higher_is_better=True,
 )  # fmt: skip
 OF_STRUCTURE: dict[str, Any] = {
     "doc": "Dice of one structure", "reveals": EMPTY, "by_class": True, "family": "dice_<class>",
+    "higher_is_better": True,
+    "of_classes": (),
 }  # fmt: skip
 
 OF_STRUCTURE_IN_VOLUMES: dict[str, Any] = {
     "doc": "Dice of one structure in a volume", "reveals": VOLUME_DICE.reveals, "by_class": True,
-    "family": "volume_dice_<class>",
+    "family": "volume_dice_<class>", "higher_is_better": True, "of_classes": (),
 }  # fmt: skip
 
 Side = Annotated[int, Field(strict=True, ge=32, multiple_of=16)]
@@ -115,6 +121,8 @@ class SegmentationTask(ImageTask):
 
     site_settings: ClassVar[type[SiteSettings]] = SegmentationSite
     has_classes: ClassVar[bool | None] = False  # an image has all structures
+
+    acts: ClassVar[dict[str, OnlyWith | None]] = {"augmentation": only_with("augment")}
 
     image_size: tuple[Side, Side] = (64, 64)
     in_channels: Grey = 1

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core import checks
-from fairflare.core.fairness import FairnessSummary, summarize
+from fairflare.core.fairness import FairnessSummary
 from fairflare.reporting.comparison import complete_runs, notes_of, rows_of
 from fairflare.reporting.page.layers import LayerSums
 from fairflare.reporting.page.tidy import Tidier
 from fairflare.reporting.pictures import in_order
 from fairflare.reporting.results import RESULTS_FILE, find_results, read_results
-from fairflare.reporting.table import by_site_of, direction_of, label_of, metrics_of, run_notes
+from fairflare.reporting.standing import who_is_behind
+from fairflare.reporting.table import by_site_of, direction_of, label_of, metrics_of, run_notes, summary_of
 
 #: What a run's folder may hold above its results: a simulator's workspace, or a FLARE download.
 BELOW_A_RUN = {"simulator", "server", "simulate_job", "workspace", "fairflare", RESULTS_FILE}
@@ -207,7 +208,8 @@ def of_one(run: PageRun, metric: str | None = None) -> Material:
     if document["test"]:
         found = metrics_of(document)
         chosen = metric or found[0]
-        known = sorted({name for by_metric in document["test"].values() for name in by_metric})
+        of = (*document["test"].values(), *document["suppressed"].values())
+        known = sorted({name for names in of for name in names})
         checks.choice("metric", chosen, known)
     else:
         chosen = metric or run.info["primary_metric"] or "loss"
@@ -215,8 +217,10 @@ def of_one(run: PageRun, metric: str | None = None) -> Material:
     values = by_site_of(document, chosen)
     row = PageRow(label_of(document), [run])
     if document["test"]:
-        row = PageRow(row.label, row.runs, [values], [summarize(values, higher_is_better=higher)])
-    return Material([row], chosen, higher, "", run_notes(document, chosen if document["test"] else None))
+        row = PageRow(row.label, row.runs, [values], [summary_of(document, chosen)])
+    notes = run_notes(document, chosen if document["test"] else None)
+    told = who_is_behind(document)[:1]  # stands in the summary
+    return Material([row], chosen, higher, "", [note for note in notes if note not in told])
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fairflare.reporting.differences import BETTER, LEVEL, MEASURES, NOISE, ONE_SEED, Difference, fell, interval_of
@@ -12,6 +12,7 @@ from fairflare.reporting.layout import number
 from fairflare.reporting.page.content import Cell, Picture, Section, Spread, Table, listed
 from fairflare.reporting.page.material import Material, PageRow
 from fairflare.reporting.page.style import INK, figure, label, legend, look
+from fairflare.reporting.records import SUPPRESSED
 from fairflare.reporting.table import class_rows
 
 if TYPE_CHECKING:
@@ -20,8 +21,12 @@ if TYPE_CHECKING:
 
 MAX_BAR_SITES = 10  # more become dots
 MAX_BARS = 60
-OF_SITE = ("low", "high", "test_cases", "expected", "p_value")
-SUMMARIES = (("average", "mean"), ("std", "std"), ("worst", "worst"), ("worst decile", "bottom_decile"))
+OF_SITE = {"low": "low", "high": "high", "test_cases": "test cases", "expected": "expected", "p_value": "p"}
+CHANCE = "chance_std"
+SUMMARIES = (
+    ("average", "mean"), ("std", "std"), ("std if equal", CHANCE), ("worst", "worst"),
+    ("worst decile", "bottom_decile"),
+)  # fmt: skip
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -47,29 +52,39 @@ def results(material: Material) -> Section | None:
     totals = Table(
         "results",
         f"{material.metric} on the test splits over the sites, each counting once{over}. Worst decile: mean of the "
-        "worst tenth of the sites, at least one.",
+        "worst tenth of the sites, at least one. Std if equal: what equal sites would show by sampling alone.",
         ["method", "runs", *(name for name, _ in SUMMARIES), "sites"],
         [
-            [row.label, len(row.runs), *(of_summaries(row, attribute) for _, attribute in SUMMARIES),
+            [row.label, len(row.runs), *(of_row(row, attribute, material.metric) for _, attribute in SUMMARIES),
              max(summary.num_sites for summary in row.summaries)]
             for row in rows
         ],
     )  # fmt: skip
     own = intervals(material)
-    more = "; 95 % interval from its own test cases; what is expected of equal sites, and p of being that far off"
+    more = "; 95 % interval by its own test cases; what is expected of equal sites; p: how often one is so far off"
     by_site = Table(
         "sites",
         f"{material.metric} on the test split of every site{over or (more if own else '')}.",
-        ["site", *(row.label for row in rows), *(OF_SITE if own else ())],
-        [
-            [site, *(at(row, site) for row in rows), *((own.get(site) or {}).get(k) for k in (OF_SITE if own else ()))]
-            for site in sites
-        ],
+        ["site", *(row.label for row in rows), *(OF_SITE.values() if own else ())],
+        [[site, *(_cell(row, site) for row in rows), *(_own(own.get(site) or {}) if own else ())] for site in sites],
     )
     parts: list[Picture | Table] = [totals, _sites_picture(material, sites), by_site]
     if own and (found := class_rows(material.runs[0].document)):
         parts.append(Table("classes", "Recall of each class, and number of its test images.", found[0], found[1:]))
     return Section("results", "What every site gets", notes=material.notes, parts=parts)
+
+
+def _own(site: Mapping[str, Any]) -> list[Cell]:
+    """The cells of :data:`OF_SITE`."""
+    return [None if site.get(k) is None else int(site[k]) if k == "test_cases" else site[k] for k in OF_SITE]
+
+
+def of_row(row: PageRow, attribute: str, metric: str) -> Spread:
+    """A figure of :data:`SUMMARIES` over a row's runs; NaN where they do not say what equal sites would show."""
+    if attribute != CHANCE:
+        return of_summaries(row, attribute)
+    found = [run.document["inequality"] or {} for run in row.runs]
+    return spread([one[CHANCE] for one in found if one.get("metric") == metric and one["test"]])
 
 
 def intervals(material: Material) -> dict[str, dict[str, Any]]:
@@ -87,6 +102,12 @@ def tested_sites(material: Material) -> list[str]:
 def at(row: PageRow, site: str) -> Spread:
     """What a site gets."""
     return spread([values.get(site, math.nan) for values in row.values])
+
+
+def _cell(row: PageRow, site: str) -> Cell:
+    found = at(row, site)
+    kept = math.isnan(found.mean) and any(site in summary.suppressed for summary in row.summaries)
+    return SUPPRESSED if kept else found
 
 
 def _sites_picture(material: Material, sites: Sequence[str]) -> Picture:

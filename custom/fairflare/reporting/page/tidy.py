@@ -40,6 +40,10 @@ class Tidier:
             "info": info,
             "test": self._metrics("test", raw.get("test")) or None,
             "test_best": self._metrics("test_best", raw.get("test_best")) or None,
+            "suppressed": {
+                site: self._names(f"suppressed.{site}", names)
+                for site, names in self._dict("suppressed", raw.get("suppressed")).items()
+            },
             "best": self._best(raw.get("best")),
             "last_rounds": self._last(raw.get("last_rounds")),
             "inequality": self._inequality(raw.get("inequality")),

@@ -49,6 +49,9 @@ def of_run(material: Material) -> list[str]:
         lines += _cases(document) + who_is_behind(document)[:1]
     if found.excluded:
         lines.append(f"Without a value, and not in these figures: {', '.join(found.excluded)}.")
+    if found.suppressed:
+        kept = ", ".join(found.suppressed)
+        lines.append(f"Suppressed, fewer cases than the site's min_cases, and not in these figures: {kept}.")
     lines.append("This is one run: how much of it is luck of the seed, it cannot say (fairflare compare --seeds).")
     return lines
 
@@ -56,7 +59,10 @@ def of_run(material: Material) -> list[str]:
 def _cases(document: Mapping[str, Any]) -> list[str]:
     sites = (document["inequality"] or {}).get("sites") or {}
     counts = [int(site["test_cases"]) for site in sites.values() if site["test_cases"] is not None]
-    return [f"That is of {sum(counts)} test cases, {min(counts)} to {max(counts)} a site."] if counts else []
+    if not counts:
+        return []
+    each = f"{min(counts)}" + (f" to {max(counts)}" if max(counts) > min(counts) else "")
+    return [f"Measured on {sum(counts)} test cases, {each} at a site."]
 
 
 def of_comparison(material: Material, found: Sequence[Difference]) -> list[str]:

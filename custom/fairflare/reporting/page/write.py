@@ -69,7 +69,7 @@ def write_report(
         (out / FIGURES / f"{name}.png").write_bytes(picture.png)
     for table in _tables(page):
         (out / TABLES / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8", newline="")
-    write_whole(out / INDEX_FILE, lambda path: path.write_text(html, encoding="utf-8"))
+    write_whole(out / INDEX_FILE, lambda path: path.write_text(html, encoding="utf-8"), shared=True)
     return out / INDEX_FILE
 
 

@@ -1,0 +1,384 @@
+"""What wrong labels, turned updates and claims at one or two of six sites cost the honest ones, by method.
+
+Real rounds with real training on a task of points: four Gaussian classes in 20 dimensions, shifted a little from site
+to site, with unequal classes and sizes. Prints the second half of the tables of ``docs/robustness.md``, and how often
+an honest site is suspected. About ten minutes on one core.
+
+    python benchmarks/poison.py [--seeds 3] [--methods fed_avg fed_lwr ...] [--cache FILE] [--into docs/robustness.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+import fairflare.federation.journal as journal
+import liar
+from fairflare.core.settings import build, field_names, values_of
+from fairflare.core.task import evaluating
+from fairflare.exchange.messages import TASK_ANCHOR, TASK_TRAIN, Message
+from fairflare.federation.influence import FOR_HOSPITALS
+from fairflare.federation.local import LocalTransport
+from fairflare.federation.phase import RoundFailed
+from fairflare.federation.rounds import Rounds
+from fairflare.federation.run_settings import Place, RunSettings
+from fairflare.methods.catalog import Method, all_methods
+from fairflare.reporting.results import read_results
+from fairflare.tasks.base import SiteData, Task
+from fairflare.tasks.networks import Classifier
+from liar import LIAR, PAIR, SITES, Lie, averaging, words_for
+
+BEGIN, END = "<!-- begin: benchmarks/poison.py -->", "<!-- end: benchmarks/poison.py -->"
+CLASSES, WIDTH, ROUNDS = 4, 20, 6
+LEAD = ("fed_avg", "fed_ism", "fed_ism_plus_l", "fed_lwr", "fed_mrl", "afl")
+
+
+class Points(SiteData):
+    """Of one site; ``turned``: every label is one too high."""
+
+    synthetic = True
+    num_classes = CLASSES
+
+    def __init__(self, site: str, seed: int, shift: float, skew: float, turned: bool) -> None:
+        common = np.random.default_rng(seed)
+        centres = common.normal(size=(CLASSES, WIDTH)) * 1.1
+        index = SITES.index(site)
+        own = np.random.default_rng([seed, index])
+        moved = own.normal(size=WIDTH) * shift
+        mix = own.dirichlet([skew] * CLASSES)
+        self._splits = {}
+        for split, count in (("training", int(own.integers(60, 180))), ("validation", 60), ("test", 100)):
+            even = own.integers(0, CLASSES, count)
+            labels = own.choice(CLASSES, count, p=0.9 * mix + 0.1 / CLASSES) if split != "test" else even
+            inputs = centres[labels] + moved + own.normal(size=(count, WIDTH)) * 1.6
+            told = (labels + 1) % CLASSES if turned else labels
+            self._splits[split] = torch.tensor(inputs, dtype=torch.float32)[:, None, :, None], torch.tensor(told)
+
+    def num_samples(self, split: str) -> int:
+        return len(self._splits[split][1])
+
+    def class_counts(self, split: str) -> torch.Tensor:
+        return torch.bincount(self._splits[split][1], minlength=CLASSES)
+
+    def order(self, split: str, shuffle_seed: int | None = None) -> list[int]:
+        count = self.num_samples(split)
+        if shuffle_seed is None:
+            return list(range(count))
+        return torch.randperm(count, generator=torch.Generator().manual_seed(shuffle_seed)).tolist()
+
+    def batches(self, split: str, *, batch_size: int, shuffle_seed: int | None = None, augment: bool = False) -> Any:
+        inputs, labels = self._splits[split]
+        order = torch.tensor(self.order(split, shuffle_seed))
+        return [(inputs[part], labels[part]) for part in order.split(batch_size)]
+
+
+class Prior:
+    """Fixed random features (Fed-MAS)."""
+
+    name, width, fingerprint = "random", 8, "random"
+
+    def __init__(self) -> None:
+        self.weight = torch.randn(WIDTH, self.width, generator=torch.Generator().manual_seed(1))
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.flatten(1) @ self.weight
+
+    def to(self, device: Any) -> Prior:
+        return self
+
+
+class PointsTask(Task):
+    """Which class a point is of.
+
+    Args:
+        seed: of the data.
+        shift, skew: of the sites: deviation of their centres; concentration of their classes (small: unequal).
+        wrong: sites whose labels are off by one.
+        projector_dim, retrained_head, neck_dim: as of the packaged classification.
+    """
+
+    primary_metric = "accuracy"
+    has_classes = True
+
+    def __init__(
+        self,
+        seed: int = 0,
+        shift: float = 0.3,
+        skew: float = 2.0,
+        wrong: Sequence[str] = (),
+        projector_dim: int | None = None,
+        neck_dim: int | None = None,
+        retrained_head: bool = False,
+    ) -> None:
+        self.seed, self.shift, self.skew, self.wrong = seed, shift, skew, list(wrong)
+        self.projector_dim, self.neck_dim, self.retrained_head = projector_dim, neck_dim, retrained_head
+
+    @property
+    def classes(self) -> int:
+        return CLASSES
+
+    def build_model(self) -> torch.nn.Module:
+        encoder = torch.nn.Sequential()
+        for name, layer in (
+            ("flat", torch.nn.Flatten()), ("down_3", torch.nn.Linear(WIDTH, 16)),
+            ("norm", torch.nn.BatchNorm1d(16)), ("bend", torch.nn.ReLU()),
+        ):  # fmt: skip
+            encoder.add_module(name, layer)
+        heads: dict[str, Any] = {"projector_dim": self.projector_dim, "neck_dim": self.neck_dim}
+        return Classifier(encoder, 16, CLASSES, in_channels=1, retrained_head=self.retrained_head, **heads)
+
+    def load_prior(self, network: str, checkpoint: str | None, image_size: int | None) -> Any:
+        return Prior()
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(outputs, targets)
+
+    def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    def evaluate(self, model: Any, batches: Iterable[Any], device: Any) -> dict[str, float]:
+        right = seen = total = 0.0
+        with evaluating(model):
+            for inputs, targets in batches:
+                outputs = model(inputs)
+                right += float((outputs.argmax(1) == targets).sum())
+                total += float(self.sample_losses(outputs, targets).sum())
+                seen += len(targets)
+        return {"accuracy": right / seen, "loss": total / seen}
+
+    def open_site(self, site: str, settings: Any) -> SiteData:
+        return Points(site, self.seed, self.shift, self.skew, site in self.wrong)
+
+
+# ------------------------------------------------------------------------------------------------ a run
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is wrong.
+
+    Args:
+        words: for the table.
+        sites: that are.
+        turned: their labels are off by one.
+        by: factor of their updates.
+        claims: they say whatever makes them the heaviest.
+    """
+
+    words: str
+    sites: tuple[str, ...] = ()
+    turned: bool = False
+    by: float = 1.0
+    claims: bool = False
+
+
+NOBODY = Case("nobody")
+TURNED, TWO_TURNED = Case("labels, 1", (LIAR,), True), Case("labels, 2", tuple(PAIR), True)
+CASES = (
+    NOBODY, TURNED, TWO_TURNED,
+    Case("x -1", (LIAR,), by=-1.0), Case("x -5", (LIAR,), by=-5.0), Case("x -5 + claim", (LIAR,), by=-5.0, claims=True),
+)  # fmt: skip
+
+
+class Hospitals(LocalTransport):
+    """Sites in this process, some of which change what they send."""
+
+    case: Case
+    claim: Lie
+
+    def _answer(self, site: str, name: str, task: Message) -> Message:
+        reply = super()._answer(site, name, task)
+        if site not in self.case.sites:
+            return reply
+        if name == TASK_TRAIN and self.case.by != 1 and reply.params is not None:
+            reply.params = {k: self.case.by * v if v.is_floating_point() else v for k, v in reply.params.items()}
+        if self.case.claims and name in (TASK_TRAIN, TASK_ANCHOR):
+            report = reply.meta.get("report") or {}
+            if name == TASK_TRAIN:
+                told = dict(self.claim.report)
+                reply.meta["num_samples"] = told.pop("num_samples", reply.meta.get("num_samples"))
+                report |= {key: value for key, value in told.items() if key in report}
+            elif self.claim.anchor is not None:
+                report |= {key: [self.claim.anchor] * len(report["layers"]) for key in ("cka", "dissimilarity")}
+        return reply
+
+
+TRAINING = {
+    "learning_rate": 0.3,
+    "optimizer": "sgd",
+    "batch_size": 200,
+    "local_epochs": 4,
+    "momentum": 0.0,
+    "keep_optimizer_state": False,
+}
+
+
+def run(
+    method: Method, case: Case, seed: int = 0, bounds: Mapping[str, Any] | None = None, rounds: int = ROUNDS,
+    shift: float = 0.3, skew: float = 2.0,
+) -> dict[str, Any]:  # fmt: skip
+    """The results of one run."""
+    learns = {k: v for k, v in method.learns.items() if k in ("retrained_head",)}
+    learns |= {"projector_dim": 8} if method.name == "fed_mas" else {"neck_dim": 16} if method.name == "moon" else {}
+    task = PointsTask(seed, shift, skew, case.sites if case.turned else (), **learns)
+    given = {k: v for k, v in method.small.items() if k in field_names(method.training)}
+    own = {**method.site, **given, **{k: v for k, v in TRAINING.items() if k not in method.keeps}}
+    if "gradient_repeats" in own:
+        own["gradient_repeats"] = 1
+    training = build(method.training, own)
+    fast = {"creff": {"classifier_epochs": 20, "feature_steps": 20}}.get(method.name, {})
+    shared = {"learning_rate": TRAINING["learning_rate"]} if "learning_rate" in field_names(method.rule) else {}
+    rule = build(method.rule, {**method.server, **fast, **shared})
+    with tempfile.TemporaryDirectory(prefix="fairflare-poison-") as name:
+        folder = Path(name)
+        transport = Hospitals(SITES, task, training, {}, folder / "sites")
+        transport.case = case
+        transport.claim = ([lie for lie in words_for(method) if "1e30" not in lie.words] or [liar.SAMPLES])[-1]
+        settings = RunSettings(num_rounds=rounds, seed=seed, label=method.name, **(bounds or {}))
+        place = Place(folder / "run", folder / "kept", "poison", site_half=values_of(training))
+        with contextlib.suppress(RoundFailed):
+            Rounds(task, rule, settings, transport, place).run()
+        return read_results(folder / "run" / "fairflare")
+
+
+def quick() -> None:
+    """No pictures, no page, one thread, no log, nothing waits for the disk."""
+    os.fsync = lambda _: None
+    if Path("/dev/shm").is_dir():
+        tempfile.tempdir = "/dev/shm"
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    journal.draw_pictures = journal.write_run_page = lambda *_: []  # type: ignore[assignment]
+
+
+def accuracy(results: Mapping[str, Any], case: Case) -> float:
+    """Mean over the honest sites, of the last model; 0 where the run failed."""
+    test = results["test"] or {}
+    found = [test[site]["accuracy"] for site in SITES if site in test and site not in case.sites]
+    return float(np.mean(found)) if found else 0.0
+
+
+# ------------------------------------------------------------------------------------------------ tables
+
+#: Columns of the table of accuracies: what is set besides the method, and for which methods.
+COLUMNS: dict[str, tuple[dict[str, Any] | None, tuple[str, ...] | None]] = {
+    "default": (None, None),
+    "exported": (FOR_HOSPITALS, None),
+    "exported, suspects=equal": ({**FOR_HOSPITALS, "suspects": "equal"}, LEAD),
+    "exported, suspects=out": ({**FOR_HOSPITALS, "suspects": "out"}, LEAD),
+    "exported, aggregate=median": ({**FOR_HOSPITALS, "aggregate": "median"}, LEAD),
+}
+#: How unlike the honest sites are: shift, skew (of the Dirichlet distribution of their classes).
+UNLIKE = {"alike": (0.1, 10.0), "as in the table": (0.3, 2.0), "unlike": (0.6, 1.0), "very unlike": (1.0, 0.3)}
+
+
+class Cache:
+    """What was measured, a line a run, so that a command that was stopped goes on."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        lines = path.read_text(encoding="utf-8").splitlines() if path is not None and path.exists() else []
+        self.found = {tuple(key): value for key, value in map(json.loads, lines)}
+
+    def __call__(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        if key not in self.found:
+            self.found[key] = make()
+            if self.path is not None:
+                with self.path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps([key, self.found[key]]) + "\n")
+        return self.found[key]
+
+
+def accuracies(cache: Cache, methods: Sequence[Method], seeds: int) -> list[str]:
+    """Mean accuracy at the honest sites, a row for each method and column."""
+    rows = ["| method | set | " + " | ".join(case.words for case in CASES) + " |"]
+    rows.append("| --- | --- |" + " ---: |" * len(CASES))
+    for seed in range(seeds):  # a command that is stopped has whole seeds
+        for method in methods:
+            for column, (bounds, only) in COLUMNS.items():
+                for case in CASES if only is None or method.name in only else ():
+
+                    def measure(method: Method = method, case: Case = case, bounds: Any = bounds) -> float:
+                        return accuracy(run(method, case, seed, bounds), case)
+
+                    cache(("accuracy", method.name, column, case.words, seed), measure)
+    for method in methods:
+        for column, (_, only) in COLUMNS.items():
+            if only is None or method.name in only:
+                found = [
+                    statistics.fmean(cache.found["accuracy", method.name, column, case.words, s] for s in range(seeds))
+                    for case in CASES
+                ]
+                rows.append(f"| {method.title} | {column} | " + " | ".join(f"{value:.2f}" for value in found) + " |")
+    return rows
+
+
+def suspicions(cache: Cache, seeds: int) -> list[str]:
+    """How often sites are suspected, rightly and wrongly."""
+    rows = [
+        "| honest sites | runs | an honest site suspected | runs | labels off by one at one of six: found | honest |"
+    ]
+    rows.append("| --- |" + " ---: |" * 5)
+    for words, (shift, skew) in UNLIKE.items():
+        found: dict[str, list[list[str]]] = {}
+        for case in (NOBODY, TURNED):
+            for name in ("fed_avg", "fed_ism_plus_l", "fed_lwr"):
+                for seed in range(seeds):
+
+                    def measure(name: str = name, case: Case = case, seed: int = seed) -> list[str]:
+                        record = run(all_methods()[name], case, seed, shift=shift, skew=skew)  # noqa: B023
+                        told = (w for r in record["rounds"] for w in r["warnings"])
+                        return sorted({w["site"] for w in told if w["kind"] == "suspect"})
+
+                    found.setdefault(case.words, []).append(
+                        cache(("suspected", words, case.words, name, seed), measure)
+                    )
+        honest, turned = found[NOBODY.words], found[TURNED.words]
+        wrongly = sum(any(site != LIAR for site in sites) for sites in turned)
+        rows.append(
+            f"| {words} ({shift:g}, {skew:g}) | {len(honest)} | {sum(map(bool, honest))} | {len(turned)} | "
+            f"{sum(LIAR in sites for sites in turned)} | {wrongly} |"
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="accuracy at the honest sites under wrong labels and turned updates")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--honest-seeds", type=int, default=10, help="of the table of suspicions")
+    parser.add_argument("--methods", nargs="*", help="default: all")
+    parser.add_argument("--cache", type=Path, help="a file of what was measured, which a second command goes on with")
+    parser.add_argument("--into", type=Path, help="a file with two marks, between which the tables are replaced")
+    args = parser.parse_args()
+    quick()
+    cache, methods = Cache(args.cache), [m for m in averaging() if not args.methods or m.name in args.methods]
+    parts = [
+        [f"Accuracy at the honest sites, mean of {args.seeds} seeds (chance: {1 / CLASSES:g}).", ""],
+        accuracies(cache, methods, args.seeds),
+        ["", "Suspected sites (shift of the sites' centres, concentration of their classes); default settings.", ""],
+        suspicions(cache, args.honest_seeds),
+    ]
+    text = "\n".join(line for part in parts for line in part)
+    if args.into is None:
+        print(text)
+        return
+    before, rest = args.into.read_text(encoding="utf-8").split(BEGIN)
+    args.into.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""What ``docs/privacy.md`` calls private is its owner's alone on a machine where others work too."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairflare.core.files import private_folder, write_whole
+from fairflare.federation import local as in_process
+from fairflare.federation.local import run_local
+from fairflare.federation.plan import make_plan
+from fairflare.reporting.page.write import OFF
+
+SITES = ["site-1", "site-2"]
+TINY: dict[str, Any] = {
+    "image_size": [33, 33], "features": [4, 4, 8, 8], "phantom": "fundus", "phantom_sites": 2, "phantom_samples": 60,
+    "phantom_test": 40, "partition": "iid", "local_epochs": 1, "batch_size": 16,
+}  # fmt: skip
+
+
+@pytest.fixture
+def umask() -> Iterator[None]:
+    """As most machines have it: others may read."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def open_to_others(folder: Path) -> list[str]:
+    """What in a folder, itself too, is more than its owner's."""
+    wrong = [path for path in (folder, *folder.rglob("*")) if mode(path) != (0o700 if path.is_dir() else 0o600)]
+    return [f"{mode(path):o} {path.relative_to(folder.parent)}" for path in wrong]
+
+
+@pytest.mark.usefixtures("umask")
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [("fed_lwr", {"anchor_as": "difference"}), ("fed_mrl", {"mu_policy": "qmix"}), ("ditto", {})],
+)
+def test_everything_that_a_run_keeps_is_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, settings: dict[str, Any]
+) -> None:
+    monkeypatch.delenv(OFF, raising=False)  # with the page
+    for name in ("states", "checkpoints", "examples"):  # as an administrator makes them
+        (tmp_path / name).mkdir()
+    local = {"state_root": str(tmp_path / "states"), "examples_folder": str(tmp_path / "examples")}
+    local["sites"] = {"server": {"checkpoint_root": str(tmp_path / "checkpoints"), "models_in_memory": 0}}  # type: ignore[assignment]
+    plan = make_plan(
+        method, task="classification", sites=SITES, num_rounds=2, experiment="e", settings={**TINY, **settings},
+        keep_local_models=True,
+    )  # fmt: skip
+    results = run_local(plan, tmp_path / "run", local)
+    kept = [results, tmp_path / "states" / "e", tmp_path / "checkpoints" / "e", *(tmp_path / "examples").iterdir()]
+    found = {path.name.partition(".")[0] for folder in kept for path in folder.rglob("*")}
+    assert {"results", "progress", "report", "local_model", "state-000002", "rounds", "examples"} <= found
+    assert [line for folder in kept for line in open_to_others(folder)] == []
+    models = [*results.parent.glob("*.pt")]
+    assert len(models) == 2
+    assert [mode(path) for path in models] == [0o600, 0o600]
+
+
+@pytest.mark.usefixtures("umask")
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_temporary_folders_are_private_while_sites_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
+) -> None:
+    """Without an experiment the sites' models wait in a temporary folder."""
+    monkeypatch.setattr(in_process.tempfile, "tempdir", str(tmp_path))
+    seen: list[list[str]] = []
+    names: set[str] = set()
+
+    class Looks:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *given: None
+
+        def round_done(self, *given: Any) -> None:
+            folders = [path for path in tmp_path.iterdir() if path.name.startswith("fairflare-")]
+            names.update(path.name.partition(".")[0] for folder in folders for path in folder.rglob("*"))
+            seen.append([line for folder in folders for line in open_to_others(folder)])
+
+    plan = make_plan("fed_lwr", task="classification", sites=SITES, num_rounds=1, settings=TINY)
+    run_local(plan, tmp_path / "run", listeners=[Looks()], jobs=jobs)  # type: ignore[list-item]
+    assert "local_model" in names
+    assert seen == [[]]
+
+
+@pytest.mark.usefixtures("umask")
+def test_a_folder_of_an_earlier_version_is_closed(tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    old.mkdir()
+    private_folder(old)
+    assert mode(old) == 0o700
+    assert mode(tmp_path) != 0o777
+    new = private_folder(tmp_path / "a" / "b")
+    assert [mode(path) for path in (new, new.parent)] == [0o700, 0o700]
+
+
+@pytest.mark.usefixtures("umask")
+def test_a_file_is_never_open_not_even_while_it_is_written(tmp_path: Path) -> None:
+    modes = []
+    path = tmp_path / "model.pt"
+    path.write_text("old")  # open to others
+    write_whole(path, lambda partial: (partial.write_text("new"), modes.append(mode(partial))))
+    assert (modes, mode(path), path.read_text()) == ([0o600], 0o600, "new")
+
+    def another(partial: Path) -> None:  # as safetensors and others do
+        other = tmp_path / "other"
+        other.write_text("other")
+        other.replace(partial)
+
+    write_whole(path, another)
+    assert (mode(path), path.read_text()) == (0o600, "other")
+
+
+@pytest.mark.usefixtures("umask")
+def test_what_is_made_to_be_handed_on_is_as_the_umask_says(tmp_path: Path) -> None:
+    path = tmp_path / "shared.txt"
+    write_whole(path, lambda partial: partial.write_text("x"), shared=True)
+    assert mode(path) == 0o644
+
+
+def test_a_folder_of_somebody_else_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(self: Path, wanted: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    tmp_path.chmod(0o755)
+    monkeypatch.setattr(Path, "chmod", refused)
+    private_folder(tmp_path)
+    assert "cannot be made private (Operation not permitted)" in caplog.text

@@ -1,0 +1,321 @@
+"""Who is called behind in results, tables and the page, and how sure that is said to be."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import io
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from scipy import stats
+
+from fairflare.core.sampling import BINS
+from fairflare.reporting.comparison import compare
+from fairflare.reporting.differences import differences, fell
+from fairflare.reporting.page.material import of_one, page_run
+from fairflare.reporting.page.write import build, write_report
+from fairflare.reporting.records import as_json
+from fairflare.reporting.standing import CASES, ERRORS, WITHIN, standing, who_is_behind
+from fairflare.reporting.table import fairness_table, rich_table
+from tests.unit.report_runs import document, write_comparison, write_run
+
+INFO = {"primary_metric": "balanced_accuracy", "higher_is_better": {}, "metric_range": [0, 1]}
+
+
+def classes(support: dict[str, int], recalls: dict[str, float]) -> tuple[dict[str, float], dict[str, Any]]:
+    """A site's metrics and what it says, with its images as cases."""
+    images = sum(support.values())
+    right = sum(support[c] * recalls[c] for c in recalls)
+    mean = statistics.fmean(recalls.values())
+    metrics = {"balanced_accuracy": mean, "accuracy": right / images, **{f"recall_{c}": r for c, r in recalls.items()}}
+    return metrics, {"images": images, "test_cases": images, "standard_error": 0.02, "class_support": support}
+
+
+def of_classes(*sites: tuple[dict[str, int], dict[str, float]], **info: Any) -> dict[str, Any]:
+    told = {f"site-{k}": classes(*site) for k, site in enumerate(sites, 1)}
+    found = standing({s: m for s, (m, _) in told.items()}, {s: said for s, (_, said) in told.items()}, INFO | info)
+    assert found is not None
+    return found
+
+
+def scores(*counts: tuple[int, int]) -> list[int]:
+    found = [0] * BINS
+    for place, count in counts:
+        found[place] = count
+    return found
+
+
+def of_dice(values: dict[str, float], said: dict[str, Any], **info: Any) -> dict[str, Any]:
+    found = standing({s: {"dice": v} for s, v in values.items()}, said, {"primary_metric": "dice"} | info)
+    assert found is not None
+    return found
+
+
+def dice(count: int, place: int, error: float = 0.01) -> dict[str, Any]:
+    return {
+        "images": count, "test_cases": count, "standard_error": error,
+        "case_scores": scores((place, count - count // 3), (place - 2, count // 3)),
+    }  # fmt: skip
+
+
+FAR = {"site-1": dice(30, 17), "site-2": dice(30, 17), "site-3": dice(30, 9)}
+NEAR = {"site-1": dice(6, 17), "site-2": dice(6, 16), "site-3": dice(6, 16)}
+
+
+# ------------------------------------------------------------------------------------------------ results
+
+
+def test_the_lowest_value_of_another_mix_of_classes_is_not_behind() -> None:
+    """One classifier (.9, .8, .4) at three sites; the one without the hard class has the highest average."""
+    same = {"a": 0.9, "b": 0.8, "c": 0.4}
+    found = of_classes(
+        ({"a": 200, "b": 200, "c": 200}, same), ({"a": 200, "b": 200, "c": 0}, {"a": 0.9, "b": 0.8}),
+        ({"a": 20, "b": 20, "c": 10}, same),
+    )  # fmt: skip
+    assert (found["test"], found["behind"], found["ahead"]) == (WITHIN, [], [])
+    assert found["sites"]["site-2"]["expected"] == pytest.approx(0.85)
+    assert found["common_classes"] == ["a", "b"]
+    assert [site["common"] for site in found["sites"].values()] == pytest.approx([0.85] * 3)
+    (line,) = (line for line in who_is_behind({"inequality": found}) if "different classes" in line)
+    assert "2 classes that all have (a, b): site-1 0.8500" in line
+
+
+def test_another_site_may_be_the_lowest_over_the_common_classes() -> None:
+    found = of_classes(
+        ({"a": 100, "b": 100}, {"a": 0.9, "b": 0.5}),
+        ({"a": 100}, {"a": 0.75}),
+        ({"a": 100, "b": 9}, {"a": 0.8, "b": 1}),
+    )
+    assert min(found["sites"], key=lambda s: found["sites"][s]["value"]) == "site-1"
+    assert "lowest at site-2." in " ".join(who_is_behind({"inequality": found}))
+
+
+def test_no_class_in_common_is_said() -> None:
+    found = of_classes(({"a": 50}, {"a": 0.9}), ({"b": 50}, {"b": 0.5}))
+    assert found["behind"] == []  # nothing can be dealt
+    assert any("no class in common" in line for line in who_is_behind({"inequality": found}))
+
+
+def test_a_site_that_does_worse_in_its_classes_is_behind() -> None:
+    mix = {"a": 100, "b": 40}
+    found = of_classes((mix, {"a": 0.9, "b": 0.8}), (mix, {"a": 0.92, "b": 0.75}), (mix, {"a": 0.7, "b": 0.55}))
+    assert (found["behind"], found["gap_site"]) == (["site-3"], "site-3")
+    assert found["common_classes"] is None
+    assert found["std"] == pytest.approx(statistics.pstdev([0.85, 0.835, 0.625]))
+    assert 0 < found["chance_std"] < found["std"]
+    first = found["sites"]["site-1"]
+    low = [stats.binomtest(k, n).proportion_ci(method="wilson").low for k, n in ((90, 100), (32, 40))]
+    assert first["low"] == pytest.approx(0.85 - 0.5 * ((0.9 - low[0]) ** 2 + (0.8 - low[1]) ** 2) ** 0.5)
+    assert who_is_behind({"inequality": found})[0].startswith("Behind: site-3 (0.")
+
+
+def test_accuracy_has_wilsons_interval_with_classes_and_without() -> None:
+    mix = {"a": 30, "b": 10}
+    found = of_classes((mix, {"a": 0.9, "b": 0.8}), (mix, {"a": 0.8, "b": 0.5}), primary_metric="accuracy")
+    expected = stats.binomtest(35, 40).proportion_ci(method="wilson")
+    assert found["sites"]["site-1"]["low"] == pytest.approx(expected.low)
+    at_home = {"images": 40, "test_cases": 40, "standard_error": 0.05, "case_scores": scores((0, 5), (19, 35))}
+    test = {"x": {"accuracy": 35 / 40}, "y": {"accuracy": 35 / 40}}
+    alone = standing(test, {"x": at_home, "y": at_home}, INFO | {"primary_metric": "accuracy"})
+    assert alone is not None
+    assert (alone["test"], alone["sites"]["x"]["low"]) == (CASES, pytest.approx(expected.low))
+    assert alone["sites"]["x"]["expected"] == pytest.approx(35 / 40)
+
+
+def test_images_of_one_patient_are_no_cases() -> None:
+    """Their counts would be dealt as if they were independent: the standard errors, which know patients, are taken."""
+    test, said = {}, {}
+    for site, recall in (("x", 0.9), ("y", 0.7)):
+        test[site], said[site] = classes({"a": 40, "b": 40}, {"a": recall, "b": recall})
+        said[site] |= {"test_cases": 10, "standard_error": 0.05}
+    found = standing(test, said, INFO)
+    assert found is not None
+    assert found["test"] == ERRORS
+    half = stats.t.ppf(0.975, 9) * 0.05
+    assert found["sites"]["y"]["low"] == pytest.approx(0.7 - half)
+    assert found["sites"]["x"]["high"] == 1.0  # cut to the range
+
+
+def test_scores_of_cases_are_dealt() -> None:
+    found = of_dice({"site-1": 0.85, "site-2": 0.85, "site-3": 0.45}, FAR, metric_range=[0, 1])
+    assert (found["test"], found["behind"]) == (CASES, ["site-3"])
+    assert found["sites"]["site-1"]["expected"] == pytest.approx((0.85 + 0.85 + 0.45) / 3)  # not of rounded scores
+
+
+def test_a_lower_value_is_ahead_where_lower_is_better() -> None:
+    values = {"site-1": 0.85, "site-2": 0.85, "site-3": 0.45}
+    found = of_dice(values, FAR, higher_is_better={"dice": False}, metric_range=[0, 1])
+    assert found["ahead"] == ["site-3"]
+    assert "site-3" not in found["behind"]
+    assert found["gap_site"] != "site-3"
+
+
+def test_a_range_of_its_own_scales_the_bins() -> None:
+    """HD95 in mm: the same counts in [0, 100]."""
+    of_one = of_dice({"site-1": 0.85, "site-2": 0.8, "site-3": 0.75}, NEAR, metric_range=[0, 1])
+    of_mm = of_dice({"site-1": 85, "site-2": 80, "site-3": 75}, NEAR, metric_range=[0, 100])
+    assert of_mm["p_value"] == of_one["p_value"]
+    assert of_mm["chance_std"] == pytest.approx(100 * of_one["chance_std"])
+
+
+def test_a_site_of_one_case_has_no_interval_and_a_word() -> None:
+    one = {"images": 1, "test_cases": 1, "standard_error": None, "case_scores": scores((10, 1))}
+    found = of_dice({"site-1": 0.85, "site-2": 0.8, "site-3": 0.5}, {**NEAR, "site-3": one})
+    told = who_is_behind({"inequality": as_json(found, "x")})
+    assert "No interval (one test case): site-3." in told
+    assert found["sites"]["site-3"]["p_value"] is not None  # its case is dealt with the others
+
+
+def test_sites_that_say_nothing_are_named() -> None:
+    found = of_dice({"site-1": 0.85, "site-2": 0.8, "site-3": 0.5}, {k: NEAR[k] for k in ("site-1", "site-2")})
+    told = who_is_behind({"inequality": as_json(found, "x")})
+    assert "No interval (it sent none): site-3." in told
+    assert any(line.startswith("Not in the test") and "site-3" in line for line in told)
+    assert found["std"] == pytest.approx(0.025)  # over those that were tested
+    alone = of_dice({"site-1": 0.85, "site-2": 0.8}, {"site-1": NEAR["site-1"]})
+    assert (alone["test"], alone["behind"]) == (None, [])
+    assert standing({"x": {"dice": 0.5}}, {}, {"primary_metric": "dice"}) is None
+
+
+def test_a_value_that_is_not_finite_is_in_no_test() -> None:
+    found = of_dice({"site-1": 0.85, "site-2": 0.8, "site-3": float("nan")}, NEAR)
+    assert sorted(found["sites"]) == ["site-1", "site-2"]
+
+
+# ------------------------------------------------------------------------------------------------ tables and the page
+
+
+def run(said: dict[str, Any] | None, values: tuple[float, ...] = (0.85, 0.8, 0.5), seed: int = 0, **more: Any) -> Any:
+    made = document(more.pop("label", "fed_avg"), seed, dict(zip(("site-1", "site-2", "site-3"), values, strict=True)))
+    if said:
+        made["inequality"] = as_json(standing(made["test"], said, made["info"]), "inequality")
+    return json.loads(json.dumps(made | more))
+
+
+def test_the_table_has_intervals_and_names_who_is_behind() -> None:
+    made = run(FAR, (0.85, 0.85, 0.45))
+    lines = [line.split() for line in fairness_table(made).splitlines()]
+    half = stats.t.ppf(0.975, 29) * 0.01
+    assert ["site-3", "0.4500", f"[{0.45 - half:.3f},", f"{0.45 + half:.3f}]", "30", "0.5500"] in lines
+    assert ["worst", "site", "site-3", "-", "-", "site-3?"] in lines  # of the loss nobody says it
+    assert ["std", "if", "equal", f"{made['inequality']['chance_std']:.4f}", "-", "-", "-"] in lines
+    assert "Behind: site-3 (0.2667 behind the 0.7167 expected of equal sites, p = 0.001 or less)" in fairness_table(
+        made
+    )
+    console = Console(file=io.StringIO(), width=120)
+    console.print(rich_table(made))
+    assert "[0.430, 0.470]" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_table_does_not_name_a_site_that_chance_put_last() -> None:
+    made = run(NEAR, (0.85, 0.8, 0.78))
+    text = fairness_table(made)
+    assert ["worst", "site", "site-3?", "-", "-", "site-3?"] in [line.split() for line in text.splitlines()]
+    assert "?: has the worst value; that the site is behind the others is not shown." in text
+    assert "No site can be told to be behind the others: the furthest is site-3" in text
+    assert "Behind" not in text
+    rows = list(csv.DictReader(io.StringIO(fairness_table(made, style="csv"))))
+    assert float(rows[2]["high"]) == made["inequality"]["sites"]["site-3"]["high"]
+    assert rows[2]["cases"] == "6"
+    other = fairness_table(made, metric="loss")
+    assert "interval" not in other
+    assert "No site can be told" not in other
+
+
+def test_recalls_stand_beside_the_number_of_images() -> None:
+    made = run(None)
+    told = {f"site-{k}": classes({"a": 9, "b": 3 * (k != 2)}, {"a": 2 / 3, "b": 1 / 3} if k != 2 else {"a": 2 / 3})
+            for k in (1, 2, 3)}  # fmt: skip
+    made["test"] = {site: metrics for site, (metrics, _) in told.items()}
+    made["info"] |= {"primary_metric": "balanced_accuracy", "shown_metrics": ["balanced_accuracy"]}
+    made["inequality"] = as_json(standing(made["test"], {s: said for s, (_, said) in told.items()}, made["info"]), "x")
+    for style in ("text", "markdown"):
+        text = " ".join(fairness_table(made, style=style).replace("|", " ").split())  # type: ignore[arg-type]
+        assert "recall, test images a b" in text
+        assert "site-1 0.67 of 9 0.33 of 3 site-2 0.67 of 9 - of 0" in text
+    console = Console(file=io.StringIO(), width=120)
+    console.print(rich_table(made))
+    assert "0.33 of 3" in console.file.getvalue()  # type: ignore[attr-defined]
+    page = build(of_one(page_run(made)))
+    (table,) = (p for s in page.sections for p in s.parts if p.name == "classes")
+    assert list(table.rows[1]) == ["site-2", "0.67 of 9", "- of 0"]  # type: ignore[union-attr]
+
+
+def test_results_of_an_earlier_version_are_read_and_say_that_nothing_is_known(tmp_path: Path) -> None:
+    old = run(None)
+    assert "inequality" not in old
+    text = fairness_table(old)
+    assert "Whether the worst site is behind or unlucky cannot be told" in text
+    assert "interval" not in text.splitlines()[1]
+    page = write_report(write_run(tmp_path / "run", old), tmp_path / "page").read_text(encoding="utf-8")
+    assert "Whether the worst site is behind or unlucky cannot be told" in page
+    assert "Standard deviation that equal sites" not in compare([old])
+
+
+def test_the_page_says_it_in_the_summary_the_picture_and_a_table(tmp_path: Path) -> None:
+    made = run(FAR, (0.85, 0.85, 0.45))
+    page = build(of_one(page_run(made)))
+    assert "Behind: site-3 (0.2667 behind the 0.7167 expected of equal sites" in " ".join(page.summary)
+    assert "Measured on 90 test cases, 30 at a site." in page.summary
+    section = page.sections[0]
+    assert not any(note.startswith("Behind") for note in section.notes)  # once is enough
+    assert any("equal ones show" in note for note in section.notes)
+    results, picture, sites = section.parts[:3]
+    assert results.rows[0][4].mean == made["inequality"]["chance_std"]  # type: ignore[union-attr]
+    found = made["inequality"]["sites"]["site-3"]
+    assert list(sites.rows[2][2:]) == [found["low"], found["high"], 30, found["expected"], found["p_value"]]  # type: ignore[union-attr]
+    (axes,) = picture.draw().axes  # type: ignore[union-attr]
+    (bars,) = (c for c in axes.containers if c.__class__.__name__ == "BarContainer")
+    ends = [segment[:, 0].tolist() for segment in bars.errorbar[2][0].get_segments()]
+    assert ends[2] == pytest.approx([found["low"], found["high"]])
+    write_report(write_run(tmp_path / "run", made), tmp_path / "page")
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda found: found.update(behind="site-3"),
+        lambda found: found.update(gap_site="nobody"),
+        lambda found: found.update(p_value=None),
+        lambda found: found.update(test="a coin"),
+        lambda found: found.update(sites=[1]),
+        lambda found: found["sites"]["site-1"].update(value="x"),
+        lambda found: found["sites"]["site-1"].update(p_value="x", class_support={"a": "x"}),
+        lambda found: found["sites"].update({"site-2": 5}),
+    ],
+)
+def test_a_page_of_a_damaged_file_is_made_all_the_same(spoil: Any) -> None:
+    made = run(FAR, (0.85, 0.85, 0.45))
+    found = copy.deepcopy(made["inequality"])
+    spoil(found)
+    read = page_run(made | {"inequality": found})
+    page = build(of_one(read))
+    assert read.problems
+    assert page.sections
+
+
+def test_a_comparison_says_what_equal_sites_would_show_and_who_is_behind() -> None:
+    runs = [run(FAR, (0.85, 0.85, 0.45), 0), run(NEAR, (0.85, 0.8, 0.78), 1)]
+    chance = statistics.fmean(made["inequality"]["chance_std"] for made in runs)
+    assert f"sampling alone: fed_avg {chance:.4f} (behind: site-3 in 1 of 2)." in " ".join(compare(runs).split())
+    assert "sampling alone" not in compare(runs, metric="loss")
+
+
+def test_beside_a_smaller_spread_stands_who_lost(tmp_path: Path) -> None:
+    """The spread is smaller because the best site fell."""
+    runs = [run(None, (0.9, 0.8, 0.5), s, label="a") for s in (0, 1)]
+    runs += [run(None, (0.6 + 0.01 * s, 0.77 + 0.04 * s, 0.5), s, label="b") for s in (0, 1)]
+    runs += [run(None, (0.95, 0.8, 0.5), s, label="c") for s in (0, 1)]
+    found = differences(runs, "a", "dice")
+    (line,) = fell(found, higher_is_better=True)
+    assert line.startswith("b: smaller spread (-0.0")
+    assert line.endswith("2 sites lost (site-1 -0.2950 beyond noise, site-2 -0.0100).")
+    (risen,) = fell(found, higher_is_better=False)
+    assert risen.endswith("no site lost.")
+    page = write_report(write_comparison(tmp_path / "runs", runs), tmp_path / "page").read_text(encoding="utf-8")
+    assert "2 sites lost (site-1 -0.2950" in page

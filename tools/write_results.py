@@ -252,8 +252,8 @@ def _legend(stored: Stored, table: str, reference: str) -> str:
     lines.append(f"Differences to {reference}, paired by seed: mean [95 % interval over {OVER[about['over']]}].")
     if about.get("corrected"):
         lines.append(
-            f"`*` better, `!` worse, after Holm's correction over the rows: {outside} of {len(whole)}; `?`: cannot be said; "
-            "all else is within noise."
+            f"`*` better, `!` worse, after Holm's correction over the rows: {outside} of {len(whole)}. `?`: nothing can"
+            " be said; all else is within noise."
         )
     else:
         lines.append(

@@ -64,7 +64,7 @@ class Figure:
     def text(self) -> str:
         """As a cell of a table."""
         if math.isnan(self.mean):
-            return UNKNOWN
+            return self.verdict or UNKNOWN
         if not self.reference:
             return f"{self.mean:.4f}" + ("" if math.isnan(self.sd) else f" ± {self.sd:.4f}")
         interval = "" if math.isnan(self.low) else f" [{self.low:+.3f}, {self.high:+.3f}]"
@@ -535,9 +535,10 @@ def _figure(
     table: str, row: str, reference: str, measure: str, seeds: str, mean: str, sd: str, verdict: str = "", **more: str
 ) -> Figure:
     numbers = {name: float(more.get(name) or "nan") for name in ("low", "high", "p", "p_holm")}
-    return Figure(
-        table, row, reference, measure, seeds, float(mean or "nan"), float(sd or "nan"), verdict=verdict, **numbers
-    )
+    if mean and not re.fullmatch(r"[-+.\de]+", mean):  # a word instead, such as "suppressed"
+        mean, verdict = "", mean
+    numbers |= {"mean": float(mean or "nan"), "sd": float(sd or "nan")}
+    return Figure(table, row, reference, measure, seeds, verdict=verdict, **numbers)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -173,7 +173,8 @@ def test_every_method_page_with_rows_shows_them() -> None:
 def run(label: str, seed: int, by_site: dict[str, float], draws: dict[str, list[float]]) -> dict[str, Any]:
     info = {
         "label": label, "config": {"seed": seed}, "seed": seed, "num_rounds": 2, "sites": sorted(by_site),
-        "primary_metric": "dice", "shown_metrics": ["dice"], "measured": "personal" if label == "own" else "common",
+        "primary_metric": "dice", "shown_metrics": ["dice"], "higher_is_better": {"dice": True},
+        "measured": "personal" if label == "own" else "common",
     }  # fmt: skip
     test = {site: {"dice": value} for site, value in by_site.items()}
     return {"status": "completed", "info": info, "test": test, "rounds": [], "left_out": [], "resampled": draws}
@@ -259,6 +260,16 @@ def test_a_comparison_of_two_codes_or_data_is_no_page(elsewhere: Any, comparison
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match="made with 2 codes, machines or data"):
         elsewhere.take(comparison, "mine", "main", "my images")
+
+
+def test_a_figure_that_a_site_keeps_is_said_to_be_kept(elsewhere: Any, comparison: Path, tmp_path: Path) -> None:
+    file = comparison / "table.csv"
+    text = file.read_text()
+    assert text.count("0.51,") == 2  # site a and the worst of FedAvg
+    file.write_text(re.sub(r"0\.51,[^,]*,", "suppressed,,", text, count=1))
+    elsewhere.take(comparison, "mine", "main", "my images")
+    page = elsewhere.written((tmp_path / "mine.md").read_text(encoding="utf-8"))
+    assert "| FedAvg | suppressed | 0.7100 ± 0.0082 |" in page
 
 
 def test_only_sites_and_measures_are_taken_and_all_runs_must_be_in_the_table(elsewhere: Any, comparison: Path) -> None:

@@ -44,6 +44,7 @@ lint: $(STAMP)
 # All that is generated from the declarations: the README's method table, docs/privacy.md, jobs/. A test says it changes nothing.
 refresh: $(STAMP)
 	$(BIN)/python tools/refresh.py
+	$(BIN)/python tools/write_results.py
 
 # What docs/performance.md is made of; one thread a process, on a machine that does nothing else. With Flower beside us:
 # python3 -m venv DIR; DIR/bin/pip install "flwr[simulation]" torch monai; make bench FLOWER=DIR/bin/python

@@ -25,7 +25,7 @@ DOCS = ROOT / "docs"
 RESULTS = DOCS / "results"
 DATA = RESULTS / "data"
 MEASURES = ("average", "std", "worst")
-SIGNS = {"better": "*", "worse": "!"}  # all other verdicts: the interval holds 0, or there is none
+SIGNS = {"better": "*", "worse": "!"}
 UNKNOWN = "not recorded"
 OVER = {
     "seeds": "the seeds alone (Student's t): *seed noise*",
@@ -58,17 +58,17 @@ class Figure:
 
     @property
     def sign(self) -> str:
-        """``*`` better, ``!`` worse, ``~`` neither; ``?``: not recorded."""
-        return SIGNS.get(self.verdict, "~") if self.verdict else "?"
+        """``*`` better, ``!`` worse, ``~`` within noise; ``?``: nothing can be said (one seed, other sites ...)."""
+        return SIGNS.get(self.verdict, "~" if self.verdict == "within noise" else "?")
 
     def text(self) -> str:
         """As a cell of a table."""
         if math.isnan(self.mean):
-            return UNKNOWN
+            return self.verdict or UNKNOWN
         if not self.reference:
             return f"{self.mean:.4f}" + ("" if math.isnan(self.sd) else f" ± {self.sd:.4f}")
         interval = "" if math.isnan(self.low) else f" [{self.low:+.3f}, {self.high:+.3f}]"
-        mark = f" {SIGNS[self.verdict]}" if self.verdict in SIGNS else ""
+        mark = f" {self.sign}" if self.verdict and self.sign != "~" else ""
         return f"{self.mean:+.4f}{interval}{mark}"
 
 
@@ -252,15 +252,49 @@ def _legend(stored: Stored, table: str, reference: str) -> str:
     lines.append(f"Differences to {reference}, paired by seed: mean [95 % interval over {OVER[about['over']]}].")
     if about.get("corrected"):
         lines.append(
-            f"`*` better, `!` worse, after Holm's correction; all else is within noise: {outside} of {len(whole)}."
+            f"`*` better, `!` worse, after Holm's correction over the rows: {outside} of {len(whole)}. `?`: nothing can"
+            " be said; all else is within noise."
         )
     else:
         lines.append(
             f"`*` better, `!` worse, each by itself: {outside} of {len(whole)} intervals leave out 0, where luck alone "
-            f"would make about {max(1, round(len(whole) * 0.05))} do so."
+            f"would make about {max(1, round(len(whole) * 0.05))} do so. {_corrected(whole, about['over'])}"
         )
     lines.append("The std holds the sampling noise of the test splits too.")
     return " ".join(lines)
+
+
+def _corrected(figures: Sequence[Figure], over: str) -> str:
+    if over != "seeds":
+        return "Corrected for their number, as `fairflare compare` has it today, they cannot be: no p-values were kept."
+    kept = [f"{figure.row} ({figure.measure})" for figure in holm_keeps(figures)]
+    return (
+        f"With Holm's correction over the rows, as `fairflare compare` has it today, {', '.join(kept) or 'none'} stays."
+    )
+
+
+def holm_keeps(figures: Sequence[Figure]) -> list[Figure]:
+    """Differences, of intervals over seeds alone, that are beyond noise after Holm's correction over the rows.
+
+    The p-values are had back from the intervals, Student's t. These are rounded: each is taken half a digit wider.
+
+    Source:
+        Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 1979.
+    """
+    from scipy.special import stdtr, stdtrit
+
+    kept = []
+    for measure in dict.fromkeys(figure.measure for figure in figures):
+        found = []
+        for figure in (one for one in figures if one.measure == measure):
+            df = len(figure.seeds.split()) - 1
+            error = ((figure.high - figure.low) / 2 + 5e-4) / stdtrit(df, 0.975)
+            found.append((2 * stdtr(df, -abs(figure.mean) / error), figure))
+        for index, (p, figure) in enumerate(sorted(found, key=lambda pair: pair[0])):
+            if p * (len(found) - index) >= 0.05:
+                break
+            kept.append(figure)
+    return kept
 
 
 def _origin(origin: Mapping[str, Any]) -> str:
@@ -501,9 +535,10 @@ def _figure(
     table: str, row: str, reference: str, measure: str, seeds: str, mean: str, sd: str, verdict: str = "", **more: str
 ) -> Figure:
     numbers = {name: float(more.get(name) or "nan") for name in ("low", "high", "p", "p_holm")}
-    return Figure(
-        table, row, reference, measure, seeds, float(mean or "nan"), float(sd or "nan"), verdict=verdict, **numbers
-    )
+    if mean and not re.fullmatch(r"[-+.\de]+", mean):  # a word instead, such as "suppressed"
+        mean, verdict = "", mean
+    numbers |= {"mean": float(mean or "nan"), "sd": float(sd or "nan")}
+    return Figure(table, row, reference, measure, seeds, verdict=verdict, **numbers)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -142,6 +142,23 @@ def test_tables_in_marks_are_not_edited_by_hand(capsys: pytest.CaptureFixture[st
         tool.written(text.replace("fed_ism/main measures", "fed_ism/mian measures"))
 
 
+def test_holm_by_hand() -> None:
+    """t(2, .975) is 4.3027: means .10, .02, .05 of half width .01 have t 43, 8.6 and 21.5, p .0005, .013 and .002."""
+
+    def figure(row: str, mean: float, measure: str = "average") -> Any:
+        interval = (mean - 0.0095, mean + 0.0095)  # half a digit below .01, which is added for the rounding
+        return tool.Figure("t", row, "r", measure, "0 1 2", mean, math.nan, *interval, "better", math.nan, math.nan)
+
+    figures = [figure("a", 0.1), figure("b", 0.02), figure("c", 0.05)]
+    assert [kept.row for kept in tool.holm_keeps(figures)] == ["a", "c", "b"]
+    figures.append(figure("d", 0.0099))  # p .051: it and all behind it are lost, and b's .013 counts twice, not once
+    assert [kept.row for kept in tool.holm_keeps(figures)] == ["a", "c", "b"]
+    figures += [figure("e", 0.0), figure("f", 0.0)]  # now .013 counts four times
+    assert [kept.row for kept in tool.holm_keeps(figures)] == ["a", "c"]
+    figures = [figure("a", 0.02, measure) for measure in ("average", "worst", "std")]
+    assert len(tool.holm_keeps(figures)) == 3, "a measure is a family of its own"
+
+
 def test_every_method_page_with_rows_shows_them() -> None:
     for page, method in (("solo", "solo"), ("crt", "crt"), ("q_fed_avg", "q_fed_avg"), ("logit_adjustment", "fed_lc")):
         text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
@@ -156,7 +173,8 @@ def test_every_method_page_with_rows_shows_them() -> None:
 def run(label: str, seed: int, by_site: dict[str, float], draws: dict[str, list[float]]) -> dict[str, Any]:
     info = {
         "label": label, "config": {"seed": seed}, "seed": seed, "num_rounds": 2, "sites": sorted(by_site),
-        "primary_metric": "dice", "shown_metrics": ["dice"], "measured": "personal" if label == "own" else "common",
+        "primary_metric": "dice", "shown_metrics": ["dice"], "higher_is_better": {"dice": True},
+        "measured": "personal" if label == "own" else "common",
     }  # fmt: skip
     test = {site: {"dice": value} for site, value in by_site.items()}
     return {"status": "completed", "info": info, "test": test, "rounds": [], "left_out": [], "resampled": draws}
@@ -242,6 +260,16 @@ def test_a_comparison_of_two_codes_or_data_is_no_page(elsewhere: Any, comparison
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match="made with 2 codes, machines or data"):
         elsewhere.take(comparison, "mine", "main", "my images")
+
+
+def test_a_figure_that_a_site_keeps_is_said_to_be_kept(elsewhere: Any, comparison: Path, tmp_path: Path) -> None:
+    file = comparison / "table.csv"
+    text = file.read_text()
+    assert text.count("0.51,") == 2  # site a and the worst of FedAvg
+    file.write_text(re.sub(r"0\.51,[^,]*,", "suppressed,,", text, count=1))
+    elsewhere.take(comparison, "mine", "main", "my images")
+    page = elsewhere.written((tmp_path / "mine.md").read_text(encoding="utf-8"))
+    assert "| FedAvg | suppressed | 0.7100 ± 0.0082 |" in page
 
 
 def test_only_sites_and_measures_are_taken_and_all_runs_must_be_in_the_table(elsewhere: Any, comparison: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import re
@@ -22,6 +23,7 @@ from fairflare.methods.fed_nova import FedNova, NovaTraining
 from fairflare.methods.fed_prox import ProximalTraining
 from fairflare.methods.probes import LossProbe
 from fairflare.methods.q_fed_avg import QFedAvg
+from fairflare.methods.rule import RoundInputs
 from fairflare.methods.training import LocalTraining
 from fairflare.tasks.classification import ClassificationTask
 from tests.federation.network import Line, Run, good
@@ -194,7 +196,7 @@ def test_q_fed_avg_against_the_authors_loop(tmp_path, q):
         deltas.append(losses[site] ** q * gradient)
         hs.append(q * losses[site] ** (q - 1) * float(gradient @ gradient) + losses[site] ** q / rate)
     expected = flat(RECEIVED) - sum(d / sum(hs) for d in deltas)
-    rule = QFedAvg(q=q, learning_rate=rate)
+    rule = QFedAvg(q=q, lipschitz="rate", learning_rate=rate)
     state, weighing = aggregated(rule, tmp_path, reports("probe_loss", *losses.values()))
     np.testing.assert_allclose(flat(state), expected, rtol=0, atol=2e-6)
     mean = sum(LOCAL[site]["bn.running_var"].double() for site in SITES) / 3
@@ -219,10 +221,86 @@ def test_the_constant_of_the_step(tmp_path):
     said = reports("probe_loss", 1.0, 2.0, 3.0)
     steps = [
         aggregated(rule, tmp_path / str(number), said)[1].step
-        for number, rule in enumerate((QFedAvg(learning_rate=0.1), QFedAvg(lipschitz=10.0), QFedAvg(lipschitz=1.0)))
+        for number, rule in enumerate(
+            (QFedAvg(lipschitz="rate", learning_rate=0.1), QFedAvg(lipschitz=10.0), QFedAvg(lipschitz=1.0))
+        )
     ]
     assert steps[0] == pytest.approx(steps[1])
     assert steps[2] > steps[1]
+
+
+def q_weighed(rule: QFedAvg, changes: Any, losses: Any) -> Any:
+    """A round of one parameter that starts at 1."""
+    sites = list(SITES[: len(changes)])
+    return rule.weigh(
+        RoundInputs(
+            current_round=0,
+            num_rounds=9,
+            sites=sites,
+            num_samples=dict.fromkeys(sites, 1),
+            reports={site: {"probe_loss": loss} for site, loss in zip(sites, losses, strict=True)},
+            anchor_reports={},
+            states={
+                s: {"w": torch.tensor([1.0 - by], dtype=torch.float64)} for s, by in zip(sites, changes, strict=True)
+            },
+            owner={"w": "w"},
+            received={"w": torch.ones(1, dtype=torch.float64)},
+            parameters={"w"},
+        )
+    )
+
+
+def test_the_measured_constant_by_hand() -> None:
+    """a = (1/3, 2/3); sum a d^2 / F = 0.01 / 3 + 2/3 * 0.04 / 2 = 1/60; then half as much of it, then four times."""
+    rule = QFedAvg()
+    first = q_weighed(rule, (0.1, 0.2), (1.0, 2.0))
+    assert first.sites == pytest.approx({"a": 1 / 3, "b": 2 / 3})
+    assert first.values == pytest.approx({"step": 1 / 2, "lipschitz": 60.0})
+    shorter = q_weighed(rule, (0.1 / 2**0.5, 0.2 / 2**0.5), (1.0, 2.0))
+    assert shorter.values == pytest.approx({"step": 2 / 3, "lipschitz": 60.0})  # 1 / (1 + 60/120)
+    longer = q_weighed(rule, (0.2, 0.4), (1.0, 2.0))
+    assert longer.values == pytest.approx({"step": 1 / 2, "lipschitz": 15.0})
+    assert q_weighed(rule, (0.1, 0.2), (1.0, 2.0)).values == pytest.approx({"step": 0.8, "lipschitz": 15.0})
+
+
+@pytest.mark.parametrize("q", [0.5, 1.0, 2.0, 5.0])
+def test_the_measured_step_is_never_below_one_part_in_one_plus_q(q: float) -> None:
+    """Whatever a site sends: also a loss of 0, a huge update, and both."""
+    rule, rng = QFedAvg(q=q), np.random.default_rng(int(q * 2))
+    for _ in range(200):
+        changes, losses = 10 ** rng.uniform(-6, 3, 3), 10 ** rng.uniform(-8, 3, 3)
+        losses[0] *= rng.integers(2)
+        assert 1 / (1 + q) - 1e-12 <= q_weighed(rule, changes, losses).step <= 1
+
+
+def test_after_long_updates_the_default_steps_and_the_papers_constant_does_not(tmp_path) -> None:
+    """Longer by far than learning rate times gradient, as Adam's are."""
+    said = reports("probe_loss", 0.7, 0.6, 0.8)
+    steps = {L: aggregated(QFedAvg(lipschitz=L), tmp_path / str(L), said)[1].step for L in ("auto", "rate")}
+    assert steps["auto"] == pytest.approx(0.5)
+    assert steps["rate"] < 1e-2
+
+
+def test_the_measured_constant_outlives_a_restart_and_goes_back() -> None:
+    rule, again = QFedAvg(), QFedAvg()
+    assert rule.state_dict() == {}
+    start = rule.state_dict()
+    q_weighed(rule, (0.2, 0.4), (1.0, 2.0))
+    again.load_state_dict(json.loads(json.dumps(rule.state_dict())))
+    assert q_weighed(again, (0.1, 0.2), (1.0, 2.0)).step == q_weighed(rule, (0.1, 0.2), (1.0, 2.0)).step != 0.5
+    rule.load_state_dict(start)
+    assert q_weighed(rule, (0.1, 0.2), (1.0, 2.0)).values == pytest.approx({"step": 0.5, "lipschitz": 60.0})
+
+
+def test_nothing_to_measure() -> None:
+    assert q_weighed(QFedAvg(), (0.0, 0.0), (1.0, 2.0)).step == 1.0
+    assert (
+        q_weighed(QFedAvg(), (math.inf, 0.1), (1.0, 2.0)).step == 0.0
+    )  # and the next round is as if it were the first
+    with pytest.raises(ValueError, match=r"lipschitz must be a number > 0 or one of 'auto', 'rate', got 'adam'"):
+        QFedAvg(lipschitz="adam")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"lipschitz must be a number > 0 or one of 'auto', 'rate', got 0"):
+        QFedAvg(lipschitz=0)
 
 
 # ------------------------------------------------------------------------------------------------ sites
@@ -304,7 +382,7 @@ def sent(site: str, value: float, report: Any, update: bool) -> FLModel:
     )
 
 
-RULES = [(FedNova(), "step_norm"), (QFedAvg(learning_rate=1.0), "probe_loss")]
+RULES = [(FedNova(), "step_norm"), (QFedAvg(lipschitz="rate", learning_rate=1.0), "probe_loss")]
 
 
 @pytest.mark.parametrize(("rule", "field"), RULES, ids=["nova", "q"])

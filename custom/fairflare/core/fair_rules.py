@@ -111,11 +111,30 @@ def nova_weights(
 # ------------------------------------------------------------------------------------------------ q-FedAvg
 
 
+def q_bend(losses: Mapping[str, float], squares: Mapping[str, float], q: float) -> float:
+    r"""How much the sites' changes are for their losses: the part of q-FedAvg's step that L multiplies.
+
+    .. math:: b = \sum_k a_k \lVert w_k - w^r \rVert^2 / F_k, \quad a_k = F_k^q / \sum_j F_j^q
+
+    Args:
+        losses: F by site, finite; at least 1e-10 counts.
+        squares: squared norm of the change by site; may be infinite.
+        q: ``>= 0``.
+
+    Returns:
+        ``>= 0``, may be infinite.
+    """
+    shares = power_weights(losses, q)
+    return math.fsum(share * squares[site] / max(losses[site], POWER_FLOOR) for site, share in shares.items() if share)
+
+
 def q_step(losses: Mapping[str, float], squares: Mapping[str, float], q: float, lipschitz: float) -> float:
     r"""Length of q-FedAvg's step, as a factor of the average change with weights in proportion to F^q.
 
     .. math:: \frac{L \sum F_k^q}{\sum_k (q F_k^{q-1} \lVert L (w^r - w_k) \rVert^2 + L F_k^q)}
-              = \frac{1}{1 + q L \sum_k a_k \lVert w_k - w^r \rVert^2 / F_k}, \quad a_k = F_k^q / \sum_j F_j^q
+              = \frac{1}{1 + q L b}
+
+    with b of :func:`q_bend`.
 
     Args:
         losses: F by site, finite; at least 1e-10 counts.
@@ -129,11 +148,7 @@ def q_step(losses: Mapping[str, float], squares: Mapping[str, float], q: float, 
     Source:
         Li et al., ICLR 2020, Algorithm 2 and their code.
     """
-    if q == 0:
-        return 1.0
-    shares = power_weights(losses, q)
-    bends = [share * squares[site] / max(losses[site], POWER_FLOOR) for site, share in shares.items() if share > 0]
-    return 1.0 / (1.0 + q * lipschitz * math.fsum(bends)) if all(map(math.isfinite, bends)) else 0.0
+    return 1.0 if q == 0 else 1.0 / (1.0 + q * lipschitz * q_bend(losses, squares, q))
 
 
 # ------------------------------------------------------------------------------------------------ agnostic

@@ -5,9 +5,11 @@ Li et al., "Fair Resource Allocation in Federated Learning", ICLR 2020; and the 
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from fairflare.core.fair_rules import finite_or_mean, q_step
+from fairflare.core.fair_rules import finite_or_mean, q_bend, q_step
 from fairflare.core.settings import NonNegative, Positive, settings
 from fairflare.core.updates import squared_norms
 from fairflare.core.weighting import POWER_FLOOR, power_weights, uniform_weights
@@ -27,12 +29,23 @@ class QFedAvg(Rule):
     over the trained parameters; batch norm's statistics are a plain mean. F is at least 1e-10; one that is not a number
     counts as the mean of the others'. q = 0: the uniform mean of the models.
 
+    L is the Lipschitz constant of the gradients. The paper's 1 / learning rate stands for it only where an update is
+    learning rate times gradient: with Adam the step would be some 1e-4 of the mean change. By default L is measured.
+    A loss that is never negative has a gradient with a square of at most 2 L F, and of L F where it falls
+    exponentially; with L times the change for the gradient, as in the paper, that gives
+
+    .. math:: L = 1 / \sum_k a_k \lVert w_k - w^r \rVert^2 / F_k, \quad a_k = F_k^q / \sum_j F_j^q
+
+    in each round, of which the least up to now counts. The step is 1 / (1 + q) of the mean change in the round that it
+    is from, and never shorter.
+
     Args:
         q: exponent, ``>= 0``.
         q_form: ``"delta_h"``, as above; ``"weighted"``: :math:`w \leftarrow \sum_k a_k w_k` with a_k in proportion
             to F_k^q (FedISM's code), whose step does not depend on L.
-        learning_rate: of the sites' training: L is 1 / learning_rate.
-        lipschitz: L itself, for Adam, whose steps are not learning rate times gradient; ``None``: as above.
+        learning_rate: of the sites' training, for ``lipschitz="rate"``.
+        lipschitz: L of ``"delta_h"``: ``"auto"``: measured, as above; ``"rate"``: 1 / learning_rate, the paper's, for
+            plain SGD; or a number.
 
     Source:
         Li et al., Algorithm 2 and the authors' code.
@@ -43,7 +56,11 @@ class QFedAvg(Rule):
     q: NonNegative = 1.0
     q_form: Literal["delta_h", "weighted"] = "delta_h"
     learning_rate: Positive = 1e-3
-    lipschitz: Positive | None = None
+    lipschitz: Positive | Literal["auto", "rate"] = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._measured: float | None = None  # the least L of the rounds up to now
 
     @property
     def not_a_mean(self) -> str:
@@ -56,13 +73,30 @@ class QFedAvg(Rule):
         floored = {site: max(loss, POWER_FLOOR) for site, loss in losses.items()}
         losses = inputs.moderated(floored, "probe_loss")
         squares = squared_norms(inputs.states, inputs.start(self), inputs.parameters)
-        step = q_step(losses, squares, self.q, self.lipschitz or 1 / self.learning_rate)
+        lipschitz = self._constant(q_bend(losses, squares, self.q))
+        step = q_step(losses, squares, self.q, lipschitz)
         return Weighing(
             sites=power_weights(losses, self.q),
             step=step,
             buffers=uniform_weights(inputs.sites),
-            values={"step": step},
+            values={"step": step, "lipschitz": lipschitz},
         )
+
+    def _constant(self, bend: float) -> float:
+        """L of a round, and what is kept of it."""
+        if self.lipschitz == "rate":
+            return 1 / self.learning_rate
+        if self.lipschitz != "auto":
+            return self.lipschitz
+        if 0 < bend < math.inf:
+            self._measured = min(1 / bend, math.inf if self._measured is None else self._measured)
+        return 1.0 if self._measured is None else self._measured  # nothing has changed yet: any will do
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._measured is None else {"lipschitz": self._measured}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._measured = state.get("lipschitz")
 
 
 METHODS = [

@@ -102,13 +102,18 @@ def test_settings_reach_the_parts_they_belong_to(tmp_path):
     assert meta["deploy_map"] == {"app": ["server", "north", "south"]}
 
 
-def test_every_exported_setting_is_read_back(tmp_path):
+@pytest.mark.parametrize(
+    "others",
+    [{"optimizer": "sgd", "momentum": 0.5}, {"betas": [0.5, 0.75], "similarity": "cosine", "cosine_mode": "matrix"}],
+)
+def test_every_exported_setting_is_read_back(others, tmp_path):
     """An argument kept under another name would be lost without a word."""
+    cosine = "similarity" in others
+    cka = {} if cosine else {"cka_estimator": "minibatch_unbiased", "cka_passes": 3}
     changed = {
-        "preset": "authors", "cka_estimator": "full_unbiased", "cka_split": "val", "cka_batch_size": 5,
-        "cka_passes": 3, "cka_max_samples": 9, "cosine_mode": "matrix", "cka_memory": 12345,
-        "optimizer": "sgd",
-        "learning_rate": 0.5, "weight_decay": 0.25, "betas": [0.5, 0.75], "momentum": 0.5, "batch_size": 3,
+        **others, **cka, "preset": "authors", "cka_split": "val", "cka_batch_size": 5,
+        "cka_max_samples": 9, "cka_memory": 12345,
+        "learning_rate": 0.5, "weight_decay": 0.25, "batch_size": 3,
         "local_epochs": 6, "keep_optimizer_state": False, "max_grad_norm": 2.0, "augment": True, "clip_min": 0.125,
         "clip_max": 0.5, "layer_granularity": "block",
     }  # fmt: skip

@@ -235,7 +235,9 @@ def run(
     overwrite: Overwrite = False,
 ) -> None:
     """Runs a method in FLARE's simulator and prints the fairness table. Exit code 1 when the run failed."""
+    from fairflare.cli.own_data import in_words, looked_at, suited_settings
     from fairflare.cli.simulate import RUN_FOLDER, simulate
+    from fairflare.federation.shared_images import refuse_shared_images
     from fairflare.federation.site_store import safe_name
     from fairflare.flare.recipes import FairRecipe
 
@@ -252,7 +254,15 @@ def run(
             raise ValueError("--sites all is for export; the simulator needs their number or names")
         local = site_settings(site_file, plan["experiment"], workspace)
         sites = run_sites(plan["sites"], local)
-        recipe = FairRecipe(**{**plan, "sites": sites, "keep_local_models": keep_local_models})
+        plan.update(sites=sites, keep_local_models=keep_local_models)
+        recipe = FairRecipe(**plan)
+        refuse_shared_images(recipe.plan.sites or (), local)
+        if images := looked_at(recipe.plan, local):
+            quick = plan["small"] and not plan["task_file"]
+            suited = suited_settings(recipe.plan, images) if quick else {}
+            if not suited.keys() <= plan["settings"].keys():
+                recipe = FairRecipe(**{**plan, "settings": {**suited, **plan["settings"]}})
+            console.print(in_words(recipe.plan, images, trial=quick and plan["num_rounds"] is None), highlight=False)
         say_what_lacks(recipe.plan.lacks)
         say_what_is_brought(recipe.plan.brought)
         if mlflow is not None:
@@ -404,7 +414,7 @@ def doctor(
 
 @app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def prepare(ctx: typer.Context) -> None:
-    """Makes folders with a datalist for every site out of public data sets or your own folders (docs/data.md)."""
+    """Makes folders with a datalist for every site out of public data sets or your own folders (docs/datasets.md)."""
     from fairflare.data.preparers.__main__ import main as prepare_data
 
     raise typer.Exit(prepare_data(ctx.args, prog="fairflare prepare"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -168,7 +169,22 @@ def _series(rows: list[str], plan_file: Path | None, told: Mapping[str, Any]) ->
     if given["sites"] is None:
         raise ValueError("a comparison needs the number or the names of the sites")
     given["sites"] = run_sites(given["sites"], local)
-    return Series(**given), local
+    return _on_own_data(Series(**given), local), local
+
+
+def _on_own_data(series: Any, local: Mapping[str, Any]) -> Any:
+    """The series as it suits the sites' own images, where there are such and nothing else is said."""
+    from fairflare.cli.own_data import in_words, looked_at, suited_settings
+    from fairflare.federation.shared_images import refuse_shared_images
+
+    plan = series.runs()[0].make()
+    refuse_shared_images(plan.sites or (), local)
+    if images := looked_at(plan, local):
+        if series.small and not series.task_file:
+            series = replace(series, settings={**suited_settings(plan, images), **series.settings})
+            plan = series.runs()[0].make()
+        console.print(in_words(plan, images, trial=series.small and series.rounds is None), highlight=False)
+    return series
 
 
 # ------------------------------------------------------------------------------------------------ while it goes

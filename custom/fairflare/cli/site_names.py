@@ -53,11 +53,18 @@ def run_sites(chosen: Chosen, local: Mapping[str, Any]) -> int | list[str] | Non
         sites by name.
 
     Raises:
-        ValueError: ``--sites`` names others than the file (says which).
+        ValueError: ``--sites`` names others than the file (says which), or the file is that of one site alone.
     """
     blocks = local.get("sites")
     blocks = {name: block for name, block in blocks.items() if name != "server"} if isinstance(blocks, Mapping) else {}
-    if not any(isinstance(block, Mapping) and "data_root" in block for block in blocks.values()):
+    shared = "data_root" in local  # of every site: their lists tell them apart, or it is one site's own file
+    told = ("data_root", "datalist") if shared else ("data_root",)
+    if not any(isinstance(block, Mapping) and any(key in block for key in told) for block in blocks.values()):
+        if shared and (chosen in ("default", 0, None) or (chosen if isinstance(chosen, int) else len(chosen)) > 1):
+            raise ValueError(
+                "--data names one folder and no 'sites': it is the file of one site. Give every site's folder under "
+                "'sites' (docs/data.md), or run that site alone: --sites 1 --min-sites 1"
+            )
         return 0 if chosen == "default" else chosen
     if chosen in ("default", 0):
         return list(blocks)

@@ -55,6 +55,21 @@ class FairnessSummary:
         return asdict(self) | {"excluded": list(self.excluded), "suppressed": list(self.suppressed)}
 
 
+#: Directions in results that were written before a run recorded them: what the packaged tasks measured then, by their
+#: exact names (a test compares with what these declare). Of any other metric such results do not say it.
+BEFORE_RECORDED: Mapping[str, bool] = {
+    **dict.fromkeys(
+        (
+            "dice", "volume_dice", "iou", "accuracy", "balanced_accuracy", "recall", "precision", "f1", "f1_macro",
+            "f1_harmonic", "precision_macro", "auc_ovo", "auc_ovr", "head", "medium", "tail", "all", "recall_<class>",
+            "dice_<class>", "volume_dice_<class>", "iou_<class>",
+        ),
+        True,
+    ),
+    "loss": False,
+}  # fmt: skip
+
+
 def declared_as(metric: str, known: Mapping[str, T]) -> T | None:
     """What is declared for a metric; ``None``: nothing is.
 

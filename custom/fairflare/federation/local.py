@@ -24,6 +24,7 @@ from fairflare.core.threads import one_thread
 from fairflare.exchange.messages import Message, decode_task, encode_reply, for_site
 from fairflare.federation.rounds import Rounds
 from fairflare.federation.run_settings import RESULTS_FOLDER, Place
+from fairflare.federation.shared_images import refuse_shared_images
 from fairflare.federation.site import DECODED_PLACE, SITE_FILE, SiteWorker, own_settings, refusal
 from fairflare.federation.site_store import safe_name
 from fairflare.federation.transport import Listener, Question
@@ -134,13 +135,15 @@ def run_local(
         The folder with ``results.json``.
 
     Raises:
-        ValueError: the plan names no sites, a checkpoint does not fit, or another run has its experiment.
+        ValueError: the plan names no sites, two sites have the same images, a checkpoint does not fit, or another run
+            has its experiment.
         RuntimeError: the run failed, or another one writes to ``folder``; the text says why.
         Stopped: ``should_stop`` said so.
     """
     if not plan.sites:
         raise ValueError("in one process there are no connected sites: give their number or names")
     local = dict(local or {})
+    refuse_shared_images(plan.sites, local)
     own = own_settings(local, "server")
     run_dir = folder / "server" / "simulate_job"
     for path in (run_dir, folder / "local"):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from fairflare.core import checks
-from fairflare.core.fairness import FairnessSummary, higher_is_better, summarize
+from fairflare.core.fairness import BEFORE_RECORDED, FairnessSummary, higher_is_better, summarize
 from fairflare.reporting.attendance import attendance
 from fairflare.reporting.layout import MISSING, blocks, csv_lines, cut, markdown_lines, number, wrapped
 from fairflare.reporting.records import SUPPRESSED
@@ -362,7 +362,8 @@ def direction_of(results: Mapping[str, Any], metric: str) -> bool:
 
 
 def _declared(results: Mapping[str, Any], metric: str) -> bool | None:
-    return higher_is_better(metric, (results["info"] or {}).get("higher_is_better"))
+    declared = (results["info"] or {}).get("higher_is_better")
+    return higher_is_better(metric, declared or BEFORE_RECORDED)
 
 
 def metrics_of(results: Mapping[str, Any]) -> list[str]:

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.data.datalist import DataError, Datalist, Sample, load_datalist
+from fairflare.data.datalist import SPLITS, DataError, Datalist, Sample, load_datalist
+from fairflare.data.patients import on_both_sides
 from fairflare.data.reading import read_image
 from fairflare.tasks.images import ImageTask, SiteSettings, read_settings
 
@@ -126,7 +127,7 @@ def check_sites(
             done(before, total)
         seen += looker.seen
         problems += looker.problems
-    problems += [*_names(opened), *_duplicates(seen), *_contradictions(seen), *_people(seen)]
+    problems += [*_names(opened), *_duplicates(seen), *_contradictions(seen), *_people(seen), *_unnamed_people(opened)]
     return DataReport(reports, problems)
 
 
@@ -300,6 +301,24 @@ def _contradictions(seen: Iterable[_Seen]) -> Iterator[Problem]:
         if len({one.target for one in group}) > 1:
             site, where = _where(group)
             yield Problem(site, f"one image with different labels: {where}; find out which one is right")
+
+
+def _unnamed_people(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator[Problem]:
+    """Sites whose list names no patient, and whose files' names put some into training and test."""
+    for _, listed in opened:
+        if listed.synthetic or any(s.patient is not None for own in listed.splits.values() for s in own):
+            continue
+        lists = {k: [s.image.as_posix() for s in own] for k, own in listed.splits.items() if k in SPLITS}
+        found = on_both_sides(lists)
+        if found is not None:
+            expression, both, number = found
+            shown = ", ".join(both[:PLACES]) + (" ..." if len(both) > PLACES else "")
+            text = (
+                f"no 'patient' is named, and by the names of files images of {len(both)} of {number} groups ({shown}) "
+                f"are in several of {', '.join(lists)}: if these are patients, the test knows them from training; name "
+                f"them ('patient' in the datalist; `fairflare prepare --group '{expression}'`)"
+            )
+            yield Problem(listed.site, text, grave=False)
 
 
 def _people(seen: Iterable[_Seen]) -> Iterator[Problem]:

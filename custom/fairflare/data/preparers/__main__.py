@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.data.datalist import SPLITS
+from fairflare.data.patients import suggested
 from fairflare.data.preparers import PREPARERS, dealing
 from fairflare.data.preparers import counts as counting
 from fairflare.data.preparers.common import Preparer
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m fairflar
         how = f"; what is done waits in {out / FOLDER}, and the same command goes on with it" if kept else ""
         print(f"interrupted{how}", file=sys.stderr)
         return INTERRUPTED
-    say(written, out, picture)
+    say(written, out, picture, by_name="group" in options)
     return 0
 
 
@@ -96,24 +97,47 @@ def counting_files() -> Iterator[Callable[[int], None]]:
         yield lambda done: bar.update(line, completed=done)
 
 
-def say(written: Mapping[str, Path], out: Path, picture: bool) -> None:
-    """What every site has now."""
+def say(written: Mapping[str, Path], out: Path, picture: bool, by_name: bool = False) -> None:
+    """What every site has now; ``by_name``: the command can tell patients by the names of images (``--group``)."""
     found: dict[str, dict[str, Counter[int | None]]] = {}
     names = None
+    unknown: dict[str, list[str]] = {}
     for site, folder in written.items():
         content = json.loads((folder / "datalist.json").read_text(encoding="utf-8"))
         names = content.get("class_names", names)
         lists = {key: value for key, value in content.items() if key in SPLITS or key.startswith("test_")}
         print(f"{site} ({content['name']}): {', '.join(f'{len(entries)} {key}' for key, entries in lists.items())}")
+        if not content.get("synthetic") and not any("patient" in e for own in lists.values() for e in own):
+            unknown[site] = [e["image"] for own in lists.values() for e in own]
         found[site] = {
             key: Counter(e["label"] if isinstance(e["label"], int) else None for e in entries)
             for key, entries in lists.items()
         }
     if counting.classes_of(found, names) != [None]:
         print(f"\nimages of training, validation and test\n{counting.as_text(found, names)}", end="")
+    for line in _patients(unknown, by_name):
+        print(line)
     drawn = "counts.csv, counts.png" if picture else "counts.csv (no picture: pip install 'fairflare[plots]')"
     print(f"In {out}: {drawn}, manifest.json with checksums, versions and the seed.")
     print(f"Copy {out / 'fairflare.json'} into the 'local' folder of the simulator workspace.")
+
+
+def _patients(unknown: Mapping[str, Sequence[str]], by_name: bool) -> Iterator[str]:
+    """That nobody said whose images they are, and what their names suggest."""
+    if not unknown:
+        return
+    yield (
+        f"NOTE: no patients are known at {', '.join(unknown)}: every image counts as a patient of its own, so images "
+        "of one person may be in training and in test."
+    )
+    for site, images in unknown.items():
+        if by_name and (found := suggested(images)) is not None:
+            expression, groups = found
+            example, number = next(iter(groups.items())), len(set(groups.values()))
+            yield (
+                f"      {site}: {number} groups by name ({Path(example[0]).name} is of '{example[1]}'); if these are "
+                f"patients: --overwrite --group '{site + '=' if len(unknown) > 1 else ''}{expression}'"
+            )
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from fairflare.data.preparers.common import (
     files_by_ending,
     write_sites,
 )
+from fairflare.data.preparers.listed import Groups, add_group_option, groups_by_site
 
 MASK_ENDING = re.compile(r"[-_. ]?(segmentation|seg|mask|label|labels|gt)$", re.IGNORECASE)
 
@@ -27,7 +28,7 @@ def prepare_folders(
     sites: Mapping[str, tuple[str | Path, str | Path]],
     out_dir: str | Path,
     *,
-    group: str | None = None,
+    group: Groups = None,
     **writing: Unpack[Writing],
 ) -> dict[str, Path]:
     """Any images with masks; the files are copied as they are.
@@ -38,15 +39,16 @@ def prepare_folders(
     Args:
         sites: folders by site.
         group: regular expression whose first group is the patient, searched in the name of the image, such as
-            ``"^(p[0-9]+)_"``; without it every image is a patient of its own.
+            ``"^(p[0-9]+)_"``, or one for each site by name; without it every image is a patient of its own.
         out_dir, writing: see :func:`fairflare.data.preparers.common.write_sites`.
 
     Returns:
         the folder of each site.
     """
-    if group is not None and re.compile(group).groups < 1:
-        raise ValueError(f"group must have a part in brackets that is the patient, got {group!r}")
-    items = {name: folder_items(name, Path(images), Path(masks), group) for name, (images, masks) in sites.items()}
+    by_site = groups_by_site(group, sites)
+    items = {
+        name: folder_items(name, Path(images), Path(masks), by_site[name]) for name, (images, masks) in sites.items()
+    }
     return write_sites(items, out_dir, **writing)
 
 
@@ -90,7 +92,7 @@ def _by_name(site: str, folder: Path, skip: str | None) -> dict[str, Path]:
 
 
 def _from_command(
-    sites: Sequence[Sequence[str]], out_dir: str, *, group: str | None, **writing: Unpack[Writing]
+    sites: Sequence[Sequence[str]], out_dir: str, *, group: Groups, **writing: Unpack[Writing]
 ) -> dict[str, Path]:
     given = {name: (images, masks) for name, images, masks in sites}
     if len(given) != len(sites):
@@ -103,7 +105,15 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--site", dest="sites", nargs=3, action="append", required=True, metavar=("NAME", "IMAGES", "MASKS"),
         help="repeatable",
     )  # fmt: skip
-    parser.add_argument("--group", help="regular expression; its first group is the patient")
+    add_group_option(parser, "name")
 
 
-PREPARERS = (Preparer("folders", "any folders of images and masks", _from_command, _add_options, has_source=False),)
+PREPARERS = (
+    Preparer(
+        "folders",
+        "images with masks in two folders for each site, wherever they are (--site)",
+        _from_command,
+        _add_options,
+        has_source=False,
+    ),
+)

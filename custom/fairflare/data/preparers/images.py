@@ -12,9 +12,11 @@ from typing_extensions import Unpack
 from fairflare.data.datalist import DataError
 from fairflare.data.preparers.common import Dealing, Preparer, Writing, listing, write_pool
 from fairflare.data.preparers.listed import (
+    Groups,
     add_listing_options,
     called_columns,
     check_listing,
+    groups_by_site,
     listed_item,
     parse_pairs,
     split_name,
@@ -31,7 +33,7 @@ def prepare_images(
     csv: str | Path | None = None,
     columns: Mapping[str, str] | None = None,
     classes: Sequence[str] | None = None,
-    group: str | None = None,
+    group: Groups = None,
     dealing: Dealing | None = None,
     **writing: Unpack[Writing],
 ) -> dict[str, Path]:
@@ -59,16 +61,17 @@ def prepare_images(
         DataError: the source is not as expected.
     """
     source = Path(source_dir)
-    check_listing(csv, columns, group)
+    check_listing(csv, columns)
     rows = _from_folders(source) if csv is None else _from_table(source, source / csv, columns or {})
     names = class_names([row["label"] for row in rows], classes)
+    by_site = groups_by_site(group, {row.get("site", "") for row in rows})
     items = []
     for row in rows:
         path = Path(row["path"])
         label = names.index(row["label"]) if row["label"] in names else -1
         if label < 0:
             raise DataError(f"'{path}' has the label '{row['label']}'; the classes are {', '.join(names)}")
-        patient = row.get("patient") or _patient(path.relative_to(source).as_posix(), group)
+        patient = row.get("patient") or _patient(path.relative_to(source).as_posix(), by_site[row.get("site", "")])
         site, split = row.get("site", ""), row.get("split", "")
         items.append(listed_item(source, path, label, site=site, patient=patient, split=split))
     return write_pool(items, out_dir, dealing or Dealing(), class_names=names, **writing)
@@ -128,7 +131,7 @@ def _patient(relative: str, group: str | None) -> str | None:
 
 def _from_command(
     source_dir: str, out_dir: str, *, columns: Sequence[str] | None, csv: str | None, classes: Sequence[str] | None,
-    group: str | None, dealing: Dealing, **writing: Unpack[Writing],
+    group: Groups, dealing: Dealing, **writing: Unpack[Writing],
 ) -> dict[str, Path]:  # fmt: skip
     given = parse_pairs(columns)
     return prepare_images(

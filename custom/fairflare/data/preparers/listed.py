@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from fairflare.core.checks import nearest
 from fairflare.data.datalist import SPLITS, DataError, suffix_of
 from fairflare.data.preparers.common import Item, file_name
 
@@ -16,10 +18,49 @@ SPLIT_NAMES: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def check_listing(csv: str | Path | None, columns: Mapping[str, str] | None, group: str | None) -> None:
-    """Raises ``ValueError``: a pattern without a part in brackets, columns without a file."""
-    if group is not None and re.compile(group).groups < 1:
-        raise ValueError(f"group must have a part in brackets that is the patient, got {group!r}")
+Groups = str | Sequence[str] | Mapping[str, str] | None
+
+
+def groups_by_site(given: Groups, sites: Collection[str]) -> dict[str, str | None]:
+    """The expression of every site.
+
+    Args:
+        given: one for all; ``SITE=EXPRESSION`` texts, perhaps with one for all others; or by site; ``None``: none.
+        sites: all that there are.
+
+    Raises:
+        ValueError: an expression that is none, or without a part in brackets; two of one site; an unknown site.
+    """
+    found: dict[str, str | None] = {}
+    for text in [given] if isinstance(given, str) else given or ():
+        site, equals, rest = text.partition("=")
+        own = (text, given[text]) if isinstance(given, Mapping) else (site, rest) if equals and site in sites else None
+        site, expression = own or ("", text)
+        if site and site not in sites:
+            raise ValueError(f"group: there is no site {site!r}{nearest(site, sites)}")
+        if site in found:
+            raise ValueError(f"group has two expressions {f'of site {site!r}' if site else 'without a site'}")
+        try:
+            parts = re.compile(expression).groups
+        except re.error as error:
+            raise ValueError(f"group must be a regular expression, got {expression!r}: {error}") from error
+        if parts < 1:
+            raise ValueError(f"group must have a part in brackets that is the patient, got {expression!r}")
+        found[site] = expression
+    return {site: found.get(site, found.get("")) for site in sites}
+
+
+class GroupOption(argparse.Action):
+    """``--group``, once (a text) or for several sites (a list)."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
+        before = getattr(namespace, self.dest)
+        more = [] if before is None else before if isinstance(before, list) else [before]
+        setattr(namespace, self.dest, [*more, values] if more else values)
+
+
+def check_listing(csv: str | Path | None, columns: Mapping[str, str] | None) -> None:
+    """Raises ``ValueError``: columns without a file."""
     if csv is None and columns:
         raise ValueError("columns are those of a CSV file; give csv, too")
 
@@ -63,8 +104,17 @@ def parse_pairs(items: Sequence[str] | None) -> dict[str, str]:
 
 def add_listing_options(parser: argparse.ArgumentParser, *, of: str, example: str, place: str) -> None:
     """``--csv``, ``--columns`` and ``--group``; ``of``: what stands beside an image, ``place``: of the patient."""
-    parser.add_argument("--csv", metavar="FILE", help=f"columns image, {of} and perhaps site, patient, split")
-    parser.add_argument("--columns", nargs="+", metavar="NAME=COLUMN", help=f"what they are called, such as {example}")
     parser.add_argument(
-        "--group", help=f"regular expression; its first group is the patient, in the {place} of an image"
+        "--csv", metavar="FILE", help=f"below SOURCE, or absolute: columns image, {of}, perhaps site, patient, split"
     )
+    parser.add_argument("--columns", nargs="+", metavar="NAME=COLUMN", help=f"what they are called, such as {example}")
+    add_group_option(parser, place)
+
+
+def add_group_option(parser: argparse.ArgumentParser, place: str) -> None:
+    """``--group``; ``place``: of the patient."""
+    parser.add_argument(
+        "--group", action=GroupOption, metavar="[SITE=]EXPR",
+        help=f"regular expression; its first part in brackets is the patient, in the {place} of an image; may be "
+        "repeated with one for each site",
+    )  # fmt: skip

@@ -13,9 +13,11 @@ from fairflare.data.datalist import DataError
 from fairflare.data.preparers.common import Dealing, Item, Preparer, Writing, listing, write_pool
 from fairflare.data.preparers.folders import folder_items
 from fairflare.data.preparers.listed import (
+    Groups,
     add_listing_options,
     called_columns,
     check_listing,
+    groups_by_site,
     listed_item,
     parse_pairs,
     split_name,
@@ -31,7 +33,7 @@ def prepare_masks(
     *,
     csv: str | Path | None = None,
     columns: Mapping[str, str] | None = None,
-    group: str | None = None,
+    group: Groups = None,
     mask_values: Mapping[str, int] | None = None,
     dealing: Dealing | None = None,
     **writing: Unpack[Writing],
@@ -60,9 +62,11 @@ def prepare_masks(
         DataError: the source is not as expected.
     """
     source = Path(source_dir)
-    check_listing(csv, columns, group)
+    check_listing(csv, columns)
     if csv is None:
-        items = [item for site, folder in _sites(source).items() for item in _of_site(site, folder, group)]
+        folders = _sites(source)
+        by_site = groups_by_site(group, folders)
+        items = [item for site, folder in folders.items() for item in _of_site(site, folder, by_site[site])]
     else:
         items = _from_table(source, source / csv, columns or {})
     settings = None if mask_values is None else {"mask_values": dict(mask_values)}
@@ -112,7 +116,7 @@ def _from_table(source: Path, file: Path, columns: Mapping[str, str]) -> list[It
 
 
 def _from_command(
-    source_dir: str, out_dir: str, *, columns: Sequence[str] | None, csv: str | None, group: str | None,
+    source_dir: str, out_dir: str, *, columns: Sequence[str] | None, csv: str | None, group: Groups,
     mask_values: Sequence[str] | None, dealing: Dealing, **writing: Unpack[Writing],
 ) -> dict[str, Path]:  # fmt: skip
     values = {value: int(label) for value, label in parse_pairs(mask_values).items()} or None
@@ -128,5 +132,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 PREPARERS = (
-    Preparer("masks", "any images with masks: folders, or a CSV file", _from_command, _add_options, dealing=Dealing()),
+    Preparer(
+        "masks",
+        "images with masks below one folder (images/ and masks/, or such for each site), or in a CSV file",
+        _from_command,
+        _add_options,
+        dealing=Dealing(),
+    ),
 )

@@ -1,0 +1,87 @@
+"""A run on own images: how they are read, said in one line, and what a quick run takes from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from fairflare.federation.plan import Plan
+
+MOST_PIXELS = 96  # of a side, so that a run without further settings stays quick
+LOOKED_AT = 3  # images of a site: enough to know their kind
+
+
+def looked_at(plan: Plan, local: Mapping[str, Any]) -> list[npt.NDArray[np.float32]]:
+    """The first training images of every site, (height, width, 1 or 3); empty: made up, or of a task that reads them
+    in its own way. What cannot be read is what the run's check will say.
+    """
+    from fairflare.data.datalist import DataError, load_datalist
+    from fairflare.data.reading import read_image
+    from fairflare.federation.site import own_settings
+    from fairflare.tasks.images import ImageTask, SiteSettings
+
+    if not isinstance(plan.task, ImageTask):
+        return []
+    found = []
+    for site in plan.sites or ():
+        own = own_settings(local, site)
+        if not own.get("data_root"):
+            continue
+        try:
+            known = SiteSettings(**{k: own[k] for k in ("data_root", "datalist", "linked_roots") if k in own})
+            listed = load_datalist(
+                str(known.data_root), known.datalist or "datalist.json", site=site,
+                class_labels=plan.task.class_labels, linked_roots=known.linked_roots,
+            )  # fmt: skip
+            samples = listed.splits["training"][:LOOKED_AT]
+            found += [read_image(sample, site=site, split="training", how=plan.task.reading()) for sample in samples]
+        except (DataError, ValueError):
+            continue
+    return found
+
+
+def suited_settings(plan: Plan, images: Sequence[npt.NDArray[np.float32]]) -> dict[str, Any]:
+    """Channels and size as the images have them, the size at most :data:`MOST_PIXELS` and as the network takes it."""
+    if not images or not {"image_size", "in_channels"} <= set(vars(plan.task)):
+        return {}
+    task: Any = plan.task
+    least = 32
+    if plan.task.class_labels:  # type: ignore[attr-defined]
+        least = 64 if task.network == "densenet121" else 48 if task.max_pool else 32
+    side = int(np.median([min(image.shape[:2]) for image in images]))
+    side = min(max(side // 16 * 16, least), max(MOST_PIXELS, least))
+    coloured = any(_coloured(image) for image in images)
+    found: dict[str, Any] = {"image_size": [side, side]}
+    if task.initial_weights is None:  # a checkpoint has its own channels
+        found["in_channels"] = 3 if coloured else 1
+    return found
+
+
+def in_words(plan: Plan, images: Sequence[npt.NDArray[np.float32]], *, trial: bool) -> str:
+    """``640x480 RGB images are read as 96x96 RGB; 3 rounds: a trial; ...``; sizes are width x height."""
+    task: Any = plan.task
+    sizes = sorted({image.shape[:2] for image in images}, key=lambda size: (size[0] * size[1], size))
+    shown = " to ".join(dict.fromkeys(f"{width}x{height}" for height, width in (sizes[0], sizes[-1])))
+    kinds = " and ".join(dict.fromkeys(_kinds(images)))
+    height, width = task.image_size
+    rounds = f"{plan.run.num_rounds} round{'' if plan.run.num_rounds == 1 else 's'}"
+    text = f"{shown} {kinds} images are read as {width}x{height} {_kind(task.in_channels == 3)}; {rounds}"
+    more = "--paper has the paper's settings, or give --rounds and --set 'image_size=[HEIGHT, WIDTH]'"
+    return f"{text}: a trial; {more}" if trial else text
+
+
+def _kinds(images: Sequence[npt.NDArray[np.float32]]) -> Iterator[str]:
+    return (_kind(_coloured(image)) for image in images)
+
+
+def _kind(coloured: bool) -> str:
+    return "RGB" if coloured else "grey"
+
+
+def _coloured(image: npt.NDArray[np.float32]) -> bool:
+    """Grey pictures are often stored in three channels."""
+    return image.shape[2] == 3 and not (image == image[:, :, :1]).all()

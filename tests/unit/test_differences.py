@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 
 from fairflare.core.resampling import draws
-from fairflare.reporting.differences import Difference, difference_table, differences, paired
+from fairflare.reporting.difference_table import difference_table
+from fairflare.reporting.differences import MEASURES, Difference, differences, paired
 
 
 def run(label: str, seed: int, by_site: dict[str, float | None], **head: Any) -> dict[str, Any]:
@@ -102,10 +104,11 @@ def test_hand_numbers_with_test_images() -> None:
     expected = float(np.std(0.1 * times, ddof=1))
     assert found.images_sd == pytest.approx(expected)
     assert found.sd == pytest.approx(0.0)
-    assert (found.low, found.high) == pytest.approx((0.1 - 1.959964 * expected, 0.1 + 1.959964 * expected))
+    # The seeds do not differ, so all of it is of the images, known from 100 draws: t(99, .975).
+    assert (found.low, found.high) == pytest.approx((0.1 - 1.984217 * expected, 0.1 + 1.984217 * expected))
     assert found.verdict == "within noise"
     text = difference_table([found], "fed_avg")
-    assert "over the seeds (Student's t) and the test" in text
+    assert "over the seeds and the test images (bootstrap)" in text
 
 
 def test_the_same_images_take_their_luck_out() -> None:
@@ -127,8 +130,8 @@ def test_draws_that_do_not_fit_are_not_used() -> None:
         [{**r, "resampled": {"a": r["resampled"]["a"]}} for r in (scored("fed_avg", seed, images) for seed in (0, 1))],
     ):
         found = differences([*other, *row], "fed_avg")
-        assert all(math.isnan(d.images_sd) for d in found)
-        assert "by Student's t over the seeds]" in " ".join(difference_table(found, "fed_avg").split())
+        assert all(math.isnan(of(found, measure).images_sd) for measure in MEASURES)
+        assert "by Student's t over the seeds alone]" in " ".join(difference_table(found, "fed_avg").split())
     none = [{**r, "resampled": {**r["resampled"], "a": [None] * 95 + [0.5] * 5}} for r in row]
     found = differences([*none, *(scored("fed_avg", seed, images) for seed in (0, 1))], "fed_avg")
     assert math.isnan(of(found, "a").images_sd)  # five draws are too few
@@ -161,9 +164,12 @@ def test_forms() -> None:
     found = differences([*REFERENCE, *rows], "fed_avg")
     text = difference_table(found, "fed_avg", width=80)
     assert all(len(line) <= 80 for line in text.splitlines())
-    assert "within noise." in text
-    assert "+0.0300 [+0.005, +0.055] *" in text
-    assert "fair \\| er" in difference_table(found, "fed_avg", style="markdown")
+    assert ["fair | er", "average", "+0.0300", "[+0.005, +0.055]", "* better"] in [
+        re.split(r"\s{2,}", line.strip())[:5] for line in text.splitlines()
+    ]
+    markdown = difference_table(found, "fed_avg", style="markdown")
+    # t = .03 / (.01 / sqrt 3) = 5.196 with 2 degrees of freedom; a power of 0.8 asks for (4.3027 + 1.0607) * .0057735.
+    assert "| fair \\| er | average | +0.0300 | [+0.005, +0.055] | * better | 0.035 | 0.035 | 0.031 |" in markdown
     csv = difference_table(found, "fed_avg", style="csv").splitlines()
-    assert csv[0] == "method,reference,measure,seeds,mean,sd,low,high,verdict,images_sd"
+    assert csv[0] == "method,reference,measure,seeds,sites,mean,sd,low,high,p,p_holm,smallest,verdict,images_sd"
     assert len(csv) == 1 + 5

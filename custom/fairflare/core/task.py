@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     import torch
+
+    from fairflare.core.resampling import Drawn, Units
 
     Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # inputs, targets
     Device: TypeAlias = torch.device | str
@@ -81,6 +83,12 @@ class SiteData(ABC):
     def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
         """Which sample of the list each one of :meth:`batches` is, for this seed; ``None``: not known."""
         return None
+
+    def units(self, split: str) -> Units:
+        """Which samples of a split belong to one patient, and are drawn together; default: each is by itself."""
+        from fairflare.core.resampling import units_of
+
+        return units_of([None] * self.num_samples(split))
 
     @abstractmethod
     def batches(
@@ -235,14 +243,15 @@ class Task(ABC):
         """
 
     def resampled(
-        self, model: torch.nn.Module, data: SiteData, site: str, count: int, device: Device
+        self, model: torch.nn.Module, data: SiteData, drawn: Sequence[Drawn], device: Device
     ) -> list[float] | None:
-        """The primary metric on draws of the site's test images, see :func:`fairflare.core.resampling.draws`.
+        """The primary metric on draws of a site's test images.
 
         Args:
             model: to measure.
-            data, site: whose test split.
-            count: number of draws.
+            data: whose test split.
+            drawn: indices of images in the order of the split for each draw, of different lengths where patients are
+                drawn; see :class:`fairflare.core.resampling.Units`.
             device: to measure on.
 
         Returns:
@@ -251,14 +260,11 @@ class Task(ABC):
         """
         import numpy as np
 
-        from fairflare.core.resampling import draws
-
         own = {metric.name: metric for metric in self.declared_metrics()}.get(self.primary_metric)
         if own is None or not own.mean_of_images:
             return None
         scores = [self.evaluate(model, [b], device)[self.primary_metric] for b in data.batches("test", batch_size=1)]
-        found: list[float] = np.asarray(scores)[draws(site, len(scores), count)].mean(1).tolist()
-        return found
+        return [float(np.asarray(scores)[one].mean()) for one in drawn]
 
     def write_examples(
         self, model: torch.nn.Module, data: SiteData, folder: Path, *, batch_size: int, device: Device, title: str

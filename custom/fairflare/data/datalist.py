@@ -38,6 +38,7 @@ from typing import Any
 
 from fairflare.core import checks
 from fairflare.core.files import lies_in, real_folders
+from fairflare.core.resampling import Units, units_of
 from fairflare.core.stopping import check_stop
 
 SPLITS = ("training", "validation", "test")
@@ -103,6 +104,11 @@ class Datalist:
     class_names: tuple[str, ...] | None = None
     class_groups: Mapping[str, tuple[int, ...]] | None = None
     synthetic: bool = False
+
+    def units(self, split: str) -> Units:
+        """Which images of a split belong to one patient, or where no patient is named to one volume."""
+        samples = self.splits[split]
+        return units_of([sample.patient for sample in samples], [sample.part_of for sample in samples])
 
 
 def load_datalist(

@@ -27,7 +27,7 @@ from fairflare.exchange.tensor_file import Layout
 from fairflare.federation.incoming import Incoming, Shape
 from fairflare.federation.incoming import LikeReceived as LikeReceived
 from fairflare.federation.influence import Bounds, Influence
-from fairflare.federation.leaving import AT_HOME, RESAMPLED
+from fairflare.federation.leaving import AT_HOME, DRAWN_UNITS, NUM_UNITS, RESAMPLED
 from fairflare.methods.reports import MAX_TEXT, Field, ReportError, numbers, read_report, shortened
 from fairflare.methods.rule import RoundInputs, Rule, State, Weighing
 from fairflare.reporting.records import Warned
@@ -64,9 +64,21 @@ STATS = (
     ),
     Field(
         RESAMPLED, "vector", low=0, high=1, nan_ok=True, required=False,
-        doc="with `bootstrap`: the primary metric on so many draws of the test images with replacement",
+        doc="with `bootstrap`: the primary metric on so many draws of the test patients or images with replacement",
         reveals="with as many draws as test images, the metric of each single image can be solved for",
         keep="of a metric over classes: `metrics_by_class`",
+    ),
+    Field(
+        DRAWN_UNITS, "text", required=False,
+        doc="beside `resampled`: what was drawn, `patients`, `volumes`, `images` or, where only some images name a "
+        "patient or volume, `cases`",
+        keep="as `resampled`",
+    ),
+    Field(
+        NUM_UNITS, "whole", low=1, high=MAX_SAMPLES, required=False,
+        doc="beside `resampled`: how many of these the test split has",
+        reveals="the number of test patients",
+        keep="as `resampled`",
     ),
     Field(
         "state_lost", "text", required=False,

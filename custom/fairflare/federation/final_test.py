@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fairflare.core.resampling import UNITS
 from fairflare.exchange.messages import SPLIT_TEST, SPLIT_VALIDATION, TASK_VALIDATE, Message
 from fairflare.federation.collector import read_head, read_metrics, read_stats
-from fairflare.federation.leaving import RESAMPLED, VALIDATED
+from fairflare.federation.leaving import DRAWN_UNITS, NUM_UNITS, RESAMPLED, VALIDATED
 from fairflare.federation.phase import Phase
 from fairflare.federation.roster import Roster
 from fairflare.federation.run_settings import RunSettings
@@ -47,9 +48,16 @@ class Tested:
 
     @property
     def resampled(self) -> dict[str, list[float]]:
-        """``{site: values}``: the primary metric on draws of the test images, of the sites that sent them."""
+        """``{site: values}``: the primary metric on draws of the test patients or images, where they came."""
         found = {site: self.phase.stats[site][RESAMPLED] for site in sorted(self.phase.good)}
         return {site: values for site, values in found.items() if values is not None}
+
+    @property
+    def units(self) -> dict[str, dict[str, Any]]:
+        """``{site: {"unit", "count"}}``: what these draws are of, of the sites that say it."""
+        told = {site: self.phase.stats[site] for site in self.resampled}
+        found = {site: {"unit": stats[DRAWN_UNITS], "count": stats[NUM_UNITS]} for site, stats in told.items()}
+        return {site: unit for site, unit in found.items() if None not in unit.values()}
 
     def without(self, metric: str) -> list[str]:
         """Sites that answered, and whose ``metric`` is not finite."""
@@ -77,7 +85,7 @@ class FinalTest:
             state: the model.
             current_round: that would receive it.
             validation: on the validation split too.
-            resample: on so many draws of the test images too.
+            resample: on so many draws of the test patients or images too.
         """
         measure = (SPLIT_TEST, SPLIT_VALIDATION) if validation else (SPLIT_TEST,)
         found: dict[str, dict[str, float]] = {}
@@ -88,6 +96,9 @@ class FinalTest:
             if stats[RESAMPLED] is not None and len(stats[RESAMPLED]) != resample:
                 told = f"has {len(stats[RESAMPLED])} entries, asked for {resample}"
                 raise ReportError(f"site {site!r}: field {RESAMPLED!r} {told}")
+            if (unit := stats[DRAWN_UNITS]) is not None and unit not in UNITS:
+                told = f"must be one of {', '.join(UNITS)}, got {unit!r:.40}"
+                raise ReportError(f"site {site!r}: field {DRAWN_UNITS!r} {told}")
             phase.stats[site] = stats
             found[site] = {k.removeprefix(VALIDATED): v for k, v in metrics.items() if k.startswith(VALIDATED)}
             return {name: value for name, value in metrics.items() if not name.startswith(VALIDATED)}

@@ -164,6 +164,7 @@ class Journal:
             "fairness_best": self._fairness(told.test) if told else None,
             "last_rounds": self._last_rounds(last.test, number, best.run.test_last),
             "resampled": last.resampled or None,
+            "resampled_units": last.units or None,
         }
         self.store.finish(
             "completed",

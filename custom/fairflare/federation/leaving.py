@@ -18,6 +18,7 @@ METRICS_BY_CLASS = "metrics_by_class"  # the setting in local/fairflare.json
 VALIDATED = "validation split/"
 AT_HOME = "classes_at_home"  # in a reply's stats: metrics by class were kept back
 RESAMPLED = "resampled"  # in a reply's stats: the primary metric on draws of the test images
+DRAWN_UNITS, NUM_UNITS = "drawn_units", "num_units"  # and what was drawn (patients, images), and how many there are
 
 
 def sends_classes(site: str, settings: Mapping[str, Any]) -> bool:
@@ -52,5 +53,6 @@ def keep_classes_home(site: str, reply: SiteReply, task: Task, test_splits: Iter
         reply.metrics = {name: value for name, value in reply.metrics.items() if name in leave}
     # Of a metric over classes, many values tell how many there are.
     if not any(metric.name == task.primary_metric and metric.mean_of_images for metric in task.declared_metrics()):
-        reply.stats.pop(RESAMPLED, None)
+        for key in (RESAMPLED, DRAWN_UNITS, NUM_UNITS):
+            reply.stats.pop(key, None)
     reply.stats[AT_HOME] = True

@@ -41,7 +41,15 @@ from fairflare.exchange.messages import (
 from fairflare.federation import norm_moments
 from fairflare.federation.check import facts_of
 from fairflare.federation.examples import EXAMPLES, draw_examples, examples_folder
-from fairflare.federation.leaving import METRICS_BY_CLASS, RESAMPLED, VALIDATED, keep_classes_home, sends_classes
+from fairflare.federation.leaving import (
+    DRAWN_UNITS,
+    METRICS_BY_CLASS,
+    NUM_UNITS,
+    RESAMPLED,
+    VALIDATED,
+    keep_classes_home,
+    sends_classes,
+)
 from fairflare.federation.personal import Personal
 from fairflare.federation.site_folder import SiteFolder
 from fairflare.federation.site_store import SiteStore
@@ -292,8 +300,11 @@ class SiteWorker:
             metrics.update({VALIDATED + name: value for name, value in further.items()})
         reply = SiteReply(STATUS_OK, metrics=metrics, num_samples=run.data.num_samples("test"))
         if request.resample:
-            found = self.task.resampled(model, run.data, self.site, request.resample, self.device)
-            reply.stats = {} if found is None else {RESAMPLED: found}
+            units = run.data.units("test")
+            drawn = units.drawn(self.site, request.resample)
+            found = self.task.resampled(model, run.data, drawn, self.device)
+            if found is not None:
+                reply.stats = {RESAMPLED: found, DRAWN_UNITS: units.kind, NUM_UNITS: len(units.members)}
         draw_examples(self.examples, request, run, model, self.training.batch_size)
         return reply
 

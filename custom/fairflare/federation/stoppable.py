@@ -11,6 +11,7 @@ from fairflare.core.stopping import check_stop
 from fairflare.core.task import Batches, SiteData
 
 if TYPE_CHECKING:
+    from fairflare.core.resampling import Units
     from fairflare.core.task import Batch
 
 
@@ -34,6 +35,9 @@ class StoppableData(SiteData):
 
     def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
         return self._data.order(split, shuffle_seed)
+
+    def units(self, split: str) -> Units:
+        return self._data.units(split)
 
     def batches(
         self, split: str, *, batch_size: int, shuffle_seed: int | None = None, augment: bool = False

@@ -8,13 +8,16 @@ from datetime import datetime
 from typing import Any
 
 
-def comparison_page(command: Sequence[str], runs: Sequence[Mapping[str, Any]], table: str, differences: str) -> str:
+def comparison_page(
+    command: Sequence[str], runs: Sequence[Mapping[str, Any]], table: str, differences: str, *last: str
+) -> str:
     """What is needed to believe a table and to make it again.
 
     Args:
         command: arguments of the command line.
         runs: documents of :func:`fairflare.reporting.results.read_results`.
         table, differences: Markdown; an empty one is left out.
+        last: both again, of the last models on average.
     """
     complete = [run for run in runs if run["status"] == "completed"]
     took = [seconds for run in complete if (seconds := _seconds(run)) is not None]
@@ -30,6 +33,8 @@ def comparison_page(command: Sequence[str], runs: Sequence[Mapping[str, Any]], t
     ]  # fmt: skip
     if differences:
         lines += ["", "## Differences", "", differences]
+    if last:
+        lines += ["", "## The last models", *(line for part in last if part for line in ("", part))]
     return "\n".join(lines)
 
 

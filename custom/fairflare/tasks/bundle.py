@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
+    from fairflare.core.resampling import Drawn
     from fairflare.core.task import Batch, Device
     from fairflare.tasks.bundle_data import BundleData
 
@@ -218,14 +219,13 @@ class MonaiBundleTask(Task):
         return result
 
     def resampled(
-        self, model: torch.nn.Module, data: SiteData, site: str, count: int, device: Device
+        self, model: torch.nn.Module, data: SiteData, drawn: Sequence[Drawn], device: Device
     ) -> list[float] | None:
         """As the base says; an image without any structure counts in no mean, as in :meth:`evaluate`."""
-        from fairflare.core.resampling import draws
-
         scores, _ = self._scores(model, data.batches("test", batch_size=1), device)
-        of_images = means(scores)[draws(site, len(scores), count)]
-        return [float("nan") if np.isnan(own).all() else float(np.nanmean(own)) for own in of_images]
+        of_images = means(scores)
+        of_draws = (of_images[one] for one in drawn)
+        return [float("nan") if np.isnan(own).all() else float(np.nanmean(own)) for own in of_draws]
 
     def _scores(
         self, model: torch.nn.Module, batches: Iterable[Batch], device: Device

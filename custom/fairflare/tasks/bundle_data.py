@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from monai.transforms import Compose
 
+    from fairflare.core.resampling import Units
     from fairflare.core.task import Batch
 
 Item = dict[str, Any]
@@ -91,6 +92,9 @@ class BundleData(SiteData):
 
     def num_samples(self, split: str) -> int:
         return len(self.datalist.splits[self._known(split)])
+
+    def units(self, split: str) -> Units:
+        return self.datalist.units(self._known(split))
 
     def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
         """Not known of the training split, where an image may give several patches."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from monai.data import CacheDataset
     from monai.transforms import Compose
 
+    from fairflare.core.resampling import Units
     from fairflare.core.task import Batch
     from fairflare.tasks.dice_scores import Origin
 
@@ -377,6 +378,9 @@ class FolderImages(ImageData):
 
     def num_samples(self, split: str) -> int:
         return len(self.datalist.splits[self.check_split(split)])
+
+    def units(self, split: str) -> Units:
+        return self.datalist.units(self.check_split(split))
 
     def read(self, split: str, indices: Sequence[int]) -> Batch:
         import torch

@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from fairflare.core import checks
+from fairflare.core.resampling import Units, units_of
 from fairflare.core.settings import Flag, NonNegativeInt, PositiveInt, settings
 from fairflare.data.datalist import SPLITS, Datalist, Sample
 from fairflare.tasks.base import LOSS, Metric, SiteData, evaluating
@@ -327,6 +328,11 @@ class PhantomData(PhantomImages):
 
     def arrays(self, split: str) -> Batch:
         return self._splits[split]
+
+    def units(self, split: str) -> Units:
+        from fairflare.data.phantoms.prostate import SLICES
+
+        return units_of([index // SLICES for index in range(self.num_samples(split))])
 
 
 def _check_reachable(structures: Sequence[Sequence[int]], mask_values: Mapping[int, int] | None) -> None:

@@ -8,10 +8,12 @@ A difference moves with the seed and with the patients of the test splits. Over 
 patients (:func:`shared_variance`). A is known from n - 1 degrees of freedom, B from as many as there are patients. The
 difference over its standard error is therefore looked up in a mixture of two t distributions, with the shares of the
 variance as weights: :math:`p = \frac{A}{V} P(|t_{n-1}| > t) + \frac{B}{V} P(|t_\nu| > t)`. The interval holds the
-values whose p is above 0.05, so that it leaves out 0 exactly where p is below 0.05.
+values whose p is above 0.05, so that it leaves out 0 exactly where p is below 0.05. Two seeds may lie close to each
+other by luck, and A seem small: with two, the weights are the roots of the shares.
 
-Welch's and Satterthwaite's one t distribution of in-between degrees covers less than it says with two or three seeds
-(``benchmarks/bench_intervals.py`` has both). Cochran weighs the critical values as we weigh the probabilities.
+Welch's and Satterthwaite's one t distribution of in-between degrees covers less than it says with two or three seeds,
+the more so the smaller p is (``benchmarks/bench_intervals.py`` has both). Cochran weighs the critical values where we
+weigh the probabilities.
 
 All functions take arrays and work element by element.
 
@@ -68,8 +70,10 @@ class Estimate:
     def tails(self, t: npt.ArrayLike) -> Array:
         """Probability of a value farther from 0 than ``t >= 0``."""
         t = np.asarray(t, float)
-        patients = np.where(self.share < 1, stdtr(self.patients_df, -t), 0.0)
-        return 2 * (self.share * stdtr(self.seeds_df, -t) + (1 - self.share) * patients)
+        power = 0.5 if self.seeds_df == 1 else 1.0
+        of_seeds, of_patients = self.share**power, (1 - self.share) ** power
+        both = of_seeds * stdtr(self.seeds_df, -t) + of_patients * stdtr(self.patients_df, -t)
+        return 2 * both / (of_seeds + of_patients)
 
     def quantile(self, p: float) -> Array:
         """The t whose :meth:`tails` are ``p``, in (0, 1)."""

@@ -50,7 +50,7 @@ def notes_of_differences(found: Sequence[Difference], reference: str) -> list[st
     notes = [f"Differences to {reference}, paired by seed and site: mean [95 % interval{interval_of(found)}]."]
     if any(math.isfinite(d.p_holm) for d in found):
         notes.append(
-            "* better, ! worse: p is below 0.05 after Holm's correction for the rows of a measure. All else is within "
+            "* better, ! worse: p is below 0.05 after Holm's correction for all rows and measures. All else is within "
             f'noise: a true difference is seen in {POWER:.0%} of such comparisons from the size under "visible from"; '
             "where that is more than the metric itself, the word is cannot tell."
         )

@@ -43,7 +43,7 @@ class Difference:
             ``one seed`` and ``other sites`` where nothing is said.
         images_sd: standard deviation of the mean difference by the test patients or images; NaN: not known.
         p: that belongs to the interval: below 0.05 where it leaves out 0.
-        p_holm: corrected for the rows of the same measure (of the sites: for all rows and sites); NaN: not tested.
+        p_holm: corrected for all rows and measures (of a site: for all rows and sites); NaN: not tested.
         smallest: true difference that would have been seen with :data:`POWER`, corrected as ``p_holm``.
         higher_is_better: of the measure.
         limit: a difference as large as the metric itself.
@@ -132,11 +132,11 @@ def _verdict(d: Difference) -> str:
 
 
 def _corrected(found: Sequence[Difference]) -> list[Difference]:
-    """With p-values for as many tests as there are: rows of one measure, and all rows and sites together."""
-    families: dict[str, list[int]] = {}
+    """With p-values for as many tests as there are: all rows and measures together, and all rows and sites."""
+    families: dict[bool, list[int]] = {}
     for index, d in enumerate(found):
         if len(d.values) > 1 and not d.lacking:
-            families.setdefault(d.measure if d.measure in MEASURES else "", []).append(index)
+            families.setdefault(d.measure in MEASURES, []).append(index)
     result = [replace(d, p_holm=math.nan) for d in found]
     for family in families.values():
         for index, p in zip(family, holm([found[k].p for k in family]), strict=True):

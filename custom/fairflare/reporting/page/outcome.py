@@ -171,7 +171,7 @@ def differences(material: Material) -> Section | None:
     table = Table(
         "differences",
         f"Row minus {reference}, paired by seed and site: mean, {LEVEL:.0%} interval{interval_of(found)}, the p-value "
-        "that belongs to it, the same after Holm's correction for the rows of a measure, the smallest difference that "
+        "that belongs to it, the same after Holm's correction for all rows and measures, the smallest difference that "
         "would have been seen, standard deviation of the differences over the seeds.",
         columns,
         [_cells(d) for d in of],
@@ -187,7 +187,7 @@ def differences(material: Material) -> Section | None:
     picture = Picture(
         "differences",
         lambda: _forest(material, of),
-        "A filled mark is beyond noise, after Holm's correction for the rows. Of an empty one nothing is said, also "
+        "A filled mark is beyond noise, after Holm's correction. Of an empty one nothing is said, also "
         f"where its interval alone leaves out 0. {'To the right' if material.higher else 'To the left'} is better for "
         "average and worst site, to the left for the spread.",
         f"Differences to {reference}. {told}.",

@@ -85,11 +85,11 @@ def of_comparison(material: Material) -> list[str]:
         of = [d for d in found if d.measure == measure]
         if of:
             lines.append(_measure_in_words(measure, of, row.label))
-    tests = sum(math.isfinite(d.p_holm) for d in found if d.measure == MEASURES[0])
+    tests = sum(math.isfinite(d.p_holm) for d in found if d.measure in MEASURES)
     if tests > 1:
         lines.append(
-            f"Better and worse are told after Holm's correction for {tests} rows: were there no difference anywhere, a "
-            "measure would have one of these words by luck on one page in twenty."
+            f"Better and worse are told after Holm's correction for {tests} tests: were there no difference anywhere, "
+            "one page in twenty would have one of these words by luck."
         )
     return [*lines, *_unpaired(without, row.label)]
 

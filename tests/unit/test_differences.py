@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from fairflare.core.resampling import draws
-from fairflare.reporting.differences import Difference, difference_table, differences, paired
+from fairflare.core.resampling import draws, units_of
+from fairflare.reporting.comparison import compare, comparison_of, row_table
+from fairflare.reporting.difference_table import difference_table
+from fairflare.reporting.differences import MEASURES, Difference, differences, paired
 
 
 def run(label: str, seed: int, by_site: dict[str, float | None], **head: Any) -> dict[str, Any]:
@@ -102,10 +106,11 @@ def test_hand_numbers_with_test_images() -> None:
     expected = float(np.std(0.1 * times, ddof=1))
     assert found.images_sd == pytest.approx(expected)
     assert found.sd == pytest.approx(0.0)
-    assert (found.low, found.high) == pytest.approx((0.1 - 1.959964 * expected, 0.1 + 1.959964 * expected))
+    # The seeds do not differ, so all of it is of the images, known from 100 draws: t(99, .975).
+    assert (found.low, found.high) == pytest.approx((0.1 - 1.984217 * expected, 0.1 + 1.984217 * expected))
     assert found.verdict == "within noise"
     text = difference_table([found], "fed_avg")
-    assert "over the seeds (Student's t) and the test" in text
+    assert "over the seeds and the test images (bootstrap)" in text
 
 
 def test_the_same_images_take_their_luck_out() -> None:
@@ -127,8 +132,8 @@ def test_draws_that_do_not_fit_are_not_used() -> None:
         [{**r, "resampled": {"a": r["resampled"]["a"]}} for r in (scored("fed_avg", seed, images) for seed in (0, 1))],
     ):
         found = differences([*other, *row], "fed_avg")
-        assert all(math.isnan(d.images_sd) for d in found)
-        assert "by Student's t over the seeds]" in " ".join(difference_table(found, "fed_avg").split())
+        assert all(math.isnan(of(found, measure).images_sd) for measure in MEASURES)
+        assert "by Student's t over the seeds alone]" in " ".join(difference_table(found, "fed_avg").split())
     none = [{**r, "resampled": {**r["resampled"], "a": [None] * 95 + [0.5] * 5}} for r in row]
     found = differences([*none, *(scored("fed_avg", seed, images) for seed in (0, 1))], "fed_avg")
     assert math.isnan(of(found, "a").images_sd)  # five draws are too few
@@ -156,14 +161,246 @@ def test_the_interval_over_seeds_and_images_covers_the_truth() -> None:
     assert over_seeds < hits
 
 
+# ------------------------------------------------------------------------------------------------ sites
+
+
+LOSES_C: list[dict[str, float | None]] = [{"A": 0.9, "B": 0.85}, {"A": 0.9, "B": 0.85, "C": None}]
+
+
+@pytest.mark.parametrize("has", LOSES_C)
+def test_a_method_that_loses_its_worst_site_is_not_better(has: dict[str, float | None]) -> None:
+    """Of its two sites it has the values of the reference: on like sites there is no difference."""
+    noise = (0.0, 0.001, -0.001)
+    even = [run("fed_avg", s, {"A": 0.9 + x, "B": 0.85, "C": 0.4}) for s, x in enumerate(noise)]
+    rows = [run("other", s, {k: v if v is None else v + 0.0005 * s for k, v in has.items()}) for s in range(3)]
+    found = differences([*even, *rows], "fed_avg")
+    assert of(found, "average", "other").values == pytest.approx({s: (0.001 * s - x) / 2 for s, x in enumerate(noise)})
+    assert of(found, "worst", "other").values == pytest.approx({s: 0.0005 * s for s in range(3)})
+    for measure in MEASURES:
+        assert of(found, measure, "other").verdict == "other sites"
+        assert of(found, measure, "other").lacking == {"C": "other"}
+        assert math.isnan(of(found, measure, "other").p_holm)
+    assert of(found, "average", "other").sites == ("A", "B")
+    assert not [d for d in found if d.measure == "C"]
+    told = (
+        "other: OTHER SITES than fed_avg: other lacks C. Its average, std and worst here are over the sites that both"
+    )
+    text = difference_table(found, "fed_avg")
+    assert told in text
+    assert "*" not in text.split("Differences to")[0]
+    table = compare([*even, *rows], per_site=False)
+    assert "other: NO VALUE of C: its average, std and worst are of the other sites" in table
+
+
+def test_the_reference_may_lack_a_site_too_and_at_one_seed_only() -> None:
+    runs = [run("fed_avg", s, {"A": 0.5, "B": 0.9 if s else None}) for s in range(3)]
+    runs += [run("fair", s, {"A": 0.6, "B": 0.9}) for s in range(3)]
+    runs += [run("even", s, {"A": 0.6, "B": 0.9 if s else None}) for s in range(3)]
+    found = differences(runs, "fed_avg")
+    assert of(found, "average").values == pytest.approx({0: 0.1, 1: 0.05, 2: 0.05})
+    assert of(found, "average").lacking == {"B": "fed_avg"}
+    assert of(found, "average").verdict == "other sites"
+    assert of(found, "B").verdict == "within noise"  # a site by itself is compared where both have it
+    assert of(found, "average", "even").lacking == {}  # both lack it at the same seed
+    assert of(found, "average", "even").verdict != "other sites"
+    assert "fed_avg: NO VALUE of B (1 of 3 times)" in compare(runs)
+
+
+def test_no_site_in_common_is_no_pair() -> None:
+    runs = [run("fed_avg", s, {"A": 0.5, "B": None}) for s in range(2)]
+    runs += [run("fair", s, {"A": None, "B": 0.5}) for s in range(2)]
+    assert differences(runs, "fed_avg") == []
+
+
+# ------------------------------------------------------------------------------------------------ draws
+
+
+def drawn_run(label: str, seed: int, images: dict[str, np.ndarray], patients: dict[str, list[int]], **head: Any) -> Any:
+    """As :func:`scored`, of patients."""
+    resampled, told = {}, {}
+    for site, scores in images.items():
+        units = units_of(patients[site])
+        resampled[site] = [float(scores[one].mean()) for one in units.drawn(site, 100)]
+        told[site] = {"unit": units.kind, "count": len(units.members)}
+    by_site = {site: float(scores.mean()) for site, scores in images.items()}
+    return run(label, seed, by_site, resampled=resampled, resampled_units=told, **head)
+
+
+def test_draws_of_patients_by_hand() -> None:
+    """Two sites of three patients with two images each; the seeds agree, so all of the variance is of the patients."""
+    gains = {"a": np.array([0.2, 0.2, 0.0, 0.0, 0.1, 0.1]), "b": np.array([0.0, 0.0, 0.05, 0.05, 0.1, 0.1])}
+    patients = {site: [0, 0, 1, 1, 2, 2] for site in gains}
+    plain = {site: np.full(6, 0.5) for site in gains}
+    rows = [drawn_run("fair", s, {site: plain[site] + gains[site] for site in gains}, patients) for s in (0, 1)]
+    even = [drawn_run("fed_avg", s, plain, patients) for s in (0, 1)]
+    found = differences([*even, *rows], "fed_avg")
+    by_site = {site: gains[site].reshape(3, 2).mean(1)[draws(site, 3, 100)].mean(1) for site in gains}
+    variance = {site: 3 / 2 * np.var(values, ddof=1) for site, values in by_site.items()}
+    for site in gains:
+        assert of(found, site).images_sd == pytest.approx(math.sqrt(variance[site]))
+        df = 1 / (1 / 2 + 1 / 99)  # three patients, a hundred draws
+        half = stats.t.ppf(0.975, df) * math.sqrt(variance[site])
+        assert of(found, site).high - of(found, site).mean == pytest.approx(half)
+    both = (by_site["a"] + by_site["b"]) / 2
+    expected = math.sqrt(3 / 2 * np.var(both, ddof=1))
+    average = of(found, "average")
+    assert average.images_sd == pytest.approx(expected)
+    share = np.array([np.var(by_site["a"]), np.var(by_site["b"])])
+    df = 1 / ((share**2 / 2).sum() / share.sum() ** 2 + 1 / 99)
+    assert average.high - average.mean == pytest.approx(stats.t.ppf(0.975, df) * expected)
+    assert "over the seeds and the test patients (bootstrap, 3 a site)]" in difference_table(found, "fed_avg")
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_the_worst_site_of_each_draw(higher: bool) -> None:
+    """The worst site of a draw is the lowest, of a metric that is better when lower the highest (site b)."""
+    rng = np.random.default_rng(3)
+    sites = {"a": rng.uniform(0.3, 0.5, 9), "b": rng.uniform(0.35, 0.55, 7), "c": rng.uniform(0.3, 0.6, 8)}
+    runs, worst = [], {}
+    for label, shift in (("fed_avg", 0.0), ("fair", 0.03)):
+        images = {site: scores + shift * np.linspace(0, 1, len(scores)) for site, scores in sites.items()}
+        runs += [scored(label, seed, images) for seed in (0, 1)]
+        on_draws = np.stack([scores[draws(s, len(scores), 100)].mean(1) for s, scores in images.items()])
+        worst[label] = on_draws.min(0) if higher else on_draws.max(0)
+    for one in runs:
+        one["info"]["higher_is_better"] = {"dice": higher}
+    found = of(differences(runs, "fed_avg"), "worst")
+    assert found.images_sd == pytest.approx(np.std(worst["fair"] - worst["fed_avg"], ddof=1))
+    assert found.higher_is_better is higher
+
+
+def test_draws_of_patients_and_of_images_are_not_the_same() -> None:
+    gains = {"a": np.array([0.2, 0.2, 0.0, 0.0, 0.1, 0.1])}
+    rows = [drawn_run("fair", s, gains, {"a": [0, 0, 1, 1, 2, 2]}) for s in (0, 1)]
+    even = [drawn_run("fed_avg", s, gains, {"a": [None] * 6}) for s in (0, 1)]
+    assert math.isnan(of(differences([*even, *rows], "fed_avg"), "average").images_sd)
+    one = [drawn_run(label, s, gains, {"a": [0] * 6}) for s in (0, 1) for label in ("fed_avg", "fair")]
+    assert math.isnan(of(differences(one, "fed_avg"), "average").images_sd)  # of one patient nothing can be said
+
+
+def test_only_the_sites_of_a_pair_are_drawn() -> None:
+    """The reference has a third site, whose draws would move the average: they are not in it."""
+    rng = np.random.default_rng(4)
+    common = {"a": rng.uniform(0, 1, 9), "b": rng.uniform(0, 1, 7)}
+    gain = {site: scores + rng.uniform(0, 0.3, len(scores)) for site, scores in common.items()}
+    rows = [scored("fair", seed, gain) for seed in (0, 1)]
+    even = [scored("fed_avg", seed, common) for seed in (0, 1)]
+    more = [scored("fed_avg", seed, {**common, "c": rng.uniform(0, 1, 8)}) for seed in (0, 1)]
+    plain, found = (of(differences([*runs, *rows], "fed_avg"), "average") for runs in (even, more))
+    assert plain.images_sd > 0
+    assert (found.low, found.high, found.images_sd) == (plain.low, plain.high, plain.images_sd)
+    assert (plain.lacking, found.lacking) == ({}, {"c": "fair"})
+
+
+# ------------------------------------------------------------------------------------------------ words
+
+
+def test_holm_is_over_rows_and_measures_and_over_sites_of_their_own() -> None:
+    rng = np.random.default_rng(7)
+    runs = [run("fed_avg", s, {x: rng.uniform(0.4, 0.6) for x in "abc"}) for s in range(4)]
+    for row in range(5):
+        runs += [run(f"row {row}", s, {x: rng.uniform(0.4, 0.6) + 0.03 * row for x in "abc"}) for s in range(4)]
+    found = differences(runs, "fed_avg")
+    totals = [d for d in found if d.measure in MEASURES]
+    sites = [d for d in found if d.measure not in MEASURES]
+    assert (len(totals), len(sites)) == (15, 15)
+    for family in (totals, sites):
+        ranked = sorted(family, key=lambda d: d.p)
+        assert ranked[0].p_holm == pytest.approx(min(1, 15 * ranked[0].p))
+        assert ranked[1].p_holm == pytest.approx(max(ranked[0].p_holm, min(1, 14 * ranked[1].p)))
+        for d in family:
+            beyond = d.verdict in ("better", "worse")
+            assert beyond == (d.p_holm < 0.05)
+            assert (d.p < 0.05) == (d.low > 0 or d.high < 0)
+    assert any(d.p < 0.05 and d.verdict == "within noise" for d in found), "one that luck explains"
+    assert any(d.verdict == "better" for d in found)
+
+
+def test_cannot_tell_is_not_within_noise() -> None:
+    """The same mean difference, known well and not at all."""
+    for spread, verdict in ((0.01, "within noise"), (0.3, "cannot tell")):
+        runs = [run("fed_avg", s, {"a": 0.5, "b": 0.5}) for s in range(3)]
+        runs += [run("fair", s, {"a": 0.5 + spread * x, "b": 0.5 + spread * x}) for s, x in enumerate((-1, 0, 1.1))]
+        found = of(differences(runs, "fed_avg"), "average")
+        assert found.verdict == verdict
+        # Three tests: the first needs t(2, 1 - .05 / 6); and 0.8 of power.
+        error = spread * np.std([-1, 0, 1.1], ddof=1) / math.sqrt(3)
+        assert found.smallest == pytest.approx((stats.t.ppf(1 - 0.05 / 6, 2) + stats.t.ppf(0.8, 2)) * error)
+        largest = 0.5 + spread * 1.1
+        assert (found.smallest > largest) == (verdict == "cannot tell")
+
+
+def test_fewer_seeds_are_told() -> None:
+    rows = [run("fair", s, {"a": 0.9, "b": 0.9}) for s in (0, 2)]
+    more = [run("more", s, {"a": 0.9, "b": 0.9}) for s in (0, 1, 2)]
+    text = difference_table(differences([*REFERENCE, *rows, *more], "fed_avg"), "fed_avg")
+    assert "fair: over seeds 0, 2 only." in text
+    assert "more: over" not in text
+
+
+# ------------------------------------------------------------------------------------------------ last models
+
+
+def last_run(label: str, seed: int, values: list[float]) -> dict[str, Any]:
+    """``values``: of site a after each of the last rounds; site b has half of it, clean images more."""
+    tests = [
+        {s: {"dice": v * f, "clean/dice": v * f + 0.1, "bad/dice": v * f - 0.2} for s, f in (("a", 1.0), ("b", 0.5))}
+        for v in values
+    ]
+    made = run(label, seed, {"a": None, "b": None})
+    rounds = [{"current_round": k, "test": test} for k, test in enumerate(tests[:-1])]
+    last = {"rounds": list(range(len(values))), "test": {}}
+    return {**made, "test": tests[-1], "rounds": rounds, "last_rounds": last}
+
+
+def test_the_last_models_are_pooled() -> None:
+    """Mean and population deviation of all rounds of all seeds; differences of each seed's mean."""
+    one = {0: [0.5, 0.6, 0.7], 1: [0.4, 0.5, 0.6]}
+    two = {0: [0.8, 0.8, 0.8], 1: [0.6, 0.7, 0.8]}
+    runs = [last_run(name, s, v) for name, of in (("fed_avg", one), ("fair", two)) for s, v in of.items()]
+    found = comparison_of(runs, last=True)
+    lines = row_table(found, style="csv").splitlines()
+    cells = dict(zip(lines[0].split(","), lines[1].split(","), strict=True))
+    pooled = np.array([*one[0], *one[1]])
+    assert cells["runs"] == "2"
+    assert float(cells["a mean"]) == pytest.approx(pooled.mean())
+    assert float(cells["a sd"]) == pytest.approx(pooled.std())
+    assert float(cells["average mean"]) == pytest.approx(0.75 * pooled.mean())
+    assert float(cells["worst sd"]) == pytest.approx(0.5 * pooled.std())
+    assert "the models of each run's last 3 rounds" in row_table(found)
+    assert of(found.differences, "average").values == pytest.approx({0: 0.75 * 0.2, 1: 0.75 * 0.2})
+    assert of(comparison_of(runs).differences, "a").values == pytest.approx({0: 0.1, 1: 0.2})
+    with pytest.raises(ValueError, match="'fed_avg' has no test of its last models; run it with test_last=5"):
+        comparison_of([*REFERENCE], last=True)
+
+
+def test_the_papers_average_of_clean_and_corrupted() -> None:
+    runs = [last_run(name, s, [v, v]) for name, v in (("fed_avg", 0.5), ("fair", 0.7)) for s in (0, 1)]
+    found = comparison_of(runs, "clean/dice+bad/dice", last=True)
+    assert found.rows[0].values[0] == pytest.approx({"a": 0.45, "b": 0.2})
+    assert of(found.differences, "average").mean == pytest.approx(0.75 * 0.2)
+    assert found.higher is True
+    for one in runs:
+        one["info"]["higher_is_better"] = {"bad/dice": False}
+    with pytest.raises(ValueError, match=r"of clean/dice more is better, of the others less"):
+        comparison_of(runs, "clean/dice+bad/dice")
+    assert math.isnan(found.rows[0].summaries[0].mean) is False
+    with pytest.raises(ValueError, match=r"has no test results for metric 'clean/dice\+no/dice'"):
+        comparison_of(runs, "clean/dice+no/dice")
+
+
 def test_forms() -> None:
     rows = [run("fair | er", s, {"a": 0.8 + d, "b": 0.64 + d}) for s, d in enumerate((0.0, 0.02, 0.01))]
     found = differences([*REFERENCE, *rows], "fed_avg")
     text = difference_table(found, "fed_avg", width=80)
     assert all(len(line) <= 80 for line in text.splitlines())
-    assert "within noise." in text
-    assert "+0.0300 [+0.005, +0.055] *" in text
-    assert "fair \\| er" in difference_table(found, "fed_avg", style="markdown")
+    assert ["fair | er", "average", "+0.0300", "[+0.005, +0.055]", "* better"] in [
+        re.split(r"\s{2,}", line.strip())[:5] for line in text.splitlines()
+    ]
+    markdown = difference_table(found, "fed_avg", style="markdown")
+    # t = .03 / (.01 / sqrt 3) = 5.196 with 2 degrees of freedom, the largest of three p-values. A power of 0.8 for the
+    # first of three asks for (7.6488 + 1.0607) * .0057735.
+    assert "| fair \\| er | average | +0.0300 | [+0.005, +0.055] | * better | 0.035 | 0.035 | 0.050 |" in markdown
     csv = difference_table(found, "fed_avg", style="csv").splitlines()
-    assert csv[0] == "method,reference,measure,seeds,mean,sd,low,high,verdict,images_sd"
+    assert csv[0] == "method,reference,measure,seeds,sites,mean,sd,low,high,p,p_holm,smallest,verdict,images_sd"
     assert len(csv) == 1 + 5

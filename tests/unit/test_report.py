@@ -250,12 +250,13 @@ def test_words_are_true_to_the_intervals(tmp_path, quick_pictures):
     # b: differences 0.1, 0.101, 0.1: mean 0.10033, sd 0.00057735, half 4.30265 * 0.00057735 / sqrt(3) = 0.001434.
     assert (
         "The average: better than a: b (+0.1003 [+0.0989, +0.1018]); worse than a: d (-0.1997 [-0.2011, -0.1982]); "
-        "within noise: c." in read.words
+        # c: sd 0.1, and among nine tests 0.05 / 9: (13.3604 + 1.0607) * 0.1 / sqrt(3) is more than any of the figures.
+        "cannot tell: c (a difference of 0.8326 would have been seen)." in read.words
     )
     assert "The worst site: better than a: b" in read.words
-    assert "The spread (std): within noise: b, c, d." in read.words, "0 everywhere is no gain"
-    assert "These are 9 intervals of 95%" in read.words
-    assert "about 0.5 of them" in read.words
+    none = "(a difference of 0.0000 would have been seen)"
+    assert f"The spread (std): within noise: b {none}, c {none}, d {none}." in read.words, "0 everywhere is no gain"
+    assert "told after Holm's correction for 9 tests" in read.words
     assert "a, which the others are compared with, has 0.4500 on average over the sites" in read.words
 
 

@@ -340,12 +340,16 @@ def show(
     markdown: Annotated[bool, typer.Option("--markdown", help="A table in Markdown.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="CSV, numbers in full.")] = False,
     sites: Annotated[bool, typer.Option(help="Of several runs: a column for each site.")] = True,
+    last: Annotated[
+        bool, typer.Option("--last", help="Of several runs: of their last models (test_last), not of the final one.")
+    ] = False,
     picture: Annotated[
         Path | None, typer.Option(help="Of one run: a PNG of what every site gets; replaced if there.")
     ] = None,
 ) -> None:
-    """The fairness table of a run; of several runs a comparison, a row for each configuration."""
-    from fairflare.reporting.comparison import compare
+    """The fairness table of a run; of several runs a comparison, with the differences to the first row."""
+    from fairflare.reporting.comparison import comparison_of, row_table
+    from fairflare.reporting.difference_table import difference_table
     from fairflare.reporting.results import find_results, read_results
     from fairflare.reporting.table import fairness_table, rich_table
 
@@ -359,7 +363,15 @@ def show(
 
             write_picture(found, picture, metric)
         if len(found) > 1:
-            text = compare(found, metric=metric, style=style, per_site=sites, width=console.width)
+            several = comparison_of(found, metric, last=last)
+            text = row_table(several, style=style, per_site=sites, width=console.width)
+            if several.differences and not csv:
+                differ = difference_table(several.differences, several.reference, style=style, width=console.width)
+                text += f"\n\n{differ}"
+            if several.problem and not csv:
+                text += f"\n\n{several.problem}"
+        elif last:
+            raise ValueError("--last is for several runs; the table of one has a column for its last models")
         elif style == "text":
             console.print(rich_table(found[0], metric=metric, width=console.width))
             return

@@ -147,9 +147,10 @@ def _check_metric(metric: str, task: Task) -> None:
     from fairflare.core.checks import choice
 
     names = [declared.name for declared in task.declared_metrics()]
-    own = metric.rpartition("/")[2]  # test_common's are common/<name>
-    if names and not own.startswith("recall_"):  # classes of own images: their names are with the images
-        choice("--metric", own, list(dict.fromkeys([*names, task.primary_metric])))
+    for part in [metric] if metric in names else metric.split("+"):
+        own = part.rpartition("/")[2]  # test_common's are common/<name>
+        if names and not own.startswith("recall_"):  # classes of own images: their names are with the images
+            choice("--metric", own, list(dict.fromkeys([*names, task.primary_metric])))
 
 
 def _series(rows: list[str], plan_file: Path | None, told: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -282,11 +283,9 @@ def _left(runner: Runner) -> str:
 def _report(runner: Runner, reference: str, metric: str | None) -> int:
     """Tables on the screen and as files; the exit code."""
     from fairflare.cli.provenance import sessions_of
-    from fairflare.reporting.comparison import compare
+    from fairflare.reporting.comparison import comparison_of, row_table
     from fairflare.reporting.comparison_page import comparison_page
-    from fairflare.reporting.differences import difference_table, differences, fell
-    from fairflare.reporting.layout import wrapped
-    from fairflare.reporting.table import direction_of, metrics_of
+    from fairflare.reporting.difference_table import difference_table
 
     failed = [progress for progress in runner.all if progress.state != DONE]
     for progress in failed:
@@ -296,19 +295,20 @@ def _report(runner: Runner, reference: str, metric: str | None) -> int:
         errors.print("[red]no run completed[/red]")
         return 1
     with user_errors():
-        table, of_rows = compare(runs, metric=metric, style="markdown"), ""
-        _write(runner.folder / "table.md", table)
-        _write(runner.folder / "table.csv", compare(runs, metric=metric, style="csv"))
-        typer.echo(compare(runs, metric=metric, width=console.width))
-        if len({run["info"]["label"] for run in runs}) > 1 and any(run["info"]["label"] == reference for run in runs):
-            found = differences(runs, reference, metric)
-            lost = fell(found, direction_of(runs[0], metric or metrics_of(runs[0])[0]))
-            shown = "\n".join([difference_table(found, reference, width=console.width), *wrapped(lost, console.width)])
-            typer.echo("\n" + shown)
-            _write(runner.folder / "differences.csv", difference_table(found, reference, style="csv"))
-            of_rows = "\n".join([difference_table(found, reference, style="markdown"), *lost])
-            _write(runner.folder / "differences.md", of_rows)
-        page = comparison_page(_command(), runs, table, of_rows, sessions_of(runner.folder))
+        tables = []
+        known = reference if any(run["info"]["label"] == reference for run in runs) else None
+        for last in (False, *([True] if all(run.get("last_rounds") for run in runs) else [])):
+            found, ending = comparison_of(runs, metric, known, last=last), "_last" if last else ""
+            tables += [row_table(found, style="markdown"), ""]
+            _write(runner.folder / f"table{ending}.md", tables[-2])
+            _write(runner.folder / f"table{ending}.csv", row_table(found, style="csv"))
+            typer.echo(("\n" if last else "") + row_table(found, width=console.width))
+            if (differ := found.differences) and known:
+                tables[-1] = difference_table(differ, known, style="markdown")
+                typer.echo("\n" + difference_table(differ, known, width=console.width))
+                _write(runner.folder / f"differences{ending}.csv", difference_table(differ, known, style="csv"))
+                _write(runner.folder / f"differences{ending}.md", tables[-1])
+        page = comparison_page(_command(), runs, *tables, sessions=sessions_of(runner.folder))
         _write(runner.folder / "comparison.md", page)
     console.print(
         f"tables: {runner.folder}; as a page: fairflare report {runner.folder}", soft_wrap=True, highlight=False

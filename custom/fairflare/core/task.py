@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from fairflare.core.resampling import Drawn
+
     Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # inputs, targets
     Device: TypeAlias = torch.device | str
 
@@ -297,14 +299,15 @@ class Task(ABC):
         """
 
     def resampled(
-        self, model: torch.nn.Module, data: SiteData, site: str, count: int, device: Device
+        self, model: torch.nn.Module, data: SiteData, drawn: Sequence[Drawn], device: Device
     ) -> list[float] | None:
-        """The primary metric on draws of the site's test images, see :func:`fairflare.core.resampling.draws`.
+        """The primary metric on draws of a site's test images.
 
         Args:
             model: to measure.
-            data, site: whose test split.
-            count: number of draws.
+            data: whose test split.
+            drawn: indices of images in the order of the split for each draw, of different lengths where patients are
+                drawn; see :class:`fairflare.core.resampling.Units`.
             device: to measure on.
 
         Returns:
@@ -313,13 +316,8 @@ class Task(ABC):
         """
         import numpy as np
 
-        from fairflare.core.resampling import draws
-
         scores = self.image_scores(model, data, device)
-        if scores is None:
-            return None
-        found: list[float] = np.asarray(scores)[draws(site, len(scores), count)].mean(1).tolist()
-        return found
+        return None if scores is None else [float(np.asarray(scores)[one].mean()) for one in drawn]
 
     def image_scores(self, model: torch.nn.Module, data: SiteData, device: Device) -> list[float] | None:
         """The primary metric of each test image; NaN: the image does not count in the mean; ``None``: it is no mean."""

@@ -29,7 +29,16 @@ from fairflare.exchange.tensor_file import Layout
 from fairflare.federation.incoming import Incoming, Shape
 from fairflare.federation.incoming import LikeReceived as LikeReceived
 from fairflare.federation.influence import Bounds, Influence
-from fairflare.federation.leaving import AT_HOME, IN_METRICS, IN_REPORT, RESAMPLED, TRAINED_METRIC, VALIDATED
+from fairflare.federation.leaving import (
+    AT_HOME,
+    DRAWN_UNITS,
+    IN_METRICS,
+    IN_REPORT,
+    NUM_UNITS,
+    RESAMPLED,
+    TRAINED_METRIC,
+    VALIDATED,
+)
 from fairflare.federation.sampling import SAMPLING
 from fairflare.methods.reports import (
     MAX_TEXT,
@@ -85,7 +94,7 @@ STATS = (
     ),
     Field(
         RESAMPLED, "vector", low=0, high=1, nan_ok=True, required=False,
-        doc="with `bootstrap`: the primary metric on so many draws of the test images with replacement",
+        doc="with `bootstrap`: the primary metric on so many draws of the test patients or images with replacement",
         reveals="with as many draws as test images, the metric of each single image can be solved for",
         keep="of a metric over classes: `metrics_by_class`, and `min_cases` where a class has few", of=("test",),
     ),
@@ -94,6 +103,18 @@ STATS = (
         TRAINED_METRIC, nan_ok=True, required=False,
         doc="the primary metric of the trained model on the validation split; only from a site that the common model "
         "serves far worse than the others (`suspects`)", of=VALIDATION,
+    ),
+    Field(
+        DRAWN_UNITS, "text", required=False,
+        doc="beside `resampled`: what was drawn, `patients`, `volumes`, `images` or, where only some images name a "
+        "patient or volume, `cases`",
+        keep="as `resampled`",
+    ),
+    Field(
+        NUM_UNITS, "whole", low=1, high=MAX_SAMPLES, required=False,
+        doc="beside `resampled`: how many of these the test split has",
+        reveals="the number of test patients",
+        keep="as `resampled`",
     ),
     Field(
         "state_lost", "text", required=False,

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from fairflare.core.resampling import UNITS
 from fairflare.exchange.messages import SPLIT_TEST, SPLIT_VALIDATION, TASK_VALIDATE, Message
 from fairflare.federation.collector import COUNTS, read_head, read_metrics, read_stats, suppressed_in
-from fairflare.federation.leaving import RESAMPLED, VALIDATED
+from fairflare.federation.leaving import DRAWN_UNITS, NUM_UNITS, RESAMPLED, VALIDATED
 from fairflare.federation.phase import Phase
 from fairflare.federation.roster import Roster
 from fairflare.federation.run_settings import RunSettings
@@ -52,7 +53,7 @@ class Tested:
 
     @property
     def resampled(self) -> dict[str, list[float]]:
-        """``{site: values}``: the primary metric on draws of the test images, of the sites that sent them."""
+        """``{site: values}``: the primary metric on draws of the test patients or images, where they came."""
         found = {site: self.phase.stats[site][RESAMPLED] for site in sorted(self.phase.good)}
         return {site: values for site, values in found.items() if values is not None}
 
@@ -68,6 +69,13 @@ class Tested:
         found = {site: suppressed_in(self.phase.stats[site]) for site in sorted(self.phase.good)}
         own = {site: [name for name in names if not name.startswith(VALIDATED)] for site, names in found.items()}
         return {site: names for site, names in own.items() if names}
+
+    @property
+    def units(self) -> dict[str, dict[str, Any]]:
+        """``{site: {"unit", "count"}}``: what these draws are of, of the sites that say it."""
+        told = {site: self.phase.stats[site] for site in self.resampled}
+        found = {site: {"unit": stats[DRAWN_UNITS], "count": stats[NUM_UNITS]} for site, stats in told.items()}
+        return {site: unit for site, unit in found.items() if None not in unit.values()}
 
     def without(self, metric: str) -> list[str]:
         """Sites that answered, and whose ``metric`` is not finite."""
@@ -105,7 +113,7 @@ class FinalTest:
             state: the model.
             current_round: that would receive it.
             validation: on the validation split too.
-            resample: on so many draws of the test images too.
+            resample: on so many draws of the test patients or images too.
         """
         measure = (SPLIT_TEST, SPLIT_VALIDATION) if validation else (SPLIT_TEST,)
         found: dict[str, dict[str, float]] = {}
@@ -120,6 +128,9 @@ class FinalTest:
             if stats[RESAMPLED] is not None and len(stats[RESAMPLED]) != resample:
                 told = f"has {len(stats[RESAMPLED])} entries, asked for {resample}"
                 raise ReportError(f"site {site!r}: field {RESAMPLED!r} {told}")
+            if (unit := stats[DRAWN_UNITS]) is not None and unit not in UNITS:
+                told = f"must be one of {', '.join(UNITS)}, got {unit!r:.40}"
+                raise ReportError(f"site {site!r}: field {DRAWN_UNITS!r} {told}")
             phase.stats[site] = stats
             found[site] = {k.removeprefix(VALIDATED): v for k, v in metrics.items() if k.startswith(VALIDATED)}
             return {name: value for name, value in metrics.items() if not name.startswith(VALIDATED)}

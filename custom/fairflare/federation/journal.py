@@ -177,6 +177,7 @@ class Journal:
             "fairness_best": self._fairness(told.test, told.suppressed) if told else None,
             "last_rounds": self._last_rounds(last, number, best.run.test_last),
             "resampled": last.resampled or None,
+            "resampled_units": last.units or None,
             "inequality": standing(last.test, last.sampling, self.info),
             "suppressed": last.suppressed,
         }

@@ -38,6 +38,7 @@ TRAINS_BELOW = "train_below_min_cases"  # another: whether a site with too few c
 VALIDATED = "validation split/"
 AT_HOME = "classes_at_home"  # in a reply's stats: metrics by class were kept back
 RESAMPLED = "resampled"  # in a reply's stats: the primary metric on draws of the test images
+DRAWN_UNITS, NUM_UNITS = "drawn_units", "num_units"  # and what was drawn (patients, images), and how many there are
 #: In front of the names in a reply's ``suppressed``: what of it they are of.
 IN_METRICS, IN_REPORT, IN_STATS = "metrics/", "report/", "stats/"
 
@@ -125,8 +126,8 @@ class Gate:
             reply.metrics = {name: value for name, value in reply.metrics.items() if name not in shown}
         # Of a metric over classes, many values tell how many there are.
         if not self._mean_of_images():
-            reply.stats.pop(RESAMPLED, None)
-            reply.stats.pop(ERROR, None)  # of a model that guesses, it tells how few images a class has
+            for key in (RESAMPLED, DRAWN_UNITS, NUM_UNITS, ERROR):  # the last: how few images a class has, of a guesser
+                reply.stats.pop(key, None)
         for name in (CLASSES, SUPPORT):
             reply.stats.pop(name, None)
         reply.stats[AT_HOME] = True

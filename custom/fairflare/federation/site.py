@@ -25,6 +25,7 @@ import torch
 from fairflare.core.computing import LOWER, Computing, NoSuchForm, plainly
 from fairflare.core.fairness import declared_as
 from fairflare.core.floor import Floor
+from fairflare.core.resampling import units_of
 from fairflare.core.stopping import TaskStopped, stoppable
 from fairflare.exchange.anchor_forms import DIFFERENCE, restored
 from fairflare.exchange.messages import (
@@ -46,8 +47,10 @@ from fairflare.federation import norm_moments
 from fairflare.federation.check import facts_of
 from fairflare.federation.examples import EXAMPLES, draw_examples, examples_folder
 from fairflare.federation.leaving import (
+    DRAWN_UNITS,
     METRICS_BY_CLASS,
     MIN_CASES,
+    NUM_UNITS,
     RESAMPLED,
     TRAINED_METRIC,
     TRAINS_BELOW,
@@ -330,8 +333,10 @@ class SiteWorker:
         if SPLIT_VALIDATION in request.measure and not request.as_sent:  # the run's last model
             reply.stats = self.task.sampling(model, run.data, self.device)
         if request.resample:
-            found = self.task.resampled(model, run.data, self.site, request.resample, self.device)
-            reply.stats |= {} if found is None else {RESAMPLED: found}
+            units = units_of(run.data.cases("test"), run.data.num_samples("test"))
+            found = self.task.resampled(model, run.data, units.drawn(self.site, request.resample), self.device)
+            if found is not None:
+                reply.stats |= {RESAMPLED: found, DRAWN_UNITS: units.kind, NUM_UNITS: len(units.members)}
         draw_examples(self.examples, request, run, model, self.training.batch_size)
         return reply
 

@@ -5,22 +5,24 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from fairflare.core import checks
-from fairflare.core.fairness import FairnessSummary
+from fairflare.core.fairness import FairnessSummary, summarize
 from fairflare.core.settings import by_name
+from fairflare.reporting.differences import Difference, differences_of
 from fairflare.reporting.layout import MISSING, blocks, csv_lines, markdown_lines, number, wrapped
 from fairflare.reporting.records import SUPPRESSED
 from fairflare.reporting.table import (
     MEASURED,
     SYNTHETIC_NOTE,
     by_site_of,
+    direction_of,
     label_of,
+    measured,
     metrics_of,
-    summary_of,
     suppressed_of,
 )
 
@@ -38,8 +40,8 @@ class Row:
     Attributes:
         label: different from all others'.
         runs: documents.
-        values: of a metric by site, a dict for each run.
-        summaries: of each run.
+        values: of a metric by site, a dict for each model that was tested: one a run, or each of its last ones.
+        summaries: of each of these.
         settings: what tells it from others of the same label.
         measured: which model the values are of.
     """
@@ -50,6 +52,70 @@ class Row:
     summaries: list[FairnessSummary]
     settings: str = ""
     measured: str = ""
+
+    def lacks(self, sites: Iterable[str]) -> dict[str, list[int]]:
+        """``{site: which of the models have no value of it}``."""
+        found = {site: [k for k, v in enumerate(self.values) if math.isnan(v.get(site, math.nan))] for site in sites}
+        return {site: missing for site, missing in found.items() if missing}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What every table, sentence and picture of a comparison is made of.
+
+    Attributes:
+        rows: in the order of the runs.
+        metric, higher: of the figures, and its direction.
+        reference: label of the row that others are compared with.
+        differences: of all rows and measures, and of each site; empty with one row or no seed in common.
+        problem: why there are none, where that is somebody's mistake.
+        notes: what a reader must know.
+        last: the figures are of the last models, not of the final one.
+    """
+
+    rows: list[Row]
+    metric: str
+    higher: bool
+    reference: str
+    differences: list[Difference]
+    problem: str
+    notes: list[str]
+    last: bool = False
+
+    @property
+    def sites(self) -> list[str]:
+        return sorted({site for row in self.rows for values in row.values for site in values})
+
+
+def comparison_of(
+    runs: Sequence[Run], metric: str | None = None, reference: str | None = None, *, last: bool = False
+) -> Comparison:
+    """Rows of runs that differ in nothing but the seed, and how they differ from one of them.
+
+    Args:
+        runs: documents as ``read_results`` returns them. Ones that did not complete are left out and counted, and so
+            are repeats of the same run.
+        metric: the metric to compare; the primary metric of the first complete run when None.
+        reference: a label; default: the first row.
+        last: of the last models that were tested (``test_last``), not of the final one.
+
+    Raises:
+        ValueError: no complete run, a run without the metric or its last models, or no row of that label.
+    """
+    complete = complete_runs(runs)
+    chosen = metric or metrics_of(complete[0])[0]
+    rows = rows_of(complete, chosen, last=last)
+    labels = [row.label for row in rows]
+    refers_to = labels[0] if reference is None else checks.choice("--reference", reference, labels)
+    problem, found = "", []
+    if len(rows) > 1:
+        try:
+            found = differences_of({row.label: row.runs for row in rows}, refers_to, chosen, last=last)
+        except ValueError as error:
+            problem = f"no differences: {error}"
+    higher = direction_of(complete[0], chosen)
+    notes = notes_of(runs, complete, chosen, rows, last)
+    return Comparison(rows, chosen, higher, refers_to, found, problem, notes, last)
 
 
 def compare(
@@ -77,21 +143,22 @@ def compare(
         ValueError: no complete run, an unknown style, or a run without the metric (names it).
     """
     checks.choice("style", style, STYLES)
-    complete = complete_runs(runs)
-    chosen = metric or metrics_of(complete[0])[0]
-    rows = rows_of(complete, chosen)
-    sites = sorted({site for row in rows for values in row.values for site in values}) if per_site else []
+    return row_table(comparison_of(runs, metric), style=style, per_site=per_site, width=width)
+
+
+def row_table(found: Comparison, *, style: str = "text", per_site: bool = True, width: int | None = None) -> str:
+    """As :func:`compare`, of a comparison."""
+    sites = found.sites if per_site else []
     if style == "csv":
-        return _csv(rows, sites, chosen)
+        return _csv(found.rows, sites, found.metric)
     table = [["method", "runs", *sites, "average", "std", "worst"]]
-    for row in rows:
+    for row in found.rows:
         names = [*sites, "", "", ""]  # the last three are over the sites
         cells = [_cell(row, name, column) for name, column in zip(names, _columns(row, sites), strict=True)]
-        table.append([row.label, str(len(row.values)), *cells])
-    notes = notes_of(runs, complete, chosen, rows)
+        table.append([row.label, str(len(row.runs)), *cells])
     if style == "markdown":
-        return "\n".join([*markdown_lines(table), "", *notes])
-    return "\n".join([blocks(table, width), *wrapped(notes, width)])
+        return "\n".join([*markdown_lines(table), "", *found.notes])
+    return "\n".join([blocks(table, width), *wrapped(found.notes, width)])
 
 
 def complete_runs(runs: Sequence[Run]) -> list[Run]:
@@ -113,8 +180,8 @@ def _different(runs: Sequence[Run]) -> list[Run]:
     return list(found.values())
 
 
-def rows_of(runs: Sequence[Run], metric: str) -> list[Row]:
-    """Runs that differ in nothing but the seed together.
+def rows_of(runs: Sequence[Run], metric: str, *, last: bool = False) -> list[Row]:
+    """Runs that differ in nothing but the seed together; ``last``: values of each of their last models.
 
     Raises:
         ValueError: a run without the metric (names it).
@@ -125,8 +192,10 @@ def rows_of(runs: Sequence[Run], metric: str) -> list[Row]:
     labels = [label for label, _ in groups]
     rows = []
     for index, ((label, _), group) in enumerate(groups.items()):
-        values = [_values(run, metric) for run in group]
-        row = Row(label, group, values, [summary_of(run, metric) for run in group])
+        tested = [(run, by_site) for run in group for by_site in _values(run, metric, last)]
+        higher = direction_of(group[0], metric)
+        summaries = [summarize(v, higher_is_better=higher, suppressed=suppressed_of(r, metric)) for r, v in tested]
+        row = Row(label, group, [by_site for _, by_site in tested], summaries)
         row.measured = (group[0]["info"] or {}).get("measured") or ""
         if labels.count(label) > 1:
             row.label = f"{label} ({labels[: index + 1].count(label)})"
@@ -135,9 +204,8 @@ def rows_of(runs: Sequence[Run], metric: str) -> list[Row]:
     return rows
 
 
-def _values(run: Run, metric: str) -> dict[str, float]:
-    by_site = by_site_of(run, metric)
-    if all(math.isnan(value) for value in by_site.values()):
+def _values(run: Run, metric: str, last: bool) -> list[dict[str, float]]:
+    if all(math.isnan(value) for value in by_site_of(run, metric).values()):
         if kept := suppressed_of(run, metric):
             raise ValueError(
                 f"the run {_named(run)} has no test results for metric {metric!r}: they are {SUPPRESSED} at "
@@ -149,7 +217,7 @@ def _values(run: Run, metric: str) -> dict[str, float]:
             f"{' ...' if len(known) > 8 else ''}. "
             "Compare runs of one task, or choose a metric that all have with --metric"
         )
-    return by_site
+    return measured(run, metric, last=last)
 
 
 def _named(run: Run) -> str:
@@ -187,14 +255,23 @@ def _columns(row: Row, sites: Sequence[str]) -> list[list[float]]:
     return [*columns, [s.mean for s in found], [s.std for s in found], [s.worst for s in found]]
 
 
-def notes_of(runs: Sequence[Run], complete: Sequence[Run], metric: str, rows: Sequence[Row]) -> list[str]:
+def notes_of(
+    runs: Sequence[Run], complete: Sequence[Run], metric: str, rows: Sequence[Row], last: bool = False
+) -> list[str]:
     """What a reader must know of the rows: which were left out, and whether they can be compared at all.
 
     Args:
         runs: all that were given.
-        complete, metric, rows: as :func:`rows_of` has them.
+        complete, metric, rows, last: as :func:`rows_of` has them.
     """
     notes = [f"{metric} on the test splits; ± is the population standard deviation over runs."]
+    if last:
+        counts = sorted({len(run["last_rounds"]["rounds"]) for run in complete})
+        notes = [
+            f"{metric} on the test splits, of the models of each run's last {' or '.join(map(str, counts))} rounds: "
+            "mean ± population standard deviation over the pooled values of all runs and rounds."
+        ]
+    notes += _without_sites(rows)
     notes += [f"{row.label}: {row.settings}" for row in rows if row.settings]
     notes += _by_chance(rows, metric)
     own = [row.label for row in rows if row.measured == "personal"]
@@ -238,6 +315,22 @@ def _by_chance(rows: Sequence[Row], metric: str) -> list[str]:
     return [f"Standard deviation that equal sites show by sampling alone: {'; '.join(told)}."] if told else []
 
 
+def _without_sites(rows: Sequence[Row]) -> list[str]:
+    """Of rows that lack sites: whose average, spread and worst are of others than the table says."""
+    sites = sorted({site for row in rows for values in row.values for site in values})
+    notes = []
+    for row in rows:
+        lacking = row.lacks(sites)
+        if lacking:
+            told = [f"{site}{'' if len(of) == len(row.values) else f' ({len(of)} of {len(row.values)} times)'}"
+                    for site, of in lacking.items()]  # fmt: skip
+            notes.append(
+                f"{row.label}: NO VALUE of {', '.join(told)}: its average, std and worst are of the other sites; do "
+                "not compare them with a row that has all."
+            )
+    return notes
+
+
 def _by_setting(runs: Sequence[Run]) -> list[str]:
     """Which rows have which value of each setting of the task that differs; a method may need one (a head, a neck)."""
     names = {name: None for run in runs for name in _settings(run) if name.startswith("task.")}
@@ -279,7 +372,7 @@ def _csv(rows: Sequence[Row], sites: Sequence[str], metric: str) -> str:
     names = [*sites, "average", "std", "worst"]
     table = [["method", "metric", "runs", *(f"{name} {part}" for name in names for part in ("mean", "sd"))]]
     for row in rows:
-        cells: list[Any] = [row.label, metric, len(row.values)]
+        cells: list[Any] = [row.label, metric, len(row.runs)]
         for name, column in zip(names, _columns(row, sites), strict=True):
             finite = [value for value in column if math.isfinite(value)]
             none = [SUPPRESSED, ""] if name in suppressed_in(row) else ["", ""]

@@ -13,6 +13,7 @@ def comparison_page(
     runs: Sequence[Mapping[str, Any]],
     table: str,
     differences: str,
+    *last: str,
     sessions: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """What is needed to believe a table and to make it again.
@@ -21,6 +22,7 @@ def comparison_page(
         command: arguments of the command line.
         runs: documents of :func:`fairflare.reporting.results.read_results`.
         table, differences: Markdown; an empty one is left out.
+        last: both again, of the last models on average.
         sessions: of ``provenance.json``: commit, processor and checksums of the data, as they were when runs began.
     """
     complete = [run for run in runs if run["status"] == "completed"]
@@ -32,6 +34,8 @@ def comparison_page(
     ]  # fmt: skip
     if differences:
         lines += ["", "## Differences", "", differences]
+    if last:
+        lines += ["", "## The last models", *(line for part in last if part for line in ("", part))]
     return "\n".join(lines)
 
 

@@ -339,9 +339,10 @@ def _exact(value: float) -> str:
 def _known(results: Mapping[str, Any], metric: str) -> str:
     of = (*results["test"].values(), *(results.get("suppressed") or {}).values())
     known = sorted({name for names in of for name in names})
-    if metric not in known:
-        hint = checks.nearest(metric, known)
-        raise ValueError(f"{label_of(results)!r} has no metric {metric!r}{hint or ';'} it has {', '.join(known)}")
+    for part in parts_of(metric, results["test"]):
+        if part not in known:
+            hint = checks.nearest(part, known)
+            raise ValueError(f"{label_of(results)!r} has no metric {part!r}{hint or ';'} it has {', '.join(known)}")
     return metric
 
 
@@ -349,7 +350,7 @@ def direction_of(results: Mapping[str, Any], metric: str) -> bool:
     """Whether more of a metric is better, as the run's task declared it.
 
     Raises:
-        ValueError: the results do not say.
+        ValueError: the results do not say, or it is the mean of metrics of both directions.
     """
     found = _declared(results, metric)
     if found is None:
@@ -362,8 +363,38 @@ def direction_of(results: Mapping[str, Any], metric: str) -> bool:
 
 
 def _declared(results: Mapping[str, Any], metric: str) -> bool | None:
-    declared = (results["info"] or {}).get("higher_is_better")
-    return higher_is_better(metric, declared or BEFORE_RECORDED)
+    declared = (results["info"] or {}).get("higher_is_better") or BEFORE_RECORDED
+    found = {part: higher_is_better(part, declared) for part in parts_of(metric, results.get("test") or {})}
+    if {True, False} <= {*found.values()}:
+        higher = ", ".join(part for part in found if found[part])
+        raise ValueError(f"{metric!r} cannot be a mean: of {higher} more is better, of the others less")
+    return None if None in found.values() else all(found.values())
+
+
+def parts_of(metric: str, test: Mapping[str, Any]) -> list[str]:
+    """``a`` and ``b`` of ``a+b``, the mean of two metrics; a name that is measured as it stands is whole."""
+    measured = any(metric in (by_metric or ()) for by_metric in test.values())
+    return [metric] if measured else metric.split("+")
+
+
+def measured(results: Mapping[str, Any], metric: str, *, last: bool = False) -> list[dict[str, float]]:
+    """``{site: value}`` of the run's final model, or of each of its last models.
+
+    Args:
+        results: of a run.
+        metric: also the mean of several, ``a+b``.
+        last: of each model that ``last_rounds`` is the mean of, the final one at the end.
+
+    Raises:
+        ValueError: the last models were not tested.
+    """
+    if not last:
+        return [by_site_of(results, metric)]
+    if not (told := results.get("last_rounds")):
+        raise ValueError(f"{label_of(results)!r} has no test of its last models; run it with test_last=5")
+    by_round = {record["current_round"]: record.get("test") for record in results["rounds"]}
+    tests = [by_round.get(number) or {} for number in told["rounds"][:-1]]
+    return [by_site_of(results, metric, test) for test in (*tests, results["test"])]
 
 
 def metrics_of(results: Mapping[str, Any]) -> list[str]:
@@ -382,16 +413,24 @@ def metrics_of(results: Mapping[str, Any]) -> list[str]:
 
 
 def by_site_of(results: Mapping[str, Any], metric: str, test: Mapping[str, Any] | None = None) -> dict[str, float]:
-    """``{site: value}``, NaN where a site of the run has none; of the last model, or of ``test``."""
+    """``{site: value}``, NaN where a site of the run has none; of the last model, or of ``test``.
+
+    A metric ``a+b`` is the mean of both at each site, as the papers' "Average" of clean and corrupted images.
+    """
     test = (results.get("test") if test is None else test) or {}
     names = {*((results["info"] or {}).get("sites") or ()), *test}
-    found = {site: (test.get(site) or {}).get(metric) for site in sorted(names)}
-    return {site: math.nan if value is None else float(value) for site, value in found.items()}
+    parts = parts_of(metric, test)
+    found = {}
+    for site in sorted(names):
+        values = [math.nan if (value := (test.get(site) or {}).get(part)) is None else float(value) for part in parts]
+        found[site] = sum(values) / len(values)
+    return found
 
 
 def suppressed_of(results: Mapping[str, Any], metric: str) -> set[str]:
     """Sites that keep their value of a metric of the test splits, too few cases being behind it."""
-    return {site for site, names in (results.get("suppressed") or {}).items() if metric in names}
+    parts = {*parts_of(metric, results.get("test") or {})}
+    return {site for site, names in (results.get("suppressed") or {}).items() if parts & {*names}}
 
 
 def summary_of(results: Mapping[str, Any], metric: str) -> FairnessSummary:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
+    from fairflare.core.resampling import Drawn
     from fairflare.core.task import Batch, Device
     from fairflare.tasks.bundle_data import BundleData
 
@@ -224,14 +225,12 @@ class MonaiBundleTask(Task):
         return found
 
     def resampled(
-        self, model: torch.nn.Module, data: SiteData, site: str, count: int, device: Device
+        self, model: torch.nn.Module, data: SiteData, drawn: Sequence[Drawn], device: Device
     ) -> list[float] | None:
         """As the base says; an image without any structure counts in no mean, as in :meth:`evaluate`."""
-        from fairflare.core.resampling import draws
-
-        scores = np.array(self.image_scores(model, data, device))
-        of_images = scores[draws(site, len(scores), count)]
-        return [float("nan") if np.isnan(own).all() else float(np.nanmean(own)) for own in of_images]
+        of_images = np.array(self.image_scores(model, data, device))
+        of_draws = (of_images[one] for one in drawn)
+        return [float("nan") if np.isnan(own).all() else float(np.nanmean(own)) for own in of_draws]
 
     def _scores(
         self, model: torch.nn.Module, batches: Iterable[Batch], device: Device

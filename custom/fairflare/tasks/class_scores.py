@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fairflare.core import checks
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from fairflare.core.resampling import Drawn
     from fairflare.core.task import Batch, Device, SiteData
 
 BATCH = 64  # images, where nothing depends on it
@@ -60,12 +61,11 @@ class MeasuresClasses(ABC):
         return {**metrics, "loss": float(self.loss(logits, labels))}
 
     def resampled(
-        self, model: torch.nn.Module, data: SiteData, site: str, count: int, device: Device
+        self, model: torch.nn.Module, data: SiteData, drawn: Sequence[Drawn], device: Device
     ) -> list[float] | None:
         """As :meth:`fairflare.core.task.Task.resampled`: the metric of each draw, NaN where it has too few classes."""
         import math
 
-        from fairflare.core.resampling import draws
         from fairflare.tasks.metrics import classification_metrics
 
         logits, labels = self._outputs(model, data.batches("test", batch_size=BATCH), device)
@@ -74,8 +74,8 @@ class MeasuresClasses(ABC):
             "class_names": self.names(), "groups": self.groups(), "areas": self.primary_metric.startswith("auc"),
         }  # fmt: skip
         found = []
-        for drawn in draws(site, len(targets), count):
-            metrics = classification_metrics(targets[drawn], probabilities[drawn], **named)
+        for one in drawn:
+            metrics = classification_metrics(targets[one], probabilities[one], **named)
             found.append(metrics.get(self.primary_metric, math.nan))
         return found
 

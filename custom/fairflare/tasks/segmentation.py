@@ -336,6 +336,11 @@ class PhantomData(PhantomImages):
     def arrays(self, split: str) -> Batch:
         return self._splits[split]
 
+    def cases(self, split: str) -> list[tuple[str, str]]:
+        from fairflare.data.phantoms.prostate import SLICES
+
+        return [("patient", str(index // SLICES)) for index in range(self.num_samples(split))]
+
 
 def _check_reachable(structures: Sequence[Sequence[int]], mask_values: Mapping[int, int] | None) -> None:
     """Every structure has a label that masks can have; otherwise it would silently be empty everywhere."""

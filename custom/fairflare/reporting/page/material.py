@@ -12,13 +12,14 @@ from typing import Any
 
 from fairflare.core import checks
 from fairflare.core.fairness import FairnessSummary
-from fairflare.reporting.comparison import complete_runs, notes_of, rows_of
+from fairflare.reporting.comparison import comparison_of, complete_runs
+from fairflare.reporting.differences import Difference
 from fairflare.reporting.page.layers import LayerSums
 from fairflare.reporting.page.tidy import Tidier
 from fairflare.reporting.pictures import in_order
 from fairflare.reporting.results import RESULTS_FILE, find_results, read_results
 from fairflare.reporting.standing import who_is_behind
-from fairflare.reporting.table import by_site_of, direction_of, label_of, metrics_of, run_notes, summary_of
+from fairflare.reporting.table import by_site_of, direction_of, label_of, metrics_of, parts_of, run_notes, summary_of
 
 #: What a run's folder may hold above its results: a simulator's workspace, or a FLARE download.
 BELOW_A_RUN = {"simulator", "server", "simulate_job", "workspace", "fairflare", RESULTS_FILE}
@@ -88,6 +89,7 @@ class Material:
         notes: what a reader must know.
         others: runs that did not complete, beside a comparison.
         problems: lines about files.
+        differences: to the reference.
     """
 
     rows: list[PageRow]
@@ -97,6 +99,7 @@ class Material:
     notes: list[str]
     others: list[PageRun] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
 
     @property
     def runs(self) -> list[PageRun]:
@@ -210,7 +213,8 @@ def of_one(run: PageRun, metric: str | None = None) -> Material:
         chosen = metric or found[0]
         of = (*document["test"].values(), *document["suppressed"].values())
         known = sorted({name for names in of for name in names})
-        checks.choice("metric", chosen, known)
+        for part in parts_of(chosen, document["test"]):
+            checks.choice("metric", part, known)
     else:
         chosen = metric or run.info["primary_metric"] or "loss"
     higher = direction_of(document, chosen)
@@ -267,23 +271,24 @@ def of_several(
     by_id = {id(run.document): run for run in order}
     documents = [run.document for run in order]
     complete = complete_runs(documents)
-    chosen = metric or metrics_of(complete[0])[0]
-    found = rows_of(complete, chosen)
-    rows = [PageRow(r.label, [by_id[id(d)] for d in r.runs], r.values, r.summaries, r.settings) for r in found]
+    if reference is None and told.reference in {label_of(run) for run in complete}:
+        reference = told.reference
+    found = comparison_of(documents, metric, reference)
+    rows = [PageRow(r.label, [by_id[id(d)] for d in r.runs], r.values, r.summaries, r.settings) for r in found.rows]
     for row in rows:
         for run in row.runs:
-            run.info["label"] = row.label  # so that differences keep apart what tables keep apart
-    labels = [row.label for row in rows]
-    if reference is not None:
-        checks.choice("--reference", reference, labels)
-    elif told.reference in labels:
-        reference = told.reference
+            run.info["label"] = row.label  # as the tables have it
     return Material(
         rows,
-        chosen,
-        direction_of(complete[0], chosen),
-        reference or labels[0],
-        notes_of(documents, complete, chosen, found)[1:],  # what ± is stands with the tables
+        found.metric,
+        found.higher,
+        found.reference,
+        found.notes[1:],  # what ± is stands with the tables
         [run for run in order if run.document["status"] != "completed"],
-        [*problems, *(f"{run.place or run.name}: {line}" for run in order for line in run.problems)],
+        [
+            *problems,
+            *(f"{run.place or run.name}: {line}" for run in order for line in run.problems),
+            *([found.problem] if found.problem else []),
+        ],
+        found.differences,
     )

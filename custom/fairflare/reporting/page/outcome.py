@@ -7,7 +7,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fairflare.reporting.differences import BETTER, LEVEL, MEASURES, NOISE, ONE_SEED, Difference, fell, interval_of
+from fairflare.core.intervals import LEVEL
+from fairflare.reporting.difference_table import interval_of, notes_of_differences
+from fairflare.reporting.differences import BETTER, MEASURES, WORSE, Difference, fell
 from fairflare.reporting.layout import number
 from fairflare.reporting.page.content import Cell, Picture, Section, Spread, Table, listed
 from fairflare.reporting.page.material import Material, PageRow
@@ -209,23 +211,26 @@ def _dots(material: Material, sites: Sequence[str]) -> Figure:
 # ------------------------------------------------------------------------------------------------ differences
 
 
-def differences(material: Material, found: Sequence[Difference]) -> Section | None:
+def differences(material: Material) -> Section | None:
     """Intervals of every row against the reference."""
-    if not found:
+    if not (found := material.differences):
         return None
     reference = material.reference
     of = [d for d in found if d.measure in MEASURES]
-    columns = ["method", "measure", "seeds", "difference", "low", "high", "sd", "verdict"]
+    columns = [
+        "method", "measure", "seeds", "difference", "low", "high", "p", "p_holm", "smallest", "sd", "verdict",
+    ]  # fmt: skip
     table = Table(
         "differences",
-        f"Row minus {reference}, paired by seed: mean, {LEVEL:.0%} interval{interval_of(found)}, standard deviation of "
-        "the differences over the seeds.",
+        f"Row minus {reference}, paired by seed and site: mean, {LEVEL:.0%} interval{interval_of(found)}, the p-value "
+        "that belongs to it, the same after Holm's correction for all rows and measures, the smallest difference that "
+        "would have been seen, standard deviation of the differences over the seeds.",
         columns,
         [_cells(d) for d in of],
     )
     by_site = Table(
         "differences_sites",
-        f"The same for every site (row minus {reference}).",
+        f"The same for every site (row minus {reference}); corrected for all rows and sites.",
         columns,
         [_cells(d) for d in found if d.measure not in MEASURES],
         folded=True,
@@ -234,18 +239,25 @@ def differences(material: Material, found: Sequence[Difference]) -> Section | No
     picture = Picture(
         "differences",
         lambda: _forest(material, of),
-        "A filled mark is beyond noise: its interval leaves out 0. An empty one is within noise, or of one seed; of "
-        f"that nothing can be said. {'To the right' if material.higher else 'To the left'} is better for average and "
-        "worst site, to the left for the spread.",
+        "A filled mark is beyond noise, after Holm's correction. Of an empty one nothing is said, also "
+        f"where its interval alone leaves out 0. {'To the right' if material.higher else 'To the left'} is better for "
+        "average and worst site, to the left for the spread.",
         f"Differences to {reference}. {told}.",
     )
-    notes = ["The intervals are over seeds: they say nothing about other patients than those of the test splits."]
+    alone = not any(math.isfinite(d.images_sd) for d in of)
+    notes = notes_of_differences(found, reference)[1:]  # what they are over stands with the table
+    notes.append(
+        "The intervals are over the seeds alone: of other patients than those of the test splits they say nothing."
+        if alone
+        else "They hold for other patients of these hospitals; of other hospitals they say nothing."
+    )
     notes += fell(found, material.higher)
     return Section("differences", f"Differences to {reference}", notes=notes, parts=[picture, table, by_site])
 
 
 def _cells(d: Difference) -> list[Cell]:
-    return [d.label, d.measure, len(d.values), d.mean, d.low, d.high, d.sd, d.verdict]
+    numbers = (d.mean, d.low, d.high, d.p, d.p_holm, d.smallest, d.sd)
+    return [d.label, d.measure, len(d.values), *numbers, d.verdict]
 
 
 def _in_short(found: Sequence[Difference]) -> str:
@@ -279,7 +291,7 @@ def _forest(material: Material, found: Sequence[Difference]) -> Figure:
 
 def _mark(axes: Axes, d: Difference, place: int, rank: int) -> None:
     style = look(rank)
-    beyond = d.verdict not in (NOISE, ONE_SEED)
+    beyond = d.verdict in (BETTER, WORSE)
     if math.isfinite(d.low):
         axes.plot([d.low, d.high], [place, place], color=style.colour, linewidth=1.6)
     axes.plot(

@@ -40,15 +40,18 @@ def pareto(material: Material) -> Section | None:
         return None
     deciles = any(summary.num_sites >= 20 for row in rows for summary in row.summaries)
     axes_of = [("worst", "worst site"), *([("bottom_decile", "worst decile")] if deciles else [])]
-    fronts = {attribute: not_dominated(rows, attribute, material.higher) for attribute, _ in axes_of}
+    apart = set_apart(rows)
+    fair = [row for row in rows if row.label not in apart]
+    fronts = {attribute: not_dominated(fair, attribute, material.higher) for attribute, _ in axes_of}
     pictures = [_picture(material, rows, attribute, called, fronts[attribute]) for attribute, called in axes_of]
     table = Table(
         "pareto",
         "Average and those served worst, and who is beaten by no other row in both (by the means over seeds).",
         ["method", "average", *(name for _, called in axes_of for name in (called, f"not beaten ({called})"))],
-        [[row.label, of_summaries(row, "mean"), *_beaten(row, fronts)] for row in rows],
+        [[row.label, of_summaries(row, "mean"), *_beaten(row, fronts, apart)] for row in rows],
     )
     notes = [] if deciles else ["With fewer than 20 sites the worst tenth of them is the worst site."]
+    notes += [f"{name}: {why}; it beats nobody and is not ranked." for name, why in apart.items()]
     return Section("pareto", "Average against those served worst", notes=notes, parts=[*pictures, table])
 
 
@@ -63,17 +66,30 @@ def _picture(material: Material, rows: Sequence[PageRow], attribute: str, called
         lambda: _scatter(material, rows, attribute, called, front),
         f"Each method's average over the sites against its {called}{material.over_seeds}"
         f"{'; thin lines are standard deviations over seeds' if material.over_seeds else ''}. A ring marks those that "
-        "no other beats: none is at least as good in both and better in one. Whether a step between two of them is "
-        "more than noise, the differences say.",
+        "no other beats: none is at least as good in both and better in one (a row of one seed beside others of "
+        "several, or without a value of some site, takes no part). Whether a step between two of them is more than "
+        "noise, the differences say.",
         f"Average and {called}: {listed(told, '; ')}.",
     )
 
 
-def _beaten(row: PageRow, fronts: Mapping[str, Sequence[str]]) -> list[Cell]:
+def _beaten(row: PageRow, fronts: Mapping[str, Sequence[str]], apart: Mapping[str, str]) -> list[Cell]:
     cells: list[Cell] = []
     for attribute, front in fronts.items():
-        cells += [of_summaries(row, attribute), "yes" if row.label in front else "no"]
+        cells += [of_summaries(row, attribute), apart.get(row.label) or ("yes" if row.label in front else "no")]
     return cells
+
+
+def set_apart(rows: Sequence[PageRow]) -> dict[str, str]:
+    """Labels of rows that others are not ranked with, and why: one seed beside rows of several, or fewer sites."""
+    sites = {site for row in rows for values in row.values for site, value in values.items() if math.isfinite(value)}
+    found = {}
+    for row in rows:
+        if len(row.runs) == 1 and any(len(other.runs) > 1 for other in rows):
+            found[row.label] = "one seed"
+        elif any(not math.isfinite(values.get(site, math.nan)) for values in row.values for site in sites):
+            found[row.label] = "fewer sites"
+    return found
 
 
 def not_dominated(rows: Sequence[PageRow], attribute: str, higher: bool) -> list[str]:

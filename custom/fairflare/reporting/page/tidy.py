@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fairflare.core.resampling import UNITS
 from fairflare.reporting.standing import TESTS
 
 OF_SITE = ("value", "low", "high", "images", "test_cases", "standard_error", "expected", "p_value", "common")
@@ -46,6 +47,8 @@ class Tidier:
             },
             "best": self._best(raw.get("best")),
             "last_rounds": self._last(raw.get("last_rounds")),
+            "resampled": self._resampled(raw.get("resampled")) or None,
+            "resampled_units": self._units(raw.get("resampled_units")) or None,
             "inequality": self._inequality(raw.get("inequality")),
             "left_out": self._left_out("left_out", raw.get("left_out")),
             "phases": self._phases("phases", raw.get("phases")),
@@ -136,6 +139,28 @@ class Tidier:
             return None
         return tidy
 
+    def _resampled(self, value: Any) -> dict[str, list[float | None]]:
+        """Of a site whose values are not all numbers (or null) none is used."""
+        found = {}
+        for site, entry in self._dict("resampled", value).items():
+            values = self._list(f"resampled.{site}", entry)
+            if any(v is not None and finite(v) is None for v in values):
+                self._problem(f"resampled.{site} has entries that are no numbers; its test images are in no interval")
+            else:
+                found[site] = [finite(v) for v in values]
+        return found
+
+    def _units(self, value: Any) -> dict[str, dict[str, Any]]:
+        found = {}
+        for site, entry in self._dict("resampled_units", value).items():
+            told = self._dict(f"resampled_units.{site}", entry)
+            count = told.get("count")
+            if told.get("unit") in UNITS and isinstance(count, int) and not isinstance(count, bool) and count > 0:
+                found[site] = {"unit": told["unit"], "count": count}
+            else:
+                self._problem(f"resampled_units.{site} does not say what was drawn")
+        return found
+
     def _round(self, where: str, value: Any) -> dict[str, Any] | None:
         if not isinstance(value, Mapping):
             self._problem(f"{where} is no object")
@@ -156,6 +181,7 @@ class Tidier:
             "site_weights": self._numbers(f"{where}.site_weights", value.get("site_weights")),
             "warnings": self._warnings(f"{where}.warnings", value.get("warnings")),
             "details": self._dict(f"{where}.details", value.get("details")),
+            "test": self._metrics(f"{where}.test", value.get("test")),
         }
 
     def _left_out(self, where: str, value: Any) -> list[dict[str, str]]:

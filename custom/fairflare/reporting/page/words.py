@@ -6,7 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fairflare.reporting.differences import BETTER, LEVEL, MEASURES, NOISE, ONE_SEED, WORSE, Difference
+from fairflare.reporting.differences import (
+    BETTER,
+    MEASURES,
+    NOISE,
+    ONE_SEED,
+    OTHER_SITES,
+    UNSEEN,
+    WORSE,
+    Difference,
+)
 from fairflare.reporting.layout import number
 from fairflare.reporting.page.material import Material, PageRow
 from fairflare.reporting.standing import who_is_behind
@@ -65,13 +74,13 @@ def _cases(document: Mapping[str, Any]) -> list[str]:
     return [f"Measured on {sum(counts)} test cases, {each} at a site."]
 
 
-def of_comparison(material: Material, found: Sequence[Difference]) -> list[str]:
+def of_comparison(material: Material) -> list[str]:
     """Who is better than the reference, beyond noise.
 
     Args:
         material: with a reference.
-        found: of :func:`fairflare.reporting.differences.differences`.
     """
+    found = material.differences
     row = next(row for row in material.rows if row.label == material.reference)
     seeds = sorted({run.seed for run in material.runs if run.seed is not None})
     lines = [
@@ -92,11 +101,11 @@ def of_comparison(material: Material, found: Sequence[Difference]) -> list[str]:
         of = [d for d in found if d.measure == measure]
         if of:
             lines.append(_measure_in_words(measure, of, row.label))
-    tests = sum(d.verdict != ONE_SEED for d in found if d.measure in MEASURES)
+    tests = sum(math.isfinite(d.p_holm) for d in found if d.measure in MEASURES)
     if tests > 1:
         lines.append(
-            f"These are {tests} intervals of {LEVEL:.0%} each: were there no difference anywhere, about "
-            f"{tests * (1 - LEVEL):.1f} of them would leave out 0 by luck alone."
+            f"Better and worse are told after Holm's correction for {tests} tests: were there no difference anywhere, "
+            "one page in twenty would have one of these words by luck."
         )
     return [*lines, *_unpaired(without, row.label)]
 
@@ -125,9 +134,13 @@ def _measure_in_words(measure: str, found: Sequence[Difference], reference: str)
         if of:
             told = ", ".join(f"{d.label} ({d.mean:+.4f} [{d.low:+.4f}, {d.high:+.4f}])" for d in of)
             parts.append(f"{said} {reference}: {told}")
-    noise = [d.label for d in found if d.verdict == NOISE]
-    if noise:
-        parts.append(f"within noise: {', '.join(noise)}")
+    for verdict in (NOISE, UNSEEN):
+        of = [d for d in found if d.verdict == verdict]
+        if of:
+            told = ", ".join(f"{d.label} (a difference of {number(d.smallest)} would have been seen)" for d in of)
+            parts.append(f"{verdict}: {told}")
+    if other := [d.label for d in found if d.verdict == OTHER_SITES]:
+        parts.append(f"not the same sites, so nothing is said: {', '.join(other)}")
     single = [d.label for d in found if d.verdict == ONE_SEED]
     if single:
         parts.append(f"one common seed, so nothing can be said: {', '.join(single)}")

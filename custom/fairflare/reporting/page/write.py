@@ -13,7 +13,6 @@ import jinja2
 
 from fairflare import __version__
 from fairflare.core.files import write_whole
-from fairflare.reporting import differences as paired
 from fairflare.reporting.page import course, outcome, pareto, provenance, reports, weights, words
 from fairflare.reporting.page.content import MAX_COLUMNS, Page, Picture, Section, Table, printable, shown
 from fairflare.reporting.page.material import Material, of_one, page_run, read_material
@@ -104,12 +103,9 @@ def write_run_page(results: Mapping[str, Any], folder: str | os.PathLike[str]) -
 
 def build(material: Material) -> Page:
     """The page's content; sections without anything in them are left out."""
-    found: list[paired.Difference] = []
     problems = list(material.problems)
     if material.reference:
-        found, lacking = _differences(material)
-        problems += lacking
-        summary = words.of_comparison(material, found)
+        summary = words.of_comparison(material)
         title = f"Comparison of {len(material.rows)} methods" if len(material.rows) > 1 else material.rows[0].label
         subtitle = ", ".join(row.label for row in material.rows)
     else:
@@ -120,7 +116,7 @@ def build(material: Material) -> Page:
         problems += run.problems
     sections = [
         outcome.results(material) or _without_test(material),
-        outcome.differences(material, found),
+        outcome.differences(material),
         pareto.pareto(material),
         course.rounds(material),
         weights.layers(material),
@@ -144,19 +140,6 @@ def _full(section: Section) -> Section:
     """Without tables that have no rows."""
     kept = [part for part in section.parts if isinstance(part, Picture) or part.rows]
     return Section(section.name, section.title, section.words, section.notes, kept)
-
-
-def _differences(material: Material) -> tuple[list[paired.Difference], list[str]]:
-    """Of the rows with seeds; and why there are none."""
-    if len(material.rows) < 2:
-        return [], []
-    if lacking := sorted({run.name for run in material.runs if run.seed is None}):
-        return [], [f"no differences: no seed is recorded of {', '.join(lacking[:8])}"]
-    try:
-        documents = [run.document for run in material.runs]
-        return paired.differences(documents, material.reference, material.metric), []
-    except ValueError as error:
-        return [], [f"no differences: {error}"]
 
 
 # ------------------------------------------------------------------------------------------------ form

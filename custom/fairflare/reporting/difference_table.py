@@ -1,0 +1,108 @@
+"""Differences of rows as text, Markdown or CSV, and how to read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from fairflare.core.intervals import POWER
+from fairflare.core.resampling import CASES
+from fairflare.reporting.differences import BETTER, MEASURES, ONE_SEED, WORSE, Difference
+from fairflare.reporting.layout import MISSING, blocks, csv_lines, markdown_lines, wrapped
+
+MARKS = {BETTER: "* ", WORSE: "! "}
+CSV_HEAD = (
+    "method", "reference", "measure", "seeds", "sites", "mean", "sd", "low", "high", "p", "p_holm", "smallest",
+    "verdict", "images_sd",
+)  # fmt: skip
+
+
+def difference_table(
+    found: Sequence[Difference], reference: str, *, style: str = "text", width: int | None = None
+) -> str:
+    """The measures of every row against the reference; sites only in CSV.
+
+    Args:
+        found: of :func:`differences`.
+        reference: label.
+        style: ``text``, ``markdown`` or ``csv``.
+        width: of the text.
+    """
+    if style == "csv":
+        return csv_lines([CSV_HEAD, *(_csv_row(d, reference) for d in found)])
+    shown = [d for d in found if d.measure in MEASURES]
+    table = [["method", "measure", "difference", "95 % interval", "verdict", "p", "p (Holm)", "visible from"]]
+    for d in shown:
+        interval = f"[{d.low:+.3f}, {d.high:+.3f}]" if math.isfinite(d.low) else MISSING
+        table.append([
+            d.label, d.measure, f"{d.mean:+.4f}", interval, MARKS.get(d.verdict, "") + d.verdict, _p(d.p), _p(d.p_holm),
+            f"{d.smallest:.3f}" if math.isfinite(d.smallest) else MISSING,
+        ])  # fmt: skip
+    notes = notes_of_differences(found, reference)
+    if style == "markdown":
+        return "\n".join([*markdown_lines(table), "", *notes])
+    return "\n".join([blocks(table, width), *wrapped(notes, width)])
+
+
+def notes_of_differences(found: Sequence[Difference], reference: str) -> list[str]:
+    """How to read them, and what is not in them."""
+    notes = [f"Differences to {reference}, paired by seed and site: mean [95 % interval{interval_of(found)}]."]
+    if any(math.isfinite(d.p_holm) for d in found):
+        notes.append(
+            "* better, ! worse: p is below 0.05 after Holm's correction for all rows and measures. All else is within "
+            f'noise: a true difference is seen in {POWER:.0%} of such comparisons from the size under "visible from"; '
+            "where that is more than the metric itself, the word is cannot tell."
+        )
+    if any(d.verdict == ONE_SEED for d in found):
+        notes.append("With one seed nothing can be said of noise: give more (--seeds).")
+    totals = [d for d in found if d.measure == MEASURES[0]]
+    for d in totals:
+        if len(d.values) < max(len(other.values) for other in totals):
+            notes.append(
+                f"{d.label}: over seed{'s' * (len(d.values) > 1)} {', '.join(map(str, sorted(d.values)))} only."
+            )
+        if d.lacking:
+            who = [
+                f"{label} lacks {', '.join(sites)}"
+                for label in dict.fromkeys(d.lacking.values())
+                if (sites := [site for site, by in d.lacking.items() if by == label])
+            ]
+            notes.append(
+                f"{d.label}: OTHER SITES than {reference}: {'; '.join(who)}. Its average, std and worst here are over "
+                f"the sites that both have ({', '.join(d.sites)}), and no verdict is given."
+            )
+    return notes
+
+
+def interval_of(found: Sequence[Difference]) -> str:
+    """Which scatter the intervals hold."""
+    of = [d for d in found if d.measure in MEASURES]
+    with_units = [math.isfinite(d.images_sd) for d in of if math.isfinite(d.low)]
+    if not any(with_units):
+        return " by Student's t over the seeds alone"
+    units = {site: unit for d in of for site, unit in d.units.items()}
+    kinds = sorted({kind for kind, _ in units.values()})
+    what = kinds[0] if len(kinds) == 1 else CASES if CASES in kinds else " or ".join(kinds)
+    counts = sorted({count for _, count in units.values() if count is not None})
+    many = f", {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} a site" if counts else ""
+    some = "" if all(with_units) else "of some rows also "
+    return f" over the seeds and {some}the test {what} (bootstrap{many})"
+
+
+def _csv_row(d: Difference, reference: str) -> list[Any]:
+    numbers = (d.mean, d.sd, d.low, d.high, d.p, d.p_holm, d.smallest)
+    return [
+        d.label, reference, d.measure, len(d.values), " ".join(d.sites), *map(_number, numbers), d.verdict,
+        _number(d.images_sd),
+    ]  # fmt: skip
+
+
+def _number(value: float) -> Any:
+    return value if math.isfinite(value) else ""
+
+
+def _p(value: float) -> str:
+    if not math.isfinite(value):
+        return MISSING
+    return "<0.001" if value < 0.001 else f"{value:.3f}"

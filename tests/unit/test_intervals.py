@@ -1,0 +1,138 @@
+"""Intervals and p-values: against scipy and naive loops, and by how often they hold what is true."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from benchmarks import bench_intervals
+from scipy import stats
+
+from fairflare.core.intervals import degrees, estimate, holm, of_sites, shared_variance, widened
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5, 10])
+def test_over_seeds_alone_it_is_students_t(seeds: int) -> None:
+    values = RNG.normal(0.02, 0.01, seeds)
+    found = estimate(values)
+    expected = stats.ttest_1samp(values, 0)
+    interval = expected.confidence_interval(0.95)
+    assert float(found.p) == pytest.approx(expected.pvalue, rel=1e-12)
+    assert float(found.mean - found.half) == pytest.approx(interval.low, rel=1e-12)
+    assert float(found.mean + found.half) == pytest.approx(interval.high, rel=1e-12)
+
+
+@pytest.mark.parametrize(("seeds", "power"), [(2, 0.5), (3, 1.0), (7, 1.0)])
+def test_with_patients_it_is_a_mixture(seeds: int, power: float) -> None:
+    values = RNG.normal(0.03, 0.01, seeds)
+    shared, df = 0.006**2, 17.5
+    of_seeds = np.var(values, ddof=1) / seeds
+    first, second = of_seeds**power, shared**power
+    t = values.mean() / math.sqrt(of_seeds + shared)
+    parts = stats.t.sf(t, seeds - 1), stats.t.sf(t, df)
+    found = estimate(values, shared, df)
+    assert float(found.p) == pytest.approx(2 * (first * parts[0] + second * parts[1]) / (first + second), rel=1e-10)
+    assert float(found.error) == pytest.approx(math.sqrt(of_seeds + shared))
+
+
+def test_p_is_below_its_level_where_the_interval_leaves_out_zero() -> None:
+    values = RNG.normal(0.01, 0.02, (4000, 3))
+    found = estimate(values, np.abs(RNG.normal(0, 0.01, 4000)) ** 2, 20)
+    outside = np.abs(found.mean) > found.half
+    assert 200 < outside.sum() < 3800
+    assert np.array_equal(outside, found.p < 0.05)
+    for level in (0.4, 0.05, 0.003):
+        assert found.tails(found.quantile(level)) == pytest.approx(np.full(4000, level), rel=1e-9)
+
+
+def test_equal_figures_are_no_difference() -> None:
+    assert float(estimate([0.1 + 0.2 - 0.3, 0.0, 0.0]).p) == 1  # 5.6e-17
+    assert float(estimate([0.0, 0.0]).p) == 1
+    assert float(estimate([0.1, 0.1]).p) == 0  # each seed the same: as Student's t has it
+    with pytest.raises(ValueError, match="at least 2 seeds, got 1"):
+        estimate([0.1])
+
+
+def test_the_smallest_difference_is_seen_that_often() -> None:
+    """By simulation where the seeds' deviation is known to be 1: many seeds."""
+    seeds = 60
+    smallest = float(estimate(RNG.normal(0, 1, (20_000, seeds))).smallest().mean())
+    values = RNG.normal(smallest, 1, (20_000, seeds))
+    assert (estimate(values).p < 0.05).mean() == pytest.approx(0.8, abs=0.01)
+    assert (estimate(values).p < 0.05 / 6).mean() < 0.7
+    more = float(estimate(RNG.normal(0, 1, (20_000, seeds))).smallest(6).mean())
+    assert (estimate(RNG.normal(more, 1, (20_000, seeds))).p < 0.05 / 6).mean() == pytest.approx(0.8, abs=0.01)
+
+
+def test_what_seeds_share_is_their_covariance() -> None:
+    drawn = RNG.normal(0, 1, (4, 50)) + RNG.normal(0, 2, 50)
+    covariances = np.cov(drawn)
+    apart = [covariances[i, j] for i in range(4) for j in range(4) if i != j]
+    assert float(shared_variance(drawn)) == pytest.approx(np.mean(apart))
+    assert float(shared_variance(np.stack([drawn[0], -drawn[0]]))) == 0
+    # What differs between the seeds is in their own scatter, and not counted twice.
+    nothing = np.mean([float(shared_variance(RNG.normal(0, 1, (3, 400)))) for _ in range(200)])
+    assert nothing < 0.03
+
+
+def test_draws_of_few_patients_are_widened() -> None:
+    """The variance over all draws of m values is (m - 1) / m of the unbiased variance of their mean."""
+    values = np.array([0.2, 0.5, 0.9])
+    every = np.stack(np.meshgrid(*[values] * 3)).reshape(3, -1).mean(0)
+    wide = widened([values.mean()], every[None], [3])[0]
+    assert wide.var() == pytest.approx(values.var(ddof=1) / 3)
+    assert wide.mean() == pytest.approx(values.mean())
+    assert widened([values.mean()], every[None], [math.inf])[0] == pytest.approx(every, rel=1e-14)
+
+
+def test_degrees_of_freedom_of_a_sum() -> None:
+    welch = stats.ttest_ind([0.1, 0.5, 0.3, 0.9], [0.2, 0.21, 0.25], equal_var=False).df
+    parts = [np.var([0.1, 0.5, 0.3, 0.9], ddof=1) / 4, np.var([0.2, 0.21, 0.25], ddof=1) / 3]
+    assert float(degrees(parts, [4, 3], 10**12)) == pytest.approx(welch)
+    assert float(degrees(parts, [math.inf, math.inf], 201)) == pytest.approx(200)
+    assert float(degrees([0.0, 0.0], [4, 3], 201)) == pytest.approx(200)
+
+
+def naive_holm(p: list[float]) -> list[float]:
+    found, largest = [0.0] * len(p), 0.0
+    for rank, index in enumerate(sorted(range(len(p)), key=lambda k: p[k])):
+        largest = max(largest, min(1.0, p[index] * (len(p) - rank)))
+        found[index] = largest
+    return found
+
+
+def test_holm() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    many = RNG.uniform(0, 1, (50, 7)) ** 3
+    assert holm(many) == pytest.approx(np.array([naive_holm(list(row)) for row in many]))
+
+
+def test_measures_of_sites() -> None:
+    found = of_sites([[0.9, 0.5, 0.7], [0.1, 0.2, 0.3]], higher_is_better=False)
+    assert found["average"] == pytest.approx([0.7, 0.2])
+    assert found["std"] == pytest.approx([math.sqrt(0.08 / 3), math.sqrt(0.02 / 3)])
+    assert found["worst"] == pytest.approx([0.9, 0.3])
+    assert of_sites([0.9, 0.5], higher_is_better=True)["worst"] == 0.5
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5, 10])
+@pytest.mark.parametrize("world", ["images, seeds and images alike", "3 images a patient", "6 images a patient"])
+def test_the_intervals_hold_what_they_say(world: str, seeds: int) -> None:
+    """800 repeats: two standard errors of a share of 0.95 are 0.015. With two seeds they are wide on purpose."""
+    found = bench_intervals.coverage(bench_intervals.WORLDS[world], seeds, 800, np.random.default_rng(5))
+    high = 0.995 if seeds == 2 else 0.985
+    assert 0.93 <= found["drawn by patient"] <= high
+    if world == "6 images a patient" and seeds == 10:
+        assert found["drawn by image"] < 0.8
+        assert found["seeds alone"] < 0.7
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 10])
+def test_equal_methods_are_seldom_called_better(seeds: int) -> None:
+    world = bench_intervals.WORLDS["images, no method is better on any"]
+    found = bench_intervals.false_words(world, seeds, 300, np.random.default_rng(6))
+    assert found["better"] <= 0.05
+    assert found["better, uncorrected"] > 0.2

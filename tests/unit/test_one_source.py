@@ -1,0 +1,165 @@
+"""Compare, show, the report page and the CSV files of one folder: the same figures and words, digit by digit."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fairflare.cli.commands import app
+from fairflare.cli.compare import _report
+from fairflare.core.resampling import units_of
+from fairflare.reporting.differences import MEASURES
+from fairflare.reporting.page.material import read_material
+from fairflare.reporting.page.pareto import set_apart
+from fairflare.reporting.page.write import write_report
+from fairflare.reporting.results import read_results
+from tests.unit.report_runs import document, write_comparison
+from tests.unit.test_report import Read
+
+VERDICTS = ("better", "worse", "within noise", "cannot tell", "one seed", "other sites")
+SITES = {"site-1": 12, "site-2": 20, "site-3": 15}  # patients, three images each
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six seeds, and rows with every word. ``noisy`` gains with every seed what the test patients do not confirm."""
+    rng = np.random.default_rng(0)
+    made = tmp_path_factory.mktemp("comparison")
+    hard = {site: rng.normal(0.6, 0.1, count) for site, count in SITES.items()}
+    taste = {site: rng.normal(0.02, 0.25, count) for site, count in SITES.items()}
+    runs = []
+    for name in ("fed_avg", "good", "bad", "noisy", "even", "wild", "short", "lacking"):
+        for seed in range(1 if name == "short" else 6):
+            luck = rng.normal(0, 1.5 if name == "wild" else 0.004)
+            gain = {"good": 0.08, "bad": -0.08, "short": 0.3}.get(name, 0.0) + luck
+            scores, resampled, told = {}, {}, {}
+            for site, count in SITES.items():
+                if name == "lacking" and site == "site-2":
+                    continue
+                of_patients = hard[site] + gain + (taste[site] if name == "noisy" else 0)
+                images = np.repeat(of_patients, 3) + rng.normal(0, 0.02, 3 * count)
+                units = units_of([("patient", str(k // 3)) for k in range(3 * count)], 3 * count)
+                scores[site] = float(images.mean())
+                resampled[site] = [float(images[one].mean()) for one in units.drawn(site, 200)]
+                told[site] = {"unit": units.kind, "count": count}
+            head = {"resampled": resampled, "resampled_units": told, "info": {"synthetic": False}}
+            runs.append(document(name, seed, scores, **head))
+            if name == "lacking":
+                runs[-1]["info"]["sites"] = list(SITES)
+    write_comparison(made, runs)
+    return made
+
+
+def in_order(folder: Path) -> list[Path]:
+    """Paths of the runs, the reference first."""
+    return sorted((folder / "runs").iterdir(), key=lambda path: (not path.name.startswith("fed_avg"), path.name))
+
+
+def cells_of(text: str) -> dict[tuple[str, str], list[str]]:
+    """Row and measure of the Markdown table of differences -> its other cells."""
+    found = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+        if len(cells) == 8 and cells[1] in MEASURES:
+            found[cells[0], cells[1]] = cells[2:]
+    return found
+
+
+def test_one_folder_gives_one_set_of_figures(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = in_order(folder)
+    runs = [read_results(path / "server/simulate_job/fairflare") for path in paths]
+    runner: Any = SimpleNamespace(all=[], folder=folder, results=lambda: runs)
+    monkeypatch.setenv("COLUMNS", "200")
+    assert _report(runner, "fed_avg", None) == 0
+    capsys.readouterr()
+    with (folder / "differences.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    of_compare = {(row["method"], row["measure"]): row for row in rows}
+    words = {key: row["verdict"] for key, row in of_compare.items() if key[1] in MEASURES}
+    assert {word for (_, measure), word in words.items() if measure == "average"} == set(VERDICTS)
+    assert words["noisy", "average"] == "within noise"  # U1: the page called it better
+
+    # The tables of the page are the same numbers, to the last digit.
+    write_report(folder, folder / "report", overwrite=True)
+    page = Read((folder / "report" / "index.html").read_text(encoding="utf-8"))
+    for name in ("differences", "differences_sites"):
+        with (folder / "report" / "tables" / f"{name}.csv").open(encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                own = of_compare.pop((row["method"], row["measure"]))
+                assert row.pop("difference") == own["mean"]
+                assert {key: value for key, value in row.items() if key in own} == {key: own[key] for key in row}
+    assert not of_compare
+
+    # Compare's Markdown, show's and the page's HTML are these numbers rounded.
+    of_compare = {(row["method"], row["measure"]): row for row in rows}
+    shown = CliRunner().invoke(app, ["show", "--markdown", *map(str, paths)])
+    assert shown.exit_code == 0, shown.output
+    markdown = cells_of((folder / "differences.md").read_text(encoding="utf-8"))
+    assert markdown == cells_of(shown.output)
+    assert {key: cells[2].lstrip("*! ") for key, cells in markdown.items()} == words
+    assert all(cells[2].startswith("* ") == (words[key] == "better") for key, cells in markdown.items())
+    for key, cells in markdown.items():
+        own = of_compare[key]
+        assert cells[0] == f"{float(own['mean']):+.4f}"
+        if own["low"]:
+            assert cells[1] == f"[{float(own['low']):+.3f}, {float(own['high']):+.3f}]"
+    html = {(row[0], row[1]): row for row in page.tables["differences"][1:]}
+    for key, row in html.items():
+        assert row[-1].strip() == words[key]
+    table = (folder / "table.csv").read_text(encoding="utf-8")
+    assert CliRunner().invoke(app, ["show", "--csv", *map(str, paths)]).output.strip() == table.strip()
+    results = (folder / "report" / "tables" / "results.csv").read_text(encoding="utf-8")
+    for ours, theirs in zip(csv.DictReader(table.splitlines()), csv.DictReader(results.splitlines()), strict=True):
+        for measure in MEASURES:
+            assert ours[f"{measure} mean"] == theirs[f"{measure} mean"]
+
+    # And the sentences on the page are these words.
+    for measure, called in (("average", "The average"), ("worst", "The worst site")):
+        (sentence,) = re.findall(rf"{called}: ((?:(?!The (?:average|spread|worst)).)*?)\.(?= [A-Z])", page.words)
+        for (label, of), word in words.items():
+            if of == measure and word in ("better", "worse"):
+                own = of_compare[label, of]
+                interval = f"[{float(own['low']):+.4f}, {float(own['high']):+.4f}]"
+                assert f"{word} than fed_avg: {label} ({float(own['mean']):+.4f} {interval})" in sentence
+        assert re.search(r"within noise: .*noisy \(", sentence)
+        assert re.search(r"cannot tell: wild \(", sentence)
+        assert "not the same sites, so nothing is said: lacking" in sentence
+        assert "one common seed, so nothing can be said: short" in sentence
+    assert "over the seeds and the test patients (bootstrap, 12 to 20 a site)" in page.words
+    assert "say nothing about other patients" not in page.words
+    assert "lacking lacks site-2" in page.words
+    assert "lacking: NO VALUE of site-2" in page.words
+
+
+def test_rows_of_one_seed_or_fewer_sites_are_not_crowned(folder: Path) -> None:
+    rows = read_material(folder, reference="fed_avg").rows
+    assert set_apart(rows) == {"short": "one seed", "lacking": "fewer sites"}
+    page = Read(write_report(folder, folder / "again").read_text(encoding="utf-8"))
+    crowned = {row[0]: row[-1] for row in page.tables["pareto"][1:]}
+    assert (crowned["short"], crowned["lacking"]) == ("one seed", "fewer sites")  # short has the highest figures
+    assert "yes" in crowned.values()
+    assert "short: one seed; it beats nobody and is not ranked." in page.words
+    assert set_apart([row for row in rows if row.label == "short"]) == {}
+
+
+def test_damaged_draws_are_not_used_and_named(folder: Path, tmp_path: Path) -> None:
+    runs = [read_results(path / "server/simulate_job/fairflare") for path in in_order(folder)]
+    chosen = [run for run in runs if run["info"]["label"] in ("fed_avg", "noisy")]
+    damaged = json.loads(json.dumps(chosen))
+    damaged[0]["resampled"]["site-1"][3] = "x"
+    damaged[1]["resampled_units"]["site-2"] = {"unit": "hospitals", "count": 3}
+    page = Read(write_report(write_comparison(tmp_path, damaged), tmp_path / "r").read_text(encoding="utf-8"))
+    assert "resampled.site-1 has entries that are no numbers" in page.words
+    assert "resampled_units.site-2 does not say what was drawn" in page.words
+    assert "by Student's t over the seeds alone" in page.words
+    assert "of other patients than those of the test splits they say nothing" in page.words

@@ -17,6 +17,7 @@ from sklearn.metrics import recall_score, roc_auc_score
 
 from fairflare.core.task import SiteData
 from fairflare.data.datalist import load_datalist, write_datalist
+from fairflare.data.phantoms.prostate import SLICES
 from fairflare.exchange.messages import Message
 from fairflare.federation.sampling import SAMPLING
 from fairflare.reporting.standing import CASES, ERRORS, WITHIN
@@ -43,8 +44,9 @@ def test_dice_by_hand_without_bootstrap(tmp_path: Path) -> None:
     for site, said in found["sites"].items():
         logits, masks = outputs(made, model, site)
         common = ((logits > 0) & (masks > 0)).sum((1, 2, 3))
-        scores = 2 * common / ((logits > 0).sum((1, 2, 3)) + (masks > 0).sum((1, 2, 3)))
-        assert said["images"] == said["test_cases"] == len(scores)
+        slices = 2 * common / ((logits > 0).sum((1, 2, 3)) + (masks > 0).sum((1, 2, 3)))
+        scores = slices.reshape(-1, SLICES).mean(1)  # of each made-up patient
+        assert (said["images"], said["test_cases"]) == (len(slices), len(scores))
         assert said["standard_error"] == pytest.approx(stats.sem(scores), rel=1e-5)
         assert said["case_scores"] == np.histogram(scores, 20, (0, 1))[0].tolist()
         half = stats.t.ppf(0.975, len(scores) - 1) * stats.sem(scores)

@@ -219,7 +219,7 @@ def drawn_run(label: str, seed: int, images: dict[str, np.ndarray], patients: di
     """As :func:`scored`, of patients."""
     resampled, told = {}, {}
     for site, scores in images.items():
-        units = units_of(patients[site])
+        units = units_of([("patient", str(whose)) for whose in patients[site]], len(scores))
         resampled[site] = [float(scores[one].mean()) for one in units.drawn(site, 100)]
         told[site] = {"unit": units.kind, "count": len(units.members)}
     by_site = {site: float(scores.mean()) for site, scores in images.items()}
@@ -381,7 +381,7 @@ def test_the_papers_average_of_clean_and_corrupted() -> None:
     assert of(found.differences, "average").mean == pytest.approx(0.75 * 0.2)
     assert found.higher is True
     for one in runs:
-        one["info"]["higher_is_better"] = {"bad/dice": False}
+        one["info"]["higher_is_better"] = {"dice": True, "bad/dice": False}
     with pytest.raises(ValueError, match=r"of clean/dice more is better, of the others less"):
         comparison_of(runs, "clean/dice+bad/dice")
     assert math.isnan(found.rows[0].summaries[0].mean) is False

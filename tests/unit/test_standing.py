@@ -233,6 +233,7 @@ def test_recalls_stand_beside_the_number_of_images() -> None:
             for k in (1, 2, 3)}  # fmt: skip
     made["test"] = {site: metrics for site, (metrics, _) in told.items()}
     made["info"] |= {"primary_metric": "balanced_accuracy", "shown_metrics": ["balanced_accuracy"]}
+    made["info"]["higher_is_better"] = {"balanced_accuracy": True}
     made["inequality"] = as_json(standing(made["test"], {s: said for s, (_, said) in told.items()}, made["info"]), "x")
     for style in ("text", "markdown"):
         text = " ".join(fairness_table(made, style=style).replace("|", " ").split())  # type: ignore[arg-type]
@@ -308,9 +309,10 @@ def test_a_comparison_says_what_equal_sites_would_show_and_who_is_behind() -> No
 
 def test_beside_a_smaller_spread_stands_who_lost(tmp_path: Path) -> None:
     """The spread is smaller because the best site fell."""
-    runs = [run(None, (0.9, 0.8, 0.5), s, label="a") for s in (0, 1)]
-    runs += [run(None, (0.6 + 0.01 * s, 0.77 + 0.04 * s, 0.5), s, label="b") for s in (0, 1)]
-    runs += [run(None, (0.95, 0.8, 0.5), s, label="c") for s in (0, 1)]
+    seeds = range(4)
+    runs = [run(None, (0.9, 0.8, 0.5), s, label="a") for s in seeds]
+    runs += [run(None, (0.6 + 0.01 * (s % 2), 0.77 + 0.04 * (s % 2), 0.5), s, label="b") for s in seeds]
+    runs += [run(None, (0.95, 0.8, 0.5), s, label="c") for s in seeds]
     found = differences(runs, "a", "dice")
     (line,) = fell(found, higher_is_better=True)
     assert line.startswith("b: smaller spread (-0.0")

@@ -171,6 +171,24 @@ def test_two_sites_exactly_by_the_hypergeometric_distribution() -> None:
     assert found.chance_std == pytest.approx(spread, abs=0.003)
 
 
+def test_three_sites_of_unequal_size_exactly() -> None:
+    """Each site's deviation in its own standard errors, which also the others' sizes make."""
+    sizes, right = [20, 5, 4], [17, 2, 3]
+    law = stats.multivariate_hypergeom(sizes, sum(right))
+    mean, sd = law.mean() / sizes, np.sqrt(np.diag(law.cov())) / sizes
+    deals = [(a, b, 22 - a - b) for a in range(21) for b in range(6) if 0 <= 22 - a - b <= 4]
+    weights = np.array([law.pmf(d) for d in deals])
+    single = np.abs(np.array(deals) / sizes - mean) / sd
+    pooled = 22 / 29
+    sums = ((np.array(deals) / sizes - mean) ** 2 * sizes / (pooled * (1 - pooled))).sum(1)
+    seen = deals.index(tuple(right))
+    found = of_shares(right, sizes, draws=40_000)
+    for site in range(3):
+        exact = weights[single.max(1) >= single[seen, site] - 1e-9].sum()
+        assert found.p_sites[site] == pytest.approx(exact, abs=0.008)
+    assert found.p_value == pytest.approx(weights[sums >= sums[seen] - 1e-9].sum(), abs=0.008)
+
+
 def test_two_classes_exactly_by_enumeration() -> None:
     """Within classes: what a site has of each stays as it is."""
     sizes, right = np.array([[8, 3], [6, 9]]), np.array([[7, 0], [5, 6]])

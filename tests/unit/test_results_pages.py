@@ -78,11 +78,13 @@ def test_stored_figures_agree_with_each_other(page: str) -> None:
         if r["low"]:
             low, high = float(r["low"]), float(r["high"])
             assert mean == pytest.approx((low + high) / 2, abs=1.1e-3)
-            if not r["p_holm"]:  # each by itself
-                outside = low > 0 or high < 0
-                better = (mean < 0) == (r["measure"] == "std")
-                touches = min(abs(low), abs(high)) <= 5.1e-4  # rounded onto 0
-                assert r["verdict"] == (("better" if better else "worse") if outside else "within noise") or touches
+            outside = low > 0 or high < 0
+            better = "better" if (mean < 0) == (r["measure"] == "std") else "worse"
+            if r["p_holm"]:  # corrected
+                assert (r["verdict"] in ("better", "worse")) == (float(r["p_holm"]) < 0.05)
+                assert outside or r["verdict"] != better
+            elif min(abs(low), abs(high)) > 5.1e-4:  # not rounded onto 0
+                assert r["verdict"] == (better if outside else "within noise")
     for (table, row, measure), average in values.items():
         sites = [v for (t, r, m), v in values.items() if (t, r) == (table, row) and m not in tool.MEASURES]
         if measure == "average" and sites:

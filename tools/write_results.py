@@ -252,8 +252,8 @@ def _legend(stored: Stored, table: str, reference: str) -> str:
     lines.append(f"Differences to {reference}, paired by seed: mean [95 % interval over {OVER[about['over']]}].")
     if about.get("corrected"):
         lines.append(
-            f"`*` better, `!` worse, after Holm's correction over the rows: {outside} of {len(whole)}. `?`: nothing can"
-            " be said; all else is within noise."
+            f"`*` better, `!` worse, after Holm's correction for all rows and measures: {outside} of {len(whole)}. "
+            "`?`: nothing can be said; all else is within noise."
         )
     else:
         lines.append(
@@ -268,33 +268,27 @@ def _corrected(figures: Sequence[Figure], over: str) -> str:
     if over != "seeds":
         return "Corrected for their number, as `fairflare compare` has it today, they cannot be: no p-values were kept."
     kept = [f"{figure.row} ({figure.measure})" for figure in holm_keeps(figures)]
+    stay = ", ".join(kept) or "none"
     return (
-        f"With Holm's correction over the rows, as `fairflare compare` has it today, {', '.join(kept) or 'none'} stays."
+        f"After Holm's correction for all rows and measures, as `fairflare compare` makes it today, there stay: {stay}."
     )
 
 
 def holm_keeps(figures: Sequence[Figure]) -> list[Figure]:
-    """Differences, of intervals over seeds alone, that are beyond noise after Holm's correction over the rows.
+    """Differences, of intervals over seeds alone, that are beyond noise after Holm's correction for all of them.
 
     The p-values are had back from the intervals, Student's t. These are rounded: each is taken half a digit wider.
-
-    Source:
-        Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 1979.
     """
     from scipy.special import stdtr, stdtrit
 
-    kept = []
-    for measure in dict.fromkeys(figure.measure for figure in figures):
-        found = []
-        for figure in (one for one in figures if one.measure == measure):
-            df = len(figure.seeds.split()) - 1
-            error = ((figure.high - figure.low) / 2 + 5e-4) / stdtrit(df, 0.975)
-            found.append((2 * stdtr(df, -abs(figure.mean) / error), figure))
-        for index, (p, figure) in enumerate(sorted(found, key=lambda pair: pair[0])):
-            if p * (len(found) - index) >= 0.05:
-                break
-            kept.append(figure)
-    return kept
+    from fairflare.core.intervals import LEVEL, holm
+
+    found = []
+    for figure in figures:
+        df = len(figure.seeds.split()) - 1
+        error = ((figure.high - figure.low) / 2 + 5e-4) / stdtrit(df, 0.5 + LEVEL / 2)
+        found.append(2 * stdtr(df, -abs(figure.mean) / error))
+    return [figure for figure, p in zip(figures, holm(found), strict=True) if p < 1 - LEVEL]
 
 
 def _origin(origin: Mapping[str, Any]) -> str:

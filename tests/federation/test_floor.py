@@ -1,0 +1,475 @@
+"""Of too few cases nothing leaves a site: every byte of every reply is read, and what stays has a state of its own."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import itertools
+import json
+import math
+import pickle
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from nvflare.fuel.utils import fobs
+from PIL import Image
+from typer.testing import CliRunner
+
+from fairflare.cli.commands import app
+from fairflare.core.floor import Floor, cases_of_classes, hidden_classes, may_leave
+from fairflare.core.mu_rewards import label_entropy, observation, told_entropy
+from fairflare.core.task import Metric, Task
+from fairflare.exchange.messages import SiteReply, SiteTask, encode_reply
+from fairflare.federation import norm_moments
+from fairflare.federation.collector import STATS, read_metrics
+from fairflare.federation.leaving import Gate
+from fairflare.federation.local import LocalTransport, run_local
+from fairflare.federation.plan import Plan, make_plan
+from fairflare.federation.site import SiteWorker
+from fairflare.flare.recipes import FairRecipe
+from fairflare.flare.stock_tasks import NotServed, metrics_of
+from fairflare.methods.catalog import all_methods
+from fairflare.methods.reports import ByClass, Field, ReportError, read_report
+from fairflare.methods.training import LocalTraining
+from fairflare.reporting.comparison import compare
+from fairflare.reporting.page.content import Table
+from fairflare.reporting.page.material import read_material
+from fairflare.reporting.page.outcome import results as results_section
+from fairflare.reporting.page.words import of_run
+from fairflare.reporting.table import fairness_table
+
+from .test_privacy import SITES, plan_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+ALL = 10**6  # cases: nobody has so many
+OF_NO_IMAGE = ("mu", "step_norm")  # what the server chose, and what the optimizer's steps come to
+FEW = 2  # images of the last class
+HOME = {"sites": {"site-2": {"min_cases": ALL}}}
+
+
+def read(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "server/simulate_job/fairflare/results.json").read_text())
+
+
+# ------------------------------------------------------------------------------------------------ every byte
+
+
+@pytest.fixture
+def replies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, SiteReply, bytes]]:
+    """Site, task, what was measured there, and the bytes that left but for the update, of an in-process run."""
+    found: list[tuple[str, str, SiteReply, bytes]] = []
+    gate, answer = SiteWorker._keep_home, LocalTransport._answer
+
+    def measured(self: SiteWorker, request: SiteTask, reply: SiteReply) -> None:
+        found.append((self.site, request.name, copy.deepcopy(reply), b""))
+        gate(self, request, reply)
+
+    def left(self: LocalTransport, site: str, name: str, task: Any) -> Any:
+        message = answer(self, site, name, task)
+        if message.meta["status"] == "ok":
+            carried = [message.meta, message.metrics]
+            found[-1] = (*found[-1][:3], fobs.dumps(carried) + pickle.dumps(carried))
+        return message
+
+    monkeypatch.setattr(SiteWorker, "_keep_home", measured)
+    monkeypatch.setattr(LocalTransport, "_answer", left)
+    return found
+
+
+def numbers(value: Any) -> Iterator[float]:
+    """Every number in something that was measured, but for those that anybody could name."""
+    if isinstance(value, Mapping):
+        for name, own in value.items():
+            yield from () if name in OF_NO_IMAGE else numbers(own)
+    elif isinstance(value, (list, tuple)):
+        for own in value:
+            yield from numbers(own)
+    elif isinstance(value, ByClass):
+        for row in value.rows.values():
+            yield from (float(number) for number in row)
+    elif isinstance(value, float) and math.isfinite(value) and abs(value * 2 - round(value * 2)) > 1e-9:
+        yield value
+
+
+def found_in(secrets: list[float], carried: bytes) -> list[float]:
+    """Those that stand there: as a double or a float in either order of bytes, or as many digits."""
+    forms = ("<d", ">d", "<f", ">f")
+    return [
+        secret
+        for secret in secrets
+        if any(struct.pack(form, secret) in carried for form in forms)
+        or (len(repr(secret)) > 8 and repr(secret)[:9].encode() in carried)
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(all_methods()))
+def test_nothing_of_too_few_cases_is_in_any_byte(name: str, tmp_path: Path, replies: list[Any]) -> None:
+    """Of a site whose every list is below the floor; the run goes on with it, and by its name."""
+    plan = plan_of(name)
+    plan = replace(plan, run=replace(plan.run, bootstrap=5))
+    run_local(plan, tmp_path, HOME)
+    shown = {"site-1": 0, "site-2": 0}
+    for site, task, measured, carried in replies:
+        secrets = list(numbers([measured.metrics, measured.report, measured.stats]))
+        leaked = found_in(secrets, carried)
+        if site == "site-2":
+            assert leaked == [], task
+        shown[site] += len(secrets)
+        assert site == "site-2" or len(leaked) == len(secrets)  # or this test finds nothing at all
+    assert min(shown.values()) > 10
+    results = read(tmp_path)
+    (record,) = results["rounds"]
+    assert record["accepted"] == SITES
+    assert record["left_out"] == results["left_out"] == []
+    assert record["train"]["site-2"]["loss"] is None
+    assert results["test"]["site-2"] == {}
+    assert results["info"]["said"]["site-2"]["images"] == {}
+    assert results["info"]["said"]["site-2"]["min_cases"] == ALL
+    assert results["info"]["said"]["site-1"]["min_cases"] is None
+
+
+def test_moments_of_norms_stay_too(tmp_path: Path, replies: list[Any]) -> None:
+    run_local(plan_of("fed_avg", norm_statistics="recalibrated"), tmp_path, HOME)
+    of_norms = [(measured, carried) for site, task, measured, carried in replies if (site, task) == ("site-2", "norms")]
+    assert of_norms
+    assert all(found_in(list(numbers(measured.report)), carried) == [] for measured, carried in of_norms)
+    (record,) = read(tmp_path)["rounds"]
+    (left,) = record["left_out"]
+    assert (left["site"], left["phase"]) == ("site-2", "norms")
+    assert "site 'site-2': the field 'norms' is suppressed there: fewer cases than its min_cases" in left["reason"]
+
+
+def classes_of(folder: Path, counts: tuple[int, ...] = (6, 5, FEW), **keys: Any) -> dict[str, str]:
+    """A site's folder with so many images of each class in each list."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(len(counts))
+    splits: dict[str, Any] = {"training": [], "validation": [], "test": []}
+    for split, entries in splits.items():
+        for label, count in enumerate(counts):
+            for number in range(count):
+                image = f"{split}{label}{number}.png"
+                Image.fromarray(rng.integers(0, 255, (33, 33), np.uint8)).save(folder / image)
+                more = {key: f"{split}{make(label, number)}" for key, make in keys.items()}
+                entries.append({"image": image, "label": label, **more})
+    (folder / "datalist.json").write_text(json.dumps({"class_names": [f"c{n}" for n in range(len(counts))], **splits}))
+    return {"data_root": str(folder)}
+
+
+def of_classes(name: str, **settings: Any) -> Plan:
+    return make_plan(
+        name, task="classification", sites=SITES, num_rounds=1,
+        settings={"image_size": [33, 33], "features": [4, 4, 8, 8], "batch_size": 4, "local_epochs": 1,
+                  "num_classes": 3, "bootstrap": 20, **settings},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["creff", "fed_mas", "fed_mrl", "fed_avg"])
+def test_nothing_of_a_class_with_too_few_cases_is_in_any_byte(name: str, tmp_path: Path, replies: list[Any]) -> None:
+    """Class 2 has two images; with it goes class 1, or the mean over the classes would tell what it has."""
+    local = {"sites": {site: {**classes_of(tmp_path / site), "min_cases": 3} for site in SITES}}
+    run_local(of_classes(name), tmp_path / "run", local)
+    for _, task, measured, carried in replies:
+        secrets = [measured.metrics[n] for n in measured.metrics if n.rpartition("/")[2] in ("recall_c1", "recall_c2")]
+        of_class = measured.report.get("class_gradients")
+        if of_class is not None:
+            secrets += of_class.rows[2].tolist()
+            kept = list(numbers([of_class.rows[0].tolist()]))
+            assert len(found_in(kept, carried)) == len(kept) > 10
+        secrets += measured.stats.get("resampled", [])
+        # Nothing else that left is like one of them.
+        others = {value for n, value in measured.metrics.items() if "recall_c" not in n}
+        secrets = [value for value in numbers(secrets) if value not in others]
+        assert found_in(secrets, carried) == [], task
+        assert b"recall_c1" not in carried or b"metrics/recall_c1" in carried
+    results = read(tmp_path / "run")
+    gone = {"recall_c1", "recall_c2"}
+    for site in SITES:
+        assert gone.isdisjoint(results["test"][site])
+        assert {"recall_c0", "balanced_accuracy", "loss"} <= set(results["test"][site])
+        assert set(results["suppressed"][site]) == gone
+        (record,) = results["rounds"]
+        assert {f"metrics/{n}" for n in gone} <= set(record["suppressed"][site])
+    assert results["resampled"] is None
+    assert results["fairness"]["recall_c2"]["suppressed"] == SITES
+    assert results["fairness"]["recall_c2"]["num_sites"] == 0
+
+
+def test_a_class_without_cases_looks_like_one_with_few(tmp_path: Path) -> None:
+    """Else the name of what stays, or its absence, would tell whether the site has the class."""
+    told = []
+    for place, counts in (("few", (6, 5, 1)), ("none", (6, 5, 0))):
+        local = {"sites": {s: {**classes_of(tmp_path / place / s, counts), "min_cases": 3} for s in SITES}}
+        run_local(of_classes("fed_avg"), tmp_path / place / "run", local)
+        found = read(tmp_path / place / "run")["suppressed"]["site-1"]
+        told.append("recall_c2" in found)
+    assert told == [True, True]
+
+
+def test_the_rescue_factor_leaves_out_classes_with_few_cases(tmp_path: Path, replies: list[Any]) -> None:
+    """Against the sum over the other classes of what the site keeps; without a floor it is over all."""
+    factors = {}
+    for least in (1, 3):
+        local = {"sites": {s: {**classes_of(tmp_path / f"{least}{s}"), "min_cases": least} for s in SITES}}
+        local["state_root"] = str(tmp_path / f"state{least}")
+        plan = of_classes("fed_mas")
+        run_local(replace(plan, run=replace(plan.run, experiment="e")), tmp_path / f"run{least}", local)
+        (path,) = (tmp_path / f"state{least}" / "e" / "site-1").rglob("divergence.*.pt")
+        kept = torch.load(path, weights_only=True)
+        before, during = kept["before"].double(), kept["during"].double()
+        shown = [0, 1, 2] if least == 1 else [0, 1]
+        assert kept["rescue_factor"] == pytest.approx(float((before * during)[shown].sum()), rel=1e-5)
+        factors[least] = kept["rescue_factor"]
+    assert factors[3] < factors[1]
+
+
+def test_a_job_can_raise_the_floor_and_not_lower_it(tmp_path: Path) -> None:
+    plan = plan_of("fed_avg")
+    raised = replace(plan, run=replace(plan.run, min_cases=ALL))
+    run_local(raised, tmp_path / "raised")
+    assert read(tmp_path / "raised")["test"] == {"site-1": {}, "site-2": {}}
+    lower = replace(plan, run=replace(plan.run, min_cases=1))
+    run_local(lower, tmp_path / "lower", HOME)
+    assert sorted(read(tmp_path / "lower")["suppressed"]) == ["site-2"]
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 2.0, "5", True, None])
+def test_a_wrong_floor_costs_the_site_the_check(wrong: Any, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="setting 'min_cases' must be an integer >= 1"):
+        run_local(plan_of("fed_avg"), tmp_path, {"sites": {"site-2": {"min_cases": wrong}}})
+
+
+def test_a_site_may_stay_out_of_the_training_then(tmp_path: Path) -> None:
+    local = {"sites": {"site-2": {"min_cases": ALL, "train_below_min_cases": False}}}
+    plan = plan_of("fed_avg")
+    run_local(replace(plan, run=replace(plan.run, min_sites=1)), tmp_path, local)
+    (record,) = read(tmp_path)["rounds"]
+    assert record["accepted"] == ["site-1"]
+    (left,) = record["left_out"]
+    assert left["reason"] == (
+        "site 'site-2': it does not train with fewer cases than its min_cases (train_below_min_cases)"
+    )
+
+
+# ------------------------------------------------------------------------------------------------ what is a case
+
+
+def test_cases_are_patients_where_the_list_names_them(tmp_path: Path) -> None:
+    """Ten images of two patients are two cases; of two volumes, too; of nothing else ten."""
+    task = of_classes("fed_avg").task
+    keys = {
+        "patient": lambda label, number: f"p{label}{number % 2}", "volume": lambda label, number: f"v{label}",
+        "other": lambda label, number: "",
+    }  # fmt: skip
+    for key, cases in (("patient", [2, 2, 1]), ("volume", [1, 1, 1]), ("other", [10, 4, 1])):
+        block = classes_of(tmp_path / key, (10, 4, 1), **{key: keys[key]})
+        data = task.open_site("a", block)
+        assert data.class_cases("test").tolist() == cases  # type: ignore[union-attr]
+        assert data.num_cases("test") == sum(cases)
+        assert data.num_samples("test") == 15
+        assert Floor(data, sum(cases)).holds("test")
+        assert not Floor(data, sum(cases) + 1).holds("test")
+
+
+def test_cases_of_classes_counts_a_patient_once_in_each_class() -> None:
+    assert cases_of_classes(["a", "a", "b", "b", "c"], [0, 0, 0, 1, 1], 3) == [2, 2, 0]
+
+
+# ------------------------------------------------------------------------------------------------ differences
+
+
+@pytest.mark.parametrize("least", [1, 2, 5])
+def test_no_hidden_class_can_be_solved_for(least: int) -> None:
+    """Over all small tables: the mean and the values that leave give the sum over the hidden ones, and no more."""
+    for counts in itertools.product(range(7), repeat=4):
+        cases = dict(enumerate(counts))
+        hidden, few = hidden_classes(cases, least)
+        assert {label for label, count in cases.items() if count < least} <= hidden
+        assert few == any(0 < count < least for count in counts)
+        present = [counts[label] for label in hidden if counts[label]]
+        if few and len(hidden) < 4:
+            assert len(present) >= 2
+            assert sum(present) >= least
+        if not few:
+            assert present == []
+    assert hidden_classes({0: 9, 1: 9, 2: 9}, least) == (frozenset(), False)
+
+
+def test_which_metrics_by_class_may_leave() -> None:
+    few, none = (frozenset({1, 2}), True), (frozenset({2}), False)
+    assert [may_leave((c,), few) for c in range(3)] == [True, False, False]
+    assert [may_leave((c,), none) for c in range(3)] == [True, True, False]
+    assert (may_leave((0, 3), few), may_leave((0, 2), none)) == (False, True)  # a mean over those that occur
+    assert [may_leave(None, hidden) for hidden in (few, none, (frozenset[int](), False), None)] == [
+        False, False, True, False,
+    ]  # fmt: skip
+    assert [may_leave((), hidden) for hidden in (few, None)] == [True, True]
+    assert may_leave((0,), None) is False
+
+
+# ------------------------------------------------------------------------------------------------ declared
+
+
+def test_every_field_of_the_package_says_what_it_is_made_of() -> None:
+    fields = [*STATS, *norm_moments.FIELDS]
+    for method in all_methods().values():
+        fields += [*method.rule.report_fields, *method.rule.anchor_fields]
+    assert [field.name for field in fields if field.of is None] == []
+
+
+class Own(Task):
+    primary_metric = "dice"
+    build_model = loss = evaluate = open_site = None  # type: ignore[assignment]
+
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        return (*super().declared_metrics(), Metric(name="of_a", doc="x", by_class=True))
+
+
+def data(**cases: int) -> Any:
+    return SimpleNamespace(
+        test_splits=("test", "test_light"), num_cases=lambda split: cases.get(split, 9), class_cases=lambda split: None
+    )
+
+
+def test_what_nobody_declared_stays_where_any_list_has_too_few() -> None:
+    """Fields of a rule, numbers beside them and metrics of somebody else's method or task."""
+    for cases, kept in (({}, []), ({"test_light": 1}, ["report/mine", "stats/mine"])):
+        reply = SiteReply(
+            "ok", metrics={"dice": 0.3, "of_a": 0.4, "odd": 0.5}, report={"mine": 1.25}, stats={"mine": 2}
+        )
+        own = data(**cases)
+        Gate("a", Own(), own, LocalTraining(), classes=True, floor=Floor(own, 2)).keep_home(
+            SiteTask("train", {}, 0, 1, 0), reply
+        )
+        assert reply.metrics == {"dice": 0.3}
+        assert reply.stats["suppressed"] == ["metrics/odd", "metrics/of_a", *kept]
+        assert ("mine" in reply.report) == (not kept)
+
+
+def test_numbers_by_class_cannot_be_sent_past_the_gate() -> None:
+    reply = SiteReply("ok", report={"x": ByClass("training", {0: np.ones(2)})})
+    with pytest.raises(TypeError, match="a ByClass cannot travel"):
+        encode_reply(reply, 0)
+
+
+# ------------------------------------------------------------------------------------------------ at the server
+
+
+def test_a_suppressed_field_is_nan_where_that_means_something_and_a_refusal_where_not() -> None:
+    fields = (
+        Field("loss", nan_ok=True),
+        Field("names", "names"),
+        Field("parts", "vector", nan_ok=True, same_length_as="names"),
+    )
+    found = read_report({"names": ["a", "b"]}, fields, "s", suppressed=["loss", "parts"])
+    assert math.isnan(found["loss"])
+    assert [math.isnan(value) for value in found["parts"]] == [True, True]
+    with pytest.raises(
+        ReportError, match="site 's': the field 'x' is suppressed there: fewer cases than its min_cases"
+    ):
+        read_report({}, [Field("x")], "s", suppressed=["x"])
+    with pytest.raises(ReportError, match="lacks the field 'loss'"):
+        read_report({"names": []}, fields, "s")
+
+
+def test_a_metric_that_came_is_not_suppressed() -> None:
+    assert read_metrics("s", {}, (), ["dice"]) == {}
+    with pytest.raises(ReportError, match="metric 'dice' came, and is said to stay there"):
+        read_metrics("s", {"dice": 0.5}, (), ["dice"])
+    with pytest.raises(ReportError, match="carries no metric"):
+        read_metrics("s", {}, ())
+
+
+def test_stock_controllers_are_told_why() -> None:
+    reply = SiteReply("ok", metrics={}, stats={"suppressed": ["metrics/dice"]})
+    with pytest.raises(NotServed, match="dice is suppressed: fewer cases than its min_cases"):
+        metrics_of(reply, "dice")
+
+
+@pytest.fixture(scope="module")
+def suppressed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("floor")
+    run_local(plan_of("fed_avg"), folder / "one", HOME)
+    return folder
+
+
+def test_suppressed_is_a_state_of_its_own_wherever_results_are_shown(suppressed_run: Path, tmp_path: Path) -> None:
+    folder = suppressed_run / "one"
+    results = read(folder)
+    metric = results["info"]["primary_metric"]
+    assert metric in results["suppressed"]["site-2"]
+    summary = results["fairness"][metric]
+    assert (summary["suppressed"], summary["excluded"], summary["num_sites"]) == (["site-2"], [], 1)
+    table = fairness_table(results)
+    (row,) = [line for line in table.splitlines() if line.startswith("site-2")]
+    assert row.split() == ["site-2", *["suppressed"] * (len(row.split()) - 1)]
+    assert f"site-2 (suppressed: fewer than {ALL} cases)" in " ".join(table.split())
+    assert ",suppressed" in next(line for line in fairness_table(results, style="csv").splitlines() if "site-2" in line)
+    shown = CliRunner().invoke(app, ["show", str(folder)], env={"COLUMNS": "300"}).output
+    assert "suppressed" in next(line for line in shown.splitlines() if "site-2" in line)
+    side = compare([results])
+    assert "suppressed" in side
+    assert "average, std and worst are without site-2 (suppressed" in " ".join(side.split())
+    with (folder / "server/simulate_job/fairflare/sites.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["site"] == "site-2" and row["value"] == "suppressed"]
+    assert {row["phase"] for row in rows} == {"validation", "train", "test"}
+    assert (metric, "test") in {(row["metric"], row["phase"]) for row in rows}
+    material = read_material(folder)
+    section = results_section(material)
+    assert section is not None
+    (table_of_sites,) = [part for part in section.parts if isinstance(part, Table) and part.name == "sites"]
+    cells = [tuple(row) for row in table_of_sites.rows]
+    assert ("site-2", "suppressed") in cells
+    assert any("Suppressed" in line and "site-2" in line for line in of_run(material))
+
+
+def test_a_run_in_which_nobody_says_anything_is_complete(tmp_path: Path) -> None:
+    plan = plan_of("fed_avg")
+    run_local(replace(plan, run=replace(plan.run, min_cases=ALL)), tmp_path)
+    results = read(tmp_path)
+    assert results["status"] == "completed"
+    assert "suppressed" in fairness_table(results)
+    with pytest.raises(ValueError, match="they are suppressed at site-1, site-2"):
+        compare([results])
+    assert CliRunner().invoke(app, ["show", str(tmp_path)]).exit_code == 0
+
+
+# ------------------------------------------------------------------------------------------------ FedMRL's entropy
+
+
+def test_the_entropy_that_leaves_is_the_same_to_an_agent_up_to_its_digit() -> None:
+    rng = np.random.default_rng(0)
+    for classes in (2, 3, 8):
+        for _ in range(200):
+            counts = rng.multinomial(200, rng.dirichlet(np.ones(classes))).tolist()
+            exact, told = label_entropy(counts), told_entropy(counts)
+            assert told == pytest.approx(exact, abs=0.05 + 1e-12)
+            assert round(told, 1) == told
+            seen = [
+                observation(max(value, -math.log(classes)), 0.5, 0.5, 1.0, num_classes=classes)[0]
+                for value in (exact, told)
+            ]
+            assert abs(seen[0] - seen[1]) <= 0.05 / math.log(classes) + 1e-9
+
+
+def test_the_entropy_that_leaves_does_not_tell_the_counts() -> None:
+    """Of two classes and 60 or 500 images: how many counts give what leaves; exactly, each gives another."""
+    for total, most in ((60, 0.05), (500, 0.0)):
+        tables = [(total - k, k) for k in range(total // 2 + 1)]
+        exact = [round(label_entropy(table), 12) for table in tables]
+        assert len(set(exact)) == len(tables)
+        told = [told_entropy(table) for table in tables]
+        alone = sum(told.count(value) == 1 for value in told)
+        assert alone <= most * len(tables)
+
+
+def test_a_preinstalled_job_does_not_share_it_unless_asked() -> None:
+    plain, hospitals = FairRecipe("fed_mrl"), FairRecipe("fed_mrl", packaging="preinstalled")
+    asked = FairRecipe("fed_mrl", packaging="preinstalled", settings={"share_entropy": True})
+    assert [r.plan.training.share_entropy for r in (plain, hospitals, asked)] == [True, False, True]  # type: ignore[attr-defined]

@@ -34,12 +34,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairflare.core import checks
 from fairflare.core.files import lies_in, real_folders
-from fairflare.core.resampling import Units, units_of
 from fairflare.core.stopping import check_stop
+
+if TYPE_CHECKING:
+    from fairflare.core.resampling import Units
 
 SPLITS = ("training", "validation", "test")
 MAX_NAME = 60  # characters of a class's name
@@ -107,6 +109,8 @@ class Datalist:
 
     def units(self, split: str) -> Units:
         """Which images of a split belong to one patient, or where no patient is named to one volume."""
+        from fairflare.core.resampling import units_of  # NumPy, which the completion of a command line does without
+
         samples = self.splits[split]
         return units_of([sample.patient for sample in samples], [sample.part_of for sample in samples])
 

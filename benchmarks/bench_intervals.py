@@ -4,7 +4,7 @@ Differences of two methods are made up: what all runs share is the patients of t
 be better than on others; seeds, and what one seed's model does on one patient and image, are luck. The draws are those
 of :func:`fairflare.core.resampling.draws`, and the formulas those that the tables use.
 
-    python benchmarks/bench_intervals.py                # both tables of docs/compare.md, about a minute
+    python benchmarks/bench_intervals.py                # both tables of docs/compare.md, about two minutes
     python benchmarks/bench_intervals.py --repeats 200  # quicker, and rougher
 """
 

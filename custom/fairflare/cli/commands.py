@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from rich.markup import escape
@@ -22,6 +22,9 @@ from fairflare.cli.run_folder import earlier_results, last_errors, refuse_to_rep
 from fairflare.cli.screen import console, errors, user_errors
 from fairflare.cli.site_names import parse_sites, run_sites
 from fairflare.cli.tracking import MLflowUri, track_in_mlflow
+
+if TYPE_CHECKING:
+    from fairflare.federation.plan import Plan
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -72,7 +75,7 @@ def plan_options(
     require_all_sites: Annotated[
         bool, typer.Option(help="End the run before training when the data or settings of a site cannot be used.")
     ] = True,
-    seed: Annotated[int, typer.Option(help="Of the initial model and of all training.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the initial model and of all training.")] = 0,
     experiment: Annotated[str, typer.Option(help="Id under which a stopped run can be continued.")] = "",
     label: Annotated[
         str | None, typer.Option(help="What tables call the run, and its folder; default: the method's name.")
@@ -265,6 +268,7 @@ def run(
             console.print(in_words(recipe.plan, images, trial=quick and plan["num_rounds"] is None), highlight=False)
         say_what_lacks(recipe.plan.lacks)
         say_what_is_brought(recipe.plan.brought)
+        say_what_is_shared(recipe.plan)
         if mlflow is not None:
             track_in_mlflow(recipe, mlflow, here=True)
         if not overwrite:
@@ -312,12 +316,16 @@ def export(
         recipe = FairRecipe(**{**plan, "sites": sites, "settings": settings}, packaging=packaging)
         say_what_lacks(recipe.plan.lacks)
         say_what_is_brought(recipe.plan.brought)
+        say_what_is_shared(recipe.plan)
         folder = out / recipe.name
         if folder.exists() and not overwrite:
             raise ValueError(f"{folder} exists; give --overwrite to replace all of it, or another --out")
         if mlflow is not None:
             track_in_mlflow(recipe, mlflow)
-        recipe.export(str(out))
+        try:
+            recipe.export(str(out))
+        except OSError as error:
+            raise ValueError(f"--out {out} cannot be written: {error.strerror or error}") from error
     console.print(f"job folder: {folder}", soft_wrap=True)
     bounds = in_words(recipe.plan.run, None if recipe.plan.sites is None else len(recipe.plan.sites))
     if bounds:
@@ -481,6 +489,13 @@ def say_what_is_brought(brought: Sequence[str]) -> None:
     """Local training as the MONAI bundle has it."""
     if brought:
         errors.print(f"local training, from the bundle: {', '.join(brought)}", markup=False, highlight=False)
+
+
+def say_what_is_shared(plan: Plan, row: str = "") -> None:
+    """Where a method does not train as it would by itself, since it trains like another one."""
+    if plan.instead:
+        text = f"{row or plan.method.name} trains like the others: {', '.join(plan.instead)}"
+        errors.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def report(workspace: Path, code: int, log: Path) -> int:

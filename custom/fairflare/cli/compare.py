@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from fairflare.cli.commands import app, parse_settings
+from fairflare.cli.commands import app, parse_settings, say_what_is_shared
 from fairflare.cli.run_folder import site_settings
 from fairflare.cli.screen import console, errors, user_errors
 from fairflare.cli.site_names import parse_sites, run_sites
@@ -121,6 +121,8 @@ def compare_command(
             simulator=simulator,
             overwrite=overwrite,
         )
+        for run in series.runs()[: len(series.entries)]:
+            say_what_is_shared(run.make(), run.entry.label)
         if metric is not None:
             _check_metric(metric, series.runs()[0].make().task)
     _go(runner)

@@ -30,13 +30,15 @@ def site_settings(site_file: Path | None, experiment: str, workspace: Path) -> d
 
 
 def refuse_to_replace_run(workspace: Path, experiment: str) -> None:
-    """Raises ValueError when the folder holds another run than the one that is gone on with."""
+    """Raises ValueError when the folder holds another run, with a round, than the one that is gone on with."""
     from fairflare.reporting.results import find_results, read_results
 
     try:
         found = read_results(find_results(workspace))
     except ValueError:
         return
+    if found["status"] == "failed" and not found["rounds"]:
+        return  # refused before its first round: nothing is lost
     own = (found["info"] or {}).get("experiment")
     if not experiment or own != experiment:
         raise ValueError(

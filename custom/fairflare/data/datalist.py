@@ -34,14 +34,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fairflare.core import checks
 from fairflare.core.files import lies_in, real_folders
 from fairflare.core.stopping import check_stop
-
-if TYPE_CHECKING:
-    from fairflare.core.resampling import Units
 
 SPLITS = ("training", "validation", "test")
 MAX_NAME = 60  # characters of a class's name

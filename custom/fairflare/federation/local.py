@@ -89,7 +89,7 @@ class LocalTransport:
             request = decode_task(name, task, site)
             reply = self._worker(site, request.experiment).perform(request, self.stopped)
         except Exception as error:  # a setting of one site costs that site its round
-            reply = refusal(site, name, error)
+            reply = refusal(site, name, error, tells_all=True)
         return encode_reply(reply, task.current_round)
 
     def _worker(self, site: str, experiment: str) -> SiteWorker:
@@ -108,6 +108,7 @@ class LocalTransport:
             "settings": settings,
             "state_folder": root / safe_name(experiment or "run") / safe_name(site),
             "num_threads": 1,
+            "tells_all": True,
             "decoded": kept / DECODED_PLACE / safe_name(site),
         }
 

@@ -75,6 +75,7 @@ class Plan:
         script: of the sites, where they train with their own.
         monai_bundle: folder of the MONAI bundle that is learned, where one is.
         brought: what the task says of local training, a line each.
+        instead: what the set-up of another method has in place of the method's own, a line each.
     """
 
     method: Method
@@ -88,6 +89,7 @@ class Plan:
     script: Script | None = None
     monai_bundle: Path | None = None
     brought: tuple[str, ...] = ()
+    instead: tuple[str, ...] = ()
 
 
 def make_plan(
@@ -217,6 +219,11 @@ def make_plan(
         lacks=() if small else _lacks(model, names),
         monai_bundle=None if monai_bundle is None else Path(monai_bundle).expanduser(),
         brought=tuple(_in_words(brought, build(chosen.training, own))),
+        instead=tuple(
+            f"{name}={getattr(training, name)!r} (its own: {value!r})"
+            for name, value in own.items()
+            if model is not chosen and name not in said and getattr(training, name, value) != value
+        ),
     )
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fairflare.core.layers import parameter_names
+from fairflare.core.own_errors import in_one_line
 from fairflare.exchange.anchor_forms import MODEL, lighter
 from fairflare.exchange.messages import (
     TASK_ANCHOR,
@@ -133,13 +134,24 @@ class Rounds:
             self.collector.clear()
             self.experiment.close()
 
+    def _new_model(self) -> torch.nn.Module:
+        """The task's network; what is wrong with a user's own is said with its line."""
+        named = f"build_model() of the task ({type(self.task).__name__})"
+        try:
+            model = self.task.build_model()
+        except Exception as error:
+            raise ValueError(f"{named} failed: {in_one_line(error)}") from error
+        if not isinstance(model, torch.nn.Module):
+            raise ValueError(f"{named} must give a torch.nn.Module, got {type(model).__name__}")
+        return model
+
     def _start(self) -> tuple[int, State]:
         """The first round to do, and initial or checkpointed model."""
         run, place = self.settings, self.place
         check_halves(self.rule, place.site_half, run.norm_statistics)
         self.task.permit(place.settings)
         torch.manual_seed(run.seed)
-        model = self.task.build_model()
+        model = self._new_model()
         self.transport.say(self.task.initialise(model, place.initial_weights(run)))
         state: State = clean_state(model.state_dict())
         self.retraining.check(self.task, state)

@@ -25,6 +25,7 @@ import torch
 from fairflare.core.computing import LOWER, Computing, NoSuchForm, plainly
 from fairflare.core.fairness import declared_as
 from fairflare.core.floor import Floor
+from fairflare.core.own_errors import in_one_line
 from fairflare.core.resampling import units_of
 from fairflare.core.stopping import TaskStopped, stoppable
 from fairflare.exchange.anchor_forms import DIFFERENCE, restored
@@ -117,6 +118,7 @@ class SiteWorker:
         settings: the site's private settings (``local/fairflare.json``).
         state_folder: of this experiment and site; has a folder for each run, see :class:`SiteFolder`.
         decoded: folder for decoded volumes of this site, unless its settings name another; ``None``: none.
+        tells_all: the site is a part of the user's own process: errors in his code are told with text and line.
     """
 
     def __init__(
@@ -129,8 +131,10 @@ class SiteWorker:
         *,
         num_threads: int | None = None,
         decoded: Path | None = None,
+        tells_all: bool = False,
     ) -> None:
         self.site = site
+        self.tells_all = tells_all
         self.decoded = decoded
         self.task = task
         self.training = training
@@ -183,7 +187,7 @@ class SiteWorker:
             why = f"site {self.site!r}: {e} has no deterministic form on its device; set deterministic to false"
             return refusal(self.site, request.name, SiteError(why))
         except Exception as e:
-            return refusal(self.site, request.name, e)
+            return refusal(self.site, request.name, e, tells_all=self.tells_all)
         reply.stats["seconds"] = round(time.monotonic() - started, 3)
         return reply
 
@@ -415,8 +419,14 @@ class SiteWorker:
         )
 
 
-def refusal(site: str, task: str, error: Exception) -> SiteReply:
-    """The answer when a task could not be done; details go to this site's log."""
+def refusal(site: str, task: str, error: Exception, *, tells_all: bool = False) -> SiteReply:
+    """The answer when a task could not be done; details go to this site's log.
+
+    Args:
+        site, task: names.
+        error: why.
+        tells_all: the server is the same person's: he is told his own error's text and line.
+    """
     if isinstance(error, TaskStopped):
         log.info("site %s, task %s: %s", site, task, error)
         return SiteReply(STATUS_SKIPPED, reason=f"site {site!r}: {error}")
@@ -426,7 +436,12 @@ def refusal(site: str, task: str, error: Exception) -> SiteReply:
         log.warning("%s", error)
     else:
         log.warning("site %s, task %s failed", site, task, exc_info=error)
-    kind = f"site {site!r}: {task} failed with {_kind(error)} (details in the site's log)"
+    told = (
+        in_one_line(error)
+        if tells_all and not isinstance(error, OSError)
+        else f"{_kind(error)} (details in the site's log)"
+    )
+    kind = f"site {site!r}: {task} failed with {told}"
     return SiteReply(STATUS_SKIPPED if getattr(error, "skipped", False) else STATUS_FAILED, reason=public or kind)
 
 

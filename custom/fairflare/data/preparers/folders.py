@@ -108,10 +108,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add_group_option(parser, "name")
 
 
+TEXT = "images with masks in two folders for each site, wherever they are (--site)"
 PREPARERS = (
     Preparer(
         "folders",
-        "images with masks in two folders for each site, wherever they are (--site)",
+        TEXT,
         _from_command,
         _add_options,
         has_source=False,

@@ -131,10 +131,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mask-values", nargs="+", metavar="VALUE=LABEL", help="such as 0=0 128=1 255=2")
 
 
+TEXT = "images with masks below one folder (images/ and masks/, or such for each site), or in a CSV file"
 PREPARERS = (
     Preparer(
         "masks",
-        "images with masks below one folder (images/ and masks/, or such for each site), or in a CSV file",
+        TEXT,
         _from_command,
         _add_options,
         dealing=Dealing(),

@@ -53,6 +53,7 @@ from fairflare.methods.reports import (
     shortened,
 )
 from fairflare.methods.rule import RoundInputs, Rule, State, Weighing
+from fairflare.reporting.no_effect import short_step
 from fairflare.reporting.records import Warned
 
 log = logging.getLogger(__name__)
@@ -163,6 +164,7 @@ class _Round:
     trained: dict[str, Training] = field(default_factory=dict)  # without their models, which wait on disk
     anchor_reports: dict[str, dict[str, Any]] = field(default_factory=dict)
     rejected: dict[str, str] = field(default_factory=dict)
+    step: float = 1.0  # of the mean change
 
 
 class Collector:
@@ -238,8 +240,8 @@ class Collector:
 
     @property
     def warnings(self) -> list[Warned]:
-        """Where a bound was at work in this round, and who held more than half of the weight."""
-        return self._influence.warnings
+        """Where a bound was at work in this round, who held more than half of the weight, and a step that is none."""
+        return [*self._influence.warnings, *short_step(self._round.step)]
 
     # -- reading what a site says
 
@@ -378,6 +380,7 @@ class Collector:
         inputs = self.inputs()
         with one_thread():  # the same bits on every server; the long sums are in the average below
             weighing = self._influence.weighed(self.rule.weigh(inputs))
+        self._round.step = weighing.step
         if not weighing.reports:
             found = {site: numbers(report) for site, report in inputs.reports.items()}
             weighing.reports = {site: values for site, values in found.items() if values}

@@ -18,6 +18,7 @@ from fairflare.federation.run_info import directions_of
 from fairflare.federation.transport import Listener, Transport
 from fairflare.methods.reports import SUPPRESSED, TOO_FEW
 from fairflare.methods.rule import Weighing
+from fairflare.reporting.no_effect import same_weights
 from fairflare.reporting.page.write import write_run_page
 from fairflare.reporting.pictures import draw_pictures
 from fairflare.reporting.records import Warned
@@ -122,15 +123,24 @@ class Journal:
             record.left_out.append(LeftOut(site=site, phase=phase.name, reason=reason))
             self.say(f"round {record.current_round}, {phase.name}: site {site!r} left out: {reason}", warning=True)
 
-    def weighed(self, weighing: Weighing, record: RoundRecord, warnings: Sequence[Warned] = ()) -> None:
-        """How the rule decided, and what one site could do or would have done."""
+    def weighed(
+        self, weighing: Weighing, record: RoundRecord, warnings: Sequence[Warned] = (), *, last: bool = False
+    ) -> None:
+        """How the rule decided, and what one site could do or would have done.
+
+        Args:
+            last: it has weighed for the last time, and is asked whether it ever did.
+        """
         record.site_weights = weighing.sites
         record.layers = weighing.record or None
         record.reports = weighing.reports
         record.values = weighing.values
         record.details = weighing.details
         record.warnings = list(warnings)
-        for warned in warnings:
+        if last:
+            now = {"site_weights": record.site_weights, "layers": record.layers}
+            record.warnings += same_weights([*read_results(self.store.folder)["rounds"], now])
+        for warned in record.warnings:
             who = f"site {warned.site!r}: " if warned.site else ""
             self.say(f"round {record.current_round}: {who}{warned.text}", warning=True)
 

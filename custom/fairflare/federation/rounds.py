@@ -246,10 +246,11 @@ class Rounds:
         next_state: State = clean_state({**received, **state, **weighing.tensors})  # of a round about some of them
         self.retraining.remember(weighing, record.current_round)
         record.phases.append(PhaseRecord("aggregate", round(time.monotonic() - started, 4), 0, 0, 0, 0))
-        self.journal.weighed(weighing, record, self.collector.warnings)
+        last = record.current_round == self.settings.num_rounds - 1 and self.rule.weighs
+        self.journal.weighed(weighing, record, self.collector.warnings, last=last)
         if own:
             self.suspects.judge(record, {site: found.stats for site, found in train.trained.items()}, cosines)
-        if own:  # behind its rounds the encoder stays as it is
+            # Behind its rounds the encoder stays as it is.
             next_state = self.recalibration(next_state, record)
         for listener in self.listeners:
             listener.aggregated(next_state)

@@ -66,6 +66,10 @@ class CReFF(Rule):
     classifier_batch: PositiveInt = 32
     feature_seed: Whole | None = None
 
+    @property
+    def weighs(self) -> bool:
+        return False  # the reports are of the second classifier
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._classifier: tuple[torch.Tensor, torch.Tensor] | None = None  # that the sites have in this round

@@ -33,6 +33,10 @@ class Downloads(Rule):
     }
     directives_by_site = ("download",)
 
+    @property
+    def weighs(self) -> bool:
+        return False  # what differs is what the sites are sent
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._first: dict[str, torch.Tensor] = {}

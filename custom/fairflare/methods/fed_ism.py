@@ -177,6 +177,10 @@ class FedISM(Rule):
         super().__post_init__()
         self._average: dict[str, float] = {}  # by site name, also of sites that are absent now
 
+    @property
+    def weighs(self) -> bool:
+        return self.saga
+
     def follows_num_rounds(self) -> list[str]:
         return ["tau"] if self.saga and self.tau is not None else []
 

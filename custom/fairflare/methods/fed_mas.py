@@ -242,6 +242,10 @@ class FedMAS(Rule):
     def needs_classes(self) -> bool:
         return self.mas
 
+    @property
+    def weighs(self) -> bool:
+        return self.mas
+
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         return {"rescue_factor": True} if self.mas else {}
 

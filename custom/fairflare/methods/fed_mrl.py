@@ -31,7 +31,7 @@ from fairflare.methods.probes import MAX_LOSS, mean_loss, score, score_in
 from fairflare.methods.reports import NO_IMAGES, TRAINING, VALIDATION, Field, ReportError
 from fairflare.methods.rule import RoundInputs, Rule, Weighing
 from fairflare.methods.training import SiteRun
-from fairflare.methods.weightings import BySom, Weighting
+from fairflare.methods.weightings import BySamples, BySom, Weighting
 
 log = logging.getLogger(__name__)
 WIDTH = 4.0  # a loss counts in F between the median / WIDTH and WIDTH times it,
@@ -280,6 +280,10 @@ class FedMRL(Rule):
         if refusal := self.mu_policy.accepts(site):
             raise ReportError(refusal)
         return report
+
+    @property
+    def weighs(self) -> bool:
+        return not isinstance(self.weighting, BySamples)
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         if inputs.received is None and (self.weighting.needs_received or self.mu_policy.tells):

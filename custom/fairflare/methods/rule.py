@@ -148,6 +148,11 @@ class Rule(ABC):
         return "the server makes a part of the model itself" if self.makes else ""
 
     @property
+    def weighs(self) -> bool:
+        """Whether what the sites report is to make their weights differ; a run in which it never does so says it."""
+        return bool(self.report_fields or self.anchor_fields)
+
+    @property
     def reports_another(self) -> bool:
         """Whether :meth:`reported` gives another model than that of the last round."""
         return False

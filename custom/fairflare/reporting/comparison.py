@@ -14,6 +14,7 @@ from fairflare.core.fairness import FairnessSummary, summarize
 from fairflare.core.settings import by_name
 from fairflare.reporting.differences import Difference, differences_of
 from fairflare.reporting.layout import MISSING, blocks, csv_lines, markdown_lines, number, wrapped
+from fairflare.reporting.no_effect import faults_of
 from fairflare.reporting.records import SUPPRESSED
 from fairflare.reporting.table import (
     MEASURED,
@@ -296,6 +297,7 @@ def notes_of(
         notes.append(f"NOT COMPARABLE as they stand: the runs differ in {', '.join(differing)}.")
         if TASK_SETTINGS in differing:
             notes += _by_setting(complete)
+    notes += _faults(complete, metric)
     if any((run["info"] or {}).get("synthetic") for run in complete):
         notes.append(SYNTHETIC_NOTE)
     return notes
@@ -329,6 +331,18 @@ def _without_sites(rows: Sequence[Row]) -> list[str]:
                 "not compare them with a row that has all."
             )
     return notes
+
+
+def _faults(runs: Sequence[Run], metric: str) -> list[str]:
+    """What a row's method did not do, a line each, with the number of its runs."""
+    found: dict[tuple[str, str], int] = {}
+    of_row: dict[str, int] = {}
+    for run in runs:
+        label = label_of(run)
+        of_row[label] = of_row.get(label, 0) + 1
+        for fault in faults_of(run, metric, higher_is_better=direction_of(run, metric)):
+            found[label, fault] = found.get((label, fault), 0) + 1
+    return [f"{label}: {fault} (in {n} of its {of_row[label]} runs)." for (label, fault), n in found.items()]
 
 
 def _by_setting(runs: Sequence[Run]) -> list[str]:

@@ -11,6 +11,7 @@ from fairflare.core import checks
 from fairflare.core.fairness import BEFORE_RECORDED, FairnessSummary, higher_is_better, summarize
 from fairflare.reporting.attendance import attendance
 from fairflare.reporting.layout import MISSING, blocks, csv_lines, cut, markdown_lines, number, wrapped
+from fairflare.reporting.no_effect import zero_everywhere
 from fairflare.reporting.records import SUPPRESSED
 from fairflare.reporting.standing import interval_cell, shown_behind, who_is_behind
 
@@ -149,9 +150,24 @@ def run_notes(results: Mapping[str, Any], metric: str | None = None) -> list[str
     if info.get("classes_at_home"):
         notes.append(f"Metrics by class stay at home at: {', '.join(info['classes_at_home'])}.")
     notes += _warnings(results)
+    notes += _zero_notes(results)
     if info.get("synthetic"):
         notes.append(SYNTHETIC_NOTE)
     return notes
+
+
+def _zero_notes(results: Mapping[str, Any]) -> list[str]:
+    """Metrics that no site has anything of, which is seldom a result and mostly a model that has learned nothing."""
+    test = results.get("test") or {}
+    if not test:
+        return []
+    names = [name for name in metrics_of(results) if direction_of(results, name)]
+    found = zero_everywhere(test, names)
+    return (
+        [f"0 at EVERY site: {_listed(found)}. Nothing of it was found anywhere: look at the training first."]
+        if found
+        else []
+    )
 
 
 def _warnings(results: Mapping[str, Any]) -> list[str]:

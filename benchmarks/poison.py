@@ -44,7 +44,7 @@ from liar import LIAR, PAIR, SITES, Lie, averaging, words_for
 
 BEGIN, END = "<!-- begin: benchmarks/poison.py -->", "<!-- end: benchmarks/poison.py -->"
 CLASSES, WIDTH, ROUNDS = 4, 20, 6
-LEAD = ("fed_avg", "fed_ism", "fed_ism_plus_l", "fed_lwr", "fed_mrl", "afl")
+LEAD = ("fed_avg", "fed_ism_plus_l", "fed_lwr", "afl")
 
 
 class Points(SiteData):
@@ -221,7 +221,7 @@ TRAINING = {
     "learning_rate": 0.3,
     "optimizer": "sgd",
     "batch_size": 200,
-    "local_epochs": 4,
+    "local_epochs": 3,
     "momentum": 0.0,
     "keep_optimizer_state": False,
 }
@@ -258,6 +258,7 @@ def run(
 def quick() -> None:
     """No pictures, no page, one thread, no log, nothing waits for the disk."""
     os.fsync = lambda _: None
+    torch.cuda.manual_seed_all = lambda seed: None  # without a GPU it costs as much as a training here
     if Path("/dev/shm").is_dir():
         tempfile.tempdir = "/dev/shm"
     torch.set_num_threads(1)
@@ -287,43 +288,49 @@ UNLIKE = {"alike": (0.1, 10.0), "as in the table": (0.3, 2.0), "unlike": (0.6, 1
 
 
 class Cache:
-    """What was measured, a line a run, so that a command that was stopped goes on."""
+    """What was measured, a line a run, so that a command that was stopped goes on; ``full``: nothing is added."""
 
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
+    def __init__(self, path: Path | None, full: bool = False) -> None:
+        self.path, self.full = path, full
         lines = path.read_text(encoding="utf-8").splitlines() if path is not None and path.exists() else []
         self.found = {tuple(key): value for key, value in map(json.loads, lines)}
 
     def __call__(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        if key not in self.found:
+        if key not in self.found and not self.full:
             self.found[key] = make()
             if self.path is not None:
                 with self.path.open("a", encoding="utf-8") as file:
                     file.write(json.dumps([key, self.found[key]]) + "\n")
-        return self.found[key]
+        return self.found.get(key)
 
 
 def accuracies(cache: Cache, methods: Sequence[Method], seeds: int) -> list[str]:
-    """Mean accuracy at the honest sites, a row for each method and column."""
+    """Mean accuracy at the honest sites, a row for each method and column; in brackets the seeds, where not all are there."""
     rows = ["| method | set | " + " | ".join(case.words for case in CASES) + " |"]
     rows.append("| --- | --- |" + " ---: |" * len(CASES))
     for seed in range(seeds):  # a command that is stopped has whole seeds
-        for method in methods:
+        for method in sorted(methods, key=lambda method: method.name not in LEAD):
             for column, (bounds, only) in COLUMNS.items():
                 for case in CASES if only is None or method.name in only else ():
 
-                    def measure(method: Method = method, case: Case = case, bounds: Any = bounds) -> float:
+                    def measure(
+                        method: Method = method, case: Case = case, bounds: Any = bounds, seed: int = seed
+                    ) -> float:
                         return accuracy(run(method, case, seed, bounds), case)
 
                     cache(("accuracy", method.name, column, case.words, seed), measure)
     for method in methods:
         for column, (_, only) in COLUMNS.items():
-            if only is None or method.name in only:
-                found = [
-                    statistics.fmean(cache.found["accuracy", method.name, column, case.words, s] for s in range(seeds))
-                    for case in CASES
-                ]
-                rows.append(f"| {method.title} | {column} | " + " | ".join(f"{value:.2f}" for value in found) + " |")
+            if only is not None and method.name not in only:
+                continue
+            cells = []
+            for case in CASES:
+                key = "accuracy", method.name, column, case.words
+                found = [cache.found[*key, s] for s in range(seeds) if (*key, s) in cache.found]
+                few = f" ({len(found)})" if len(found) < seeds else ""
+                cells.append(f"{statistics.fmean(found):.2f}{few}" if found else "-")
+            if set(cells) != {"-"}:
+                rows.append(f"| {method.title} | {column} | {' | '.join(cells)} |")
     return rows
 
 
@@ -337,7 +344,7 @@ def suspicions(cache: Cache, seeds: int) -> list[str]:
         found: dict[str, list[list[str]]] = {}
         for case in (NOBODY, TURNED):
             for name in ("fed_avg", "fed_ism_plus_l", "fed_lwr"):
-                for seed in range(seeds):
+                for seed in range(seeds if case is NOBODY else (seeds + 1) // 2):
 
                     def measure(name: str = name, case: Case = case, seed: int = seed) -> list[str]:
                         record = run(all_methods()[name], case, seed, shift=shift, skew=skew)  # noqa: B023
@@ -347,7 +354,7 @@ def suspicions(cache: Cache, seeds: int) -> list[str]:
                     found.setdefault(case.words, []).append(
                         cache(("suspected", words, case.words, name, seed), measure)
                     )
-        honest, turned = found[NOBODY.words], found[TURNED.words]
+        honest, turned = ([x for x in found.get(c.words, []) if x is not None] for c in (NOBODY, TURNED))
         wrongly = sum(any(site != LIAR for site in sites) for sites in turned)
         rows.append(
             f"| {words} ({shift:g}, {skew:g}) | {len(honest)} | {sum(map(bool, honest))} | {len(turned)} | "
@@ -362,10 +369,14 @@ def main() -> None:
     parser.add_argument("--honest-seeds", type=int, default=10, help="of the table of suspicions")
     parser.add_argument("--methods", nargs="*", help="default: all")
     parser.add_argument("--cache", type=Path, help="a file of what was measured, which a second command goes on with")
+    parser.add_argument("--cached", action="store_true", help="measure nothing, write what the cache has")
     parser.add_argument("--into", type=Path, help="a file with two marks, between which the tables are replaced")
     args = parser.parse_args()
     quick()
-    cache, methods = Cache(args.cache), [m for m in averaging() if not args.methods or m.name in args.methods]
+    cache, methods = (
+        Cache(args.cache, args.cached),
+        [m for m in averaging() if not args.methods or m.name in args.methods],
+    )
     parts = [
         [f"Accuracy at the honest sites, mean of {args.seeds} seeds (chance: {1 / CLASSES:g}).", ""],
         accuracies(cache, methods, args.seeds),

@@ -56,6 +56,8 @@ def check_data(
     _print_problems(report.problems, every)
     for site in report.sites:
         _print_counts(site, names)
+    if report.labels:
+        _say(report.labels)
     if out is not None:
         _write_pictures(report.sites, out, targets, names)
     notes = len(report.problems) - report.grave

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fairflare.core.label_maps import features_of, in_words, label_maps
 from fairflare.data.datalist import SPLITS, DataError, Datalist, Sample, load_datalist
 from fairflare.data.patients import on_both_sides
 from fairflare.data.reading import read_image
@@ -24,6 +25,7 @@ from fairflare.tasks.images import ImageTask, SiteSettings, read_settings
 
 BINS = 64  # of the histogram of intensities in [0, 1]
 SHOWN = 24  # images on a site's contact sheet
+CLEAR = 0.15  # above chance: so much a probe of the images must know to say anything
 PLACES = 3  # of one image that are named in a message
 
 
@@ -63,10 +65,11 @@ class SiteReport:
 
 @dataclass(frozen=True)
 class DataReport:
-    """What all sites have, and what is wrong with it."""
+    """What all sites have, and what is wrong with it; ``labels``: whether they mean the same, as far as that shows."""
 
     sites: list[SiteReport]
     problems: list[Problem]
+    labels: str = ""
 
     @property
     def grave(self) -> int:
@@ -100,6 +103,7 @@ class _Look:
     picture: npt.NDArray[np.float32] | None = None
     target: npt.NDArray[Any] | None = None
     histogram: npt.NDArray[np.int64] | None = None
+    features: npt.NDArray[np.floating] | None = None  # of a classification
     errors: list[DataError] = field(default_factory=list)
 
 
@@ -118,9 +122,10 @@ def check_sites(
     for site, settings in sites.items():
         opened += _listed(task, site, settings, problems)
     total, before = sum(len(samples) for _, listed in opened for samples in listed.splits.values()), 0
-    reports, seen = [], []
+    reports, seen, lookers = [], [], []
     for own, listed in opened:
         looker = _Looker(task, own, listed)
+        lookers.append(looker)
         reports.append(looker.report)
         for _ in looker.look():
             before += 1
@@ -128,7 +133,8 @@ def check_sites(
         seen += looker.seen
         problems += looker.problems
     problems += [*_names(opened), *_duplicates(seen), *_contradictions(seen), *_people(seen), *_unnamed_people(opened)]
-    return DataReport(reports, problems)
+    names = next((listed.class_names for _, listed in opened if listed.class_names is not None), None)
+    return DataReport(reports, problems, _labels(lookers, names, problems) if task.class_labels else "")
 
 
 def _listed(
@@ -166,6 +172,7 @@ class _Looker:
         self.report = SiteReport(listed.site)
         self.problems: list[Problem] = []
         self.seen: list[_Seen] = []
+        self.features: list[tuple[npt.NDArray[np.floating], int]] = []
         self._said: set[str] = set()
 
     def look(self) -> Iterator[None]:
@@ -194,6 +201,7 @@ class _Looker:
             data: Any = self.task.open_folder(self.report.site, self.own, alone)
             inputs, targets = data.read(split, [0])
             found.picture, found.target = inputs[0].numpy(), targets[0].numpy()
+            found.features = features_of(found.picture) if self.task.class_labels else None
             found.histogram = np.stack([np.histogram(channel, BINS, (0, 1))[0] for channel in found.picture])
         except DataError as error:
             found.errors.append(error)
@@ -209,6 +217,8 @@ class _Looker:
         if found.content is None:
             self.say(f"image '{sample.image}' of '{split}': all its pixels have one value", grave=False)
         is_class = self.task.class_labels
+        if found.features is not None:
+            self.features.append((found.features, int(found.target)))
         self.report.counts[split][int(found.target) if is_class else None] += 1
         empty = not is_class and not found.target.any()
         self.seen.append(_Seen(self.report.site, split, sample, found.content, _hash(found.target), empty))
@@ -256,8 +266,40 @@ def _names(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator[Problem]
             if value is not None:
                 by_value[repr(value)].append(listed.site)
         if len(by_value) > 1:
+            orders = {tuple(sorted(getattr(listed, key))) for _, listed in opened if getattr(listed, key) is not None}
+            order = " (the same ones in another order)" if len(orders) == 1 and what == "names" else ""
             said = "; ".join(f"{value} at {', '.join(sites)}" for value, sites in by_value.items())
-            yield Problem("", f"the datalists have different {what} of classes ('{key}'): {said:.600}")
+            yield Problem("", f"the datalists have different {what} of classes{order} ('{key}'): {said:.600}")
+
+
+def _labels(lookers: Sequence[_Looker], names: Sequence[str] | None, problems: list[Problem]) -> str:
+    """Asks a simple probe of the others' images at each site; adds what it is certain of to ``problems``."""
+    given = {looker.report.site: looker.features for looker in lookers if looker.features}
+    labels = {site: np.array([label for _, label in own]) for site, own in given.items()}
+    features = {site: np.stack([vector for vector, _ in own]) for site, own in given.items()}
+    found = label_maps(features, labels) if len({v.shape[1] for v in features.values()}) == 1 else {}
+    if len(found) < 2:
+        return ""
+    classes = max(2, len(names or ()), 1 + max(int(own.max()) for own in labels.values()))
+    chance = 1 / classes
+    for site, one in found.items():
+        if not one.certain:
+            continue
+        usual = float(np.median([other.agreement for name, other in found.items() if name != site]))
+        which = "" if len(found) > 2 else ", or those of the other site: with two nobody can say which"
+        text = (
+            f"its labels look {in_words(one.looks_like, names, classes)}{which}. A simple probe of the other sites' "
+            f"images agrees with {one.agreement:.0%} of its labels, with {one.explained:.0%} of them read so (at the "
+            f"other sites with {usual:.0%}); compare the list of classes, and look at some images"
+        )
+        problems.append(Problem(site, text, grave=one.agreement < chance and one.explained > chance + CLEAR))
+    shown = ", ".join(f"{site} {one.agreement:.0%}" for site, one in found.items())
+    weak = float(np.median([one.agreement for one in found.values()])) < chance + CLEAR
+    told = (
+        "too little to tell whether the labels mean the same everywhere" if weak else "the labels seem to mean the same"
+    )
+    told = "see above" if any(one.certain for one in found.values()) else told
+    return f"labels across sites: a simple probe of the others' images agrees at {shown} (chance {chance:.0%}): {told}"
 
 
 def _by_content(seen: Iterable[_Seen]) -> Iterator[list[_Seen]]:

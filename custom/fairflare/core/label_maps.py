@@ -1,0 +1,142 @@
+"""Whether a class is the same thing at every site: a simple probe of the others' images, asked at each site.
+
+Pure functions of features and labels; ``fairflare check-data`` has both, a federation has not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import linear_sum_assignment
+
+Array = npt.NDArray[np.floating]
+_CELLS = 8  # of a picture, in each direction
+_CLEAR = 0.2  # more of the labels that it moves, balanced, that another map must explain
+_EVIDENCE = 16.0  # of z squared for two classes
+
+
+@dataclass(frozen=True)
+class LabelMap:
+    """What the probe finds at one site.
+
+    Attributes:
+        agreement: share of the images whose label is the nearest class of the other sites, the mean over the classes
+            that the site has.
+        looks_like: class that the images of each label look like most, one to one; of the labels that the site has.
+        explained: share of the images that this map explains, counted as ``agreement`` is.
+        certain: it explains so many more than the labels do that chance is out of the question.
+    """
+
+    agreement: float
+    looks_like: dict[int, int]
+    explained: float
+    certain: bool
+
+
+def features_of(picture: Array) -> Array:
+    """Mean and deviation of a picture in each of 8 by 8 cells.
+
+    Args:
+        picture: (channels, height, width), finite, at least 8 by 8.
+
+    Returns:
+        (channels * 128,) float32.
+    """
+    found = []
+    for rows in np.array_split(picture, min(_CELLS, picture.shape[1]), axis=1):
+        for cell in np.array_split(rows, min(_CELLS, picture.shape[2]), axis=2):
+            found += [cell.mean((1, 2)), cell.std((1, 2))]
+    return np.concatenate(found).astype(np.float32)
+
+
+def label_maps(features: Mapping[str, Array], labels: Mapping[str, npt.NDArray[np.integer]]) -> dict[str, LabelMap]:
+    r"""Asks a nearest-centroid classifier of the other sites at each site.
+
+    Features are centred at each site on the mean of its class means, so that another scanner is not another class, and
+    divided by the deviation within classes. The centroid of a class is the median over the other sites that have it
+    (their mean where they are two), so that one site with a wrong map does not bend it. A map is certain where
+
+    .. math:: \frac{b - c}{\sqrt{b + c}} > \sqrt{16 + 2 \ln C!}
+
+    with b images that only the map explains and c that only the labels do, of C classes (a bound over all maps), and it
+    explains a fifth more of the labels that it moves than they do themselves.
+
+    Args:
+        features: (n, d) by site; labels: (n,) by site, ``>= 0``.
+
+    Returns:
+        By site, sorted; a site with one class, or whose classes nobody else has, is not in it.
+    """
+    usable = [site for site in sorted(features) if len(np.unique(labels[site])) > 1]
+    means, centred, within = {}, {}, []
+    for site in usable:
+        own = np.asarray(features[site], np.float64)
+        of_class = {int(c): own[labels[site] == c].mean(0) for c in np.unique(labels[site])}
+        middle = np.mean(list(of_class.values()), axis=0)
+        centred[site] = own - middle
+        means[site] = {c: mean - middle for c, mean in of_class.items()}
+        within.append(centred[site] - np.stack([means[site][int(c)] for c in labels[site]]))
+    scale = np.concatenate(within).std(0) if within else np.ones(1)
+    scale = np.where(scale > 1e-6 * (scale.max() or 1.0), scale, np.inf)  # what never changes tells nothing
+    found = {}
+    for site in usable:
+        others = [means[other] for other in usable if other != site]
+        centroids = {}
+        for c in sorted({c for by in others for c in by}):
+            held = [by[c] for by in others if c in by]
+            centroids[c] = np.median(held, axis=0)
+        told = [int(c) for c in np.unique(labels[site])]
+        if len(set(told) & set(centroids)) > 1:
+            found[site] = _map_at(centred[site] / scale, labels[site], {c: v / scale for c, v in centroids.items()})
+    return found
+
+
+def _map_at(features: Array, labels: npt.NDArray[np.integer], centroids: Mapping[int, Array]) -> LabelMap:
+    known = list(centroids)
+    distances = np.stack([((features - centroids[c]) ** 2).sum(1) for c in known], axis=1)
+    nearest = np.array(known)[distances.argmin(1)]
+    told = [int(c) for c in np.unique(labels) if int(c) in centroids]
+    share = np.array([[np.mean(nearest[labels == c] == other) for other in known] for c in told])
+    rows, columns = linear_sum_assignment(-share)
+    looks_like = {told[row]: known[column] for row, column in zip(rows, columns, strict=True)}
+    kept = np.isin(labels, told)
+    mapped = np.array([looks_like[int(c)] for c in labels[kept]])
+    only_map = int(((nearest[kept] == mapped) & (nearest[kept] != labels[kept])).sum())
+    only_labels = int(((nearest[kept] != mapped) & (nearest[kept] == labels[kept])).sum())
+    z = (only_map - only_labels) / math.sqrt(max(only_map + only_labels, 1))
+    agreement = float(np.mean([share[row, known.index(c)] for row, c in enumerate(told)]))
+    explained = float(np.mean([share[row, known.index(looks_like[c])] for row, c in enumerate(told)]))
+    gained = [
+        share[row, known.index(looks_like[c])] - share[row, known.index(c)]
+        for row, c in enumerate(told)
+        if looks_like[c] != c
+    ]
+    enough = z > 0 and z * z > _EVIDENCE + 2 * math.lgamma(len(known) + 1)
+    return LabelMap(agreement, looks_like, explained, bool(enough and gained and np.mean(gained) > _CLEAR))
+
+
+def in_words(looks_like: Mapping[int, int], names: Sequence[str] | None, classes: int) -> str:
+    """A map other than the identity, as a person says it.
+
+    Args:
+        looks_like: class that each label looks like.
+        names: of the classes, where there are any.
+        classes: number of classes.
+    """
+    steps = {(label - other) % classes for label, other in looks_like.items()}
+    moved = {label: other for label, other in looks_like.items() if label != other}
+    if len(looks_like) > 2 and len(steps) == 1:
+        step = steps.pop()
+        far = f"{step} too high" if step <= classes // 2 else f"{classes - step} too low"
+        return f"shifted by {min(step, classes - step)} ({far})"
+
+    def name(number: int) -> str:
+        return repr(names[number]) if names and number < len(names) else f"class {number}"
+
+    if len(moved) == 2 and all(moved.get(other) == label for label, other in moved.items()):
+        return f"swapped: {' and '.join(name(label) for label in sorted(moved))}"
+    return "mixed up: " + ", ".join(f"{name(label)} looks like {name(other)}" for label, other in sorted(moved.items()))

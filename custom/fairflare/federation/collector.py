@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 
 MAX_SAMPLES = 10**9  # a site that claims more is not believed
 MAX_METRICS = 1000  # entries that are read
+MAX_NAMES = 40_000  # characters of all their names together
+METRIC_NAME = re.compile(r"[A-Za-z0-9_/.-]+")
 MAX_REASON = 300
 #: What a site says about its training besides the rule's report. Shown in results; nothing is computed from it.
 STATS = (
@@ -423,8 +426,13 @@ def read_metrics(
     if not isinstance(metrics, Mapping) or len(metrics) + len(undefined) > MAX_METRICS:
         raise ReportError(f"site {site!r}: metrics must be a dict of at most {MAX_METRICS}, got {shortened(metrics)}")
     for name in (*metrics, *undefined):
-        if not isinstance(name, str) or len(name) > MAX_TEXT or not name.isprintable():
-            raise ReportError(f"site {site!r}: a metric is called {shortened(name)}")
+        if not isinstance(name, str) or len(name) > MAX_TEXT or not METRIC_NAME.fullmatch(name):
+            raise ReportError(
+                f"site {site!r}: a metric is called {shortened(name)}; a name has letters, digits, '_', '/', '.' and "
+                f"'-', at most {MAX_TEXT}"
+            )
+    if (size := sum(map(len, (*metrics, *undefined)))) > MAX_NAMES:
+        raise ReportError(f"site {site!r}: the names of its metrics have {size} characters, more than {MAX_NAMES}")
     found: dict[str, float] = {}
     for name, value in metrics.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value):
@@ -446,7 +454,8 @@ def _is_round(answered: Any, current_round: int) -> bool:
 
 
 def _named(site: str, reason: str) -> str:
-    return reason if f"site {site!r}" in reason else f"site {site!r}: {reason}"
+    """A reason that begins with the site that gave it, whomever else it names."""
+    return reason if reason.startswith(f"site {site!r}") else f"site {site!r}: {reason}"
 
 
 def is_finite(value: Any) -> bool:
@@ -470,4 +479,5 @@ def _or_refused(site: str, shape: Shape, message: Message, fits: Callable[[Layou
 
 def reasons(left_out: Iterable[tuple[str, str]]) -> str:
     """Sites and why they are out, in one line."""
-    return "; ".join(why if site in why else f"{site}: {why}" for site, why in sorted(left_out))
+    found = sorted(left_out)
+    return "; ".join(why if why.startswith(f"site {site!r}") else f"{site}: {why}" for site, why in found)

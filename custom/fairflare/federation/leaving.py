@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from fairflare.core.task import metric_name
 from fairflare.methods.training import SiteError
 
 if TYPE_CHECKING:
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 METRICS_BY_CLASS = "metrics_by_class"  # the setting in local/fairflare.json
 #: In front of the names of the last model's metrics on the validation split.
-VALIDATED = "validation split/"
+VALIDATED = "validation.split/"  # no test list can be called so
 AT_HOME = "classes_at_home"  # in a reply's stats: metrics by class were kept back
 RESAMPLED = "resampled"  # in a reply's stats: the primary metric on draws of the test images
 
@@ -30,6 +32,30 @@ def sends_classes(site: str, settings: Mapping[str, Any]) -> bool:
     if not isinstance(chosen, bool):
         raise SiteError(f"site {site!r}: setting {METRICS_BY_CLASS!r} must be true or false, got {chosen!r:.80}")
     return chosen
+
+
+def safely_named(site: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics under the names that may leave a site, see :func:`fairflare.core.task.metric_name`.
+
+    Raises:
+        SiteError: two would have the same name (says which in this site's log only).
+    """
+    check_names(site, names := list(map(metric_name, metrics)))
+    return dict(zip(names, metrics.values(), strict=True))
+
+
+def check_names(site: str, names: Collection[str]) -> None:
+    """Refuses metrics of which two would have one name.
+
+    Raises:
+        SiteError: says which in this site's log only.
+    """
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
+    if twice:
+        raise SiteError(
+            f"site {site!r}: more than one metric would be called {twice[0]!r}; rename a class or a group",
+            public=f"site {site!r}: two of its metrics would have the same name; rename a class or a group there",
+        )
 
 
 def keep_classes_home(site: str, reply: SiteReply, task: Task, test_splits: Iterable[str]) -> None:

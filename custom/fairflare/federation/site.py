@@ -41,7 +41,15 @@ from fairflare.exchange.messages import (
 from fairflare.federation import norm_moments
 from fairflare.federation.check import facts_of
 from fairflare.federation.examples import EXAMPLES, draw_examples, examples_folder
-from fairflare.federation.leaving import METRICS_BY_CLASS, RESAMPLED, VALIDATED, keep_classes_home, sends_classes
+from fairflare.federation.leaving import (
+    METRICS_BY_CLASS,
+    RESAMPLED,
+    VALIDATED,
+    check_names,
+    keep_classes_home,
+    safely_named,
+    sends_classes,
+)
 from fairflare.federation.personal import Personal
 from fairflare.federation.site_folder import SiteFolder
 from fairflare.federation.site_store import SiteStore
@@ -198,6 +206,7 @@ class SiteWorker:
 
     def _check(self, request: SiteTask, store: SiteStore) -> SiteReply:
         run = self._run(request, store)
+        check_names(self.site, [metric.name for metric in self.task.declared_metrics()])
         found = self.training.check(run, self._network())
         self.task.check_site(self._network(), run.data, self.device)
         facts = {**facts_of(run.data, self.device, self.sends_classes), "personal": self._has_its_own(request)}
@@ -301,7 +310,7 @@ class SiteWorker:
 
     def _evaluate(self, model: torch.nn.Module, run: SiteRun, split: str) -> dict[str, float]:
         batches = run.data.batches(split, batch_size=self.training.batch_size)
-        return self.task.evaluate(model, batches, self.device)
+        return safely_named(self.site, self.task.evaluate(model, batches, self.device))
 
     def _network(self) -> torch.nn.Module:
         if self._model is None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch
 from fairflare import __version__
 from fairflare.core.layers import is_statistic, layers_of
 from fairflare.core.states import Step, layerwise_average, stepped_average, weighted_average
+from fairflare.core.temporary import OwnedFolder
 from fairflare.core.threads import one_thread
 from fairflare.exchange.messages import STATUS_OK, Message, same_version
 from fairflare.exchange.staging import Staging
@@ -142,8 +142,8 @@ class Collector:
         self.rule, self.seed = rule, seed % 2**63  # a run's may be negative, a generator's may not
         self.bounds = bounds or Bounds()
         self._influence = Influence(self.bounds)
-        self._temporary = tempfile.TemporaryDirectory(prefix="fairflare-staging-") if folder is None else None
-        self.staging = Staging(Path(self._temporary.name) if self._temporary else folder or Path(), memory)
+        self._temporary = OwnedFolder("staging") if folder is None else None
+        self.staging = Staging(self._temporary.path if self._temporary else folder or Path(), memory)
         self._round = _Round()
         self._shape: Shape | None = None
         #: Names of the model's parameters; ``None``: nobody knows the model, and the tensors' names tell.

@@ -21,7 +21,7 @@ from fairflare.methods.reports import ReportError
 from fairflare.methods.training import LocalTraining
 from fairflare.reporting.table import fairness_table
 
-from .network import SILENT, SITES, Run, good, misbehave
+from .network import SILENT, SITES, Line, Run, good, misbehave
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TINY: dict[str, Any] = {
@@ -188,6 +188,124 @@ def test_a_resumed_run_keeps_to_its_kind_of_data(tmp_path: Path) -> None:
     assert len(rest.net.checks) == 1
 
 
+# ------------------------------------------------------------------------------------------------ one that differs
+
+
+class Three(Line):
+    """Of three classes."""
+
+    classes = 3  # type: ignore[assignment]
+
+
+REAL: dict[str, Any] = {
+    "synthetic": False, "num_classes": 3, "class_names": CLASSES, "class_groups": ["head 0", "tail 1", "tail 2"],
+}  # fmt: skip
+ODD: dict[str, tuple[dict[str, Any], str]] = {
+    "made up": ({"synthetic": True}, "its data are of another kind (made up or real) than those of most sites"),
+    "names": ({"class_names": CLASSES[::-1]}, "its datalist names the classes otherwise than those of most sites"),
+    "groups": ({"class_groups": ["head 1"]}, "its datalist groups the classes otherwise than those of most sites"),
+    "more": ({"num_classes": 9, "class_names": None}, "it has 9 classes, the job has num_classes=3"),
+}
+
+
+def with_odd(folder: Path, odd: dict[str, dict[str, Any]], usual: dict[str, Any] = REAL, **more: Any) -> Run:
+    """A run that may go on without a site, some of which say something else than the others."""
+    run = Run(folder, task=Three(), **{"num_rounds": 2, "require_all_sites": False, **more})
+    run.net.ready = lambda site, task: says(**{**usual, **odd.get(site, {})})
+    return run
+
+
+def check_goes_on_without(run: Run, out: str, why: str) -> None:
+    rest = [site for site in run.net.names if site != out]
+    assert run.results["status"] == "completed"
+    assert {tuple(sites) for _, sites in run.net.asked} == {tuple(rest)}  # train and test alike
+    assert sorted(run.results["test"]) == rest
+    assert all(record["accepted"] == rest for record in run.results["rounds"])
+    assert run.results["info"]["synthetic"] is False
+    assert sorted(run.results["info"]["said"]) == rest
+    phase, reason = run.left_out()[out]
+    assert phase == "train"
+    assert reason.startswith(f"site {out!r}: {why}")
+    (warned,) = (line for line in run.net.warned if line.startswith(f"check: site {out!r} is not ready"))
+    assert why in warned
+    assert f"{out} 0/" in fairness_table(run.results)
+
+
+@pytest.mark.parametrize("out", ["site-1", "site-3"])
+@pytest.mark.parametrize("odd", ODD)
+def test_a_site_that_differs_is_left_out_where_that_may_be(tmp_path: Path, odd: str, out: str) -> None:
+    said, why = ODD[odd]
+    run = with_odd(tmp_path, {out: said}, min_sites=2)
+    run()
+    check_goes_on_without(run, out, why)
+    strict = with_odd(tmp_path, {out: said}, require_all_sites=True, job="strict")
+    with pytest.raises(RoundFailed, match="check, before any training"):
+        strict()
+    assert strict.net.asked == []
+    few = with_odd(tmp_path, {out: said}, min_sites=3, job="few")
+    with pytest.raises(RoundFailed, match=rf"2 of 3 site\(s\) ready, min_sites=3. Not ready: site '{out}': "):
+        few()
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_a_network_of_months_is_not_vetoed_on_resume(tmp_path: Path, odd: str) -> None:
+    said, why = ODD[odd]
+    with_odd(tmp_path, {}, num_rounds=1, experiment="e")()
+    rest = with_odd(tmp_path, {"site-2": said}, experiment="e", job="rest")
+    rest()
+    assert rest.results["info"]["resumed_at_round"] == 1
+    assert rest.results["rounds"][1]["accepted"] == ["site-1", "site-3"]
+    assert rest.left_out(1)["site-2"][1].startswith(f"site 'site-2': {why}")
+
+
+@pytest.mark.parametrize("odd", ["made up", "names", "groups"])
+def test_without_a_majority_the_run_ends_and_says_so(tmp_path: Path, odd: str) -> None:
+    run = with_odd(tmp_path, {"site-2": ODD[odd][0]}, sites=SITES[:2])
+    with pytest.raises(RoundFailed, match="No side is that of most sites, so none is left out") as failed:
+        run()
+    assert run.net.asked == []
+    assert "site-1" in str(failed.value)
+    assert "site-2" in str(failed.value)
+    four = [*SITES, "site-4"]
+    tie = with_odd(tmp_path, dict.fromkeys(four[:2], ODD[odd][0]), sites=four, job="tie")
+    with pytest.raises(RoundFailed, match="No side is that of most sites"):
+        tie()
+
+
+def test_most_of_those_that_say_decide(tmp_path: Path) -> None:
+    """A site that says nothing is on no side; two liars of five are out, each with its reason."""
+    five = [*SITES, "site-4", "site-5", "site-6"]
+    odd = {"site-1": ODD["names"][0], "site-4": {"class_names": ["x", "y", "z"]}, "site-6": {"class_names": None}}
+    run = with_odd(tmp_path, odd, sites=five)
+    run()
+    assert run.results["rounds"][0]["accepted"] == ["site-2", "site-3", "site-5", "site-6"]
+    assert sorted(run.left_out()) == ["site-1", "site-4"]
+    jobs = with_odd(tmp_path, dict.fromkeys(SITES[:2], ODD["more"][0]), job="job")
+    with pytest.raises(RoundFailed, match="the job has num_classes=3, the sites have 9 classes at most"):
+        jobs()  # then it is the job that is wrong
+
+
+def test_the_rounds_before_decide_of_which_kind_the_data_are(tmp_path: Path) -> None:
+    with_odd(tmp_path, {}, num_rounds=1, experiment="e")()
+    made_up = {"synthetic": True}
+    rest = with_odd(tmp_path, dict.fromkeys(SITES[1:], made_up), experiment="e", job="rest", min_sites=1)
+    rest()  # most sites are of another kind now
+    assert rest.results["rounds"][1]["accepted"] == ["site-1"]
+    assert rest.results["info"]["synthetic"] is False
+    all_ = with_odd(tmp_path, dict.fromkeys(SITES, made_up), experiment="e", job="all", num_rounds=3)
+    with pytest.raises(RoundFailed, match="the rounds before were trained on real data, and site-1, site-2, site-3"):
+        all_()
+
+
+def test_one_site_does_not_say_for_all_what_is_measured(tmp_path: Path) -> None:
+    run = with_odd(tmp_path, {"site-2": {"personal": True}})
+    run()
+    assert run.results["info"]["measured"] == "common"
+    most = with_odd(tmp_path, {site: {"personal": True} for site in SITES[:2]}, job="most")
+    most()
+    assert most.results["info"]["measured"] == "personal"
+
+
 # ------------------------------------------------------------------------------------------------ who is there
 
 
@@ -250,6 +368,26 @@ def test_what_a_site_says(tmp_path: Path) -> None:
     }  # fmt: skip
     recalls = {name for name in results["test"]["site-1"] if name.startswith("recall_")}
     assert recalls == {"recall_c0", "recall_c1", "recall_c2"}
+
+
+def test_metrics_of_any_class_names_travel_under_safe_names(tmp_path: Path) -> None:
+    """Blanks, accents, other scripts: readable where they can be, apart from each other, the same at every site."""
+    names = ["bone loss", "Caf\u00e9 (1)", "\u80ba", "\u8111"]
+    groups = {"very rare": [1, 2]}
+    local = {"sites": {s: own_images(tmp_path / s, 4, class_names=names, class_groups=groups) for s in SITES[:2]}}
+    results = run(tmp_path / "run", local, settings={"num_classes": 4})
+    assert results["status"] == "completed", results["reason"]
+    found = {name for name in results["test"]["site-1"] if name.startswith("recall_")}
+    assert {"recall_bone_loss", "recall_Cafe_1_"} < found
+    assert len(found) == 4
+    assert all(re.fullmatch(r"[A-Za-z0-9_/.-]+", name) for name in results["test"]["site-1"])
+    assert results["test"]["site-1"]["very_rare"] >= 0
+    assert results["info"]["higher_is_better"]["accuracy"] is True
+    assert results["info"]["said"]["site-1"]["class_names"] == names
+    alike = own_images(tmp_path / "alike", 2, class_names=["bone loss", "bone_loss"])
+    reason = refused(run(tmp_path / "two", {"sites": dict.fromkeys(SITES[:2], alike)}, settings={"num_classes": 2}))
+    assert "two of its metrics would have the same name; rename a class or a group there" in reason
+    assert "bone" not in reason
 
 
 @pytest.mark.long
@@ -386,6 +524,8 @@ def test_an_image_that_cannot_be_read(tmp_path: Path) -> None:
         ({"num_classes": 0}, "'num_classes' must lie in"),
         ({"class_names": [3]}, "'class_names' must list names"),
         ({"class_names": ["x"] * 20_000}, "10000 classes"),
+        ({"class_groups": ["x" * 200] * 501}, "the names in its report have 100200 characters, more than 100000"),
+        ({"class_names": ["x" * 100] * 500, "class_groups": ["y" * 101] * 500}, "have 100500 characters"),
         ({"prior": 3}, "'prior' must be a text"),
         ([], "'report' must be a dict"),
     ],

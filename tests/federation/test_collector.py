@@ -287,6 +287,26 @@ def test_a_reason_is_shown_as_a_terminal_may() -> None:
     assert printable("y" * 300) == "y" * 300
 
 
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "site 'a': its disk is full. (site 'b')",
+        "site 'a', on behalf of site 'b'",
+        "b: site 'b' is innocent, site 'a' is not",
+        "round 0, train: site 'a' left out",
+        "site 'bb': x",
+        "its disk is full",
+    ],
+)
+def test_no_site_puts_the_blame_on_another(reason: str) -> None:
+    text = refusal(train_message("b", rule=Asking(), status="failed", reason=reason))
+    assert text == f"site 'b': {reason}"
+    own = "site 'b': its disk is full, as that of site 'a'"
+    assert refusal(train_message("b", rule=Asking(), status="failed", reason=own)) == own
+    listed = reasons([("b", "no answer"), ("bb", "site 'b': x"), ("c", own.replace("'b'", "'c'"))])
+    assert listed == "b: no answer; bb: site 'b': x; site 'c': its disk is full, as that of site 'a'"
+
+
 # ------------------------------------------------------------------------------------------------ refusals: numbers
 
 HUGE = 10**400
@@ -353,6 +373,13 @@ def test_statistics_that_are_no_numbers_are_none() -> None:
     assert "unknown" not in found
 
 
+#: Of formulas, markup, terminals, other scripts, and what no key of a document should be.
+ODD_NAMES = (
+    "", " ", "a b", "=cmd|' /C calc'!A0", "@SUM(1)", "+1", "a=b", "<script>", "a\x1b[31m", "a\u202eb", "d\u0131ce",
+    "a\n",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("metrics", "wanted"),
     [
@@ -372,6 +399,8 @@ def test_statistics_that_are_no_numbers_are_none() -> None:
         ({7: 0.5}, "a metric is called 7"),
         ({"a\nb": 0.5}, r"a metric is called 'a\\nb'"),
         ({"x" * 201: 0.5}, "a metric is called 'xxx"),
+        *(({name: 0.5}, "a metric is called .*; a name has letters, digits") for name in ODD_NAMES),
+        ({f"{n:0199d}": 0.5 for n in range(202)}, "the names of its metrics have 40198 characters, more than 40000"),
     ],
 )
 def test_metrics(metrics: Any, wanted: str) -> None:

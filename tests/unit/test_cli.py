@@ -802,7 +802,7 @@ def test_ctrl_c_ends_a_run_and_says_what_next(tmp_path: Path, arguments: list[st
     assert "Traceback" not in stopped.output
     document = json.loads((tmp_path / "run" / "server" / "simulate_job" / "fairflare" / "results.json").read_text())
     assert document["status"] == "failed"
-    assert "aborted" in document["reason"]
+    assert document["reason"] == "the run was stopped by Ctrl-C (SIGINT)"
     assert 0 < len(document["rounds"]) < 50
 
 

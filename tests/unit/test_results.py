@@ -25,6 +25,7 @@ from fairflare.core.fairness import summarize
 from fairflare.core.record_log import RecordLog
 from fairflare.federation.checkpoint import Checkpoint, CheckpointFolder
 from fairflare.reporting.comparison import compare
+from fairflare.reporting.layout import csv_lines
 from fairflare.reporting.results import (
     CSV_COLUMNS,
     SCHEMA_VERSION,
@@ -139,6 +140,26 @@ def test_a_run_from_start_to_finish(store):
     assert document["fairness"]["dice"]["worst_site"] == "B"
     assert document["fairness"]["dice"]["excluded"] == []
     assert document["started"] <= document["finished"] <= document["updated"]
+
+
+FORMULAS = ["=cmd|' /C calc'!A0", "@SUM(1)", "+A1", "-A1+2", "\t=A1", " =A1"]
+
+
+def test_no_cell_of_a_csv_file_is_a_formula(store):
+    """Names of sites, metrics and groups, reasons and labels: whatever a text begins with; numbers stay numbers."""
+    store.start(INFO)
+    left = [LeftOut(text, "train", text) for text in FORMULAS]
+    metrics = dict.fromkeys(FORMULAS, -0.5)
+    store.add_round(record(0, left_out=left, validation={FORMULAS[0]: metrics}))
+    cells = [cell for name in ("sites.csv", "left_out.csv") for row in rows(store, name)[1:] for cell in row]
+    assert not [cell for cell in cells if cell.strip()[:1] in ("=", "+", "@", "-") and cell != "-0.5"]
+    assert {f"'{text}" for text in FORMULAS} <= set(cells)
+    assert cells.count("-0.5") == len(FORMULAS)
+    assert csv_lines([["a", "x\r=A1"]]) == "a,x =A1"  # no line of its own
+    found = csv_lines([[*FORMULAS, "-0.25", "+1e-3", "-", -0.25, None, "plain"]])
+    assert next(csv.reader(io.StringIO(found, newline=""))) == [
+        *(f"'{text}" for text in FORMULAS), "-0.25", "+1e-3", "-", "-0.25", "", "plain",
+    ]  # fmt: skip
 
 
 def test_csv_rows(store):

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from fairflare.cli import completion
 from fairflare.cli.check_data import check_data
-from fairflare.cli.in_process import INTERRUPTED, run_here
+from fairflare.cli.in_process import run_here, stopped_by_signals
 from fairflare.cli.phantom import phantom
 from fairflare.cli.predict import predict
 from fairflare.cli.run_folder import earlier_results, last_errors, refuse_to_replace_run, site_settings
@@ -243,6 +243,7 @@ def run(
     from fairflare.federation.shared_images import refuse_shared_images
     from fairflare.federation.site_store import safe_name
     from fairflare.flare.recipes import FairRecipe
+    from fairflare.reporting.results import mark_ended
 
     with user_errors():
         name = safe_name(f"{plan.get('label') or plan['method']}-seed{plan['seed']}")
@@ -275,12 +276,15 @@ def run(
             refuse_to_replace_run(workspace, plan["experiment"])
     workspace.parent.mkdir(parents=True, exist_ok=True)
     log = workspace.with_name(workspace.name + ".log")
-    with earlier_results(workspace, workspace / RUN_FOLDER, plan["experiment"]):
+    say_what_was_left()
+    results = workspace / RUN_FOLDER
+    with stopped_by_signals(errors) as stop, earlier_results(workspace, results, plan["experiment"]):
         if in_process:
-            code = run_here(recipe, workspace, local, log, errors, jobs)
+            code = run_here(recipe, workspace, local, log, errors, jobs, stop)
         else:
-            code = simulate(recipe, workspace, threads or len(recipe.plan.sites or []), local, log, errors)
-        if code == INTERRUPTED:
+            code = simulate(recipe, workspace, threads or len(recipe.plan.sites or []), local, log, errors, stop)
+        if stop.why and code == stop.code:
+            mark_ended(results, stop.why)  # where it was ended at once
             say_how_to_go_on(workspace, plan["experiment"])
         else:
             code = report(workspace, code, log)
@@ -473,6 +477,14 @@ def say_how_to_go_on(workspace: Path, experiment: str) -> None:
     )
     errors.print(f"[yellow]stopped[/yellow]: {how}", highlight=False, soft_wrap=True)
     errors.print(f"what there is: {workspace}", markup=False, highlight=False, soft_wrap=True)
+
+
+def say_what_was_left() -> None:
+    """Removes the temporary folders of dead runs, which hold models of single sites, and says so."""
+    from fairflare.core.temporary import sweep
+
+    for text in sweep():
+        errors.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def say_what_lacks(lacks: Sequence[str]) -> None:

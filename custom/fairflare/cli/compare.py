@@ -13,7 +13,8 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from fairflare.cli.commands import app, parse_settings, say_what_is_shared
+from fairflare.cli.commands import app, parse_settings, say_what_is_shared, say_what_was_left
+from fairflare.cli.in_process import stopped_by_signals
 from fairflare.cli.run_folder import site_settings
 from fairflare.cli.screen import console, errors, user_errors
 from fairflare.cli.site_names import parse_sites, run_sites
@@ -204,13 +205,15 @@ def _go(runner: Runner) -> None:
     with user_errors():
         missing = [progress.run.name for progress in runner.all if progress.state != DONE]
         note_session(runner.folder, _command(), runner.local, missing)
+    say_what_was_left()
     view = _Live(runner) if console.is_terminal else _Lines(runner)
-    try:
-        with view:
-            runner.go(view.tell)
-    except KeyboardInterrupt:
-        errors.print("stopped; the same command goes on from here")
-        raise typer.Exit(130) from None
+    with stopped_by_signals(errors) as stop:
+        try:
+            with view:
+                runner.go(view.tell, stop)
+        except KeyboardInterrupt:
+            errors.print("stopped; the same command goes on from here")
+            raise typer.Exit(stop.code) from None
 
 
 class _Lines:

@@ -95,8 +95,12 @@ class Runner:
         """Documents of the runs that completed."""
         return [read_results(find_results(self.place(p.run))) for p in self.all if p.state == DONE]
 
-    def go(self, tell: Callable[[Progress], None]) -> None:
-        """Does the runs that are not done; ``tell`` is called whenever one got on. Interrupted, it ends them all."""
+    def go(self, tell: Callable[[Progress], None], stop: Callable[[], object] = lambda: False) -> None:
+        """Does the runs that are not done; ``tell`` is called whenever one got on. Interrupted, it ends them all.
+
+        Raises:
+            KeyboardInterrupt: ``stop`` said so.
+        """
         waiting = [progress for progress in self.all if progress.state != DONE]
         running: list[_Process] = []
         try:
@@ -105,6 +109,8 @@ class Runner:
                     running.append(self._start(waiting.pop(0)))
                     tell(running[-1].progress)
                 time.sleep(POLL)
+                if stop():
+                    raise KeyboardInterrupt
                 for one in list(running):
                     if self._follow(one):
                         tell(one.progress)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import sys
 import threading
 import time
@@ -18,55 +17,60 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
+from fairflare.cli.in_process import Stop, stopped_by_signals
+from fairflare.cli.simulate import RUN_FOLDER
+from fairflare.reporting.results import mark_ended
+
 GRACE = 20.0  # seconds to end in good order
 
 
 def main() -> int:
     """Does the run; the exit code."""
     given = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        return _simulate(given) if given["simulator"] else _in_process(given)
-    except KeyboardInterrupt:
-        return 130
+    with Path(os.devnull).open("w") as nowhere, stopped_by_signals(view := Console(file=nowhere)) as stop:
+        threading.Thread(target=_end_with_parent, args=(stop,), daemon=True).start()
+        try:
+            code = _simulate(given, view, stop) if given["simulator"] else _in_process(given, stop)
+        except KeyboardInterrupt:
+            code = stop.code
+        if stop.why and code == stop.code:
+            place = Path(given["workspace"])
+            mark_ended(place / RUN_FOLDER, stop.why)  # where it was ended at once
+    return code
 
 
-def _in_process(given: Mapping[str, Any]) -> int:
+def _in_process(given: Mapping[str, Any], stop: Stop) -> int:
     from fairflare.federation.local import run_local
     from fairflare.federation.plan import make_plan
+    from fairflare.federation.rounds import Stopped
 
     logging.basicConfig(filename=given["log"], filemode="a", level=logging.INFO, format=LINES, encoding="utf-8")
     try:
-        run_local(make_plan(**given["plan"]), Path(given["workspace"]), given["local"])
+        run_local(make_plan(**given["plan"]), Path(given["workspace"]), given["local"], should_stop=stop)
+    except Stopped:
+        return stop.code
     except (RuntimeError, ValueError):  # the reason is in the results, where it came from in the log
         logging.getLogger().error("the run failed", exc_info=True)
         return 1
     return 0
 
 
-def _simulate(given: Mapping[str, Any]) -> int:
-    from rich.console import Console
-
+def _simulate(given: Mapping[str, Any], view: Console, stop: Stop) -> int:
     from fairflare.cli.simulate import simulate
     from fairflare.flare.recipes import FairRecipe
 
-    recipe = FairRecipe(**given["plan"])
-    with Path(os.devnull).open("w") as nowhere:
-        view = Console(file=nowhere)
-        return simulate(recipe, Path(given["workspace"]), given["simulator"], given["local"], Path(given["log"]), view)
+    recipe, place, log = FairRecipe(**given["plan"]), Path(given["workspace"]), Path(given["log"])
+    return simulate(recipe, place, given["simulator"], given["local"], log, view, stop)
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(stop: Stop) -> None:
     while os.read(sys.stdin.fileno(), 1024):
         pass
-    os.kill(os.getpid(), signal.SIGTERM)
+    stop.ask("the comparison was stopped; the same command goes on with this run")
     time.sleep(GRACE)
     os._exit(1)
-
-
-def _interrupt(signum: int, frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 LINES = "%(asctime)s - %(name)s - %(levelname)s - %(message)s"

@@ -8,16 +8,19 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from rich.console import Console
 
-from fairflare.cli.in_process import INTERRUPTED
+from fairflare.cli.in_process import Stop
 from fairflare.cli.run_view import RunView, view_of
+from fairflare.core.temporary import OwnedFolder
+from fairflare.reporting.results import mark_ended
 
 if TYPE_CHECKING:
     from fairflare.flare.recipes import FairRecipe
@@ -37,7 +40,13 @@ ATTEMPTS = 3
 
 
 def simulate(
-    recipe: FairRecipe, workspace: Path, threads: int, local: Mapping[str, Any], log_path: Path, console: Console
+    recipe: FairRecipe,
+    workspace: Path,
+    threads: int,
+    local: Mapping[str, Any],
+    log_path: Path,
+    console: Console,
+    stop: Stop | None = None,
 ) -> int:
     """Runs a recipe that names its sites, and shows its progress.
 
@@ -51,35 +60,42 @@ def simulate(
         local: content of ``local/fairflare.json``.
         log_path: for what FLARE prints.
         console: shows how it goes.
+        stop: of :func:`fairflare.cli.in_process.stopped_by_signals`; ``None``: nobody tells it to stop.
 
     Returns:
-        The simulator's exit code; 130 when Ctrl-C ended it.
+        The simulator's exit code; 130 when Ctrl-C ended it, 143 when SIGTERM did. A run that was cut off has a reason
+        in its results.
     """
     names = recipe.plan.sites or []
     folder = workspace / "local"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "fairflare.json").write_text(json.dumps(dict(local), indent=2) + "\n", encoding="utf-8")
-    with tempfile.TemporaryDirectory(prefix="fairflare-job-") as job_root:
-        recipe.export(job_root)
-        job = Path(job_root) / recipe.name
-        command = _command(job, workspace, names, threads)
-        with log_path.open("wb") as log, log_path.open("rb") as printed:
-            events = workspace / RUN_FOLDER / "progress.jsonl"
-            for attempt in range(2, ATTEMPTS + 1):
-                code = _run(command, log, printed, events, recipe, console)
-                if code is not None:
-                    return code
-                text = (
-                    "FLARE's simulator lost a site, whose process found its port taken by another program, or was not "
-                    f"up within a minute. Started again ({attempt} of {ATTEMPTS})."
-                )
-                log.write(f"\n{text}\n\n".encode())
-                log.flush()
-                console.print(f"{text} {log_path}", soft_wrap=True, markup=False)
-                events.unlink(missing_ok=True)  # of the attempt before
-            code = _run(command, log, None, events, recipe, console)
-            assert code is not None
-            return code
+    stop = stop or Stop()
+    # FLARE's temporary files, single sites' updates among them, go with this folder, whatever ends the run.
+    with OwnedFolder("sim") as owned, log_path.open("wb") as log, log_path.open("rb") as printed:
+        job_root = owned.path / "job"
+        recipe.export(str(job_root))
+        command = _command(job_root / recipe.name, workspace, names, threads)
+        events = workspace / RUN_FOLDER / "progress.jsonl"
+        run = partial(_run, command, owned, log, events=events, recipe=recipe, console=console, stop=stop)
+        for attempt in range(2, ATTEMPTS + 1):
+            code = run(printed)
+            if code is not None:
+                break
+            text = (
+                "FLARE's simulator lost a site, whose process found its port taken by another program, or was not "
+                f"up within a minute. Started again ({attempt} of {ATTEMPTS})."
+            )
+            log.write(f"\n{text}\n\n".encode())
+            log.flush()
+            console.print(f"{text} {log_path}", soft_wrap=True, markup=False)
+            events.unlink(missing_ok=True)  # of the attempt before
+        else:
+            code = run(None)
+    assert code is not None
+    cut_off = stop.why or f"FLARE's simulator ended with code {code} in the middle of the run; its log: {log_path}"
+    mark_ended(workspace / RUN_FOLDER, cut_off)
+    return code
 
 
 def _command(job: Path, workspace: Path, names: Sequence[str], threads: int) -> list[str]:
@@ -88,42 +104,63 @@ def _command(job: Path, workspace: Path, names: Sequence[str], threads: int) -> 
 
 
 def _run(
-    command: list[str], log: BinaryIO, printed: BinaryIO | None, events: Path, recipe: FairRecipe, console: Console
+    command: list[str],
+    owned: OwnedFolder,
+    log: BinaryIO,
+    printed: BinaryIO | None,
+    *,
+    events: Path,
+    recipe: FairRecipe,
+    console: Console,
+    stop: Stop,
 ) -> int | None:
     """The exit code; ``None`` when ``printed`` told of a lost site, and the rest was stopped."""
     if printed is not None:
         printed.seek(0, os.SEEK_END)
-    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": owned.name},
+        pass_fds=() if owned.descriptor is None else (owned.descriptor,),  # a simulator that outlives this owns it, too
+    )
     try:
         with view_of(recipe, console) as view:
-            ended = _follow(process, events, printed, view)
+            ended = _follow(process, events, printed, view, stop)
         if not ended:
             _stop(process)
         return process.returncode if ended else None
     except KeyboardInterrupt:
         _stop(process)
-        return INTERRUPTED
+        return stop.code
     except BaseException:
         _stop(process)
         raise
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    for kind in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is None:
-            os.killpg(process.pid, kind)
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                continue
     try:
-        os.killpg(process.pid, signal.SIGKILL)  # workers that outlived the simulator
-    except ProcessLookupError:
-        return
+        for kind in (signal.SIGTERM, signal.SIGKILL):
+            if process.poll() is None:
+                os.killpg(process.pid, kind)
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
+                    continue
+    finally:  # workers that outlived the simulator; after a second Ctrl-C all of it
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
-def _follow(process: subprocess.Popen[bytes], events: Path, printed: BinaryIO | None, view: RunView) -> bool:
-    """Shows the events that the run writes, until the process ends; ``False``: until it has lost a site."""
+def _follow(
+    process: subprocess.Popen[bytes], events: Path, printed: BinaryIO | None, view: RunView, stop: Stop
+) -> bool:
+    """Shows the events that the run writes, until the process ends; ``False``: until it has lost a site.
+
+    Raises:
+        KeyboardInterrupt: this process was told to end.
+    """
     started = time.time()
     position = 0
     tail = b""
@@ -140,6 +177,8 @@ def _follow(process: subprocess.Popen[bytes], events: Path, printed: BinaryIO | 
                     view.event(str(event.get("kind")), event)
         if ended:
             return True
+        if stop():
+            raise KeyboardInterrupt
         if printed is not None:
             tail = tail[-LONGEST:] + printed.read()
             if LOST.search(tail):

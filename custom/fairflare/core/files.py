@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -195,3 +195,19 @@ class _Told:
 
     def flush(self) -> None:
         """Nothing waits in memory."""
+
+
+def csv_row(row: Sequence[Any]) -> list[Any]:
+    """Cells of a CSV file, of which none is a formula to a spreadsheet: a text that could begin one gets a ``'``."""
+    return [_no_formula(cell) if isinstance(cell, str) else cell for cell in row]
+
+
+def _no_formula(text: str) -> str:
+    text = text.replace("\r", " ")  # which the csv module does not quote, and which ends a line elsewhere
+    if not text.startswith(("=", "+", "-", "@", "\t", " ")) or text.strip() in ("", "-"):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}" if text.lstrip()[0] in "=+-@" else text
+    return text

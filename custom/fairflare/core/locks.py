@@ -31,8 +31,8 @@ class Held(RuntimeError):
 
 
 @contextmanager
-def locked(path: Path, holder: str, wait: float = 0.0, *, needed: bool = False) -> Iterator[None]:
-    """Holds a lock file, made if need be with its folder; it stays there, free, afterwards.
+def locked(path: Path, holder: str, wait: float = 0.0, *, needed: bool = False) -> Iterator[int]:
+    """Holds a lock file, made if need be with its folder; it stays there, free, afterwards. Gives its descriptor.
 
     Args:
         path: the file.
@@ -54,7 +54,7 @@ def locked(path: Path, holder: str, wait: float = 0.0, *, needed: bool = False) 
     try:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, holder.encode(), 0)
-        yield
+        yield descriptor
     finally:
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for child processes that inherited the file

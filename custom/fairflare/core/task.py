@@ -6,7 +6,10 @@ executor, the methods and the benchmarks use nothing else, so a new kind of task
 
 from __future__ import annotations
 
+import hashlib
 import math
+import re
+import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # inputs, targets
     Device: TypeAlias = torch.device | str
 
-__all__ = ["Batches", "Metric", "PriorNetwork", "SiteData", "Task", "evaluating"]
+__all__ = ["Batches", "Metric", "PriorNetwork", "SiteData", "Task", "evaluating", "metric_name"]
 
 
 class Batches(Protocol):
@@ -122,12 +125,25 @@ class SiteData(ABC):
         """
 
 
+def metric_name(text: str) -> str:
+    """How a metric is called wherever it leaves a site: ASCII letters, digits and ``_ / . -``.
+
+    Anything else becomes ``_``, accents go, and where a letter is lost six digits of a checksum keep such names apart.
+
+    >>> metric_name("recall_bone loss"), metric_name("recall_café (1)"), metric_name("recall_肺")
+    ('recall_bone_loss', 'recall_cafe_1_', 'recall__.69810a')
+    """
+    plain = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
+    found = re.sub(r"[^A-Za-z0-9_/.-]+", "_", plain)
+    return found if plain.isascii() and found else f"{found}.{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Metric:
     """A metric of :meth:`Task.evaluate`, declared.
 
     Args:
-        name: its key.
+        name: its key; kept as :func:`metric_name` has it.
         doc: what it is; for ``docs/privacy.md``.
         reveals: what it says about a site's data.
         by_class: it is about one class, or tells which classes a site has: stays at a site that wants it so.
@@ -154,6 +170,8 @@ class Metric:
     of_classes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        start, sign, rest = self.name.partition("<")  # dice_<class> stands for a family
+        object.__setattr__(self, "name", metric_name(start) + sign + rest if start and sign else metric_name(self.name))
         for name in ("low", "high"):
             value = getattr(self, name)
             if value not in (-math.inf, math.inf):

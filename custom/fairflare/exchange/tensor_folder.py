@@ -6,7 +6,6 @@ model, written and read tensor by tensor.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -16,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from fairflare.core.files import LONGEST_NAME, private_folder, write_whole
+from fairflare.core.temporary import OwnedFolder
 
 SUFFIX = ".safetensors"
 _KEY = "tensor"
@@ -71,8 +71,8 @@ class TensorFolders:
     """
 
     def __init__(self, root: Path | None) -> None:
-        self._temporary = tempfile.TemporaryDirectory(prefix="fairflare-") if root is None else None
-        self.root = Path(self._temporary.name) if self._temporary is not None else Path(root or "")
+        self._temporary = OwnedFolder("memory") if root is None else None
+        self.root = self._temporary.path / "tensors" if self._temporary is not None else Path(root or "")
 
     def begin(self, number: int) -> Callable[[str, torch.Tensor], None]:
         """Starts a number anew and forgets all others but the one before.

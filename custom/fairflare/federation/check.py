@@ -1,7 +1,8 @@
 """The first exchange of a job, ``check``: every site opens its data and says what it has, before anything is trained.
 
 A wrong setting, unreadable data, a task that does not fit the method, made-up data beside real ones, another number of
-classes than the job has: all of it ends the run here, and says who and why.
+classes than the job has: all of it ends the run here, and says who and why. With ``require_all_sites=false`` the run
+goes on without the site that it is about; where sites differ, without those that are not like most.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 MAX_LISTS = 100  # of images, at a site
 MAX_CLASSES = 10_000
+MAX_WORDS = 100_000  # characters of all names in a report together
 BY_CLASS = "`metrics_by_class`"
 #: What a site says in the report of ``check``. A site of the user's own script may say nothing of it.
 FIELDS = (
@@ -133,6 +135,9 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
         or len(found["class_groups"] or ()) > MAX_CLASSES
     ):
         raise ReportError(f"site {site!r}: more than {MAX_LISTS} lists or {MAX_CLASSES} classes or groups")
+    size = sum(map(len, (*splits, *(names or ()), *(found["class_groups"] or ()))))
+    if size > MAX_WORDS:
+        raise ReportError(f"site {site!r}: the names in its report have {size} characters, more than {MAX_WORDS}")
     for key in ("prior", "device", "computing"):
         found[key] = None if found[key] is None else printable(found[key])
     for key in ("class_names", "class_groups", "suppressed"):
@@ -210,12 +215,13 @@ class Check:
         self.exchange.unless_stopped(
             self.exchange.run(phase, encode_task(task), run.check_timeout, run.num_rounds, self._take)
         )
+        problems = list(self._problems(phase, before))
         for found in self.facts.values():
             for name, metric in self.task.suited_to(_Said(found)).by_name().items():
                 self.metrics.setdefault(name, metric)  # what the job declares no site can change
         self.journal.checked(phase, self.facts, self.metrics)
         said = {found["synthetic"] for found in self.facts.values()} - {None}
-        problems = [*self._problems(phase, before), *self._unready(phase)]
+        problems += self._unready(phase)
         if problems:
             raise RoundFailed("check, before any training: " + " ".join(map(_ended, problems)), phase)
         self.synthetic = said.pop() if said else None
@@ -250,43 +256,104 @@ class Check:
             )
 
     def _problems(self, phase: Phase, before: bool | None) -> Iterator[str]:
-        """What does not go together; ``before``: whether the rounds so far were on made-up data."""
+        """What does not go together and ends the run; ``before``: whether the rounds so far were on made-up data.
+
+        Where a run may go on without a site, one that differs from most or from the rounds before is left out.
+        """
         made_up = self._who(lambda found: found["synthetic"] is True)
         real = self._who(lambda found: found["synthetic"] is False)
-        if made_up and real:
-            yield (
+        if before is not None and (made_up or real) and not (made_up if before else real):
+            was, now = ("made-up", "real") if before else ("real", "made-up")
+            yield f"the rounds before were trained on {was} data, and {_names(made_up or real)} has {now} ones now"
+        else:
+            yield from self._same(
+                phase,
+                "synthetic",
                 f"made-up data beside real ones: synthetic at {_names(made_up)}, real at {_names(real)}. Set "
-                f"'data_root' in the fairflare.json of {_names(made_up)}"
+                f"'data_root' in the fairflare.json of {_names(made_up)}",
+                "its data are of another kind (made up or real) than those of most sites, or of the rounds before; the "
+                "two are never mixed: correct 'data_root' in its fairflare.json",
+                wanted=before,
             )
-        elif (made_up and before is False) or (real and before):
-            was, now = ("made-up", "real") if real else ("real", "made-up")
-            yield f"the rounds before were trained on {was} data, and {_names(real or made_up)} has {now} ones now"
-        if real:
-            yield from self._classes({site: self.facts[site] for site in real}, everybody=not phase.left_out)
+        if real := self._who(lambda found: found["synthetic"] is False):
+            yield from self._classes(phase, real)
         by_prior = _by_value({site: found["prior"] for site, found in self.facts.items()})
         if len(by_prior) > 1 and self.settings.require_all_sites:  # else the rule leaves the minority out
             held = "; ".join(f"{prior!r} at {_names(sites)}" for prior, sites in by_prior.items())
             yield f"the sites hold different prior networks: {held}. Give every site the same checkpoint ('prior')"
 
-    def _classes(self, facts: Mapping[str, Mapping[str, Any]], *, everybody: bool) -> Iterator[str]:
-        """The network's classes against those that the sites have."""
-        by_names = _by_value({site: tuple(found["class_names"] or ()) or None for site, found in facts.items()})
-        if len(by_names) > 1:
-            named = "; ".join(f"{', '.join(names)} at {_names(sites)}" for names, sites in by_names.items())
-            yield f"the datalists name the classes differently: {named[:600]}"
-        by_groups = _by_value({site: tuple(found["class_groups"] or ()) or None for site, found in facts.items()})
-        if len(by_groups) > 1:
-            named = "; ".join(f"{', '.join(groups)} at {_names(sites)}" for groups, sites in by_groups.items())
-            yield f"the datalists group the classes differently: {named[:600]}. Write the same 'class_groups' into all"
+    def _classes(self, phase: Phase, real: Sequence[str]) -> Iterator[str]:
+        """The classes that the sites have, and the network's; of ``real`` data."""
+        for key, verb, remedy in (
+            ("class_names", "name", ""),
+            ("class_groups", "group", ". Write the same 'class_groups' into all"),
+        ):
+            real = [site for site in real if site in self.facts]
+            by_value = _by_value({site: self._said(site, key) for site in real})
+            told = "; ".join(f"{', '.join(value)} at {_names(sites)}" for value, sites in by_value.items())
+            problem = f"the datalists {verb} the classes differently: {told[:600]}{remedy}"
+            reason = f"its datalist {verb}s the classes otherwise than those of most sites; correct {key!r} there"
+            yield from self._same(phase, key, problem, reason, among=real)
         wanted = self.task.classes
-        counts = {site: found["num_classes"] for site, found in facts.items() if found["num_classes"] is not None}
-        # The last classes may be at a site that does not say.
-        if everybody and wanted is not None and counts and len(counts) == len(facts) and max(counts.values()) != wanted:
+        counts = {site: self.facts[site]["num_classes"] for site in real if site in self.facts}
+        known = {site: count for site, count in counts.items() if count is not None}
+        if wanted is None or not known:
+            return
+        over = [site for site, count in known.items() if count > wanted]
+        if over and not self.settings.require_all_sites and 2 * len(over) < len(known):
+            for site in over:
+                self._leave_out(phase, site, f"it has {known.pop(site)} classes, the job has num_classes={wanted}")
+        # The last classes may be at a site that does not say, or is not there.
+        everybody = len(known) == len(counts) and not phase.left_out
+        if everybody and max(known.values()) != wanted:
             yield (
-                f"the job has num_classes={wanted}, the sites have {max(counts.values())} classes at most "
-                f"({', '.join(f'{site}: {count}' for site, count in sorted(counts.items()))}). Set "
-                f"num_classes={max(counts.values())}, or name all classes with 'class_names' in the datalists"
+                f"the job has num_classes={wanted}, the sites have {max(known.values())} classes at most "
+                f"({', '.join(f'{site}: {count}' for site, count in sorted(known.items()))}). Set "
+                f"num_classes={max(known.values())}, or name all classes with 'class_names' in the datalists"
             )
+
+    def _same(
+        self,
+        phase: Phase,
+        key: str,
+        problem: str,
+        reason: str,
+        *,
+        among: Sequence[str] | None = None,
+        wanted: Any = None,
+    ) -> Iterator[str]:
+        """The problem, where sites say different things and no site can be left out; else leaves out the odd ones.
+
+        Args:
+            phase: of the check.
+            key: of the facts.
+            problem, reason: for everybody, and for a site that is left out.
+            among: those that are compared; ``None``: all that answered.
+            wanted: what it has to be; ``None``: what more than half of those say that say something.
+        """
+        by_value = _by_value({site: self._said(site, key) for site in among or self.facts})
+        if len(by_value) < 2:
+            return
+        most = max(by_value, key=lambda value: len(by_value[value]))
+        if wanted is None and 2 * len(by_value[most]) > sum(map(len, by_value.values())):
+            wanted = most
+        if self.settings.require_all_sites:
+            yield problem
+        elif wanted is None:
+            yield f"{_ended(problem)} No side is that of most sites, so none is left out"
+        else:
+            for site in (site for value, sites in by_value.items() if value != wanted for site in sites):
+                self._leave_out(phase, site, reason)
+
+    def _said(self, site: str, key: str) -> Any:
+        found = self.facts[site][key]
+        return (tuple(found) or None) if isinstance(found, list) else found
+
+    def _leave_out(self, phase: Phase, site: str, reason: str) -> None:
+        """For the whole run: it is not asked again."""
+        self.roster.excluded[site] = f"site {site!r}: {reason}"
+        phase.refuse(site, self.roster.excluded[site])
+        del self.facts[site]
 
     def _who(self, fits: Any) -> list[str]:
         return sorted(site for site, found in self.facts.items() if fits(found))

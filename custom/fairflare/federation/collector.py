@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-import tempfile
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from fairflare.core.fairness import declared_as
 from fairflare.core.layers import is_statistic, layers_of
 from fairflare.core.states import Step, layerwise_average, stepped_average, weighted_average
 from fairflare.core.task import LOSS, Metric
+from fairflare.core.temporary import OwnedFolder
 from fairflare.core.threads import one_thread
 from fairflare.exchange.messages import STATUS_OK, Message, same_version
 from fairflare.exchange.staging import Staging
@@ -60,6 +61,8 @@ log = logging.getLogger(__name__)
 
 MAX_SAMPLES = 10**9  # a site that claims more is not believed
 MAX_METRICS = 1000  # entries that are read
+MAX_NAMES = 40_000  # characters of all their names together
+METRIC_NAME = re.compile(r"[A-Za-z0-9_/.-]+")
 MAX_REASON = 300
 #: What a site says about its training besides the rule's report. Shown in results; nothing is computed from it.
 STATS = (
@@ -194,8 +197,8 @@ class Collector:
         #: Sites of the job, for ``max_weight=auto``; ``None``: those of the round.
         self.num_sites: int | None = None
         self._influence = Influence(self.bounds)
-        self._temporary = tempfile.TemporaryDirectory(prefix="fairflare-staging-") if folder is None else None
-        self.staging = Staging(Path(self._temporary.name) if self._temporary else folder or Path(), memory)
+        self._temporary = OwnedFolder("staging") if folder is None else None
+        self.staging = Staging(self._temporary.path if self._temporary else folder or Path(), memory)
         self._round = _Round()
         self._shape: Shape | None = None
         self.metrics = metrics
@@ -521,8 +524,13 @@ def read_metrics(
     if not isinstance(metrics, Mapping) or len(metrics) + len(undefined) + len(suppressed) > MAX_METRICS:
         raise ReportError(f"site {site!r}: metrics must be a dict of at most {MAX_METRICS}, got {shortened(metrics)}")
     for name in (*metrics, *undefined, *suppressed):
-        if not isinstance(name, str) or len(name) > MAX_TEXT or not name.isprintable():
-            raise ReportError(f"site {site!r}: a metric is called {shortened(name)}")
+        if not isinstance(name, str) or len(name) > MAX_TEXT or not METRIC_NAME.fullmatch(name):
+            raise ReportError(
+                f"site {site!r}: a metric is called {shortened(name)}; a name has letters, digits, '_', '/', '.' and "
+                f"'-', at most {MAX_TEXT}"
+            )
+    if (size := sum(map(len, (*metrics, *undefined, *suppressed)))) > MAX_NAMES:
+        raise ReportError(f"site {site!r}: the names of its metrics have {size} characters, more than {MAX_NAMES}")
     if both := sorted({*metrics, *undefined} & {*suppressed}):
         raise ReportError(f"site {site!r}: metric {both[0]!r} came, and is said to stay there")
     found: dict[str, float] = {}
@@ -556,7 +564,8 @@ def _is_round(answered: Any, current_round: int) -> bool:
 
 
 def _named(site: str, reason: str) -> str:
-    return reason if f"site {site!r}" in reason else f"site {site!r}: {reason}"
+    """A reason that begins with the site that gave it, whomever else it names."""
+    return reason if reason.startswith(f"site {site!r}") else f"site {site!r}: {reason}"
 
 
 def is_finite(value: Any) -> bool:
@@ -580,4 +589,5 @@ def _or_refused(site: str, shape: Shape, message: Message, fits: Callable[[Layou
 
 def reasons(left_out: Iterable[tuple[str, str]]) -> str:
     """Sites and why they are out, in one line."""
-    return "; ".join(why if site in why else f"{site}: {why}" for site, why in sorted(left_out))
+    found = sorted(left_out)
+    return "; ".join(why if why.startswith(f"site {site!r}") else f"{site}: {why}" for site, why in found)

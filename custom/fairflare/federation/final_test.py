@@ -149,6 +149,7 @@ class FinalTest:
             second = exchange(again, min(self.run.validate_timeout, max(AGAIN, 2 * phase.used_last)))
             tested.phases.append(second.record())
             _merge(phase, second)
+        phase.left_out |= self.roster.excluded
         return tested
 
 

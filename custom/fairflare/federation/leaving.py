@@ -5,11 +5,13 @@ of too few cases. Every reply goes through :func:`keep_home`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fairflare.core.floor import Floor, may_leave
+from fairflare.core.task import metric_name
 from fairflare.exchange.messages import (
     SPLIT_TEST,
     SPLIT_VALIDATION,
@@ -35,7 +37,7 @@ METRICS_BY_CLASS = "metrics_by_class"  # the setting in local/fairflare.json
 MIN_CASES = "min_cases"  # another, and one of the run: the larger counts
 TRAINS_BELOW = "train_below_min_cases"  # another: whether a site with too few cases trains
 #: In front of the names of the last model's metrics on the validation split.
-VALIDATED = "validation split/"
+VALIDATED = "validation.split/"  # no test list can be called so
 AT_HOME = "classes_at_home"  # in a reply's stats: metrics by class were kept back
 RESAMPLED = "resampled"  # in a reply's stats: the primary metric on draws of the test images
 DRAWN_UNITS, NUM_UNITS = "drawn_units", "num_units"  # and what was drawn (patients, images), and how many there are
@@ -80,6 +82,30 @@ def _flag(site: str, settings: Mapping[str, Any], name: str) -> bool:
     if not isinstance(chosen, bool):
         raise SiteError(f"site {site!r}: setting {name!r} must be true or false, got {chosen!r:.80}")
     return chosen
+
+
+def safely_named(site: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics under the names that may leave a site, see :func:`fairflare.core.task.metric_name`.
+
+    Raises:
+        SiteError: two would have the same name (says which in this site's log only).
+    """
+    check_names(site, names := list(map(metric_name, metrics)))
+    return dict(zip(names, metrics.values(), strict=True))
+
+
+def check_names(site: str, names: Collection[str]) -> None:
+    """Refuses metrics of which two would have one name.
+
+    Raises:
+        SiteError: says which in this site's log only.
+    """
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
+    if twice:
+        raise SiteError(
+            f"site {site!r}: more than one metric would be called {twice[0]!r}; rename a class or a group",
+            public=f"site {site!r}: two of its metrics would have the same name; rename a class or a group there",
+        )
 
 
 @dataclass

@@ -11,7 +11,6 @@ import copy
 import json
 import logging
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from fairflare.core.bundle_files import BUNDLE_FOLDER, copy_bundle
 from fairflare.core.locks import FolderInUse, FolderLock
 from fairflare.core.settings import values_of
+from fairflare.core.temporary import OwnedFolder, sweep
 from fairflare.core.threads import one_thread
 from fairflare.exchange.messages import Message, decode_task, encode_reply, for_site
 from fairflare.federation.rounds import Rounds
@@ -48,7 +48,7 @@ class LocalTransport:
         training: the method's site half.
         local: content of ``local/fairflare.json``.
         state: folder of what sites keep, unless ``state_root`` in ``local`` says otherwise.
-        should_stop: asked between the sites and while they train.
+        should_stop: asked between the sites and while they train; a text says why.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class LocalTransport:
         training: LocalTraining,
         local: Mapping[str, Any],
         state: Path,
-        should_stop: Callable[[], bool] = lambda: False,
+        should_stop: Callable[[], bool | str] = lambda: False,
     ) -> None:
         self.names = list(sites)
         self.task, self.training = task, training
@@ -87,7 +87,7 @@ class LocalTransport:
     def _answer(self, site: str, name: str, task: Message) -> Message:
         try:
             request = decode_task(name, task, site)
-            reply = self._worker(site, request.experiment).perform(request, self.stopped)
+            reply = self._worker(site, request.experiment).perform(request, lambda: bool(self.stopped()))
         except Exception as error:  # a setting of one site costs that site its round
             reply = refusal(site, name, error, tells_all=True)
         return encode_reply(reply, task.current_round)
@@ -119,7 +119,7 @@ def run_local(
     local: Mapping[str, Any] | None = None,
     *,
     listeners: Sequence[Listener] = (),
-    should_stop: Callable[[], bool] = lambda: False,
+    should_stop: Callable[[], bool | str] = lambda: False,
     jobs: int = 1,
 ) -> Path:
     """Runs a plan with named sites in this process, or (``jobs``) with the sites in some processes beside it.
@@ -129,7 +129,7 @@ def run_local(
         folder: laid out as the simulator's: results go to ``server/simulate_job/fairflare`` in it.
         local: the sites' private settings, as ``local/fairflare.json``.
         listeners: are told how it goes.
-        should_stop: True ends the run.
+        should_stop: True ends the run, and so does a text, which says why in the results.
         jobs: so many sites work at a time, each in one thread; the results are the same bits.
 
     Returns:
@@ -158,13 +158,15 @@ def run_local(
         site_half=values_of(plan.training),
     )
     # Two runs in one folder would write each other's results; of one experiment they exclude each other anyway.
-    with _alone(run_dir), tempfile.TemporaryDirectory(prefix="fairflare-sites-") as temporary, one_thread():
+    for text in sweep():
+        log.warning("%s", text)
+    with _alone(run_dir), OwnedFolder("sites") as temporary, one_thread():
         if plan.task_file.is_file():  # as a job carries it: without it the run could not be repeated
             shutil.copyfile(plan.task_file, run_dir / "task.py")
         if plan.monai_bundle is not None:
             copy_bundle(plan.monai_bundle, run_dir / BUNDLE_FOLDER)
         # With an experiment what sites keep must be there for the next run too.
-        state = folder / "fairflare_state" if plan.run.experiment else Path(temporary)
+        state = folder / "fairflare_state" if plan.run.experiment else temporary.path
         rule = copy.deepcopy(plan.rule)  # what it learns is of this run; the plan may be run again
         with _transport(jobs, plan, local, state, should_stop) as transport:
             Rounds(plan.task, rule, plan.run, transport, place, listeners).run()
@@ -173,7 +175,7 @@ def run_local(
 
 @contextmanager
 def _transport(
-    jobs: int, plan: Plan, local: Mapping[str, Any], state: Path, should_stop: Callable[[], bool]
+    jobs: int, plan: Plan, local: Mapping[str, Any], state: Path, should_stop: Callable[[], bool | str]
 ) -> Iterator[LocalTransport]:
     if jobs == 1:
         yield LocalTransport(plan.sites or [], plan.task, plan.training, local, state, should_stop)

@@ -18,6 +18,7 @@ from fairflare.reporting.results import PhaseRecord
 
 SAYS_AFTER = 60.0  # seconds until the log says for whom a phase waits; then after twice as long, and so on
 NAMED = 20  # of them, at most
+ABORTED = "the job was aborted (by an administrator, or because a site's process died or no site is left)"
 
 
 class RoundFailed(RuntimeError):
@@ -193,10 +194,8 @@ class Exchange:
         Raises:
             Stopped: the transport says so.
         """
-        if self.transport.stopped():
-            raise Stopped(
-                "the job was aborted (by an administrator, or because a site's process died or no site is left)"
-            )
+        if why := self.transport.stopped():
+            raise Stopped(why if isinstance(why, str) else ABORTED)
         return phase
 
     def _close(self, phase: Phase) -> None:

@@ -11,7 +11,6 @@ import logging
 import logging.handlers
 import multiprocessing
 import signal
-import tempfile
 import threading
 import time
 from collections import deque
@@ -27,6 +26,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as save_bytes
 
 from fairflare.core.files import private_opener
+from fairflare.core.temporary import OwnedFolder
 from fairflare.exchange.messages import (
     STATUS_FAILED,
     SiteReply,
@@ -85,10 +85,10 @@ class ProcessTransport(LocalTransport):
         plan: Plan,
         local: Mapping[str, Any],
         state: Path,
-        should_stop: Callable[[], bool] = lambda: False,
+        should_stop: Callable[[], bool | str] = lambda: False,
     ) -> None:
         super().__init__(plan.sites or [], plan.task, plan.training, local, state, should_stop)
-        self._folder = tempfile.TemporaryDirectory(prefix="fairflare-models-")
+        self._folder = OwnedFolder("models")
         halves, file = (plan.task, plan.training), _TaskFile.of(plan)
         self._children = [_Child(halves, file) for _ in range(min(jobs, len(self.names)))]
         self._child_of = {site: self._children[k % len(self._children)] for k, site in enumerate(self.names)}
@@ -103,7 +103,7 @@ class ProcessTransport(LocalTransport):
 
     def ask(self, question: Question) -> None:
         queues = {child: deque(s for s in question.sites if self._child_of[s] is child) for child in self._children}
-        model = Path(self._folder.name) / MODEL
+        model = self._folder.path / MODEL
         shared = question.task.each is None and bool(question.task.params)
         if shared:
             _save(question.task.params, model)

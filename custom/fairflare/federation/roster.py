@@ -45,19 +45,23 @@ class Roster:
         transport: knows the sites, and when one shows up.
         max_missed: see above.
         min_sites: all are asked when fewer would be left.
+
+    Attributes:
+        excluded: sites that are never asked, and why: what they have does not go together with the others'.
     """
 
     def __init__(self, transport: Transport, max_missed: int, min_sites: int) -> None:
         self.transport = transport
         self.max_missed = max_missed
         self.min_sites = min_sites
+        self.excluded: dict[str, str] = {}
         self._patience: dict[tuple[str, str], _Patience] = {}
         self._lock = threading.Lock()  # sites show up in the transport's threads
         transport.watch(self.seen)
 
     def known(self) -> list[str]:
-        """Every site of the job, sorted."""
-        return sorted(self.transport.sites())
+        """Every site of the job that may be asked, sorted."""
+        return sorted(set(self.transport.sites()) - set(self.excluded))
 
     def live(self, current_round: int) -> list[str]:
         """Sites to ask in a round, sorted."""
@@ -79,7 +83,8 @@ class Roster:
         """Sites that are not asked, and why."""
         of = f"{name} " if name else ""
         reason = f"not asked: no answer in time in {self.max_missed} {of}phase{'s' * (self.max_missed > 1)} running"
-        return dict.fromkeys(sorted({*(self.known() if among is None else among)} - set(asked)), reason)
+        silent = dict.fromkeys(sorted({*(self.known() if among is None else among)} - set(asked)), reason)
+        return silent if among is not None else {**silent, **self.excluded}
 
     def seen(self, site: str) -> None:
         """A site is alive, if late."""

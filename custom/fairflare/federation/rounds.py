@@ -16,6 +16,7 @@ import torch
 
 from fairflare.core.layers import parameter_names
 from fairflare.core.own_errors import in_one_line
+from fairflare.core.task import metric_name
 from fairflare.exchange.anchor_forms import MODEL, lighter
 from fairflare.exchange.messages import (
     TASK_ANCHOR,
@@ -150,6 +151,8 @@ class Rounds:
         run, place = self.settings, self.place
         check_halves(self.rule, place.site_half, run.norm_statistics)
         self.task.permit(place.settings)
+        if (metric := self.task.primary_metric) != metric_name(metric):
+            raise ValueError(f"primary_metric must be letters, digits, '_', '/', '.' or '-', got {metric!r:.80}")
         torch.manual_seed(run.seed)
         model = self._new_model()
         self.transport.say(self.task.initialise(model, place.initial_weights(run)))

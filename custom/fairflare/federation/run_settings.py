@@ -45,7 +45,8 @@ class RunSettings(Bounds):
         experiment: id under which checkpoint and site state outlive the job; empty: no resume.
         check_timeout: seconds a site may take, before the first round, to open its data and say what it has.
         require_all_sites: a site whose data or settings fail that check ends the run; False: the run begins without
-            it, and it is in as soon as it can train. A silent site never ends the run while ``min_sites`` answer.
+            it, and it is in as soon as it can train, unless its data do not go together with those of most sites. A
+            silent site never ends the run while ``min_sites`` answer.
         train_timeout, anchor_timeout, norms_timeout, validate_timeout: seconds a phase may take; a site may never
             answer.
         straggler_grace: seconds that late sites get once ``min_sites`` answered well; 0: the phase's whole timeout.

@@ -57,7 +57,9 @@ from fairflare.federation.leaving import (
     TRAINS_BELOW,
     VALIDATED,
     Gate,
+    check_names,
     min_cases,
+    safely_named,
     sends_classes,
     trains_below,
 )
@@ -233,6 +235,7 @@ class SiteWorker:
 
     def _check(self, request: SiteTask, store: SiteStore) -> SiteReply:
         run = self._run(request, store)
+        check_names(self.site, [metric.name for metric in self.task.declared_metrics()])
         found = self.training.check(run, self._network())
         self.task.check_site(self._network(), run.data, self.device)
         facts = {
@@ -348,7 +351,7 @@ class SiteWorker:
 
     def _evaluate(self, model: torch.nn.Module, run: SiteRun, split: str) -> dict[str, float]:
         batches = run.data.batches(split, batch_size=self.training.batch_size)
-        found = self.task.evaluate(model, batches, self.device)
+        found = safely_named(self.site, self.task.evaluate(model, batches, self.device))
         self._check_metrics(found)
         return found
 

@@ -48,8 +48,8 @@ class Transport(Protocol):
         Returns when every site has answered, after the timeout, when there is ``enough()``, or when :meth:`stopped`.
         """
 
-    def stopped(self) -> bool:
-        """Whether the run is to stop."""
+    def stopped(self) -> bool | str:
+        """Whether the run is to stop; a text says why."""
 
     def say(self, text: str, *, warning: bool = False) -> None:
         """A line for the server's log."""

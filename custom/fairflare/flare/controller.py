@@ -27,6 +27,7 @@ from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from fairflare.core.settings import Flag, Positive, settings, values_of
 from fairflare.core.task import Task
+from fairflare.core.temporary import sweep
 from fairflare.exchange.messages import TASK_CHECK, Message, clean_meta, for_site, says_nothing
 from fairflare.federation.collector import printable
 from fairflare.federation.rounds import Rounds, Stopped
@@ -81,6 +82,8 @@ class RoundsController(RunSettings, ModelController):
         """FLARE's entry; see :class:`fairflare.federation.rounds.Rounds`."""
         self.fl_ctx.set_prop(AppConstants.NUM_ROUNDS, self.rounds_in_all, private=True, sticky=False)
         place = self._place()
+        for text in sweep():
+            self.warning(text)
         try:
             events = FlareEvents(self, self.task.directions())
             sending = sent_in_turns(job_cell(self.engine))

@@ -9,6 +9,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fairflare.core.files import csv_row
+
 MISSING = "-"
 Table = Sequence[Sequence[str]]  # rows of cells, the header first
 
@@ -56,7 +58,7 @@ def markdown_lines(table: Table) -> list[str]:
 def csv_lines(rows: Iterable[Sequence[Any]]) -> str:
     """Rows as CSV, numbers in full; no newline at the end."""
     buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows(rows)
+    csv.writer(buffer, lineterminator="\n").writerows(map(csv_row, rows))
     return buffer.getvalue().rstrip("\n")
 
 

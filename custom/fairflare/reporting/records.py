@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import date, datetime
 from typing import Any
 
+from fairflare.core.files import csv_row
+
 #: Columns of the CSV files.
 CSV_COLUMNS: dict[str, tuple[str, ...]] = {
     "sites.csv": ("round", "phase", "site", "metric", "value"),
@@ -245,5 +247,5 @@ def _short(value: Any) -> Any:
 def csv_text(rows: Iterable[list[Any]]) -> str:
     """Rows as lines of a CSV file."""
     buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows(rows)  # None becomes an empty cell
+    csv.writer(buffer, lineterminator="\n").writerows(map(csv_row, rows))  # None becomes an empty cell
     return buffer.getvalue()

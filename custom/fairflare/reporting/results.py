@@ -291,6 +291,24 @@ class ResultsStore:
         write_whole(self.folder / RESULTS_FILE, lambda path: _write_document(path, head, rounds))
 
 
+def mark_ended(folder: Path, reason: str) -> bool:
+    """Says of a run whose process was ended from outside that it failed, and why; whether there was one.
+
+    A run that said itself how it ended is left as it is.
+    """
+    try:
+        document = read_results(folder)
+    except ValueError:
+        return False
+    if document["status"] != "running":
+        return False
+    rounds = map(encode, document.pop("rounds"))
+    head = {**document, "status": "failed", "reason": reason, "updated": _now(), "finished": _now()}
+    write_whole(folder / RESULTS_FILE, lambda path: _write_document(path, head, rounds))
+    (folder / RESERVE_FILE).unlink(missing_ok=True)
+    return True
+
+
 def find_results(path: Path) -> Path:
     """``results.json`` of a run folder, a workspace, a comparison's run or a FLARE download.
 

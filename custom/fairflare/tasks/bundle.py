@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -14,6 +13,7 @@ from fairflare.core import checks
 from fairflare.core.bundle_files import BUNDLE_FOLDER, BundleError, bundle_checksum, copy_bundle
 from fairflare.core.settings import Flag, NonNegativeInt, Text, settings
 from fairflare.core.stopping import check_stop
+from fairflare.core.temporary import OwnedFolder
 from fairflare.data.datalist import DataError, load_datalist
 from fairflare.tasks.base import LOSS, Metric, SiteData, Task, evaluating
 from fairflare.tasks.bundle_config import Bundle, in_one_line
@@ -127,8 +127,8 @@ class MonaiBundleTask(Task):
             BundleError: a part is missing or cannot be made (names file and key).
         """
         assert self.folder is not None
-        with TemporaryDirectory(prefix="fairflare-bundle-") as place:
-            carried = Path(place) / self.folder.name
+        with OwnedFolder("bundle") as place:
+            carried = place.path / self.folder.name
             copy_bundle(self.folder, carried)
             try:
                 self._parts_in(carried).check()

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fairflare.core.files import csv_row
+
 Counts = Mapping[str, Mapping[str, "Counter[int | None]"]]  # site, split, class (None: it has a mask)
 
 OWN = ("training", "validation", "test")
@@ -42,7 +44,7 @@ def as_csv(counts: Counts, names: Sequence[str] | None) -> str:
     for site, splits in counts.items():
         for split, found in splits.items():
             for number in classes_of(counts, names):
-                writer.writerow([site, split, class_name(number, names), found[number]])
+                writer.writerow(csv_row([site, split, class_name(number, names), found[number]]))
     return buffer.getvalue()
 
 

@@ -255,7 +255,7 @@ def _legend(stored: Stored, table: str, reference: str) -> str:
     if about.get("corrected"):
         lines.append(
             f"`*` better, `!` worse, after Holm's correction for all rows and measures: {outside} of {len(whole)}. "
-            "`?`: nothing can be said; all else is within noise, and behind it stands the true difference that would be "
+            "`?`: nothing can be said; all else is within noise, and behind it the true difference that would be "
             "seen in 80 % of such comparisons."
         )
     else:

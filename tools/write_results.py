@@ -40,7 +40,7 @@ class Figure:
     """One figure of a stored table: a row's measure, or (with ``reference``) its difference to another row.
 
     ``mean`` is over ``seeds``; ``sd`` of a measure their population standard deviation; ``low`` and ``high`` of a
-    difference its 95 % interval. NaN and an empty verdict: not recorded.
+    difference its 95 % interval, ``smallest`` one that would be seen. NaN and an empty verdict: not recorded.
     """
 
     table: str
@@ -55,6 +55,7 @@ class Figure:
     verdict: str
     p: float
     p_holm: float
+    smallest: float = math.nan
 
     @property
     def sign(self) -> str:
@@ -69,11 +70,12 @@ class Figure:
             return f"{self.mean:.4f}" + ("" if math.isnan(self.sd) else f" ± {self.sd:.4f}")
         interval = "" if math.isnan(self.low) else f" [{self.low:+.3f}, {self.high:+.3f}]"
         mark = f" {self.sign}" if self.verdict and self.sign != "~" else ""
-        return f"{self.mean:+.4f}{interval}{mark}"
+        seen = f", seen from {self.smallest:.2f}" if self.sign == "~" and not math.isnan(self.smallest) else ""
+        return f"{self.mean:+.4f}{interval}{mark}{seen}"
 
 
 COLUMNS = [field.name for field in fields(Figure)]
-NUMBERS = ("mean", "sd", "low", "high", "p", "p_holm")
+NUMBERS = ("mean", "sd", "low", "high", "p", "p_holm", "smallest")
 
 
 class Stored:
@@ -253,7 +255,8 @@ def _legend(stored: Stored, table: str, reference: str) -> str:
     if about.get("corrected"):
         lines.append(
             f"`*` better, `!` worse, after Holm's correction for all rows and measures: {outside} of {len(whole)}. "
-            "`?`: nothing can be said; all else is within noise."
+            "`?`: nothing can be said; all else is within noise, and behind it the true difference that would be "
+            "seen in 80 % of such comparisons."
         )
     else:
         lines.append(
@@ -481,7 +484,7 @@ def take(folder: Path, page: str, table: str, title: str) -> None:
                 figures.append(_figure(table, line["method"], "", name, seeds, *cells))
     for line in against:
         if line["measure"] in wanted:
-            told = {name: line.get(name, "") for name in ("verdict", "low", "high", "p", "p_holm")}
+            told = {name: line.get(name, "") for name in ("verdict", "low", "high", "p", "p_holm", "smallest")}
             cells = line["mean"], line["sd"]
             figures.append(_figure(table, line["method"], line["reference"], line["measure"], seeds, *cells, **told))
     origin: dict[str, Any] = {"tables": {}, "methods": {}}
@@ -528,7 +531,7 @@ def _read(path: Path) -> list[dict[str, str]]:
 def _figure(
     table: str, row: str, reference: str, measure: str, seeds: str, mean: str, sd: str, verdict: str = "", **more: str
 ) -> Figure:
-    numbers = {name: float(more.get(name) or "nan") for name in ("low", "high", "p", "p_holm")}
+    numbers = {name: float(more.get(name) or "nan") for name in ("low", "high", "p", "p_holm", "smallest")}
     if mean and not re.fullmatch(r"[-+.\de]+", mean):  # a word instead, such as "suppressed"
         mean, verdict = "", mean
     numbers |= {"mean": float(mean or "nan"), "sd": float(sd or "nan")}
@@ -547,7 +550,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.take:
         if not given.page:
             parser.error("--take needs --page")
-        take(given.take, given.page, given.table, given.title or given.page)
+        try:
+            take(given.take, given.page, given.table, given.title or given.page)
+        except (OSError, ValueError) as error:
+            parser.error(str(error))
     wrong = []
     for path in pages():
         text = path.read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from fairflare.core import checks
-from fairflare.core.fairness import BEFORE_RECORDED, FairnessSummary, higher_is_better, summarize
+from fairflare.core.fairness import BEFORE_RECORDED, FairnessSummary, declared_as, higher_is_better, summarize
 from fairflare.reporting.attendance import attendance
 from fairflare.reporting.layout import MISSING, blocks, csv_lines, cut, markdown_lines, number, wrapped
 
@@ -173,7 +173,11 @@ def _cells(
     ]
     totals.insert(3, ["worst site", *(_worst_site(summary) or MISSING for summary in summaries)])
     headings = [column.heading or column.metric for column in columns]
-    return ["site", *(name if exact else name[:MAX_HEADING] for name in headings)], sites, totals
+    if not exact:
+        units = (results["info"] or {}).get("units") or {}
+        found = [declared_as(column.metric, units) for column in columns]
+        headings = [h[:MAX_HEADING] + (f" ({unit})" if unit else "") for h, unit in zip(headings, found, strict=True)]
+    return ["site", *headings], sites, totals
 
 
 @dataclass

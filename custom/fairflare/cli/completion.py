@@ -17,6 +17,7 @@ RECIPES = files("fairflare") / "recipes"  # the package is not imported: that ta
 OF_THE_RUN = (
     "max_weight", "max_samples", "max_update_norm", "best_by", "best_lambda", "test_last", "norm_statistics",
     "bootstrap", "recalibration", "anchor_as", "crt_rounds", "crt_epochs", "crt_weights", "crt_mask_absent",
+    "min_cases",
 )  # fmt: skip
 
 

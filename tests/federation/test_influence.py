@@ -458,7 +458,7 @@ def test_a_median_instead_of_the_mean(method: Any, tmp_path: Path) -> None:
 
 
 def test_aggregate_is_named_where_it_is_wrong() -> None:
-    with pytest.raises(ValueError, match="^trim=0.3 is of aggregate='trimmed_mean', not 'mean'; leave it out"):
+    with pytest.raises(ValueError, match=r"^trim=0\.3 is of aggregate='trimmed_mean', not 'mean'; leave it out"):
         make_plan("fed_avg", settings={"trim": 0.3})
     with pytest.raises(ValueError, match=r"^trim must be a number in \(0, 0.5\) or nothing, got 0.5"):
         make_plan("fed_avg", settings={"aggregate": "trimmed_mean", "trim": 0.5})

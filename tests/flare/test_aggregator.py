@@ -504,7 +504,7 @@ def test_rules_that_want_more_than_a_mean_refuse_it_at_once() -> None:
         with pytest.raises(ValueError, match=f"^aggregate='median' does not go with {type(rule).__name__}: .*{why}"):
             FairAggregator(rule=rule, aggregate="median")
     FairAggregator(rule=QFedAvg(q_form="weighted"), aggregate="median")
-    with pytest.raises(ValueError, match="^trim=0.1 is of aggregate='trimmed_mean', not 'median'"):
+    with pytest.raises(ValueError, match=r"^trim=0\.1 is of aggregate='trimmed_mean', not 'median'"):
         FairAggregator(rule=FedAvg(), aggregate="median", trim=0.1)
 
 

@@ -338,7 +338,8 @@ class _Robust:
         assert finish is None, "a step is along the mean"
         tensors = [tensor for tensor, _ in self._waiting]
         if not self.dtype.is_floating_point:
-            return torch.stack([tensor.to(self.dtype) for tensor in tensors]).median(0).values.reshape(self.like.shape)
+            middle = torch.stack([tensor.long() for tensor in tensors]).median(0).values
+            return middle.to(self.dtype).reshape(self.like.shape)
         weights = torch.tensor([weight for _, weight in self._waiting], dtype=torch.float64, device=self.like.device)
         found = torch.empty(self.like.numel(), dtype=self.dtype, device=self.like.device)
         for block, *parts in zip(found.split(_BLOCK), *(tensor.split(_BLOCK) for tensor in tensors), strict=True):
@@ -475,7 +476,8 @@ def _means(
     for name in first:
         column = ((site, {name: state[name]}) for site, state in opened.items())
         try:
-            average |= _one_pass(column, sites, weights_of, floor, False, finish, how)
+            # What is not finite shows in a mean, and hides in a median.
+            average |= _one_pass(column, sites, weights_of, floor, how.kind != "mean", finish, how)
         except _NotFinite:  # seen in the sum, which is cheaper than at every site: now look which site it is
             for site, state in opened.items():
                 _check_finite(state[name], f"site {site!r}: tensor {name!r}")

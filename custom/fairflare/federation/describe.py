@@ -130,7 +130,7 @@ def in_use(name: str, only: Sequence[str] = ()) -> dict[str, list[InUse]]:
             hint = nearest(wanted, known) or "; `fairflare describe` without it lists them"
             raise ValueError(f"method {name!r} has no setting {wanted!r}{hint}")
     quick = make_plan(name)
-    paper = make_plan(name, small=False) if name in PAPERS else quick
+    paper = make_plan(name, small=False) if get_method(name).paper is not None else quick
     found: dict[str, list[InUse]] = {}
     for place, (title, settings) in enumerate(groups.items()):
         part, other = ((p.rule, p.training, p.task, p.run, p.run)[place] for p in (quick, paper))

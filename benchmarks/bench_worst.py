@@ -40,9 +40,11 @@ def coverage(repeats: int, generator: Generator) -> None:
     def covers(draw: Callable[[], tuple[float, float]], truth: float) -> float:
         return float(np.mean([low <= truth <= high for low, high in (draw() for _ in range(repeats))]))
 
-    def of_dice(cases: int, each: int) -> tuple[float, float]:
+    def of_dice(cases: int, each: int, mean: float = 0.85, sd: float = 0.12) -> tuple[float, float]:
         whose = np.repeat(np.arange(cases), each)
-        scores = (np.repeat(beta(generator, cases), each) + generator.normal(0, 0.05, cases * each)).clip(0, 1)
+        scores = (np.repeat(beta(generator, cases, mean, sd), each) + generator.normal(0, 0.05, cases * each)).clip(
+            0, 1
+        )
         error = standard_error((scores - scores.mean()) / len(scores), whose.tolist())
         return mean_interval(float(scores.mean()), error, cases, 0, 1)
 
@@ -50,11 +52,15 @@ def coverage(repeats: int, generator: Generator) -> None:
         right = [float(generator.binomial(n, p)) for n, p in zip(sizes, (0.9, 0.7, 0.5), strict=True)]
         return mean_of_shares_interval(right, sizes)
 
-    truth = float(np.mean((beta(generator, 10**6) + generator.normal(0, 0.05, 10**6)).clip(0, 1)))
+    truth, high = (
+        float(np.mean((beta(generator, 10**6, mean, sd) + generator.normal(0, 0.05, 10**6)).clip(0, 1)))
+        for mean, sd in ((0.85, 0.12), (0.93, 0.08))
+    )
     print("| interval of a site | " + " | ".join(f"{n} cases" for n in (5, 10, 20, 60)) + " |\n| --- |" + " ---: |" * 4)
     for title, draw, right in (
         ("Dice, skewed, mean .85", lambda n: lambda: of_dice(n, 1), truth),
-        ("the same, 5 images a patient", lambda n: lambda: of_dice(n, 5), truth),
+        ("Dice, mean .93, deviation .08", lambda n: lambda: of_dice(n, 1, 0.93, 0.08), high),
+        ("Dice .85, 5 images a patient", lambda n: lambda: of_dice(n, 5), truth),
         ("accuracy .85", lambda n: lambda: share_interval(float(generator.binomial(n, 0.85)), n), 0.85),
         ("balanced accuracy, as many of each of 3 classes", lambda n: lambda: of_recalls((n, n, n)), 0.7),
         ("balanced accuracy, one class of 2", lambda n: lambda: of_recalls((n, n, 2)), 0.7),

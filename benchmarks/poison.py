@@ -305,7 +305,7 @@ class Cache:
 
 
 def accuracies(cache: Cache, methods: Sequence[Method], seeds: int) -> list[str]:
-    """Mean accuracy at the honest sites, a row for each method and column; in brackets the seeds, where not all are there."""
+    """Mean accuracy at the honest sites, by method and column; in brackets the number of seeds, where some lack."""
     rows = ["| method | set | " + " | ".join(case.words for case in CASES) + " |"]
     rows.append("| --- | --- |" + " ---: |" * len(CASES))
     for seed in range(seeds):  # a command that is stopped has whole seeds
@@ -326,7 +326,7 @@ def accuracies(cache: Cache, methods: Sequence[Method], seeds: int) -> list[str]
             cells = []
             for case in CASES:
                 key = "accuracy", method.name, column, case.words
-                found = [cache.found[*key, s] for s in range(seeds) if (*key, s) in cache.found]
+                found = [cache.found[(*key, s)] for s in range(seeds) if (*key, s) in cache.found]
                 few = f" ({len(found)})" if len(found) < seeds else ""
                 cells.append(f"{statistics.fmean(found):.2f}{few}" if found else "-")
             if set(cells) != {"-"}:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import json
 import os
 from collections.abc import Callable
@@ -192,6 +193,65 @@ def test_a_damaged_file_is_named_and_the_round_before_is_taken(
     assert list(again.log.read()) == ["round 0\n"]
     again.save(made(2), folder.rounds)
     assert same(CheckpointFolder(folder.folder).load(), 2)
+
+
+def spoil_record(path: Path, number: int) -> None:
+    """One bit in the middle of a record."""
+    data = bytearray(path.read_bytes())
+    starts = [i for i in range(len(data)) if data[i : i + 4] == b"BZh9"]
+    ends = [*starts[1:], len(data)]
+    data[(starts[number] + ends[number]) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "left"),
+    [
+        (lambda path: spoil_record(path, 0), [1, 2]),
+        (lambda path: spoil_record(path, 1), [0, 2]),
+        (lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]), [0]),
+        (Path.unlink, []),
+        (lambda path: path.write_bytes(os.urandom(300)), []),
+    ],
+)
+def test_a_damaged_log_costs_its_rounds_and_not_the_experiment(
+    tmp_path: Path, spoil: Callable[[Path], Any], left: list[int]
+) -> None:
+    """Both checkpoints need it; models, rules and states are whole."""
+    folder = Kept(tmp_path / "e")
+    for number in (1, 2, 3):
+        folder.keep(number)
+    spoil(folder.folder / "rounds.jsonl.bz2")
+    again = CheckpointFolder(folder.folder)
+    found = again.load()
+    assert same(found, 3)
+    assert found is not None
+    said = f"the results of {len(left)} of 3 rounds can be read, the others are lost; the model is whole"
+    assert found.passed_over[-1] == said
+    assert all("rounds.jsonl.bz2" in reason or "No such file" in reason for reason in found.passed_over[:-1])
+    assert list(again.log.read()) == [f"round {k}\n" for k in left]
+    rounds = RecordLog(tmp_path / "results")  # as the results of the run that goes on
+    rounds.take_over(again.log)
+    rounds.append("round 3\n")
+    again.save(made(4), rounds)
+    last = CheckpointFolder(folder.folder)
+    whole = last.load()
+    assert same(whole, 4)
+    assert whole is not None
+    assert whole.passed_over == []
+    assert list(last.log.read()) == [f"round {k}\n" for k in (*left, 3)]
+
+
+def test_records_behind_those_of_a_checkpoint_are_not_taken_for_its_own(tmp_path: Path) -> None:
+    folder = Kept(tmp_path / "e")
+    for number in (1, 2):
+        folder.keep(number)
+    path = folder.folder / "rounds.jsonl.bz2"
+    path.write_bytes(path.read_bytes() + bz2.compress(b"round 9\n"))  # of a save that was cut off
+    spoil_record(path, 0)
+    again = CheckpointFolder(folder.folder)
+    assert same(again.load(), 2)
+    assert list(again.log.read()) == ["round 1\n"]
 
 
 @pytest.mark.parametrize("name", ["state", "model", "rule"])

@@ -256,6 +256,22 @@ def test_a_flipped_bit_costs_a_round_and_is_said(tmp_path: Path) -> None:
     assert same_model(rest, whole)
 
 
+def test_a_damaged_log_of_rounds_costs_these_and_is_said(tmp_path: Path) -> None:
+    whole = Run(tmp_path / "a", num_rounds=4, rule=FedLWR())()
+    Run(tmp_path, num_rounds=3, rule=FedLWR(), experiment="e")()
+    path = kept(tmp_path) / "rounds.jsonl.bz2"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    rest = Run(tmp_path, num_rounds=4, rule=FedLWR(), experiment="e")()
+    results = rest.results
+    assert results["status"] == "completed"
+    assert [record["current_round"] for record in results["rounds"]] == [0, 3]
+    said = "the results of 1 of 3 rounds can be read, the others are lost; the model is whole"
+    assert said in results["info"]["resumed_with"]
+    assert any(said in line for line in rest.net.warned)
+    assert same_model(rest, whole)
+    assert results["test"] == whole.results["test"]
+
+
 def test_the_best_model_is_there_in_a_job_that_goes_on(tmp_path: Path) -> None:
     def falling(site: str, name: str, task: Message) -> Message:
         reply = good(site, name, task)

@@ -16,13 +16,13 @@ from fairflare.core.clipping import clipped_states
 from fairflare.core.settings import build, described
 from fairflare.exchange.messages import Message
 from fairflare.federation.collector import Collector
-from fairflare.federation.influence import FOR_HOSPITALS, Bounds
+from fairflare.federation.influence import FOR_HOSPITALS, Bounds, Influence, auto_share, in_words
 from fairflare.federation.plan import make_plan
 from fairflare.methods.catalog import all_methods
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_ism import FedISM
 from fairflare.methods.fed_lwr import FedLWR
-from fairflare.methods.rule import Rule
+from fairflare.methods.rule import Rule, Weighing
 
 from .examples import (
     RECEIVED,
@@ -424,7 +424,96 @@ def test_the_tables_in_the_docs_have_these_figures(liar: Any) -> None:
     assert sum(row[0] in {m.title for m in METHODS} for row in rows) >= 2 * (len(METHODS) - 1)  # not Solo
 
 
+# ------------------------------------------------------------------------------------------------ in place of the mean
+
+NOT_A_MEAN = {
+    "cffl": "every site gets a model of its own", "cgsv": "every site gets a model of its own",
+    "creff": "the server makes a part of the model itself", "fed_nova": "it makes a step along the mean",
+    "q_fed_avg": "it makes a step along the mean",
+}  # fmt: skip
+
+
+@every_method
+def test_a_median_instead_of_the_mean(method: Any, tmp_path: Path) -> None:
+    """One site of three is anywhere: number by number the model stays among the honest ones; or it is refused."""
+    if method.name in NOT_A_MEAN:
+        with pytest.raises(ValueError, match=f"^aggregate='median' does not go with .*: {NOT_A_MEAN[method.name]}"):
+            make_plan(method.name, settings={"aggregate": "median"})
+        return
+    assert make_plan(method.name, settings={"aggregate": "median"}).run.aggregate == "median"
+    rule = make(method)
+    collector = begun(rule, tmp_path, bounds=Bounds(aggregate="median", max_weight=0.4))
+    for index, site in enumerate(SITES):
+        message = train_message(site, near(index), rule=rule)
+        if site == "c":
+            message.params = {k: -1e20 * v if v.is_floating_point() else v for k, v in message.params.items()}
+        take(collector, site, message)
+    state, weighing = finish(collector)
+    check_weights(weighing, list(SITES))
+    for name, tensor in state.items():
+        if RECEIVED[name].is_floating_point():
+            honest = torch.stack([near(index)[name] for index in (0, 1)])
+            assert bool((tensor >= honest.min(0).values - 1e-6).all()), name
+            assert bool((tensor <= honest.max(0).values + 1e-6).all()), name
+
+
+def test_aggregate_is_named_where_it_is_wrong() -> None:
+    with pytest.raises(ValueError, match=r"^trim=0\.3 is of aggregate='trimmed_mean', not 'mean'; leave it out"):
+        make_plan("fed_avg", settings={"trim": 0.3})
+    with pytest.raises(ValueError, match=r"^trim must be a number in \(0, 0.5\) or nothing, got 0.5"):
+        make_plan("fed_avg", settings={"aggregate": "trimmed_mean", "trim": 0.5})
+    with pytest.raises(ValueError, match="aggregate must be one of 'mean', 'median', 'trimmed_mean', got 'krum'"):
+        make_plan("fed_avg", settings={"aggregate": "krum"})
+
+
 # ------------------------------------------------------------------------------------------------ settings
+
+
+@pytest.mark.parametrize(("sites", "share"), [(1, 0.4), (3, 0.4), (4, 0.375), (6, 0.25), (10, 0.15), (60, 0.025)])
+def test_the_largest_share_follows_the_sites(sites: int, share: float) -> None:
+    assert auto_share(sites) == pytest.approx(share)
+    assert f"max_weight {share:.4g} (auto, {sites} sites), max_excess 0.16" in in_words(HOSPITALS, sites)
+    assert "max_weight auto (min(0.4, 1.5/K), K the sites that take part), max_excess" in in_words(HOSPITALS, None)
+    assert in_words(Bounds(), 6) == ""
+    assert in_words(Bounds(max_weight=0.3), 6) == "max_weight 0.3"
+
+
+def test_a_third_of_the_sites_never_holds_half() -> None:
+    """Whatever they claim and whoever they are; half of them never two thirds and a bit."""
+    for sites in range(3, 40):
+        for liars in range(1, sites // 2 + 1):
+            given = {f"{k}": 1 / liars if k < liars else 0.0 for k in range(sites)}
+            found = Influence(HOSPITALS, sites).weighed(Weighing(sites=given)).sites or {}
+            held = sum(found[f"{k}"] for k in range(liars))
+            assert sum(found.values()) == pytest.approx(1)
+            assert held <= liars / sites + 0.16 + 1e-9
+            if 3 * liars <= sites:
+                assert held < 0.5
+
+
+def test_sites_that_are_silent_do_not_make_the_others_heavier(tmp_path: Path) -> None:
+    """The share goes by the sites of the job, not by those of the round; both are in the results."""
+
+    def answer(s: str, n: str, task: Message) -> Any:
+        if n == "train" and s in ("site-5", "site-6") and task.current_round == 1:
+            return "away"
+        return claims(10**9, "site-4")(s, n, task)
+
+    run = Run(tmp_path, answer, sites=SIX, rule=FedAvg(), num_rounds=2, max_weight="auto", max_samples=100_000)()
+    assert run.results["info"]["bounds"]["max_weight"] == 0.25
+    weights = [r["site_weights"] for r in run.results["rounds"]]
+    assert weights[0]["site-4"] == pytest.approx(0.25)
+    assert weights[1] == pytest.approx(dict.fromkeys(SIX[:4], 0.25))
+
+
+def test_what_the_sum_above_the_equal_share_was_is_said(tmp_path: Path) -> None:
+    run = Run(tmp_path, claims(1000, "site-1"), sites=SIX, rule=FedAvg(), num_rounds=1, max_excess=0.16)()
+    (warned,) = [w for w in run.results["rounds"][0]["warnings"] if w["kind"] == "max_excess"]
+    excess = 1000 / 1200 - 1 / 6
+    assert (warned["site"], warned["used"]) == ("", 0.16)
+    assert warned["value"] == pytest.approx(excess)
+    assert f"weights above the equal share, {excess:.4g} together, brought to 0.16 (max_excess)" in run.net.said[-1]
+    assert run.results["rounds"][0]["site_weights"]["site-1"] == pytest.approx(1 / 6 + 0.16)
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,9 @@ def test_dice_by_hand_without_bootstrap(tmp_path: Path) -> None:
         assert (said["images"], said["test_cases"]) == (len(slices), len(scores))
         assert said["standard_error"] == pytest.approx(stats.sem(scores), rel=1e-5)
         assert said["case_scores"] == np.histogram(scores, 20, (0, 1))[0].tolist()
-        half = stats.t.ppf(0.975, len(scores) - 1) * stats.sem(scores)
-        assert said["high"] == pytest.approx(results["test"][site]["dice"] + half, rel=1e-5)
+        mean = scores.mean()
+        factor = np.exp(stats.t.ppf(0.975, len(scores) - 1) * stats.sem(scores) / (mean * (1 - mean)))
+        assert said["high"] / (1 - said["high"]) == pytest.approx(factor * mean / (1 - mean), rel=1e-4)
         assert said["class_support"] is None
     assert "resampled" in results
     assert results["resampled"] is None

@@ -23,12 +23,16 @@ from nvflare.job_config.api import FedJob
 from fairflare.core.settings import build, values_of
 from fairflare.exchange.staging import Staging
 from fairflare.federation.collector import QuorumError
+from fairflare.federation.influence import FOR_HOSPITALS
 from fairflare.flare.aggregator import FairAggregator
 from fairflare.flare.wire import META_KEY
 from fairflare.methods.catalog import all_methods
+from fairflare.methods.cffl import CFFL
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_ism import FedISM
 from fairflare.methods.fed_lwr import FedLWR
+from fairflare.methods.fed_nova import FedNova
+from fairflare.methods.q_fed_avg import QFedAvg
 
 from ..federation.examples import example_report
 from ..unit.test_settings import Builder
@@ -473,3 +477,42 @@ def test_what_flare_made_of_the_message_is_understood() -> None:
     sent.meta["client_name"] = "a"
     _, merged = collect(sent)
     assert merged.params["w"].tolist() == [2.0, 2.0]
+
+
+# ------------------------------------------------------------------------------------------------ in place of the mean
+
+
+@pytest.mark.parametrize("update", [True, False])
+@pytest.mark.parametrize("aggregate", ["median", "trimmed_mean"])
+def test_a_median_behind_a_stock_controller(update: bool, aggregate: str) -> None:
+    aggregator = FairAggregator(rule=FedAvg(), aggregate=aggregate)
+    for site, value in zip("abcde", (1.0, 2.0, 3.0, 4.0, 1e6), strict=True):
+        params = {"w": torch.full((2,), value), "n": torch.tensor(int(min(value, 1e6)))}
+        aggregator.accept_model(result(site, params, update=update, samples=10))
+    merged = aggregator.aggregate_model()
+    # Weights 1/5: a quarter cut from either end leaves 0.15 of 2 and of 4, and 3 whole.
+    assert merged.params["w"].tolist() == pytest.approx([3.0, 3.0])
+    assert int(merged.params["n"]) == 3
+
+
+def test_rules_that_want_more_than_a_mean_refuse_it_at_once() -> None:
+    for rule, why in (
+        (FedNova(), "a step along the mean"),
+        (QFedAvg(), "a step along"),
+        (CFFL(), "a model of its own"),
+    ):
+        with pytest.raises(ValueError, match=f"^aggregate='median' does not go with {type(rule).__name__}: .*{why}"):
+            FairAggregator(rule=rule, aggregate="median")
+    FairAggregator(rule=QFedAvg(q_form="weighted"), aggregate="median")
+    with pytest.raises(ValueError, match=r"^trim=0\.1 is of aggregate='trimmed_mean', not 'median'"):
+        FairAggregator(rule=FedAvg(), aggregate="median", trim=0.1)
+
+
+def test_two_of_six_are_bounded_behind_a_stock_controller() -> None:
+    aggregator = FairAggregator(rule=FedAvg(), **FOR_HOSPITALS)
+    for site in "abcdef":
+        samples = 10**9 if site in "ef" else 100
+        aggregator.accept_model(result(site, flat(1.0 if site in "ef" else 0.5), samples=samples))
+    merged = aggregator.aggregate_model()
+    assert float(merged.params["w"][0]) == pytest.approx(0.5 + 0.5 * (1 / 3 + 0.16))
+    assert "max_excess" in " ".join(merged.meta[META_KEY]["warnings"])

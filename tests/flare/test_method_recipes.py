@@ -141,6 +141,7 @@ def test_every_signature_is_the_declared_settings(name: str) -> None:
     }  # fmt: skip
     assert set(found) == of_recipe | set(parts) - {"label"}
     assert all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in found.values())
+    assert "phantom_sites" not in found or found["phantom_sites"].default is None  # as many as the run has
     assert not [key for key, p in found.items() if p.default is inspect.Parameter.empty]
     for key, (cls, setting) in parts.items():
         if key == "label" or setting.only:
@@ -313,7 +314,7 @@ class Own(ClassificationTask):
             {"rule": FedAvg(), "task": ClassificationTask(), "settings": {"image_size": [32, 32]}},
             "set 'image_size' there",
         ),
-        ({"rule": FedAvg(), "task": Own()}, "looks for Task in it: call Own so, in a file of its own"),
+        ({"rule": FedAvg(), "task": Own()}, "looks for Task in it: call Own so, in a module of its own"),
         ({"rule": FedAvg(), "task": ClassificationTask(), "task_file": "x.py"}, "exclude each other"),
         ({"rule": FedAvg(), "task": ClassificationTask(), "monai_bundle": "x"}, "exclude each other"),
     ],
@@ -338,6 +339,17 @@ def test_a_task_of_ones_own_as_an_object(tmp_path: Path, monkeypatch: pytest.Mon
     assert (tmp_path / "jobs" / "fed_ism" / "app" / "custom" / "task.py").read_text() == text
     with pytest.raises(ValueError, match="a task of your own is custom code"):
         FairRecipe("fed_ism", task=Task(), packaging="preinstalled")
+
+
+def test_a_task_of_a_task_file_does_not_become_the_packaged_one(tmp_path: Path) -> None:
+    """Nor does its file become another that was read under the same name."""
+    base = "from fairflare.tasks.classification import ClassificationTask\n\n\nclass Task(ClassificationTask):\n"
+    (tmp_path / "mine.py").write_text(base + "    def build_model(self):\n        return 'mine'\n")
+    own = FairRecipe("fed_ism", task_file=tmp_path / "mine.py").plan.task
+    with pytest.raises(ValueError, match="in a module of its own, or give task_file"):
+        FairRecipe("fed_ism", task=own)
+    packaged = FairRecipe("fed_ism").plan.task
+    assert values_of(FairRecipe("fed_ism", task=packaged).plan.task) == values_of(packaged)
 
 
 # ------------------------------------------------------------------------------------------------ FLARE's helpers

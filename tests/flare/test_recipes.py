@@ -381,7 +381,7 @@ def test_command_line_lists_and_exports(tmp_path):
     assert {name: server["workflows"][0]["args"].get(name) for name in FOR_HOSPITALS} == FOR_HOSPITALS
 
 
-def test_a_job_for_hospitals_bounds_what_one_site_can_do(tmp_path, build):
+def test_an_exported_job_bounds_what_a_site_can_do(tmp_path, build):
     options = ["--set", "max_weight=0.3", "--set", "max_samples=null"]
     done = CliRunner().invoke(app, ["export", "fed_avg", "--out", str(tmp_path), "--preinstalled", *options])
     assert done.exit_code == 0, done.output
@@ -389,10 +389,35 @@ def test_a_job_for_hospitals_bounds_what_one_site_can_do(tmp_path, build):
     controller = build(folder / "app", configs(folder)[0]["workflows"][0])
     assert (controller.max_weight, controller.max_samples, controller.max_update_norm) == (0.3, None, 3.0)
     plan = FairRecipe("fed_avg", packaging="preinstalled", max_samples=7, max_update_norm=None).plan
-    assert (plan.run.max_weight, plan.run.max_samples, plan.run.max_update_norm) == (0.4, 7, None)
+    assert (plan.run.max_weight, plan.run.max_samples, plan.run.max_update_norm) == ("auto", 7, None)
+
+
+@pytest.mark.parametrize("options", [[], ["--bundle"], ["--preinstalled"]])
+def test_every_export_of_the_command_line_has_bounds_and_says_how_to_lift_them(tmp_path, build, options):
+    done = CliRunner().invoke(app, ["export", "fed_avg", "--out", str(tmp_path / "a"), "--sites", "6", *options])
+    assert done.exit_code == 0, done.output
+    folder = tmp_path / "a" / "fed_avg"
+    arguments = configs(folder)[0]["workflows"][0]["args"]
+    assert {name: arguments.get(name) for name in FOR_HOSPITALS} == FOR_HOSPITALS
+    (line,) = [
+        line for line in done.output.splitlines() if line.startswith("bounds on what a site can do to a round: ")
+    ]
+    assert "max_weight 0.25 (auto, 6 sites), max_excess 0.16, max_samples 100000, max_update_norm 3 " in line
+    lift = line.partition("simulation: ")[2].split()
+    assert lift[::2] == ["--set"] * 4
+    free = CliRunner().invoke(app, ["export", "fed_avg", "--out", str(tmp_path / "b"), "--sites", "6", *options, *lift])
+    assert free.exit_code == 0, free.output
+    assert "bounds on" not in free.output
+    assert not FOR_HOSPITALS.keys() & configs(tmp_path / "b" / "fed_avg")[0]["workflows"][0]["args"].keys()
+    every = CliRunner().invoke(app, ["export", "fed_avg", "--out", str(tmp_path / "c"), *options])
+    assert "max_weight auto (min(0.4, 1.5/K), K the sites that take part)" in every.output
+
+
+def test_recipes_and_the_simulator_are_as_the_papers(tmp_path):
+    """What a paper's figures come from must not change by itself."""
     for packaging in ("task_file", "bundle"):
         run = FairRecipe("fed_avg", packaging=packaging, max_weight=0.5).plan.run
-        assert (run.max_weight, run.max_samples, run.max_update_norm) == (0.5, None, None)
+        assert (run.max_weight, run.max_excess, run.max_samples, run.max_update_norm) == (0.5, None, None, None)
     FairRecipe("fed_avg").export(str(tmp_path / "plain"))
     assert not FOR_HOSPITALS.keys() & configs(tmp_path / "plain" / "fed_avg")[0]["workflows"][0]["args"].keys()
 

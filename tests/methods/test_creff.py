@@ -17,6 +17,7 @@ from fairflare.core.federated_features import (
     matching_loss,
     retrained_classifier,
 )
+from fairflare.federation.influence import FOR_HOSPITALS, Bounds, Influence
 from fairflare.federation.local import run_local
 from fairflare.federation.plan import make_plan
 from fairflare.federation.rounds import Stopped
@@ -205,9 +206,9 @@ def test_bytes_of_the_spec():
     classes, width = 23, 512
     training = ClassGradientTraining()
     run: Any = type("Run", (), {"own": {c: torch.zeros(classes, width + 1) for c in range(classes)}})
-    assert len(training.report(run, torch.nn.Identity())[REPORTED]) == 1_085_508 + 4 * classes
+    assert len(training.report(run, torch.nn.Identity())[REPORTED].sent(range(classes))) == 1_085_508 + 4 * classes
     run.own = {7: torch.zeros(classes, width + 1)}
-    assert len(training.report(run, torch.nn.Identity())[REPORTED]) == 1_085_508 // classes + 4
+    assert len(training.report(run, torch.nn.Identity())[REPORTED].sent(range(classes))) == 1_085_508 // classes + 4
     model = ClassificationTask(
         phantom="endoscopy", retrained_head=True, features=[64, 128, 256, 512]
     ).build_model()  # fmt: skip
@@ -263,6 +264,26 @@ def test_the_mean_is_over_the_sites_that_have_the_class():
     assert same(weighing.tensors, {"retrained.weight": weight, "retrained.bias": bias})
     assert weighing.values["matching_after"] < weighing.values["matching_before"]
     assert weighing.values["classes"] == 2
+
+
+def test_bounds_hold_for_the_gradients_of_a_class():
+    """Two of six that alone have a class do not own it, and one that shouts counts as three times the others."""
+    rule, bounds = rule_of(), Influence(Bounds(**FOR_HOSPITALS), 6)
+    reports = {site: reported(rule, 1, scale=1000.0 if site == "e" else 1.0) for site in "abcde"}
+    reports |= {"e": reported(rule, 1, scale=1000.0), "f": reported(rule, 1, 2), "d": reported(rule, 1, 2)}
+    asked = inputs(reports)
+    rule.weigh(asked)  # without bounds: the features begin
+    free = rule._mean_gradients(asked, RECEIVED["retrained.weight"])
+    one, two = (rand(15, seed=c).reshape(3, 5) for c in (1, 2))
+    torch.testing.assert_close(free[1].double(), (5 + 1000) / 6 * one, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(free[2].double(), two, rtol=1e-5, atol=1e-5)
+    asked.bounded, asked.moderated = bounds.of_made, bounds.moderated
+    held = rule._mean_gradients(asked, RECEIVED["retrained.weight"])
+    torch.testing.assert_close(held[1].double(), (5 + 3) / 6 * one, rtol=1e-5, atol=1e-5)
+    now = classifier_gradient(rule.federated[2].double(), 2, *(t.double() for t in RECEIVED.values()))
+    share = 1 / 3 + 0.16
+    expected = share * two + (1 - share) * two.norm() * now / now.norm()
+    torch.testing.assert_close(held[2].double(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_zero_gradient_and_no_gradient_change_no_feature():

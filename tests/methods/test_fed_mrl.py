@@ -243,7 +243,8 @@ def test_report(tmp_path):
     assert reply.report["num_validation"] == data.num_samples("validation")
     counts = data.class_counts("training").double()
     shares = counts[counts > 0] / counts.sum()
-    assert reply.report["entropy"] == pytest.approx(float((shares * shares.log()).sum()))
+    # To one decimal: as it stands it would tell the class counts.
+    assert reply.report["entropy"] == round(float((shares * shares.log()).sum()), 1)
     assert reply.report["num_classes"] == 7
     assert reply.report["mu"] == 0.1
     assert set(reply.report) == {f.name for f in FedMRL.report_fields}

@@ -188,6 +188,10 @@ def test_metric_and_loss_are_those_of_the_bundle(task: MonaiBundleTask, data: Si
     assert model.training is False
     drawn = task.resampled(model, data, data.units("test").drawn("site-1", 20), "cpu")
     assert drawn == pytest.approx(values[:, 0].double().numpy()[draws("site-1", 2, 20)].mean(1), abs=1e-7)
+    said = task.sampling(model, data, "cpu")
+    error = values[:, 0].double().numpy().std(ddof=1) / 2**0.5
+    assert (said["test_cases"], said["standard_error"]) == (2, pytest.approx(error, abs=1e-7))
+    assert sum(said["case_scores"]) == 2
 
 
 def test_several_structures_and_one_that_is_not_there(tmp_path: Path) -> None:
@@ -213,6 +217,7 @@ def test_several_structures_and_one_that_is_not_there(tmp_path: Path) -> None:
     drawn = task.resampled(model, none, none.units("test").drawn("s", 3), "cpu")
     assert drawn is not None
     assert np.isnan(drawn).all()
+    assert task.sampling(model, none, "cpu") == {}  # no image counts
 
 
 def test_names_of_the_structures(tmp_path: Path, settings: dict[str, Any]) -> None:

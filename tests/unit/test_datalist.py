@@ -105,6 +105,8 @@ def test_malformed_json(root: Path) -> None:
     assert "not readable JSON" in str(refused(root))
     (root / "datalist.json").write_bytes(b"\xff\xfe\x00")
     assert "not readable JSON" in str(refused(root))
+    (root / "datalist.json").write_text("[" * 100_000)
+    assert "is not readable JSON (lists within lists without end); correct the file" in str(refused(root))
 
 
 ENTRY = {"image": "images/0.png", "label": "masks/0.png"}
@@ -128,6 +130,7 @@ ENTRY = {"image": "images/0.png", "label": "masks/0.png"}
         ([{**ENTRY, "image": "../images/0.png"}], "'../images/0.png', lies outside data_root"),
         ([{**ENTRY, "label": "/etc/hostname"}], "lies outside data_root"),
         ([{**ENTRY, "label": "datalist.json"}], "has an ending that is not known"),
+        ([{**ENTRY, "image": "x" * 5000}], "xxx', cannot be looked at: File name too long; correct the path or take"),
         ([{**ENTRY, "slice": -1}], "'slice' of entry 0 of 'training' must be a whole number >= 0, got -1"),
         ([{**ENTRY, "slice": True}], "got True"),
         ([{**ENTRY, "image": "images/2.png"}], "is in both 'training' and 'test'"),

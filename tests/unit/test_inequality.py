@@ -59,7 +59,13 @@ def test_students_interval_and_where_there_is_none() -> None:
     scores = np.array([0.5, 0.7, 0.9, 0.8])
     expected = stats.t.interval(0.95, 3, scores.mean(), stats.sem(scores))
     assert mean_interval(scores.mean(), stats.sem(scores), 4) == pytest.approx(expected)
-    assert mean_interval(0.9, 0.1, 4, 0, 1)[1] == 1.0
+    # With a range: odds times and divided by the same factor, whose logarithm is t error / (p (1 - p)).
+    low, high = mean_interval(0.9, 0.02, 4, 0, 1)
+    factor = math.exp(stats.t.ppf(0.975, 3) * 0.02 / 0.09)
+    assert (low / (1 - low), high / (1 - high)) == pytest.approx((9 / factor, 9 * factor))
+    assert mean_interval(90, 2, 4, 0, 100) == pytest.approx((100 * low, 100 * high))
+    assert mean_interval(2.0, 1.0, 4, 0, math.inf)[0] == 0.0
+    assert mean_interval(1.0, 0.1, 4, 0, 1)[1] == 1.0
     for error, cases in ((0.1, 1), (0.0, 5), (math.nan, 5)):
         assert all(math.isnan(end) for end in mean_interval(0.5, error, cases))
 
@@ -81,6 +87,15 @@ def test_the_interval_of_a_mean_recall_covers(sizes: tuple[int, ...], least: flo
         )
 
     assert least <= coverage(draw, float(np.mean(recalls))) <= 0.985
+
+
+@pytest.mark.parametrize("cases", [8, 20])
+def test_the_interval_of_skewed_scores_covers(cases: int) -> None:
+    def draw(generator: np.random.Generator) -> tuple[float, float]:
+        scores = generator.beta(9, 1.2, cases)
+        return mean_interval(scores.mean(), stats.sem(scores), cases, 0, 1)
+
+    assert 0.93 <= coverage(draw, 9 / 10.2) <= 0.97
 
 
 def test_the_interval_of_a_mean_covers_also_where_patients_have_several_images() -> None:

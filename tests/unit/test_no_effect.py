@@ -103,7 +103,7 @@ def test_a_frozen_run_says_so_everywhere(tmp_path: Path, caplog: pytest.LogCaptu
         assert (warned["site"], warned["used"]) == ("", pytest.approx(step))
     assert sum(text in entry.getMessage() for entry in caplog.records if entry.levelno == logging.WARNING) == 2
     shown = " ".join(fairness_table(results).split())
-    assert f"every site in rounds 0 to 1: a step of {min(steps):.2g} {text}" in shown
+    assert f"every site in rounds 0-1: a step of {min(steps):.2g} {text}" in shown
     (page,) = tmp_path.rglob("report.html")
     assert "the model hardly moves" in page.read_text()
     compared = " ".join(compare([results], style="text").split())

@@ -11,9 +11,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import trim_mean
 
 from fairflare.core import states as states_module
 from fairflare.core.states import (
+    Aggregate,
     add_update,
     check_state,
     difference,
@@ -511,3 +513,104 @@ def test_sq_norm_errors():
         sq_norm(BASE, ["x"])
     with pytest.raises(ValueError, match="squared norm of tensor 'w' is not finite"):
         sq_norm({"w": torch.tensor([math.nan])})
+
+
+# ------------------------------------------------------------------------------------------------ median, trimmed mean
+
+
+def _sites(count: int, seed: int = 0) -> dict[str, dict[str, torch.Tensor]]:
+    g = torch.Generator().manual_seed(seed)
+    return {
+        f"s{k}": {
+            "w": torch.randn(3, 50, generator=g),
+            "half": torch.randn(40, generator=g).half(),
+            "bn.running_var": torch.rand(5, generator=g),
+            "bn.num_batches_tracked": torch.tensor(10 + k),
+            "flag": torch.tensor([k % 2 == 0, True, False]),
+        }
+        for k in range(count)
+    }
+
+
+def _column(states: dict[str, dict[str, torch.Tensor]], name: str) -> np.ndarray:
+    return np.stack([state[name].double().numpy() for state in states.values()])
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 6])
+def test_the_median_of_equal_weights_is_numpys(count: int) -> None:
+    states = _sites(count)
+    found = weighted_average(states, dict.fromkeys(states, 1 / count), how=Aggregate("median"))
+    for name in ("w", "half", "bn.running_var"):
+        assert found[name].dtype == states["s0"][name].dtype
+        expected = torch.from_numpy(np.median(_column(states, name), axis=0)).to(found[name].dtype)
+        assert torch.equal(found[name], expected)
+    assert int(found["bn.num_batches_tracked"]) == 10 + (count - 1) // 2  # the lower one of two
+    assert found["flag"].tolist() == [count in (1, 5), True, False]
+
+
+@pytest.mark.parametrize("cut", [1, 2])
+def test_the_trimmed_mean_of_equal_weights_is_scipys(cut: int) -> None:
+    states = _sites(6)
+    how = Aggregate("trimmed_mean", cut / 6)
+    found = weighted_average(states, dict.fromkeys(states, 1 / 6), how=how)
+    np.testing.assert_allclose(found["w"].numpy(), trim_mean(_column(states, "w"), cut / 6 + 1e-9), atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_weights_count_like_copies(seed: int) -> None:
+    """Weights 3/10, 1/10 ... are the plain median and trimmed mean of three copies, one ..."""
+    states, copies = _sites(4, seed), dict(zip(("s0", "s1", "s2", "s3"), (3, 1, 4, 2), strict=True))
+    weights = {site: count / 10 for site, count in copies.items()}
+    column = np.repeat(_column(states, "w"), list(copies.values()), axis=0)
+    for how, expected in (
+        (Aggregate("median"), np.median(column, axis=0)),
+        (Aggregate("trimmed_mean", 0.2), trim_mean(column, 0.2 + 1e-9)),
+    ):
+        found = weighted_average(states, weights, how=how)["w"]
+        np.testing.assert_allclose(found.numpy(), expected, atol=1e-6)
+        owner = {"w": "one", "half": "one", "bn.running_var": "one"}
+        assert torch.equal(layerwise_average(states, {"one": weights}, owner, how=how)["w"], found)
+        assert torch.equal(weighted_average(list(states.items()), weights, how=how)["w"], found)  # one pass
+
+
+def test_one_site_cannot_move_a_median_far() -> None:
+    states = _sites(5)
+    honest = np.stack([states[f"s{k}"]["w"].numpy() for k in range(4)])
+    states["s4"] = {**states["s4"], "w": torch.full((3, 50), 1e30), "bn.num_batches_tracked": torch.tensor(2**60)}
+    states["s4"]["bn.running_var"] = torch.full((5,), -1e6)
+    for how in (Aggregate("median"), Aggregate("trimmed_mean", 0.25)):
+        found = weighted_average(states, dict.fromkeys(states, 0.2), how=how)
+        assert (found["w"].numpy() <= honest.max(0)).all()
+        assert (found["w"].numpy() >= honest.min(0)).all()
+        assert int(found["bn.num_batches_tracked"]) == 12
+        assert (found["bn.running_var"] >= 0).all()
+    updates = weighted_average(states, dict.fromkeys(states, 0.2), how=Aggregate("median"), updates=True)
+    lowest = {site: {**state, "bn.running_var": torch.full((5,), -1.0)} for site, state in states.items()}
+    assert (weighted_average(lowest, dict.fromkeys(states, 0.2), how=Aggregate("median"))["bn.running_var"] == 0).all()
+    found = weighted_average(lowest, dict.fromkeys(states, 0.2), how=Aggregate("median"), updates=True)
+    assert (found["bn.running_var"] == -1).all()  # an update may be negative
+    assert updates.keys() == states["s0"].keys()
+
+
+def test_a_median_of_something_else_is_refused() -> None:
+    states = _sites(3)
+    weights = dict.fromkeys(states, 1 / 3)
+    states["s1"]["w"] = torch.full((3, 50), float("nan"))
+    with pytest.raises(ValueError, match="site 's1': tensor 'w' is not finite"):
+        weighted_average(states, weights, how=Aggregate("median"))
+    states["s1"]["w"] = torch.zeros(2, 50)
+    with pytest.raises(ValueError, match="site 's1': tensor 'w'"):
+        weighted_average(states, weights, how=Aggregate("median"))
+
+
+def test_the_median_holds_one_tensor_of_all_sites() -> None:
+    read: list[str] = []
+
+    class Lazy(dict[str, torch.Tensor]):
+        def __getitem__(self, name: str) -> torch.Tensor:
+            read.append(name)
+            return super().__getitem__(name)
+
+    states = {site: Lazy(state) for site, state in _sites(4).items()}
+    weighted_average(states, dict.fromkeys(states, 0.25), how=Aggregate("median"))
+    assert read == [name for name in states["s0"] for _ in states]

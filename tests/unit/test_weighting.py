@@ -456,3 +456,49 @@ def test_weights_sum_to_one_in_any_order_and_leave_the_input(rule, values):
 def test_examples_in_the_documentation():
     assert doctest.testmod(weighting).failed == 0
     assert doctest.testmod(weighting).attempted > 0
+
+
+# ------------------------------------------------------------------------------------------------ coalitions
+
+
+def test_no_group_holds_more_than_its_share_and_the_bound() -> None:
+    from itertools import combinations
+
+    from fairflare.core.weighting import excess_of, tempered_weights
+
+    for seed in range(50):
+        raw = np.random.default_rng(seed).dirichlet([0.3] * 7)
+        weights = {str(k): float(w) for k, w in enumerate(raw / raw.sum())}
+        found = tempered_weights(weights, 0.16)
+        assert math.fsum(found.values()) == pytest.approx(1)
+        for size in range(1, 7):
+            most = max(sum(found[s] for s in group) for group in combinations(found, size))
+            assert most <= size / 7 + 0.16 + 1e-12
+        # The excess is half the distance to equal weights, and the order by size stays.
+        assert excess_of(weights) == pytest.approx(0.5 * sum(abs(w - 1 / 7) for w in weights.values()))
+        assert sorted(found, key=found.get) == sorted(weights, key=weights.get)
+        assert excess_of(found) == pytest.approx(min(0.16, excess_of(weights)))
+
+
+def test_weights_within_the_bound_keep_their_bits() -> None:
+    from fairflare.core.weighting import tempered_weights
+
+    weights = {"a": 0.1 + 0.2, "b": 0.3, "c": 0.4 - 1e-17}
+    assert tempered_weights(weights, 0.1) == weights
+    assert tempered_weights({"a": 1.0}, 0.1) == {"a": 1.0}
+    with pytest.raises(ValueError, match="excess"):
+        tempered_weights(weights, 0)
+    with pytest.raises(ValueError, match="sum to 1"):
+        tempered_weights({"a": 0.2, "b": 0.2}, 0.1)
+
+
+def test_every_site_may_have_a_bound_of_its_own() -> None:
+    weights = {"a": 0.5, "b": 0.3, "c": 0.1, "d": 0.1}
+    found = capped_weights(weights, {"a": 0.25, "b": 1.0, "c": 1.0, "d": 1.0})
+    assert found == pytest.approx({"a": 0.25, "b": 0.45, "c": 0.15, "d": 0.15})
+    found = capped_weights(weights, {"a": 0.25, "b": 0.4, "c": 1.0, "d": 1.0})
+    assert found == pytest.approx({"a": 0.25, "b": 0.4, "c": 0.175, "d": 0.175})
+    assert capped_weights(weights, dict.fromkeys(weights, 0.01)) == pytest.approx(dict.fromkeys(weights, 0.25))
+    assert capped_weights(weights, dict.fromkeys(weights, 0.4)) == capped_weights(weights, 0.4)
+    with pytest.raises(ValueError, match="bounds"):
+        capped_weights(weights, {"a": 0.25})

@@ -34,6 +34,8 @@ app = typer.Typer(
 
 VALUES = "Give them with --set NAME=VALUE; lists and numbers as JSON, null for nothing or None."
 
+OWN_IMAGES = "On own images (--data) image_size and in_channels follow the images unless they are given."
+
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 Method = Annotated[str, typer.Argument(help="A name that `fairflare list` prints.", autocompletion=completion.methods)]
 
@@ -185,24 +187,26 @@ def list_methods(
 @app.command()
 def describe(
     method: Method,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Tables in Markdown.")] = False,
+    settings: Annotated[list[str] | None, typer.Argument(help="Only these settings; default: all.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Tables in Markdown, with the paper's values.")] = False,
 ) -> None:
-    """Every setting of a method, for --set: type and range, default, meaning."""
-    from fairflare.federation.describe import in_lines, page, quick_job, sections
+    """Settings of a method, for --set: type and range, the value that a run has (and a paper's), meaning."""
+    from fairflare.federation.describe import in_lines, in_use, page, quick_job
 
     with user_errors():
-        found = sections(method)
+        found = in_use(method, settings or ())
     if markdown:
         typer.echo(page(method))
         return
-    for title, settings in found.items():
+    for title, group in found.items():
         table = Table("setting", "what it is", title=title, title_justify="left", box=None, pad_edge=False)
         table.columns[0].overflow = "fold"
-        for setting in settings:
-            table.add_row(escape(setting.name), escape(in_lines(setting)))
+        for used in group:
+            table.add_row(escape(used.setting.name), escape(in_lines(used)))
         console.print(table)
         console.print()
-    console.print(escape(f"{VALUES} {quick_job(method)}"), highlight=False)
+    if not settings:
+        console.print(escape(f"{VALUES} {OWN_IMAGES} {quick_job(method)}"), highlight=False)
 
 
 @app.command()

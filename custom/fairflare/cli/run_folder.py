@@ -18,7 +18,7 @@ def site_settings(site_file: Path | None, experiment: str, workspace: Path) -> d
     if site_file is not None:
         try:
             local = json.loads(site_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as e:
+        except (OSError, ValueError, RecursionError) as e:
             raise ValueError(f"--data {site_file} {unreadable(e)}") from e
         if not isinstance(local, dict):
             raise ValueError(f"--data {site_file} must hold a JSON object")

@@ -82,10 +82,7 @@ def _values(components: Sequence[Any]) -> Iterator[tuple[str, Any]]:
         for name in field_names(type(component)):
             value = getattr(component, name, None)
             if value is None and hasattr(component, "setting"):
-                try:
-                    value = component.setting(name)
-                except (KeyError, AttributeError):
-                    value = None
+                value = component.setting(name)
             yield name, value
 
 

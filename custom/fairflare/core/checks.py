@@ -41,6 +41,18 @@ def number(
     return value
 
 
+def real(name: str, value: Any) -> float:
+    """``value`` as a float when it is a number, also one that is not finite.
+
+    Raises:
+        ValueError: a boolean, a text, or nothing.
+    """
+    value = _plain(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{name} must be a number, got {value!r:.80}")
+    return float(value)
+
+
 def whole(name: str, value: Any, *, low: int = 1) -> int:
     """``value`` when it is an integer ``>= low``."""
     return int(number(name, value, low=low, whole=True))

@@ -140,10 +140,12 @@ def to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def unreadable(error: OSError | ValueError) -> str:
+def unreadable(error: OSError | ValueError | RecursionError) -> str:
     """Why a JSON file cannot be used, as a person says it."""
     if isinstance(error, json.JSONDecodeError):
         return f"is not JSON: {error.msg}, line {error.lineno} column {error.colno}"
+    if isinstance(error, RecursionError):
+        return "is not usable: it has lists within lists without end"
     if isinstance(error, FileNotFoundError):
         return "does not exist"
     return f"cannot be read: {getattr(error, 'strerror', None) or error}"

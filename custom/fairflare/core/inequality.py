@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtri, stdtrit
+from scipy.special import expit, logit, ndtri, stdtrit
 
 from fairflare.core import checks
 
@@ -63,22 +63,34 @@ def mean_of_shares_interval(right: Sequence[float], total: Sequence[float]) -> t
 def mean_interval(
     value: float, error: float, cases: int, low: float = -math.inf, high: float = math.inf
 ) -> tuple[float, float]:
-    """Gives Student's interval at :data:`LEVEL` around a value, cut to the metric's range.
+    r"""Gives Student's interval at :data:`LEVEL` around a value, of a metric with a range on the scale of the logit.
+
+    With :math:`p = (v - low) / (high - low)` it is symmetric in :math:`\log(p / (1 - p))`, whose error is
+    :math:`e / ((high - low)\, p (1 - p))`: scores near a bound are skewed, and a symmetric interval misses the truth
+    too often (ten cases of Dice .93: 0.90 in place of 0.95).
 
     Args:
         value: of the metric.
         error: its standard error over ``cases`` cases.
         cases: independent ones.
-        low, high: range of the metric.
+        low, high: range of the metric; one that is not finite: the interval is symmetric, and cut to the range.
 
     Returns:
         NaN twice with fewer than two cases, and where the error is 0 or not known: cases that are all the same do not
         show how far others would be.
+
+    Source:
+        Agresti, Categorical Data Analysis, 2002, chapter 1 (intervals by transforming, delta method).
     """
     if cases < 2 or not error > 0 or not math.isfinite(error):
         return math.nan, math.nan
     half = float(stdtrit(cases - 1, 0.5 + LEVEL / 2)) * error
-    return max(low, value - half), min(high, value + half)
+    if not (math.isfinite(low) and math.isfinite(high) and low < value < high):
+        return max(low, value - half), min(high, value + half)
+    share = (value - low) / (high - low)
+    middle, half = float(logit(share)), half / ((high - low) * share * (1 - share))
+    ends = [low + (high - low) * float(expit(middle + end)) for end in (-half, half)]
+    return ends[0], ends[1]
 
 
 # ------------------------------------------------------------------------------------------------ tests

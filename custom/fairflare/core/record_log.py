@@ -10,6 +10,7 @@ from pathlib import Path
 from fairflare.core.files import private_opener, to_disk, write_whole
 
 _CHUNK = 1 << 20
+_HEAD = bz2.compress(b" ")[:10]  # that every record begins with: level, and the mark of a block
 
 
 class DamagedLog(ValueError):
@@ -76,6 +77,24 @@ class RecordLog:
         if left:
             raise DamagedLog(f"{self.path} ends {left} bytes early")
         self.size, self._hash = size, found
+
+    def salvage(self, size: int) -> int:
+        """Takes the undamaged records among the first ``size`` bytes for the whole log; how many these are.
+
+        Raises:
+            OSError: the disk is full or cannot be written.
+        """
+        data = self.path.read_bytes()[:size] if self.path.exists() else b""
+        kept = []
+        for piece in data.split(_HEAD)[1:]:
+            try:
+                bz2.decompress(_HEAD + piece)
+            except (OSError, ValueError):
+                continue
+            kept.append(_HEAD + piece)
+        write_whole(self.path, lambda path: path.write_bytes(b"".join(kept)), durable=self.durable)
+        self.open_at(sum(map(len, kept)))
+        return len(kept)
 
     def clear(self) -> None:
         """An empty file."""

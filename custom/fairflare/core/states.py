@@ -338,7 +338,8 @@ class _Robust:
         assert finish is None, "a step is along the mean"
         tensors = [tensor for tensor, _ in self._waiting]
         if not self.dtype.is_floating_point:
-            return torch.stack([tensor.to(self.dtype) for tensor in tensors]).median(0).values.reshape(self.like.shape)
+            middle = torch.stack([tensor.long() for tensor in tensors]).median(0).values
+            return middle.to(self.dtype).reshape(self.like.shape)
         weights = torch.tensor([weight for _, weight in self._waiting], dtype=torch.float64, device=self.like.device)
         found = torch.empty(self.like.numel(), dtype=self.dtype, device=self.like.device)
         for block, *parts in zip(found.split(_BLOCK), *(tensor.split(_BLOCK) for tensor in tensors), strict=True):
@@ -374,6 +375,7 @@ class _Mean:
 
     def __init__(self, name: str, first_site: str, first: torch.Tensor, hold: int) -> None:
         """``hold``: bytes of tensors that may wait, to be added together: the sum then stays in the cache."""
+        _check_tensor(first, f"site {first_site!r}: tensor {name!r}")
         if first.is_complex():
             raise ValueError(f"site {first_site!r}: tensor {name!r} is {first.dtype}, not a real number")
         self.name = name
@@ -474,7 +476,8 @@ def _means(
     for name in first:
         column = ((site, {name: state[name]}) for site, state in opened.items())
         try:
-            average |= _one_pass(column, sites, weights_of, floor, False, finish, how)
+            # What is not finite shows in a mean, and hides in a median.
+            average |= _one_pass(column, sites, weights_of, floor, how.kind != "mean", finish, how)
         except _NotFinite:  # seen in the sum, which is cheaper than at every site: now look which site it is
             for site, state in opened.items():
                 _check_finite(state[name], f"site {site!r}: tensor {name!r}")
@@ -532,7 +535,13 @@ def _check_names(state: Mapping[str, object], like: Mapping[str, object], site: 
     raise ValueError(f"site {site!r}: tensor {name!r} is {what}")
 
 
+def _check_tensor(tensor: object, where: str) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"{where} must be a torch.Tensor, got {type(tensor).__name__}")
+
+
 def _check_kind(tensor: torch.Tensor, like: torch.Tensor, where: str, whose: str) -> None:
+    _check_tensor(tensor, where)
     if tensor.is_complex() or tensor.is_floating_point() != like.is_floating_point():
         raise ValueError(f"{where} is {tensor.dtype}, {whose} has {like.dtype}")
 

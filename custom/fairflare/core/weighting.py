@@ -17,6 +17,7 @@ NonFinite: TypeAlias = Literal["raise", "mean", "median"]
 
 #: A sum at or below this carries no information about the sites: all weights are then equal.
 MIN_SUM = 1e-12
+ROUNDING = 1e-6  # how far a measured CKA may lie outside [-1, 1]
 #: A weight that is above its bound by no more than this is a matter of rounding.
 CAP_TOLERANCE = 1e-12
 #: Floor of a measured sharpness or loss before its logarithm, as in FedISM+.
@@ -94,7 +95,8 @@ def layer_weights(
         ``{layer: {site: rho}}``, layers in the order of the first site; sums to 1 in every layer.
 
     Raises:
-        ValueError: no site, no layer, sites with different layers (names them), or limits out of range.
+        ValueError: no site, no layer, sites with different layers (names them), limits out of range, or a delta
+            that is no CKA: a finite one lies in [-1, 1].
 
     Source:
         Yan et al., MICCAI 2024 (Fed-LWR), Eq. (5). The authors' code adds 1e-9 to the sum; ours does not.
@@ -103,8 +105,19 @@ def layer_weights(
         >>> layer_weights({"A": {"conv": 0.75}, "B": {"conv": 0.25}})
         {'conv': {'A': 0.25, 'B': 0.75}}
     """
-    measured = {site: {layer: 1.0 - float(delta) for layer, delta in scores.items()} for site, scores in cka.items()}
+    measured = {
+        site: {layer: 1.0 - _delta(site, layer, delta) for layer, delta in scores.items()}
+        for site, scores in cka.items()
+    }
     return dissimilarity_weights(measured, clip_min=clip_min, clip_max=clip_max)
+
+
+def _delta(site: str, layer: str, value: float) -> float:
+    where = f"delta of site {site!r}, layer {layer!r}"
+    delta = checks.real(where, value)
+    if math.isfinite(delta):
+        checks.number(where, delta, low=-1 - ROUNDING, high=1 + ROUNDING)
+    return delta
 
 
 def dissimilarity_weights(
@@ -359,7 +372,7 @@ def feasible_bound(num_sites: int, bound: float) -> float:
 
 def _repaired(values: Mapping[str, float], non_finite: NonFinite) -> dict[str, float]:
     """The values in sorted order of the sites, with the non-finite ones replaced (by 0 when all are)."""
-    ordered = {site: float(values[site]) for site in sorted(values)}
+    ordered = {site: checks.real(f"value of site {site!r}", values[site]) for site in sorted(values)}
     finite = [value for value in ordered.values() if math.isfinite(value)]
     if len(finite) == len(ordered):
         return ordered

@@ -234,9 +234,10 @@ def _read_json(file: Path, site: str) -> Any:
         )
     try:
         return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
+        why = "lists within lists without end" if isinstance(error, RecursionError) else error
         raise DataError(
-            f"site '{site}': datalist '{file}' is not readable JSON ({error}); correct the file",
+            f"site '{site}': datalist '{file}' is not readable JSON ({why}); correct the file",
             f"site '{site}': the datalist is not readable JSON",
         ) from error
 
@@ -426,8 +427,16 @@ class _List:
                 "move the file into the folder, or data_root up",
                 f"'{key}' of {where} lies outside the data folder",
             )
-        series = self.series(path, key, where) if path.is_dir() else []
-        if not path.is_file() and not series:
+        try:
+            series = self.series(path, key, where) if path.is_dir() else []
+            there = path.is_file()
+        except OSError as error:  # too long a name, a folder that may not be read
+            raise self.bad(
+                f"'{key}' of {where}, '{str(path)[:200]}', cannot be looked at: {error.strerror}; correct the path or "
+                "take the entry out",
+                f"'{key}' of {where} is no path that can be opened at the site",
+            ) from error
+        if not there and not series:
             raise self.bad(
                 f"'{key}' of {where}, '{path}', does not exist; correct the path or take the entry out",
                 f"'{key}' of {where} does not exist",

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 #: Expressions for ``fairflare prepare --group``, each with what it is searched in: the part in brackets is the patient.
 EXPRESSIONS = (
-    r"(?i)([^/]+)[-_ ](?:left|right|od|os|l|r)\b",
-    r"([^/]+)[-_ ]\d+",
+    r"(?i)([^/]+)[-_ ](?:left|right|od|os|l|r)\b[^/]*$",
+    r"([^/]+)[-_ ]\d+[^/]*$",
     r"([^/]+)/[^/]+$",  # a folder for each patient
 )
 LEAST_GROUPS = 3  # of fewer, the names are rather those of kinds than of people

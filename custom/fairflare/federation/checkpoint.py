@@ -3,6 +3,7 @@
 A folder per experiment holds, for each of the last two rounds, ``state-NNNNNN.json`` and the files that it names, with
 their checksums; and the log of all rounds' results, of which a state names the first bytes. A state is written last and
 at once, so what it names is complete whenever it can be read; one that is damaged is passed over for the one before.
+Where only the log is, the run goes on with the rounds in it that can be read, and says so.
 """
 
 from __future__ import annotations
@@ -126,14 +127,15 @@ class CheckpointFolder:
             CheckpointError: there are only damaged ones (names the files), or one does not fit itself.
         """
         reasons: list[str] = []
-        for number in self._numbers()[::-1]:
-            try:
-                found = self._read(number, check)
-            except _Damaged as error:
-                reasons.append(str(error))
-                continue
-            found.passed_over = reasons
-            return found
+        for salvage in (False, True):  # rather a round less than results that are not whole
+            for number in self._numbers()[::-1]:
+                try:
+                    found = self._read(number, check, salvage=salvage)
+                except _Damaged as error:
+                    reasons += [] if salvage else [str(error)]
+                    continue
+                found.passed_over = [*reasons, *found.passed_over]
+                return found
         if reasons:
             raise CheckpointError(f"{self.folder}: no checkpoint can be read ({'; '.join(reasons)}); {_REMEDY}")
         if (self.folder / _OLD_STATE).exists():
@@ -238,7 +240,7 @@ class CheckpointFolder:
             raise _Damaged(f"{path.name} is not what was written: its checksum differs")
         return content
 
-    def _read(self, number: int, check: Callable[[Mapping[str, Any]], None]) -> Checkpoint:
+    def _read(self, number: int, check: Callable[[Mapping[str, Any]], None], *, salvage: bool = False) -> Checkpoint:
         content = self._content(number)
         check(content["extra"])
         self._check_numbers(number, content)
@@ -256,13 +258,24 @@ class CheckpointFolder:
             if (self.folder / name).exists():  # of the rounds in it the rule needs only the last, and says so
                 _checked(self.folder / name, wanted)
         try:
-            self.log.open_at(content["rounds"]["bytes"])
-        except (DamagedLog, OSError) as error:
-            raise _Damaged(str(error)) from error
-        if self.log.sha256 != content["rounds"]["sha256"]:
-            raise _Damaged(f"{ROUNDS_FILE} is not what was written: its checksum differs")
+            self._open_log(content["rounds"])
+        except _Damaged:
+            if not salvage:
+                raise
+            left = self.log.salvage(content["rounds"]["bytes"])
+            found.passed_over = [
+                f"the results of {left} of {number} rounds can be read, the others are lost; the model is whole"
+            ]
         self._sums = {**content["best"], model: files[model]}
         return found
+
+    def _open_log(self, wanted: Mapping[str, Any]) -> None:
+        try:
+            self.log.open_at(wanted["bytes"])
+        except (DamagedLog, OSError) as error:
+            raise _Damaged(str(error)) from error
+        if self.log.sha256 != wanted["sha256"]:
+            raise _Damaged(f"{ROUNDS_FILE} is not what was written: its checksum differs")
 
     def _check_numbers(self, number: int, content: Mapping[str, Any]) -> None:
         path = self._state(number)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fairflare.core.acting import needs_of
+from fairflare.core.checks import nearest
 from fairflare.core.settings import Part, Setting, described, field_names, markdown, typed, values_of
 from fairflare.federation.influence import Bounds
 from fairflare.federation.plan import TASKS_BY_KIND, dealt_to, load_task_class, make_plan
@@ -95,11 +98,72 @@ def page(name: str) -> str:
     return "\n\n".join(f"## {title}\n\n{markdown(found)}" for title, found in sections(name).items())
 
 
-def in_lines(setting: Setting) -> str:
-    """Type, range and default; the meaning; what it belongs to."""
-    default = "required" if setting.required else "" if setting.default == "" else f"default {typed(setting.default)}"
+@dataclass(frozen=True)
+class InUse:
+    """A setting as a run without any further word has it.
+
+    Attributes:
+        setting: its default is the value of the quick job, also where a preset puts it there.
+        paper: the value with ``--paper`` where that is another; empty: the same.
+        needs: what it acts with; empty: always.
+    """
+
+    setting: Setting
+    paper: str = ""
+    needs: str = ""
+
+
+def in_use(name: str, only: Sequence[str] = ()) -> dict[str, list[InUse]]:
+    """The settings of :func:`sections` with the values that a run uses.
+
+    Args:
+        name: of the method.
+        only: names of settings; none: all.
+
+    Raises:
+        ValueError: unknown method or setting (suggests the nearest).
+    """
+    groups = sections(name)
+    known = [setting.name for found in groups.values() for setting in found]
+    for wanted in only:
+        if wanted not in known:
+            hint = nearest(wanted, known) or "; `fairflare describe` without it lists them"
+            raise ValueError(f"method {name!r} has no setting {wanted!r}{hint}")
+    quick = make_plan(name)
+    paper = make_plan(name, small=False) if get_method(name).paper is not None else quick
+    found: dict[str, list[InUse]] = {}
+    for place, (title, settings) in enumerate(groups.items()):
+        part, other = ((p.rule, p.training, p.task, p.run, p.run)[place] for p in (quick, paper))
+        needs = needs_of(type(part))
+        found[title] = []
+        for setting in settings:
+            if only and setting.name not in only:
+                continue
+            here, there = (_value(component, setting) for component in (part, other))
+            need = needs.get(setting.name)
+            told = "" if typed(here) == typed(there) else typed(there)
+            found[title].append(InUse(replace(setting, default=here, required=False), told, str(need or "")))
+    return {title: settings for title, settings in found.items() if settings}
+
+
+def _value(component: Any, setting: Setting) -> Any:
+    """What a component has of a setting, a preset's too; of a kind of part that it has not: the default."""
+    for step in setting.name.split("."):
+        value = getattr(component, step, setting.default)
+        if value is None and hasattr(component, "setting"):
+            value = component.setting(step)
+        component = value
+    return component.kind if isinstance(component, Part) else component
+
+
+def in_lines(used: InUse) -> str:
+    """Type, range and value; the meaning; what it belongs to."""
+    setting = used.setting
+    default = "" if setting.default == "" else f"default {typed(setting.default)}"
+    default += f" (--paper: {used.paper})" if used.paper else ""
     lines = [f"{setting.wanted}; {default}".rstrip("; "), setting.meaning.replace("`", "")]
-    return "\n".join([*lines, f"only with {setting.only}"] if setting.only else lines)
+    lines += [f"only with {setting.only}"] if setting.only else []
+    return "\n".join([*lines, f"acts only with {used.needs}"] if used.needs else lines)
 
 
 def quick_job(name: str) -> str:

@@ -79,9 +79,7 @@ class Bounds:
                 f"aggregate={self.aggregate!r} does not go with {type(rule).__name__}: {rule.not_a_mean}; leave it out"
             )
         if self.trim is not None and self.aggregate != "trimmed_mean":
-            raise ValueError(
-                f"trim={self.trim:g} is of aggregate='trimmed_mean', not of {self.aggregate!r}; leave it out"
-            )
+            raise ValueError(f"trim={self.trim:g} is of aggregate='trimmed_mean', not {self.aggregate!r}; leave it out")
 
 
 def bounds_of(run: Bounds, num_sites: int) -> dict[str, Any]:

@@ -183,7 +183,7 @@ def make_plan(
         raise ValueError(f"min_sites={of_plan.min_sites}, but the job has {len(names)} site(s)")
     if monai_bundle is not None:
         learns.setdefault("bundle_sha256", grouped(bundle_checksum(Path(monai_bundle).expanduser())))
-    made = _task(task_class, learns) if own_task is None else _like(own_task, task_class, learns)
+    made: Task = task_class(**learns) if own_task is None else _like(own_task, task_class, learns)
     made.check()
     made.by_name()  # every metric has a direction
     own = {k: v for k, v in chosen.site.items() if k not in steps}
@@ -241,18 +241,17 @@ def _refuse_twice(method: Method, by_name: Mapping[str, Any], **objects: Any) ->
 
 def _of_object(task: Task, task_file: Any) -> tuple[str, Path, type[Task]]:
     """Kind of a task that is given as an object, the file that a job carries for it, and the class in that file."""
-    cls = type(task)
     if task_file is not None:
         raise ValueError("a task as an object and task_file exclude each other: give one of them")
+    cls = type(task)
     for kind, file in TASKS_BY_KIND.items():
         template = load_task_class(file)
-        if cls in template.__mro__[:2] or (cls.__module__ == TASK_MODULE and cls.__mro__[1] is template.__mro__[1]):
+        again = cls.__mro__[1:] == template.__mro__[1:] and vars(cls).keys() == vars(template).keys()
+        if cls is template.__mro__[1] or (again and cls.__module__ == TASK_MODULE):
             return kind, file, template
-    if cls.__name__ != "Task" or cls.__module__ == "__main__":
-        raise ValueError(
-            f"a job carries the file of a task of your own as task.py, and looks for Task in it: call {cls.__name__} "
-            "so, in a file of its own that does nothing but define it"
-        )
+    if cls.__name__ != "Task" or cls.__module__ in ("__main__", TASK_MODULE):
+        wanted = f"call {cls.__name__} so, in a module of its own, or give task_file"
+        raise ValueError(f"a job carries the file of your own task as task.py, and looks for Task in it: {wanted}")
     return "this task", Path(inspect.getfile(cls)), cls
 
 
@@ -261,8 +260,8 @@ def _like(task: Task, cls: type[Task], dealt: Mapping[str, Any]) -> Task:
     if type(task) is cls and cls.__module__ != TASK_MODULE:
         return task
     values = {name: getattr(task, name) for name in field_names(cls)}
-    plain = {f.name: f.default for f in fields(cls)}  # type: ignore[arg-type]
-    return _task(cls, {**values, **{k: v for k, v in dealt.items() if k in dealt_to(1, cls) and values[k] == plain[k]}})
+    usual = {f.name: f.default for f in fields(cls) if f.name in dealt_to(1, cls)}  # type: ignore[arg-type]
+    return cls(**{**values, **{name: dealt[name] for name, value in usual.items() if values[name] == value}})
 
 
 def _of_bundle(folder: Path, **others: Any) -> type[Task]:
@@ -420,8 +419,3 @@ def load_task_class(path: Path) -> type[Task]:
     if not isinstance(found, type) or not issubclass(found, Task):
         raise TaskFileError(f"task file {path} must define a class Task (a subclass of fairflare.tasks.base.Task)")
     return found
-
-
-def _task(cls: type[Task], learns: Mapping[str, Any]) -> Task:
-    made: Task = cls(**learns)
-    return made

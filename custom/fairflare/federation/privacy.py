@@ -221,6 +221,9 @@ them. No method needs these metrics. What it does *not* hide:
 - How often each class occurs can be estimated from the update of the last layer; the fewer steps, the better.
 - A server that sends a model which always answers one class reads off the share of that class from `accuracy`.
 - With two classes, the remaining figures together nearly give the two recalls.
+- The number of test cases, and of a metric that is a mean over images how their scores are distributed, leave. The
+  number of test images of each class stays at home, and so does the standard error of a metric over classes: such a
+  site has no interval in the results.
 - Means over a group (`head`, `medium`, `tail`, `all`) leave, unless a group has one class or one class has no group.
   They tell whether the site has any class of the group.
 

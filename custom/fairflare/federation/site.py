@@ -470,7 +470,7 @@ def read_site_file(path: Path, identity: str) -> dict[str, Any]:
         return {}
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as e:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as e:
         raise SiteError(
             f"site {identity!r}: {path} is not readable JSON: {e}",
             public=f"site {identity!r}: local/{SITE_FILE} is not readable JSON",

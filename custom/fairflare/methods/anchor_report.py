@@ -66,9 +66,9 @@ class FromPreset:
     preset: str
 
     def setting(self, name: str) -> Any:
-        """The setting in force: the argument, else the preset's."""
+        """The setting in force: the argument, else the preset's, where it has one."""
         value = getattr(self, name)
-        return PRESETS[self.preset][name] if value is None else value
+        return PRESETS[self.preset].get(name) if value is None else value
 
 
 @settings

@@ -99,7 +99,7 @@ class FedCE(Rule):
 
     over the trained parameters, with the cosine's mean over the rounds, e the sites' ``minus_score`` and hats for
     normalised; c is 1 / K in the first round. An absent site keeps its values, a new one enters with 1 / (K + 1). A
-    score that is not a number counts as the mean of the others.
+    score that its site keeps back (``min_cases``) counts as the mean of the others.
 
     Args:
         combine: ``"sum"`` or ``"multiply"``; ``None``: as the preset has it (sum; FedISM: multiply).
@@ -113,7 +113,7 @@ class FedCE(Rule):
 
     report_fields = (
         Field(
-            "minus_score", low=0, high=1, nan_ok=True, of=VALIDATION,
+            "minus_score", low=0, high=1, home_ok=True, of=VALIDATION,
             doc="1 less the mean accuracy (or primary metric), over the rounds, of the received model without this "
             "site's own",
         ),

@@ -216,14 +216,14 @@ class FedMRL(Rule):
             of=TRAINING,
         ),
         Field(
-            "accuracy", low=0, high=1, nan_ok=True, of=VALIDATION,
+            "accuracy", low=0, high=1, home_ok=True, of=VALIDATION,
             doc="of the local model on the validation images; the primary metric where a task has no accuracy",
         ),
         Field(
-            "global_accuracy", low=0, high=1, nan_ok=True, of=VALIDATION, doc="the same of the received model"
+            "global_accuracy", low=0, high=1, home_ok=True, of=VALIDATION, doc="the same of the received model"
         ),
         Field(
-            "num_validation", low=0, high=1e9, nan_ok=True, of=VALIDATION, doc="number of validation images"
+            "num_validation", low=0, high=1e9, home_ok=True, of=VALIDATION, doc="number of validation images"
         ),
         Field(
             "entropy", low=-50, high=1e-6, required=False,

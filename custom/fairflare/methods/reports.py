@@ -67,6 +67,7 @@ class Field:
         keep: the setting that keeps it at home, in words; empty: none does.
         of: the splits whose images it is made of: where one has fewer cases than the site's ``min_cases`` it stays at
             home. Empty: of none. ``None``: it does not say, so any split with too few keeps it at home.
+        home_ok: the method goes on without it where it stays at home; it is NaN then, as with ``nan_ok``.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Field:
     reveals: str = field(default="", kw_only=True)
     keep: str = field(default="", kw_only=True)
     of: tuple[str, ...] | None = field(default=None, kw_only=True)
+    home_ok: bool = field(default=False, kw_only=True)
 
     def read(self, report: Mapping[str, Any], site: str, suppressed: Collection[str] = ()) -> Any:
         """The checked value, ``None`` when it is optional and absent.
@@ -88,14 +90,14 @@ class Field:
         Args:
             report: with it.
             site: whose.
-            suppressed: fields that stay there, too few cases being behind them: NaN where that is a legal value.
+            suppressed: fields that stay there, too few cases being behind them: NaN where the method can do with it.
 
         Raises:
             ReportError: missing, of another type, out of range (names site, field and value).
         """
         value = report.get(self.name)
         if value is None and self.name in suppressed:
-            if self.nan_ok:
+            if self.nan_ok or self.home_ok:
                 partner = report.get(self.same_length_as or "")
                 many = len(partner) if isinstance(partner, (list, tuple)) else 0
                 return [math.nan] * many if self.kind == "vector" else math.nan

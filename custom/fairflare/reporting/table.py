@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from fairflare.core import checks
-from fairflare.core.fairness import BEFORE_RECORDED, FairnessSummary, higher_is_better, summarize
+from fairflare.core.fairness import BEFORE_RECORDED, FairnessSummary, declared_as, higher_is_better, summarize
 from fairflare.reporting.attendance import attendance
 from fairflare.reporting.layout import MISSING, blocks, csv_lines, cut, markdown_lines, number, wrapped
 from fairflare.reporting.no_effect import zero_everywhere
@@ -212,7 +212,11 @@ def _cells(
     cells = [(name or MISSING) + (UNSURE if un and not exact else "") for name, un in zip(worst, unsure, strict=True)]
     totals.insert(3, ["worst site", *cells])
     headings = [column.heading or column.metric for column in columns]
-    header = ["site", *(name if exact else name[:MAX_HEADING] for name in headings)]
+    if not exact:
+        units = (results["info"] or {}).get("units") or {}
+        of_unit = [declared_as(column.metric, units) for column in columns]
+        headings = [h[:MAX_HEADING] + (f" ({unit})" if unit else "") for h, unit in zip(headings, of_unit, strict=True)]
+    header = ["site", *headings]
     found = results.get("inequality")
     if not found or found["metric"] not in metrics:
         return header, sites, totals

@@ -350,7 +350,7 @@ def _unnamed_people(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator
     for _, listed in opened:
         if listed.synthetic or any(s.patient is not None for own in listed.splits.values() for s in own):
             continue
-        lists = {k: [s.image.as_posix() for s in own] for k, own in listed.splits.items() if k in SPLITS}
+        lists = {k: ["/".join(s.image.parts[-2:]) for s in own] for k, own in listed.splits.items() if k in SPLITS}
         found = on_both_sides(lists)
         if found is not None:
             expression, both, number = found

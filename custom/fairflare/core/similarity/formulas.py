@@ -98,10 +98,11 @@ def linear_cka(x: Matrix, y: Matrix, estimator: str = "biased") -> float:
 
     Returns:
         delta in [0, 1] (biased) or [-1, 1] (unbiased). 1 when x and y are both constant over the samples, NaN when
-        only one is, when n < 2, when a value is not finite, and when an unbiased denominator is 0.
+        only one is, when n is 1, when a value is not finite, and when an unbiased denominator is 0.
 
     Raises:
-        ValueError: not two matrices with the same number of rows, unknown estimator, ``"unbiased"`` with n 2 or 3.
+        ValueError: not two matrices with the same number of rows, unknown estimator, ``"unbiased"`` with n 2 or 3,
+            or none at all.
 
     Source:
         Yan et al., MICCAI 2024, Eq. (2); Kornblith et al., ICML 2019. Unbiased: HSIC_1 of Song et al., JMLR 2012.
@@ -110,6 +111,8 @@ def linear_cka(x: Matrix, y: Matrix, estimator: str = "biased") -> float:
     x, y = _matrix("x", x), _matrix("y", y)
     if len(x) != len(y):
         raise ValueError(f"x and y must have the same number of rows, got {len(x)} and {len(y)}")
+    if len(x) == 0:
+        raise ValueError("x and y hold no sample; give at least 2")
     if len(x) < 2:
         return math.nan
     _check(len(x), estimator)

@@ -64,11 +64,11 @@ def layerwise_cka(
         Similarity by layer name, in state-dict order. delta is in [0, 1] (biased) or [-1, 1] (unbiased); 1 with
         dissimilarity 0 where both models' features are the same for every image (dead layer). NaN where only one
         model's are, where they are not finite in float32, where a layer cannot be compared (:class:`JointPass`),
-        and everywhere with fewer than 2 images. With fewer than 4 an unbiased estimator is replaced by ``"biased"``.
+        and everywhere with one image. With fewer than 4 an unbiased estimator is replaced by ``"biased"``.
 
     Raises:
         ValueError: a layer missing in one model, features of different shape in the two models or for different images
-            (all name the layer); no layer can be compared; unknown estimator.
+            (all name the layer); no layer can be compared; no image; unknown estimator.
         TypeError: a batch that is not a tensor.
         OSError: not enough space in the scratch folder (names folder, needed, available).
 
@@ -96,8 +96,10 @@ def layerwise_cka(
                         alignments[name].add(k[i][:, i], e[i][:, i])
                 rows[name].clear()
             store.clear()
+        if not joint.images:
+            raise ValueError("the batches hold no image; nothing can be compared")
         result = dict.fromkeys(joint.names, UNDEFINED)
-        for name in joint.compared() if joint.images else ():
+        for name in joint.compared():
             if joint.images >= 2:
                 result[name] = rows[name].undefined() or alignments[name].similarity()
     return result

@@ -1,0 +1,231 @@
+"""A run on own images: one folder is one site, how they are read is said, patients are unknown until somebody says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from fairflare.cli import app
+from fairflare.cli.own_data import in_words, looked_at, suited_settings
+from fairflare.cli.site_names import run_sites
+from fairflare.data.patients import on_both_sides, suggested
+from fairflare.data.preparers.__main__ import main as prepare
+from fairflare.data.preparers.listed import groups_by_site
+from fairflare.federation.local import run_local
+from fairflare.federation.plan import make_plan
+from fairflare.federation.shared_images import refuse_shared_images
+
+
+def site(folder: Path, *, colour: bool = True, size: tuple[int, int] = (100, 130), patient: bool = False) -> Path:
+    """Images and masks of six people, two each, and a list in which each split has some of all."""
+    draw = np.random.default_rng(3)
+    for part in ("images", "masks"):
+        (folder / part).mkdir(parents=True)
+    entries: list[dict[str, Any]] = []
+    for number in range(12):
+        name = f"p{number // 2:02d}_{number % 2}.png"
+        pixels = draw.integers(0, 255, (*size, 3), dtype=np.uint8)
+        if not colour:
+            pixels[:] = pixels[:, :, :1]  # grey in three channels
+        Image.fromarray(pixels).save(folder / "images" / name)
+        Image.fromarray(np.eye(*size, dtype=np.uint8)).save(folder / "masks" / name)
+        entries.append({"image": f"images/{name}", "label": f"masks/{name}"})
+    whose = [{**e, "patient": f"x{n}"} for n, e in enumerate(entries)] if patient else entries
+    lists = {"training": whose[:8:2] + whose[1:6:2], "validation": whose[7:9], "test": whose[9:]}
+    (folder / "datalist.json").write_text(json.dumps(lists))
+    return folder
+
+
+def fairflare(*arguments: Any) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "500"})
+    return " ".join(result.output.split()) + f" [{result.exit_code}]"
+
+
+# ------------------------------------------------------------------------------------------------ one folder
+
+
+def test_the_file_of_one_site_is_one_site_or_a_refusal() -> None:
+    for chosen in ("default", 0, 3, ["a", "b"]):
+        with pytest.raises(ValueError, match="it is the file of one site"):
+            run_sites(chosen, {"data_root": "x"})  # type: ignore[arg-type]
+    assert run_sites(1, {"data_root": "x"}) == 1
+    assert run_sites(["a"], {"data_root": "x"}) == ["a"]
+    lists = {"data_root": "x", "sites": {"a": {"datalist": "a.json"}, "b": {"datalist": "b.json"}}}
+    assert run_sites("default", lists) == ["a", "b"]
+
+
+@pytest.mark.parametrize("command", [["run", "fed_avg", "--in-process"], ["compare", "fed_avg", "fed_lwr"]])
+def test_one_hospital_is_not_several(command: list[str], tmp_path: Path) -> None:
+    root = str(site(tmp_path / "A"))
+    alone, twice = tmp_path / "alone.json", tmp_path / "twice.json"
+    alone.write_text(json.dumps({"data_root": root}))
+    twice.write_text(json.dumps({"sites": {"A": {"data_root": root}, "B": {"data_root": f"{root}/../A"}}}))
+    where = ["--workspace" if command[0] == "run" else "--out", tmp_path / "out"]
+    assert "it is the file of one site. Give every site's folder" in fairflare(*command, "--data", alone, *where)
+    told = fairflare(*command, "--data", twice, *where)
+    assert "sites 'A' and 'B' have" in told
+    assert told.endswith("[2]")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_run_itself_refuses_shared_images(tmp_path: Path) -> None:
+    root = str(site(tmp_path / "A"))
+    plan = make_plan("fed_avg", sites=["A", "B"], num_rounds=1)
+    with pytest.raises(ValueError, match=r"sites 'A' and 'B' have 12 image\(s\) in common|in common, such as"):
+        run_local(plan, tmp_path / "run", {"data_root": root})
+
+
+def test_a_common_test_set_and_own_lists_are_meant(tmp_path: Path) -> None:
+    root = site(tmp_path / "A")
+    lists = json.loads((root / "datalist.json").read_text())
+    halves = [
+        {**lists, "training": lists["training"][:3], "validation": lists["validation"][:1]},
+        {**lists, "training": lists["training"][3:], "validation": lists["validation"][1:]},
+    ]
+    for name, own in zip("ab", halves, strict=True):
+        (root / f"{name}.json").write_text(json.dumps(own))
+    local = {"data_root": str(root), "sites": {name: {"datalist": f"{name}.json"} for name in "ab"}}
+    refuse_shared_images(["a", "b"], local)
+    halves[1]["training"] = lists["training"][2:]  # one image in both
+    (root / "b.json").write_text(json.dumps(halves[1]))
+    with pytest.raises(ValueError, match="sites 'a' and 'b' have 1 image"):
+        refuse_shared_images(["a", "b"], local)
+    halves[1]["training"], halves[1]["test"] = lists["training"][3:], [lists["training"][0]]
+    (root / "b.json").write_text(json.dumps(halves[1]))
+    with pytest.raises(ValueError, match="1 image"):  # one's training is the other's test
+        refuse_shared_images(["a", "b"], local)
+
+
+# ------------------------------------------------------------------------------------------------ how they are read
+
+
+@pytest.mark.parametrize(
+    ("colour", "size", "read", "words"),
+    [
+        (True, (480, 640), {"image_size": [96, 96], "in_channels": 3}, "640x480 RGB images are read as 96x96 RGB"),
+        (False, (70, 90), {"image_size": [64, 64], "in_channels": 1}, "90x70 grey images are read as 64x64 grey"),
+        (False, (20, 30), {"image_size": [32, 32], "in_channels": 1}, "30x20 grey images are read as 32x32 grey"),
+    ],
+)
+def test_channels_and_size_come_from_the_images(
+    colour: bool, size: tuple[int, int], read: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    local = {"sites": {"A": {"data_root": str(site(tmp_path / "A", colour=colour, size=size))}}}
+    plan = make_plan("fed_avg", sites=["A"], min_sites=1)
+    images = looked_at(plan, local)
+    assert suited_settings(plan, images) == read
+    adapted = make_plan("fed_avg", sites=["A"], min_sites=1, settings=read)
+    told = in_words(adapted, images, trial=True)
+    assert told.startswith(f"{words}; 3 rounds: a trial; --paper")
+    assert in_words(adapted, images, trial=False) == f"{words}; 3 rounds"
+    assert looked_at(plan, {}) == []
+
+
+def test_networks_that_need_larger_images(tmp_path: Path) -> None:
+    dense = make_plan(
+        "fed_avg", task="classification", sites=2, settings={"network": "densenet121", "image_size": [64, 64]}
+    )
+    image = np.zeros((20, 20, 1), np.float32)
+    assert suited_settings(dense, [image])["image_size"] == [64, 64]
+    given = make_plan("fed_avg", sites=2, settings={"initial_weights": "x.pt"})
+    assert suited_settings(given, [image]) == {"image_size": [32, 32]}  # a checkpoint has its own channels
+
+
+def test_a_run_says_it_and_what_is_given_stays(tmp_path: Path) -> None:
+    local = tmp_path / "data.json"
+    local.write_text(json.dumps({"sites": {name: {"data_root": str(site(tmp_path / name))} for name in "AB"}}))
+    common = ["run", "fed_avg", "--in-process", "--data", local, "--rounds", 1, "--set", "features=[4,4,4,4,4,4]"]
+    told = fairflare(*common, "--workspace", tmp_path / "w", "--set", "image_size=[32,32]")
+    assert "130x100 RGB images are read as 32x32 RGB; 1 round check:" in told
+    info = json.loads((tmp_path / "w/server/simulate_job/fairflare/results.json").read_text())["info"]
+    assert info["config"]["task"]["args"]["image_size"] == [32, 32]
+    assert info["config"]["task"]["args"]["in_channels"] == 3
+
+
+# ------------------------------------------------------------------------------------------------ patients
+
+
+def test_names_that_look_like_patients() -> None:
+    expression, groups = suggested([f"s/p{n:02d}_{k}.png" for n in range(4) for k in range(2)]) or ("", {})
+    assert groups["s/p03_1.png"] == "p03"
+    assert groups_by_site(expression, ["A"]) == {"A": expression}  # a valid --group
+    eyes = suggested([f"{n}_{eye}.jpeg" for n in range(5) for eye in ("left", "right")])
+    assert eyes is not None
+    assert eyes[1]["3_right.jpeg"] == "3"
+    folders = suggested([f"x/{who}/{k}.png" for who in ("ann", "bob", "eve") for k in "ab"])
+    assert folders is not None
+    assert folders[1]["x/eve/b.png"] == "eve"
+    assert suggested([f"image_{n}.png" for n in range(30)]) is None  # one group is none
+    assert suggested([f"{n:03d}.png" for n in range(30)]) is None
+    assert suggested([f"a{n}_0.png" for n in range(30)]) is None  # one image each
+    assert suggested([f"{kind}_{n}.png" for kind in ("cat", "dog") for n in range(30)]) is None
+
+
+def test_groups_on_both_sides() -> None:
+    lists = {"training": ["p1_0", "p1_1", "p2_0", "p3_0", "p3_1"], "test": ["p2_1", "p4_0", "p4_1"]}
+    found = on_both_sides(lists)
+    assert found is not None
+    assert found[1:] == (["p2"], 4)
+    assert on_both_sides({"training": ["p1_0", "p1_1", "p2_0", "p2_1"], "test": ["p3_0", "p3_1"]}) is None
+
+
+def test_check_data_tells_of_likely_patients_in_training_and_test(tmp_path: Path) -> None:
+    told = fairflare("check-data", site(tmp_path / "A"))
+    assert "no 'patient' is named, and by the names of files images of 2 of 6 groups (p03, p04)" in told
+    assert "1 note(s) [0]" in told
+    assert "no 'patient'" not in fairflare("check-data", site(tmp_path / "B", patient=True))
+
+
+def prepared(tmp_path: Path, capsys: Any, *more: str) -> str:
+    sources: list[str] = []
+    for name in "AB":
+        sources += ["--site", name, str(tmp_path / name / "images"), str(tmp_path / name / "masks")]
+    code = prepare(["folders", *sources, "--out", str(tmp_path / "out"), "--overwrite", *more])
+    assert code == 0
+    return str(capsys.readouterr().out)
+
+
+def test_prepare_says_that_patients_are_unknown_and_proposes_a_group(tmp_path: Path, capsys: Any) -> None:
+    for name in "AB":
+        site(tmp_path / name)
+    told = prepared(tmp_path, capsys)
+    assert "NOTE: no patients are known at A, B: every image counts as a patient of its own" in told
+    proposed = [line.partition("--group ")[2].strip("'") for line in told.splitlines() if "--group" in line]
+    assert [text.partition("=")[0] for text in proposed] == ["A", "B"]
+    again = prepared(tmp_path, capsys, "--group", proposed[0], "--group", r"B=^p(\d+)")
+    assert "NOTE" not in again
+    for name, first in (("A", "p00"), ("B", "00")):
+        lists = json.loads((tmp_path / "out" / name / "datalist.json").read_text())
+        where = {e["patient"]: set() for own in lists.values() if isinstance(own, list) for e in own}
+        assert first in where
+        for split in ("training", "validation", "test"):
+            for entry in lists[split]:
+                where[entry["patient"]].add(split)
+        assert all(len(splits) == 1 for splits in where.values())
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["(a)", "(b)"], "two expressions without a site"),
+        (["A=(a)", "A=(b)"], "two expressions of site 'A'"),
+        (["A=a"], r"a part in brackets that is the patient, got 'a'"),
+        ({"C": "(a)"}, "there is no site 'C'"),
+        (["("], "must be a regular expression"),
+    ],
+)
+def test_groups_that_cannot_be_meant(given: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        groups_by_site(given, ["A", "B"])
+
+
+def test_groups_of_some_sites_and_of_all_others() -> None:
+    assert groups_by_site(["A=(x)", "(y)"], "ABC") == {"A": "(x)", "B": "(y)", "C": "(y)"}
+    assert groups_by_site("id=(x)", ["A"]) == {"A": "id=(x)"}
+    assert groups_by_site(None, ["A"]) == {"A": None}

@@ -51,13 +51,16 @@ def results(material: Material) -> Section | None:
     rows, sites = material.rows, tested_sites(material)
     several = any(len(row.runs) > 1 for row in rows)
     over = "; ± is the population standard deviation over seeds" if several else ""
+    known = any(math.isfinite(of_row(row, CHANCE, material.metric).mean) for row in rows)
+    shown = {name: attribute for name, attribute in SUMMARIES if known or attribute != CHANCE}
     totals = Table(
         "results",
         f"{material.metric} on the test splits over the sites, each counting once{over}. Worst decile: mean of the "
-        "worst tenth of the sites, at least one. Std if equal: what equal sites would show by sampling alone.",
-        ["method", "runs", *(name for name, _ in SUMMARIES), "sites"],
+        "worst tenth of the sites, at least one."
+        + (" Std if equal: what equal sites would show by sampling alone." if known else ""),
+        ["method", "runs", *shown, "sites"],
         [
-            [row.label, len(row.runs), *(of_row(row, attribute, material.metric) for _, attribute in SUMMARIES),
+            [row.label, len(row.runs), *(of_row(row, attribute, material.metric) for attribute in shown.values()),
              max(summary.num_sites for summary in row.summaries)]
             for row in rows
         ],

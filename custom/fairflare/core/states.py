@@ -426,6 +426,7 @@ def _one_pass(
             first_site = site
         for name in list(means) or list(state):
             tensor = state[name]
+            _check_tensor(tensor, f"site {site!r}: tensor {name!r}")
             if look:
                 _check_finite(tensor, f"site {site!r}: tensor {name!r}")
             if name not in means:

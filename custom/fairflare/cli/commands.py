@@ -270,7 +270,7 @@ def run(
             suited = suited_settings(recipe.plan, images) if quick else {}
             if not suited.keys() <= plan["settings"].keys():
                 recipe = FairRecipe(**{**plan, "settings": {**suited, **plan["settings"]}})
-            console.print(in_words(recipe.plan, images, trial=quick and plan["num_rounds"] is None), highlight=False)
+            errors.print(in_words(recipe.plan, images, trial=quick and plan["num_rounds"] is None), highlight=False)
         say_what_lacks(recipe.plan.lacks)
         say_what_is_brought(recipe.plan.brought)
         say_what_is_shared(recipe.plan)

@@ -187,7 +187,7 @@ def _on_own_data(series: Any, local: Mapping[str, Any]) -> Any:
         if series.small and not series.task_file:
             series = replace(series, settings={**suited_settings(plan, images), **series.settings})
             plan = series.runs()[0].make()
-        console.print(in_words(plan, images, trial=series.small and series.rounds is None), highlight=False)
+        errors.print(in_words(plan, images, trial=series.small and series.rounds is None), highlight=False)
     return series
 
 

@@ -375,7 +375,6 @@ class _Mean:
 
     def __init__(self, name: str, first_site: str, first: torch.Tensor, hold: int) -> None:
         """``hold``: bytes of tensors that may wait, to be added together: the sum then stays in the cache."""
-        _check_tensor(first, f"site {first_site!r}: tensor {name!r}")
         if first.is_complex():
             raise ValueError(f"site {first_site!r}: tensor {name!r} is {first.dtype}, not a real number")
         self.name = name
@@ -509,6 +508,7 @@ def _one_pass(
             first_site = site
         for name in list(means) or list(state):
             tensor = state[name]
+            _check_tensor(tensor, f"site {site!r}: tensor {name!r}")
             if look:
                 _check_finite(tensor, f"site {site!r}: tensor {name!r}")
             if name not in means:
@@ -541,7 +541,6 @@ def _check_tensor(tensor: object, where: str) -> None:
 
 
 def _check_kind(tensor: torch.Tensor, like: torch.Tensor, where: str, whose: str) -> None:
-    _check_tensor(tensor, where)
     if tensor.is_complex() or tensor.is_floating_point() != like.is_floating_point():
         raise ValueError(f"{where} is {tensor.dtype}, {whose} has {like.dtype}")
 

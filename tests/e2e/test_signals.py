@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -33,8 +35,10 @@ class Running:
     """A command of ours in a process group, with a place for temporary files of its own."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
-        self.folder, self.temporary = folder, folder / "tmp"
-        self.temporary.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.temporary = Path((folder / "place").read_text()) if (folder / "place").exists() else Path(mkdtemp())
+        (folder / "place").write_text(str(self.temporary))  # a short path: Python has sockets there
         environment = {**os.environ, "TMPDIR": str(self.temporary), "HOME": str(folder), "OMP_NUM_THREADS": "1"}
         self.log = folder / "out.txt"
         with self.log.open("ab") as out:
@@ -91,6 +95,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
         if running.process.poll() is None or running.alive():
             os.killpg(running.process.pid, signal.SIGKILL)
         running.process.wait(30)
+        shutil.rmtree(running.temporary, ignore_errors=True)
 
 
 def rounds_done(workspace: Path) -> int:

@@ -36,6 +36,7 @@ LOST = re.compile(
     rb"|Communication error with client \S{1,128}: \[Errno \d+\] Connection reset by peer"
 )
 LONGEST = 200  # bytes of what LOST finds
+SOCKET = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")  # bytes of a folder in which Python can have its sockets
 ATTEMPTS = 3
 
 
@@ -117,12 +118,15 @@ def _run(
     """The exit code; ``None`` when ``printed`` told of a lost site, and the rest was stopped."""
     if printed is not None:
         printed.seek(0, os.SEEK_END)
+    fits = len(os.fsencode(owned.name)) <= SOCKET
+    if not fits:
+        console.print(f"TMPDIR is too long a path: what a killed simulator leaves there stays ({owned.path.parent})")
     process = subprocess.Popen(
         command,
         stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        env={**os.environ, "TMPDIR": owned.name},
+        env={**os.environ, "TMPDIR": owned.name} if fits else None,
         pass_fds=() if owned.descriptor is None else (owned.descriptor,),  # a simulator that outlives this owns it, too
     )
     try:

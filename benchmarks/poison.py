@@ -233,7 +233,13 @@ def run(
 ) -> dict[str, Any]:  # fmt: skip
     """The results of one run."""
     learns = {k: v for k, v in method.learns.items() if k in ("retrained_head",)}
-    learns |= {"projector_dim": 8} if method.name == "fed_mas" else {"neck_dim": 16} if method.name == "moon" else {}
+    learns |= (
+        {"projector_dim": 8}
+        if method.name in ("fed_mas", "bsm_kd")
+        else {"neck_dim": 16}
+        if method.name == "moon"
+        else {}
+    )
     task = PointsTask(seed, shift, skew, case.sites if case.turned else (), **learns)
     given = {k: v for k, v in method.small.items() if k in field_names(method.training)}
     own = {**method.site, **given, **{k: v for k, v in TRAINING.items() if k not in method.keeps}}
@@ -248,7 +254,8 @@ def run(
         transport = Hospitals(SITES, task, training, {}, folder / "sites")
         transport.case = case
         transport.claim = ([lie for lie in words_for(method) if "1e30" not in lie.words] or [liar.SAMPLES])[-1]
-        settings = RunSettings(num_rounds=rounds, seed=seed, label=method.name, **(bounds or {}))
+        again = {"crt_rounds": 2} if "crt_rounds" in method.run else {}
+        settings = RunSettings(num_rounds=rounds, seed=seed, label=method.name, **again, **(bounds or {}))
         place = Place(folder / "run", folder / "kept", "poison", site_half=values_of(training))
         with contextlib.suppress(RoundFailed):
             Rounds(task, rule, settings, transport, place).run()

@@ -72,6 +72,7 @@ def test_dice_of_each_image_by_hand(tmp_path: Path) -> None:
         patients = np.array(scores).reshape(-1, 4)
         assert values == pytest.approx(patients[draws(site, len(patients), COUNT)].mean((1, 2)), abs=1e-6)
         assert results["resampled_units"][site] == {"unit": "patients", "count": len(patients)}
+        assert isinstance(results["resampled_units"][site]["count"], int)
         assert results["test"][site]["dice"] == pytest.approx(np.mean(scores), abs=1e-6)
 
 

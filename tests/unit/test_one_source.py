@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -152,14 +153,26 @@ def test_rows_of_one_seed_or_fewer_sites_are_not_crowned(folder: Path) -> None:
     assert set_apart([row for row in rows if row.label == "short"]) == {}
 
 
+def test_the_last_models_of_one_run_are_a_column_of_its_table(folder: Path) -> None:
+    done = CliRunner().invoke(app, ["show", "--last", str(in_order(folder)[0])])
+    assert done.exit_code == 2
+    assert "--last is for several runs" in done.output
+
+
 def test_damaged_draws_are_not_used_and_named(folder: Path, tmp_path: Path) -> None:
     runs = [read_results(path / "server/simulate_job/fairflare") for path in in_order(folder)]
     chosen = [run for run in runs if run["info"]["label"] in ("fed_avg", "noisy")]
     damaged = json.loads(json.dumps(chosen))
     damaged[0]["resampled"]["site-1"][3] = "x"
-    damaged[1]["resampled_units"]["site-2"] = {"unit": "hospitals", "count": 3}
+    damaged[1]["resampled"]["site-1"] = 7
+    for run in damaged:  # and not taken for draws of images, as those of old results that do not say it
+        run["resampled_units"]["site-2"] = {"unit": "hospitals", "count": 3}
+        run["resampled_units"]["site-3"]["count"] = 0
     page = Read(write_report(write_comparison(tmp_path, damaged), tmp_path / "r").read_text(encoding="utf-8"))
     assert "resampled.site-1 has entries that are no numbers" in page.words
     assert "resampled_units.site-2 does not say what was drawn" in page.words
     assert "by Student's t over the seeds alone" in page.words
+    for site in ("site-1", "site-2", "site-3"):
+        own = next(d for d in read_material(tmp_path, reference="fed_avg").differences if d.measure == site)
+        assert math.isnan(own.images_sd)
     assert "of other patients than those of the test splits they say nothing" in page.words

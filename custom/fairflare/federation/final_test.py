@@ -74,8 +74,11 @@ class Tested:
     def units(self) -> dict[str, dict[str, Any]]:
         """``{site: {"unit", "count"}}``: what these draws are of, of the sites that say it."""
         told = {site: self.phase.stats[site] for site in self.resampled}
-        found = {site: {"unit": stats[DRAWN_UNITS], "count": stats[NUM_UNITS]} for site, stats in told.items()}
-        return {site: unit for site, unit in found.items() if None not in unit.values()}
+        return {
+            site: {"unit": stats[DRAWN_UNITS], "count": int(stats[NUM_UNITS])}
+            for site, stats in told.items()
+            if stats[DRAWN_UNITS] is not None and stats[NUM_UNITS] is not None
+        }
 
     def without(self, metric: str) -> list[str]:
         """Sites that answered, and whose ``metric`` is not finite."""

@@ -47,9 +47,8 @@ class Tidier:
             },
             "best": self._best(raw.get("best")),
             "last_rounds": self._last(raw.get("last_rounds")),
-            "resampled": self._resampled(raw.get("resampled")) or None,
-            "resampled_units": self._units(raw.get("resampled_units")) or None,
             "inequality": self._inequality(raw.get("inequality")),
+            **self._draws(raw.get("resampled"), raw.get("resampled_units")),
             "left_out": self._left_out("left_out", raw.get("left_out")),
             "phases": self._phases("phases", raw.get("phases")),
             "resumed": self._list("resumed", raw.get("resumed")),
@@ -139,27 +138,25 @@ class Tidier:
             return None
         return tidy
 
-    def _resampled(self, value: Any) -> dict[str, list[float | None]]:
-        """Of a site whose values are not all numbers (or null) none is used."""
-        found = {}
-        for site, entry in self._dict("resampled", value).items():
-            values = self._list(f"resampled.{site}", entry)
-            if any(v is not None and finite(v) is None for v in values):
+    def _draws(self, resampled: Any, units: Any) -> dict[str, Any]:
+        """Values and units; of a site that has either of the wrong kind, neither."""
+        values: dict[str, list[float | None]] = {}
+        for site, entry in self._dict("resampled", resampled).items():
+            given = self._list(f"resampled.{site}", entry)
+            values[site] = [finite(v) for v in given]
+            if any(v is not None and finite(v) is None for v in given):
                 self._problem(f"resampled.{site} has entries that are no numbers; its test images are in no interval")
+                del values[site]
+        told: dict[str, dict[str, Any]] = {}
+        for site, entry in self._dict("resampled_units", units).items():
+            unit = self._dict(f"resampled_units.{site}", entry)
+            count = finite(unit.get("count")) or 0.0
+            if unit.get("unit") in UNITS and count >= 1 and count.is_integer():
+                told[site] = {"unit": unit["unit"], "count": int(count)}
             else:
-                found[site] = [finite(v) for v in values]
-        return found
-
-    def _units(self, value: Any) -> dict[str, dict[str, Any]]:
-        found = {}
-        for site, entry in self._dict("resampled_units", value).items():
-            told = self._dict(f"resampled_units.{site}", entry)
-            count = told.get("count")
-            if told.get("unit") in UNITS and isinstance(count, int) and not isinstance(count, bool) and count > 0:
-                found[site] = {"unit": told["unit"], "count": count}
-            else:
-                self._problem(f"resampled_units.{site} does not say what was drawn")
-        return found
+                self._problem(f"resampled_units.{site} does not say what was drawn; it is in no interval")
+                values.pop(site, None)
+        return {"resampled": values or None, "resampled_units": told or None}
 
     def _round(self, where: str, value: Any) -> dict[str, Any] | None:
         if not isinstance(value, Mapping):

@@ -1,5 +1,5 @@
 """What a site keeps at home although a task measured it: metrics by class where its own file says so, and whatever is
-of too few cases. Every reply goes through :func:`keep_home`.
+of too few cases. Every reply goes through :meth:`Gate.keep_home`.
 """
 
 from __future__ import annotations

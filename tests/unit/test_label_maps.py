@@ -27,6 +27,13 @@ def test_honest_sites_are_left_alone() -> None:
     assert certain == []
 
 
+def test_few_images_are_no_evidence() -> None:
+    """Of noise some map always explains more than the labels do."""
+    found = [one for seed in range(20) for one in label_maps(*data(seed, count=12, noise=20.0)).values()]
+    assert max(one.explained - one.agreement for one in found) > 0.3
+    assert not any(one.certain for one in found)
+
+
 def test_a_shift_is_found_and_named() -> None:
     for seed in range(5):
         features, labels = data(seed)

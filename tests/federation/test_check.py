@@ -384,8 +384,9 @@ def test_metrics_of_any_class_names_travel_under_safe_names(tmp_path: Path) -> N
     assert results["test"]["site-1"]["very_rare"] >= 0
     assert results["info"]["higher_is_better"]["accuracy"] is True
     assert results["info"]["said"]["site-1"]["class_names"] == names
-    alike = own_images(tmp_path / "alike", 2, class_names=["bone loss", "bone_loss"])
-    reason = refused(run(tmp_path / "two", {"sites": dict.fromkeys(SITES[:2], alike)}, settings={"num_classes": 2}))
+    twins = ["bone loss", "bone_loss"]
+    alike = {site: own_images(tmp_path / "alike" / site, 2, class_names=twins) for site in SITES[:2]}
+    reason = refused(run(tmp_path / "two", {"sites": alike}, settings={"num_classes": 2}))
     assert "two of its metrics would have the same name; rename a class or a group there" in reason
     assert "bone" not in reason
 

@@ -294,7 +294,7 @@ def test_two_phase_rule_is_refused_at_once() -> None:
     ("given", "message"),
     [
         ({"rule": FedAvg(), "min_sites": 0}, "min_sites must be an integer >= 1, got 0"),
-        ({"rule": FedAvg(), "max_weight": 2}, r"max_weight must be a number in \(0, 1\] or nothing, got 2"),
+        ({"rule": FedAvg(), "max_weight": 2}, r"max_weight must be a number in \(0, 1\] or 'auto' or nothing, got 2"),
         ({"rule": None}, "rule must be Rule, got None"),
         ({"rule": {}}, "rule must be Rule, got {}"),
         ({}, "FairAggregator needs the setting 'rule'"),

@@ -194,6 +194,7 @@ def test_what_a_site_receives(tmp_path: Path) -> None:
     assert model.meta[META_KEY] == {
         "version": __version__, "experiment": "e", "seed": 3, "current_round": 0, "num_rounds": 1, "directives": {},
         "run": server.results["info"]["run"], "measure": ["test"], "resample": 0, "anchor_as": "model",
+        "min_cases": 1,
     }  # fmt: skip
 
 
@@ -632,7 +633,7 @@ class Drawn(FlareEvents):
     def __init__(self) -> None:
         super().__init__(None)
         self.points: list[tuple[str, float, int]] = []
-        self.directions: dict[str, bool] = {}
+        self.directions: dict[str, bool] = {"dice": True}
         self.controller = self
         self.fl_ctx = FLContext()
 

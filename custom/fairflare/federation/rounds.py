@@ -141,7 +141,8 @@ class Rounds:
         try:
             model = self.task.build_model()
         except Exception as error:
-            raise ValueError(f"{named} failed: {in_one_line(error)}") from error
+            told = getattr(error, "public", None) or f"{named} failed: {in_one_line(error)}"  # ours, or the user's own
+            raise ValueError(told) from error
         if not isinstance(model, torch.nn.Module):
             raise ValueError(f"{named} must give a torch.nn.Module, got {type(model).__name__}")
         return model

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import fairflare.federation.journal as journal
 import liar
 from fairflare.core.settings import build, field_names, values_of
-from fairflare.core.task import evaluating
+from fairflare.core.task import LOSS, Metric, evaluating
 from fairflare.exchange.messages import TASK_ANCHOR, TASK_TRAIN, Message
 from fairflare.federation.influence import FOR_HOSPITALS
 from fairflare.federation.local import LocalTransport
@@ -126,6 +126,9 @@ class PointsTask(Task):
     ) -> None:
         self.seed, self.shift, self.skew, self.wrong = seed, shift, skew, list(wrong)
         self.projector_dim, self.neck_dim, self.retrained_head = projector_dim, neck_dim, retrained_head
+
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        return Metric(name="accuracy", doc="share of the points", higher_is_better=True), LOSS
 
     @property
     def classes(self) -> int:

@@ -420,7 +420,7 @@ def test_the_tables_in_the_docs_have_these_figures(liar: Any) -> None:
         (row,) = [r for r in rows if r[0] == all_methods()[name].title and r[2] == words]
         assert float(row[3].split(" ")[0]) == pytest.approx(weight, abs=6e-4)
         assert float(row[4].split(" ")[0]) == pytest.approx(later, abs=6e-4)
-        assert row[5].split(" ")[0] == "0.250"
+        assert 0.249 <= float(row[5].split(" ")[0]) <= 0.25  # max_weight=auto of six sites; max_excess may cut more
     assert sum(row[0] in {m.title for m in METHODS} for row in rows) >= 2 * (len(METHODS) - 1)  # not Solo
 
 

@@ -249,7 +249,11 @@ def run(
     if "gradient_repeats" in own:
         own["gradient_repeats"] = 1
     training = build(method.training, own)
-    fast = {"creff": {"classifier_epochs": 20, "feature_steps": 20}}.get(method.name, {})
+    small = {
+        "creff": {"classifier_epochs": 20, "feature_steps": 20},
+        "fed_lwr_last_layer": {"only_layer": "encoder"},
+    }
+    fast: dict[str, Any] = small.get(method.name, {})
     shared = {"learning_rate": TRAINING["learning_rate"]} if "learning_rate" in field_names(method.rule) else {}
     rule = build(method.rule, {**method.server, **fast, **shared})
     with tempfile.TemporaryDirectory(prefix="fairflare-poison-") as name:

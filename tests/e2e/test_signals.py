@@ -126,6 +126,7 @@ def check_gone(run: Running) -> None:
     assert run.alive() == []
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("number", "group", "jobs", "code", "reason"),
     [
@@ -146,6 +147,7 @@ def test_a_run_in_one_process(
     check_ended(run, results_of(workspace), code, reason)
 
 
+@pytest.mark.long
 def test_an_experiment_goes_on_after_sigterm(start: Callable[..., Running]) -> None:
     """The same command; what was done is there."""
     arguments = [*TRAINS, "--in-process", "--experiment", "e", "-w", "run"]
@@ -163,6 +165,7 @@ def test_an_experiment_goes_on_after_sigterm(start: Callable[..., Running]) -> N
     assert done["resumed"][0]["next_round"] == len(stopped["rounds"])
 
 
+@pytest.mark.long
 def test_a_second_signal_ends_it_at_once_and_is_in_the_results(start: Callable[..., Running], tmp_path: Path) -> None:
     task = tmp_path / "task.py"
     task.write_text(
@@ -186,6 +189,7 @@ def test_a_second_signal_ends_it_at_once_and_is_in_the_results(start: Callable[.
 @pytest.mark.parametrize(
     ("number", "code", "reason"), [(signal.SIGTERM, 143, SIGTERM), (signal.SIGINT, 130, CTRL_C)], ids=["term", "int"]
 )
+@pytest.mark.long
 def test_a_run_in_flares_simulator(start: Callable[..., Running], number: int, code: int, reason: str) -> None:
     run = start(*TRAINS, "-w", "run")
     workspace = run.folder / "run"
@@ -196,6 +200,7 @@ def test_a_run_in_flares_simulator(start: Callable[..., Running], number: int, c
     check_ended(run, results_of(workspace), code, reason)
 
 
+@pytest.mark.long
 def test_a_simulator_that_is_killed_is_in_the_results(start: Callable[..., Running]) -> None:
     """By the kernel for memory, say: the command line is still there."""
     run = start(*TRAINS, "-w", "run")
@@ -218,6 +223,7 @@ def _parent(stat: Path) -> int:
         return 0
 
 
+@pytest.mark.long
 def test_a_comparison(start: Callable[..., Running]) -> None:
     arguments = [*TRAINS[2:4], "--sites", "2", "--rounds", "5000", *SETTINGS]
     run = start("compare", "fed_avg", "fed_prox", "--out", "c", "--seeds", "1", "--at-once", "2", *arguments)
@@ -234,6 +240,7 @@ def test_a_comparison(start: Callable[..., Running]) -> None:
     check_gone(run)
 
 
+@pytest.mark.long
 def test_what_a_killed_run_left_is_removed_at_the_next_start(start: Callable[..., Running]) -> None:
     run = start(*TRAINS, "--in-process", "--jobs", "2", "-w", "run")
     run.wait_for("a round", lambda: rounds_done(run.folder / "run") > 0)

@@ -50,6 +50,7 @@ def same(first: Path, second: Path) -> bool:
     return all(torch.equal(tensor, other[name]) for name, tensor in model(first).items())
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("method", ["fed_avg", "fed_lwr"])
 def test_two_rounds_twice_the_same(
     tmp_path: Path, bundle: Path, local: dict[str, Any], method: str, caplog: pytest.LogCaptureFixture
@@ -113,6 +114,7 @@ def test_norms_are_recalibrated_on_patches(tmp_path: Path, bundle: Path, local: 
     assert any("running_var" in name for name in model(tmp_path))
 
 
+@pytest.mark.long
 def test_an_optimizer_of_its_own_goes_on_between_rounds(tmp_path: Path, local: dict[str, Any]) -> None:
     config = train_config()
     config["optimizer"] = {"_target_": "Novograd", "params": "$@network.parameters()", "lr": 0.02, "amsgrad": True}

@@ -39,6 +39,7 @@ def assert_nobody_left() -> None:
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["fed_lwr", "fed_mrl", "ditto"])
 def test_the_same_bits(method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Two phases; a mu for each site; a model of each site's own. And the sites' lines are in the log."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from fairflare.core.task import LOSS, Metric
 from fairflare.exchange.messages import MEASURE_TRAINED, Message
 from fairflare.federation.plan import make_plan
 from fairflare.federation.suspects import Suspects
@@ -165,8 +166,8 @@ def test_a_lower_metric_may_be_the_better_one(tmp_path: Path) -> None:
     from .network import Line
 
     class Error(Line):
-        def directions(self) -> dict[str, bool]:
-            return {"dice": False}
+        def declared_metrics(self) -> tuple[Metric, ...]:
+            return (Metric(name="dice", doc="made up", higher_is_better=False), LOSS)
 
     def turned(site: str, name: str, task: Message) -> Any:
         reply = Labels()(site, name, task)

@@ -20,6 +20,7 @@ from fairflare.flare.wire import META_KEY, TRAINING_KEY, from_model, to_model
 from fairflare.methods.fed_lwr import LayerSimilarityReport
 from fairflare.methods.training import LocalTraining
 from fairflare.recipes import ScriptRecipe
+from fairflare.tasks.scripts import ScriptTask
 from tests.federation.test_script import Net, batches
 from tests.methods.support import request
 
@@ -62,10 +63,13 @@ class Flare:
         self.current = None
 
 
+TASK = ScriptTask(model="own.Net", metrics={"recall_tumour": {"higher_is_better": True}})
+
+
 def asked(name: str, training: LocalTraining | None, current_round: int = 0, **more: Any) -> tuple[str, FLModel]:
     message = encode_task(request(name, STATE, current_round, **more))
     if training is not None:
-        message.meta[TRAINING_KEY] = clean_meta(told_training(training))
+        message.meta[TRAINING_KEY] = clean_meta(told_training(training, TASK))
     return name, to_model(message, 3)
 
 
@@ -201,12 +205,17 @@ def test_the_job_has_flares_executor_and_the_script(tmp_path: Path) -> None:
     )
     recipe.export(str(tmp_path))
     job = tmp_path / "fed_lwr"
-    assert [p.name for p in (job / "app" / "custom").iterdir()] == ["train_fair.py"]
+    assert sorted(p.name for p in (job / "app" / "custom").iterdir()) == ["script_task.py", "train_fair.py"]
     (entry,) = config(job, "client")["executors"]
     assert entry["tasks"] == ["check", "train", "anchor", "norms", "validate"]
     assert entry["executor"]["path"] == "nvflare.app_common.executors.client_api_executor.ClientAPIExecutor"
     arguments = config(job, "server")["workflows"][0]["args"]
-    assert arguments["task"]["args"] == {"model": "train_fair.Net", "model_args": {}, "metric": "accuracy"}
+    assert arguments["task"]["args"] == {
+        "model": "train_fair.Net",
+        "model_args": {},
+        "metric": "accuracy",
+        "metrics": {},
+    }
     # A value of both halves is given once.
     assert arguments["rule"]["args"]["preset"] == arguments["training"]["args"]["preset"] == "authors"
 

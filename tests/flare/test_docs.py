@@ -96,6 +96,7 @@ def test_the_new_method_through_every_command(example, tmp_path, monkeypatch):
     assert "loss_power" in command("show", "runs/loss_power-seed0")
 
 
+@pytest.mark.long
 def test_the_new_method_is_compared(tmp_path):
     """By processes of their own, so the file lies in a copy of the package."""
     package = tmp_path / "copy" / "fairflare"
@@ -122,6 +123,7 @@ def test_the_recipe_of_the_new_method(example):
         vars(fairflare_recipes).pop("LossPowerRecipe")
 
 
+@pytest.mark.long
 def test_the_new_method_is_clean_as_printed(example, tmp_path):
     """As ``make lint`` looks at it where it lies among the methods."""
     file = ROOT / "custom" / "fairflare" / "methods" / "loss_power.py"

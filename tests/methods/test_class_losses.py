@@ -148,7 +148,7 @@ def test_fed_lc_of_the_spec():
 
 
 def test_fed_lc_is_its_criterion():
-    with pytest.raises(ValueError, match="criterion must be one of 'fedlc', got 'task'"):
+    with pytest.raises(ValueError, match="criterion must be 'fedlc', got 'task'"):
         CalibratedTraining(criterion="task")
     assert make_plan("fed_lc", train_like="fed_ism").training.criterion == "fedlc"
     assert make_plan("logit_adjustment", train_like="bsm_fl").training.criterion == "logit_adjusted"

@@ -100,6 +100,7 @@ def run(folder: Any, method: str, task: Any, learns: dict[str, Any], **settings:
     return {**read_results(results), "model": torch.load(results.parent / "FL_global_model.pt", weights_only=True)}
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("granularity", ["leaf", "unit"])
 @pytest.mark.parametrize(
     ("task", "learns", "batch", "unscored"),

@@ -42,7 +42,7 @@ NET = torch.nn.Sequential(torch.nn.Linear(2, 2))
         (lambda: summarize({"A": None}), "value of site 'A' must be a finite number, got None"),  # type: ignore[dict-item]
         (lambda: summarize({"A": 0.5, "B": "x"}), "value of site 'B' must be a finite number, got 'x'"),  # type: ignore[dict-item]
         (lambda: power_weights({"A": 1.0, "B": "x"}, 2.0), "value of site 'B' must be a number, got 'x'"),  # type: ignore[dict-item]
-        (lambda: layer_weights({"A": {"conv": 1.5}}), r"delta of site 'A', layer 'conv' must be in \[-1, 1\], got 1.5"),
+        (lambda: layer_weights({"A": {"conv": 1.6}}), r"delta of site 'A', layer 'conv' must be in .*1.5\], got 1.6"),
         (lambda: layer_weights({"A": {"conv": -3}}), r"delta of site 'A', layer 'conv' must be in .* got -3"),
         (lambda: layer_weights({"A": {"conv": None}}), "layer 'conv' must be a number, got None"),  # type: ignore[dict-item]
         (lambda: linear_cka(torch.zeros(0, 3), torch.zeros(0, 3)), "hold no sample"),
@@ -84,6 +84,7 @@ def failing(folder: Path, body: str, jobs: int = 1) -> str:
     return str(failed.value)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_error_in_the_users_code_is_told_in_his_own_process(jobs: int, tmp_path: Path) -> None:
     body = "    def loss(self, outputs, targets):\n        return outputs.mean() + self.nothing_here\n"

@@ -130,7 +130,7 @@ def test_every_setting_is_described_with_type_range_default_and_meaning(name: st
         assert {setting.name for setting in group} == expected_names(cls)
     assert {setting.name for setting in of_run} == {
         "best_by", "best_lambda", "test_last", "bootstrap", "recalibration", "anchor_as", "crt_rounds", "crt_epochs",
-        "crt_weights", "crt_mask_absent",
+        "crt_weights", "crt_mask_absent", "suspects", "min_cases",
     }  # fmt: skip
     for setting in (setting for group in (*found, of_run) for setting in group):
         assert len(setting.meaning) > 3, setting
@@ -180,7 +180,7 @@ def test_describe_is_readable_at_80_columns(name: str) -> None:
 
 def test_describe_fed_mrl() -> None:
     text = " ".join(fairflare("describe", "fed_mrl").stdout.split())
-    assert "mu_policy one of 'fixed', 'random', 'qmix', 'vdn'; default qmix who chooses mu" in text
+    assert "mu_policy one of 'fixed', 'random', 'qmix', 'vdn'; default fixed (--paper: qmix) who chooses mu" in text
     gamma = "mu_policy.gamma a number in [0, 1]; default 0.99 discount of later rewards. only with mu_policy=qmix, vdn"
     assert gamma in text
     assert "mu_policy.seed an integer >= 0 or nothing; default null a draw depends on it" in text

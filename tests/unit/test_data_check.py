@@ -176,7 +176,7 @@ def test_sites_that_name_the_classes_differently(tmp_path: Path) -> None:
     code, text = check(tmp_path)
     assert code == 1
     assert [line.split(":")[2] for line in problems(text)] == [
-        " the datalists have different names of classes ('class_names')",
+        " the datalists have different names of classes (the same ones in another order) ('class_names')",
         " the datalists have different groups of classes ('class_groups')",
     ]
 

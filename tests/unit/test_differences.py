@@ -140,6 +140,7 @@ def test_draws_that_do_not_fit_are_not_used() -> None:
     assert math.isfinite(of(found, "b").images_sd)
 
 
+@pytest.mark.long
 def test_the_interval_over_seeds_and_images_covers_the_truth() -> None:
     """Other seeds and other images, drawn from a population whose mean difference is known."""
     rng = np.random.default_rng(1)

@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 
 from fairflare import __version__
 from fairflare.cli import commands as cli
+from fairflare.core.task import metric_name
 from fairflare.data.datalist import write_datalist
 from fairflare.federation.local import run_local
 from fairflare.federation.phase import Stopped
@@ -169,6 +170,7 @@ def test_probabilities_give_the_metrics_of_the_runs_own_test(classified: Path, t
         found = np.array([[float(row[f"p_{name}"]) for name in CLASSES] for row in rows])
         labels = np.array([case % 3 for case in range(8, 29)])
         metrics = classification_metrics(labels, found, class_names=CLASSES, groups={})
+        metrics = {metric_name(name): value for name, value in metrics.items()}
         recorded = figures(classified, which)[site]
         assert metrics == {name: recorded[name] for name in metrics}
         assert set(recorded) == {*metrics, "loss"}

@@ -648,7 +648,7 @@ def test_text_and_cells():
     assert (list(table.shown), table.cut) == (list(table.rows), "")
     long = Table("t", "c", ["a"], [[k] for k in range(MAX_ROWS + 7)])
     assert (len(long.shown), long.cut) == (MAX_ROWS, f"the first {MAX_ROWS} of {MAX_ROWS + 7} rows")
-    assert table.csv() == "a,b mean,b sd\nx,0.1,0.2\ny,,\n=z,0.3333333333333333,\n"
+    assert table.csv() == "a,b mean,b sd\nx,0.1,0.2\ny,,\n'=z,0.3333333333333333,\n"
 
 
 # ------------------------------------------------------------------------------------------------ command, server

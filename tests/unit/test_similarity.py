@@ -666,10 +666,12 @@ def test_small_batches_join_the_one_before(estimator: str, sizes: list[int], vec
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_few_images(estimator: str, vectors: Tensor) -> None:
     a, b = mlp(seed=0), mlp(seed=1)
-    for batches in ([], [vectors[:1]], [vectors[:0]]):
-        result = layerwise_cka(a, b, batches, estimator=estimator)
-        assert list(result) == ["0", "2"]
-        assert all(math.isnan(value) for pair in result.values() for value in pair)
+    for batches in ([], [vectors[:0]]):
+        with pytest.raises(ValueError, match="the batches hold no image; nothing can be compared"):
+            layerwise_cka(a, b, batches, estimator=estimator)
+    result = layerwise_cka(a, b, [vectors[:1]], estimator=estimator)
+    assert list(result) == ["0", "2"]
+    assert all(math.isnan(value) for pair in result.values() for value in pair)
     for n in (2, 3):
         result = layerwise_cka(a, b, vectors[:n].split(1), estimator=estimator)
         whole = layerwise_cka(a, b, [vectors[:n]])

@@ -17,7 +17,7 @@ NonFinite: TypeAlias = Literal["raise", "mean", "median"]
 
 #: A sum at or below this carries no information about the sites: all weights are then equal.
 MIN_SUM = 1e-12
-ROUNDING = 1e-6  # how far a measured CKA may lie outside [-1, 1]
+CKA_RANGE = (-1.01, 1.5)  # of what an estimate may be: an unbiased one lies outside of [0, 1] too, and is clipped
 #: A weight that is above its bound by no more than this is a matter of rounding.
 CAP_TOLERANCE = 1e-12
 #: Floor of a measured sharpness or loss before its logarithm, as in FedISM+.
@@ -96,7 +96,7 @@ def layer_weights(
 
     Raises:
         ValueError: no site, no layer, sites with different layers (names them), limits out of range, or a delta
-            that is no CKA: a finite one lies in [-1, 1].
+            that is no CKA: a finite one lies in :data:`CKA_RANGE`.
 
     Source:
         Yan et al., MICCAI 2024 (Fed-LWR), Eq. (5). The authors' code adds 1e-9 to the sum; ours does not.
@@ -116,7 +116,7 @@ def _delta(site: str, layer: str, value: float) -> float:
     where = f"delta of site {site!r}, layer {layer!r}"
     delta = checks.real(where, value)
     if math.isfinite(delta):
-        checks.number(where, delta, low=-1 - ROUNDING, high=1 + ROUNDING)
+        checks.number(where, delta, low=CKA_RANGE[0], high=CKA_RANGE[1])
     return delta
 
 

@@ -89,9 +89,11 @@ class TensorFolders:
 
         def keep(name: str, tensor: torch.Tensor) -> None:
             tensors = {_KEY: tensor.detach().cpu().contiguous()}
-            write_whole(
-                file_of(folder, "tensor", name), lambda path: save_tensors(path, tensors, None, f"tensor {name!r}")
-            )
+            whose = f"tensor {name!r}"
+            try:
+                write_whole(file_of(folder, "tensor", name), lambda path: save_tensors(path, tensors, None, whose))
+            except FileNotFoundError as error:
+                raise OSError(f"{whose} cannot be written to {folder}: {error.strerror}") from error
 
         return keep
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from fairflare.core.layers import layers_of
 from fairflare.core.settings import BelowOne, Fraction, NonNegative, NonNegativeInt, settings
 from fairflare.core.stabilise import mixed, smoothed, tempered
-from fairflare.core.weighting import dissimilarity_weights, uniform_weights
+from fairflare.core.weighting import CKA_RANGE, dissimilarity_weights, uniform_weights
 from fairflare.methods.anchor_report import FromPreset, Granularity, LayerSimilarityReport, Preset
 from fairflare.methods.catalog import Method
 from fairflare.methods.fed_avg import PAPER
@@ -76,7 +76,7 @@ class FedLWR(FromPreset, Rule):
     anchor_fields = (
         Field("layers", "names", doc="names of the model's layers, the same at every site", of=NO_IMAGES),
         Field(
-            "cka", "vector", low=-1.01, high=1.5, nan_ok=True, same_length_as="layers",
+            "cka", "vector", low=CKA_RANGE[0], high=CKA_RANGE[1], nan_ok=True, same_length_as="layers",
             doc="how alike the features of the local model and of the anchor are, by layer: CKA, or cosine",
             reveals="how far the site's images are from the others', not what is on them; the Gram matrices of the "
             "features stay at the site",

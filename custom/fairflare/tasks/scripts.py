@@ -306,6 +306,8 @@ OF_METRIC = ("higher_is_better", "low", "high", "unit", "mean_of_images")
 def declared(told: Mapping[str, Mapping[str, Any]]) -> tuple[Metric, ...]:
     """Metrics of a script as a job has them: plain values, ``None`` for no limit.
 
+    Whether one is about a class nobody says, so a site that keeps metrics by class keeps all but the primary one.
+
     Raises:
         ValueError: an unknown key, no direction, or a value that cannot be one (names the metric).
     """
@@ -317,7 +319,7 @@ def declared(told: Mapping[str, Mapping[str, Any]]) -> tuple[Metric, ...]:
             raise ValueError(asks_for(name))
         low, high = entry.get("low", 0.0), entry.get("high", 1.0)
         given = {**entry, "low": -math.inf if low is None else low, "high": math.inf if high is None else high}
-        found.append(Metric(name=name, doc="measured by the sites' own script", **given))
+        found.append(Metric(name=name, doc="measured by the sites' own script", by_class=True, **given))
     return tuple(found)
 
 

@@ -198,7 +198,13 @@ def test_several_structures_and_one_that_is_not_there(tmp_path: Path) -> None:
     config = train_config(classes=3)
     config["validate"]["key_metric"] = {"iou": {"_target_": "MeanIoUHandler", "include_background": False}}
     task = task_of(tmp_path / "b", config)
-    assert [metric.name for metric in task.declared_metrics()] == ["iou", "loss", "iou_organ", "iou_lesion", "iou_<class>"]
+    assert [metric.name for metric in task.declared_metrics()] == [
+        "iou",
+        "loss",
+        "iou_organ",
+        "iou_lesion",
+        "iou_<class>",
+    ]
     torch.manual_seed(2)
     model = task.build_model()
     both = task.open_site("s", write_volumes(tmp_path / "both", classes=3))
@@ -223,10 +229,10 @@ def test_several_structures_and_one_that_is_not_there(tmp_path: Path) -> None:
 def test_names_of_the_structures(tmp_path: Path, settings: dict[str, Any]) -> None:
     config = train_config(classes=3)
     named = task_of(tmp_path / "a", config, class_names=["nothing", "liver", "tumour"])
-    assert [metric.name for metric in named.declared_metrics()][2:] == ["dice_liver", "dice_tumour"]
+    assert [metric.name for metric in named.declared_metrics()][2:] == ["dice_liver", "dice_tumour", "dice_<class>"]
     folder = write_bundle(tmp_path / "b", config, metadata={"version": "1"})
     unnamed: Any = make_plan("fed_avg", monai_bundle=folder, sites=2).task
-    assert [metric.name for metric in unnamed.declared_metrics()] == ["dice", "loss"]
+    assert [metric.name for metric in unnamed.declared_metrics()] == ["dice", "loss", "dice_<class>"]
     assert unnamed.parts.key_metric.names(2) == ["class_1", "class_2"]
 
 

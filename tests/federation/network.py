@@ -13,7 +13,7 @@ import torch
 
 from fairflare import __version__
 from fairflare.exchange.messages import TASK_CHECK, Message, for_site, says_nothing
-from fairflare.federation.leaving import VALIDATED
+from fairflare.federation.replies import VALIDATED
 from fairflare.federation.rounds import Rounds
 from fairflare.federation.run_settings import Place, RunSettings
 from fairflare.federation.transport import Listener, Question

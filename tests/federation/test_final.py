@@ -15,8 +15,8 @@ from fairflare.exchange.messages import Message, SiteReply, encode_reply
 from fairflare.federation import final_test
 from fairflare.federation.best_model import BestModel
 from fairflare.federation.final_test import mean_of
-from fairflare.federation.leaving import VALIDATED
 from fairflare.federation.plan import make_plan
+from fairflare.federation.replies import VALIDATED
 from fairflare.federation.rounds import RoundFailed
 from fairflare.federation.run_settings import RunSettings
 from fairflare.federation.transport import Listener

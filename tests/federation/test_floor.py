@@ -28,10 +28,10 @@ from fairflare.core.mu_rewards import label_entropy, observation, told_entropy
 from fairflare.core.task import Metric, Task
 from fairflare.exchange.messages import SiteReply, SiteTask, encode_reply
 from fairflare.federation import norm_moments
-from fairflare.federation.collector import STATS, read_metrics
 from fairflare.federation.leaving import Gate
 from fairflare.federation.local import LocalTransport, run_local
 from fairflare.federation.plan import Plan, make_plan
+from fairflare.federation.replies import STATS, read_metrics
 from fairflare.federation.site import SiteWorker
 from fairflare.flare.recipes import FairRecipe
 from fairflare.flare.stock_tasks import NotServed, metrics_of
@@ -188,7 +188,9 @@ def test_nothing_of_a_class_with_too_few_cases_is_in_any_byte(name: str, tmp_pat
             secrets += of_class.rows[2].tolist()
             kept = list(numbers([of_class.rows[0].tolist()]))
             assert len(found_in(kept, carried)) == len(kept) > 10
-        secrets += measured.stats.get("resampled", [])
+        if "resampled" in measured.stats:  # and with the draws what they are of
+            secrets += measured.stats["resampled"]
+            assert all(b"stats/" + key in carried for key in (b"resampled", b"drawn_units", b"num_units"))
         # Nothing else that left is like one of them.
         others = {v for n, v in measured.metrics.items() if n.rpartition("/")[2] not in ("recall_c1", "recall_c2")}
         secrets = [value for value in numbers(secrets) if value not in others]

@@ -18,11 +18,11 @@ from fairflare.core.task import Metric, Task
 from fairflare.exchange.messages import Message, SiteReply, SiteTask, encode_reply, encode_task
 from fairflare.federation import norm_moments
 from fairflare.federation.check import FIELDS
-from fairflare.federation.collector import COUNTS, STATS
-from fairflare.federation.leaving import VALIDATED, Gate
+from fairflare.federation.leaving import Gate
 from fairflare.federation.local import LocalTransport, run_local
 from fairflare.federation.plan import Plan, make_plan
 from fairflare.federation.privacy import ENVELOPE, HOLDERS, TOLD, field_row, page
+from fairflare.federation.replies import COUNTS, STATS, VALIDATED
 from fairflare.methods.catalog import all_methods
 from fairflare.methods.crt import ClassifierAverage
 from fairflare.methods.reports import Field

@@ -23,8 +23,8 @@ from fairflare.core.settings import settings
 from fairflare.exchange.messages import Message, says_nothing
 from fairflare.exchange.staging import Staging
 from fairflare.federation import phase
-from fairflare.federation.leaving import VALIDATED
 from fairflare.federation.phase import Exchange, Phase, ServerFault
+from fairflare.federation.replies import VALIDATED
 from fairflare.federation.roster import Roster
 from fairflare.federation.rounds import RoundFailed, Stopped
 from fairflare.federation.run_settings import RunSettings

@@ -197,7 +197,7 @@ def test_the_counters_outlive_the_job(tmp_path: Path) -> None:
 
 
 def test_a_site_that_claims_nonsense_is_refused() -> None:
-    from fairflare.federation.collector import STATS
+    from fairflare.federation.replies import STATS
     from fairflare.methods.reports import ReportError, read_report
 
     with pytest.raises(ReportError, match="trained_metric"):

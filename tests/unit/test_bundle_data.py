@@ -13,7 +13,7 @@ from monai.inferers import sliding_window_inference
 from monai.metrics import DiceMetric, MeanIoU
 from monai.networks.utils import one_hot
 
-from fairflare.core.resampling import draws
+from fairflare.core.resampling import draws, units_of
 from fairflare.core.stopping import TaskStopped, stoppable
 from fairflare.core.task import SiteData
 from fairflare.data.datalist import DataError
@@ -186,7 +186,7 @@ def test_metric_and_loss_are_those_of_the_bundle(task: MonaiBundleTask, data: Si
     assert found == {"dice": pytest.approx(expected, abs=1e-7), "loss": pytest.approx(loss, abs=1e-6)}
     assert 0 < expected < 1
     assert model.training is False
-    drawn = task.resampled(model, data, data.units("test").drawn("site-1", 20), "cpu")
+    drawn = task.resampled(model, data, units_of(data.cases("test"), 2).drawn("site-1", 20), "cpu")
     assert drawn == pytest.approx(values[:, 0].double().numpy()[draws("site-1", 2, 20)].mean(1), abs=1e-7)
     said = task.sampling(model, data, "cpu")
     error = values[:, 0].double().numpy().std(ddof=1) / 2**0.5
@@ -198,7 +198,13 @@ def test_several_structures_and_one_that_is_not_there(tmp_path: Path) -> None:
     config = train_config(classes=3)
     config["validate"]["key_metric"] = {"iou": {"_target_": "MeanIoUHandler", "include_background": False}}
     task = task_of(tmp_path / "b", config)
-    assert [metric.name for metric in task.declared_metrics()] == ["iou", "loss", "iou_organ", "iou_lesion"]
+    assert [metric.name for metric in task.declared_metrics()] == [
+        "iou",
+        "loss",
+        "iou_organ",
+        "iou_lesion",
+        "iou_<class>",
+    ]
     torch.manual_seed(2)
     model = task.build_model()
     both = task.open_site("s", write_volumes(tmp_path / "both", classes=3))
@@ -214,7 +220,7 @@ def test_several_structures_and_one_that_is_not_there(tmp_path: Path) -> None:
     none = task.open_site("s", write_volumes(tmp_path / "none", classes=1))
     with pytest.raises(DataError, match="iou is not defined on any of 2 image"):
         task.evaluate(model, none.batches("test", batch_size=1), "cpu")
-    drawn = task.resampled(model, none, none.units("test").drawn("s", 3), "cpu")
+    drawn = task.resampled(model, none, units_of(none.cases("test"), 2).drawn("s", 3), "cpu")
     assert drawn is not None
     assert np.isnan(drawn).all()
     assert task.sampling(model, none, "cpu") == {}  # no image counts
@@ -223,10 +229,10 @@ def test_several_structures_and_one_that_is_not_there(tmp_path: Path) -> None:
 def test_names_of_the_structures(tmp_path: Path, settings: dict[str, Any]) -> None:
     config = train_config(classes=3)
     named = task_of(tmp_path / "a", config, class_names=["nothing", "liver", "tumour"])
-    assert [metric.name for metric in named.declared_metrics()][2:] == ["dice_liver", "dice_tumour"]
+    assert [metric.name for metric in named.declared_metrics()][2:] == ["dice_liver", "dice_tumour", "dice_<class>"]
     folder = write_bundle(tmp_path / "b", config, metadata={"version": "1"})
     unnamed: Any = make_plan("fed_avg", monai_bundle=folder, sites=2).task
-    assert [metric.name for metric in unnamed.declared_metrics()] == ["dice", "loss"]
+    assert [metric.name for metric in unnamed.declared_metrics()] == ["dice", "loss", "dice_<class>"]
     assert unnamed.parts.key_metric.names(2) == ["class_1", "class_2"]
 
 

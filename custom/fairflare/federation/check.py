@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from fairflare.core.task import SiteData
 from fairflare.exchange.messages import TASK_CHECK, Message, SiteTask, encode_task
-from fairflare.federation.collector import MAX_SAMPLES, printable, read_head, reasons
 from fairflare.federation.phase import Exchange, Phase, RoundFailed
+from fairflare.federation.replies import MAX_SAMPLES, printable, read_head, reasons
 from fairflare.federation.roster import Roster
 from fairflare.federation.run_settings import RunSettings
 from fairflare.federation.transport import Transport

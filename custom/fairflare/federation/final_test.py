@@ -9,9 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from fairflare.core.resampling import UNITS
 from fairflare.exchange.messages import SPLIT_TEST, SPLIT_VALIDATION, TASK_VALIDATE, Message
-from fairflare.federation.collector import COUNTS, read_head, read_metrics, read_stats, suppressed_in
-from fairflare.federation.leaving import DRAWN_UNITS, NUM_UNITS, RESAMPLED, VALIDATED
 from fairflare.federation.phase import Phase
+from fairflare.federation.replies import (
+    COUNTS,
+    DRAWN_UNITS,
+    NUM_UNITS,
+    RESAMPLED,
+    VALIDATED,
+    read_head,
+    read_metrics,
+    read_stats,
+    suppressed_in,
+)
 from fairflare.federation.roster import Roster
 from fairflare.federation.run_settings import RunSettings
 from fairflare.federation.sampling import read_sampling

@@ -9,9 +9,9 @@ from fairflare.core.checks import in_words
 from fairflare.core.task import Metric, Task
 from fairflare.exchange.messages import TASK_ANCHOR, TASK_CHECK, TASK_NORMS, TASK_TRAIN, TASK_VALIDATE
 from fairflare.federation import check, norm_moments
-from fairflare.federation.collector import COUNTS, MAX_REASON, STATS
 from fairflare.federation.leaving import METRICS_BY_CLASS, MIN_CASES, TRAINS_BELOW
 from fairflare.federation.plan import TASKS_BY_KIND, load_task_class
+from fairflare.federation.replies import COUNTS, MAX_REASON, STATS
 from fairflare.federation.sampling import SAMPLING
 from fairflare.methods.catalog import Method, all_methods
 from fairflare.methods.crt import ClassifierAverage
@@ -21,7 +21,8 @@ Row = tuple[str, ...]
 #: Which answers a declared value is in, where it is not in all.
 WHEN = {
     "train_loss": TASK_TRAIN, "epoch_losses": TASK_TRAIN, "synthetic": TASK_TRAIN, "num_steps": TASK_TRAIN,
-    "resampled": TASK_VALIDATE, **dict.fromkeys((field.name for field in SAMPLING), TASK_VALIDATE),
+    "trained_metric": TASK_TRAIN,
+    **dict.fromkeys(("resampled", "drawn_units", "num_units", *(field.name for field in SAMPLING)), TASK_VALIDATE),
     "num_samples": f"{TASK_TRAIN}, {TASK_NORMS}, {TASK_VALIDATE}",
 }  # fmt: skip
 EVERY = "every answer"

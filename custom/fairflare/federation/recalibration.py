@@ -19,11 +19,10 @@ import torch
 
 from fairflare.core.batch_norms import MEAN, VARIANCE, other_running, pooled, registered_names
 from fairflare.exchange.messages import TASK_NORMS, Message, SiteTask, encode_task
-from fairflare.federation.collector import COUNTS, printable, read_head, read_stats, suppressed_in
 from fairflare.federation.influence import Influence
-from fairflare.federation.leaving import IN_REPORT
 from fairflare.federation.norm_moments import DONE, EXCHANGE, FIELDS, ONE_PASS
 from fairflare.federation.phase import Exchange, Phase, RoundFailed
+from fairflare.federation.replies import COUNTS, IN_REPORT, printable, read_head, read_stats, suppressed_in
 from fairflare.federation.run_settings import RunSettings
 from fairflare.methods.reports import ReportError, read_report, shortened
 from fairflare.methods.rule import State, Weighing

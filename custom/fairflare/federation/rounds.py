@@ -28,7 +28,7 @@ from fairflare.exchange.messages import (
 )
 from fairflare.federation.best_model import BestModel
 from fairflare.federation.check import Check, check_present
-from fairflare.federation.collector import Collector, LikeReceived, reasons
+from fairflare.federation.collector import Collector, LikeReceived
 from fairflare.federation.experiment import Experiment, writing
 from fairflare.federation.final_test import FinalTest
 from fairflare.federation.halves import check_halves
@@ -39,6 +39,7 @@ from fairflare.federation.phase import Exchange, Phase
 from fairflare.federation.phase import RoundFailed as RoundFailed
 from fairflare.federation.phase import Stopped as Stopped
 from fairflare.federation.recalibration import Recalibration
+from fairflare.federation.replies import reasons
 from fairflare.federation.retraining import Retraining
 from fairflare.federation.roster import Roster
 from fairflare.federation.run_info import config_of, info_of

@@ -48,14 +48,9 @@ from fairflare.federation import norm_moments
 from fairflare.federation.check import facts_of
 from fairflare.federation.examples import EXAMPLES, draw_examples, examples_folder
 from fairflare.federation.leaving import (
-    DRAWN_UNITS,
     METRICS_BY_CLASS,
     MIN_CASES,
-    NUM_UNITS,
-    RESAMPLED,
-    TRAINED_METRIC,
     TRAINS_BELOW,
-    VALIDATED,
     Gate,
     check_names,
     min_cases,
@@ -64,6 +59,7 @@ from fairflare.federation.leaving import (
     trains_below,
 )
 from fairflare.federation.personal import Personal
+from fairflare.federation.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED, TRAINED_METRIC, VALIDATED
 from fairflare.federation.site_folder import SiteFolder
 from fairflare.federation.site_store import SiteStore
 from fairflare.federation.stoppable import StoppableData

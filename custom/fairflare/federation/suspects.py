@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from fairflare.core.suspicion import contradicted, lower_than_others, points_away
 from fairflare.core.updates import leave_one_out_cosines, squared_norms
 from fairflare.exchange.messages import MEASURE_TRAINED
-from fairflare.federation.leaving import TRAINED_METRIC
+from fairflare.federation.replies import TRAINED_METRIC
 from fairflare.reporting.records import RoundRecord, Warned
 
 if TYPE_CHECKING:

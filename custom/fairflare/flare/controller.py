@@ -29,7 +29,7 @@ from fairflare.core.settings import Flag, Positive, settings, values_of
 from fairflare.core.task import Task
 from fairflare.core.temporary import sweep
 from fairflare.exchange.messages import TASK_CHECK, Message, clean_meta, for_site, says_nothing
-from fairflare.federation.collector import printable
+from fairflare.federation.replies import printable
 from fairflare.federation.rounds import Rounds, Stopped
 from fairflare.federation.run_settings import Place, RunSettings
 from fairflare.federation.script import told_training

@@ -8,7 +8,7 @@ from typing import Any
 
 from fairflare.core.intervals import POWER
 from fairflare.core.resampling import CASES
-from fairflare.reporting.differences import BETTER, MEASURES, ONE_SEED, WORSE, Difference
+from fairflare.reporting.differences import BETTER, MEASURES, ONE_SEED, WORSE, Difference, fell
 from fairflare.reporting.layout import MISSING, blocks, csv_lines, markdown_lines, wrapped
 
 MARKS = {BETTER: "* ", WORSE: "! "}
@@ -42,7 +42,7 @@ def difference_table(
     notes = notes_of_differences(found, reference)
     if style == "markdown":
         return "\n".join([*markdown_lines(table), "", *notes])
-    return "\n".join([blocks(table, width), *wrapped(notes, width)])
+    return "\n".join([blocks(table, width, lead=2), *wrapped(notes, width)])
 
 
 def notes_of_differences(found: Sequence[Difference], reference: str) -> list[str]:
@@ -72,7 +72,7 @@ def notes_of_differences(found: Sequence[Difference], reference: str) -> list[st
                 f"{d.label}: OTHER SITES than {reference}: {'; '.join(who)}. Its average, std and worst here are over "
                 f"the sites that both have ({', '.join(d.sites)}), and no verdict is given."
             )
-    return notes
+    return notes + (fell(found, totals[0].higher_is_better) if totals else [])
 
 
 def interval_of(found: Sequence[Difference]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairflare.core.intervals import LEVEL
 from fairflare.reporting.difference_table import interval_of, notes_of_differences
-from fairflare.reporting.differences import BETTER, MEASURES, WORSE, Difference, fell
+from fairflare.reporting.differences import BETTER, MEASURES, WORSE, Difference
 from fairflare.reporting.layout import number
 from fairflare.reporting.page.content import Cell, Picture, Section, Spread, Table, listed
 from fairflare.reporting.page.material import Material, PageRow
@@ -254,7 +254,6 @@ def differences(material: Material) -> Section | None:
         if alone
         else "They hold for other patients of these hospitals; of other hospitals they say nothing."
     )
-    notes += fell(found, material.higher)
     return Section("differences", f"Differences to {reference}", notes=notes, parts=[picture, table, by_site])
 
 

@@ -85,6 +85,7 @@ def test_the_lowest_value_of_another_mix_of_classes_is_not_behind() -> None:
     assert [site["common"] for site in found["sites"].values()] == pytest.approx([0.85] * 3)
     (line,) = (line for line in who_is_behind({"inequality": found}) if "different classes" in line)
     assert "2 classes that all have (a, b): site-1 0.8500" in line
+    assert "lowest" not in line, "all are alike"
 
 
 def test_another_site_may_be_the_lowest_over_the_common_classes() -> None:

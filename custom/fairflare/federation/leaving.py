@@ -41,6 +41,7 @@ VALIDATED = "validation.split/"  # no test list can be called so
 AT_HOME = "classes_at_home"  # in a reply's stats: metrics by class were kept back
 RESAMPLED = "resampled"  # in a reply's stats: the primary metric on draws of the test images
 DRAWN_UNITS, NUM_UNITS = "drawn_units", "num_units"  # and what was drawn (patients, images), and how many there are
+DRAWS = (RESAMPLED, DRAWN_UNITS, NUM_UNITS)
 #: In front of the names in a reply's ``suppressed``: what of it they are of.
 IN_METRICS, IN_REPORT, IN_STATS = "metrics/", "report/", "stats/"
 
@@ -152,7 +153,7 @@ class Gate:
             reply.metrics = {name: value for name, value in reply.metrics.items() if name not in shown}
         # Of a metric over classes, many values tell how many there are.
         if not self._mean_of_images():
-            for key in (RESAMPLED, DRAWN_UNITS, NUM_UNITS, ERROR):  # the last: how few images a class has, of a guesser
+            for key in (*DRAWS, ERROR):  # the last: how few images a class has, of a guesser
                 reply.stats.pop(key, None)
         for name in (CLASSES, SUPPORT):
             reply.stats.pop(name, None)
@@ -211,7 +212,7 @@ class Gate:
         fields = {field.name: field for field in STATS}
         for name in list(reply.stats):
             held = self._hold(fields[name].of if name in fields else None)
-            if held and (name in (CLASSES, SUPPORT) or (name in (RESAMPLED, ERROR) and not self._mean_of_images())):
+            if held and (name in (CLASSES, SUPPORT) or (name in (*DRAWS, ERROR) and not self._mean_of_images())):
                 held = not self._has_few(SPLIT_TEST)
             if not held:
                 del reply.stats[name]

@@ -45,13 +45,13 @@ def difference_table(
     return "\n".join([blocks(table, width, lead=2), *wrapped(notes, width)])
 
 
-def notes_of_differences(found: Sequence[Difference], reference: str) -> list[str]:
-    """How to read them, and what is not in them."""
+def notes_of_differences(found: Sequence[Difference], reference: str, smallest: str = "visible from") -> list[str]:
+    """How to read them, and what is not in them; ``smallest``: the column of what would have been seen."""
     notes = [f"Differences to {reference}, paired by seed and site: mean [95 % interval{interval_of(found)}]."]
     if any(math.isfinite(d.p_holm) for d in found):
         notes.append(
             "* better, ! worse: p is below 0.05 after Holm's correction for all rows and measures. All else is within "
-            f'noise: a true difference is seen in {POWER:.0%} of such comparisons from the size under "visible from"; '
+            f'noise: a true difference is seen in {POWER:.0%} of such comparisons from the size under "{smallest}"; '
             "where that is more than the metric itself, the word is cannot tell."
         )
     if any(d.verdict == ONE_SEED for d in found):

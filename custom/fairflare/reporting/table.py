@@ -224,7 +224,8 @@ def _cells(
     place, of = 2 + metrics.index(found["metric"]), found["sites"]
     header[place:place] = ["low", "high", "cases"] if exact else [f"{found['level']:.0%} interval", "cases"]
     for row in sites:
-        row[place:place] = _own_cells(of.get(row[0]) or {}, exact)
+        cells = _own_cells(of.get(row[0]) or {}, exact)
+        row[place:place] = [SUPPRESSED] * len(cells) if row[place - 1] == SUPPRESSED else cells
     for row in totals:
         row[place:place] = [MISSING if not exact else ""] * (len(header) - len(row))
     if found["test"]:

@@ -387,9 +387,9 @@ def test_a_suppressed_field_is_nan_where_that_means_something_and_a_refusal_wher
 
 
 def test_a_metric_that_came_is_not_suppressed() -> None:
-    assert read_metrics("s", {}, (), ["dice"]) == {}
+    assert read_metrics("s", {}, (), suppressed=["dice"]) == {}
     with pytest.raises(ReportError, match="metric 'dice' came, and is said to stay there"):
-        read_metrics("s", {"dice": 0.5}, (), ["dice"])
+        read_metrics("s", {"dice": 0.5}, (), suppressed=["dice"])
     with pytest.raises(ReportError, match="carries no metric"):
         read_metrics("s", {}, ())
 
@@ -424,6 +424,7 @@ def test_suppressed_is_a_state_of_its_own_wherever_results_are_shown(suppressed_
     side = compare([results])
     assert "suppressed" in side
     assert "average, std and worst are without site-2 (suppressed" in " ".join(side.split())
+    assert "NO VALUE" not in side, "said once, and it is not lost"
     with (folder / "server/simulate_job/fairflare/sites.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["site"] == "site-2" and row["value"] == "suppressed"]
     assert {row["phase"] for row in rows} == {"validation", "train", "test"}
@@ -432,8 +433,8 @@ def test_suppressed_is_a_state_of_its_own_wherever_results_are_shown(suppressed_
     section = results_section(material)
     assert section is not None
     (table_of_sites,) = [part for part in section.parts if isinstance(part, Table) and part.name == "sites"]
-    cells = [tuple(row) for row in table_of_sites.rows]
-    assert ("site-2", "suppressed") in cells
+    (cells,) = [row for row in table_of_sites.rows if row[0] == "site-2"]
+    assert cells[1:] == ["suppressed"] * (len(table_of_sites.columns) - 1), "its interval is suppressed, too"
     assert any("Suppressed" in line and "site-2" in line for line in of_run(material))
 
 

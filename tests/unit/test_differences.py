@@ -396,6 +396,7 @@ def test_forms() -> None:
     found = differences([*REFERENCE, *rows], "fed_avg")
     text = difference_table(found, "fed_avg", width=80)
     assert all(len(line) <= 80 for line in text.splitlines())
+    assert ["fair | er", "worst", "0.050"] in [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()]
     assert ["fair | er", "average", "+0.0300", "[+0.005, +0.055]", "* better"] in [
         re.split(r"\s{2,}", line.strip())[:5] for line in text.splitlines()
     ]

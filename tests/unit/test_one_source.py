@@ -140,6 +140,8 @@ def test_one_folder_gives_one_set_of_figures(
     assert "say nothing about other patients" not in page.words
     assert "lacking lacks site-2" in page.words
     assert "lacking: NO VALUE of site-2" in page.words
+    assert 'from the size under "smallest"' in page.words
+    assert "smallest" in page.tables["differences"][0], "the column that the sentence means"
 
 
 def test_rows_of_one_seed_or_fewer_sites_are_not_crowned(folder: Path) -> None:

@@ -17,6 +17,7 @@ from scipy import stats
 from fairflare.core.inequality import mean_interval
 from fairflare.core.sampling import BINS
 from fairflare.reporting.comparison import compare
+from fairflare.reporting.difference_table import difference_table
 from fairflare.reporting.differences import differences, fell
 from fairflare.reporting.page.material import of_one, page_run
 from fairflare.reporting.page.write import build, write_report
@@ -84,6 +85,7 @@ def test_the_lowest_value_of_another_mix_of_classes_is_not_behind() -> None:
     assert [site["common"] for site in found["sites"].values()] == pytest.approx([0.85] * 3)
     (line,) = (line for line in who_is_behind({"inequality": found}) if "different classes" in line)
     assert "2 classes that all have (a, b): site-1 0.8500" in line
+    assert "lowest" not in line, "all are alike"
 
 
 def test_another_site_may_be_the_lowest_over_the_common_classes() -> None:
@@ -247,6 +249,24 @@ def test_recalls_stand_beside_the_number_of_images() -> None:
     assert list(table.rows[1]) == ["site-2", "0.67 of 9", "- of 0"]  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("key", ["recall_bone_loss", "recall_bone loss"])  # as it leaves a site; before that was so
+def test_a_class_whose_name_has_a_blank_has_its_recall(key: str) -> None:
+    told = {}
+    for k in (1, 2):
+        metrics, said = classes({"bone loss": 4, "b": 4}, {"bone loss": 0.75, "b": 0.5})
+        metrics[key] = metrics.pop("recall_bone loss")
+        told[f"site-{k}"] = metrics, said
+    made = run(None)
+    made["test"] = {site: metrics for site, (metrics, _) in told.items()}
+    made["info"] |= {"primary_metric": "balanced_accuracy", "shown_metrics": ["balanced_accuracy"]}
+    made["info"]["higher_is_better"] = {"balanced_accuracy": True}
+    found = standing(made["test"], {s: said for s, (_, said) in told.items()}, made["info"])
+    assert found is not None
+    assert found["test"] == WITHIN  # only with the counts of each class
+    made["inequality"] = as_json(found, "x")
+    assert "0.75 of 4" in fairness_table(made)
+
+
 def test_results_of_an_earlier_version_are_read_and_say_that_nothing_is_known(tmp_path: Path) -> None:
     old = run(None)
     assert "inequality" not in old
@@ -287,6 +307,7 @@ def test_the_page_says_it_in_the_summary_the_picture_and_a_table(tmp_path: Path)
         lambda found: found.update(sites=[1]),
         lambda found: found["sites"]["site-1"].update(value="x"),
         lambda found: found["sites"]["site-1"].update(p_value="x", class_support={"a": "x"}),
+        lambda found: found["sites"]["site-1"].update(class_support={"a": "x"}),
         lambda found: found["sites"].update({"site-2": 5}),
     ],
 )
@@ -321,3 +342,5 @@ def test_beside_a_smaller_spread_stands_who_lost(tmp_path: Path) -> None:
     assert risen.endswith("no site lost.")
     page = write_report(write_comparison(tmp_path / "runs", runs), tmp_path / "page").read_text(encoding="utf-8")
     assert "2 sites lost (site-1 -0.2950" in page
+    for style in ("text", "markdown"):
+        assert line in difference_table(found, "a", style=style)

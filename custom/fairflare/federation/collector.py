@@ -44,6 +44,87 @@ from fairflare.reporting.records import Warned
 
 log = logging.getLogger(__name__)
 
+<<<<<<< HEAD
+=======
+MAX_SAMPLES = 10**9  # a site that claims more is not believed
+MAX_METRICS = 1000  # entries that are read
+MAX_NAMES = 40_000  # characters of all their names together
+METRIC_NAME = re.compile(r"[A-Za-z0-9_/.-]+")
+MAX_REASON = 300
+#: What a site says about its training besides the rule's report. Shown in results; nothing is computed from it.
+STATS = (
+    Field(
+        "train_loss", nan_ok=True, infinite_ok=True, required=False,
+        doc="mean training loss of the last epoch", of=TRAINING,
+    ),
+    Field(
+        "epoch_losses", "vector", nan_ok=True, infinite_ok=True, required=False,
+        doc="mean training loss of each epoch", of=TRAINING,
+    ),
+    Field(
+        "seconds", low=0, required=False,
+        doc="how long the task took",
+        reveals="the site's hardware, and with it roughly the number of images", of=NO_IMAGES,
+    ),
+    Field("synthetic", "flag", required=False, doc="whether the data are made up", of=NO_IMAGES),
+    Field(
+        "not_finite", "names", required=False,
+        doc="names of the metrics that were measured and are no finite numbers",
+        keep="those by class: `metrics_by_class`", of=NO_IMAGES,
+    ),
+    Field(
+        AT_HOME, "flag", required=False,
+        doc="there, and true, where metrics by class stay at home", of=NO_IMAGES,
+    ),
+    Field(
+        SUPPRESSED, "names", required=False,
+        doc="names of what stays at home for too few cases (`min_cases`): of all that could be there, so that a name "
+        "does not tell whether there is anything",
+        reveals="that a split, or a class in it, has fewer cases than `min_cases`; of a class perhaps none",
+        of=NO_IMAGES,
+    ),
+    Field(
+        RESAMPLED, "vector", low=0, high=1, nan_ok=True, required=False,
+        doc="with `bootstrap`: the primary metric on so many draws of the test patients or images with replacement",
+        reveals="with as many draws as test images, the metric of each single image can be solved for",
+        keep="of a metric over classes: `metrics_by_class`, and `min_cases` where a class has few", of=("test",),
+    ),
+    *SAMPLING,
+    Field(
+        TRAINED_METRIC, nan_ok=True, required=False,
+        doc="the primary metric of the trained model on the validation split; only from a site that the common model "
+        "serves far worse than the others (`suspects`)", of=VALIDATION,
+    ),
+    Field(
+        DRAWN_UNITS, "text", required=False,
+        doc="beside `resampled`: what was drawn, `patients`, `volumes`, `images` or, where only some images name a "
+        "patient or volume, `cases`",
+        keep="as `resampled`", of=("test",),
+    ),
+    Field(
+        NUM_UNITS, "whole", low=1, high=MAX_SAMPLES, required=False,
+        doc="beside `resampled`: how many of these the test split has",
+        reveals="the number of test patients",
+        keep="as `resampled`", of=("test",),
+    ),
+    Field(
+        "state_lost", "text", required=False,
+        doc="what the site had kept of earlier rounds and could not use", of=NO_IMAGES,
+    ),
+)  # fmt: skip
+COUNTS = (
+    Field(
+        "num_samples", "whole", low=1, high=MAX_SAMPLES, required=False,
+        doc="number of training images; in `validate` of test images",
+    ),
+    Field(
+        "num_steps", "whole", low=0, high=MAX_SAMPLES, required=False,
+        doc="optimizer steps of this round; for FLARE's controllers it also stands under `NUM_STEPS_CURRENT_ROUND`",
+        reveals="with the job's batch size the number of images",
+    ),
+)  # fmt: skip
+
+>>>>>>> rev1
 
 class QuorumError(RuntimeError):
     """Fewer usable results than a round needs; the text gives every site's reason."""

@@ -279,12 +279,6 @@ def notes_of(
     if own:
         others = "" if len(own) == len(rows) else "; of the others the common model"
         notes.append(f"Measured: {MEASURED['personal']} of {', '.join(own)}{others}.")
-    for row in rows:
-        if kept := suppressed_in(row):
-            notes.append(
-                f"{row.label}: average, std and worst are without {', '.join(kept)} ({SUPPRESSED}: fewer cases than "
-                "min_cases)."
-            )
     unfinished = [run for run in runs if run["status"] != "completed"]
     if unfinished:
         notes.append(f"{len(unfinished)} of {len(runs)} runs did not complete and are left out:")
@@ -320,16 +314,22 @@ def _by_chance(rows: Sequence[Row], metric: str) -> list[str]:
 def _without_sites(rows: Sequence[Row]) -> list[str]:
     """Of rows that lack sites: whose average, spread and worst are of others than the table says."""
     sites = sorted({site for row in rows for values in row.values for site in values})
+    lacking = [row.lacks(sites) for row in rows]
     notes = []
-    for row in rows:
-        lacking = row.lacks(sites)
-        if lacking:
-            told = [f"{site}{'' if len(of) == len(row.values) else f' ({len(of)} of {len(row.values)} times)'}"
-                    for site, of in lacking.items()]  # fmt: skip
-            notes.append(
-                f"{row.label}: NO VALUE of {', '.join(told)}: its average, std and worst are of the other sites; do "
-                "not compare them with a row that has all."
-            )
+    for row, of in zip(rows, lacking, strict=True):
+        kept = suppressed_in(row)
+        told = {site: f"{site}{'' if len(k) == len(row.values) else f' ({len(k)} of {len(row.values)} times)'}"
+                for site, k in of.items()}  # fmt: skip
+        parts = []
+        if lost := [text for site, text in told.items() if site not in kept]:
+            parts.append(f"NO VALUE of {', '.join(lost)}: its average, std and worst are of the other sites")
+        if home := [text for site, text in told.items() if site in kept]:
+            parts.append(f"average, std and worst are without {', '.join(home)} ({SUPPRESSED}: fewer cases than "
+                         "min_cases)")  # fmt: skip
+        if parts:
+            other = any(set(has) != set(of) for has in lacking)
+            more = "; do not compare them with a row that has others" if other else ""
+            notes.append(f"{row.label}: {'; '.join(parts)}{more}.")
     return notes
 
 

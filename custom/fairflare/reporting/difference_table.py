@@ -8,7 +8,7 @@ from typing import Any
 
 from fairflare.core.intervals import POWER
 from fairflare.core.resampling import CASES
-from fairflare.reporting.differences import BETTER, MEASURES, ONE_SEED, WORSE, Difference
+from fairflare.reporting.differences import BETTER, MEASURES, ONE_SEED, WORSE, Difference, fell
 from fairflare.reporting.layout import MISSING, blocks, csv_lines, markdown_lines, wrapped
 
 MARKS = {BETTER: "* ", WORSE: "! "}
@@ -42,16 +42,16 @@ def difference_table(
     notes = notes_of_differences(found, reference)
     if style == "markdown":
         return "\n".join([*markdown_lines(table), "", *notes])
-    return "\n".join([blocks(table, width), *wrapped(notes, width)])
+    return "\n".join([blocks(table, width, lead=2), *wrapped(notes, width)])
 
 
-def notes_of_differences(found: Sequence[Difference], reference: str) -> list[str]:
-    """How to read them, and what is not in them."""
+def notes_of_differences(found: Sequence[Difference], reference: str, smallest: str = "visible from") -> list[str]:
+    """How to read them, and what is not in them; ``smallest``: the column of what would have been seen."""
     notes = [f"Differences to {reference}, paired by seed and site: mean [95 % interval{interval_of(found)}]."]
     if any(math.isfinite(d.p_holm) for d in found):
         notes.append(
             "* better, ! worse: p is below 0.05 after Holm's correction for all rows and measures. All else is within "
-            f'noise: a true difference is seen in {POWER:.0%} of such comparisons from the size under "visible from"; '
+            f'noise: a true difference is seen in {POWER:.0%} of such comparisons from the size under "{smallest}"; '
             "where that is more than the metric itself, the word is cannot tell."
         )
     if any(d.verdict == ONE_SEED for d in found):
@@ -72,7 +72,7 @@ def notes_of_differences(found: Sequence[Difference], reference: str) -> list[st
                 f"{d.label}: OTHER SITES than {reference}: {'; '.join(who)}. Its average, std and worst here are over "
                 f"the sites that both have ({', '.join(d.sites)}), and no verdict is given."
             )
-    return notes
+    return notes + (fell(found, totals[0].higher_is_better) if totals else [])
 
 
 def interval_of(found: Sequence[Difference]) -> str:

@@ -339,7 +339,7 @@ def fell(found: Sequence[Difference], higher_is_better: bool) -> list[str]:
     lines = []
     for label in dict.fromkeys(d.label for d in found):
         of = {d.measure: d for d in found if d.label == label}
-        if "std" not in of or not of["std"].mean < 0:
+        if "std" not in of or not round(of["std"].mean, 4) < 0:  # as it is shown
             continue
         turn = 1 if higher_is_better else -1
         lost = sorted(
@@ -347,7 +347,7 @@ def fell(found: Sequence[Difference], higher_is_better: bool) -> list[str]:
         )
         told = [f"{d.measure} {d.mean:+.4f}{' beyond noise' if d.verdict == WORSE else ''}" for d in lost]
         who = f"{len(lost)} site{'' if len(lost) == 1 else 's'} lost ({', '.join(told)})" if lost else "no site lost"
-        lines.append(f"{label}: smaller spread ({of['std'].mean:+.4f}); {who}.")
+        lines.append(f"{label}: smaller spread ({of['std'].mean:+.4f}, {of['std'].verdict}); {who}.")
     return lines
 
 

@@ -32,19 +32,20 @@ def wrapped(lines: Iterable[str], width: int | None) -> list[str]:
     return found
 
 
-def blocks(table: Table, width: int | None = None, rules: Sequence[int] = (1,)) -> str:
+def blocks(table: Table, width: int | None = None, rules: Sequence[int] = (1,), lead: int = 1) -> str:
     """Aligned text: the first column to the left, the others to the right.
 
     Args:
         table: cells.
-        width: a wider table is cut between columns into several, one below the other, each with the first column.
+        width: a wider table is cut between columns into several, one below the other, each with the first ones.
             None: it stays whole.
         rules: before which rows a line is drawn.
+        lead: how many of the first columns it takes to tell the rows apart.
     """
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
     return "\n\n".join(
         "\n".join(_lines([[row[i] for i in block] for row in table], [widths[i] for i in block], rules))
-        for block in cut(widths, width)
+        for block in cut(widths, width, lead=lead)
     )
 
 
@@ -62,14 +63,14 @@ def csv_lines(rows: Iterable[Sequence[Any]]) -> str:
     return buffer.getvalue().rstrip("\n")
 
 
-def cut(widths: Sequence[int], width: int | None, gap: int = 2) -> list[list[int]]:
-    """Which columns stand side by side, the first in each of the blocks; ``gap``: between two columns."""
-    found: list[list[int]] = [[0]]
-    taken = widths[0]
-    for index, own in enumerate(widths[1:], start=1):
-        if width is not None and len(found[-1]) > 1 and taken + gap + own > width:
-            found.append([0])
-            taken = widths[0]
+def cut(widths: Sequence[int], width: int | None, gap: int = 2, lead: int = 1) -> list[list[int]]:
+    """Which columns stand side by side, the ``lead`` first in each of the blocks; ``gap``: between two columns."""
+    found: list[list[int]] = [[*range(lead)]]
+    taken = first = sum(widths[:lead]) + gap * (lead - 1)
+    for index, own in enumerate(widths[lead:], start=lead):
+        if width is not None and len(found[-1]) > lead and taken + gap + own > width:
+            found.append([*range(lead)])
+            taken = first
         found[-1].append(index)
         taken += gap + own
     return found

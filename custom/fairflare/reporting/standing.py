@@ -20,6 +20,7 @@ from fairflare.core.inequality import (
     share_interval,
 )
 from fairflare.core.sampling import BINS, MEAN_RECALL, SHARES
+from fairflare.core.task import metric_name
 
 Said = Mapping[str, Any]  # what a site says, see federation/sampling.py
 SAID = ("images", "test_cases", "standard_error", "case_scores", "class_support")
@@ -96,7 +97,7 @@ class _Site:
         #: Each image is a case: counts of images are then of independent ones.
         self.single = said.get("test_cases") is not None and said["test_cases"] == said.get("images")
         self.support: dict[str, int] = {c: n for c, n in (said.get("class_support") or {}).items() if n}
-        recalls = {name: _or(metrics.get(f"recall_{name}"), math.nan) for name in self.support}
+        recalls = {name: _or(recall_of(metrics, name), math.nan) for name in self.support}
         right = {name: recall * self.support[name] for name, recall in recalls.items()}
         #: Images of each class whose class was told; empty: not known.
         self.right = {name: round(count) for name, count in right.items() if math.isfinite(count)}
@@ -174,6 +175,12 @@ def _common(sites: Sequence[_Site]) -> list[str] | None:
     if not of or all(own == of[0] for own in of):
         return None
     return sorted(set.intersection(*of))
+
+
+def recall_of(metrics: Mapping[str, Any], name: str) -> Any:
+    """A site's recall of a class called ``name``; earlier results have it under the name as it stands."""
+    plain = f"recall_{name}"
+    return metrics.get(metric_name(plain), metrics.get(plain))
 
 
 def _or(value: Any, otherwise: float) -> float:
@@ -270,7 +277,8 @@ def _of_classes(found: Mapping[str, Any]) -> list[str]:
     if not common:
         return ["The sites' test images have no class in common: their averages over classes are of different things."]
     of = {name: site["common"] for name, site in found["sites"].items() if site["common"] is not None}
-    worst = min(of, key=of.__getitem__) if of else ""
+    apart = len({f"{value:.4f}" for value in of.values()}) > 1  # as they are shown
+    worst = min(of, key=of.__getitem__) if apart else ""
     told = ", ".join(f"{name} {value:.4f}" for name, value in of.items())
     return [
         f"The sites' test images have different classes, so their averages are of different things. Mean recall of "

@@ -13,7 +13,7 @@ from fairflare.reporting.attendance import attendance
 from fairflare.reporting.layout import MISSING, blocks, csv_lines, cut, markdown_lines, number, wrapped
 from fairflare.reporting.no_effect import zero_everywhere
 from fairflare.reporting.records import SUPPRESSED
-from fairflare.reporting.standing import interval_cell, shown_behind, who_is_behind
+from fairflare.reporting.standing import interval_cell, recall_of, shown_behind, who_is_behind
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -224,7 +224,8 @@ def _cells(
     place, of = 2 + metrics.index(found["metric"]), found["sites"]
     header[place:place] = ["low", "high", "cases"] if exact else [f"{found['level']:.0%} interval", "cases"]
     for row in sites:
-        row[place:place] = _own_cells(of.get(row[0]) or {}, exact)
+        cells = _own_cells(of.get(row[0]) or {}, exact)
+        row[place:place] = [SUPPRESSED] * len(cells) if row[place - 1] == SUPPRESSED else cells
     for row in totals:
         row[place:place] = [MISSING if not exact else ""] * (len(header) - len(row))
     if found["test"]:
@@ -249,7 +250,7 @@ def class_rows(results: Mapping[str, Any]) -> list[list[str]]:
     rows = []
     for site, own in support.items():
         recalls = results["test"].get(site) or {}
-        values = [recalls.get(f"recall_{name}") for name in names]
+        values = [recall_of(recalls, name) for name in names]
         told = [MISSING if value is None else f"{value:.2f}" for value in values]
         rows.append([site, *(f"{value} of {own.get(name, 0):.0f}" for value, name in zip(told, names, strict=True))])
     return [["recall, test images", *(name[:MAX_HEADING] for name in names)], *rows] if rows else []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairflare.core.intervals import LEVEL
 from fairflare.reporting.difference_table import interval_of, notes_of_differences
-from fairflare.reporting.differences import BETTER, MEASURES, WORSE, Difference, fell
+from fairflare.reporting.differences import BETTER, MEASURES, WORSE, Difference
 from fairflare.reporting.layout import number
 from fairflare.reporting.page.content import Cell, Picture, Section, Spread, Table, listed
 from fairflare.reporting.page.material import Material, PageRow
@@ -71,7 +71,7 @@ def results(material: Material) -> Section | None:
         "sites",
         f"{material.metric} on the test split of every site{over or (more if own else '')}.",
         ["site", *(row.label for row in rows), *(OF_SITE.values() if own else ())],
-        [[site, *(_cell(row, site) for row in rows), *(_own(own.get(site) or {}) if own else ())] for site in sites],
+        [_with_interval([site, *(_cell(row, site) for row in rows)], own) for site in sites],
     )
     parts: list[Picture | Table] = [totals, _sites_picture(material, sites), by_site]
     if own and (found := class_rows(material.runs[0].document)):
@@ -79,9 +79,12 @@ def results(material: Material) -> Section | None:
     return Section("results", "What every site gets", notes=material.notes, parts=parts)
 
 
-def _own(site: Mapping[str, Any]) -> list[Cell]:
-    """The cells of :data:`OF_SITE`."""
-    return [None if site.get(k) is None else int(site[k]) if k == "test_cases" else site[k] for k in OF_SITE]
+def _with_interval(cells: list[Cell], own: Mapping[str, Mapping[str, Any]]) -> list[Cell]:
+    """A site's cells, and those of :data:`OF_SITE` where any site has them."""
+    site = own.get(str(cells[0])) or {}
+    kept: Cell = SUPPRESSED if cells[-1] == SUPPRESSED else None
+    further = [kept if site.get(k) is None else int(site[k]) if k == "test_cases" else site[k] for k in OF_SITE]
+    return [*cells, *(further if own else ())]
 
 
 def of_row(row: PageRow, attribute: str, metric: str) -> Spread:
@@ -248,13 +251,12 @@ def differences(material: Material) -> Section | None:
         f"Differences to {reference}. {told}.",
     )
     alone = not any(math.isfinite(d.images_sd) for d in of)
-    notes = notes_of_differences(found, reference)[1:]  # what they are over stands with the table
+    notes = notes_of_differences(found, reference, "smallest")[1:]  # what they are over stands with the table
     notes.append(
         "The intervals are over the seeds alone: of other patients than those of the test splits they say nothing."
         if alone
         else "They hold for other patients of these hospitals; of other hospitals they say nothing."
     )
-    notes += fell(found, material.higher)
     return Section("differences", f"Differences to {reference}", notes=notes, parts=[picture, table, by_site])
 
 

@@ -123,8 +123,9 @@ class Tidier:
         for site, said in self._by_site("inequality.sites", found.get("sites")).items():
             where = f"inequality.sites.{site}.class_support"
             own = {key: finite(said.get(key)) for key in OF_SITE}
-            support = said.get("class_support")
-            tidy["sites"][site] = {**own, "class_support": support and self._numbers(where, support)}
+            support = self._numbers(where, said.get("class_support"))
+            whole = support if all(count is not None for count in support.values()) else {}
+            tidy["sites"][site] = {**own, "class_support": whole or None}
         if tidy["test"] and not (
             tidy["test"] in TESTS
             and all(tidy[key] is not None for key in numbers)

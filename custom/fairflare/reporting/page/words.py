@@ -134,10 +134,13 @@ def _measure_in_words(measure: str, found: Sequence[Difference], reference: str)
         if of:
             told = ", ".join(f"{d.label} ({d.mean:+.4f} [{d.low:+.4f}, {d.high:+.4f}])" for d in of)
             parts.append(f"{said} {reference}: {told}")
-    for verdict in (NOISE, UNSEEN):
+    for verdict, seen in (
+        (NOISE, "a difference of {} would have been seen"),
+        (UNSEEN, "seen would have been {} only, more than the metric itself"),
+    ):
         of = [d for d in found if d.verdict == verdict]
         if of:
-            told = ", ".join(f"{d.label} (a difference of {number(d.smallest)} would have been seen)" for d in of)
+            told = ", ".join(f"{d.label} ({seen.format(number(d.smallest))})" for d in of)
             parts.append(f"{verdict}: {told}")
     if other := [d.label for d in found if d.verdict == OTHER_SITES]:
         parts.append(f"not the same sites, so nothing is said: {', '.join(other)}")

@@ -345,6 +345,19 @@ def data(**cases: int) -> Any:
     )
 
 
+def test_what_was_drawn_leaves_where_the_draws_do() -> None:
+    """Not from a task of which nobody knows how many images a class has; else whatever the other lists have."""
+    drawn = {"resampled": [0.5], "drawn_units": "patients", "num_units": 9}
+    for classes, kept in ((None, set()), (False, {*drawn})):
+        task, own = Own(), data(validation=1)
+        task.has_classes = classes  # type: ignore[misc]
+        reply = SiteReply("ok", metrics={"dice": 0.3}, num_samples=9, stats=dict(drawn))
+        Gate("a", task, own, LocalTraining(), classes=True, floor=Floor(own, 5)).keep_home(
+            SiteTask("validate", {}, 0, 1, 0), reply
+        )
+        assert {*reply.stats} & {*drawn} == kept
+
+
 def test_what_nobody_declared_stays_where_any_list_has_too_few() -> None:
     """Fields of a rule, numbers beside them and metrics of somebody else's method or task."""
     for cases, kept in (({}, []), ({"test_light": 1}, ["report/mine", "stats/mine"])):

@@ -144,6 +144,14 @@ def test_one_folder_gives_one_set_of_figures(
     assert "smallest" in page.tables["differences"][0], "the column that the sentence means"
 
 
+def test_compare_says_why_there_are_no_differences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [document(name, 0, {"site-1": 0.5, "site-2": 0.6}) for name in ("good", "bad")]
+    runner: Any = SimpleNamespace(all=[], folder=tmp_path, results=lambda: runs)
+    assert _report(runner, "fed_avg", None) == 0
+    assert "no differences: no run of fed_avg completed" in capsys.readouterr().err
+    assert not (tmp_path / "differences.csv").exists()
+
+
 def test_rows_of_one_seed_or_fewer_sites_are_not_crowned(folder: Path) -> None:
     rows = read_material(folder, reference="fed_avg").rows
     assert set_apart(rows) == {"short": "one seed", "lacking": "fewer sites"}

@@ -251,7 +251,7 @@ def test_words_are_true_to_the_intervals(tmp_path, quick_pictures):
     assert (
         "The average: better than a: b (+0.1003 [+0.0989, +0.1018]); worse than a: d (-0.1997 [-0.2011, -0.1982]); "
         # c: sd 0.1, and among nine tests 0.05 / 9: (13.3604 + 1.0607) * 0.1 / sqrt(3) is more than any of the figures.
-        "cannot tell: c (seen would have been 0.8326 only, more than the metric itself)." in read.words
+        "cannot tell: c (only a difference of 0.8326 would have been seen, more than the metric itself)." in read.words
     )
     assert "The worst site: better than a: b" in read.words
     none = "(a difference of 0.0000 would have been seen)"

@@ -16,7 +16,7 @@ from scipy import stats
 
 from fairflare.core.inequality import mean_interval
 from fairflare.core.sampling import BINS
-from fairflare.reporting.comparison import compare
+from fairflare.reporting.comparison import compare, comparison_of
 from fairflare.reporting.difference_table import difference_table
 from fairflare.reporting.differences import differences, fell
 from fairflare.reporting.page.material import of_one, page_run
@@ -326,6 +326,10 @@ def test_a_comparison_says_what_equal_sites_would_show_and_who_is_behind() -> No
     chance = statistics.fmean(made["inequality"]["chance_std"] for made in runs)
     assert f"sampling alone: fed_avg {chance:.4f} (behind: site-3 in 1 of 2)." in " ".join(compare(runs).split())
     assert "sampling alone" not in compare(runs, metric="loss")
+    for made in runs:
+        made["last_rounds"] = {"rounds": [0], "test": made["test"]}
+    assert any("sampling alone" in note for note in comparison_of(runs).notes)
+    assert not any("sampling alone" in note for note in comparison_of(runs, last=True).notes), "of the final model only"
 
 
 def test_beside_a_smaller_spread_stands_who_lost(tmp_path: Path) -> None:

@@ -313,6 +313,8 @@ def _report(runner: Runner, reference: str, metric: str | None) -> int:
                 typer.echo("\n" + difference_table(differ, known, width=console.width))
                 _write(runner.folder / f"differences{ending}.csv", difference_table(differ, known, style="csv"))
                 _write(runner.folder / f"differences{ending}.md", tables[-1])
+            elif not last and (why := found.problem if known else f"no differences: no run of {reference} completed"):
+                errors.print(why, markup=False, highlight=False)
         page = comparison_page(_command(), runs, *tables, sessions=sessions_of(runner.folder))
         _write(runner.folder / "comparison.md", page)
     console.print(

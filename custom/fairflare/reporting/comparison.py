@@ -274,7 +274,7 @@ def notes_of(
         ]
     notes += _without_sites(rows)
     notes += [f"{row.label}: {row.settings}" for row in rows if row.settings]
-    notes += _by_chance(rows, metric)
+    notes += [] if last else _by_chance(rows, metric)  # which is of the final model
     own = [row.label for row in rows if row.measured == "personal"]
     if own:
         others = "" if len(own) == len(rows) else "; of the others the common model"

@@ -136,7 +136,7 @@ def _measure_in_words(measure: str, found: Sequence[Difference], reference: str)
             parts.append(f"{said} {reference}: {told}")
     for verdict, seen in (
         (NOISE, "a difference of {} would have been seen"),
-        (UNSEEN, "seen would have been {} only, more than the metric itself"),
+        (UNSEEN, "only a difference of {} would have been seen, more than the metric itself"),
     ):
         of = [d for d in found if d.verdict == verdict]
         if of:

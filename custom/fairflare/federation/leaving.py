@@ -47,20 +47,7 @@ log = logging.getLogger(__name__)
 METRICS_BY_CLASS = "metrics_by_class"  # the setting in local/fairflare.json
 MIN_CASES = "min_cases"  # another, and one of the run: the larger counts
 TRAINS_BELOW = "train_below_min_cases"  # another: whether a site with too few cases trains
-<<<<<<< HEAD
 OF_DRAWS = (RESAMPLED, DRAWN_UNITS, NUM_UNITS, ERROR)  # what together tells more than a metric over classes does
-=======
-#: In front of the names of the last model's metrics on the validation split.
-VALIDATED = "validation.split/"  # no test list can be called so
-AT_HOME = "classes_at_home"  # in a reply's stats: metrics by class were kept back
-RESAMPLED = "resampled"  # in a reply's stats: the primary metric on draws of the test images
-DRAWN_UNITS, NUM_UNITS = "drawn_units", "num_units"  # and what was drawn (patients, images), and how many there are
-DRAWS = (RESAMPLED, DRAWN_UNITS, NUM_UNITS)
-#: In front of the names in a reply's ``suppressed``: what of it they are of.
-IN_METRICS, IN_REPORT, IN_STATS = "metrics/", "report/", "stats/"
-
-TRAINED_METRIC = "trained_metric"  # in a reply's stats: the primary metric of the trained model on the validation split
->>>>>>> rev1
 
 
 def sends_classes(site: str, settings: Mapping[str, Any]) -> bool:
@@ -168,11 +155,7 @@ class Gate:
             reply.metrics = {name: value for name, value in reply.metrics.items() if name not in shown}
         # Of a metric over classes, many values tell how many there are.
         if not self._mean_of_images():
-<<<<<<< HEAD
             for key in OF_DRAWS:  # the last: how few images a class has, of a guesser
-=======
-            for key in (*DRAWS, ERROR):  # the last: how few images a class has, of a guesser
->>>>>>> rev1
                 reply.stats.pop(key, None)
         for name in (CLASSES, SUPPORT):
             reply.stats.pop(name, None)
@@ -229,11 +212,7 @@ class Gate:
         fields = {field.name: field for field in STATS}
         for name in list(reply.stats):
             held = self._hold(fields[name].of if name in fields else None)
-<<<<<<< HEAD
             if held and (name in (CLASSES, SUPPORT) or (name in OF_DRAWS and not self._mean_of_images())):
-=======
-            if held and (name in (CLASSES, SUPPORT) or (name in (*DRAWS, ERROR) and not self._mean_of_images())):
->>>>>>> rev1
                 held = not self._has_few(SPLIT_TEST)
             if not held:
                 del reply.stats[name]

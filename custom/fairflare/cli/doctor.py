@@ -105,7 +105,7 @@ def site_file(
     path: Path, sites: Sequence[str] | None, open_site: Callable[[str, Mapping[str, Any]], Any] | None
 ) -> Iterator[Finding]:
     """The private file of one site, or of all sites of a simulator, and the data that it names."""
-    from fairflare.federation.site import own_settings
+    from fairflare.federation.site_file import own_settings
 
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
 """Which settings steady Fed-LWR, on development data: a grid, its validation metrics, and differences to FedAvg.
 
     python benchmarks/choose_stable.py --quick
-    python benchmarks/choose_stable.py phantom white-cells nuclei --source ../shared/data --seeds 3 --out runs/stable
+    python benchmarks/choose_stable.py phantom white-cells nuclei --source FOLDER --seeds 3 --out runs/stable
 
 For each data set and seed: FedAvg with equal weights for ``--warmup`` rounds, and from its model every candidate for
 ``--rounds`` more, FedAvg among them. So all candidates of a seed have the same start, made once, in place of a
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -173,7 +174,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--last", type=int, default=3, help="models whose validation is averaged")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=JSON", help="settings of task and training")
-    parser.add_argument("--source", type=Path, default=Path("../shared/data"), help="of the real images")
+    images = Path(os.environ.get("FAIRFLARE_REAL_DATA", "."))
+    parser.add_argument("--source", type=Path, default=images, help="of the real images; default: FAIRFLARE_REAL_DATA")
     parser.add_argument("--out", type=Path, default=Path("runs/stable"))
     parser.add_argument("--quick", action="store_true", help="few candidates and rounds, small images")
     arguments = parser.parse_args()

@@ -1,7 +1,7 @@
 """Methods side by side over several seeds; prints a table for each experiment.
 
     python benchmarks/compare_methods.py phantom --rounds 6
-    python benchmarks/compare_methods.py nuclei white-cells --source ../shared/data --variants fed_avg fed_lwr
+    python benchmarks/compare_methods.py nuclei white-cells --source FOLDER --variants fed_avg fed_lwr
     python benchmarks/compare_methods.py noise blur --jobs 2
 
 Runs go through FLARE's simulator, or, with ``--in-process``, through the same controller and site halves without its
@@ -239,7 +239,8 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", help="labels; default: all of the experiment")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, help="default: the experiment's")
-    parser.add_argument("--source", type=Path, default=Path("../shared/data"), help="of the real images")
+    images = Path(os.environ.get("FAIRFLARE_REAL_DATA", "."))
+    parser.add_argument("--source", type=Path, default=images, help="of the real images; default: FAIRFLARE_REAL_DATA")
     parser.add_argument("--out", type=Path, default=Path("runs/compare"))
     parser.add_argument("--in-process", action="store_true")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")

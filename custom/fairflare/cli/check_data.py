@@ -72,7 +72,7 @@ def sites_of(path: Path) -> dict[str, dict[str, Any]]:
     Raises:
         ValueError: there is nothing to look at; says what was expected.
     """
-    from fairflare.federation.site import own_settings
+    from fairflare.federation.site_file import own_settings
 
     if path.is_dir():
         file = next((path / name for name in ("fairflare.json", "datalist.json") if (path / name).is_file()), None)

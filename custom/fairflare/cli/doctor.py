@@ -105,7 +105,7 @@ def site_file(
     path: Path, sites: Sequence[str] | None, open_site: Callable[[str, Mapping[str, Any]], Any] | None
 ) -> Iterator[Finding]:
     """The private file of one site, or of all sites of a simulator, and the data that it names."""
-    from fairflare.federation.site import own_settings
+    from fairflare.federation.site_file import own_settings
 
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -155,10 +155,8 @@ def _allow_list(entries: list[str]) -> Finding:
     """Whether a job without custom code may name its classes, and no function of the package besides."""
     from fairflare.provision import job_classes
 
-    what, remedy = (
-        "allow list",
-        "list what fairflare.provision.job_classes() gives in class_allow_list (resources.json)",
-    )
+    what = "allow list"
+    remedy = "list what fairflare.provision.job_classes() gives in class_allow_list (resources.json)"
     wanted = job_classes()
     missing = [name for name in wanted if name not in entries]
     wide = [entry for entry in entries if entry == "*" or (entry.partition(".")[0] == PREFIX and entry not in wanted)]

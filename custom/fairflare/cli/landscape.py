@@ -110,7 +110,7 @@ def _of_runs(places: Sequence[Path], trained: Sequence[Trained], names: list[str
     Raises:
         ValueError: they differ, or a run says nothing of real data.
     """
-    from fairflare.federation.site import SHELL_SETTINGS, own_settings
+    from fairflare.federation.site_file import SHELL_SETTINGS, own_settings
 
     sites = names or _sites_of_run(trained)
     first: dict[str, dict[str, Any]] | None = None

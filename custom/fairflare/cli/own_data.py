@@ -21,7 +21,7 @@ def looked_at(plan: Plan, local: Mapping[str, Any]) -> list[npt.NDArray[np.float
     """
     from fairflare.data.datalist import DataError, load_datalist
     from fairflare.data.reading import read_image
-    from fairflare.federation.site import own_settings
+    from fairflare.federation.site_file import own_settings
     from fairflare.tasks.images import ImageTask, SiteSettings
 
     if not isinstance(plan.task, ImageTask):

@@ -201,11 +201,11 @@ def pick_device(device: str | None) -> torch.device:
     Raises:
         ValueError: it is not there.
     """
-    from fairflare.federation import site
+    from fairflare.federation import site_file
     from fairflare.methods.training import SiteError
 
     try:
-        return site.pick_device("", device)
+        return site_file.pick_device("", device)
     except SiteError as error:
         raise ValueError(f"--device {device}: not usable here: {error.__cause__}") from error
 

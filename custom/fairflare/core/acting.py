@@ -43,7 +43,7 @@ def only_with(other: str, *values: Any, when: Sequence[Any] = ()) -> OnlyWith:
 
 
 def needs_of(cls: type) -> dict[str, OnlyWith | None]:
-    """What the settings of a class need, those of its bases too; the class's own go first."""
+    """Gives what the settings of a class need, those of its bases too; the class's own go first."""
     found: dict[str, OnlyWith | None] = {}
     for base in cls.__mro__:
         for name, need in vars(base).get("acts", {}).items():
@@ -52,7 +52,7 @@ def needs_of(cls: type) -> dict[str, OnlyWith | None]:
 
 
 def idle(components: Sequence[Any], given: Mapping[str, Any] | Collection[str]) -> Iterator[str]:
-    """Settings that somebody gave and that do nothing in this combination, a sentence each.
+    """Names settings that somebody gave and that do nothing in this combination, a sentence each.
 
     Args:
         components: of the run, built.

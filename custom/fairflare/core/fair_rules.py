@@ -112,7 +112,7 @@ def nova_weights(
 
 
 def q_bend(losses: Mapping[str, float], squares: Mapping[str, float], q: float) -> float:
-    r"""How much the sites' changes are for their losses: the part of q-FedAvg's step that L multiplies.
+    r"""Gives how much the sites' changes are for their losses: the part of q-FedAvg's step that L multiplies.
 
     .. math:: b = \sum_k a_k \lVert w_k - w^r \rVert^2 / F_k, \quad a_k = F_k^q / \sum_j F_j^q
 

@@ -71,7 +71,7 @@ BEFORE_RECORDED: Mapping[str, bool] = {
 
 
 def declared_as(metric: str, known: Mapping[str, T]) -> T | None:
-    """What is declared for a metric; ``None``: nothing is.
+    """Gives what is declared for a metric; ``None``: nothing is.
 
     Args:
         metric: name, also one with a test list in front (``clean/loss``).

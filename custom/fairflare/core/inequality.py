@@ -14,8 +14,8 @@ import numpy.typing as npt
 from scipy.special import expit, logit, ndtri, stdtrit
 
 from fairflare.core import checks
+from fairflare.core.intervals import LEVEL
 
-LEVEL = 0.95
 DRAWS = 9_999
 WORK = 4_000_000  # numbers to draw in one test; many sites are compared with fewer deals
 SEED = 20_260_101  # of the draws: the same figures from the same results

@@ -97,7 +97,7 @@ class Estimate:
 
 
 def estimate(values: npt.ArrayLike, shared: npt.ArrayLike = np.nan, patients_df: npt.ArrayLike = np.inf) -> Estimate:
-    """The mean of paired differences.
+    """Estimates the mean of paired differences.
 
     Args:
         values: (..., seeds), at least two, finite.
@@ -121,7 +121,7 @@ def estimate(values: npt.ArrayLike, shared: npt.ArrayLike = np.nan, patients_df:
 
 
 def shared_variance(drawn: npt.ArrayLike) -> Array:
-    """The variance of the mean over seeds that stems from the patients alone.
+    """Estimates the variance of the mean over seeds that stems from the patients alone.
 
     It is the mean covariance of two seeds over the draws. (The variance of the mean over seeds would count twice what
     one seed's model does on one patient and another's does not: that is in the scatter over the seeds as well.)
@@ -141,7 +141,7 @@ def shared_variance(drawn: npt.ArrayLike) -> Array:
 
 
 def widened(values: npt.ArrayLike, drawn: npt.ArrayLike, units: npt.ArrayLike) -> Array:
-    r"""Draws at their due distance: those of m patients scatter by :math:`\sqrt{(m-1)/m}` too little.
+    r"""Puts draws at their due distance: those of m patients scatter by :math:`\sqrt{(m-1)/m}` too little.
 
     Args:
         values: (..., sites) as measured.
@@ -159,7 +159,7 @@ def widened(values: npt.ArrayLike, drawn: npt.ArrayLike, units: npt.ArrayLike) -
 
 
 def degrees(variances: npt.ArrayLike, units: npt.ArrayLike, draws: int) -> Array:
-    """Degrees of freedom of a variance that is a sum over sites.
+    """Gives the degrees of freedom of a variance that is a sum over sites.
 
     Args:
         variances: (..., sites), the part of each.
@@ -176,7 +176,7 @@ def degrees(variances: npt.ArrayLike, units: npt.ArrayLike, draws: int) -> Array
 
 
 def holm(p: npt.ArrayLike) -> Array:
-    """p-values corrected for their number, so that one of them is below 0.05 by luck in 5 % of families at most.
+    """Corrects p-values for their number, so that one of them is below 0.05 by luck in 5 % of families at most.
 
     Args:
         p: (..., tests).
@@ -191,7 +191,7 @@ def holm(p: npt.ArrayLike) -> Array:
 
 
 def of_sites(values: npt.ArrayLike, higher_is_better: bool, axis: int = -1) -> dict[str, Array]:
-    """Average, population standard deviation and worst of the sites along an axis."""
+    """Gives average, population standard deviation and worst of the sites along an axis."""
     found = np.asarray(values, float)
     worst = found.min(axis) if higher_is_better else found.max(axis)
     return {"average": found.mean(axis), "std": found.std(axis), "worst": worst}

@@ -38,7 +38,7 @@ class LabelMap:
 
 
 def features_of(picture: Array) -> Array:
-    """Mean and deviation of a picture in each of 8 by 8 cells.
+    """Gives mean and deviation of a picture in each of 8 by 8 cells.
 
     Args:
         picture: (channels, height, width), finite, at least 8 by 8.
@@ -120,7 +120,7 @@ def _map_at(features: Array, labels: npt.NDArray[np.integer], centroids: Mapping
 
 
 def in_words(looks_like: Mapping[int, int], names: Sequence[str] | None, classes: int) -> str:
-    """A map other than the identity, as a person says it.
+    """Says a map other than the identity as a person does.
 
     Args:
         looks_like: class that each label looks like.

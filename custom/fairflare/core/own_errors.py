@@ -11,7 +11,7 @@ MOST = 160  # characters of the error's own text
 
 
 def in_one_line(error: BaseException) -> str:
-    """``RuntimeError: expected 1 channel (my_task.py:12)``: kind, text, and the last line outside all packages.
+    """Gives ``RuntimeError: expected 1 channel (my_task.py:12)``: kind, text, and the last line outside all packages.
 
     It may name files and values: only for the one whose code and data they are.
     """

@@ -45,7 +45,7 @@ class Units:
 
 
 def units_of(cases: Sequence[Hashable] | None, num_images: int) -> Units:
-    """Images put together by the patient or volume that they are of.
+    """Puts images together by the patient or volume that they are of.
 
     Args:
         cases: of each image of a split ``(kind, name)``, see :meth:`fairflare.core.task.SiteData.cases`; ``None``: each
@@ -62,7 +62,7 @@ def units_of(cases: Sequence[Hashable] | None, num_images: int) -> Units:
 
 
 def draws(site: str, num_units: int, count: int) -> Drawn:
-    """Bootstrap samples of a site's units.
+    """Draws bootstrap samples of a site's units.
 
     Args:
         site: name. Together with the other two it decides the draws, whatever the method and the run's seed.

@@ -15,7 +15,7 @@ _SCALE = 1.4826  # median absolute deviation -> standard deviation, of normal va
 
 
 def lower_than_others(values: Mapping[str, float], margin: float, deviations: float = 3.0) -> set[str]:
-    r"""Sites whose value lies far below those of the others.
+    r"""Finds sites whose value lies far below those of the others.
 
     .. math:: x_k < \mathrm{med} - \max(d \cdot 1.4826\,\mathrm{MAD},\; \text{margin})
 
@@ -43,7 +43,7 @@ def lower_than_others(values: Mapping[str, float], margin: float, deviations: fl
 
 
 def contradicted(received: Mapping[str, float], own: Mapping[str, float], margin: float) -> set[str]:
-    """Sites whose own model is as good there as the common one is elsewhere, and the common one is far worse there.
+    """Finds sites whose own model is as good as the common one is elsewhere, and where the common one is far worse.
 
     Such a site's images can be learned, and what is learned from them is not what the others learn. Where its own model
     is bad, too, its images are hard, and there is no sign.
@@ -62,7 +62,7 @@ def contradicted(received: Mapping[str, float], own: Mapping[str, float], margin
 
 
 def points_away(cosines: Mapping[str, float], weights: Mapping[str, float], most: float) -> set[str]:
-    """The heaviest site, where its update points away from those of all others.
+    """Gives the heaviest site, where its update points away from those of all others.
 
     Args:
         cosines: of a site's update with the sum of the others' directions, in [-1, 1].

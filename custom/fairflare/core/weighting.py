@@ -319,7 +319,7 @@ def capped_weights(weights: Mapping[str, float], bound: float | Mapping[str, flo
 
 
 def excess_of(weights: Mapping[str, float]) -> float:
-    r"""By how much the weights exceed the equal share together, :math:`\sum_k \max(0, w_k - 1/K)`, in [0, 1).
+    r"""Sums what the weights have above the equal share, :math:`\sum_k \max(0, w_k - 1/K)`, in [0, 1).
 
     The distance (total variation) to equal weights: f sites of K hold at most f / K and this.
     """
@@ -328,7 +328,7 @@ def excess_of(weights: Mapping[str, float]) -> float:
 
 
 def tempered_weights(weights: Mapping[str, float], excess: float) -> dict[str, float]:
-    r"""Weights moved towards equal ones until no group of sites holds more than its equal share and a bound.
+    r"""Moves weights towards equal ones until no group of sites holds more than its equal share and a bound.
 
     .. math:: w'_k = \tfrac1K + \min\Bigl(1, \frac{e}{\sum_j \max(0, w_j - 1/K)}\Bigr) (w_k - \tfrac1K)
 

@@ -16,6 +16,7 @@ from fairflare.federation.phase import Exchange, Phase, RoundFailed
 from fairflare.federation.replies import MAX_SAMPLES, printable, read_head, reasons
 from fairflare.federation.roster import Roster
 from fairflare.federation.run_settings import RunSettings
+from fairflare.federation.sampling import BY_CLASS, MOST_CLASSES
 from fairflare.federation.transport import Transport
 from fairflare.methods.reports import Field, ReportError, read_report
 
@@ -27,9 +28,7 @@ if TYPE_CHECKING:
     from fairflare.federation.journal import Journal
 
 MAX_LISTS = 100  # of images, at a site
-MAX_CLASSES = 10_000
 MAX_WORDS = 100_000  # characters of all names in a report together
-BY_CLASS = "`metrics_by_class`"
 #: What a site says in the report of ``check``. A site of the user's own script may say nothing of it.
 FIELDS = (
     Field("splits", "names", required=False, doc="names of its lists: training, validation, test, `test_<name>`"),
@@ -42,7 +41,7 @@ FIELDS = (
     ),
     Field("synthetic", "flag", required=False, doc="whether the data are made up"),
     Field(
-        "num_classes", "whole", low=1, high=MAX_CLASSES, required=False,
+        "num_classes", "whole", low=1, high=MOST_CLASSES, required=False,
         doc="number of classes that the datalist names, else the highest label and one",
         reveals="where the datalist names no classes: that the site has the class of the highest label",
         keep=f"{BY_CLASS}, and of a class with fewer cases `min_cases`, where the datalist names no classes",
@@ -131,10 +130,10 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
     names = found["class_names"]
     if (
         len(splits) + len(found["suppressed"] or ()) > MAX_LISTS
-        or len(names or ()) > MAX_CLASSES
-        or len(found["class_groups"] or ()) > MAX_CLASSES
+        or len(names or ()) > MOST_CLASSES
+        or len(found["class_groups"] or ()) > MOST_CLASSES
     ):
-        raise ReportError(f"site {site!r}: more than {MAX_LISTS} lists or {MAX_CLASSES} classes or groups")
+        raise ReportError(f"site {site!r}: more than {MAX_LISTS} lists or {MOST_CLASSES} classes or groups")
     size = sum(map(len, (*splits, *(names or ()), *(found["class_groups"] or ()))))
     if size > MAX_WORDS:
         raise ReportError(f"site {site!r}: the names in its report have {size} characters, more than {MAX_WORDS}")

@@ -108,15 +108,15 @@ class Influence:
     Args:
         bounds: see there.
         num_sites: of the job, for ``max_weight=auto``; ``None``: those of the round.
-        held: sites that get no more than the equal share.
 
     Attributes:
+        held: sites that get no more than the equal share.
         warnings: where a bound was at work, and who held more than half of the weight.
     """
 
-    def __init__(self, bounds: Bounds, num_sites: int | None = None, held: Collection[str] = ()) -> None:
+    def __init__(self, bounds: Bounds, num_sites: int | None = None) -> None:
         self.bounds = bounds
-        self.num_sites, self.held = num_sites or 0, frozenset(held)
+        self.num_sites, self.held = num_sites or 0, frozenset[str]()
         self.warnings: list[Warned] = []
         self._states: tuple[list[str], dict[str, State]] | None = None
 

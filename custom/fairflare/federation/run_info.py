@@ -80,7 +80,7 @@ def info_of(
 
 
 def directions_of(metrics: Mapping[str, Metric]) -> dict[str, dict[str, Any]]:
-    """Which metrics are better high, and their units, where they have one."""
+    """Gives which metrics are better high, and their units, where they have one."""
     units = {name: metric.unit for name, metric in metrics.items() if metric.unit}
     higher = {name: metric.higher_is_better for name, metric in metrics.items()}
     return {"higher_is_better": higher, **({"units": units} if units else {})}

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fairflare.federation.site import own_settings
+from fairflare.federation.site_file import own_settings
 
 
 def refuse_shared_images(sites: Sequence[str], local: Mapping[str, Any]) -> None:

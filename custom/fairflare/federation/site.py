@@ -9,20 +9,19 @@ from __future__ import annotations
 import errno
 import gc
 import hashlib
-import json
 import logging
 import math
 import os
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fairflare.core.computing import LOWER, Computing, NoSuchForm, plainly
+from fairflare.core.computing import NoSuchForm, plainly
 from fairflare.core.fairness import declared_as
 from fairflare.core.floor import Floor
 from fairflare.core.own_errors import in_one_line
@@ -46,10 +45,8 @@ from fairflare.exchange.messages import (
 )
 from fairflare.federation import norm_moments
 from fairflare.federation.check import facts_of
-from fairflare.federation.examples import EXAMPLES, draw_examples, examples_folder
+from fairflare.federation.examples import draw_examples, examples_folder
 from fairflare.federation.leaving import (
-    METRICS_BY_CLASS,
-    MIN_CASES,
     TRAINS_BELOW,
     Gate,
     check_names,
@@ -60,6 +57,7 @@ from fairflare.federation.leaving import (
 )
 from fairflare.federation.personal import Personal
 from fairflare.federation.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED, TRAINED_METRIC, VALIDATED
+from fairflare.federation.site_file import DECODED, SHELL_SETTINGS, pick_computing, pick_device
 from fairflare.federation.site_folder import SiteFolder
 from fairflare.federation.site_store import SiteStore
 from fairflare.federation.stoppable import StoppableData
@@ -72,32 +70,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SITE_FILE = "fairflare.json"  # in the folder local/ of a FLARE workspace
 ROOM = "make room for the site's state (state_root) and its temporary files; the site is back in the round after that"
 REMEDIES = {
     errno.ENOSPC: ROOM,
     errno.EDQUOT: ROOM,
     errno.EROFS: "let the site write to its state_root; it is back in the round after that",
 }
-DECODED = "decoded_folder"  # the setting of tasks that keep decoded volumes
-DECODED_PLACE = "decoded"  # where: in the site's state root, beside the experiments, which share them
-SUBMITS = "submit_model"  # the setting: the local model may be sent to the other sites
-COMPUTING_KEYS = tuple(field.name for field in fields(Computing))  # a site's own go before the job's
-# Settings of local/fairflare.json that the shell reads; all others belong to the task.
-SHELL_SETTINGS = (
-    "state_root",
-    "checkpoint_root",
-    "models_in_memory",
-    "num_threads",
-    "device",
-    "isolate",
-    *COMPUTING_KEYS,
-    METRICS_BY_CLASS,
-    MIN_CASES,
-    TRAINS_BELOW,
-    SUBMITS,
-    EXAMPLES,
-)
 
 
 def round_seed(seed: int, site: str, current_round: int) -> int:
@@ -451,70 +429,3 @@ def _kind(error: Exception) -> str:
         return name
     remedy = REMEDIES.get(error.errno)
     return f"{name}: {os.strerror(error.errno)}" + (f"; {remedy}" if remedy else "")
-
-
-def read_site_file(path: Path, identity: str) -> dict[str, Any]:
-    """The private settings of a site or of the server: ``local/fairflare.json`` of its workspace.
-
-    A block ``"sites": {name: {...}}`` overrides for one name, so that one file serves all sites of a simulator. All
-    blocks stay under ``"sites"``: whoever opens the data sees there whether others have some.
-
-    Raises:
-        SiteError: not a JSON object (names the file's place, not its content).
-    """
-    if not path.exists():
-        return {}
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as e:
-        raise SiteError(
-            f"site {identity!r}: {path} is not readable JSON: {e}",
-            public=f"site {identity!r}: local/{SITE_FILE} is not readable JSON",
-        ) from e
-    return own_settings(settings, identity)
-
-
-def own_settings(settings: Any, identity: str) -> dict[str, Any]:
-    """What a site file says to one site; its own block goes before what stands outside. See :func:`read_site_file`.
-
-    Raises:
-        SiteError: not a JSON object.
-    """
-    blocks = settings.get("sites", {}) if isinstance(settings, Mapping) else None
-    if not isinstance(settings, Mapping) or not isinstance(blocks, Mapping):
-        raise SiteError(f"site {identity!r}: local/{SITE_FILE} must hold a JSON object (and 'sites' in it another)")
-    own = blocks.get(identity, {})
-    if not isinstance(own, Mapping):
-        raise SiteError(f"site {identity!r}: 'sites.{identity}' in local/{SITE_FILE} must be a JSON object")
-    return {**settings, **own}
-
-
-def pick_device(site: str, wanted: str | None) -> torch.device:
-    """The site's ``device`` setting, else the first GPU, else the CPU.
-
-    Raises:
-        SiteError: the wanted device does not exist here.
-    """
-    if wanted is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(wanted)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, TypeError) as e:
-        raise SiteError(f"site {site!r}: setting 'device' is {wanted!r}, which is not usable here: {e}") from e
-    return device
-
-
-def pick_computing(site: str, job: Computing, settings: Mapping[str, Any]) -> Computing:
-    """How the network computes here: as the job says, but for what the site's file has.
-
-    Raises:
-        SiteError: a value of another kind (names the key).
-    """
-    own = {key: settings[key] for key in COMPUTING_KEYS if key in settings}
-    for key, value in own.items():
-        known = (*LOWER, "fp32") if key == "precision" else (True, False)
-        if not any(value is choice or (value == choice and isinstance(value, str)) for choice in known):
-            shown = "one of " + ", ".join(map(repr, known)) if key == "precision" else "true or false"
-            raise SiteError(f"site {site!r}: setting {key!r} must be {shown}, got {value!r:.80}")
-    return replace(job, **own)

@@ -33,7 +33,7 @@ from fairflare.federation.replies import printable
 from fairflare.federation.rounds import Rounds, Stopped
 from fairflare.federation.run_settings import Place, RunSettings
 from fairflare.federation.script import told_training
-from fairflare.federation.site import SITE_FILE, read_site_file
+from fairflare.federation.site_file import SITE_FILE, read_site_file
 from fairflare.federation.transport import Question
 from fairflare.flare.memory import job_cell, memory_given_back, replies_on_disk
 from fairflare.flare.sending import sent_in_turns

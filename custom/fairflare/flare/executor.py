@@ -31,7 +31,8 @@ from fairflare.exchange.messages import (
     encode_reply,
 )
 from fairflare.federation.isolation import perform_isolated
-from fairflare.federation.site import DECODED_PLACE, SITE_FILE, SiteWorker, read_site_file, refusal
+from fairflare.federation.site import SiteWorker, refusal
+from fairflare.federation.site_file import DECODED_PLACE, SITE_FILE, read_site_file
 from fairflare.federation.site_store import safe_name
 from fairflare.flare.stock_tasks import SUBMIT_MODEL, NotServed, check_submission, is_stock, metrics_of, validation
 from fairflare.flare.wire import from_model, to_model

@@ -15,7 +15,8 @@ from nvflare.app_common.app_constant import AppConstants, ModelName
 from fairflare.exchange.messages import STATUS_OK, STATUS_SKIPPED, TASK_VALIDATE, SiteReply, SiteTask, clean_state
 from fairflare.federation.incoming import in_words
 from fairflare.federation.replies import suppressed_in
-from fairflare.federation.site import SUBMITS, SiteWorker
+from fairflare.federation.site import SiteWorker
+from fairflare.federation.site_file import SUBMITS
 from fairflare.flare.wire import META_KEY
 from fairflare.methods.reports import SUPPRESSED, TOO_FEW
 

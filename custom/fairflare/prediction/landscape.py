@@ -14,7 +14,7 @@ import torch
 
 from fairflare.core.landscape import coordinates, direction, numbers, surface
 from fairflare.core.task import Task, evaluating
-from fairflare.federation.site import SHELL_SETTINGS
+from fairflare.federation.site_file import SHELL_SETTINGS
 from fairflare.prediction.recall import recall
 from fairflare.prediction.saved_model import PERSONAL_NOTE, SavedModel, read_whole
 from fairflare.tasks.networks import load_fitting

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fairflare.core.files import csv_row
+from fairflare.reporting.records import csv_text
 
 MISSING = "-"
 Table = Sequence[Sequence[str]]  # rows of cells, the header first
@@ -58,9 +56,7 @@ def markdown_lines(table: Table) -> list[str]:
 
 def csv_lines(rows: Iterable[Sequence[Any]]) -> str:
     """Rows as CSV, numbers in full; no newline at the end."""
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows(map(csv_row, rows))
-    return buffer.getvalue().rstrip("\n")
+    return csv_text(rows).rstrip("\n")
 
 
 def cut(widths: Sequence[int], width: int | None, gap: int = 2, lead: int = 1) -> list[list[int]]:

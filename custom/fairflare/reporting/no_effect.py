@@ -16,7 +16,7 @@ SAME = 1e-2  # how far, in parts of it, a weight may be from 1/K and count as th
 
 
 def short_step(step: float) -> list[Warned]:
-    """A warning where the model went less than a hundredth of the way that the sites' changes have on average.
+    """Warns where the model went less than a hundredth of the way that the sites' changes have on average.
 
     Args:
         step: as a factor of the mean change, ``>= 0``.
@@ -31,7 +31,7 @@ def short_step(step: float) -> list[Warned]:
 
 
 def same_weights(rounds: Iterable[Mapping[str, Any]]) -> list[Warned]:
-    """A warning where every site had the same weight in every round and layer, within a hundredth of it.
+    """Warns where every site had the same weight in every round and layer, within a hundredth of it.
 
     Args:
         rounds: with ``site_weights`` and ``layers`` as the results have them; rounds of one site do not count.
@@ -54,7 +54,7 @@ def same_weights(rounds: Iterable[Mapping[str, Any]]) -> list[Warned]:
 
 
 def zero_everywhere(test: Mapping[str, Mapping[str, Any]], metrics: Collection[str]) -> list[str]:
-    """Those of ``metrics``, for which more is better, that are 0 at every site that has them.
+    """Gives those of ``metrics``, for which more is better, that are 0 at every site that has them.
 
     Args:
         test: ``{site: {metric: value}}``; ``None`` or NaN: the site has none.
@@ -64,7 +64,7 @@ def zero_everywhere(test: Mapping[str, Mapping[str, Any]], metrics: Collection[s
 
 
 def faults_of(results: Mapping[str, Any], metric: str, *, higher_is_better: bool = True) -> list[str]:
-    """The same of a whole run, for a line in a comparison.
+    """Says the same of a whole run, for a line in a comparison.
 
     Args:
         results: as they are read.

@@ -10,7 +10,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import date, datetime
 from typing import Any
@@ -244,7 +244,7 @@ def _short(value: Any) -> Any:
     return float(f"{value:.{CSV_DIGITS}g}") if isinstance(value, float) else value
 
 
-def csv_text(rows: Iterable[list[Any]]) -> str:
+def csv_text(rows: Iterable[Sequence[Any]]) -> str:
     """Rows as lines of a CSV file."""
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerows(map(csv_row, rows))  # None becomes an empty cell

@@ -21,6 +21,7 @@ from fairflare.core.inequality import (
 )
 from fairflare.core.sampling import BINS, MEAN_RECALL, SHARES
 from fairflare.core.task import metric_name
+from fairflare.reporting.layout import MISSING
 
 Said = Mapping[str, Any]  # what a site says, see federation/sampling.py
 SAID = ("images", "test_cases", "standard_error", "case_scores", "class_support")
@@ -212,7 +213,7 @@ def shown_behind(results: Mapping[str, Any], metric: str) -> list[str]:
 def interval_cell(of_site: Mapping[str, Any] | None) -> str:
     """``[0.71, 0.86]``, or the sign for none."""
     low, high = (_or((of_site or {}).get(end), math.nan) for end in ("low", "high"))
-    return f"[{low:.3f}, {high:.3f}]" if math.isfinite(low) and math.isfinite(high) else "-"
+    return f"[{low:.3f}, {high:.3f}]" if math.isfinite(low) and math.isfinite(high) else MISSING
 
 
 def _of_sites(found: Mapping[str, Any]) -> str:

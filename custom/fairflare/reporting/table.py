@@ -393,13 +393,13 @@ def _declared(results: Mapping[str, Any], metric: str) -> bool | None:
 
 
 def parts_of(metric: str, test: Mapping[str, Any]) -> list[str]:
-    """``a`` and ``b`` of ``a+b``, the mean of two metrics; a name that is measured as it stands is whole."""
+    """Gives ``a`` and ``b`` of ``a+b``, the mean of two metrics; a name that is measured as it stands is whole."""
     measured = any(metric in (by_metric or ()) for by_metric in test.values())
     return [metric] if measured else metric.split("+")
 
 
 def measured(results: Mapping[str, Any], metric: str, *, last: bool = False) -> list[dict[str, float]]:
-    """``{site: value}`` of the run's final model, or of each of its last models.
+    """Gives ``{site: value}`` of the run's final model, or of each of its last models.
 
     Args:
         results: of a run.
@@ -449,13 +449,13 @@ def by_site_of(results: Mapping[str, Any], metric: str, test: Mapping[str, Any] 
 
 
 def suppressed_of(results: Mapping[str, Any], metric: str) -> set[str]:
-    """Sites that keep their value of a metric of the test splits, too few cases being behind it."""
+    """Gives the sites that keep their value of a metric of the test splits, too few cases being behind it."""
     parts = {*parts_of(metric, results.get("test") or {})}
     return {site for site, names in (results.get("suppressed") or {}).items() if parts & {*names}}
 
 
 def summary_of(results: Mapping[str, Any], metric: str) -> FairnessSummary:
-    """Of the last model's test metric over the sites of the run."""
+    """Summarizes the last model's test metric over the sites of the run."""
     return summarize(
         by_site_of(results, metric),
         higher_is_better=direction_of(results, metric),

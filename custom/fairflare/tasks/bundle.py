@@ -16,7 +16,7 @@ from fairflare.core.stopping import check_stop
 from fairflare.core.temporary import OwnedFolder
 from fairflare.data.datalist import DataError, load_datalist
 from fairflare.tasks.base import LOSS, Metric, SiteData, Task, evaluating
-from fairflare.tasks.bundle_config import Bundle, in_one_line
+from fairflare.tasks.bundle_config import Bundle, first_cause
 from fairflare.tasks.bundle_metric import means
 from fairflare.tasks.bundle_parts import BundleParts
 from fairflare.tasks.images import CACHE_BYTES, Filename, read_settings, setting_error
@@ -193,7 +193,7 @@ class MonaiBundleTask(Task):
         except (torch.cuda.OutOfMemoryError, MemoryError):
             raise
         except Exception as error:  # of whatever the bundle brings
-            text = f"the MONAI bundle's {step} cannot do with the first training image ({shapes}): {in_one_line(error)}"
+            text = f"the MONAI bundle's {step} cannot do with the first training image ({shapes}): {first_cause(error)}"
             raise DataError(text, text) from error
 
     def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from fairflare.core.bundle_files import BundleError
 from fairflare.core.checks import nearest
+from fairflare.core.own_errors import in_one_line
 
 CONFIGS, METADATA = "configs", "metadata"
 SUFFIXES = (".json", ".yaml", ".yml")
@@ -150,7 +151,7 @@ class Bundle:
         except BundleError:
             raise
         except Exception as error:  # a bundle's configuration is code, which raises what it likes
-            raise self.problem(f"{what} cannot be made: {in_one_line(error)}") from error
+            raise self.problem(f"{what} cannot be made: {first_cause(error)}") from error
 
     def problem(self, text: str) -> BundleError:
         """An error that names bundle and files."""
@@ -175,7 +176,7 @@ class Bundle:
                 content = ConfigParser.load_config_file(file)
             except Exception as error:  # of the JSON or the YAML reader, or two keys of one name
                 where = f"MONAI bundle {self.folder.name!r}: {CONFIGS}/{file.name}"
-                raise BundleError(f"{where} cannot be read: {in_one_line(error)}") from error
+                raise BundleError(f"{where} cannot be read: {first_cause(error)}") from error
             if not isinstance(content, dict):
                 raise BundleError(
                     f"MONAI bundle {self.folder.name!r}: {CONFIGS}/{file.name} must hold an object, "
@@ -191,12 +192,11 @@ class Bundle:
         return ConfigParser(copy.deepcopy(dict(config)))
 
 
-def in_one_line(error: BaseException) -> str:
+def first_cause(error: BaseException) -> str:
     """The first cause of an error, shortly: MONAI says the same in other words on every step of the way."""
     while error.__cause__ is not None:
         error = error.__cause__
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text:.300}" if text else type(error).__name__
+    return in_one_line(error)
 
 
 @contextmanager

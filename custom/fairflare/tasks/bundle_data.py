@@ -14,7 +14,7 @@ from fairflare.core import checks
 from fairflare.core.stopping import check_stop
 from fairflare.core.task import Batches, SiteData
 from fairflare.data.datalist import DataError, Datalist
-from fairflare.tasks.bundle_config import in_one_line
+from fairflare.tasks.bundle_config import first_cause
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -195,7 +195,7 @@ class BundleData(SiteData):
         try:
             return transform(item, **part)
         except Exception as error:  # a bundle's transforms are code
-            raise self._refused(split, index, in_one_line(error)) from error
+            raise self._refused(split, index, first_cause(error)) from error
 
     def _refused(self, split: str, index: int, problem: str) -> DataError:
         site, sample = self.datalist.site, self.datalist.splits[split][index]

@@ -109,12 +109,4 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 TEXT = "images with masks in two folders for each site, wherever they are (--site)"
-PREPARERS = (
-    Preparer(
-        "folders",
-        TEXT,
-        _from_command,
-        _add_options,
-        has_source=False,
-    ),
-)
+PREPARERS = (Preparer("folders", TEXT, _from_command, _add_options, has_source=False),)

@@ -132,12 +132,4 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 TEXT = "images with masks below one folder (images/ and masks/, or such for each site), or in a CSV file"
-PREPARERS = (
-    Preparer(
-        "masks",
-        TEXT,
-        _from_command,
-        _add_options,
-        dealing=Dealing(),
-    ),
-)
+PREPARERS = (Preparer("masks", TEXT, _from_command, _add_options, dealing=Dealing()),)

@@ -112,13 +112,13 @@ STATS = (
         DRAWN_UNITS, "text", required=False,
         doc="beside `resampled`: what was drawn, `patients`, `volumes`, `images` or, where only some images name a "
         "patient or volume, `cases`",
-        keep="as `resampled`",
+        keep="as `resampled`", of=("test",),
     ),
     Field(
         NUM_UNITS, "whole", low=1, high=MAX_SAMPLES, required=False,
         doc="beside `resampled`: how many of these the test split has",
         reveals="the number of test patients",
-        keep="as `resampled`",
+        keep="as `resampled`", of=("test",),
     ),
     Field(
         "state_lost", "text", required=False,

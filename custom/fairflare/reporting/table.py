@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fairflare.core import checks
 from fairflare.core.fairness import BEFORE_RECORDED, FairnessSummary, declared_as, higher_is_better, summarize
+from fairflare.core.task import metric_name
 from fairflare.reporting.attendance import attendance
 from fairflare.reporting.layout import MISSING, blocks, csv_lines, cut, markdown_lines, number, wrapped
 from fairflare.reporting.no_effect import zero_everywhere
@@ -208,7 +209,7 @@ def _cells(
     ]
     behind += [[] for _ in columns[len(metrics) :]]  # of other models nobody says how sure it is
     worst = [_worst_site(summary) for summary in summaries]
-    unsure = [name is not None and name not in known for name, known in zip(worst, behind, strict=True)]
+    unsure = [bool(name) and name not in known for name, known in zip(worst, behind, strict=True)]
     cells = [(name or MISSING) + (UNSURE if un and not exact else "") for name, un in zip(worst, unsure, strict=True)]
     totals.insert(3, ["worst site", *cells])
     headings = [column.heading or column.metric for column in columns]
@@ -224,7 +225,9 @@ def _cells(
     place, of = 2 + metrics.index(found["metric"]), found["sites"]
     header[place:place] = ["low", "high", "cases"] if exact else [f"{found['level']:.0%} interval", "cases"]
     for row in sites:
-        row[place:place] = _own_cells(of.get(row[0]) or {}, exact)
+        kept = row[0] in home[found["metric"]]
+        own = [SUPPRESSED] * (3 if exact else 2) if kept else _own_cells(of.get(row[0]) or {}, exact)
+        row[place:place] = own
     for row in totals:
         row[place:place] = [MISSING if not exact else ""] * (len(header) - len(row))
     if found["test"]:
@@ -249,7 +252,7 @@ def class_rows(results: Mapping[str, Any]) -> list[list[str]]:
     rows = []
     for site, own in support.items():
         recalls = results["test"].get(site) or {}
-        values = [recalls.get(f"recall_{name}") for name in names]
+        values = [recalls.get(metric_name(f"recall_{name}")) for name in names]
         told = [MISSING if value is None else f"{value:.2f}" for value in values]
         rows.append([site, *(f"{value} of {own.get(name, 0):.0f}" for value, name in zip(told, names, strict=True))])
     return [["recall, test images", *(name[:MAX_HEADING] for name in names)], *rows] if rows else []

@@ -101,6 +101,11 @@ def test_classes_are_found_under_the_names_that_leave_a_site() -> None:
     assert rows == [["site-1", "0.90 of 100", "0.80 of 100"], ["site-2", "0.50 of 100", "0.40 of 100"]]
 
 
+def test_a_site_alone_is_not_marked_as_worst() -> None:
+    assert "worst value" not in fairness_table(document("fed_avg", 0, {"site-1": 0.5}))
+    assert "worst value" in fairness_table(document("fed_avg", 0, {"site-1": 0.5, "site-2": 0.6}))
+
+
 def test_nobody_is_worst_where_everything_stays_at_home() -> None:
     kept = {site: ["balanced_accuracy"] for site in ("site-1", "site-2")}
     (line,) = who_is_behind({"inequality": None, "info": INFO, "suppressed": kept})

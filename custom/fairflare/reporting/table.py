@@ -209,7 +209,8 @@ def _cells(
     ]
     behind += [[] for _ in columns[len(metrics) :]]  # of other models nobody says how sure it is
     worst = [_worst_site(summary) for summary in summaries]
-    unsure = [bool(name) and name not in known for name, known in zip(worst, behind, strict=True)]
+    unsure = [s.num_sites > 1 and s.worst_site not in known for s, known in zip(summaries, behind, strict=True)]
+    unsure = [un and bool(name) for un, name in zip(unsure, worst, strict=True)]
     cells = [(name or MISSING) + (UNSURE if un and not exact else "") for name, un in zip(worst, unsure, strict=True)]
     totals.insert(3, ["worst site", *cells])
     headings = [column.heading or column.metric for column in columns]

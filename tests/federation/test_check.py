@@ -420,7 +420,7 @@ def test_another_number_of_classes_than_the_jobs(tmp_path: Path) -> None:
 def test_named_classes_must_be_the_jobs(tmp_path: Path) -> None:
     local = {"sites": {s: own_images(tmp_path / s, class_names=CLASSES) for s in SITES[:2]}}
     reason = refused(run(tmp_path / "run", local))
-    assert "the datalist names 3 classes, the job has num_classes=5" in reason
+    assert "the datalist names 3 classes, the job has num_classes=5; set num_classes=3 of the task" in reason
     local["sites"]["site-2"] = own_images(tmp_path / "other", class_names=CLASSES[::-1])
     reason = refused(run(tmp_path / "names", local, settings={"num_classes": 3}))
     assert "name the classes differently: c0, c1, c2 at site-1; c2, c1, c0 at site-2" in reason

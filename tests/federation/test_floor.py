@@ -215,9 +215,10 @@ def test_a_class_without_cases_looks_like_one_with_few(tmp_path: Path) -> None:
     for place, counts in (("few", (6, 5, 1)), ("none", (6, 5, 0))):
         local = {"sites": {s: {**classes_of(tmp_path / place / s, counts), "min_cases": 3} for s in SITES}}
         run_local(of_classes("fed_avg"), tmp_path / place / "run", local)
-        found = read(tmp_path / place / "run")["suppressed"]["site-1"]
-        told.append("recall_c2" in found)
-    assert told == [True, True]
+        results = read(tmp_path / place / "run")
+        said = [site["class_support"] for site in results["inequality"]["sites"].values()]
+        told.append(("recall_c2" in results["suppressed"]["site-1"], said))  # a count of 0 would tell it, too
+    assert told == [(True, [None, None])] * 2
 
 
 def test_the_rescue_factor_leaves_out_classes_with_few_cases(tmp_path: Path, replies: list[Any]) -> None:
@@ -331,6 +332,38 @@ def test_every_field_of_the_package_says_what_it_is_made_of() -> None:
     assert [field.name for field in fields if field.of is None] == []
 
 
+@pytest.mark.parametrize(("counts", "leave"), [((6, 5, FEW), False), ((6, 5, 4), True)])
+def test_what_was_drawn_goes_with_the_draws(
+    counts: tuple[int, ...], leave: bool, tmp_path: Path, replies: list[Any]
+) -> None:
+    """Of a metric over classes: neither draws, nor their units, nor its error, where a class has few cases."""
+    local = {"sites": {site: {**classes_of(tmp_path / site, counts), "min_cases": 3} for site in SITES}}
+    run_local(of_classes("fed_avg"), tmp_path / "run", local)
+    names = {"resampled", "drawn_units", "num_units", "standard_error", "class_support", "classes"}
+    carried = [bytes_ for _, task, _, bytes_ in replies if task == "validate"]
+    assert carried
+    for found in carried:
+        gone = {name for name in names if f"stats/{name}".encode() in found}
+        assert gone == (set() if leave else names)
+    results = read(tmp_path / "run")
+    assert (results["resampled"] is not None) == (results["resampled_units"] is not None) == leave
+
+
+def test_the_units_of_draws_do_not_hang_on_other_splits(tmp_path: Path) -> None:
+    """A validation split with too few cases keeps nothing of the test split back."""
+    local: dict[str, Any] = {"sites": {}}
+    for site in SITES:
+        own = classes_of(tmp_path / site, (6, 5, 4))
+        listed = tmp_path / site / "datalist.json"
+        content = json.loads(listed.read_text())
+        content["validation"] = content["validation"][:2]
+        listed.write_text(json.dumps(content))
+        local["sites"][site] = {**own, "min_cases": 3}
+    run_local(of_classes("fed_avg"), tmp_path / "run", local)
+    results = read(tmp_path / "run")
+    assert {site: found["count"] for site, found in results["resampled_units"].items()} == dict.fromkeys(SITES, 15)
+
+
 class Own(Task):
     primary_metric = "dice"
     build_model = loss = evaluate = open_site = None  # type: ignore[assignment]
@@ -400,9 +433,9 @@ def test_a_suppressed_field_is_nan_where_that_means_something_and_a_refusal_wher
 
 
 def test_a_metric_that_came_is_not_suppressed() -> None:
-    assert read_metrics("s", {}, (), suppressed=["dice"]) == {}
+    assert read_metrics("s", {}, suppressed=["dice"]) == {}
     with pytest.raises(ReportError, match="metric 'dice' came, and is said to stay there"):
-        read_metrics("s", {"dice": 0.5}, (), suppressed=["dice"])
+        read_metrics("s", {"dice": 0.5}, suppressed=["dice"])
     with pytest.raises(ReportError, match="carries no metric"):
         read_metrics("s", {}, ())
 
@@ -457,6 +490,8 @@ def test_a_run_in_which_nobody_says_anything_is_complete(tmp_path: Path) -> None
     results = read(tmp_path)
     assert results["status"] == "completed"
     assert "suppressed" in fairness_table(results)
+    assert "worst value" not in fairness_table(results)  # of nobody
+    assert "fewer cases than min_cases" in " ".join(fairness_table(results).split())
     with pytest.raises(ValueError, match="they are suppressed at site-1, site-2"):
         compare([results])
     assert CliRunner().invoke(app, ["show", str(tmp_path)]).exit_code == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ from typing import Any
 import pytest
 
 from fairflare.core.files import private_folder, write_whole
-from fairflare.federation import local as in_process
 from fairflare.federation.local import run_local
 from fairflare.federation.plan import make_plan
 from fairflare.reporting.page.write import OFF
@@ -74,7 +74,7 @@ def test_temporary_folders_are_private_while_sites_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
     """Without an experiment the sites' models wait in a temporary folder."""
-    monkeypatch.setattr(in_process.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     seen: list[list[str]] = []
     names: set[str] = set()
 

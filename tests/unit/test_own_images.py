@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 
 from fairflare.cli import app
 from fairflare.cli.own_data import in_words, looked_at, suited_settings
+from fairflare.cli.run_folder import site_settings
 from fairflare.cli.site_names import run_sites
+from fairflare.data.datalist import DataError, load_datalist
 from fairflare.data.patients import on_both_sides, suggested
 from fairflare.data.preparers.__main__ import main as prepare
 from fairflare.data.preparers.listed import groups_by_site
@@ -48,6 +50,24 @@ def fairflare(*arguments: Any) -> str:
 
 
 # ------------------------------------------------------------------------------------------------ one folder
+
+
+def test_the_folder_that_prepare_writes_may_be_given(tmp_path: Path) -> None:
+    settings = {"sites": {name: {"data_root": str(site(tmp_path / name))} for name in "ab"}}
+    (tmp_path / "fairflare.json").write_text(json.dumps(settings))
+    assert site_settings(tmp_path, "", Path()) == settings
+    assert "data of b" in fairflare("doctor", "--data", tmp_path)
+    with pytest.raises(ValueError, match=r"a/fairflare.json does not exist"):
+        site_settings(tmp_path / "a", "", Path())
+
+
+def test_class_numbers_given_to_a_segmentation_say_what_to_do(tmp_path: Path) -> None:
+    folder = site(tmp_path / "a")
+    entry = {"image": "images/p00_0.png", "label": 1}
+    (folder / "datalist.json").write_text(json.dumps({split: [entry] for split in ("training", "validation", "test")}))
+    with pytest.raises(DataError, match="a job with task=classification") as caught:
+        load_datalist(str(folder), "datalist.json", site="a")
+    assert caught.value.public.endswith("numbers of classes are for a job with task=classification")
 
 
 def test_the_file_of_one_site_is_one_site_or_a_refusal() -> None:

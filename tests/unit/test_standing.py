@@ -23,7 +23,7 @@ from fairflare.reporting.page.material import of_one, page_run
 from fairflare.reporting.page.write import build, write_report
 from fairflare.reporting.records import as_json
 from fairflare.reporting.standing import CASES, ERRORS, WITHIN, standing, who_is_behind
-from fairflare.reporting.table import fairness_table, rich_table
+from fairflare.reporting.table import class_rows, fairness_table, rich_table
 from tests.unit.report_runs import document, write_comparison, write_run
 
 INFO = {"primary_metric": "balanced_accuracy", "higher_is_better": {}, "metric_range": [0, 1]}
@@ -86,6 +86,33 @@ def test_the_lowest_value_of_another_mix_of_classes_is_not_behind() -> None:
     (line,) = (line for line in who_is_behind({"inequality": found}) if "different classes" in line)
     assert "2 classes that all have (a, b): site-1 0.8500" in line
     assert "lowest" not in line, "all are alike"
+
+
+def test_classes_are_found_under_the_names_that_leave_a_site() -> None:
+    """A metric's name has no blank (``recall_bone_loss``); a class may have one."""
+    names = {"bone loss": "bone_loss", "b": "b"}
+    test, said = {}, {}
+    for site, recalls in (("site-1", (0.9, 0.8)), ("site-2", (0.5, 0.4))):
+        metrics, said[site] = classes(dict.fromkeys(names, 100), dict(zip(names, recalls, strict=True)))
+        test[site] = {name.replace(" ", "_"): value for name, value in metrics.items()}
+    found = standing(test, said, INFO)
+    assert found is not None
+    assert (found["test"], found["behind"]) == (WITHIN, ["site-2"])
+    header, *rows = class_rows({"inequality": found, "test": test})
+    assert header[1:] == [*names]
+    assert rows == [["site-1", "0.90 of 100", "0.80 of 100"], ["site-2", "0.50 of 100", "0.40 of 100"]]
+
+
+def test_a_site_alone_is_not_marked_as_worst() -> None:
+    assert "worst value" not in fairness_table(document("fed_avg", 0, {"site-1": 0.5}))
+    assert "worst value" in fairness_table(document("fed_avg", 0, {"site-1": 0.5, "site-2": 0.6}))
+
+
+def test_nobody_is_worst_where_everything_stays_at_home() -> None:
+    kept = {site: ["balanced_accuracy"] for site in ("site-1", "site-2")}
+    (line,) = who_is_behind({"inequality": None, "info": INFO, "suppressed": kept})
+    assert "balanced_accuracy stays at site-1, site-2, with fewer cases than min_cases" in line
+    assert "earlier version" not in line
 
 
 def test_another_site_may_be_the_lowest_over_the_common_classes() -> None:

@@ -226,7 +226,10 @@ def run(
         typer.Option("--workspace", "-w", help="Where the run is kept; default: runs/<method or label>-seed<seed>."),
     ] = None,
     site_file: Annotated[
-        Path | None, typer.Option("--data", "-d", help="A local/fairflare.json that says where each site's data are.")
+        Path | None,
+        typer.Option(
+            "--data", "-d", help="A local/fairflare.json that says where each site's data are, or its folder."
+        ),
     ] = None,
     threads: Annotated[
         int | None, typer.Option("--threads", "-t", min=1, help="Simulator workers; default: one per site.")
@@ -404,7 +407,8 @@ app.command()(phantom)
 @app.command()
 def doctor(
     data: Annotated[
-        Path | None, typer.Option("--data", "-d", help="A local/fairflare.json; the data that it names are opened.")
+        Path | None,
+        typer.Option("--data", "-d", help="A local/fairflare.json, or its folder; its data are opened."),
     ] = None,
     sites: Annotated[
         str | None, typer.Option("--sites", "-s", help="Whose data, names separated by commas; default: the file's.")

@@ -57,7 +57,10 @@ def compare_command(
         str | None, typer.Option("--sites", "-s", help="Number or names; default: those of --data.")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option("--data", "-d", help="A local/fairflare.json that says where each site's data are.")
+        Path | None,
+        typer.Option(
+            "--data", "-d", help="A local/fairflare.json that says where each site's data are, or its folder."
+        ),
     ] = None,
     task: Annotated[str | None, typer.Option("--task", help="segmentation or classification.")] = None,
     task_file: Annotated[Path | None, typer.Option(help="Python file with a class Task.")] = None,

@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any, Literal
 
+from fairflare.cli.run_folder import file_in
 from fairflare.core.files import unreadable
 
 State = Literal["ok", "warning", "problem"]
@@ -107,6 +108,7 @@ def site_file(
     """The private file of one site, or of all sites of a simulator, and the data that it names."""
     from fairflare.federation.site_file import own_settings
 
+    path = file_in(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         blocks = content.get("sites", {}) if isinstance(content, dict) else {}

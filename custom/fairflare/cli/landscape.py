@@ -17,6 +17,7 @@ from rich.table import Table
 from fairflare.cli import completion, screen
 from fairflare.cli.check_data import sites_of
 from fairflare.cli.commands import Overwrite, app
+from fairflare.cli.run_folder import file_in
 from fairflare.cli.site_names import parse_sites
 from fairflare.core.checks import nearest
 from fairflare.core.files import unreadable, write_whole
@@ -137,7 +138,7 @@ def _without(settings: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]
 def _of_data(data: Path, trained: Sequence[Trained], names: list[str] | None) -> dict[str, dict[str, Any]]:
     """The settings of the sites that ``--data`` stands for."""
     found = sites_of(data)
-    file = data / "fairflare.json" if data.is_dir() else data
+    file = file_in(data)
     content = _read(file) if file.is_file() else {}
     blocks = content.get("sites")
     if not blocks and "data_root" not in next(iter(found.values())):  # made-up data, the same for all

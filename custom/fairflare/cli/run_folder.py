@@ -16,6 +16,7 @@ def site_settings(site_file: Path | None, experiment: str, workspace: Path) -> d
     """The run's local/fairflare.json: the user's, plus folders that outlive the run's workspace."""
     local: dict[str, Any] = {}
     if site_file is not None:
+        site_file = file_in(site_file)
         try:
             local = json.loads(site_file.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as e:
@@ -27,6 +28,11 @@ def site_settings(site_file: Path | None, experiment: str, workspace: Path) -> d
         local.setdefault("state_root", str(state / "sites"))
         local.setdefault("checkpoint_root", str(state / "server"))
     return local
+
+
+def file_in(data: Path) -> Path:
+    """The site file that ``--data`` means: itself, or that of a folder such as ``prepare`` writes."""
+    return data / "fairflare.json" if data.is_dir() else data
 
 
 def refuse_to_replace_run(workspace: Path, experiment: str) -> None:

@@ -416,9 +416,11 @@ class _List:
     def path(self, entry: dict[str, Any], key: str, where: str) -> Path:
         value = entry[key]
         if not isinstance(value, str) or not value:
+            number = key == "label" and isinstance(value, int)
+            of_classes = "; numbers of classes are for a job with task=classification" if number else ""
             raise self.bad(
-                f"'{key}' of {where} must be the path of one file, got {_kind(value)}",
-                f"'{key}' of {where} is not a path",
+                f"'{key}' of {where} must be the path of one file, got {_kind(value)}{of_classes}",
+                f"'{key}' of {where} is not a path{of_classes}",
             )
         path = Path(os.path.normpath(self.root / value))
         if not path.is_relative_to(self.root):

@@ -47,7 +47,8 @@ log = logging.getLogger(__name__)
 METRICS_BY_CLASS = "metrics_by_class"  # the setting in local/fairflare.json
 MIN_CASES = "min_cases"  # another, and one of the run: the larger counts
 TRAINS_BELOW = "train_below_min_cases"  # another: whether a site with too few cases trains
-OF_DRAWS = (RESAMPLED, DRAWN_UNITS, NUM_UNITS, ERROR)  # what together tells more than a metric over classes does
+#: Of a metric over classes they tell how many images a class has: the error, of a model that guesses.
+OF_DRAWS = (RESAMPLED, DRAWN_UNITS, NUM_UNITS, ERROR)
 
 
 def sends_classes(site: str, settings: Mapping[str, Any]) -> bool:
@@ -155,7 +156,7 @@ class Gate:
             reply.metrics = {name: value for name, value in reply.metrics.items() if name not in shown}
         # Of a metric over classes, many values tell how many there are.
         if not self._mean_of_images():
-            for key in OF_DRAWS:  # the last: how few images a class has, of a guesser
+            for key in OF_DRAWS:
                 reply.stats.pop(key, None)
         for name in (CLASSES, SUPPORT):
             reply.stats.pop(name, None)
@@ -212,7 +213,9 @@ class Gate:
         fields = {field.name: field for field in STATS}
         for name in list(reply.stats):
             held = self._hold(fields[name].of if name in fields else None)
-            if held and (name in (CLASSES, SUPPORT) or (name in OF_DRAWS and not self._mean_of_images())):
+            if held and name in (CLASSES, SUPPORT):
+                held = not self._hides_one(SPLIT_TEST)
+            elif held and name in OF_DRAWS and not self._mean_of_images():
                 held = not self._has_few(SPLIT_TEST)
             if not held:
                 del reply.stats[name]
@@ -228,6 +231,11 @@ class Gate:
         """Whether the draws could be solved for a class with few cases, or nobody knows."""
         hidden = self.floor.hidden(split)
         return self.floor.least > 1 and (hidden[1] if hidden is not None else self.task.has_classes is not False)
+
+    def _hides_one(self, split: str) -> bool:
+        """Whether a class has too few cases, or nobody knows: none is too few, and a count of 0 tells it."""
+        hidden = self.floor.hidden(split)
+        return self.floor.least > 1 and (hidden is None or bool(hidden[0]))
 
     def _hold(self, splits: tuple[str, ...] | None) -> bool:
         every = (*TRAINING, *VALIDATION, *self.data.test_splits)

@@ -240,10 +240,11 @@ neither 0 nor undefined, and tables, CSV files and pages say so.
   split the update, `num_samples` and `num_steps` leave all the same, or the site could not take part;
   `"{TRAINS_BELOW}": false` keeps the site out of the training then. It is still tested.
 - Of a class with too few cases: its metrics, its gradients (CReFF), its part in Fed-MAS's rescue factor and in FedMRL's
-  entropy. None counts as too few, so `suppressed` does not tell whether the site has the class. As the mean over all
-  classes leaves, a class that is alone in staying could be solved for: the ones with the fewest cases join it until
-  two classes with `{MIN_CASES}` cases together stay. Means over groups stay too where a class has a few, and the draws
-  of a metric over classes.
+  entropy, and the numbers of test images of all classes. None counts as too few, so a name in `suppressed` does not
+  tell whether the site has the class. As the mean over all classes leaves, a class that is alone in staying could be
+  solved for: the ones with the fewest cases join it until two classes with `{MIN_CASES}` cases together stay. Means
+  over groups stay too where a class has a few, and the draws and the standard error of a metric over classes. That
+  these stay, or that a class has joined, tells that a class has a few; that they leave, that it has none.
 - A metric by class of a task that does not say which class it is about (`Metric.of_classes`) stays where any class has
   too few, or nobody can count its cases: of a MONAI bundle, or of a script's validation and test images, always.
 - A method goes on without what stays as without a report that is missing: the others' mean in its place, or the site is

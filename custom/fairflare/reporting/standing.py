@@ -196,10 +196,15 @@ def who_is_behind(results: Mapping[str, Any]) -> list[str]:
     """Says in sentences who is behind and how sure that is, of a document with test results."""
     found = results.get("inequality")
     if not found:
-        return [
-            "Whether the worst site is behind or unlucky cannot be told: the sites sent no interval (results of an "
-            "earlier version, or a task that does not say how its metric is made of images: Metric.mean_of_images)."
-        ]
+        metric = (results.get("info") or {}).get("primary_metric")
+        home = sorted(site for site, names in (results.get("suppressed") or {}).items() if metric in names)
+        why = (
+            f"{metric} stays at {', '.join(home)}, with fewer cases than min_cases"
+            if home
+            else "results of an earlier version, or a task that does not say how its metric is made of images: "
+            "Metric.mean_of_images"
+        )
+        return [f"Whether the worst site is behind or unlucky cannot be told: the sites sent no interval ({why})."]
     lines = [] if not found["test"] else [_of_sites(found), _of_spread(found)]
     return lines + _without(found) + _of_classes(found)
 
@@ -263,7 +268,7 @@ def _without(found: Mapping[str, Any]) -> list[str]:
             elif site["standard_error"] is None:
                 why = "its standard error stays at home, or is not defined with so few cases of a class"
             else:
-                why = "all its cases score the same"
+                why = "its standard error is 0: all its cases, or all of each class, score the same"
             reasons.setdefault(f"No interval ({why})", []).append(name)
         if site["p_value"] is None:
             why = "fewer than two sites can be compared" if not found["test"] else f"{found['test']} needs more"

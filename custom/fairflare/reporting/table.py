@@ -208,7 +208,8 @@ def _cells(
     ]
     behind += [[] for _ in columns[len(metrics) :]]  # of other models nobody says how sure it is
     worst = [_worst_site(summary) for summary in summaries]
-    unsure = [name is not None and name not in known for name, known in zip(worst, behind, strict=True)]
+    unsure = [s.num_sites > 1 and s.worst_site not in known for s, known in zip(summaries, behind, strict=True)]
+    unsure = [un and bool(name) for un, name in zip(unsure, worst, strict=True)]
     cells = [(name or MISSING) + (UNSURE if un and not exact else "") for name, un in zip(worst, unsure, strict=True)]
     totals.insert(3, ["worst site", *cells])
     headings = [column.heading or column.metric for column in columns]
@@ -224,8 +225,9 @@ def _cells(
     place, of = 2 + metrics.index(found["metric"]), found["sites"]
     header[place:place] = ["low", "high", "cases"] if exact else [f"{found['level']:.0%} interval", "cases"]
     for row in sites:
-        cells = _own_cells(of.get(row[0]) or {}, exact)
-        row[place:place] = [SUPPRESSED] * len(cells) if row[place - 1] == SUPPRESSED else cells
+        kept = row[0] in home[found["metric"]]
+        own = [SUPPRESSED] * (3 if exact else 2) if kept else _own_cells(of.get(row[0]) or {}, exact)
+        row[place:place] = own
     for row in totals:
         row[place:place] = [MISSING if not exact else ""] * (len(header) - len(row))
     if found["test"]:

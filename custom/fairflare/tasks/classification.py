@@ -342,11 +342,8 @@ class ClassificationTask(MeasuresClasses, ImageTask):
         named = datalist.class_names
         if named is not None and own.class_numbers is None and len(named) != self.classes:
             told = f"the datalist names {len(named)} classes, the job has num_classes={self.classes}"
-            raise DataError(
-                f"site '{site}': {told}; set num_classes={len(named)} of the task, or correct 'class_names' in "
-                f"'{datalist.file}'",
-                f"site '{site}': {told}",
-            )
+            told = f"site '{site}': {told}; set num_classes={len(named)} of the task, or correct 'class_names' in"
+            raise DataError(f"{told} '{datalist.file}'", f"{told} the datalist")
         try:
             self.check_groups(datalist.class_groups or {})
         except ValueError as error:

@@ -119,7 +119,7 @@ def say(written: Mapping[str, Path], out: Path, picture: bool, by_name: bool = F
         print(line)
     drawn = "counts.csv, counts.png" if picture else "counts.csv (no picture: pip install 'fairflare[plots]')"
     print(f"In {out}: {drawn}, manifest.json with checksums, versions and the seed.")
-    print(f"Copy {out / 'fairflare.json'} into the 'local' folder of the simulator workspace.")
+    print(f"What to give as --data to run, compare and doctor: {out / 'fairflare.json'}")
 
 
 def _patients(unknown: Mapping[str, Sequence[str]], by_name: bool) -> Iterator[str]:

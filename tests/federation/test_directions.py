@@ -83,13 +83,13 @@ def test_classes_called_like_losses_and_errors_through_a_whole_run(by_job: bool,
     }
     named = {"class_names": NAMES, "class_groups": {"diseased": [1, 2], "others": [0]}} if by_job else {}
     results = read_results(find_results(run_local(plan_of(file, **named), tmp_path / "run", local).parents[2]))
-    for name in ("recall_bone loss", "recall_refractive error", "diseased"):
+    for name in ("recall_bone_loss", "recall_refractive_error", "diseased"):
         measured = {site: values[name] for site, values in results["test"].items()}
         assert measured == {"A": 1.0, "B": 0.75, "C": 0.25}
         found = results["fairness"][name]
         assert (found["worst_site"], found["best_site"], found["worst"]) == ("C", "A", 0.25), name
         assert results["info"]["higher_is_better"][name] is True
-    assert "Higher is better." in fairness_table(results, metric="recall_bone loss")
+    assert "Higher is better." in fairness_table(results, metric="recall_bone_loss")
     assert results["info"]["higher_is_better"]["loss"] is False
 
 

@@ -91,8 +91,11 @@ def run(method: str, folder: Path, settings: dict[str, Any], rounds: int = 2) ->
     return document
 
 
-def test_a_frozen_run_says_so_everywhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_frozen_run_says_so_everywhere(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As with the paper's L and Adam in a network of usual size, where it was said nowhere."""
+    monkeypatch.delenv("FAIRFLARE_REPORT", raising=False)  # with the page
     caplog.set_level(logging.INFO)
     results = run("q_fed_avg", tmp_path, {"lipschitz": 1e6})
     steps = [record["values"]["step"] for record in results["rounds"]]

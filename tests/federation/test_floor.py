@@ -74,7 +74,8 @@ def replies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, SiteReply, 
     def left(self: LocalTransport, site: str, name: str, task: Any) -> Any:
         message = answer(self, site, name, task)
         if message.meta["status"] == "ok":
-            carried = [message.meta, message.metrics]
+            stats = {key: value for key, value in message.meta.get("stats", {}).items() if key != "seconds"}
+            carried = [message.meta | {"stats": stats}, message.metrics]  # a time may be equal to a secret by chance
             found[-1] = (*found[-1][:3], fobs.dumps(carried) + pickle.dumps(carried))
         return message
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fairflare.federation.plan import make_plan
 from fairflare.federation.suspects import Suspects
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_ism import FedISM
+from fairflare.reporting.records import RoundRecord
 
 from .network import Run, good
 
@@ -153,8 +155,30 @@ def test_out_leaves_it_out_by_name_and_asks_again(tmp_path: Path) -> None:
     assert out == [2, 3, 5, 6, 7, 8]
 
 
+DICE = Metric(name="dice", doc="made up", higher_is_better=True)
+
+
+def test_far_is_a_share_of_the_metrics_range() -> None:
+    """19 mm of 100 are not far, 21 mm are; without limits nobody can say."""
+    run = make_plan("fed_avg").run
+    distance = Metric(name="hd95", doc="made up", higher_is_better=False, high=100.0, unit="mm")
+    for behind, far in ((19.0, set()), (21.0, {"f"})):
+        suspects = Suspects(run, distance, print)
+        record = RoundRecord(current_round=0, sites=[*"abcdef"], accepted=[*"abcdef"])
+        record.validation = {site: {"hd95": 5.0} for site in "abcde"} | {"f": {"hd95": 5.0 + behind}}
+        record.site_weights = dict.fromkeys("abcdef", 1 / 6)
+        suspects.judge(record, {}, {})
+        assert suspects._far == far
+    open_ended = Metric(name="hd95", doc="made up", higher_is_better=False, high=math.inf, unit="mm")
+    suspects = Suspects(run, open_ended, print)
+    suspects.judge(record, {}, {})
+    assert suspects._far == set()
+    with pytest.raises(ValueError, match=r"suspects=out goes by how far a site's 'hd95' is behind.* lies in .*inf"):
+        Suspects(make_plan("fed_avg", settings={"suspects": "out"}).run, open_ended, print)
+
+
 def test_never_too_many_are_left_out(tmp_path: Path) -> None:
-    suspects = Suspects(make_plan("fed_avg", settings={"suspects": "out"}, min_sites=3).run, "dice", True, print)
+    suspects = Suspects(make_plan("fed_avg", settings={"suspects": "out"}, min_sites=3).run, DICE, print)
     suspects.load_state_dict({"cases": {site: {"signs": 3, "suspected": True, "again": 9} for site in SIX[:4]}})
     assert len(suspects.left_out(SIX, 5)) == 2  # a minority of six
     assert len(suspects.left_out(SIX[:4], 5)) == 1
@@ -208,4 +232,4 @@ def test_the_setting_is_checked() -> None:
     assert make_plan("fed_lwr").run.suspects == "warn"
     with pytest.raises(ValueError, match="suspects must be one of 'warn', 'equal', 'out', got 'no'"):
         make_plan("fed_lwr", settings={"suspects": "no"})
-    assert json.loads(json.dumps(Suspects(make_plan("fed_avg").run, "dice", True, print).state_dict()))
+    assert json.loads(json.dumps(Suspects(make_plan("fed_avg").run, DICE, print).state_dict()))

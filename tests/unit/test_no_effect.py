@@ -95,7 +95,7 @@ def test_a_frozen_run_says_so_everywhere(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with the paper's L and Adam in a network of usual size, where it was said nowhere."""
-    monkeypatch.setenv("FAIRFLARE_REPORT", "1")
+    monkeypatch.delenv("FAIRFLARE_REPORT", raising=False)  # with the page
     caplog.set_level(logging.INFO)
     results = run("q_fed_avg", tmp_path, {"lipschitz": 1e6})
     steps = [record["values"]["step"] for record in results["rounds"]]

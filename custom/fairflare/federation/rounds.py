@@ -97,7 +97,7 @@ class Rounds:
         self.roster = Roster(transport, run.max_missed, run.min_sites)
         self.exchange = Exchange(transport, self.roster, run.min_sites, run.straggler_grace, self.journal.tell)
         self.retraining = Retraining(rule, run)
-        self.suspects = Suspects(run, task.primary_metric, higher, transport.say)
+        self.suspects = Suspects(run, self.metrics[task.primary_metric], transport.say)
         self.experiment = Experiment(
             run, place, self.retraining, self.journal, self.files, transport.say, also={"suspects": self.suspects}
         )

@@ -22,11 +22,12 @@ from fairflare.federation.replies import TRAINED_METRIC
 from fairflare.reporting.records import RoundRecord, Warned
 
 if TYPE_CHECKING:
+    from fairflare.core.task import Metric
     from fairflare.federation.collector import Collector
     from fairflare.federation.run_settings import RunSettings
 
 ROUNDS = 2  # running with a sign
-FAR, BEHIND = 0.2, 0.1  # of a metric in [0, 1]
+FAR, BEHIND = 0.2, 0.1  # of the metric's range
 AWAY = -0.1  # a cosine below it points away
 
 
@@ -52,13 +53,23 @@ class Suspects:
 
     Args:
         run: settings.
-        metric: the primary one.
-        higher: whether more of it is better.
+        metric: the primary one. Without limits it does not say what is far, and nobody is suspected.
         say: a line for the server's log.
+
+    Raises:
+        ValueError: something is to be done about suspects, and the metric has no limits.
     """
 
-    def __init__(self, run: RunSettings, metric: str, higher: bool, say: Callable[..., None]) -> None:
-        self.run, self.metric, self.sign, self.say = run, metric, 1.0 if higher else -1.0, say
+    def __init__(self, run: RunSettings, metric: Metric, say: Callable[..., None]) -> None:
+        self.run, self.metric, self.say = run, metric.name, say
+        self.width = metric.high - metric.low
+        #: Makes values of shares of the range, larger is better.
+        self.sign = (1.0 if metric.higher_is_better else -1.0) / self.width if math.isfinite(self.width) else 0.0
+        if not self.sign and run.suspects != "warn":
+            raise ValueError(
+                f"suspects={run.suspects} goes by how far a site's {metric.name!r} is behind, and that lies in "
+                f"{metric.range}: declare its limits (low, high), or set suspects=warn"
+            )
         self._cases: dict[str, _Case] = {}
         self._far: set[str] = set()  # behind the others in the last round: they are asked what their own model reaches
 
@@ -150,10 +161,13 @@ class Suspects:
     def _numbers(
         self, site: str, received: Mapping[str, float], own: Mapping[str, float], cosines: Mapping[str, float]
     ) -> str:
-        others = statistics.median(abs(x) for name, x in received.items() if name != site and math.isfinite(x))
-        mine = f", its own model {abs(own[site]):.3f}" if site in own else ""
+        others = statistics.median(
+            abs(x) * self.width for name, x in received.items() if name != site and math.isfinite(x)
+        )
+        here = abs(received[site]) * self.width
+        mine = f", its own model {abs(own[site]) * self.width:.3f}" if site in own else ""
         return (
-            f"{self.metric} of the common model {abs(received[site]):.3f}, median of the others {others:.3f}{mine}; "
+            f"{self.metric} of the common model {here:.3f}, median of the others {others:.3f}{mine}; "
             f"cosine with the others' updates {cosines[site]:.2f}; {self._signs(site)} rounds running"
         )
 
@@ -161,7 +175,7 @@ class Suspects:
         return self._cases[site].signs if site in self._cases else 0
 
     def _received(self, record: RoundRecord) -> dict[str, float]:
-        """Of the model that the sites received, larger is better."""
+        """Of the model that the sites received, in shares of the range, larger is better."""
         return {site: self.sign * record.validation[site].get(self.metric, math.nan) for site in record.accepted}
 
     # -- what outlives a round

@@ -11,7 +11,7 @@ run: $(STAMP)
 
 # Under six minutes on two cores.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 25
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 25
 
 # Every test but those that start networks for minutes (walks).
 test-all: test test-long

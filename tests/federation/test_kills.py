@@ -25,6 +25,7 @@ def kill(method: str, folder: Path, seed: int, kills: int) -> list[dict[str, Any
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["fed_mrl", "fed_lwr"])
 def test_killed_and_resumed_gives_the_same_bits(method: str, tmp_path: Path) -> None:
     found = kill(method, tmp_path, seed=1, kills=2)

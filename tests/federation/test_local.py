@@ -339,6 +339,7 @@ def test_a_plan_can_be_run_again(tmp_path: Path) -> None:
     assert weights[0] == weights[1]
 
 
+@pytest.mark.long
 def test_an_update_is_not_held_while_the_next_site_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     updates: list[weakref.ref[torch.Tensor]] = []
     held: list[int] = []

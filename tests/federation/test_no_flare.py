@@ -78,6 +78,7 @@ def test_the_guard_notices_an_import(tmp_path):
         python("try:\n    import nvflare\nexcept ImportError:\n    pass\n", folder=tmp_path)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("method", [m for m in ("fed_lwr", "fed_mrl") if m in all_methods()])
 def test_a_run_without_flare(tmp_path, method):
     folder = Path(python(RUN, method, str(tmp_path / "run"), json.dumps(TINY[method]), folder=tmp_path))

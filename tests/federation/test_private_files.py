@@ -68,6 +68,7 @@ def test_everything_that_a_run_keeps_is_private(
     assert [mode(path) for path in models] == [0o600, 0o600]
 
 
+@pytest.mark.many
 @pytest.mark.usefixtures("umask")
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_temporary_folders_are_private_while_sites_work(

@@ -54,6 +54,7 @@ def test_the_same_bits(method: str, tmp_path: Path, caplog: pytest.LogCaptureFix
     assert {f"site site-{k}" for k in (1, 2, 3)} <= {message.partition(":")[0] for message in caplog.messages}
 
 
+@pytest.mark.long
 def test_a_task_file_and_a_site_without_data(tmp_path: Path) -> None:
     """The task's class is in no module that a process could import; a fault of one site costs that site its rounds."""
     file = tmp_path / "mine.py"
@@ -72,8 +73,15 @@ def slow(folder: Path, **more: Any) -> tuple[Plan, dict[str, Any]]:
     """Three sites of which the second is slow, and writes the id of its process."""
     quick = {"folder": str(folder / "quick"), "seconds": 0, "deaf": False}
     (folder / "quick").mkdir()
-    own = {"slow": {"folder": str(folder), "seconds": 0.1, "deaf": False, **more}}
-    plan = make_plan("fed_avg", task="segmentation", sites=3, settings={"batch_size": 2}, num_rounds=2, min_sites=2)
+    own = {"slow": {"folder": str(folder), "seconds": 0.03, "deaf": False, **more}}
+    plan = make_plan(
+        "fed_avg",
+        task="segmentation",
+        sites=3,
+        settings={"batch_size": 2, "local_epochs": 1},
+        num_rounds=2,
+        min_sites=2,
+    )
     return replace(plan, task=SlowTask()), {"slow": quick, "sites": {"site-2": own}}
 
 

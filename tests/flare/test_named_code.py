@@ -261,6 +261,7 @@ def _attempt(what: Any) -> None:
         what()
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("path", job_classes())
 def test_no_setting_of_a_class_that_a_job_names_is_run(path: str, trap: Trap, tmp_path: Path) -> None:
     if path == MLFLOW:
@@ -426,6 +427,7 @@ PLACES = {
     "federation/suspects.py reason.format": "a text of the module",
     "methods/catalog.py importlib.import_module": "modules of fairflare.methods",
     "prediction/recall.py importlib.import_module": "a packaged Task, and only of the package",
+    "reporting/page/words.py seen.format": "a text of the module",
     "tasks/bundle_config.py ConfigParser": "a bundle is code: only a task.py of the job's own says in which folder",
     "tasks/classification.py re.sub": "names of the module",
     "tasks/priors.py re.fullmatch": "a text of the package",

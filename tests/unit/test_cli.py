@@ -848,6 +848,7 @@ def test_runs_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert offered("show runs/fed_l") == ["runs/fed_lwr-seed0"]
 
 
+@pytest.mark.long
 def test_names_are_found_again_when_something_has_changed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert offered("describe ") == METHODS
     kept = json.loads(cache.read_text())

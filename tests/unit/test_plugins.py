@@ -105,6 +105,7 @@ def test_the_file_of_a_plugin_travels_where_the_sites_need_not_have_it(installed
     assert (custom["bundle"] / "hospital_methods_0" / "first.py").read_text() == RULE
 
 
+@pytest.mark.long
 def test_a_plugin_in_a_process_of_its_own(installed: Installed, tmp_path: Path) -> None:
     site = installed({"first_half": "first", "broken": "nothing"}, first=RULE)
     tiny = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.3, "local_epochs": 1}

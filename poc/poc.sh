@@ -33,7 +33,7 @@ wait_for_sites 'site-[123]' 3
 
 step "a job"
 # With the bounds that --preinstalled has by itself, so that the run it is compared with has them too.
-bounds=(--set max_weight=0.4 --set max_samples=100000 --set max_update_norm=3)
+bounds=(--set max_weight=auto --set max_excess=0.16 --set max_samples=100000 --set max_update_norm=3)  # an export has them
 what=(fed_lwr --sites 3 --rounds 2 --seed 7 --set phantom_cases=0.5 --set local_epochs=1 "${bounds[@]}")
 fairflare export "${what[@]}" --out jobs --preinstalled
 job=$(submit jobs/fed_lwr)

@@ -31,7 +31,8 @@ step "the lead scientist submits"
 names=$(IFS=,; echo "${hospitals[*]}")
 # With the bounds that --preinstalled has by itself, so that the run it is compared with has them too.
 bounds=(--set max_weight=auto --set max_excess=0.16 --set max_samples=100000 --set max_update_norm=3)  # an export has them
-what=(fed_lwr --rounds 3 --seed 7 --timeout 600 --set phantom_cases=0.5 --set local_epochs=1 "${bounds[@]}")
+# And the kits' privacy floor: these made-up hospitals have fewer patients, so their figures are suppressed in both.
+what=(fed_lwr --rounds 3 --seed 7 --timeout 600 --set phantom_cases=0.5 --set local_epochs=1 --set min_cases=5 "${bounds[@]}")
 fairflare export "${what[@]}" --sites "$names" --experiment walk --out jobs --preinstalled
 job=$(submit jobs/fed_lwr "${as_lead[@]}")
 

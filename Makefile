@@ -55,6 +55,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/bench_cka.py --packages --case c16 --images 32 --ours "ours, spilled" --no-reference
 	$(BIN)/python benchmarks/bench_subset.py
 	$(BIN)/python benchmarks/bench_training.py --repeat 3
+	$(BIN)/python benchmarks/bench_memory_reuse.py
 	$(BIN)/python benchmarks/bench_aggregation.py --sites 8
 	$(BIN)/python benchmarks/bench_anchor.py --rounds 3
 	$(BIN)/python benchmarks/bench_idle.py

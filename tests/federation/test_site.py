@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import weakref
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -47,6 +48,15 @@ def test_metrics_are_of_the_received_model(worker):
     data = task.open_site("site-1", {})
     expected = task.evaluate(model, data.batches("validation", batch_size=4), "cpu")
     assert reply.metrics == pytest.approx(expected)
+
+
+def test_a_task_computes_in_memory_that_is_reused(worker, monkeypatch):
+    devices = []
+    monkeypatch.setattr(
+        "fairflare.federation.site.reused_memory", lambda device: devices.append(device) or nullcontext()
+    )
+    assert worker().perform(request("train", initial())).status == "ok"
+    assert devices == ["cpu"]
 
 
 def test_update_is_local_minus_received(worker):

@@ -24,6 +24,7 @@ import torch
 from fairflare.core.computing import NoSuchForm, plainly
 from fairflare.core.fairness import declared_as
 from fairflare.core.floor import Floor
+from fairflare.core.memory_reuse import reused_memory
 from fairflare.core.own_errors import in_one_line
 from fairflare.core.resampling import units_of
 from fairflare.core.stopping import TaskStopped, stoppable
@@ -144,7 +145,7 @@ class SiteWorker:
         if self.threads is not None:  # for each task: in one process another site may have set its own
             torch.set_num_threads(self.threads)
         try:
-            with stoppable(should_stop), self.computing.in_force():
+            with reused_memory(self.device.type), stoppable(should_stop), self.computing.in_force():
                 reply = self._perform(request)
                 self._keep_home(request, reply)
         except (torch.cuda.OutOfMemoryError, MemoryError) as e:

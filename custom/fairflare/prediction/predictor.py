@@ -16,6 +16,7 @@ from typing import Literal
 
 import torch
 
+from fairflare.core.memory_reuse import reused_memory
 from fairflare.core.task import evaluating
 from fairflare.data.datalist import DataError
 from fairflare.data.reading import slices_in
@@ -97,17 +98,18 @@ class Predictor:
         """
         count = slices_in(file, how=self.task.reading())
         numbers: Sequence[int | None] = [None] if count is None else list(range(count))
-        for start in range(0, len(numbers), BATCH):
-            chosen = numbers[start : start + BATCH]
-            inputs = torch.stack([self.task.read_input(file, number) for number in chosen])
-            with evaluating(self.network):
-                outputs = self.task.probabilities(self.network(inputs.to(self.device))).cpu()
-            if not bool(torch.isfinite(outputs).all()):
-                raise DataError(
-                    f"{file}: the network's outputs are not finite", reason="the network's outputs are not finite"
-                )
-            for number, probabilities in zip(chosen, outputs, strict=True):
-                yield Found(number, probabilities)
+        with reused_memory(self.device.type):
+            for start in range(0, len(numbers), BATCH):
+                chosen = numbers[start : start + BATCH]
+                inputs = torch.stack([self.task.read_input(file, number) for number in chosen])
+                with evaluating(self.network):
+                    outputs = self.task.probabilities(self.network(inputs.to(self.device))).cpu()
+                if not bool(torch.isfinite(outputs).all()):
+                    raise DataError(
+                        f"{file}: the network's outputs are not finite", reason="the network's outputs are not finite"
+                    )
+                for number, probabilities in zip(chosen, outputs, strict=True):
+                    yield Found(number, probabilities)
 
 
 def load_predictor(

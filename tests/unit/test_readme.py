@@ -35,7 +35,7 @@ def fresh(tool: Any) -> dict[Path, bytes]:
 
 
 def test_refresh_changes_nothing(tool: Any, fresh: dict[Path, bytes]) -> None:
-    """The table of methods, privacy page and job folders are what the declarations say. If this fails: ``make refresh``."""
+    """Table of methods, privacy page and job folders are what the declarations say. If this fails: ``make refresh``."""
     assert sorted(tool.generated()) == sorted(fresh)
     assert [str(path) for path, content in fresh.items() if (ROOT / path).read_bytes() != content] == []
 

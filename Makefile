@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test test-all test-long test-real walkthroughs walks fuzz lint refresh bench bench-gpu clean
+.PHONY: run test test-all test-long test-real walkthroughs walks fuzz lint refresh docs bench bench-gpu clean
 
 run: $(STAMP)
 	$(BIN)/fairflare run fed_lwr --overwrite
@@ -41,10 +41,16 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# All that is generated from the declarations: the README's method table, docs/privacy.md, jobs/. A test says it changes nothing.
+# All that is generated from the declarations: docs/methods.md, docs/privacy.md, jobs/. A test says it changes nothing.
 refresh: $(STAMP)
 	$(BIN)/python tools/refresh.py
 	$(BIN)/python tools/write_results.py
+
+# The documentation as a site, in site/; a link that leads nowhere is an error.
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	$(BIN)/python -m mkdocs build --quiet
 
 # What docs/performance.md is made of; one thread a process, on a machine that does nothing else. With Flower beside us:
 # python3 -m venv DIR; DIR/bin/pip install "flwr[simulation]" torch monai; make bench FLOWER=DIR/bin/python

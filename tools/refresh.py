@@ -1,4 +1,4 @@
-"""Writes all that is generated from the declarations: the README's method table, ``docs/privacy.md`` and ``jobs/``.
+"""Writes all that is generated from the declarations: the table of methods, ``docs/privacy.md`` and ``jobs/``.
 
 ``make refresh`` after a method or a setting was added or changed; a test holds that it changes nothing.
 """
@@ -16,7 +16,7 @@ from fairflare.flare.recipes import FairRecipe
 from fairflare.methods.catalog import all_methods, plugin_of
 
 ROOT = Path(__file__).parents[1]
-README, PRIVACY, JOBS = Path("README.md"), Path("docs/privacy.md"), Path("jobs")
+TABLE, PRIVACY, JOBS = Path("docs/methods.md"), Path("docs/privacy.md"), Path("jobs")
 BEGIN, END = "<!-- methods: made by make refresh -->", "<!-- end of methods -->"
 MARKS = re.compile(f"(<!-- methods: [^>]*-->|{END})")
 
@@ -25,12 +25,12 @@ def contents() -> dict[Path, bytes]:
     """Every generated file, by its path below the repository's root.
 
     Raises:
-        ValueError: the README has no place for its table, or methods of other packages are installed (names them).
+        ValueError: docs/methods.md has no place for its table, or methods of other packages are installed (names them).
     """
     if others := [name for name, method in all_methods().items() if plugin_of(method)]:
         raise ValueError(f"these methods are of other packages, and would be written too: {', '.join(others)}")
     found = {
-        README: with_table((ROOT / README).read_text(encoding="utf-8")).encode(),
+        TABLE: with_table((ROOT / TABLE).read_text(encoding="utf-8")).encode(),
         PRIVACY: privacy.page().encode(),
     }
     with tempfile.TemporaryDirectory() as folder:
@@ -46,18 +46,18 @@ def generated() -> set[Path]:
     """The generated files that are there."""
     jobs = (ROOT / JOBS).rglob("*") if (ROOT / JOBS).is_dir() else ()
     found = {path.relative_to(ROOT) for path in jobs if path.is_file() and "__pycache__" not in path.parts}
-    return found | {path for path in (README, PRIVACY) if (ROOT / path).is_file()}
+    return found | {path for path in (TABLE, PRIVACY) if (ROOT / path).is_file()}
 
 
 def with_table(text: str) -> str:
-    """The README with today's table.
+    """The page with today's table.
 
     Raises:
         ValueError: the marks are not there once each, in their order.
     """
     parts = MARKS.split(text)
     if len(parts) != 5 or parts[1] == END or parts[3] != END:
-        raise ValueError(f"README.md must have {BEGIN} and {END}, once each")
+        raise ValueError(f"docs/methods.md must have {BEGIN} and {END}, once each")
     return "".join([parts[0], BEGIN, "\n", describe.method_table(), "\n", END, parts[4]])
 
 

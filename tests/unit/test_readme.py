@@ -15,6 +15,7 @@ from fairflare.methods.catalog import all_methods
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+METHODS = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def fresh(tool: Any) -> dict[Path, bytes]:
 
 
 def test_refresh_changes_nothing(tool: Any, fresh: dict[Path, bytes]) -> None:
-    """README's table, privacy page and job folders are what the declarations say. If this fails: ``make refresh``."""
+    """Table of methods, privacy page and job folders are what the declarations say. If this fails: ``make refresh``."""
     assert sorted(tool.generated()) == sorted(fresh)
     assert [str(path) for path, content in fresh.items() if (ROOT / path).read_bytes() != content] == []
 
@@ -70,7 +71,7 @@ def test_what_other_packages_bring_is_not_written(tool: Any, monkeypatch: pytest
 
 
 def test_the_table_has_every_method_with_what_it_is(tool: Any) -> None:
-    table = tool.with_table(README).partition(tool.BEGIN)[2].partition(tool.END)[0]
+    table = tool.with_table(METHODS).partition(tool.BEGIN)[2].partition(tool.END)[0]
     rows = [
         [cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines() if line.startswith("| `")
     ]
@@ -81,7 +82,7 @@ def test_the_table_has_every_method_with_what_it_is(tool: Any) -> None:
     assert by_job["fed_avg"][3] == "1"
     assert by_job["fed_mas"][4] == "classification"
     assert by_job["fed_mrl"][4] == "classification, segmentation"
-    assert by_job["bsm_fl"][6] == "[fed_mas](docs/fed_mas.md)"
+    assert by_job["bsm_fl"][6] == "[fed_mas](fed_mas.md)"
 
 
 def test_every_method_says_what_it_does_and_where_it_is_from() -> None:
@@ -99,6 +100,10 @@ def test_a_table_without_its_marks_is_not_written(tool: Any) -> None:
         with pytest.raises(ValueError, match="once each"):
             tool.with_table(text)
     assert tool.with_table(f"a {tool.BEGIN} old {tool.END} b").startswith(f"a {tool.BEGIN}\n| job |")
+
+
+def test_the_page_is_short() -> None:
+    assert len(README.splitlines()) <= 120
 
 
 def test_what_the_page_links_to_is_there() -> None:

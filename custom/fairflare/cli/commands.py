@@ -171,7 +171,7 @@ def top(
 @app.command("list")
 def list_methods(
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="The README's table: also phases, source and page.")
+        bool, typer.Option("--markdown", help="The table of docs/methods.md: also phases, source and page.")
     ] = False,
 ) -> None:
     """The methods, with what they do and where they come from."""

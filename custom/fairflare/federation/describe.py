@@ -62,7 +62,7 @@ def method_table() -> str:
     """Every method in Markdown, as the README has it; links are from the repository's root."""
     rows = ["| job | method | what it does | phases | learns | source | page |", "| --- " * 7 + "|"]
     for m in overview():
-        page = f"[{m.page}](docs/{m.page}.md)" if m.page else ""
+        page = f"[{m.page}]({m.page}.md)" if m.page else ""
         cells = (f"`{m.name}`", m.title, m.summary, str(m.phases), ", ".join(m.learns), m.source, page)
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows)

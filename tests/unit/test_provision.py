@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from cryptography import x509
 from nvflare.lighter.prov_utils import prepare_builders, prepare_packager
 from nvflare.lighter.provision import prepare_project
 from nvflare.lighter.provisioner import Provisioner
@@ -69,6 +70,29 @@ def test_kits_of_the_walk_through(tmp_path):
     # No path of one hospital is in another hospital's kit or in the server's.
     for name in ("localhost", "hospital-b", "hospital-c"):
         assert not any("/own/cases" in f.read_text() for f in (kits / name / "local").iterdir())
+
+
+def test_a_certificate_is_renewed_as_the_security_page_says(tmp_path):
+    """Provisioning again keeps every certificate; a site without an entry in the state gets one of the same authority."""
+
+    def certificate(kits: Path, name: str) -> x509.Certificate:
+        file = "rootCA.pem" if name == "authority" else "client.crt"
+        site = "hospital-b" if name == "authority" else name
+        return x509.load_pem_x509_certificate((kits / site / "startup" / file).read_bytes())
+
+    first = provision(tmp_path)
+    provision(tmp_path)
+    state = tmp_path / "fairflare_demo" / "state" / "cert.json"
+    entries = json.loads(state.read_text())
+    del entries["hospital-a"]
+    state.write_text(json.dumps(entries))
+    provision(tmp_path)
+    again, renewed = (first.with_name(f"prod_0{number}") for number in (1, 2))
+    for name in ("hospital-a", "hospital-b", "authority"):
+        assert certificate(again, name) == certificate(first, name)
+    assert certificate(renewed, "hospital-a").serial_number != certificate(first, "hospital-a").serial_number
+    assert certificate(renewed, "hospital-b") == certificate(first, "hospital-b")
+    certificate(renewed, "hospital-a").verify_directly_issued_by(certificate(first, "authority"))
 
 
 def test_existing_project_files_find_the_builder():

@@ -181,7 +181,8 @@ def _expiry(path: Path) -> Finding:
         return Finding(what, "problem", str(error))
     days = (ends - datetime.now(timezone.utc)).days
     state: State = "problem" if days < 0 else "warning" if days < 30 else "ok"
-    return Finding(what, state, f"valid until {ends:%Y-%m-%d}{'' if state == 'ok' else '; provision it again'}")
+    remedy = "" if state == "ok" else "; renew it: docs/security.md (provisioning again alone keeps the old one)"
+    return Finding(what, state, f"valid until {ends:%Y-%m-%d}{remedy}")
 
 
 def free_port(port: int) -> Finding:

@@ -73,7 +73,7 @@ def test_kits_of_the_walk_through(tmp_path):
 
 
 def test_a_certificate_is_renewed_as_the_security_page_says(tmp_path):
-    """Provisioning again keeps every certificate; a site without an entry in the state gets one of the same authority."""
+    """Provisioning again keeps every certificate; a site without an entry in the state gets another one."""
 
     def certificate(kits: Path, name: str) -> x509.Certificate:
         file = "rootCA.pem" if name == "authority" else "client.crt"

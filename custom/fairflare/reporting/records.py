@@ -98,6 +98,7 @@ class RoundRecord:
             ``report/...``, ``stats/...``.
         notes: sentences about single sites: what a filter at the site left of its model.
         test: ``{site: {metric: value}}`` of the round's *new* model on the test splits, where that was asked for.
+        global_test: ``{metric: value}`` of it on the images of all sites together, where there are such.
     """
 
     current_round: int
@@ -116,6 +117,7 @@ class RoundRecord:
     suppressed: Mapping[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     test: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    global_test: Mapping[str, float] | None = None
 
 
 # ------------------------------------------------------------------------------------------------ JSON

@@ -22,7 +22,8 @@ from fairflare.data.preparers.common import (
     write_sites,
 )
 from fairflare.data.preparers.items import Relabelled
-from fairflare.data.preparers.tables import Images, find_table, read_table, say_counts
+from fairflare.data.preparers.skin import FEDMRL
+from fairflare.data.preparers.tables import Images, find_below, find_table, read_table, say_counts
 from fairflare.data.preparers.writing import Form, write_pool
 
 RIF_SITES: Mapping[str, tuple[int, int]] = {  # training and test images
@@ -31,7 +32,6 @@ RIF_SITES: Mapping[str, tuple[int, int]] = {  # training and test images
 CUP_TOP, RIM_TOP = 50, 200  # grey values of the masks: cup, rim of the disc, background
 RIF_FORM = Form(fractions=(0.8, 0.2, 0.0))  # of what is not for the test
 UNGRADABLE = 4
-FEDMRL = Dealing(partition="shards", sites=4, eta=1.0, fractions=(0.72, 0.08, 0.2))
 TABLES = ("messidor_data.csv", "messidor-2.csv")
 
 
@@ -102,7 +102,7 @@ def prepare_messidor2(
             f"adjudicated_gradable; found: {', '.join(rows[0])}"
         )
     usable = [row for row in rows if row["adjudicated_gradable"] in ("1", "1.0")]
-    eyes = _examinations(source / TABLES[1])
+    eyes = _examinations(find_below(source, TABLES[1]))
     items = []
     for row, path in zip(usable, Images(source, PICTURES).all([r[name] for r in usable], table), strict=True):
         text = row[grade].removesuffix(".0")
@@ -111,12 +111,13 @@ def prepare_messidor2(
         exam = eyes.get(path.stem.lower())
         items.append(Item(file_name(path.stem), exam or path.stem, path, int(text), exam))
     say_counts("Messidor-2", [item.mask for item in items], GRADE_COUNTS)
-    return write_pool(items, out_dir, dealing, class_names=GRADES, **writing)
+    keys = f"Examinations are read from {TABLES[1]} (left;right), which may lie anywhere below the source"
+    return write_pool(items, out_dir, dealing, class_names=GRADES, keys=keys, **writing)
 
 
-def _examinations(file: Path) -> dict[str, str]:
+def _examinations(file: Path | None) -> dict[str, str]:
     """The examination of each image, by the image's name without ending."""
-    if not file.is_file():
+    if file is None:
         return {}
     rows = read_table(file, ["left", "right"])
     return {Path(name).stem.lower(): f"exam-{i}" for i, row in enumerate(rows) for name in (row["left"], row["right"])}

@@ -30,7 +30,10 @@ RIF_SITES: Mapping[str, tuple[int, int]] = {  # training and test images
     "Drishti-GS": (50, 51), "RIM-ONE-r3": (99, 60), "REFUGE-train": (320, 80), "REFUGE-val": (320, 80)
 }  # fmt: skip
 CUP_TOP, RIM_TOP = 50, 200  # grey values of the masks: cup, rim of the disc, background
-RIF_FORM = Form(fractions=(0.8, 0.2, 0.0))  # of what is not for the test
+RIF_FORM = Form(
+    fractions=(0.8, 0.2, 0.0),  # of what is not for the test
+    task={"in_channels": 3, "num_classes": 2, "labels": [[1, 2], [2]], "class_names": ["disc", "cup"]},
+)
 UNGRADABLE = 4
 TABLES = ("messidor_data.csv", "messidor-2.csv")
 
@@ -38,8 +41,8 @@ TABLES = ("messidor_data.csv", "messidor-2.csv")
 def prepare_rif(source_dir: str | Path, out_dir: str | Path, **writing: Unpack[Writing]) -> dict[str, Path]:
     """Optic disc and cup of four sites, as DoFE gives them out: training and test images as they are there.
 
-    Masks become 0 background, 1 rim of the disc, 2 cup: for ``SegmentationTask(in_channels=3, num_classes=2,
-    labels=[[1, 2], [2]], class_names=["disc", "cup"])``. Of the training images a fifth validates.
+    Masks become 0 background, 1 rim of the disc, 2 cup; ``RIF_FORM.task`` has the settings of the task that they need,
+    and so has the manifest. Of the training images a fifth validates.
 
     Args:
         source_dir: with ``Domain1`` to ``Domain4`` (or ``site1`` to ``site4``), in each ``train/ROIs/image``,

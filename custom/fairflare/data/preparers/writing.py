@@ -62,6 +62,7 @@ class Form:
         synthetic: the images are made up.
         global_test: every site gets the test images of all sites as ``test_global``.
         keys: what says whose an image is, in words; images without such a key are counted, and that is told.
+        task: settings of the task that reads these images, other than the usual ones; for the manifest and the screen.
     """
 
     class_names: Sequence[str] | None = None
@@ -74,6 +75,7 @@ class Form:
     synthetic: bool = False
     global_test: bool = False
     keys: str = ""
+    task: Mapping[str, Any] = field(default_factory=dict)
 
 
 def write_pool(
@@ -350,7 +352,13 @@ class _Result:
             counting.draw(self.counts, names, new / PICTURE)
         versions = {"fairflare": __version__, "python": platform.python_version()}
         versions |= {package: version(package) for package in PACKAGES}
-        told = {"folds": self.form.folds, "notes": self.notes, "versions": versions, "sites": sites}
+        told = {
+            "folds": self.form.folds,
+            "task": dict(self.form.task),
+            "notes": self.notes,
+            "versions": versions,
+            "sites": sites,
+        }
         _write_json(new / MANIFEST, {**record, **told})
 
 

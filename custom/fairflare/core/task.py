@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Batches", "Metric", "PriorNetwork", "SiteData", "Task", "evaluating", "metric_name"]
 
+#: A test list of images that belong to no site alone: the common model is measured on it once, for all sites.
+SPLIT_GLOBAL = "test_global"
+
 
 class Batches(Protocol):
     """Batches of (inputs, targets) on the CPU that can be gone through any number of times."""

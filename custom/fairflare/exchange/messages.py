@@ -26,7 +26,6 @@ TASKS = (TASK_CHECK, TASK_TRAIN, TASK_ANCHOR, TASK_NORMS, TASK_VALIDATE)
 
 SPLIT_TEST = "test"  # with all further test lists
 SPLIT_VALIDATION = "validation"
-SPLIT_GLOBAL = "test_global"  # images that belong to no site alone; in validate the model as it is sent, and only these
 
 MEASURE_TRAINED = "measure_trained"  # a directive of train: sites that also measure the model that they trained
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fairflare.core.task import SiteData
-from fairflare.exchange.messages import SPLIT_GLOBAL, TASK_CHECK, Message, SiteTask, encode_task
+from fairflare.core.task import SPLIT_GLOBAL, SiteData
+from fairflare.exchange.messages import TASK_CHECK, Message, SiteTask, encode_task
 from fairflare.federation.phase import Exchange, Phase, RoundFailed
 from fairflare.federation.replies import MAX_SAMPLES, printable, read_head, reasons
 from fairflare.federation.roster import Roster

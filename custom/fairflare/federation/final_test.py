@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fairflare.core.resampling import UNITS
-from fairflare.exchange.messages import SPLIT_GLOBAL, SPLIT_TEST, SPLIT_VALIDATION, TASK_VALIDATE, Message
+from fairflare.core.task import SPLIT_GLOBAL
+from fairflare.exchange.messages import SPLIT_TEST, SPLIT_VALIDATION, TASK_VALIDATE, Message
 from fairflare.federation.phase import Phase
 from fairflare.federation.replies import (
     COUNTS,

@@ -27,10 +27,10 @@ from fairflare.core.floor import Floor
 from fairflare.core.own_errors import in_one_line
 from fairflare.core.resampling import units_of
 from fairflare.core.stopping import TaskStopped, stoppable
+from fairflare.core.task import SPLIT_GLOBAL
 from fairflare.exchange.anchor_forms import DIFFERENCE, restored
 from fairflare.exchange.messages import (
     MEASURE_TRAINED,
-    SPLIT_GLOBAL,
     SPLIT_TEST,
     SPLIT_VALIDATION,
     STATUS_FAILED,

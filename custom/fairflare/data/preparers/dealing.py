@@ -13,6 +13,7 @@ from pydantic import Field
 
 from fairflare.core.checks import choice, number
 from fairflare.core.settings import Flag, Fraction, NonNegativeInt, PositiveInt, field_names, settings
+from fairflare.core.task import SPLIT_GLOBAL
 from fairflare.data import partitions
 from fairflare.data.corruptions import CORRUPTIONS, SEVERITIES, image_seed
 from fairflare.data.datalist import DataError
@@ -226,7 +227,7 @@ def _tests(common: Sequence[Item], dealing: Dealing, seed: int, corrupted: bool)
     found = []
     for item in common:
         more = (f"test_{item.attribute}",) if item.attribute else ()
-        clean: tuple[str, ...] = ("test", "test_global")
+        clean: tuple[str, ...] = ("test", SPLIT_GLOBAL)
         if dealing.corrupt is not None:
             clean = ("test_clean",) if corrupted else ("test", "test_clean")
             bad = _quality(item, dealing, seed, True)

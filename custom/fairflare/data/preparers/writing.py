@@ -17,6 +17,7 @@ from typing_extensions import Unpack
 from fairflare import __version__
 from fairflare.core.checks import whole
 from fairflare.core.files import sha256_of
+from fairflare.core.task import SPLIT_GLOBAL
 from fairflare.data.datalist import DataError, load_datalist, write_datalist
 from fairflare.data.preparers import counts as counting
 from fairflare.data.preparers.dealing import Dealing, corrupted_sites, deal
@@ -294,7 +295,7 @@ class _Result:
             lists = {site: _by_split(self._entries[site], found[fold]) for site, found in splits.items()}
             if tested := self._tested.get(fold):
                 # A small site may have none of its own.
-                lists = {s: {**own, "test": own["test"] or tested, "test_global": tested} for s, own in lists.items()}
+                lists = {s: {**own, "test": own["test"] or tested, SPLIT_GLOBAL: tested} for s, own in lists.items()}
             more = {"synthetic": True} if self.form.synthetic else {}
             more |= self._classes(lists) if with_classes else {}
             for site, by_split in lists.items():

@@ -13,7 +13,7 @@ from fairflare.core import checks
 from fairflare.core.fairness import FairnessSummary, summarize
 from fairflare.core.settings import by_name
 from fairflare.reporting.differences import Difference, differences_of
-from fairflare.reporting.global_test import global_metrics, global_notes, global_values
+from fairflare.reporting.global_test import GLOBAL, global_metrics, global_notes, global_values
 from fairflare.reporting.layout import MISSING, blocks, csv_lines, markdown_lines, number, wrapped
 from fairflare.reporting.no_effect import faults_of
 from fairflare.reporting.records import SUPPRESSED
@@ -33,7 +33,6 @@ __all__ = ["compare"]
 Run = Mapping[str, Any]
 STYLES = ("text", "markdown", "csv")
 TASK_SETTINGS = "the task's settings"
-GLOBAL = "global"  # in front of the metrics of the global test
 
 
 @dataclass
@@ -162,7 +161,7 @@ def row_table(found: Comparison, *, style: str = "text", per_site: bool = True, 
     if style == "csv":
         return _csv(found.rows, sites, found.metric, found.of_all)
     of_all = found.of_all
-    table = [["method", "runs", *sites, "average", "std", "worst", *(f"{GLOBAL} {name}" for name in of_all)]]
+    table = [["method", "runs", *sites, "average", "std", "worst", *(GLOBAL + name for name in of_all)]]
     for row in found.rows:
         names = [*sites, "", "", "", *("" for _ in of_all)]  # the last ones are over the sites, and of all together
         cells = [_cell(row, name, column) for name, column in zip(names, _columns(row, sites, of_all), strict=True)]
@@ -397,7 +396,7 @@ def _conditions(runs: Sequence[Run]) -> dict[str, set[str]]:
 
 
 def _csv(rows: Sequence[Row], sites: Sequence[str], metric: str, of_all: Sequence[str]) -> str:
-    names = [*sites, "average", "std", "worst", *(f"{GLOBAL} {name}" for name in of_all)]
+    names = [*sites, "average", "std", "worst", *(GLOBAL + name for name in of_all)]
     table = [["method", "metric", "runs", *(f"{name} {part}" for name in names for part in ("mean", "sd"))]]
     for row in rows:
         cells: list[Any] = [row.label, metric, len(row.runs)]

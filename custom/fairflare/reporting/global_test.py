@@ -17,6 +17,7 @@ from fairflare.core.sampling import MEAN_RECALL
 from fairflare.core.task import metric_name
 from fairflare.reporting.standing import Said, Site
 
+GLOBAL = "global/"  # in front of its metrics, wherever they stand among those of the sites
 ALL = "all"  # mean of the groups, as fairflare.tasks.metrics has it
 
 

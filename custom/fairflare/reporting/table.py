@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fairflare.core import checks
 from fairflare.core.fairness import BEFORE_RECORDED, FairnessSummary, declared_as, higher_is_better, summarize
 from fairflare.reporting.attendance import attendance
-from fairflare.reporting.global_test import global_notes, global_values
+from fairflare.reporting.global_test import GLOBAL, global_notes, global_values
 from fairflare.reporting.layout import MISSING, blocks, csv_lines, cut, markdown_lines, number, wrapped
 from fairflare.reporting.no_effect import zero_everywhere
 from fairflare.reporting.records import SUPPRESSED
@@ -374,6 +374,7 @@ def _exact(value: float) -> str:
 def _known(results: Mapping[str, Any], metric: str) -> str:
     of = (*results["test"].values(), *(results.get("suppressed") or {}).values())
     known = sorted({name for names in of for name in names})
+    known += [GLOBAL + name for name in (results.get("global_test") or {}).get("metrics") or ()]
     for part in parts_of(metric, results["test"]):
         if part not in known:
             hint = checks.nearest(part, known)
@@ -427,9 +428,10 @@ def measured(results: Mapping[str, Any], metric: str, *, last: bool = False) -> 
         return [by_site_of(results, metric)]
     if not (told := results.get("last_rounds")):
         raise ValueError(f"{label_of(results)!r} has no test of its last models; run it with test_last=5")
-    by_round = {record["current_round"]: record.get("test") for record in results["rounds"]}
-    tests = [by_round.get(number) or {} for number in told["rounds"][:-1]]
-    return [by_site_of(results, metric, test) for test in (*tests, results["test"])]
+    by_round = {record["current_round"]: record for record in results["rounds"]}
+    before = [by_round.get(number) or {} for number in told["rounds"][:-1]]
+    tests = [(record.get("test") or {}, record.get("global_test") or {}) for record in before]
+    return [by_site_of(results, metric, *tested) for tested in (*tests, (results["test"], None))]
 
 
 def metrics_of(results: Mapping[str, Any]) -> list[str]:
@@ -447,17 +449,27 @@ def metrics_of(results: Mapping[str, Any]) -> list[str]:
     return sorted(metrics, key=lambda metric: metric != info.get("primary_metric"))[:MAX_COLUMNS]
 
 
-def by_site_of(results: Mapping[str, Any], metric: str, test: Mapping[str, Any] | None = None) -> dict[str, float]:
-    """``{site: value}``, NaN where a site of the run has none; of the last model, or of ``test``.
+def by_site_of(
+    results: Mapping[str, Any],
+    metric: str,
+    test: Mapping[str, Any] | None = None,
+    of_all: Mapping[str, Any] | None = None,
+) -> dict[str, float]:
+    """``{site: value}``, NaN where a site of the run has none; of the last model, or of ``test`` and ``of_all``.
 
     A metric ``a+b`` is the mean of both at each site, as the papers' "Average" of clean and corrupted images.
+    ``global/a`` is that of the global test, one value for all sites.
     """
+    if of_all is None:
+        of_all = (results.get("global_test") or {}).get("metrics") or {}
     test = (results.get("test") if test is None else test) or {}
+    common = {GLOBAL + name: value for name, value in of_all.items()}
     names = {*((results["info"] or {}).get("sites") or ()), *test}
     parts = parts_of(metric, test)
     found = {}
     for site in sorted(names):
-        values = [math.nan if (value := (test.get(site) or {}).get(part)) is None else float(value) for part in parts]
+        own = {**common, **(test.get(site) or {})}
+        values = [math.nan if (value := own.get(part)) is None else float(value) for part in parts]
         found[site] = sum(values) / len(values)
     return found
 

@@ -275,11 +275,11 @@ def add_options(parser: argparse.ArgumentParser, usual: Dealing) -> None:
         metavar="F",
         help=f"of the splits (default {shares})",
     )
-    add("--common-test", action=argparse.BooleanOptionalAction, default=usual.common_test, help="one for all sites")
+    add("--common-test", action=argparse.BooleanOptionalAction, default=None, help="one for all sites")
     add(
         "--global-test",
         action=argparse.BooleanOptionalAction,
-        default=usual.global_test,
+        default=None,
         help="drawn from all before these are dealt: test_global, and of each site its share of it as test",
     )
     add(
@@ -301,6 +301,9 @@ def from_options(options: dict[str, Any], usual: Dealing) -> Dealing:
     found = {name: options.pop(name) for name in field_names(Dealing)}
     if found["sites"] is None and found["partition"] != "site":
         found["sites"] = usual.sites
+    for name, other in (("common_test", "global_test"), ("global_test", "common_test")):
+        if found[name] is None:
+            found[name] = getattr(usual, name) and not found[other]
     if found["corrupt"] == NO_CORRUPTION:
         found["corrupt"] = None
     if found["corrupt_sites"] is None:

@@ -204,6 +204,7 @@ class Tidier:
             "warnings": self._warnings(f"{where}.warnings", value.get("warnings")),
             "details": self._dict(f"{where}.details", value.get("details")),
             "test": self._metrics(f"{where}.test", value.get("test")),
+            "global_test": self._numbers(f"{where}.global_test", value.get("global_test")),
         }
 
     def _left_out(self, where: str, value: Any) -> list[dict[str, str]]:

@@ -189,6 +189,7 @@ def table_rows(record: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
     sites += _metric_rows(number, "train", record["train"])
     sites += _metric_rows(number, "report", record["reports"])
     sites += _metric_rows(number + 1, "test", record["test"])
+    sites += _metric_rows(number + 1, "global_test", {"": record.get("global_test") or {}})
     sites += _suppressed_rows(number, record.get("suppressed") or {})
     sites += [[number, "aggregate", site, "weight", w] for site, w in (record["site_weights"] or {}).items()]
     return {
@@ -204,6 +205,7 @@ def table_rows(record: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
 def final_rows(number: int, final: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
     """The CSV rows of what follows the last round."""
     sites = _metric_rows(number, "test", final["test"] or {})
+    sites += _metric_rows(number, "global_test", {"": (final.get("global_test") or {}).get("metrics") or {}})
     kept = (final.get("suppressed") or {}).items()
     sites += [[number, "test", site, metric, SUPPRESSED] for site, names in kept for metric in names]
     if (best := final.get("best")) and best["round"] + 1 != number:

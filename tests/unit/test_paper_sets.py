@@ -311,10 +311,11 @@ def test_isic_files_that_are_not_as_expected(tmp_path: Path) -> None:
 
 def test_isic2019_two_pools(tmp_path: Path) -> None:
     written = prepare_isic2019(isic2019(tmp_path / "s"), tmp_path / "out", dealing=SMALL)
-    for folder in written.values():
+    for site, folder in written.items():
         found = lists(folder)
         assert set(found) == {*SPLITS, "test_clean", "test_corrupted"}
-        assert found["test"] == found["test_clean"]
+        assert found["test"] == found["test_corrupted" if site == "site-4" else "test_clean"]  # of its own quality
+        assert {Path(e["image"]).stem.endswith("_corrupted") for e in found["test"]} == {site == "site-4"}
         assert len(found["test_corrupted"]) == len(found["test"]) > 8
         with Image.open(folder / found["training"][0]["image"]) as image:
             assert image.size == (32, 32)

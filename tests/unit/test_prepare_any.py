@@ -209,7 +209,9 @@ def test_corrupted_sites_and_a_common_test(tmp_path: Path) -> None:
     shared = [e["image"] for e in lists(first)["test"]]
     assert len(shared) == 12
     for folder in written.values():
-        assert [e["image"] for e in lists(folder)["test"]] == shared
+        own = lists(folder)["test_corrupted" if folder == last else "test"]
+        assert lists(folder)["test"] == own
+        assert [e["image"] for e in lists(folder)["test_clean"]] == shared
         assert [e["image"] for e in lists(folder)["test_clean"]] == shared
         assert [e["image"] for e in lists(folder)["test_corrupted"]] == [
             name.replace(".png", "_corrupted.png") for name in shared

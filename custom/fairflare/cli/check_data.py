@@ -58,12 +58,26 @@ def check_data(
         _print_counts(site, names)
     if report.labels:
         _say(report.labels)
+    told = notes_of(data)
+    for note in told:
+        _say(f"note: {note}")
     if out is not None:
         _write_pictures(report.sites, out, targets, names)
-    notes = len(report.problems) - report.grave
+    notes = len(report.problems) - report.grave + len(told)
     total = sum(sum(found.values()) for site in report.sites for found in site.counts.values())
     _say(f"{total} usable images at {len(report.sites)} site(s); {report.grave} problem(s), {notes} note(s)")
     raise typer.Exit(int(report.grave > 0 or not report.sites))
+
+
+def notes_of(path: Path) -> list[str]:
+    """What the manifest of a prepared data set tells of all of it (images without a patient's key)."""
+    for folder in (path, *path.absolute().parents[:2]):
+        try:
+            notes = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["notes"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        return [str(note) for note in notes] if isinstance(notes, list) else []
+    return []
 
 
 def sites_of(path: Path) -> dict[str, dict[str, Any]]:

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Batches", "Metric", "PriorNetwork", "SiteData", "Task", "evaluating", "metric_name"]
 
+#: A test list of images that belong to no site alone: the common model is measured on it once, for all sites.
+SPLIT_GLOBAL = "test_global"
+
 
 class Batches(Protocol):
     """Batches of (inputs, targets) on the CPU that can be gone through any number of times."""
@@ -65,7 +68,7 @@ class SiteData(ABC):
         class_names: names of all classes, where the data have them.
         class_groups: numbers of the classes of each group (head, medium, tail), where the data have them.
         test_splits: ``"test"``, and further test lists ``"test_<name>"`` (for instance a corrupted copy, or one
-            skin tone); their metrics are reported as ``<name>/<metric>``.
+            skin tone); their metrics are reported as ``<name>/<metric>``. ``"test_global"`` is of all sites together.
     """
 
     synthetic: bool = False
@@ -104,6 +107,10 @@ class SiteData(ABC):
 
     def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
         """Which sample of the list each one of :meth:`batches` is, for this seed; ``None``: not known."""
+        return None
+
+    def fingerprint(self, split: str) -> str | None:
+        """The same at all sites that have the same list (``test_global``), else another; ``None``: not known."""
         return None
 
     @abstractmethod
@@ -220,6 +227,10 @@ class Task(ABC):
     def classes(self) -> int | None:
         """Number of classes that the network tells; ``None``: it tells none, or this is not known."""
         return None
+
+    def groups(self) -> Mapping[str, Sequence[int]]:
+        """Numbers of the classes of each group (head, medium, tail) whose mean recalls are metrics; default: none."""
+        return {}
 
     def check(self) -> None:
         """Looks, where a run is put together, whether the task can be learned at all.

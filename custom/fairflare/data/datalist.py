@@ -10,7 +10,8 @@ Decathlon, as MONAI uses it::
 For classification ``label`` is the number of the class, from 0; a list ``"class_names"`` beside the splits names all
 classes, ``"class_groups"`` has groups of them by number (``{"head": [0, 2], "tail": [1]}``). Further lists named
 ``test_<name>`` (a corrupted copy of the test images, one skin tone of them, ...) are optional; their images may be in
-``test`` too. The results show ``<name>``, so it is made of letters, digits, ``-`` and ``_``.
+``test`` too. The results show ``<name>``, so it is made of letters, digits, ``-`` and ``_``. ``test_global`` is of all
+sites together: the same list at each, or each site's share; the common model is measured on it once, for all.
 
 Paths are relative to the folder, and links in it may not leave it unless the site says so. An image is a PNG, JPEG, BMP
 or TIFF file, a ``.npy`` array, a NIfTI or DICOM file, or a folder with the DICOM files of one series; one slice of a
@@ -26,6 +27,7 @@ Every problem is a :class:`DataError` that names the site, the file and the key 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 import math
 import os
@@ -114,6 +116,15 @@ class Datalist:
     def cases(self, split: str) -> list[tuple[str, str]]:
         """Whose each sample of a split is, see :attr:`Sample.case`."""
         return [sample.case for sample in self.splits[split]]
+
+    def fingerprint(self, split: str) -> str:
+        """The same for lists of the same files: their names, sizes and labels, in any order and any folder."""
+        told = sorted(
+            (sample.image.name, _size(sample.image), sample.slice, label if isinstance(label, int) else label.name)
+            for sample in self.splits[split]
+            for label in [sample.label]
+        )
+        return hashlib.sha256(repr(told).encode()).hexdigest()[:32]
 
 
 def load_datalist(
@@ -475,6 +486,11 @@ class _List:
                 f"{LINKS}",
                 f"'{key}' of {where} leads out of the data folder",
             )
+
+
+def _size(path: Path) -> int:
+    """In bytes; that of a folder says nothing."""
+    return 0 if path.is_dir() else path.stat().st_size
 
 
 def _is_count(value: Any) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fairflare.core.task import SiteData
+from fairflare.core.task import SPLIT_GLOBAL, SiteData
 from fairflare.exchange.messages import TASK_CHECK, Message, SiteTask, encode_task
 from fairflare.federation.phase import Exchange, Phase, RoundFailed
 from fairflare.federation.replies import MAX_SAMPLES, printable, read_head, reasons
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fairflare.core.task import Batches, Metric, Task
     from fairflare.federation.journal import Journal
 
+GLOBAL_LIST = "global_list"
 MAX_LISTS = 100  # of images, at a site
 MAX_WORDS = 100_000  # characters of all names in a report together
 #: What a site says in the report of ``check``. A site of the user's own script may say nothing of it.
@@ -38,6 +39,12 @@ FIELDS = (
         "images", "vector", low=0, high=MAX_SAMPLES, same_length_as="splits", required=False,
         doc="number of images in each list",
         keep="of lists with fewer cases: `min_cases`",
+    ),
+    Field(
+        GLOBAL_LIST, "text", required=False,
+        doc="checksum of its list `test_global`, so that one that several sites have counts once",
+        reveals="to whoever has the same images: that the site has this list",
+        keep="leave `test_global` out of the datalist; of fewer cases `min_cases`",
     ),
     Field("synthetic", "flag", required=False, doc="whether the data are made up"),
     Field(
@@ -95,6 +102,8 @@ def facts_of(data: SiteData, device: torch.device, sends_classes: bool, floor: F
         "synthetic": bool(data.synthetic),
         "device": device.type,
     }
+    if SPLIT_GLOBAL in told and (fingerprint := data.fingerprint(SPLIT_GLOBAL)) is not None:
+        facts[GLOBAL_LIST] = fingerprint
     if data.class_names is not None:
         facts["class_names"] = list(data.class_names)
     if data.class_groups is not None:
@@ -137,7 +146,7 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
     size = sum(map(len, (*splits, *(names or ()), *(found["class_groups"] or ()))))
     if size > MAX_WORDS:
         raise ReportError(f"site {site!r}: the names in its report have {size} characters, more than {MAX_WORDS}")
-    for key in ("prior", "device", "computing"):
+    for key in (GLOBAL_LIST, "prior", "device", "computing"):
         found[key] = None if found[key] is None else printable(found[key])
     for key in ("class_names", "class_groups", "suppressed"):
         if found[key] is not None:
@@ -224,6 +233,20 @@ class Check:
         if problems:
             raise RoundFailed("check, before any training: " + " ".join(map(_ended, problems)), phase)
         self.synthetic = said.pop() if said else None
+
+    @property
+    def global_lists(self) -> list[list[str]]:
+        """Sites that have the same list ``test_global``, together; a list of which nothing is known is by itself."""
+        found: dict[str, list[str]] = {}
+        for site, said in sorted(self.facts.items()):
+            if SPLIT_GLOBAL in said["images"]:
+                found.setdefault(said[GLOBAL_LIST] or f"of {site}", []).append(site)
+        return list(found.values())
+
+    @property
+    def groups(self) -> Mapping[str, Sequence[int]]:
+        """Groups of classes (head, medium, tail) as the sites have them; none where the task has none."""
+        return next((self.task.suited_to(_Said(found)).groups() for found in self.facts.values()), {})
 
     def same_kind(self, site: str, synthetic: bool | None) -> None:
         """Refuses the training of a site whose data are made up where the others' are not, or the reverse.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fairflare.core.resampling import UNITS
+from fairflare.core.task import SPLIT_GLOBAL
 from fairflare.exchange.messages import SPLIT_TEST, SPLIT_VALIDATION, TASK_VALIDATE, Message
 from fairflare.federation.phase import Phase
 from fairflare.federation.replies import (
@@ -44,11 +45,13 @@ class Tested:
         phase: both exchanges as one: who is in, who is left out and why.
         validation: ``{site: {metric: value}}`` on the validation split, where it was asked for.
         phases: the exchanges for the results.
+        of_all: the global test (:func:`fairflare.reporting.global_test.global_test`); ``None``: there is none.
     """
 
     phase: Phase
     validation: dict[str, dict[str, float]] = field(default_factory=dict)
     phases: list[PhaseRecord] = field(default_factory=list)
+    of_all: dict[str, Any] | None = None
 
     @property
     def test(self) -> dict[str, dict[str, float]]:
@@ -131,19 +134,14 @@ class FinalTest:
         found: dict[str, dict[str, float]] = {}
 
         def use(phase: Phase, site: str, message: Message) -> dict[str, float]:
-            head = read_head(site, message, phase.current_round)
-            stats = read_stats(site, head, self.metrics[self.primary])
-            stats[SAID] = read_sampling(site, stats, read_report(head, COUNTS, site)["num_samples"])
-            metrics = read_metrics(
-                site, message.metrics, stats["not_finite"], self.metrics, suppressed=suppressed_in(stats)
-            )
+            metrics = self._read(phase, site, message)
+            stats = phase.stats[site]
             if stats[RESAMPLED] is not None and len(stats[RESAMPLED]) != resample:
                 told = f"has {len(stats[RESAMPLED])} entries, asked for {resample}"
                 raise ReportError(f"site {site!r}: field {RESAMPLED!r} {told}")
             if (unit := stats[DRAWN_UNITS]) is not None and unit not in UNITS:
                 told = f"must be one of {', '.join(UNITS)}, got {unit!r:.40}"
                 raise ReportError(f"site {site!r}: field {DRAWN_UNITS!r} {told}")
-            phase.stats[site] = stats
             found[site] = {k.removeprefix(VALIDATED): v for k, v in metrics.items() if k.startswith(VALIDATED)}
             return {name: value for name, value in metrics.items() if not name.startswith(VALIDATED)}
 
@@ -164,12 +162,46 @@ class FinalTest:
         phase.left_out |= self.roster.excluded
         return tested
 
+    def of_all(
+        self, state: Mapping[str, Any], current_round: int, lists: Sequence[Sequence[str]]
+    ) -> tuple[Tested, list[list[str]]]:
+        """Tests the model that all share on the images that belong to no site alone, each list of them at one site.
+
+        Args:
+            state: the model.
+            current_round: that would receive it.
+            lists: sites that have the same list; where one fails, the next is asked.
+
+        Returns:
+            What was said, and of each site in it the sites that have its list, itself first.
+        """
+        tested = Tested(Phase(TASK_VALIDATE, current_round, []))
+        waiting = [list(sites) for sites in lists]
+        measured = []
+        while waiting := [sites for sites in waiting if sites]:
+            asked = sorted(sites[0] for sites in waiting)
+            timeout, what = self.run.validate_timeout, {"measure": (SPLIT_GLOBAL,)}
+            phase = self.ask(TASK_VALIDATE, current_round, state, asked, timeout, self._read, **what)
+            tested.phases.append(phase.record())
+            _merge(tested.phase, phase)
+            measured += [sites for sites in waiting if sites[0] in phase.good]
+            waiting = [sites[1:] for sites in waiting if sites[0] not in phase.good]
+        return tested, measured
+
+    def _read(self, phase: Phase, site: str, message: Message) -> dict[str, float]:
+        """An answer's metrics; what it says beside them goes into the phase's ``stats``."""
+        head = read_head(site, message, phase.current_round)
+        stats = read_stats(site, head, self.metrics[self.primary])
+        stats[SAID] = read_sampling(site, stats, read_report(head, COUNTS, site)["num_samples"])
+        phase.stats[site] = stats
+        return read_metrics(site, message.metrics, stats["not_finite"], self.metrics, suppressed=suppressed_in(stats))
+
 
 def _merge(first: Phase, second: Phase) -> None:
     for site in second.asked:
-        first.left_out.pop(site)
+        again = first.left_out.pop(site, None) is not None
         if site in second.left_out:
-            first.left_out[site] = f"{second.left_out[site]} (asked twice)"
+            first.left_out[site] = f"{second.left_out[site]}{' (asked twice)' if again else ''}"
     first.good |= second.good
     first.stats |= second.stats
     first.unheard = sorted(set(first.unheard) - set(second.asked) | set(second.unheard))

@@ -190,6 +190,7 @@ class Journal:
             "resampled_units": last.units or None,
             "inequality": standing(last.test, last.sampling, self.info),
             "suppressed": last.suppressed,
+            "global_test": last.of_all,
         }
         self.store.finish(
             "completed",
@@ -214,7 +215,12 @@ class Journal:
         before = {r["current_round"]: r["test"] for r in rounds if number - most <= r["current_round"] < number - 1}
         found = {made: measured for made, measured in before.items() if measured}
         mean = mean_of([*found.values(), last.test])
-        return {"rounds": [*found, number - 1], "test": mean, "fairness": self._fairness(mean, last.suppressed)}
+        told = {"rounds": [*found, number - 1], "test": mean, "fairness": self._fairness(mean, last.suppressed)}
+        if last.of_all:
+            of_all = {r["current_round"]: r["global_test"] or {} for r in rounds}
+            tests = [*({"": of_all[made]} for made in found), {"": last.of_all["metrics"]}]
+            told["global_test"] = mean_of(tests).get("", {})
+        return told
 
     def _fairness(
         self, test: Mapping[str, Mapping[str, float]], suppressed: Mapping[str, Sequence[str]]

@@ -151,10 +151,12 @@ class AtHome:
     Attributes:
         tensors: that no site sends; the common model has them as they were in the beginning.
         measured: ``"personal"`` or ``"common"``; ``None``: the site half is not known here, and the sites say.
+        own_everywhere: no model is the same at all sites; not so where a site has one of its own besides.
     """
 
     tensors: frozenset[str] = frozenset()
     measured: str | None = None
+    own_everywhere: bool = False
 
     @property
     def noted(self) -> dict[str, Any]:
@@ -183,4 +185,4 @@ def at_home(site_half: Any, network: torch.nn.Module, say: Callable[..., None]) 
     if training.own_model:
         say("every site has a model of its own besides the common one, and is measured with that")
     own = training.own_model or training.downloads
-    return AtHome(frozenset(names), PERSONAL if names or own else COMMON)
+    return AtHome(frozenset(names), PERSONAL if names or own else COMMON, bool(names) or training.downloads)

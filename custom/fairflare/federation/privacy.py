@@ -52,7 +52,7 @@ TOLD = {
     "current_round": "the round, from 0",
     "num_rounds": "how many there will be",
     "measure": "in `validate`: on which splits (test, and for the last model validation; of that model the site also "
-    "says how far chance moves its primary metric)",
+    "says how far chance moves its primary metric); or on `test_global` alone",
     "resample": "in `validate`: on how many draws of the test images the primary metric is measured too (`bootstrap`)",
     "min_cases": "what is of fewer cases stays at home, unless the site's own number is larger anyway",
     "anchor_as": "in `train` and `anchor`: in which form the average of the local models comes (`model`, `bf16`, "
@@ -212,7 +212,9 @@ says. A tensor that a site sends all the same is not used, and the server's log 
 
 METRICS = f"""Of the received model on the validation split in each round, and of the final model on the test split.
 With further test lists (`test_<name>` in the datalist) each is there once more as `<name>/<metric>`: the names of the
-lists leave too.
+lists leave too. The list `test_global` is asked for by itself, of the model that all sites share, and only of one site
+where several have the same: the answer has the fields of a `validate`, which are then of this list. `{MIN_CASES}` and
+`{METRICS_BY_CLASS}` hold for it, too.
 
 `{METRICS_BY_CLASS}`: false in a site's `local/fairflare.json` keeps its metrics by class at home, in every round and
 in the final test; the primary metric and the loss always leave. Of a task of your own, every metric then stays at

@@ -16,7 +16,7 @@ import torch
 
 from fairflare.core.layers import parameter_names
 from fairflare.core.own_errors import in_one_line
-from fairflare.core.task import metric_name
+from fairflare.core.task import LOSS, metric_name
 from fairflare.exchange.anchor_forms import MODEL, lighter
 from fairflare.exchange.messages import (
     TASK_ANCHOR,
@@ -30,7 +30,7 @@ from fairflare.federation.best_model import BestModel
 from fairflare.federation.check import Check, check_present
 from fairflare.federation.collector import Collector, LikeReceived
 from fairflare.federation.experiment import Experiment, writing
-from fairflare.federation.final_test import FinalTest
+from fairflare.federation.final_test import FinalTest, Tested
 from fairflare.federation.halves import check_halves
 from fairflare.federation.journal import Journal
 from fairflare.federation.models import ModelFiles
@@ -48,6 +48,7 @@ from fairflare.federation.suspects import Suspects
 from fairflare.federation.task_record import TaskRecorder
 from fairflare.federation.transport import Listener, Transport
 from fairflare.methods.rule import Rule, State
+from fairflare.reporting.global_test import global_test
 from fairflare.reporting.results import PhaseRecord, RoundRecord
 
 if TYPE_CHECKING:
@@ -271,6 +272,7 @@ class Rounds:
         """Test split of every site, of the last and of the best model, and the summary over them."""
         number = self.settings.rounds_in_all
         last = self.test(state, number, validation=True, resample=self.settings.bootstrap)
+        last.of_all = self._of_all(state, number, last)
         undefined = last.without(self.task.primary_metric)
         if len(last.phase.good) - len(undefined) < self.settings.min_sites:
             for site in undefined:
@@ -290,8 +292,21 @@ class Rounds:
         """One of the last models; who fails is left out of its mean, and the run goes on."""
         tested = self.test(state, record.current_round + 1)
         record.test = tested.test
+        record.global_test = (self._of_all(state, record.current_round + 1, tested) or {}).get("metrics")
         record.phases += tested.phases
         record.left_out += tested.left_out
+
+    def _of_all(self, state: State, number: int, tested: Tested) -> dict[str, Any] | None:
+        """What the common model is worth on the images that belong to no site alone; ``None``: there are none."""
+        if not (lists := self.check.global_lists):
+            return None
+        if self.at_home.own_everywhere:
+            return {"metrics": {}, "reason": "no model is the same at all sites: each has parts, or one, of its own"}
+        found, measured = self.test.of_all(state, number, lists)
+        tested.phases += found.phases
+        names = {name for name, metric in self.metrics.items() if metric.mean_of_images or name == LOSS.name}
+        told = found.phase.left_out if len(measured) < len(lists) else {}
+        return global_test(found.test, found.sampling, measured, told, self.journal.info, names, self.check.groups)
 
     def _keep_best(self, state: State, validation: Any, made: int, *, last: bool = False) -> None:
         if self.files.keep_best(state, validation, self.task.primary_metric, made, last=last):

@@ -28,9 +28,11 @@ from fairflare.core.memory_reuse import reused_memory
 from fairflare.core.own_errors import in_one_line
 from fairflare.core.resampling import units_of
 from fairflare.core.stopping import TaskStopped, stoppable
+from fairflare.core.task import SPLIT_GLOBAL
 from fairflare.exchange.anchor_forms import DIFFERENCE, restored
 from fairflare.exchange.messages import (
     MEASURE_TRAINED,
+    SPLIT_TEST,
     SPLIT_VALIDATION,
     STATUS_FAILED,
     STATUS_OK,
@@ -142,6 +144,8 @@ class SiteWorker:
             should_stop: asked at every batch and in every other long loop; True ends the task with a refusal.
         """
         started = time.monotonic()
+        if SPLIT_GLOBAL in request.measure:  # of the model that all share
+            request = replace(request, as_sent=True)
         if self.threads is not None:  # for each task: in one process another site may have set its own
             torch.set_num_threads(self.threads)
         try:
@@ -171,8 +175,9 @@ class SiteWorker:
     def _keep_home(self, request: SiteTask, reply: SiteReply) -> None:
         """What stays here by the site's settings or the job's does not leave."""
         assert self._data is not None  # every task that is done opens them
-        floor = Floor(self._data, self._floor(request))
-        Gate(self.site, self.task, self._data, self.training, self.sends_classes, floor).keep_home(request, reply)
+        data = StoppableData(self._data, _tested_on(request))
+        floor = Floor(data, self._floor(request))
+        Gate(self.site, self.task, data, self.training, self.sends_classes, floor).keep_home(request, reply)
 
     def _floor(self, request: SiteTask) -> int:
         """A job can only raise what the site has set."""
@@ -305,14 +310,15 @@ class SiteWorker:
             model.load_state_dict(Personal(self.training, model, store, request).measured(model.state_dict()))
         metrics = self._evaluate(model, run, "test")
         for split in run.data.test_splits:
-            if split != "test":
+            if split not in (SPLIT_TEST, SPLIT_GLOBAL):
                 further = self._evaluate(model, run, split)
                 metrics.update({f"{split.removeprefix('test_')}/{name}": value for name, value in further.items()})
         if SPLIT_VALIDATION in request.measure:
             further = self._evaluate(model, run, "validation")
             metrics.update({VALIDATED + name: value for name, value in further.items()})
         reply = SiteReply(STATUS_OK, metrics=metrics, num_samples=run.data.num_samples("test"))
-        if SPLIT_VALIDATION in request.measure and not request.as_sent:  # the run's last model
+        if SPLIT_GLOBAL in request.measure or (SPLIT_VALIDATION in request.measure and not request.as_sent):
+            # of the run's last model
             reply.stats = self.task.sampling(model, run.data, self.device)
         if request.resample:
             units = units_of(run.data.cases("test"), run.data.num_samples("test"))
@@ -383,7 +389,7 @@ class SiteWorker:
         return SiteRun(
             site=self.site,
             task=self.task,
-            data=StoppableData(self._data),
+            data=StoppableData(self._data, _tested_on(request)),
             device=self.device,
             current_round=request.current_round,
             num_rounds=request.num_rounds,
@@ -395,6 +401,11 @@ class SiteWorker:
             computing=self.computing,
             min_cases=self._floor(request),
         )
+
+
+def _tested_on(request: SiteTask) -> str:
+    """The list that a task means by the test split."""
+    return SPLIT_GLOBAL if SPLIT_GLOBAL in request.measure else SPLIT_TEST
 
 
 def refusal(site: str, task: str, error: Exception, *, tells_all: bool = False) -> SiteReply:

@@ -6,13 +6,14 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fairflare.core import checks
 from fairflare.core.fairness import FairnessSummary, summarize
 from fairflare.core.settings import by_name
 from fairflare.reporting.differences import Difference, differences_of
+from fairflare.reporting.global_test import GLOBAL, global_metrics, global_notes, global_values
 from fairflare.reporting.layout import MISSING, blocks, csv_lines, markdown_lines, number, wrapped
 from fairflare.reporting.no_effect import faults_of
 from fairflare.reporting.records import SUPPRESSED
@@ -45,6 +46,7 @@ class Row:
         summaries: of each of these.
         settings: what tells it from others of the same label.
         measured: which model the values are of.
+        of_all: ``{metric: values}`` of each of these models on the global test.
     """
 
     label: str
@@ -53,6 +55,7 @@ class Row:
     summaries: list[FairnessSummary]
     settings: str = ""
     measured: str = ""
+    of_all: dict[str, list[float]] = field(default_factory=dict)
 
     def lacks(self, sites: Iterable[str]) -> dict[str, list[int]]:
         """``{site: which of the models have no value of it}``."""
@@ -86,6 +89,11 @@ class Comparison:
     @property
     def sites(self) -> list[str]:
         return sorted({site for row in self.rows for values in row.values for site in values})
+
+    @property
+    def of_all(self) -> list[str]:
+        """Metrics of the global test that any row has."""
+        return list(dict.fromkeys(name for row in self.rows for name in row.of_all))
 
 
 def comparison_of(
@@ -151,11 +159,12 @@ def row_table(found: Comparison, *, style: str = "text", per_site: bool = True, 
     """As :func:`compare`, of a comparison."""
     sites = found.sites if per_site else []
     if style == "csv":
-        return _csv(found.rows, sites, found.metric)
-    table = [["method", "runs", *sites, "average", "std", "worst"]]
+        return _csv(found.rows, sites, found.metric, found.of_all)
+    of_all = found.of_all
+    table = [["method", "runs", *sites, "average", "std", "worst", *(GLOBAL + name for name in of_all)]]
     for row in found.rows:
-        names = [*sites, "", "", ""]  # the last three are over the sites
-        cells = [_cell(row, name, column) for name, column in zip(names, _columns(row, sites), strict=True)]
+        names = [*sites, "", "", "", *("" for _ in of_all)]  # the last ones are over the sites, and of all together
+        cells = [_cell(row, name, column) for name, column in zip(names, _columns(row, sites, of_all), strict=True)]
         table.append([row.label, str(len(row.runs)), *cells])
     if style == "markdown":
         return "\n".join([*markdown_lines(table), "", *found.notes])
@@ -198,6 +207,8 @@ def rows_of(runs: Sequence[Run], metric: str, *, last: bool = False) -> list[Row
         summaries = [summarize(v, higher_is_better=higher, suppressed=suppressed_of(r, metric)) for r, v in tested]
         row = Row(label, group, [by_site for _, by_site in tested], summaries)
         row.measured = (group[0]["info"] or {}).get("measured") or ""
+        names = dict.fromkeys(name for run in group for name in global_metrics(run, metric))
+        row.of_all = {name: [v for run in group for v in global_values(run, name, last=last)] for name in names}
         if labels.count(label) > 1:
             row.label = f"{label} ({labels[: index + 1].count(label)})"
             row.settings = _difference(group[0], [others[0] for (other, _), others in groups.items() if other == label])
@@ -250,10 +261,11 @@ def _shortened(text: str, most: int = 200) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def _columns(row: Row, sites: Sequence[str]) -> list[list[float]]:
+def _columns(row: Row, sites: Sequence[str], of_all: Sequence[str] = ()) -> list[list[float]]:
     columns = [[values.get(site, math.nan) for values in row.values] for site in sites]
     found = row.summaries
-    return [*columns, [s.mean for s in found], [s.std for s in found], [s.worst for s in found]]
+    columns += [[s.mean for s in found], [s.std for s in found], [s.worst for s in found]]
+    return [*columns, *(row.of_all.get(name, [math.nan]) for name in of_all)]
 
 
 def notes_of(
@@ -272,6 +284,7 @@ def notes_of(
             f"{metric} on the test splits, of the models of each run's last {' or '.join(map(str, counts))} rounds: "
             "mean ± population standard deviation over the pooled values of all runs and rounds."
         ]
+    notes += dict.fromkeys(note for run in complete for note in global_notes(run))
     notes += _without_sites(rows)
     notes += [f"{row.label}: {row.settings}" for row in rows if row.settings]
     notes += [] if last else _by_chance(rows, metric)  # which is of the final model
@@ -382,12 +395,12 @@ def _conditions(runs: Sequence[Run]) -> dict[str, set[str]]:
 # ------------------------------------------------------------------------------------------------ forms
 
 
-def _csv(rows: Sequence[Row], sites: Sequence[str], metric: str) -> str:
-    names = [*sites, "average", "std", "worst"]
+def _csv(rows: Sequence[Row], sites: Sequence[str], metric: str, of_all: Sequence[str]) -> str:
+    names = [*sites, "average", "std", "worst", *(GLOBAL + name for name in of_all)]
     table = [["method", "metric", "runs", *(f"{name} {part}" for name in names for part in ("mean", "sd"))]]
     for row in rows:
         cells: list[Any] = [row.label, metric, len(row.runs)]
-        for name, column in zip(names, _columns(row, sites), strict=True):
+        for name, column in zip(names, _columns(row, sites, of_all), strict=True):
             finite = [value for value in column if math.isfinite(value)]
             none = [SUPPRESSED, ""] if name in suppressed_in(row) else ["", ""]
             cells += [statistics.fmean(finite), statistics.pstdev(finite)] if finite else none

@@ -98,6 +98,7 @@ class RoundRecord:
             ``report/...``, ``stats/...``.
         notes: sentences about single sites: what a filter at the site left of its model.
         test: ``{site: {metric: value}}`` of the round's *new* model on the test splits, where that was asked for.
+        global_test: ``{metric: value}`` of it on the images of all sites together, where there are such.
     """
 
     current_round: int
@@ -116,6 +117,7 @@ class RoundRecord:
     suppressed: Mapping[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     test: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    global_test: Mapping[str, float] | None = None
 
 
 # ------------------------------------------------------------------------------------------------ JSON
@@ -187,6 +189,7 @@ def table_rows(record: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
     sites += _metric_rows(number, "train", record["train"])
     sites += _metric_rows(number, "report", record["reports"])
     sites += _metric_rows(number + 1, "test", record["test"])
+    sites += _metric_rows(number + 1, "global_test", {"": record.get("global_test") or {}})
     sites += _suppressed_rows(number, record.get("suppressed") or {})
     sites += [[number, "aggregate", site, "weight", w] for site, w in (record["site_weights"] or {}).items()]
     return {
@@ -202,6 +205,7 @@ def table_rows(record: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
 def final_rows(number: int, final: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
     """The CSV rows of what follows the last round."""
     sites = _metric_rows(number, "test", final["test"] or {})
+    sites += _metric_rows(number, "global_test", {"": (final.get("global_test") or {}).get("metrics") or {}})
     kept = (final.get("suppressed") or {}).items()
     sites += [[number, "test", site, metric, SUPPRESSED] for site, names in kept for metric in names]
     if (best := final.get("best")) and best["round"] + 1 != number:

@@ -41,6 +41,7 @@ _NO_TEST: dict[str, Any] = {
     "test": None, "fairness": None, "left_out": [], "phases": [],
     "best": None, "test_best": None, "fairness_best": None, "last_rounds": None,
     "resampled": None, "resampled_units": None, "inequality": None, "suppressed": {},
+    "global_test": None,
 }  # fmt: skip
 _ENDS = ("completed", "failed")
 
@@ -154,8 +155,8 @@ class ResultsStore:
             reason: why it failed.
             left_out: sites that the final test went on without.
             phases: exchanges after the last round, such as the test itself.
-            further: ``best``, ``test_best``, ``fairness_best``, ``last_rounds``, ``resampled``, ``resampled_units`` and
-                ``suppressed``, see ``docs/results.md``.
+            further: ``best``, ``test_best``, ``fairness_best``, ``last_rounds``, ``resampled``, ``resampled_units``,
+                ``global_test`` and ``suppressed``, see ``docs/results.md``.
 
         Raises:
             ValueError: another status, or the run is finished already or (``"completed"``) was never started.

@@ -54,7 +54,7 @@ def standing(
     low, high = _or(least, -math.inf), _or(most, math.inf)
     values = {site: _or(found.get(metric), math.nan) for site, found in sorted(test.items())}
     values = {site: value for site, value in values.items() if math.isfinite(value)}
-    sites = [_Site(name, values[name], sampling.get(name) or {}, test[name], metric) for name in values]
+    sites = [Site(name, values[name], sampling.get(name) or {}, test[name], metric) for name in values]
     found = _tested(sites, low, high, higher)
     common = _common(sites)
     by_site: dict[str, dict[str, Any]] = {}
@@ -90,11 +90,11 @@ def standing(
     }
 
 
-class _Site:
+class Site:
     """A site's value, and what it says of it."""
 
     def __init__(self, name: str, value: float, said: Said, metrics: Mapping[str, float], metric: str) -> None:
-        self.name, self.value, self.said, self.metric = name, value, said, metric
+        self.name, self.value, self.said, self.metric, self.metrics = name, value, said, metric, metrics
         #: Each image is a case: counts of images are then of independent ones.
         self.single = said.get("test_cases") is not None and said["test_cases"] == said.get("images")
         self.support: dict[str, int] = {c: n for c, n in (said.get("class_support") or {}).items() if n}
@@ -127,12 +127,12 @@ class _Site:
         return statistics.fmean(known) if known and len(known) == len(classes) else None
 
 
-def _tested(sites: Sequence[_Site], low: float, high: float, higher: bool) -> tuple[str, list[_Site], Compared] | None:
+def _tested(sites: Sequence[Site], low: float, high: float, higher: bool) -> tuple[str, list[Site], Compared] | None:
     """The test that most sites can take part in, of several the first; ``None``: there are no two such sites."""
     within = [s for s in sites if s.single and s.right and s.metric in (*SHARES, MEAN_RECALL)]
     dealt = [s for s in sites if s.said.get("case_scores") is not None]
     errors = [s for s in sites if (s.said.get("test_cases") or 0) > 1 and (s.said.get("standard_error") or 0) > 0]
-    ways: list[tuple[str, list[_Site], Callable[[list[_Site]], Compared]]] = [
+    ways: list[tuple[str, list[Site], Callable[[list[Site]], Compared]]] = [
         (WITHIN, within, lambda of: _within_classes(of, higher)),
         (CASES, dealt, lambda of: _of_cases(of, low, high, higher)),
         (ERRORS, errors, lambda of: errors_test(
@@ -144,7 +144,7 @@ def _tested(sites: Sequence[_Site], low: float, high: float, higher: bool) -> tu
     return (name, tested, test(tested)) if len(tested) > 1 else None
 
 
-def _within_classes(sites: Sequence[_Site], higher: bool) -> Compared:
+def _within_classes(sites: Sequence[Site], higher: bool) -> Compared:
     names = sorted({name for site in sites for name in site.support})
     counts = []
     for name in names:
@@ -156,7 +156,7 @@ def _within_classes(sites: Sequence[_Site], higher: bool) -> Compared:
     return permutation_test(counts, [[0.0, 1.0]] * len(names), weights, higher_is_better=higher)
 
 
-def _of_cases(sites: Sequence[_Site], low: float, high: float, higher: bool) -> Compared:
+def _of_cases(sites: Sequence[Site], low: float, high: float, higher: bool) -> Compared:
     if sites[0].metric in SHARES and all(site.scores_of_shares for site in sites):
         marks = np.linspace(low, high, BINS)  # the first bin is wrong, the last right
     else:
@@ -170,7 +170,7 @@ def _of_cases(sites: Sequence[_Site], low: float, high: float, higher: bool) -> 
     return replace(found, expected=np.full(len(sites), mean))
 
 
-def _common(sites: Sequence[_Site]) -> list[str] | None:
+def _common(sites: Sequence[Site]) -> list[str] | None:
     """Classes that all sites which tell theirs have; ``None``: these have the same ones, or nobody tells."""
     of = [set(site.support) for site in sites if site.support]
     if not of or all(own == of[0] for own in of):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fairflare.core import checks
 from fairflare.core.fairness import BEFORE_RECORDED, FairnessSummary, declared_as, higher_is_better, summarize
 from fairflare.reporting.attendance import attendance
+from fairflare.reporting.global_test import GLOBAL, global_notes, global_values
 from fairflare.reporting.layout import MISSING, blocks, csv_lines, cut, markdown_lines, number, wrapped
 from fairflare.reporting.no_effect import zero_everywhere
 from fairflare.reporting.records import SUPPRESSED
@@ -22,6 +24,7 @@ STYLES = ("text", "markdown", "csv")
 SYNTHETIC_NOTE = "The data are SYNTHETIC (generated images): these figures say nothing about patients."
 MAX_COLUMNS = 20  # of metrics, whose names the sites choose
 MAX_HEADING = 32
+BEST = "best"
 UNSURE = "?"  # behind a worst site that may be no worse than the others
 #: By ``measured`` in a run's ``info``.
 MEASURED = {"personal": "each site's own model", "common": "the common model"}
@@ -193,10 +196,13 @@ def _cells(
     if not results.get("test"):
         return ["site"], [], []
     metrics = metrics_of(results) if metric is None else [_known(results, metric)]
-    columns = [_Column(name, by_site_of(results, name)) for name in metrics]
+    columns = [_Column(name, by_site_of(results, name), "", global_values(results, name)[0]) for name in metrics]
     behind = [shown_behind(results, name) for name in metrics]
+    of_all = results.get("global_test") or {}
     for heading, test in _other_models(results):
         columns.append(_Column(metrics[0], by_site_of(results, metrics[0], test), f"{metrics[0]}, {heading}"))
+        if heading != BEST:
+            columns[-1].of_all = statistics.fmean(global_values(results, metrics[0], last=True))
     names = sorted({site for column in columns for site in column.values})
     shown = _exact if exact else number
     home = {name: suppressed_of(results, name) for name in metrics}
@@ -212,6 +218,8 @@ def _cells(
     unsure = [un and bool(name) for un, name in zip(unsure, worst, strict=True)]
     cells = [(name or MISSING) + (UNSURE if un and not exact else "") for name, un in zip(worst, unsure, strict=True)]
     totals.insert(3, ["worst site", *cells])
+    if of_all.get("metrics"):
+        totals.append(["global test", *(shown(column.of_all) for column in columns)])
     headings = [column.heading or column.metric for column in columns]
     if not exact:
         units = (results["info"] or {}).get("units") or {}
@@ -229,7 +237,9 @@ def _cells(
         own = [SUPPRESSED] * (3 if exact else 2) if kept else _own_cells(of.get(row[0]) or {}, exact)
         row[place:place] = own
     for row in totals:
-        row[place:place] = [MISSING if not exact else ""] * (len(header) - len(row))
+        known = row[0] == "global test" and of_all["metric"] == found["metric"]
+        none = [MISSING if not exact else ""] * (len(header) - len(row))
+        row[place:place] = _own_cells(of_all, exact) if known else none
     if found["test"]:
         chance = [MISSING if not exact else ""] * len(header)
         chance[0], chance[place - 1] = "std if equal", shown(found["chance_std"])
@@ -270,6 +280,7 @@ class _Column:
     metric: str
     values: dict[str, float]
     heading: str = ""  # default: the metric
+    of_all: float = math.nan  # on the global test
 
 
 def _shown(column: _Column, site: str, home: Collection[str], shown: Callable[[float], str]) -> str:
@@ -282,7 +293,7 @@ def _other_models(results: Mapping[str, Any]) -> list[tuple[str, Mapping[str, An
     found = []
     best, last = results.get("best"), results.get("last_rounds")
     if best and not best["is_last"] and results["test_best"] is not None:
-        found.append(("best", results["test_best"]))
+        found.append((BEST, results["test_best"]))
     if last:
         found.append((f"last {len(last['rounds'])}", last["test"]))
     return found
@@ -308,6 +319,7 @@ def _tested_notes(results: Mapping[str, Any], metric: str | None) -> list[str]:
             notes[-1] += " It was not tested: what the sites had of their own then is not kept."
     if measured := MEASURED.get((results["info"] or {}).get("measured", "")):
         notes.append(f"Measured: {measured}.")
+    notes += global_notes(results)
     if last:
         notes.append(f"last {len(last['rounds'])}: mean over the models of rounds {_ranges(last['rounds'])}.")
     tables = [("", results["test"]), *((f", {heading}", test) for heading, test in _other_models(results))]
@@ -362,6 +374,7 @@ def _exact(value: float) -> str:
 def _known(results: Mapping[str, Any], metric: str) -> str:
     of = (*results["test"].values(), *(results.get("suppressed") or {}).values())
     known = sorted({name for names in of for name in names})
+    known += [GLOBAL + name for name in (results.get("global_test") or {}).get("metrics") or ()]
     for part in parts_of(metric, results["test"]):
         if part not in known:
             hint = checks.nearest(part, known)
@@ -415,9 +428,10 @@ def measured(results: Mapping[str, Any], metric: str, *, last: bool = False) -> 
         return [by_site_of(results, metric)]
     if not (told := results.get("last_rounds")):
         raise ValueError(f"{label_of(results)!r} has no test of its last models; run it with test_last=5")
-    by_round = {record["current_round"]: record.get("test") for record in results["rounds"]}
-    tests = [by_round.get(number) or {} for number in told["rounds"][:-1]]
-    return [by_site_of(results, metric, test) for test in (*tests, results["test"])]
+    by_round = {record["current_round"]: record for record in results["rounds"]}
+    before = [by_round.get(number) or {} for number in told["rounds"][:-1]]
+    tests = [(record.get("test") or {}, record.get("global_test") or {}) for record in before]
+    return [by_site_of(results, metric, *tested) for tested in (*tests, (results["test"], None))]
 
 
 def metrics_of(results: Mapping[str, Any]) -> list[str]:
@@ -435,17 +449,27 @@ def metrics_of(results: Mapping[str, Any]) -> list[str]:
     return sorted(metrics, key=lambda metric: metric != info.get("primary_metric"))[:MAX_COLUMNS]
 
 
-def by_site_of(results: Mapping[str, Any], metric: str, test: Mapping[str, Any] | None = None) -> dict[str, float]:
-    """``{site: value}``, NaN where a site of the run has none; of the last model, or of ``test``.
+def by_site_of(
+    results: Mapping[str, Any],
+    metric: str,
+    test: Mapping[str, Any] | None = None,
+    of_all: Mapping[str, Any] | None = None,
+) -> dict[str, float]:
+    """``{site: value}``, NaN where a site of the run has none; of the last model, or of ``test`` and ``of_all``.
 
     A metric ``a+b`` is the mean of both at each site, as the papers' "Average" of clean and corrupted images.
+    ``global/a`` is that of the global test, one value for all sites.
     """
+    if of_all is None:
+        of_all = (results.get("global_test") or {}).get("metrics") or {}
     test = (results.get("test") if test is None else test) or {}
+    common = {GLOBAL + name: value for name, value in of_all.items()}
     names = {*((results["info"] or {}).get("sites") or ()), *test}
     parts = parts_of(metric, test)
     found = {}
     for site in sorted(names):
-        values = [math.nan if (value := (test.get(site) or {}).get(part)) is None else float(value) for part in parts]
+        own = {**common, **(test.get(site) or {})}
+        values = [math.nan if (value := own.get(part)) is None else float(value) for part in parts]
         found[site] = sum(values) / len(values)
     return found
 

@@ -95,6 +95,9 @@ class BundleData(SiteData):
     def cases(self, split: str) -> list[tuple[str, str]]:
         return self.datalist.cases(self._known(split))
 
+    def fingerprint(self, split: str) -> str | None:
+        return self.datalist.fingerprint(self._known(split))
+
     def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
         """Not known of the training split, where an image may give several patches."""
         return None if self._known(split) == TRAINING else self._order(split, shuffle_seed)

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflare.core.label_maps import features_of, in_words, label_maps
+from fairflare.core.task import SPLIT_GLOBAL
 from fairflare.data.datalist import SPLITS, DataError, Datalist, Sample, load_datalist
 from fairflare.data.patients import on_both_sides
 from fairflare.data.reading import read_image
@@ -232,7 +233,7 @@ class _Looker:
         empty = sum(seen.empty for seen in self.seen if seen.split == split)
         if empty:
             self.say(f"{empty} image(s) of '{split}' have a mask with nothing in it", grave=False)
-        if not self.task.class_labels or split == "training":
+        if not self.task.class_labels or split in ("training", SPLIT_GLOBAL):
             return
         trained = self.report.counts.get("training", Counter())
         lacking = sorted(number for number in self.report.counts[split] if number is not None and number not in trained)
@@ -367,7 +368,7 @@ def _people(seen: Iterable[_Seen]) -> Iterator[Problem]:
     """Within a site the datalist itself is refused."""
     sites: dict[str, set[str]] = defaultdict(set)
     for one in seen:
-        if one.sample.patient is not None:
+        if one.sample.patient is not None and one.split != SPLIT_GLOBAL:
             sites[one.sample.patient].add(one.site)
     for patient, found in sorted(sites.items()):
         if len(found) > 1:

@@ -381,6 +381,9 @@ class FolderImages(ImageData):
     def cases(self, split: str) -> list[tuple[str, str]]:
         return self.datalist.cases(self.check_split(split))
 
+    def fingerprint(self, split: str) -> str | None:
+        return self.datalist.fingerprint(self.check_split(split))
+
     def read(self, split: str, indices: Sequence[int]) -> Batch:
         import torch
 

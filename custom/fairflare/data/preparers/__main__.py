@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from fairflare.data.preparers import PREPARERS, dealing
 from fairflare.data.preparers import counts as counting
 from fairflare.data.preparers.common import Preparer
 from fairflare.data.preparers.draft import FOLDER
+from fairflare.data.preparers.writing import MANIFEST
 
 INTERRUPTED = 130
 
@@ -119,6 +121,10 @@ def say(written: Mapping[str, Path], out: Path, picture: bool, by_name: bool = F
         print(line)
     drawn = "counts.csv, counts.png" if picture else "counts.csv (no picture: pip install 'fairflare[plots]')"
     print(f"In {out}: {drawn}, manifest.json with checksums, versions and the seed.")
+    manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
+    if task := manifest["task"]:
+        given = (shlex.quote(f"{name}={json.dumps(value, separators=(',', ':'))}") for name, value in task.items())
+        print(f"A run on it needs: {' '.join(f'--set {setting}' for setting in given)}")
     print(f"What to give as --data to run, compare and doctor: {out / 'fairflare.json'}")
 
 

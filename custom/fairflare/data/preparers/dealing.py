@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, get_args
 
+import numpy as np
 from pydantic import Field
 
 from fairflare.core.checks import choice, number
 from fairflare.core.settings import Flag, Fraction, NonNegativeInt, PositiveInt, field_names, settings
+from fairflare.core.task import SPLIT_GLOBAL
 from fairflare.data import partitions
 from fairflare.data.corruptions import CORRUPTIONS, SEVERITIES, image_seed
 from fairflare.data.datalist import DataError
+from fairflare.data.partitions import apportion
 from fairflare.data.preparers.items import Corrupted, Item, MaskResized, Resized
 from fairflare.data.preparers.names import file_name
-from fairflare.data.preparers.splitting import FRACTIONS, check_fractions, group_labels
+from fairflare.data.preparers.splitting import FRACTIONS, check_fractions, drawn_folds, group_labels
 
 Partition = Literal["site", "iid", "dirichlet", "two-pool", "shards", "quantity"]
 BY_CLASS = ("dirichlet", "two-pool", "shards")
@@ -37,9 +41,14 @@ class Dealing:
         alpha: concentration.
         eta, shard_mode: see :func:`fairflare.data.partitions.shard_partition`.
         min_size: images (patients) that every site must get.
-        folds: of a stratified cross-validation within each site; 0: one split.
+        folds: of a stratified cross-validation, within each site or (``global_test``) over all; 0: one split. An image
+            is at one site in all folds.
         fractions: of training, validation and test.
-        common_test: draw the test images from all before the rest is dealt; every site gets them.
+        common_test: draw the test images from all before the rest is dealt; every site gets them, a corrupted site in
+            its own quality, and where nothing is corrupted also as ``test_global``.
+        global_test: draw the test images from all before the rest is dealt (with ``folds``: the folds from all); every
+            site gets all of them as ``test_global``, and its own share, each class in proportion to what else it has of
+            it, as ``test``. With partition ``"site"``: the test images of all sites together.
         corrupt: ``"gaussian_noise:3"`` or ``"motion_blur:1"`` ...: kind and severity, for the images of the last
             ``corrupt_sites`` sites. With ``common_test`` every site also gets the test images in both qualities
             (``test_clean``, ``test_corrupted``).
@@ -57,6 +66,7 @@ class Dealing:
     folds: NonNegativeInt = 0
     fractions: tuple[float, ...] = FRACTIONS
     common_test: Flag = False
+    global_test: Flag = False
     corrupt: str | None = None
     corrupt_sites: NonNegativeInt = 0
     size: NonNegativeInt = 0
@@ -66,9 +76,14 @@ class Dealing:
         if self.folds:
             number("folds", self.folds, low=2, whole=True)
         if self.folds and self.common_test:
-            raise ValueError("folds and common_test exclude each other: a fold is the test of its site")
-        if self.common_test and not self.fractions[2]:
-            raise ValueError("common_test needs a share of test images, got fractions " + str(list(self.fractions)))
+            raise ValueError(
+                "folds and common_test exclude each other: a fold is the test of its site; see global_test"
+            )
+        if self.common_test and self.global_test:
+            raise ValueError("common_test and global_test exclude each other: a site's own test is one or the other")
+        for name in ("common_test", "global_test"):
+            if getattr(self, name) and not self.fractions[2]:
+                raise ValueError(f"{name} needs a share of test images, got fractions {list(self.fractions)}")
         if self.partition != "site" and self.sites is None:
             raise ValueError(f"partition {self.partition!r} needs the number of sites")
         if self.partition == "site" and self.sites is not None:
@@ -111,22 +126,29 @@ def deal(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list[I
     """
     if not items:
         raise DataError("no images were found")
-    if dealing.partition != "site" or dealing.common_test:
+    dealt = dealing.partition != "site"
+    alike = dealing.global_test and len({item.name.lower() for item in items}) < len(items)
+    if dealt or dealing.common_test or alike:
         items = [_apart(item) for item in items]
-    common, rest = _common_test(items, dealing, seed) if dealing.common_test else ([], list(items))
-    if dealing.partition == "site":
-        sites: dict[str, list[Item]] = {}
-        for item in rest:
-            sites.setdefault(item.site or "site-1", []).append(item)
-    else:
-        sites = _dealt(rest, dealing, seed)
+    if dealt and dealing.global_test and dealing.folds:
+        folds = drawn_folds(items, dealing.folds, "all images", image_seed("folds", seed))
+        items = [replace(item, fold=folds[item.group]) for item in items]
+    held_out = dealing.common_test or (dealt and dealing.global_test and not dealing.folds)
+    held, rest = _held_out(items, dealing, seed) if held_out else ([], list(items))
+    sites: dict[str, list[Item]] = _dealt(rest, dealing, seed) if dealt else {}
+    for item in () if dealt else rest:
+        sites.setdefault(item.site or "site-1", []).append(item)
     names = list(sites)
     if dealing.corrupt_sites > len(names):
         raise ValueError(f"corrupt_sites={dealing.corrupt_sites}, but there are {len(names)} sites")
-    bad = set(names[len(names) - dealing.corrupt_sites :]) if dealing.corrupt is not None else set()
-    tests = _tests(common, dealing, seed)
+    if dealing.global_test:
+        for name, own in _shares(held, sites, seed).items():
+            sites[name] = [*sites[name], *own]
+    bad = corrupted_sites(names, dealing)
+    tests = {quality: _tests(held, dealing, seed, quality) for quality in (False, True) if dealing.common_test}
     return {
-        name: [*(_quality(item, dealing, seed, name in bad) for item in own), *tests] for name, own in sites.items()
+        name: [*(_quality(item, dealing, seed, name in bad) for item in own), *tests.get(name in bad, ())]
+        for name, own in sites.items()
     }
 
 
@@ -143,7 +165,7 @@ def corrupted_sites(names: Sequence[str], dealing: Dealing) -> list[str]:
     return list(names[len(names) - dealing.corrupt_sites :]) if dealing.corrupt is not None else []
 
 
-def _common_test(items: Sequence[Item], dealing: Dealing, seed: int) -> tuple[list[Item], list[Item]]:
+def _held_out(items: Sequence[Item], dealing: Dealing, seed: int) -> tuple[list[Item], list[Item]]:
     """Test images, and the rest."""
     groups, labels = group_labels(items)
     share = dealing.fractions[2]
@@ -152,6 +174,22 @@ def _common_test(items: Sequence[Item], dealing: Dealing, seed: int) -> tuple[li
     if not test:
         raise DataError(f"{len(groups)} patient(s) or image(s) are too few for a common test set")
     return [item for item in items if item.group in test], [item for item in items if item.group not in test]
+
+
+def _shares(held: Sequence[Item], sites: Mapping[str, Sequence[Item]], seed: int) -> dict[str, list[Item]]:
+    """What each site has of the images that were held out as its own test, each class as it has the class else."""
+    groups, labels = group_labels(held)
+    counts = {name: Counter(group_labels(own)[1]) for name, own in sites.items()}
+    owner: dict[str, str] = {}
+    for label in sorted(set(labels)):
+        members = [group for group, own in zip(groups, labels, strict=True) if own == label]
+        rng = np.random.default_rng(image_seed(f"own test {label}", seed))
+        weights = [counts[name][label] or 1e-6 for name in sites]
+        of = [name for name, n in zip(sites, apportion(weights, len(members)), strict=True) for _ in range(n)]
+        owner |= {members[i]: name for i, name in zip(rng.permutation(len(members)).tolist(), of, strict=True)}
+    return {
+        name: [replace(item, site="", splits=("test",)) for item in held if owner[item.group] == name] for name in sites
+    }
 
 
 def _dealt(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list[Item]]:
@@ -184,16 +222,18 @@ def _dealt(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list
     return sites
 
 
-def _tests(common: Sequence[Item], dealing: Dealing, seed: int) -> list[Item]:
-    """The common test images as every site gets them."""
+def _tests(common: Sequence[Item], dealing: Dealing, seed: int, corrupted: bool) -> list[Item]:
+    """The common test images as a site gets them whose own images are corrupted, or are not."""
     found = []
     for item in common:
         more = (f"test_{item.attribute}",) if item.attribute else ()
+        clean: tuple[str, ...] = ("test", SPLIT_GLOBAL)
         if dealing.corrupt is not None:
-            more = ("test_clean", *more)
+            clean = ("test_clean",) if corrupted else ("test", "test_clean")
             bad = _quality(item, dealing, seed, True)
-            found.append(replace(bad, name=f"{item.name}_corrupted", splits=("test_corrupted",), shared=True))
-        found.append(replace(_sized(item, dealing.edge), splits=("test", *more), shared=True))
+            splits = ("test", "test_corrupted") if corrupted else ("test_corrupted",)
+            found.append(replace(bad, name=f"{item.name}_corrupted", splits=splits, shared=True))
+        found.append(replace(_sized(item, dealing.edge), splits=(*clean, *more), shared=True))
     return found
 
 
@@ -235,7 +275,13 @@ def add_options(parser: argparse.ArgumentParser, usual: Dealing) -> None:
         metavar="F",
         help=f"of the splits (default {shares})",
     )
-    add("--common-test", action=argparse.BooleanOptionalAction, default=usual.common_test, help="one for all sites")
+    add("--common-test", action=argparse.BooleanOptionalAction, default=None, help="one for all sites")
+    add(
+        "--global-test",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="drawn from all before these are dealt: test_global, and of each site its share of it as test",
+    )
     add(
         "--corrupt",
         metavar="KIND:SEVERITY",
@@ -255,6 +301,9 @@ def from_options(options: dict[str, Any], usual: Dealing) -> Dealing:
     found = {name: options.pop(name) for name in field_names(Dealing)}
     if found["sites"] is None and found["partition"] != "site":
         found["sites"] = usual.sites
+    for name, other in (("common_test", "global_test"), ("global_test", "common_test")):
+        if found[name] is None:
+            found[name] = getattr(usual, name) and not found[other]
     if found["corrupt"] == NO_CORRUPTION:
         found["corrupt"] = None
     if found["corrupt_sites"] is None:

@@ -22,24 +22,27 @@ from fairflare.data.preparers.common import (
     write_sites,
 )
 from fairflare.data.preparers.items import Relabelled
-from fairflare.data.preparers.tables import Images, find_table, read_table, say_counts
+from fairflare.data.preparers.skin import FEDMRL
+from fairflare.data.preparers.tables import Images, find_below, find_table, read_table, say_counts
 from fairflare.data.preparers.writing import Form, write_pool
 
 RIF_SITES: Mapping[str, tuple[int, int]] = {  # training and test images
     "Drishti-GS": (50, 51), "RIM-ONE-r3": (99, 60), "REFUGE-train": (320, 80), "REFUGE-val": (320, 80)
 }  # fmt: skip
 CUP_TOP, RIM_TOP = 50, 200  # grey values of the masks: cup, rim of the disc, background
-RIF_FORM = Form(fractions=(0.8, 0.2, 0.0))  # of what is not for the test
+RIF_FORM = Form(
+    fractions=(0.8, 0.2, 0.0),  # of what is not for the test
+    task={"in_channels": 3, "num_classes": 2, "labels": [[1, 2], [2]], "class_names": ["disc", "cup"]},
+)
 UNGRADABLE = 4
-FEDMRL = Dealing(partition="shards", sites=4, eta=1.0, fractions=(0.72, 0.08, 0.2))
 TABLES = ("messidor_data.csv", "messidor-2.csv")
 
 
 def prepare_rif(source_dir: str | Path, out_dir: str | Path, **writing: Unpack[Writing]) -> dict[str, Path]:
     """Optic disc and cup of four sites, as DoFE gives them out: training and test images as they are there.
 
-    Masks become 0 background, 1 rim of the disc, 2 cup: for ``SegmentationTask(in_channels=3, num_classes=2,
-    labels=[[1, 2], [2]], class_names=["disc", "cup"])``. Of the training images a fifth validates.
+    Masks become 0 background, 1 rim of the disc, 2 cup; ``RIF_FORM.task`` has the settings of the task that they need,
+    and so has the manifest. Of the training images a fifth validates.
 
     Args:
         source_dir: with ``Domain1`` to ``Domain4`` (or ``site1`` to ``site4``), in each ``train/ROIs/image``,
@@ -102,7 +105,7 @@ def prepare_messidor2(
             f"adjudicated_gradable; found: {', '.join(rows[0])}"
         )
     usable = [row for row in rows if row["adjudicated_gradable"] in ("1", "1.0")]
-    eyes = _examinations(source / TABLES[1])
+    eyes = _examinations(find_below(source, TABLES[1]))
     items = []
     for row, path in zip(usable, Images(source, PICTURES).all([r[name] for r in usable], table), strict=True):
         text = row[grade].removesuffix(".0")
@@ -111,12 +114,13 @@ def prepare_messidor2(
         exam = eyes.get(path.stem.lower())
         items.append(Item(file_name(path.stem), exam or path.stem, path, int(text), exam))
     say_counts("Messidor-2", [item.mask for item in items], GRADE_COUNTS)
-    return write_pool(items, out_dir, dealing, class_names=GRADES, **writing)
+    keys = f"Examinations are read from {TABLES[1]} (left;right), which may lie anywhere below the source"
+    return write_pool(items, out_dir, dealing, class_names=GRADES, keys=keys, **writing)
 
 
-def _examinations(file: Path) -> dict[str, str]:
+def _examinations(file: Path | None) -> dict[str, str]:
     """The examination of each image, by the image's name without ending."""
-    if not file.is_file():
+    if file is None:
         return {}
     rows = read_table(file, ["left", "right"])
     return {Path(name).stem.lower(): f"exam-{i}" for i, row in enumerate(rows) for name in (row["left"], row["right"])}

@@ -11,14 +11,15 @@ from fairflare.data.phantoms.endoscopy import HYPERKVASIR, HYPERKVASIR_COUNTS
 from fairflare.data.preparers.common import Dealing, Item, Preparer, Writing, file_name, listing, write_pool
 from fairflare.data.preparers.tables import Images, find_folder, say_counts
 
-FED_MAS = Dealing(partition="dirichlet", sites=8, alpha=0.5, folds=5, fractions=(0.72, 0.08, 0.2))
+FED_MAS = Dealing(partition="dirichlet", sites=8, alpha=0.5, folds=5, global_test=True, fractions=(0.72, 0.08, 0.2))
 TRACTS = ("lower-gi-tract", "upper-gi-tract")
 
 
 def prepare_hyperkvasir(
     source_dir: str | Path, out_dir: str | Path, *, dealing: Dealing = FED_MAS, **writing: Unpack[Writing]
 ) -> dict[str, Path]:
-    """The 10,662 labelled images of 23 classes. Default: Fed-MAS's eight sites, Dir(0.5), five folds.
+    """The 10,662 labelled images of 23 classes. Default: Fed-MAS's eight sites, Dir(0.5), and five folds of
+    all images; every site has a fold's whole test as ``test_global``, and its own part of it as ``test``.
 
     The data set does not say which images are of one patient, so images of one may be in several splits.
 
@@ -48,7 +49,8 @@ def prepare_hyperkvasir(
         for path in sorted(paths, key=lambda path: (path.parent.name, path.name))
     ]
     say_counts("HyperKvasir", [item.mask for item in items], HYPERKVASIR_COUNTS)
-    return write_pool(items, out_dir, dealing, class_names=HYPERKVASIR, **writing)
+    keys = "The data set does not say whose an image is"
+    return write_pool(items, out_dir, dealing, class_names=HYPERKVASIR, keys=keys, **writing)
 
 
 PREPARERS = (Preparer("hyperkvasir", "gastrointestinal endoscopy, 23 classes", prepare_hyperkvasir, dealing=FED_MAS),)

@@ -51,6 +51,7 @@ class Item:
         splits: where the source puts it; none: drawn.
         volume, spacing: for the datalist.
         shared: every site has it: its file is written once.
+        fold: of a cross-validation in which it is tested, from 0; None: drawn within its site.
         attribute: of the person (skin tone): of a common test set ``test_<attribute>`` has those with it.
     """
 
@@ -65,6 +66,7 @@ class Item:
     spacing: tuple[float, ...] | None = None
     shared: bool = False
     attribute: str = ""
+    fold: int | None = None
 
 
 @dataclass(frozen=True)

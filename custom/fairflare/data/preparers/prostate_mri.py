@@ -35,6 +35,8 @@ PROSTATE_SITES: Mapping[str, tuple[str, ...]] = {  # names of the folders that a
 }
 CASES = (12, 30, 12, 19, 30, 13)
 SPLIT_UNITS = ("patient", "slice")
+WINDOWS, ORDERS = ("volume", "slice"), ("drawn", "file")
+FILE_ORDER_SHARE = 0.8
 MASK = "_segmentation"
 
 
@@ -45,6 +47,8 @@ def prepare_prostate_mri(
     sites: Sequence[str] | None = None,
     split_unit: str = "patient",
     neighbours: bool = False,
+    window: str = "volume",
+    order: str = "drawn",
     **writing: Unpack[Writing],
 ) -> dict[str, Path]:
     """The six-site prostate set: ``<site>/CaseNN.nii.gz`` with ``<site>/CaseNN_segmentation.nii.gz``.
@@ -59,12 +63,20 @@ def prepare_prostate_mri(
         split_unit: ``"patient"``, or ``"slice"`` as in some published figures, where slices of one patient
             may be in training and test at once.
         neighbours: make images of three channels: the slice before, the slice, the slice after.
+        window: ``"volume"``: as above; ``"slice"``: as Fed-LWR's authors, each slice clipped at its own 99th percentile
+            and divided by its maximum (what is below 0 is black).
+        order: ``"drawn"``: cases are drawn for the splits; ``"file"``: as Fed-LWR's authors, the first 80 % of a site's
+            cases in the order of their names are for training (the last quarter of these validates: the paper's
+            6:2:2), the others for the test.
         out_dir, writing: see :func:`fairflare.data.preparers.common.write_sites`.
 
     Returns:
         the folder of each site.
     """
     choice("split_unit", split_unit, SPLIT_UNITS)
+    choice("window", window, WINDOWS)
+    if choice("order", order, ORDERS) == "file" and split_unit != "patient":
+        raise ValueError("order='file' is of whole cases; it needs split_unit='patient'")
     source = existing_folder(Path(source_dir))
     wanted = list(PROSTATE_SITES) if sites is None else [choice("site", name, PROSTATE_SITES) for name in sites]
     folders = {path.name.lower(): path for path in sorted(source.iterdir()) if path.is_dir()}
@@ -80,15 +92,19 @@ def prepare_prostate_mri(
         cases = {name: len(_cases(name, folder)) for name, folder in found.items()}
         places = [place for place, name in enumerate(PROSTATE_SITES) for _ in range(cases[name])]
         say_counts(f"cases of {', '.join(PROSTATE_SITES)}", places, CASES)
-    items = {name: _items(name, folder, split_unit, neighbours) for name, folder in found.items()}
+    how = (split_unit, neighbours, window, order)
+    items = {name: _items(name, folder, *how) for name, folder in found.items()}
     return write_sites(items, out_dir, **writing)
 
 
-def _items(site: str, folder: Path, split_unit: str, neighbours: bool) -> Iterator[Item]:
-    for stem, (image, mask) in _cases(site, folder).items():
+def _items(site: str, folder: Path, split_unit: str, neighbours: bool, window: str, order: str) -> Iterator[Item]:
+    cases = _cases(site, folder)
+    trained = int(FILE_ORDER_SHARE * len(cases))
+    validated = max(1, round(trained / 4))
+    for place, (stem, (image, mask)) in enumerate(cases.items()):
+        split = "training" if place < trained - validated else "validation" if place < trained else "test"
         volume, inside, spacing = _volumes(site, image, mask)
-        low, high = float(volume.min()), float(np.percentile(volume, TOP_PERCENTILE))
-        scale = 255.0 / (high - low) if high > low else 0.0
+        low, scale = _window(volume, window)
         pictures = np.round(np.clip((volume - low) * scale, 0, 255)).astype(np.uint8).transpose(2, 1, 0)
         last = len(pictures) - 1
         for index in np.flatnonzero(inside.any(axis=(0, 1))).tolist():
@@ -98,8 +114,18 @@ def _items(site: str, folder: Path, split_unit: str, neighbours: bool) -> Iterat
             by_patient = split_unit == "patient"
             yield Item(
                 name, stem if by_patient else name, picture, inside[:, :, index].T.astype(np.uint8),
-                patient=stem if by_patient else None, volume=stem, spacing=spacing,
+                patient=stem if by_patient else None, splits=(split,) if order == "file" else (), volume=stem,
+                spacing=spacing,
             )  # fmt: skip
+
+
+def _window(volume: npt.NDArray[np.float32], window: str) -> tuple[float, float | npt.NDArray[np.float32]]:
+    """What becomes 0, and the factor that makes the 99th percentile of the volume, or of each slice, 255."""
+    if window == "volume":
+        low, high = float(volume.min()), float(np.percentile(volume, TOP_PERCENTILE))
+        return low, 255.0 / (high - low) if high > low else 0.0
+    top = np.percentile(volume, TOP_PERCENTILE, (0, 1), keepdims=True).astype(np.float32)
+    return 0.0, np.divide(255.0, top, out=np.zeros_like(top), where=top > 0)
 
 
 def _cases(site: str, folder: Path) -> dict[str, tuple[Path, Path]]:
@@ -145,6 +171,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sites", nargs="+", metavar="SITE", help=f"default: {' '.join(PROSTATE_SITES)}")
     parser.add_argument("--split-unit", choices=list(SPLIT_UNITS), default="patient", help="default: patient")
     parser.add_argument("--neighbours", action="store_true", help="three neighbouring slices as channels")
+    parser.add_argument("--window", choices=WINDOWS, default="volume", help="of what the 99th percentile is (volume)")
+    parser.add_argument("--order", choices=ORDERS, default="drawn", help="of the cases: drawn, or as the files (drawn)")
 
 
 PREPARERS = (Preparer("prostate-mri", "T2 prostate MRI, six sites", prepare_prostate_mri, _add_options),)

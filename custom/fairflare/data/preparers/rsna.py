@@ -92,7 +92,8 @@ def prepare_rsna(
         Item(file_name(name), person or name, Windowed(path, centre, width) if is_dicom else path, label, person)
         for (name, label), path, person, is_dicom in zip(chosen.items(), paths, people, dicom, strict=True)
     ]
-    return write_pool(items, out_dir, dealing, class_names=KINDS, **writing)
+    keys = "DICOM files say whose a slice is, pictures do not; with --split-unit image nobody is asked"
+    return write_pool(items, out_dir, dealing, class_names=KINDS, keys=keys, **writing)
 
 
 def one_kind(table: Path, rows: Sequence[Mapping[str, str]]) -> dict[str, int]:

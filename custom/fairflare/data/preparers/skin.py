@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,16 +16,16 @@ from fairflare.data.partitions import iid_partition
 from fairflare.data.phantoms.dermoscopy import ISIC2018, ISIC2018_COUNTS, ISIC2019, ISIC2019_COUNTS
 from fairflare.data.preparers.common import Dealing, Item, Preparer, Writing, file_name, listing, write_pool
 from fairflare.data.preparers.splitting import group_labels
-from fairflare.data.preparers.tables import Images, find_folder, find_table, one_hot, read_table, say_counts
+from fairflare.data.preparers.tables import Images, find_below, find_folder, find_table, one_hot, read_table, say_counts
 
 log = logging.getLogger(__name__)
 
-FEDMRL = Dealing(partition="shards", sites=4, eta=1.0, fractions=(0.72, 0.08, 0.2))
+FEDMRL = Dealing(partition="shards", sites=4, eta=1.0, global_test=True, fractions=(0.72, 0.08, 0.2))
 FEDISM = Dealing(
     partition="two-pool", sites=20, alpha=1.0, corrupt="gaussian_noise:3", corrupt_sites=4, common_test=True,
     fractions=(0.72, 0.08, 0.2), size=224,
 )  # fmt: skip
-BY_CENTRE = Dealing(fractions=(0.72, 0.08, 0.2))
+BY_CENTRE = Dealing(global_test=True, fractions=(0.72, 0.08, 0.2))
 BY_TONE = Dealing(common_test=True, fractions=(0.7, 0.15, 0.15))
 CENTRES = ("BCN", "vidir_molemax", "vidir_modern", "rosendahl", "MSK", "vienna_dias")
 CENTRE_COUNTS = (12413, 3954, 3363, 2259, 819, 439)  # training and test together
@@ -32,6 +33,7 @@ INPUT_2018, TRUTH_2018 = "ISIC2018_Task3_Training_Input", "ISIC2018_Task3_Traini
 LESIONS_2018 = "ISIC2018_Task3_Training_LesionGroupings.csv"
 INPUT_2019, TRUTH_2019 = "ISIC_2019_Training_Input", "ISIC_2019_Training_GroundTruth.csv"
 META_2019 = "ISIC_2019_Training_Metadata.csv"
+KEYS = "Lesions are read from {}, which may lie anywhere below the source"
 FOLDS = ("train_test_split", "train_test_split.csv", "train_test_folds.csv")
 
 
@@ -49,10 +51,10 @@ def prepare_isic2018(
     """
     source = Path(source_dir)
     truth = find_table(source, [f"{TRUTH_2018[:-4]}/{TRUTH_2018}", TRUTH_2018])
-    lesions = _lesions(source / LESIONS_2018)
+    lesions = _lesions(source, LESIONS_2018)
     items = _items(find_folder(source, [INPUT_2018]), truth, ISIC2018, lesions)
     say_counts("ISIC 2018", [item.mask for item in items], ISIC2018_COUNTS)
-    return write_pool(items, out_dir, dealing, class_names=ISIC2018, **writing)
+    return write_pool(items, out_dir, dealing, class_names=ISIC2018, keys=KEYS.format(LESIONS_2018), **writing)
 
 
 def prepare_isic2019(
@@ -67,7 +69,7 @@ def prepare_isic2019(
     """
     items = _isic2019(Path(source_dir))
     say_counts("ISIC 2019", [item.mask for item in items], ISIC2019_COUNTS)
-    return write_pool(items, out_dir, dealing, class_names=ISIC2019, **writing)
+    return write_pool(items, out_dir, dealing, class_names=ISIC2019, keys=KEYS.format(META_2019), **writing)
 
 
 def prepare_flamby(
@@ -87,7 +89,7 @@ def prepare_flamby(
     paths = Images(find_folder(source, [f"{INPUT_2019}_preprocessed", INPUT_2019])).all(
         [r["image"] for r in rows], table
     )
-    lesions = _lesions(source / META_2019)
+    lesions = _lesions(source, META_2019)
     items = []
     for number, (row, path) in enumerate(zip(rows, paths, strict=True), 2):
         centre, target = _number(row["center"], len(CENTRES)), _number(row["target"], len(ISIC2019))
@@ -101,7 +103,7 @@ def prepare_flamby(
     items = _by_given_split(items)
     say_counts("Fed-ISIC2019 by centre", [CENTRES.index(item.site) for item in items], CENTRE_COUNTS)
     items.sort(key=lambda item: CENTRES.index(item.site))
-    return write_pool(items, out_dir, dealing, class_names=ISIC2019, **writing)
+    return write_pool(items, out_dir, dealing, class_names=ISIC2019, keys=KEYS.format(META_2019), **writing)
 
 
 def prepare_tones(
@@ -124,26 +126,34 @@ def prepare_tones(
     if strange:
         raise DataError(f"'{source / tones}': the skin tones are {listing(strange)}; expected light, dark")
     items = [item for item in _isic2019(source) if item.name in tone_of]
+    by_lesion: dict[str, Counter[str]] = {}
+    for item in items:
+        by_lesion.setdefault(item.group, Counter())[tone_of[item.name]] += 1
+    torn = sum(len(tones) > 1 for tones in by_lesion.values())
+    if torn:
+        log.warning("%d lesions have images of both tones; each counts as the tone of most of its images", torn)
+    of = {lesion: min(counts, key=lambda tone: (-counts[tone], tone)) for lesion, counts in by_lesion.items()}
     found = []
     for tone in ("light", "dark"):
-        own = [item for item in items if tone_of[item.name] == tone]
+        own = [item for item in items if of[item.group] == tone]
         if not own:
             raise DataError(f"'{source / tones}': no image of the data set is {tone}")
         groups, labels = group_labels(own)
         parts = iid_partition(labels, sites_per_tone, seed=writing.get("seed", 0))
         place = {groups[i]: number + 1 for number, part in enumerate(parts) for i in part.tolist()}
         found += [replace(item, site=f"{tone}-{place[item.group]}", attribute=tone) for item in own]
-    return write_pool(found, out_dir, dealing, class_names=ISIC2019, **writing)
+    return write_pool(found, out_dir, dealing, class_names=ISIC2019, keys=KEYS.format(META_2019), **writing)
 
 
 def _isic2019(source: Path) -> list[Item]:
     truth = find_table(source, [TRUTH_2019, f"{TRUTH_2019[:-4]}/{TRUTH_2019}"])
-    return _items(find_folder(source, [INPUT_2019]), truth, ISIC2019, _lesions(source / META_2019))
+    return _items(find_folder(source, [INPUT_2019]), truth, ISIC2019, _lesions(source, META_2019))
 
 
-def _lesions(file: Path) -> Mapping[str, str]:
+def _lesions(source: Path, name: str) -> Mapping[str, str]:
     """The lesion of each image; nothing where the file is not there."""
-    if not file.is_file():
+    file = find_below(source, name)
+    if file is None:
         return {}
     return {row["image"]: row["lesion_id"] for row in read_table(file, ["image", "lesion_id"]) if row["lesion_id"]}
 

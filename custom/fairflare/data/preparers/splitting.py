@@ -103,21 +103,37 @@ def assign_folds(
     """
     if any(item.splits for item in items):
         raise DataError(f"site '{site}': its data say which images are for the test, so there are no folds to draw")
+    tested = {item.group: item.fold for item in items}
+    if None in tested.values():
+        tested = dict(drawn_folds(items, folds, f"site '{site}'", image_seed(f"folds/{site}", seed)))
+    found: list[list[tuple[str, ...]]] = []
+    for number in range(folds):
+        rest = [item for item in items if tested[item.group] != number]
+        chosen = _stratified(rest, site, image_seed(f"fold {number}", seed), (*fractions[:2], 0.0))
+        found.append([(chosen.get(item.group, "test"),) for item in items])
+    return found
+
+
+def drawn_folds(items: Sequence[Item], folds: int, whose: str, seed: int) -> dict[str, int]:
+    """The fold in which each group is tested, each class in all folds alike.
+
+    Args:
+        items, folds: as :func:`assign_folds` has them.
+        whose: items they are, for messages.
+        seed: of the draw.
+
+    Raises:
+        DataError: fewer groups than folds.
+    """
     names, labels = group_labels(items)
     if len(names) < max(folds, 3):
-        raise DataError(f"site '{site}': {len(names)} patient(s) or image(s) are too few for {folds} folds")
+        raise DataError(f"{whose}: {len(names)} patient(s) or image(s) are too few for {folds} folds")
     if max(Counter(labels).values()) < folds:  # no class is in all folds
         labels = [0] * len(labels)
     with warnings.catch_warnings():  # a class with fewer samples than folds
         warnings.simplefilter("ignore", UserWarning)
-        tested = stratified_folds(labels, folds, seed=image_seed(f"folds/{site}", seed))
-    found: list[list[tuple[str, ...]]] = []
-    for number, part in enumerate(tested):
-        test = {names[index] for index in part.tolist()}
-        rest = [item for item in items if item.group not in test]
-        chosen = _stratified(rest, site, image_seed(f"fold {number}", seed), (*fractions[:2], 0.0))
-        found.append([(chosen.get(item.group, "test"),) for item in items])
-    return found
+        tested = stratified_folds(labels, folds, seed=seed)
+    return {names[index]: number for number, part in enumerate(tested) for index in part.tolist()}
 
 
 def group_labels(items: Sequence[Item]) -> tuple[list[str], list[int]]:

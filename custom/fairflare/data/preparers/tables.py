@@ -51,6 +51,15 @@ def find_table(source: Path, names: Sequence[str]) -> Path:
     raise DataError(f"'{existing_folder(source)}': expected {' or '.join(names)}; found {_content(source)}")
 
 
+def find_below(source: Path, name: str) -> Path | None:
+    """The file of this name, small or capital, anywhere below a folder, the one that lies highest; None: there is none.
+
+    Of tables that come by themselves, and lie where the one who fetched them put them.
+    """
+    found = [path for path in existing_folder(source).rglob("*.*") if path.name.lower() == name.lower()]
+    return min(found, key=lambda path: (len(path.parts), path), default=None)
+
+
 def find_folder(source: Path, names: Sequence[str]) -> Path:
     """The folder of one of these names; where it holds nothing but a folder of the same name, that one."""
     for name in names:
@@ -75,27 +84,35 @@ class Images:
 
     def __init__(self, folder: Path, endings: Iterable[str] = SUFFIXES) -> None:
         self.folder = existing_folder(folder)
-        known = tuple(endings)
-        self.paths = sorted(path for path in folder.rglob("*") if suffix_of(path) in known and path.is_file())
-        self._by_path = {path.relative_to(folder).as_posix(): path for path in self.paths}
-        self._by_name: dict[str, list[Path]] = {}
+        self.endings = tuple(endings)
+        self.paths = sorted(path for path in folder.rglob("*") if suffix_of(path) in self.endings and path.is_file())
+        self._known: dict[str, list[Path]] = {}
         for path in self.paths:
-            for name in {path.name, path.name[: -len(suffix_of(path))]}:
-                self._by_name.setdefault(name, []).append(path)
+            names = [key for name in (path.relative_to(folder).as_posix(), path.name) for key in self._spellings(name)]
+            for name in dict.fromkeys(names):
+                self._known.setdefault(name, []).append(path)
+
+    def _spellings(self, name: str) -> list[str]:
+        """A name, with a small ending, and without one that is an image's: tables and disks differ in these."""
+        ending = suffix_of(Path(name))
+        stem = name[: len(name) - len(ending)] if ending in self.endings else name
+        return [name, *([stem + ending, stem] if stem != name else [])]
 
     def find(self, name: str) -> Path | None:
         """The image of this path below the folder, or of this name if only one has it; None: there is none.
 
+        The ending may be written otherwise, in capitals, or be missing.
+
         Raises:
             DataError: several have this name.
         """
-        direct = self._by_path.get(name)
-        if direct is not None:
-            return direct
-        found = self._by_name.get(name, self._by_name.get(Path(name).name, []))
-        if len(found) > 1:
-            raise DataError(f"'{self.folder}': several images are called '{name}': {listing(map(str, found))}")
-        return found[0] if found else None
+        for key in dict.fromkeys([*self._spellings(name), *self._spellings(Path(name).name)]):
+            found = self._known.get(key, [])
+            if len(found) > 1:
+                raise DataError(f"'{self.folder}': several images are called '{name}': {listing(map(str, found))}")
+            if found:
+                return found[0]
+        return None
 
     def all(self, names: Sequence[str], named_by: Path) -> list[Path]:
         """The image of each name.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing_extensions import Unpack
 from fairflare import __version__
 from fairflare.core.checks import whole
 from fairflare.core.files import sha256_of
+from fairflare.core.task import SPLIT_GLOBAL
 from fairflare.data.datalist import DataError, load_datalist, write_datalist
 from fairflare.data.preparers import counts as counting
 from fairflare.data.preparers.dealing import Dealing, corrupted_sites, deal
@@ -24,9 +26,15 @@ from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.names import file_name
 from fairflare.data.preparers.splitting import FRACTIONS, assign, assign_folds, frequency_groups
 
+NO_KEY = (
+    "{} of {} images have no key of a patient (lesion, examination): images of one may be in training and in test, and "
+    "at two sites. {}"
+)
 SITE_FILE, MANIFEST, COUNTS, PICTURE = "fairflare.json", "manifest.json", "counts.csv", "counts.png"
 CHECKSUMS = "checksums.sha256"  # of a site, for sha256sum -c
 PACKAGES = ("numpy", "pillow", "scikit-learn", "nibabel")
+
+log = logging.getLogger(__name__)
 
 
 class Writing(TypedDict, total=False):
@@ -53,6 +61,9 @@ class Form:
         label_noise: share of wrong training labels by site; for the manifest.
         class_groups: head, medium and tail; None: from the training images of all sites.
         synthetic: the images are made up.
+        global_test: every site gets the test images of all sites as ``test_global``.
+        keys: what says whose an image is, in words; images without such a key are counted, and that is told.
+        task: settings of the task that reads these images, other than the usual ones; for the manifest and the screen.
     """
 
     class_names: Sequence[str] | None = None
@@ -63,6 +74,9 @@ class Form:
     label_noise: Mapping[str, float] = field(default_factory=dict)
     class_groups: Mapping[str, Sequence[int]] | None = None
     synthetic: bool = False
+    global_test: bool = False
+    keys: str = ""
+    task: Mapping[str, Any] = field(default_factory=dict)
 
 
 def write_pool(
@@ -73,6 +87,7 @@ def write_pool(
     class_names: Sequence[str] | None = None,
     settings: Mapping[str, Any] | None = None,
     stratified: bool = True,
+    keys: str = "",
     **writing: Unpack[Writing],
 ) -> dict[str, Path]:
     """As :func:`write_sites`, but the images are dealt to sites first.
@@ -84,6 +99,7 @@ def write_pool(
         class_names: names of the classes.
         settings: what else ``fairflare.json`` says for every site.
         stratified: split each class in the same shares; images that are dealt are always split so.
+        keys: as in :class:`Form`.
         writing: see :func:`write_sites`.
     """
     sites = deal(items, dealing, whole("seed", writing.get("seed", 0), low=0))
@@ -93,6 +109,8 @@ def write_pool(
         stratified=stratified or dealing.partition != "site",
         folds=dealing.folds,
         corrupted=corrupted_sites(list(sites), dealing),
+        global_test=dealing.global_test,
+        keys=keys,
     )
     return write_sites(sites, out_dir, settings, form, **writing)
 
@@ -209,6 +227,8 @@ class _Result:
         self.counts: dict[str, dict[str, Counter[int | None]]] = {}
         self._entries: dict[str, list[_Entry]] = {}
         self._shared: dict[str, str] = {}
+        self._tested: dict[int, list[dict[str, Any]]] = {}  # by fold: of all sites
+        self.notes: list[str] = []
 
     def write(self, sites: Mapping[str, Iterable[Item]]) -> None:
         """Images, then everything about them."""
@@ -216,10 +236,32 @@ class _Result:
         for site, items in sites.items():
             self._entries[site] = [self._put(site, item, links) for item in _different(site, items)]
         self.draft.finish()
+        splits = {site: self._splits(site) for site in sites}
+        if self.form.global_test:
+            links += self._share(splits)
         for name, other in links:
             self.draft.link(name, other)
-        splits = {site: self._splits(site) for site in sites}
         self._datalists(splits)
+        own = [entry.item for entries in self._entries.values() for entry in entries if not entry.item.shared]
+        if self.form.keys and (unknown := sum(item.patient is None for item in own)):
+            self.notes.append(NO_KEY.format(unknown, len(own), self.form.keys))
+            log.warning(self.notes[-1])
+
+    def _share(self, splits: Mapping[str, Sequence[Sequence[tuple[str, ...]]]]) -> list[tuple[str, str]]:
+        """Fills :attr:`_tested`; what every site needs of the others' files."""
+        links = []
+        for site, found in splits.items():
+            for entry, *own in zip(self._entries[site], *found, strict=True):
+                content, folder = entry.content(), self.names[site]
+                if entry.item.patient and entry.item.site:  # a key of this site alone
+                    content["patient"] = f"{site}/{entry.item.patient}"
+                for fold in (fold for fold, of in enumerate(own) if "test" in of):
+                    self._tested.setdefault(fold, []).append(content)
+                if any("test" in of for of in own):
+                    files = [file for file in (entry.image, entry.label) if isinstance(file, str)]
+                    others = [name for name in self.names.values() if name != folder]
+                    links += [(f"{other}/{file}", f"{folder}/{file}") for other in others for file in files]
+        return links
 
     def _put(self, site: str, item: Item, links: list[tuple[str, str]]) -> _Entry:
         folder = self.names[site]
@@ -251,6 +293,9 @@ class _Result:
         with_classes = all(isinstance(entry.label, int) for own in self._entries.values() for entry in own)
         for fold in range(self.form.folds or 1):
             lists = {site: _by_split(self._entries[site], found[fold]) for site, found in splits.items()}
+            if tested := self._tested.get(fold):
+                # A small site may have none of its own.
+                lists = {s: {**own, "test": own["test"] or tested, SPLIT_GLOBAL: tested} for s, own in lists.items()}
             more = {"synthetic": True} if self.form.synthetic else {}
             more |= self._classes(lists) if with_classes else {}
             for site, by_split in lists.items():
@@ -308,7 +353,14 @@ class _Result:
             counting.draw(self.counts, names, new / PICTURE)
         versions = {"fairflare": __version__, "python": platform.python_version()}
         versions |= {package: version(package) for package in PACKAGES}
-        _write_json(new / MANIFEST, {**record, "folds": self.form.folds, "versions": versions, "sites": sites})
+        told = {
+            "folds": self.form.folds,
+            "task": dict(self.form.task),
+            "notes": self.notes,
+            "versions": versions,
+            "sites": sites,
+        }
+        _write_json(new / MANIFEST, {**record, **told})
 
 
 def _different(site: str, items: Iterable[Item]) -> Iterator[Item]:

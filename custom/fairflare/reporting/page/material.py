@@ -14,6 +14,7 @@ from fairflare.core import checks
 from fairflare.core.fairness import FairnessSummary
 from fairflare.reporting.comparison import comparison_of, complete_runs
 from fairflare.reporting.differences import Difference
+from fairflare.reporting.global_test import GLOBAL
 from fairflare.reporting.page.layers import LayerSums
 from fairflare.reporting.page.tidy import Tidier
 from fairflare.reporting.pictures import in_order
@@ -213,6 +214,7 @@ def of_one(run: PageRun, metric: str | None = None) -> Material:
         chosen = metric or found[0]
         of = (*document["test"].values(), *document["suppressed"].values())
         known = sorted({name for names in of for name in names})
+        known += [GLOBAL + name for name in (document["global_test"] or {}).get("metrics", ())]
         for part in parts_of(chosen, document["test"]):
             checks.choice("metric", part, known)
     else:

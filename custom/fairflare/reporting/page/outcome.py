@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fairflare.core.intervals import LEVEL
 from fairflare.reporting.difference_table import interval_of, notes_of_differences
 from fairflare.reporting.differences import BETTER, MEASURES, WORSE, Difference
+from fairflare.reporting.global_test import global_metrics, global_values
 from fairflare.reporting.layout import number
 from fairflare.reporting.page.content import Cell, Picture, Section, Spread, Table, listed
 from fairflare.reporting.page.material import Material, PageRow
@@ -73,10 +74,26 @@ def results(material: Material) -> Section | None:
         ["site", *(row.label for row in rows), *(OF_SITE.values() if own else ())],
         [_with_interval([site, *(_cell(row, site) for row in rows)], own) for site in sites],
     )
-    parts: list[Picture | Table] = [totals, _sites_picture(material, sites), by_site]
+    parts: list[Picture | Table] = [
+        totals,
+        *_global(rows, material.metric, over),
+        _sites_picture(material, sites),
+        by_site,
+    ]
     if own and (found := class_rows(material.runs[0].document)):
         parts.append(Table("classes", "Recall of each class, and number of its test images.", found[0], found[1:]))
     return Section("results", "What every site gets", notes=material.notes, parts=parts)
+
+
+def _global(rows: Sequence[PageRow], metric: str, over: str) -> list[Picture | Table]:
+    """What the common model is worth on the images of all sites together, where there are such."""
+    names = dict.fromkeys(name for row in rows for run in row.runs for name in global_metrics(run.document, metric))
+    text = f"The common model on the global test, images that belong to no site alone{over}."
+    cells: list[list[Cell]] = [
+        [row.label, *(spread([global_values(run.document, name)[0] for run in row.runs]) for name in names)]
+        for row in rows
+    ]
+    return [Table("global_test", text, ["method", *names], cells)] if names else []
 
 
 def _with_interval(cells: list[Cell], own: Mapping[str, Mapping[str, Any]]) -> list[Cell]:

@@ -48,6 +48,7 @@ class Tidier:
             "best": self._best(raw.get("best")),
             "last_rounds": self._last(raw.get("last_rounds")),
             "inequality": self._inequality(raw.get("inequality")),
+            "global_test": self._global(raw.get("global_test")),
             **self._draws(raw.get("resampled"), raw.get("resampled_units")),
             "left_out": self._left_out("left_out", raw.get("left_out")),
             "phases": self._phases("phases", raw.get("phases")),
@@ -108,6 +109,29 @@ class Tidier:
         found = self._dict("last_rounds", value)
         rounds = [n for n in self._list("last_rounds.rounds", found.get("rounds")) if isinstance(n, int)]
         return {"rounds": rounds, "test": self._metrics("last_rounds.test", found.get("test"))} if rounds else None
+
+    def _global(self, value: Any) -> dict[str, Any] | None:
+        found = self._dict("global_test", value)
+        given = self._list("global_test.lists", found.get("lists"))
+        lists = [self._dict(f"global_test.lists[{k}]", one) for k, one in enumerate(given)]
+        whole = [
+            {key: self._text("global_test.lists", one.get(key)) for key in ("measured_at",)}
+            | {"sites": self._names("global_test.lists", one.get("sites"))}
+            for one in lists
+        ]
+        numbers = {key: finite(found.get(key)) for key in ("low", "high", "images", "test_cases")}
+        return (
+            {
+                "metrics": self._numbers("global_test.metrics", found.get("metrics")),
+                **numbers,
+                "images": None if numbers["images"] is None else int(numbers["images"]),
+                "metric": self._text("global_test.metric", found.get("metric")),
+                "reason": self._text("global_test.reason", found.get("reason")),
+                "lists": whole,
+            }
+            if found
+            else None
+        )
 
     def _inequality(self, value: Any) -> dict[str, Any] | None:
         found = self._dict("inequality", value)
@@ -180,6 +204,7 @@ class Tidier:
             "warnings": self._warnings(f"{where}.warnings", value.get("warnings")),
             "details": self._dict(f"{where}.details", value.get("details")),
             "test": self._metrics(f"{where}.test", value.get("test")),
+            "global_test": self._numbers(f"{where}.global_test", value.get("global_test")),
         }
 
     def _left_out(self, where: str, value: Any) -> list[dict[str, str]]:

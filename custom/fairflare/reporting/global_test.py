@@ -1,0 +1,142 @@
+"""The global test: what the common model is worth on images that belong to no site alone (``test_global``).
+
+One list that several sites have is measured at one of them. Of different lists, each a site's share, the figures are
+made of sums over all: of what is a mean over images, and of the recalls of classes with what is the mean of them.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from fairflare.core.inequality import LEVEL
+from fairflare.core.sampling import MEAN_RECALL
+from fairflare.core.task import metric_name
+from fairflare.reporting.standing import Said, Site
+
+GLOBAL = "global/"  # in front of its metrics, wherever they stand among those of the sites
+ALL = "all"  # mean of the groups, as fairflare.tasks.metrics has it
+
+
+def global_test(
+    tests: Mapping[str, Mapping[str, float]],
+    sampling: Mapping[str, Said],
+    measured: Sequence[Sequence[str]],
+    left_out: Mapping[str, str],
+    info: Mapping[str, Any],
+    means: Collection[str],
+    groups: Mapping[str, Sequence[int]],
+) -> dict[str, Any]:
+    """Puts together what was measured, as ``global_test`` in ``results.json`` (``docs/results.md``).
+
+    Args:
+        tests: ``{site: {metric: value}}`` of the sites that measured a list each.
+        sampling: what they say of how far chance moves the primary metric.
+        measured: of each list the sites that have it, first the one that measured it.
+        left_out: sites that could not, and why.
+        info: of the results: ``primary_metric``, ``metric_range``.
+        means: names of the metrics that are means over images.
+        groups: numbers of the classes of each group.
+    """
+    metric, told = str(info["primary_metric"]), "; ".join(left_out[site] for site in sorted(left_out))
+    of = [Site(name, found.get(metric, math.nan), sampling.get(name) or {}, found, metric) for name, found in
+          sorted(tests.items())]  # fmt: skip
+    if not of:
+        return {"metrics": {}, "reason": told, "lists": []}
+    whole = of[0] if len(of) == 1 else _pooled(of, means, groups)
+    low, high = info.get("metric_range") or (None, None)
+    ends = whole.interval(-math.inf if low is None else low, math.inf if high is None else high)
+    return {
+        "metrics": dict(sorted(whole.metrics.items())),
+        "reason": told,
+        "metric": metric, "level": LEVEL, "low": ends[0], "high": ends[1],
+        "images": whole.said.get("images"), "test_cases": whole.said.get("test_cases"),
+        "lists": [
+            {"measured_at": sites[0], "sites": sorted(sites), "images": (sampling.get(sites[0]) or {}).get("images")}
+            for sites in measured
+        ],
+    }  # fmt: skip
+
+
+def _pooled(of: Sequence[Site], means: Collection[str], groups: Mapping[str, Sequence[int]]) -> Site:
+    """All lists as one; what cannot be made of sums, or is not said everywhere, is not there."""
+    said: dict[str, Any] = {key: _sum(site.said.get(key) for site in of) for key in ("images", "test_cases")}
+    found: dict[str, float] = {}
+    if said["images"]:
+        shares = [site.said["images"] / said["images"] for site in of]
+        for name in set.intersection(*(set(site.metrics) for site in of)) & set(means):
+            found[name] = math.fsum(share * site.metrics[name] for share, site in zip(shares, of, strict=True))
+        errors = [site.said.get("standard_error") for site in of]
+        if of[0].metric in means and None not in errors:
+            said["standard_error"] = math.hypot(*(share * e for share, e in zip(shares, errors, strict=True)))
+    if all(site.right for site in of):
+        right, support = Counter[str](), Counter[str]()
+        for site in of:
+            right.update(site.right)
+            support.update(site.support)
+        said["class_support"] = {name: support[name] for name in of[0].said["class_support"]}
+        recalls = {c: right[name] / n for c, (name, n) in enumerate(said["class_support"].items()) if n}
+        names = list(said["class_support"])
+        found |= {metric_name(f"recall_{names[c]}"): recall for c, recall in recalls.items()}
+        found[MEAN_RECALL] = statistics.fmean(recalls.values())
+        by_group = {group: [recalls[c] for c in members if c in recalls] for group, members in groups.items()}
+        of_groups = {group: statistics.fmean(own) for group, own in by_group.items() if own}
+        found |= {**of_groups, **({ALL: statistics.fmean(of_groups.values())} if of_groups else {})}
+    return Site("", found.get(of[0].metric, math.nan), said, found, of[0].metric)
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    known = list(values)
+    return None if None in known or not known else sum(v for v in known if v is not None)
+
+
+# ------------------------------------------------------------------------------------------------ for tables
+
+
+def global_values(results: Mapping[str, Any], metric: str, *, last: bool = False) -> list[float]:
+    """The value of a metric on the global test, of the run's final model or of each of its last ones; NaN: none.
+
+    Args:
+        results: of a run.
+        metric: also the mean of several, ``a+b``.
+        last: of each model that ``last_rounds`` is the mean of, the final one at the end.
+    """
+    tests = [(results.get("global_test") or {}).get("metrics") or {}]
+    if last:
+        by_round = {record["current_round"]: record.get("global_test") or {} for record in results["rounds"]}
+        tests = [*(by_round.get(number, {}) for number in results["last_rounds"]["rounds"][:-1]), *tests]
+    found = []
+    for test in tests:
+        parts = [metric] if metric in test else metric.split("+")
+        values = [math.nan if (value := test.get(part)) is None else float(value) for part in parts]
+        found.append(sum(values) / len(values))
+    return found
+
+
+def global_metrics(results: Mapping[str, Any], metric: str) -> list[str]:
+    """Metrics of the global test for tables: the given one, then those that the task shows."""
+    known = (results.get("global_test") or {}).get("metrics") or {}
+    shown = (results["info"] or {}).get("shown_metrics") or ()
+    first = [metric] if all(part in known for part in metric.split("+")) or metric in known else []
+    return [*first, *(name for name in shown if name in known and name != metric)]
+
+
+def global_notes(results: Mapping[str, Any]) -> list[str]:
+    """What the global test of a run is of, or why there is none."""
+    found = results.get("global_test")
+    if not found:
+        return []
+    if not found["metrics"]:
+        return [f"No global test: {found['reason']}."]
+    lists = found["lists"]
+    of = f"{found['images']} images" if found["images"] else "images"
+    how = (
+        f"that {', '.join(lists[0]['sites'])} {'have' if len(lists[0]['sites']) > 1 else 'has'}, measured once"
+        if len(lists) == 1
+        else f"of {len(lists)} lists, pooled: {', '.join(one['measured_at'] for one in lists)}"
+    )
+    without = f"; without: {found['reason']}" if found["reason"] else ""
+    return [f"Global test: the common model on {of} {how}{without}."]

@@ -118,9 +118,9 @@ def test_settings_of_the_command_line_are_added_to_those_of_a_file(monkeypatch: 
     given = ["compare", "--preset", "fed_ism", "--set", "batch_size=4"]
     result = CliRunner().invoke(app, given)
     assert result.exit_code == 0, result.output
-    assert made[0] == {"criterion": "logit_adjusted", "batch_size": 4}
+    assert made[0] == {"criterion": "logit_adjusted", "batch_size": 4, "weighting": "samples"}
     CliRunner().invoke(app, [*given, "--set", "criterion=task"])
-    assert made[1] == {"criterion": "task", "batch_size": 4}
+    assert made[1] == {"criterion": "task", "batch_size": 4, "weighting": "samples"}
 
 
 @pytest.mark.parametrize(
@@ -181,10 +181,10 @@ def test_a_sweep_is_a_row_for_each_value(tmp_path: Path) -> None:
     )
     found = read_file(path)
     rows = found["entries"]
-    assert [(e.label, dict(e.settings), e.swept) for e in rows] == [
-        ("fed_avg", {}, None),
-        ("ISM, q=0.5", {"beta": 0.9, "q": 0.5}, ("q", 0.5)),
-        ("ISM, q=2", {"beta": 0.9, "q": 2}, ("q", 2)),
+    assert [(e.label, dict(e.settings)) for e in rows] == [
+        ("fed_avg", {}),
+        ("ISM, q=0.5", {"beta": 0.9, "q": 0.5}),
+        ("ISM, q=2", {"beta": 0.9, "q": 2}),
     ]
     assert (found["small"], found["paper"]) == (False, "fed_ism")
     path.write_text("methods: [fed_ism, fed_ism_plus_s]\nsweep: {q: [1, 2, 5]}\n")

@@ -53,10 +53,9 @@ class WithPaper(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         from fairflare.methods.papers import experiments
 
-        alone = [
-            i for i, a in enumerate(args) if a == "--paper" and args[i + 1 : i + 2] not in [[n] for n in experiments()]
-        ]
-        given = [f"--paper={FIRST_PAPER}" if i in alone else a for i, a in enumerate(args)]
+        after = [*args[1:], ""]
+        alone = [arg == "--paper" and name not in experiments() for arg, name in zip(args, after, strict=False)]
+        given = [f"{arg}={FIRST_PAPER}" if bare else arg for arg, bare in zip(args, alone, strict=True)]
         return super().parse_args(ctx, given)
 
 

@@ -150,7 +150,7 @@ def compare_command(
         if metric is not None:
             _check_metric(metric, series.runs()[0].make().task)
     _go(runner)
-    raise typer.Exit(_report(runner, series.refers_to(), metric))
+    raise typer.Exit(_report(runner, series.refers_to(), metric, table))
 
 
 def packaged(table: PaperTable, told: Mapping[str, Any]) -> dict[str, Any]:
@@ -307,12 +307,13 @@ def _left(runner: Runner) -> str:
 # ------------------------------------------------------------------------------------------------ in the end
 
 
-def _report(runner: Runner, reference: str, metric: str | None) -> int:
-    """Tables on the screen and as files; the exit code."""
+def _report(runner: Runner, reference: str, metric: str | None, paper: PaperTable | None = None) -> int:
+    """Tables on the screen and as files, at the end in the columns of a paper; the exit code."""
     from fairflare.cli.provenance import sessions_of
     from fairflare.reporting.comparison import comparison_of, row_table
     from fairflare.reporting.comparison_page import comparison_page
     from fairflare.reporting.difference_table import difference_table
+    from fairflare.reporting.paper_table import paper_table
 
     failed = [progress for progress in runner.all if progress.state != DONE]
     for progress in failed:
@@ -338,6 +339,11 @@ def _report(runner: Runner, reference: str, metric: str | None) -> int:
             elif not last and (why := found.problem if known else f"no differences: no run of {reference} completed"):
                 errors.print(why, markup=False, highlight=False)
         page = comparison_page(_command(), runs, *tables, sessions=sessions_of(runner.folder))
+        if paper is not None:
+            typer.echo("\n" + paper_table(paper.title, paper.columns, runs, width=console.width))
+            in_paper = paper_table(paper.title, paper.columns, runs, style="markdown")
+            page += f"\n\n## As the paper prints it\n\n{in_paper}"
+            _write(runner.folder / "paper_table.md", in_paper)
         _write(runner.folder / "comparison.md", page)
     console.print(
         f"tables: {runner.folder}; as a page: fairflare report {runner.folder}", soft_wrap=True, highlight=False

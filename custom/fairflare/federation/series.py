@@ -24,13 +24,11 @@ class Entry:
         method: of ``fairflare list``.
         settings: of this row only.
         label: what the tables call it; two rows have two labels.
-        swept: ``(setting, value)`` of a row that a sweep made, for the figure.
     """
 
     method: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     label: str = ""
-    swept: tuple[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if not self.label:
@@ -250,7 +248,7 @@ def _entries(path: str, row: Any, sweep: Any) -> list[Entry]:
         raise ValueError(f"{path}: 'sweep' must be one setting and a list of its values, got {dict(swept)!r:.80}")
     (name,) = swept
     return [
-        Entry(entry.method, {**entry.settings, name: value}, f"{entry.label}, {name}={_text(value)}", (name, value))
+        Entry(entry.method, {**entry.settings, name: value}, f"{entry.label}, {name}={_text(value)}")
         for value in values
     ]
 

@@ -53,6 +53,7 @@ class PaperTable:
         title: which table.
         paper: the experiment whose settings it has (``--paper NAME``).
         train_like: the method whose training all rows get in a quick comparison.
+        settings: of all rows.
         rows: ``{label: (method, what makes the row, what more --paper has)}``; one with a sweep becomes several.
         sweeps: ``{label: {setting: values}}``.
         columns: what the paper prints; see :mod:`fairflare.reporting.paper_table`.
@@ -62,6 +63,7 @@ class PaperTable:
     title: str
     paper: str
     train_like: str
+    settings: Mapping[str, Any]
     rows: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]]
     sweeps: Mapping[str, Mapping[str, Any]]
     columns: tuple[Mapping[str, Any], ...]
@@ -77,7 +79,8 @@ class PaperTable:
             }
             for label, (method, own, more) in self.rows.items()
         ]
-        return {"methods": methods, **({"train_like": self.train_like} if small else {"paper": self.paper})}
+        trained = {"train_like": self.train_like} if small else {"paper": self.paper}
+        return {"methods": methods, "settings": dict(self.settings), **trained}
 
 
 def papers_of(method: str) -> dict[str, Paper]:
@@ -99,7 +102,8 @@ def tables() -> dict[str, PaperTable]:
             title=f"{content['source']}: {table['title']}",
             paper=table["paper"],
             train_like=content["like"],
-            rows={label: _row(content, label, table) for label in table["rows"]},
+            settings=_values(table.get("set", {})),
+            rows={label: _row(content["rows"][label]) for label in table["rows"]},
             sweeps={label: table["sweep"][label] for label in table.get("sweep", {})},
             columns=tuple(table["columns"]),
         )
@@ -133,7 +137,7 @@ def _contents() -> dict[str, dict[str, Any]]:
 def _paper(content: Mapping[str, Any], name: str, label: str) -> Paper:
     own, row = content["experiments"][name], content["rows"][label]
     told = {**content["settings"], **own.get("settings", {}), **row.get("set", {}), **row.get("paper", {})}
-    values = {key: entry["is"] for key, entry in told.items()}
+    values = _values(told)
     return Paper(
         source=f"{content['source']}, {own['title']}",
         num_rounds=values["rounds"],
@@ -146,10 +150,9 @@ def _paper(content: Mapping[str, Any], name: str, label: str) -> Paper:
     )
 
 
-def _row(
-    content: Mapping[str, Any], label: str, table: Mapping[str, Any]
-) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    row = content["rows"][label]
-    told = {**table.get("set", {}), **row.get("set", {})}
-    more = row.get("paper", {})
-    return row["method"], {k: entry["is"] for k, entry in told.items()}, {k: entry["is"] for k, entry in more.items()}
+def _row(row: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    return row["method"], _values(row.get("set", {})), _values(row.get("paper", {}))
+
+
+def _values(told: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: entry["is"] for name, entry in told.items()}

@@ -21,7 +21,7 @@ def paper_table(
     style: str = "text",
     width: int | None = None,
 ) -> str:
-    """What a paper prints of its methods, of the runs of a comparison: in percent, mean ± population standard deviation.
+    """What a paper prints of its methods, from the runs of a comparison: percent, mean ± population standard deviation.
 
     Args:
         title: of the paper's table.

@@ -369,7 +369,7 @@ def _shared_setup(
 
 
 def _of_own_paper(chosen: Method, other: Paper | None, task_class: type) -> dict[str, Any]:
-    """What the published setting says of the method alone, when it is trained like another: ``other``'s where it can."""
+    """What a published setting (``other``, else its own) says of the method alone, when it is trained like another."""
     if other is None or not chosen.papers:
         return {}
     told = chosen.papers.get(other.name) or chosen.published()

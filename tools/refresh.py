@@ -1,10 +1,11 @@
-"""Writes all that is generated from the declarations: the table of methods, ``docs/privacy.md`` and ``jobs/``.
+"""Writes all that is generated from the declarations: the table of methods, ``docs/privacy.md``, ``docs/papers.md``, ``jobs/``.
 
 ``make refresh`` after a method or a setting was added or changed; a test holds that it changes nothing.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sys
@@ -13,10 +14,19 @@ from pathlib import Path
 
 from fairflare.federation import describe, privacy
 from fairflare.flare.recipes import FairRecipe
+from fairflare.methods import papers
 from fairflare.methods.catalog import all_methods, plugin_of
 
 ROOT = Path(__file__).parents[1]
-TABLE, PRIVACY, JOBS = Path("docs/methods.md"), Path("docs/privacy.md"), Path("jobs")
+TABLE, PRIVACY, PAPERS, JOBS = Path("docs/methods.md"), Path("docs/privacy.md"), Path("docs/papers.md"), Path("jobs")
+PAPERS_HEAD = """# The papers' experiments
+
+`fairflare run METHOD --paper` trains as the first of these papers whose table has the method, `--paper NAME` as the one
+that is named; `fairflare compare --preset TABLE` has the rows of a table and ends with its columns, in a quick job's
+size, or with `--paper` in the paper's. Made by `make refresh` from `custom/fairflare/papers/*.yaml`, where every value
+stands with its source: a place in the text, the authors' code, or "ours" with the reason. `tests/papers.md` has the
+values once more, entered from the papers; a test compares them with what each row's server and sites really get.
+"""
 BEGIN, END = "<!-- methods: made by make refresh -->", "<!-- end of methods -->"
 MARKS = re.compile(f"(<!-- methods: [^>]*-->|{END})")
 
@@ -32,6 +42,7 @@ def contents() -> dict[Path, bytes]:
     found = {
         TABLE: with_table((ROOT / TABLE).read_text(encoding="utf-8")).encode(),
         PRIVACY: privacy.page().encode(),
+        PAPERS: papers_page().encode(),
     }
     with tempfile.TemporaryDirectory() as folder:
         for name in all_methods():
@@ -46,7 +57,7 @@ def generated() -> set[Path]:
     """The generated files that are there."""
     jobs = (ROOT / JOBS).rglob("*") if (ROOT / JOBS).is_dir() else ()
     found = {path.relative_to(ROOT) for path in jobs if path.is_file() and "__pycache__" not in path.parts}
-    return found | {path for path in (TABLE, PRIVACY) if (ROOT / path).is_file()}
+    return found | {path for path in (TABLE, PRIVACY, PAPERS) if (ROOT / path).is_file()}
 
 
 def with_table(text: str) -> str:
@@ -59,6 +70,31 @@ def with_table(text: str) -> str:
     if len(parts) != 5 or parts[1] == END or parts[3] != END:
         raise ValueError(f"docs/methods.md must have {BEGIN} and {END}, once each")
     return "".join([parts[0], BEGIN, "\n", describe.method_table(), "\n", END, parts[4]])
+
+
+def papers_page() -> str:
+    """Settings of every experiment, and the tables that presets are of."""
+    parts = [PAPERS_HEAD, "## Tables", "", "| preset | table | `--paper` | rows |", "| --- | --- | --- | --- |"]
+    parts += [f"| `{t.name}` | {t.title} | `{t.paper}` | {_rows(t)} |" for t in papers.tables().values()]
+    for name in papers.experiments():
+        methods = {m.name: m.papers[name] for m in all_methods().values() if name in m.papers}
+        told = {of: {"rounds": p.num_rounds, "sites": p.num_sites, **p.settings} for of, p in methods.items()}
+        first, *others = told
+        common = [key for key, value in told[first].items() if all(told[of].get(key, ...) == value for of in others)]
+        listed = ", ".join(f"`{of}`" for of in methods)
+        parts += ["", f"## `--paper {name}`", "", f"{methods[first].source}. Methods: {listed}.", ""]
+        parts += ["| method | setting | value | source |", "| --- | --- | --- | --- |"]
+        lines = [("all", first, key) for key in common]
+        lines += [(f"`{of}`", of, key) for of in methods for key in told[of] if key not in common]
+        for called, of, key in lines:
+            value = json.dumps(told[of][key])
+            parts.append(f"| {called} | `{key}` | `{value}` | {methods[of].sources[key]} |")
+    return "\n".join(parts) + "\n"
+
+
+def _rows(table: papers.PaperTable) -> str:
+    swept = {row: ", ".join(f"{k} in {v}" for k, v in s.items()) for row, s in table.sweeps.items()}
+    return "; ".join(f"{row} ({swept[row]})" if row in swept else row for row in table.rows)
 
 
 def main() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -144,3 +145,40 @@ def test_killed_and_started_again_gives_the_same_table(tmp_path: Path) -> None:
     compare(parts, rows, "--seeds", "2")
     for name in ("table.csv", "differences.csv"):
         assert (parts / name).read_text() == (whole / name).read_text()
+
+
+MINIATURES = {
+    "fed_lwr": (["fed_avg", "fed_lwr"], {"image_size": [32, 32], "phantom_cases": 0.2},
+                ["site-1", "site-2", "Avg.", "Std."]),
+    "fed_mrl": (["fed_avg", "fed_prox"], {"image_size": [64, 64], "phantom_samples": 300, "phantom_test": 60,
+                                          "phantom_own_test": 30}, ["ACC", "AUC", "Pre", "Recall", "F1"]),
+    "fed_mas": (["fed_avg", "bsm_fl"], {"image_size": [32, 32], "phantom_samples": 600, "phantom_test": 200,
+                                        "phantom_own_test": 30}, ["Head", "Medium", "Tail", "All", "B-acc"]),
+    "fed_mas_isic": (["fed_lc", "bsm_fl"], {"image_size": [32, 32], "phantom_samples": 300, "phantom_test": 80,
+                                            "phantom_own_test": 30}, ["Light", "Dark", "Avg", "B-Acc"]),
+    "fed_ism": (["fed_avg", "fed_ism"],
+                {"image_size": [32, 32], "max_pool": False, "phantom_samples": 300, "phantom_test": 80,
+                 "phantom_own_test": 30, "test_last": 2},
+                ["clean ACC", "clean AUC", "corrupted ACC", "corrupted AUC", "average ACC", "average AUC"]),
+}  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("preset", list(MINIATURES))
+def test_a_papers_table_ends_in_its_columns(preset: str, tmp_path: Path) -> None:
+    methods, settings, columns = MINIATURES[preset]
+    more = [part for name, value in settings.items() for part in ("--set", f"{name}={json.dumps(value)}")]
+    short = ["--rounds", "2", "--seeds", "1", "--sites", "2", "--bootstrap", "0", "--set", "local_epochs=1"]
+    told = ["compare", *methods, "--preset", preset, *short, *more, "--out", "out"]
+    done = subprocess.run(
+        [sys.executable, "-m", "fairflare.cli", *told], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    table = (tmp_path / "out" / "paper_table.md").read_text(encoding="utf-8")
+    head, _, *rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("|")]
+    assert [cell.strip() for cell in head] == ["method", *columns]
+    assert [row[0].strip() for row in rows] == methods
+    assert "ABSENT" not in table
+    assert all(re.match(r"\d+\.\d\d", cell.strip()) for row in rows for cell in row[1:]), table
+    assert table.strip() in (tmp_path / "out" / "comparison.md").read_text(encoding="utf-8")
+    assert columns[-1] in done.stdout

@@ -2,92 +2,169 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
-from fairflare.core.settings import field_names
+from fairflare.core.settings import Part, field_names
 from fairflare.federation.plan import Plan, make_plan
+from fairflare.federation.series import Series, entries_of
 from fairflare.methods.catalog import all_methods
+from fairflare.methods.papers import table_of, tables
 from fairflare.methods.training import LocalTraining
 
 METHODS = list(all_methods())
-#: Rows of the papers' settings as the specification has them: network, image size, loss, optimizer, batch size,
-#: rounds x local epochs, sites.
-ROWS = """
-| Fed-LWR | U-Net | 384², 3 ch | Dice | Adam 1e-3, wd 1e-4, betas (0.9,0.99) | 8 | 200 × 1 | 6 / 4 |
-| FedMRL | DenseNet121, ImageNet | 224² | CE (+A) | paper SGD, code Adam 1e-3 | 32 | 60 (code) × 1 | 4 (code) |
-| Fed-MAS | ResNet-18 | 224² | BSM + λ_f KD | SGD 0.1 cosine | 64 (repo) | 200 × 10 | 8 / 4 / 6 |
-| FedISM(+) | ResNet-18 ImageNet | 224² | LA | Adam 3e-4, wd 5e-4 (re-created each round) | 32 | 300 × 1 | 20 |
-"""
-FED_LWR = {
-    "num_rounds": 200, "sites": 6, "image_size": (384, 384), "in_channels": 3,
-    "optimizer": "adam", "learning_rate": 1e-3, "weight_decay": 1e-4, "betas": (0.9, 0.99),
-    "batch_size": 8, "local_epochs": 1, "features": (32, 64, 128, 256, 512, 32), "criterion": "task",
-    "keep_optimizer_state": True,
-}  # fmt: skip
-FED_MRL = {
-    "num_rounds": 60, "sites": 4, "image_size": (224, 224), "network": "densenet121",
-    "batch_size": 32, "local_epochs": 1, "learning_rate": 1e-3, "partition": "shards", "eta": 1.0, "criterion": "task",
-}  # fmt: skip
-FED_MAS = {
-    "num_rounds": 200, "sites": 8, "image_size": (224, 224), "network": "resnet18", "features": (64, 128, 256, 512),
-    "max_pool": True, "optimizer": "sgd", "learning_rate": 0.1, "momentum": 0.9, "weight_decay": 1e-4, "batch_size": 64,
-    "local_epochs": 10, "schedule": "cosine", "max_grad_norm": 5.0, "criterion": "balanced_softmax",
-}  # fmt: skip
-FED_ISM = {
-    "num_rounds": 300, "sites": 20, "image_size": (224, 224), "network": "resnet18", "features": (64, 128, 256, 512),
-    "max_pool": True, "optimizer": "adam", "learning_rate": 3e-4, "betas": (0.9, 0.999), "weight_decay": 5e-4,
-    "batch_size": 32, "local_epochs": 1, "keep_optimizer_state": False, "criterion": "logit_adjusted",
-    "partition": "two_pool", "alpha": 1.0, "corrupted_sites": 4,
-}  # fmt: skip
-#: FedMRL's paper says SGD without a rate. Section 6 of the specs and the tables of each method's page.
-TABLE = {
-    "solo": FED_LWR, "ditto": {**FED_LWR, "ditto_lambda": 1.0},
-    "cffl": {**FED_LWR, "cffl_alpha": 5.0, "grad_clip": 0.01, "c_th": 1 / 3, "theta_u": 1.0},
-    "cgsv": {**FED_LWR, "cgsv_alpha": 0.95, "cgsv_beta": 1.0, "cgsv_gamma": 0.5},
-    "fed_avg": FED_LWR, "fed_lwr": FED_LWR, "fed_lwr_cosine": {**FED_LWR, "similarity": "cosine"},
-    "fed_lwr_last_layer": {**FED_LWR, "only_layer": "down_3"},
-    "fed_prox": FED_MRL, "fed_bn": FED_MRL, "fed_mrl": {**FED_MRL, "optimizer": "sgd", "learning_rate": 0.01},
-    "bsm_fl": FED_MAS, "bsm_kd": {**FED_MAS, "lambda_f": 3.0}, "fed_mas": {**FED_MAS, "lambda_f": 3.0},
-    "creff": {
-        **FED_MAS, "criterion": "task", "num_features": 100, "feature_steps": 100, "feature_rate": 0.1,
-        "classifier_epochs": 300, "classifier_rate": 0.01, "classifier_batch": 32, "gradient_images": 32,
-        "gradient_repeats": 10,
-    },
-    "crt": {**FED_MAS, "criterion": "task", "crt_rounds": 10, "crt_epochs": 1},
-    "moon": {**FED_MAS, "criterion": "task", "temperature": 0.5, "neck_dim": 256},
-    "ldam": {**FED_MAS, "criterion": "task", "classifier": "cosine", "cosine_scale": 30.0, "drw_start": 0.8},
-    "logit_adjustment": {**FED_MAS, "criterion": "logit_adjusted"}, "fed_lc": {**FED_MAS, "criterion": "fedlc"},
-    "q_fed_avg": {**FED_LWR, "q_form": "delta_h"}, "fed_ce": {**FED_LWR, "preset": "original"},
-    "fed_nova": {**FED_MRL, "optimizer": "adam", "mu": 0.0},
-    "afl": {**FED_ISM, "afl_mode": "projected", "afl_rate": 0.1}, "fair_fed": {**FED_ISM, "fairfed_mode": "original"},
-    "fed_ga": {**FED_ISM, "fedga_mode": "fedism"},
-    "fed_ism": {**FED_ISM, "rho": 0.05, "q": 2.0, "beta": 0.5, "gsam_alpha": 0.1},
-    "fed_ism_plus_s": {**FED_ISM, "rho": 0.1, "tau": 0.5, "variant": "S"},
-    "fed_ism_plus_l": {**FED_ISM, "rho": 0.1, "tau": 0.5, "variant": "L"},
-}  # fmt: skip
+NUMBERS = Path(__file__).parents[1] / "papers.md"
+
+
+class Line(NamedTuple):
+    """Of ``tests/papers.md``."""
+
+    presets: str
+    rows: str
+    setting: str
+    value: Any
+    source: str
+
+    def speaks_of(self, preset: str, row: str) -> bool:
+        of = [name.strip() for name in self.presets.split(",")]
+        rows = [name.strip() for name in self.rows.split(";")]
+        meant = any(preset == name or (name.endswith("*") and preset.startswith(name[:-1])) for name in of)
+        return meant and (rows == ["*"] or row in rows)
+
+
+def lines() -> list[Line]:
+    found = [[cell.strip() for cell in line.strip("| \n").split(" | ")] for line in NUMBERS.read_text().splitlines()]
+    rows = [cells for cells in found if len(cells) == 5 and cells[0] not in ("preset", "---")]
+    return [Line(*cells[:3], json.loads(cells[3]), cells[4]) for cells in rows]
+
+
+LINES = lines()
+
+
+def rows_of(preset: str) -> dict[str, Plan]:
+    """What the rows of a preset are with ``--paper``."""
+    plan = table_of(preset).as_plan(small=False)
+    series = Series(entries_of(preset, plan.pop("methods")), seeds=[0], small=False, **plan)
+    return {run.entry.label: run.make() for run in series.runs()}
 
 
 def value(plan: Plan, name: str) -> Any:
-    if name == "sites":
-        return len(plan.sites or [])
-    found = [getattr(part, name) for part in (plan.rule, plan.training, plan.task, plan.run) if hasattr(part, name)]
+    if name in ("sites", "method"):
+        return len(plan.sites or []) if name == "sites" else plan.method.name
+    found = []
+    for part in (plan.rule, plan.training, plan.task, plan.run):
+        for step in name.split("."):
+            part = getattr(part, step, None) if part is None or hasattr(part, step) else ...
+        if part is not ...:
+            found.append(part.kind if isinstance(part, Part) else part)
     assert found, name
-    assert all(other == found[0] for other in found)
+    assert all(other == found[0] for other in found), (name, found)
     return found[0]
 
 
-def test_every_method_has_a_paper() -> None:
-    assert [name for name, method in all_methods().items() if method.paper] == sorted(TABLE) == METHODS
+@pytest.mark.many
+@pytest.mark.parametrize("preset", list(tables()))
+def test_every_row_has_the_papers_values(preset: str) -> None:
+    """The plan as it is built: what the job gives to server and sites."""
+    for row, plan in rows_of(preset).items():
+        wanted = {line.setting: line for line in LINES if line.speaks_of(preset, row)}
+        assert len(wanted) > 12, row
+        for setting, line in wanted.items():
+            got = json.loads(json.dumps(value(plan, setting)))
+            assert got == line.value, f"{row}: {setting}; {line.source}"
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_the_papers_setting_is_the_table(name: str) -> None:
-    plan = make_plan(name, small=False)
-    assert {key: value(plan, key) for key in TABLE[name]} == TABLE[name]
+def test_no_line_speaks_of_nothing() -> None:
+    """Every row that the papers' tables name is a row of a preset, and has its own method or value."""
+    known = {(preset, e.label) for preset, t in tables().items() for e in entries_of(preset, t.as_plan()["methods"])}
+    for line in LINES:
+        for row in line.rows.split(";"):
+            alone = line._replace(rows=row)
+            assert any(alone.speaks_of(preset, label) for preset, label in known), (line.presets, row)
+    for preset, label in known:
+        assert any(line.rows != "*" and line.speaks_of(preset, label) for line in LINES), (preset, label)
+
+
+def test_every_value_has_a_source() -> None:
+    assert all(line.source for line in LINES)
+    for name, method in all_methods().items():
+        assert method.papers, name
+        for paper in method.papers.values():
+            assert {*paper.sources} == {*paper.settings, "rounds", "sites"}
+            assert all(len(text) > 3 for text in paper.sources.values()), paper.sources
+
+
+@pytest.mark.many
+@pytest.mark.parametrize(
+    ("name", "paper"), [(name, paper) for name, method in all_methods().items() for paper in method.papers]
+)
+def test_a_run_of_one_method_is_the_papers(name: str, paper: str) -> None:
+    plan = make_plan(name, small=False, paper=paper)
+    assert plan.paper is not None
+    assert plan.paper.name == paper
+    shared = [line for line in LINES if line.rows == "*" and line.speaks_of(paper, "")]
+    assert {line.setting: json.loads(json.dumps(value(plan, line.setting))) for line in shared} == {
+        line.setting: line.value for line in shared
+    }
     assert plan.lacks
+
+
+@pytest.mark.parametrize(
+    ("name", "papers"),
+    [
+        ("fed_avg", ["fed_lwr", "fed_lwr_rif", "fed_mrl", "fed_mas", "fed_mas_iid", "fed_mas_isic", "fed_mas_flamby",
+                     "fed_ism", "fed_ism_blur"]),
+        ("fed_prox", ["fed_mrl", "fed_mas", "fed_mas_iid", "fed_mas_isic", "fed_mas_flamby"]),
+        ("q_fed_avg", ["fed_lwr", "fed_lwr_rif", "fed_ism", "fed_ism_blur"]),
+        ("ditto", ["fed_lwr", "fed_lwr_rif"]),
+        ("afl", ["fed_ism", "fed_ism_blur"]),
+    ],
+)  # fmt: skip
+def test_the_first_paper_is_the_usual_one(name: str, papers: list[str]) -> None:
+    assert list(all_methods()[name].papers) == papers
+    usual = make_plan(name, small=False).paper
+    assert usual is not None
+    assert usual.name == papers[0]
+
+
+def test_a_paper_that_has_no_such_row() -> None:
+    with pytest.raises(ValueError, match="--paper fed_lwr: method 'fed_prox' is in no table there; its"):
+        make_plan("fed_prox", small=False, paper="fed_lwr")
+    with pytest.raises(ValueError, match="did you mean 'fed_lwr'"):
+        make_plan("fed_avg", small=False, paper="fed_lw")
+    with pytest.raises(ValueError, match="needs small=False"):
+        make_plan("fed_avg", paper="fed_lwr")
+
+
+def test_settings_of_a_part_take_the_papers_place() -> None:
+    plan = make_plan("fed_mrl", small=False, settings={"weighting": "samples"})
+    assert plan.rule.weighting.kind == "samples"  # type: ignore[attr-defined]
+    plan = make_plan("fed_mrl", small=False, settings={"weighting.grid": [3, 3]})
+    assert (plan.rule.weighting.kind, plan.rule.weighting.grid) == ("som", (3, 3))  # type: ignore[attr-defined]
+    assert plan.rule.mu_policy.kind == "qmix"  # type: ignore[attr-defined]
+
+
+def test_settings_of_the_run_go_before_the_papers() -> None:
+    assert make_plan("fed_ism", small=False).run.test_last == 5
+    assert make_plan("fed_ism", small=False, settings={"test_last": 2}).run.test_last == 2
+    assert make_plan("fed_ism", small=False, test_last=3).run.test_last == 3
+    assert make_plan("fed_avg", small=False, train_like="fed_ism").training.criterion == "logit_adjusted"
+
+
+def test_a_job_has_what_the_plan_has(tmp_path: Path) -> None:
+    from fairflare.flare.recipes import FairRecipe
+
+    recipe = FairRecipe("fed_mas", small=False, paper="fed_mas_isic", sites=None)
+    recipe.export(str(tmp_path))
+    app = tmp_path / "fed_mas" / "app" / "config"
+    (executor,) = json.loads((app / "config_fed_client.json").read_text())["executors"]
+    training = executor["executor"]["args"]["training"]["args"]
+    task = executor["executor"]["args"]["task"]["args"]
+    assert (training["optimizer"], training["learning_rate"], training["prior_network"]) == ("adam", 3e-4, "resnet50")
+    assert (task["projector_dim"], task["augmentation"]) == (2048, ["flip", "flip_vertical", "blur", "rotate"])
 
 
 @pytest.mark.parametrize(
@@ -103,21 +180,6 @@ def test_another_number_of_sites_than_the_papers_is_said(sites: int | None, want
     lacks = make_plan("fed_ism", sites=sites, small=False).lacks
     assert [text for text in lacks if "paper's" in text] == wanted
     assert make_plan("fed_ism", sites=sites).lacks == ()
-
-
-def test_the_table_is_the_specs() -> None:
-    rows = re.findall(r"^\| (Fed-LWR|FedMRL|Fed-MAS|FedISM\(\+\)) \| (.*) \|$", ROWS, re.MULTILINE)
-    found = {name: text.split(" | ") for name, text in rows if "×" in text}
-    assert len(found) == 4
-    for name, table in zip(
-        ("Fed-LWR", "FedMRL", "Fed-MAS", "FedISM(+)"), (FED_LWR, FED_MRL, FED_MAS, FED_ISM), strict=True
-    ):
-        _, size, _, _, batch, length, sites = found[name]
-        rounds, epochs = re.findall(r"\d+", length.replace("(code)", ""))
-        assert size.startswith(f"{table['image_size'][0]}²")
-        assert int(batch.split()[0]) == table["batch_size"]
-        assert (int(rounds), int(epochs)) == (table["num_rounds"], table["local_epochs"])
-        assert sites.startswith(str(table["sites"]))
 
 
 def test_settings_go_before_the_papers() -> None:

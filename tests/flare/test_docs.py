@@ -118,7 +118,7 @@ def test_the_recipe_of_the_new_method(example):
     try:
         assert (cls.__name__, cls(q=2.0).plan.rule.q) == ("LossPowerRecipe", 2.0)
         assert "    q: a number >= 0." in cls.__doc__.splitlines()
-        assert "paper:" not in cls.__doc__.partition("Args:")[2]
+        assert "(paper: " not in cls.__doc__.partition("Args:")[2]
     finally:
         vars(fairflare_recipes).pop("LossPowerRecipe")
 

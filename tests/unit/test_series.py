@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fairflare.cli.commands import app
-from fairflare.cli.compare import packaged_plan
 from fairflare.core.settings import field_names, values_of
-from fairflare.federation.series import Entry, Series, read_entry, read_file, seeds_of
+from fairflare.federation.series import Entry, Series, entries_of, read_entry, read_file, seeds_of
+from fairflare.methods.papers import table_of, tables
 from fairflare.methods.training import LocalTraining
 
 
@@ -118,9 +118,9 @@ def test_settings_of_the_command_line_are_added_to_those_of_a_file(monkeypatch: 
     given = ["compare", "--preset", "fed_ism", "--set", "batch_size=4"]
     result = CliRunner().invoke(app, given)
     assert result.exit_code == 0, result.output
-    assert made[0] == {"criterion": "logit_adjusted", "batch_size": 4}
+    assert made[0] == {"criterion": "logit_adjusted", "batch_size": 4, "weighting": "samples"}
     CliRunner().invoke(app, [*given, "--set", "criterion=task"])
-    assert made[1] == {"criterion": "task", "batch_size": 4}
+    assert made[1] == {"criterion": "task", "batch_size": 4, "weighting": "samples"}
 
 
 @pytest.mark.parametrize(
@@ -154,16 +154,48 @@ def test_seeds() -> None:
         seeds_of("three")
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("paper", [False, True])
-@pytest.mark.parametrize("name", ["fed_lwr", "fed_mrl", "fed_mas", "fed_ism"])
+@pytest.mark.parametrize("name", list(tables()))
 def test_the_papers_tables_can_be_run(name: str, paper: bool) -> None:
-    given = read_file(packaged_plan(name)) | {"small": not paper}
-    plans = [run.make() for run in Series(**given, seeds=[0]).runs()]
-    assert len(plans) == len(given["entries"])
-    assert {plan.run.num_rounds for plan in plans} == {plans[0].run.num_rounds}
-    assert {plan.training.learning_rate for plan in plans} == {plans[0].training.learning_rate}
+    plan = table_of(name).as_plan(small=not paper)
+    rows = entries_of(name, plan.pop("methods"))
+    plans = [run.make() for run in Series(rows, small=not paper, **plan, seeds=[0]).runs()]
+    for held in ("num_rounds", "num_sites"):
+        found = {p.run.num_rounds if held == "num_rounds" else len(p.sites or ()) for p in plans}
+        assert len(found) == 1, held
+    assert len({p.training.learning_rate for p in plans}) == 1
+    assert len({p.task.image_size for p in plans}) == 1  # type: ignore[attr-defined]
 
 
 def test_an_unknown_table_is_refused() -> None:
     with pytest.raises(ValueError, match="did you mean 'fed_lwr'"):
-        packaged_plan("fed_lwrr")
+        table_of("fed_lwrr")
+
+
+def test_a_sweep_is_a_row_for_each_value(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text(
+        "methods:\n  - fed_avg\n  - {method: fed_ism, label: ISM, set: {beta: 0.9}, sweep: {q: [0.5, 2]}}\n"
+        "paper: fed_ism\n"
+    )
+    found = read_file(path)
+    rows = found["entries"]
+    assert [(e.label, dict(e.settings)) for e in rows] == [
+        ("fed_avg", {}),
+        ("ISM, q=0.5", {"beta": 0.9, "q": 0.5}),
+        ("ISM, q=2", {"beta": 0.9, "q": 2}),
+    ]
+    assert (found["small"], found["paper"]) == (False, "fed_ism")
+    path.write_text("methods: [fed_ism, fed_ism_plus_s]\nsweep: {q: [1, 2, 5]}\n")
+    assert [e.label for e in read_file(path)["entries"]] == [
+        f"{m}, q={q}" for m in ("fed_ism", "fed_ism_plus_s") for q in (1, 2, 5)
+    ]
+
+
+@pytest.mark.parametrize("sweep", ["{q: 1}", "{q: []}", "{q: [1], beta: [1]}", "3"])
+def test_a_sweep_that_is_none(tmp_path: Path, sweep: str) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text(f"methods: [fed_ism]\nsweep: {sweep}\n")
+    with pytest.raises(ValueError, match="'sweep' must"):
+        read_file(path)

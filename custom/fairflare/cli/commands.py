@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from rich.markup import escape
 from rich.table import Table
+from typer.core import TyperCommand
 
 from fairflare.cli import completion
 from fairflare.cli.check_data import check_data
@@ -26,6 +27,12 @@ from fairflare.cli.tracking import MLflowUri, track_in_mlflow
 if TYPE_CHECKING:
     from fairflare.federation.plan import Plan
 
+PAPER_HELP = (
+    "The paper's rounds, sites, network and training, not those of a quick job; with a name (fed_lwr, fed_lwr_rif, "
+    "fed_mrl, fed_mas, ...) that experiment's; default: the first whose table has the method."
+)
+FIRST_PAPER = "default"  # what --paper says without a name
+
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -38,6 +45,23 @@ OWN_IMAGES = "On own images (--data) image_size and in_channels follow the image
 
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 Method = Annotated[str, typer.Argument(help="A name that `fairflare list` prints.", autocompletion=completion.methods)]
+
+
+class WithPaper(TyperCommand):
+    """A command whose option --paper may stand without a name."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        from fairflare.methods.papers import experiments
+
+        after = [*args[1:], ""]
+        alone = [arg == "--paper" and name not in experiments() for arg, name in zip(args, after, strict=False)]
+        given = [f"{arg}={FIRST_PAPER}" if bare else arg for arg, bare in zip(args, alone, strict=True)]
+        return super().parse_args(ctx, given)
+
+
+def which_paper(name: str | None) -> dict[str, Any]:
+    """``--paper`` as arguments of :func:`fairflare.federation.plan.make_plan`."""
+    return {"small": name is None, "paper": None if name == FIRST_PAPER else name}
 
 
 def plan_options(
@@ -62,9 +86,7 @@ def plan_options(
             autocompletion=completion.kinds_of_task,
         ),
     ] = None,
-    paper: Annotated[
-        bool, typer.Option("--paper", help="The paper's rounds, sites, network and training, not those of a quick job.")
-    ] = False,
+    paper: Annotated[str | None, typer.Option("--paper", help=PAPER_HELP, autocompletion=completion.papers)] = None,
     train_like: Annotated[
         str | None,
         typer.Option(
@@ -113,7 +135,7 @@ def plan_options(
     return {
         "method": method,
         "task": task,
-        "small": not paper,
+        **which_paper(paper),
         "train_like": train_like,
         "num_rounds": rounds,
         "sites": "default" if sites is None else parse_sites(sites),
@@ -217,7 +239,7 @@ def privacy() -> None:
     typer.echo(page(), nl=False)
 
 
-@app.command()
+@app.command(cls=WithPaper)
 @takes_plan
 def run(
     plan: dict[str, Any],
@@ -274,6 +296,7 @@ def run(
             if not suited.keys() <= plan["settings"].keys():
                 recipe = FairRecipe(**{**plan, "settings": {**suited, **plan["settings"]}})
             errors.print(in_words(recipe.plan, images, trial=quick and plan["num_rounds"] is None), highlight=False)
+        say_whose_setting(recipe.plan)
         say_what_lacks(recipe.plan.lacks)
         say_what_is_brought(recipe.plan.brought)
         say_what_is_shared(recipe.plan)
@@ -298,7 +321,7 @@ def run(
     raise typer.Exit(code)
 
 
-@app.command()
+@app.command(cls=WithPaper)
 @takes_plan
 def export(
     plan: dict[str, Any],
@@ -325,6 +348,7 @@ def export(
         sites = None if plan["sites"] == "default" else plan["sites"]
         settings = {**FOR_HOSPITALS, **(plan["settings"] or {})}
         recipe = FairRecipe(**{**plan, "sites": sites, "settings": settings}, packaging=packaging)
+        say_whose_setting(recipe.plan)
         say_what_lacks(recipe.plan.lacks)
         say_what_is_brought(recipe.plan.brought)
         say_what_is_shared(recipe.plan)
@@ -493,6 +517,15 @@ def say_what_was_left() -> None:
 
     for text in sweep():
         errors.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def say_whose_setting(plan: Plan) -> None:
+    """Which paper ``--paper`` took, and where else the method stands."""
+    if plan.paper is not None:
+        others = [name for name in plan.method.papers if name != plan.paper.name]
+        more = f" (--paper NAME takes another: {', '.join(others)})" if others else ""
+        told = f"settings of {plan.paper.name or plan.method.name}: {plan.paper.source}{more}"
+        errors.print(told, highlight=False, markup=False, soft_wrap=True)
 
 
 def say_what_lacks(lacks: Sequence[str]) -> None:

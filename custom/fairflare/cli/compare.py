@@ -13,7 +13,15 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from fairflare.cli.commands import app, parse_settings, say_what_is_shared, say_what_was_left
+from fairflare.cli import completion
+from fairflare.cli.commands import (
+    WithPaper,
+    app,
+    parse_settings,
+    say_what_is_shared,
+    say_what_was_left,
+    which_paper,
+)
 from fairflare.cli.in_process import stopped_by_signals
 from fairflare.cli.run_folder import site_settings
 from fairflare.cli.screen import console, errors, user_errors
@@ -23,8 +31,8 @@ if TYPE_CHECKING:
     from fairflare.cli.compare_runs import Progress as RunProgress
     from fairflare.cli.compare_runs import Runner
     from fairflare.core.task import Task
+    from fairflare.methods.papers import PaperTable
 
-PLANS = Path(__file__).parent / "plans"
 DONE, FAILED = "completed", "failed"  # states of a run; compare_runs is not imported for a mere TAB
 
 HELP = """Runs several methods on the same data, with the same training and the same seeds, and compares them.
@@ -34,7 +42,7 @@ what is done is not repeated, what was interrupted continues. Exit code 1 when a
 """
 
 
-@app.command("compare", help=HELP)
+@app.command("compare", help=HELP, cls=WithPaper)
 def compare_command(
     methods: Annotated[
         list[str] | None,
@@ -47,7 +55,11 @@ def compare_command(
         Path | None, typer.Option("--plan", help="YAML or JSON with rows and options (docs/compare.md).")
     ] = None,
     preset: Annotated[
-        str | None, typer.Option(help="Rows of a paper's main table: fed_lwr, fed_mrl, fed_mas or fed_ism.")
+        str | None,
+        typer.Option(
+            help="Rows and columns of a paper's table: fed_lwr, fed_mrl, fed_mas, fed_ism, ... (docs/compare.md).",
+            autocompletion=completion.presets,
+        ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="So many seeds, from 0; default: 3.")] = None,
     rounds: Annotated[
@@ -75,7 +87,14 @@ def compare_command(
     reference: Annotated[
         str | None, typer.Option(help="Row that differences are taken to; default: the first.")
     ] = None,
-    paper: Annotated[bool, typer.Option("--paper", help="The paper's rounds, sites, network and training.")] = False,
+    paper: Annotated[
+        str | None,
+        typer.Option(
+            "--paper",
+            help="The paper's rounds, sites, network and training; with a name that experiment's.",
+            autocompletion=completion.papers,
+        ),
+    ] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for every row.")] = None,
     metric: Annotated[
         str | None, typer.Option("--metric", "-m", help="Of the tables; default: the task's own.")
@@ -104,19 +123,20 @@ def compare_command(
             "monai_bundle": None if monai_bundle is None else str(monai_bundle),
             "train_like": train_like,
             "reference": reference,
-            "small": False if paper else None,
+            **({} if paper is None else which_paper(paper)),
             "settings": parse_settings(settings) if settings else None,
             "data": None if data is None else str(data),
             "sites": chosen,
             "bootstrap": bootstrap,
         }
         from fairflare.cli.compare_runs import Runner
+        from fairflare.methods.papers import table_of
 
-        if preset is not None:
-            if plan_file is not None:
-                raise ValueError("--plan and --preset exclude each other")
-            plan_file = packaged_plan(preset)
-        series, local = _series(methods or [], plan_file, {k: v for k, v in told.items() if v is not None})
+        if preset is not None and plan_file is not None:
+            raise ValueError("--plan and --preset exclude each other")
+        table = None if preset is None else table_of(preset)
+        told = {k: v for k, v in told.items() if v is not None}
+        series, local = _series(methods or [], plan_file if table is None else packaged(table, told), told)
         runner = Runner(
             series,
             out.absolute(),
@@ -130,18 +150,15 @@ def compare_command(
         if metric is not None:
             _check_metric(metric, series.runs()[0].make().task)
     _go(runner)
-    raise typer.Exit(_report(runner, series.refers_to(), metric))
+    raise typer.Exit(_report(runner, series.refers_to(), metric, table))
 
 
-def packaged_plan(name: str) -> Path:
-    """The file of a paper's table.
+def packaged(table: PaperTable, told: Mapping[str, Any]) -> dict[str, Any]:
+    """A paper's table as a plan file would say it; with ``--paper`` its rows are trained as the paper has each."""
+    from fairflare.federation.series import entries_of
 
-    Raises:
-        ValueError: unknown (suggests the nearest).
-    """
-    from fairflare.core.checks import choice
-
-    return PLANS / f"{choice('--preset', name, sorted(path.stem for path in PLANS.glob('*.yaml')))}.yaml"
+    plan = table.as_plan(small=told.get("small", True))
+    return {"entries": entries_of(f"--preset {table.name}", plan.pop("methods")), **plan}
 
 
 def _check_metric(metric: str, task: Task) -> None:
@@ -159,19 +176,21 @@ def _check_metric(metric: str, task: Task) -> None:
             choice("--metric", own, list(dict.fromkeys([*names, task.primary_metric])))
 
 
-def _series(rows: list[str], plan_file: Path | None, told: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """What is compared, and the sites' private settings; the command line goes before the file."""
+def _series(
+    rows: list[str], plan: Path | Mapping[str, Any] | None, told: Mapping[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """What is compared, and the sites' private settings; the command line goes before the plan."""
     from fairflare.federation.series import Series, read_entry, read_file
 
-    file = read_file(plan_file) if plan_file else {}
+    file = read_file(plan) if isinstance(plan, Path) else dict(plan or {})
     given = {"sites": "default", **file, **told, "settings": {**file.get("settings", {}), **told.get("settings", {})}}
     if rows:
         given["entries"] = [read_entry(row) for row in rows]
     if not given.get("entries"):
         raise ValueError("name the methods to compare, or a file with --plan")
     data = given.pop("data", None)
-    if data and plan_file and "data" not in told:
-        data = plan_file.parent / data
+    if data and isinstance(plan, Path) and "data" not in told:
+        data = plan.parent / data
     local = site_settings(Path(data) if data else None, "", Path())
     if given["sites"] is None:
         raise ValueError("a comparison needs the number or the names of the sites")
@@ -288,12 +307,13 @@ def _left(runner: Runner) -> str:
 # ------------------------------------------------------------------------------------------------ in the end
 
 
-def _report(runner: Runner, reference: str, metric: str | None) -> int:
-    """Tables on the screen and as files; the exit code."""
+def _report(runner: Runner, reference: str, metric: str | None, paper: PaperTable | None = None) -> int:
+    """Tables on the screen and as files, at the end in the columns of a paper; the exit code."""
     from fairflare.cli.provenance import sessions_of
     from fairflare.reporting.comparison import comparison_of, row_table
     from fairflare.reporting.comparison_page import comparison_page
     from fairflare.reporting.difference_table import difference_table
+    from fairflare.reporting.paper_table import paper_table
 
     failed = [progress for progress in runner.all if progress.state != DONE]
     for progress in failed:
@@ -319,6 +339,11 @@ def _report(runner: Runner, reference: str, metric: str | None) -> int:
             elif not last and (why := found.problem if known else f"no differences: no run of {reference} completed"):
                 errors.print(why, markup=False, highlight=False)
         page = comparison_page(_command(), runs, *tables, sessions=sessions_of(runner.folder))
+        if paper is not None:
+            typer.echo("\n" + paper_table(paper.title, paper.columns, runs, width=console.width))
+            in_paper = paper_table(paper.title, paper.columns, runs, style="markdown")
+            page += f"\n\n## As the paper prints it\n\n{in_paper}"
+            _write(runner.folder / "paper_table.md", in_paper)
         _write(runner.folder / "comparison.md", page)
     console.print(
         f"tables: {runner.folder}; as a page: fairflare report {runner.folder}", soft_wrap=True, highlight=False

@@ -31,6 +31,20 @@ def kinds_of_task(incomplete: str) -> list[str]:
     return [name for name in ("segmentation", "classification") if name.startswith(incomplete)]
 
 
+def papers(incomplete: str) -> list[str]:
+    """Experiments of papers that begin so."""
+    from fairflare.methods.papers import experiments
+
+    return [name for name in experiments() if name.startswith(incomplete)]
+
+
+def presets(incomplete: str) -> list[str]:
+    """Tables of papers that begin so."""
+    from fairflare.methods.papers import tables
+
+    return [name for name in tables() if name.startswith(incomplete)]
+
+
 def settings(ctx: typer.Context, incomplete: str) -> list[str]:
     """Settings of the method on the command line, as ``name=``."""
     # Click gives up at the option whose value is being typed: the method is then among what is left.

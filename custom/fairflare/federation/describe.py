@@ -77,12 +77,13 @@ def sections(name: str) -> dict[str, list[Setting]]:
     """
     method = get_method(name)
     task = load_task_class(TASKS_BY_KIND[method.task])
-    paper = method.paper
+    paper = method.published()
+    told = paper.settings if paper else {}
     dealt = dealt_to((paper or method).num_sites, task)
-    learns = {**dealt, **method.learns, **(paper.learns if paper else {})}
+    server, site, learns = ({**own, **told} for own in (method.server, method.site, {**dealt, **method.learns}))
     return {
-        f"{method.title}, at the server: {method.rule.__name__}": _with(described(method.rule), method.server),
-        f"{method.title}, at the sites: {method.training.__name__}": _with(described(method.training), method.site),
+        f"{method.title}, at the server: {method.rule.__name__}": _with(described(method.rule), server),
+        f"{method.title}, at the sites: {method.training.__name__}": _with(described(method.training), site),
         f"{method.title}, task: {method.task}": _with(described(task), learns),
         BOUNDS_TITLE: described(Bounds),
         RUN_TITLE: [s for s in described(RunSettings) if s.name in set(LIKE_SETTINGS) - set(field_names(Bounds))],
@@ -130,7 +131,7 @@ def in_use(name: str, only: Sequence[str] = ()) -> dict[str, list[InUse]]:
             hint = nearest(wanted, known) or "; `fairflare describe` without it lists them"
             raise ValueError(f"method {name!r} has no setting {wanted!r}{hint}")
     quick = make_plan(name)
-    paper = make_plan(name, small=False) if get_method(name).paper is not None else quick
+    paper = make_plan(name, small=False) if get_method(name).papers else quick
     found: dict[str, list[InUse]] = {}
     for place, (title, settings) in enumerate(groups.items()):
         part, other = ((p.rule, p.training, p.task, p.run, p.run)[place] for p in (quick, paper))
@@ -175,7 +176,7 @@ def quick_job(name: str) -> str:
         given += [f"{name}={_shown(getattr(one, name))}" for name in values if values[name] != usual[name]]
     number = f"{quick.run.num_rounds} rounds, {len(quick.sites or [])} sites"
     text = f"Without --paper a job has {number}" + (f" and {', '.join(given)}." if given else ".")
-    return text if get_method(name).paper else f"No published setting: the defaults are those of its classes. {text}"
+    return text if get_method(name).papers else f"No published setting: the defaults are those of its classes. {text}"
 
 
 def _shown(value: Any) -> str:

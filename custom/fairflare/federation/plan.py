@@ -19,6 +19,7 @@ from fairflare.exchange.anchor_forms import MODEL
 from fairflare.federation.halves import check_shared, shared_values
 from fairflare.federation.run_settings import LIKE_SETTINGS, RunSettings
 from fairflare.methods.catalog import Method, get_method, method_of
+from fairflare.methods.papers import Paper
 from fairflare.methods.rule import OLD_JOB, Rule
 from fairflare.methods.training import LocalTraining
 
@@ -72,6 +73,7 @@ class Plan:
         sites: names; ``None``: every connected site.
         task_file: where the class of ``task`` comes from.
         lacks: what a paper's setting still has to be given by hand.
+        paper: whose setting it is; ``None``: a quick job, or there is none.
         script: of the sites, where they train with their own.
         monai_bundle: folder of the MONAI bundle that is learned, where one is.
         brought: what the task says of local training, a line each.
@@ -86,6 +88,7 @@ class Plan:
     sites: list[str] | None
     task_file: Path
     lacks: tuple[str, ...] = ()
+    paper: Paper | None = None
     script: Script | None = None
     monai_bundle: Path | None = None
     brought: tuple[str, ...] = ()
@@ -102,6 +105,7 @@ def make_plan(
     sites: int | Sequence[str] | None = 0,
     settings: Mapping[str, Any] | None = None,
     small: bool = True,
+    paper: str | None = None,
     train_like: str | None = None,
     task_file: str | Path | None = None,
     monai_bundle: str | Path | None = None,
@@ -124,6 +128,8 @@ def make_plan(
             the run has (every connected one: as the small job has) unless ``phantom_sites`` is among them.
         small: False: the papers' settings, also for what is not named in ``settings``; of a method without a published
             setting the defaults of its classes.
+        paper: which paper's, without ``small``: a name of :func:`fairflare.methods.papers.experiments`; default: the
+            first in which the method is.
         train_like: another method whose set-up this one gets, so that the two can be compared: task, network, data,
             local training (but what is part of this method), rounds and number of sites.
         task_file: a Python file with a class ``Task``; default: the packaged one of the kind of task.
@@ -138,42 +144,49 @@ def make_plan(
         settings = {**(settings or {}), "norm_statistics": statistics}
     chosen = method_of(rule, training) if method is None else get_method(method)
     own_task = task if isinstance(task, Task) else None
+    if small and paper is not None:
+        raise ValueError(f"paper={paper!r} needs small=False")
     _refuse_twice(chosen, settings or {}, rule=rule, training=training, task=own_task)
     _refuse_twice(chosen, {name: value for name, value in options.items() if name != "label"}, run=run)
     model = chosen if train_like is None else get_method(train_like)
+    published = None if small else model.published(paper)
+    learned = (published and published.task) or model.task
     if own_task is not None and monai_bundle is None:
         kind, file, task_class = _of_object(own_task, task_file)
     elif monai_bundle is None:
-        kind = choice("task", model.task if task is None else task, TASKS_BY_KIND)
+        kind = choice("task", learned if task is None else task, TASKS_BY_KIND)
         file = Path(task_file) if task_file else TASKS_BY_KIND[kind]
         task_class = load_task_class(file)
     else:
         kind, file = "a MONAI bundle", BUNDLE_TASK
         task_class = _of_bundle(Path(monai_bundle), task=task, task_file=task_file)
-    paper = None if small else model.paper
     # Another kind of task than the paper's has none of its settings, but its length.
-    usual = {} if kind != model.task else model.small if small else {} if paper is None else paper.learns
+    of_paper = {} if published is None else published.settings
+    usual = {} if kind != learned else model.small if small else of_paper
     if model is not chosen:
         usual = _shared_setup(model, chosen, usual, task_class, own_task=kind == model.task)
+        usual = {**_of_own_paper(chosen, published, task_class), **usual}
     if task_file is not None:  # a task of the user's own need not have what the packaged one of its kind has
         has = {*LIKE_SETTINGS, *(n for part in (chosen.rule, chosen.training, task_class) for n in field_names(part))}
         usual = {name: value for name, value in usual.items() if name.partition(".")[0] in has}
-    # Whoever sets something of a part means the method's own part, not the small job's.
-    set_of = {name.partition(".")[0] for name in settings or {} if "." in name}
+    # Whoever sets something of a part means the method's own part, not the small job's or the paper's.
     steps = _by_steps(settings or {})
-    given = {**{name: value for name, value in usual.items() if name not in {*set_of, *steps}}, **(settings or {})}
+    taken = {*steps, *(name.partition(".")[0] for name in settings or {})}
+    usual = {name: value for name, value in usual.items() if name.partition(".")[0] not in taken}
+    usual_run = {name: usual.pop(name) for name in LIKE_SETTINGS if name in usual}
+    given = {**usual, **(settings or {})}
     of_run = {name: given.pop(name) for name in LIKE_SETTINGS if name in given}
     server, site, learns = route_settings(given, chosen, task_class)
     if kind == chosen.task:
         keeps = chosen.learns if model is chosen else chosen.keeps
         own = {name: chosen.learns[name] for name in keeps if name in chosen.learns}
         learns = {**{name: value for name, value in own.items() if name in field_names(task_class)}, **learns}
-    length = model if paper is None else paper
+    length = model if published is None else published
     names = site_list(length.num_sites if sites == 0 else sites)
     learns = {**dealt_to(length.num_sites if names is None else len(names), task_class), **learns}
     wanted = {key: value for key, value in {**options, **of_run}.items() if value is not None}
-    usually = {"num_rounds": length.num_rounds, "label": chosen.name, **({} if paper is None else {"test_last": 5})}
-    usually |= chosen.run
+    usually = {"num_rounds": length.num_rounds, "label": chosen.name, **({} if published is None else {"test_last": 5})}
+    usually |= {**chosen.run, **usual_run}
     if run is not None:  # but for its label, and for what the method needs of a run (cRT's further rounds)
         told, plain = ({key: getattr(of, key) for key in field_names(RunSettings)} for of in (run, RunSettings()))
         needed = {"label": chosen.name, **chosen.run}
@@ -216,7 +229,8 @@ def make_plan(
         run=of_plan,
         sites=names,
         task_file=file,
-        lacks=() if small else _lacks(model, names),
+        lacks=() if small else _lacks(model, published, names),
+        paper=published,
         monai_bundle=None if monai_bundle is None else Path(monai_bundle).expanduser(),
         brought=tuple(_in_words(brought, build(chosen.training, own))),
         instead=tuple(
@@ -331,9 +345,8 @@ def _by_steps(settings: Mapping[str, Any]) -> tuple[str, ...]:
     return ("local_epochs",)
 
 
-def _lacks(model: Method, sites: Sequence[str] | None) -> tuple[str, ...]:
+def _lacks(model: Method, paper: Paper | None, sites: Sequence[str] | None) -> tuple[str, ...]:
     """What a paper's setting still has to be given by hand."""
-    paper = model.paper
     if paper is None:
         return (f"a published setting: {model.title} has none, so the defaults of its own settings hold",)
     if sites is None:
@@ -347,11 +360,23 @@ def _shared_setup(
     model: Method, chosen: Method, usual: Mapping[str, Any], task_class: type, *, own_task: bool
 ) -> dict[str, Any]:
     """Local training and task as ``model`` has them, but for what is part of one of the two methods."""
-    _, site, learns = route_settings(usual, model, task_class)
+    of_parts = {name: value for name, value in usual.items() if name not in LIKE_SETTINGS}
+    _, site, learns = route_settings(of_parts, model, task_class)
     training = build(model.training, {**model.site, **site})
     found = {name: getattr(training, name) for name in field_names(LocalTraining)}
     found |= {**(model.learns if own_task else {}), **learns}
     return {name: value for name, value in found.items() if name not in (*chosen.keeps, *model.keeps)}
+
+
+def _of_own_paper(chosen: Method, other: Paper | None, task_class: type) -> dict[str, Any]:
+    """What a published setting (``other``, else its own) says of the method alone, when it is trained like another."""
+    if other is None or not chosen.papers:
+        return {}
+    told = chosen.papers.get(other.name) or chosen.published()
+    shared, parts = {*field_names(LocalTraining)}, (chosen.rule, chosen.training)
+    own = {name for part in parts for name in field_names(part) if name not in shared or name in chosen.keeps}
+    own |= {name for name in field_names(task_class) if name in chosen.keeps}
+    return {k: v for k, v in (told.settings.items() if told else ()) if k.partition(".")[0] in own}
 
 
 def dealt_to(sites: int, task: type) -> dict[str, Any]:

@@ -77,6 +77,7 @@ class Series:
         settings: of every row; those of a row go before.
         task_file, monai_bundle: as in :func:`fairflare.federation.plan.make_plan`.
         small: False: the papers' settings.
+        paper: which paper's (``--paper NAME``): every row as it has it, so that none is trained like another.
         min_sites: usable results that a round needs.
         test_last: of so many last models the mean is in the results; ``None``: as the run has it.
         bootstrap: draws of the test images for the intervals; 0: none, and they are over the seeds alone.
@@ -96,6 +97,7 @@ class Series:
     task_file: str | None = None
     monai_bundle: str | None = None
     small: bool = True
+    paper: str | None = None
     min_sites: int = 2
     test_last: int | None = None
     bootstrap: int = 200
@@ -120,7 +122,7 @@ class Series:
         return self.reference or self.entries[0].label
 
     def _plan(self, entry: Entry, seed: int) -> dict[str, Any]:
-        like = self.train_like or self.entries[0].method
+        like = self.train_like or (OWN if self.paper else self.entries[0].method)
         return {
             "method": entry.method,
             "label": entry.label,
@@ -133,6 +135,7 @@ class Series:
             "task_file": self.task_file,
             "monai_bundle": self.monai_bundle,
             "small": self.small,
+            **({} if self.paper is None else {"paper": self.paper}),
             "min_sites": self.min_sites,
             "bootstrap": self.bootstrap,
             **({} if self.test_last is None else {"test_last": self.test_last}),
@@ -142,7 +145,7 @@ class Series:
 
 # ------------------------------------------------------------------------------------------------ how users say it
 
-FILE_KEYS = ("methods", "seeds", "train_like", "reference", "task", "sites", "rounds", "set", "task_file",
+FILE_KEYS = ("methods", "sweep", "seeds", "train_like", "reference", "task", "sites", "rounds", "set", "task_file",
              "monai_bundle", "paper", "data", "min_sites", "test_last", "bootstrap")  # fmt: skip
 
 
@@ -197,12 +200,14 @@ def read_file(path: Path) -> dict[str, Any]:
     rows = found.get("methods")
     if not isinstance(rows, list) or not rows:
         raise ValueError(f"{path}: 'methods' must be a list of rows, got {rows!r:.80}")
-    given = {key: value for key, value in found.items() if key not in ("methods", "set", "paper", "seeds")}
+    given = {key: value for key, value in found.items() if key not in ("methods", "sweep", "set", "paper", "seeds")}
     if "set" in found:
         given["settings"] = _mapping(f"{path}: 'set'", found["set"])
     if "seeds" in found:
         given["seeds"] = seeds_of(found["seeds"])
-    return {"entries": [_row(path, row) for row in rows], "small": not found.get("paper", False), **given}
+    paper = found.get("paper", False)
+    given |= {"small": not paper, **({"paper": paper} if isinstance(paper, str) else {})}
+    return {"entries": entries_of(str(path), rows, found.get("sweep")), **given}
 
 
 def seeds_of(given: Any) -> list[int]:
@@ -216,16 +221,36 @@ def seeds_of(given: Any) -> list[int]:
     return list(range(checks.whole("seeds", given)))
 
 
-def _row(path: Path, row: Any) -> Entry:
+def entries_of(path: str, rows: Sequence[Any], sweep: Any = None) -> list[Entry]:
+    """The rows of a plan; one with a ``sweep`` (its own, or that of all rows) becomes one for each value.
+
+    Raises:
+        ValueError: a row or a sweep that cannot be read (names the file).
+    """
+    return [entry for row in rows for entry in _entries(path, row, sweep)]
+
+
+def _entries(path: str, row: Any, sweep: Any) -> list[Entry]:
     if isinstance(row, str):
-        return read_entry(row)
-    found = _mapping(f"{path}: a row of 'methods'", row)
-    _known(f"{path}, a row of 'methods'", found, ("method", "label", "set"))
-    if not isinstance(found.get("method"), str):
-        raise ValueError(f"{path}: a row of 'methods' needs a 'method', got {dict(found)!r:.80}")
-    return Entry(
-        found["method"], _mapping(f"{path}: 'set' of a row", found.get("set") or {}), str(found.get("label", ""))
-    )
+        entry, own = read_entry(row), None
+    else:
+        found = _mapping(f"{path}: a row of 'methods'", row)
+        _known(f"{path}, a row of 'methods'", found, ("method", "label", "set", "sweep"))
+        if not isinstance(found.get("method"), str):
+            raise ValueError(f"{path}: a row of 'methods' needs a 'method', got {dict(found)!r:.80}")
+        told = _mapping(f"{path}: 'set' of a row", found.get("set") or {})
+        entry, own = Entry(found["method"], told, str(found.get("label", ""))), found.get("sweep")
+    if (chosen := own or sweep) is None:
+        return [entry]
+    swept = _mapping(f"{path}: 'sweep'", chosen)
+    values = next(iter(swept.values()), None)
+    if len(swept) != 1 or not isinstance(values, list) or not values:
+        raise ValueError(f"{path}: 'sweep' must be one setting and a list of its values, got {dict(swept)!r:.80}")
+    (name,) = swept
+    return [
+        Entry(entry.method, {**entry.settings, name: value}, f"{entry.label}, {name}={_text(value)}")
+        for value in values
+    ]
 
 
 def _mapping(what: str, value: Any) -> dict[str, Any]:

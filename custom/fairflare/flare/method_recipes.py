@@ -115,7 +115,7 @@ def make_class(name: str, method: Method) -> type[MethodRecipe]:
 def _arguments(method: Method) -> Iterator[tuple[str, inspect.Parameter, str]]:
     """Name of the setting, the argument, and what it means: of the run, the server's half, the sites', and the task."""
     quick = make_plan(method.name, min_sites=2)
-    paper = make_plan(method.name, min_sites=2, small=False) if method.paper else quick
+    paper = make_plan(method.name, min_sites=2, small=False) if method.papers else quick
     of_recipe, declared = meanings(FairRecipe), inspect.signature(FairRecipe, eval_str=True).parameters
     for name in OPTIONS:
         yield (

@@ -22,7 +22,7 @@ from fairflare.methods.rule import Rule
 from fairflare.methods.training import LocalTraining
 
 #: Arguments of :class:`FairRecipe` that are neither settings of the method and its task nor of the run.
-OPTIONS = ("name", "packaging", "task", "sites", "small", "train_like", "task_file", "monai_bundle", "isolate")
+OPTIONS = ("name", "packaging", "task", "sites", "small", "paper", "train_like", "task_file", "monai_bundle", "isolate")
 MLFLOW_RECEIVER = "nvflare.app_opt.tracking.mlflow.mlflow_receiver.MLflowReceiver"  # mlflow may not be installed
 
 
@@ -51,6 +51,7 @@ class FairRecipe(Recipe):
             method's small job has.
         settings: of the method's halves and of the task, by name; see :func:`fairflare.federation.plan.make_plan`.
         small: False: the paper's settings for whatever is not given.
+        paper: which paper's, without ``small`` (``--paper NAME``); default: the first with a table that has the method.
         train_like: another method whose set-up this one gets (task, network, data, local training, rounds, number of
             sites), so that the two can be compared.
         task_file: a Python file with a class ``Task``: your own network and data.
@@ -82,6 +83,7 @@ class FairRecipe(Recipe):
         sites: int | Sequence[str] | None = 0,
         settings: Mapping[str, Any] | None = None,
         small: bool = True,
+        paper: str | None = None,
         train_like: str | None = None,
         task_file: str | Path | None = None,
         monai_bundle: str | Path | None = None,
@@ -122,6 +124,7 @@ class FairRecipe(Recipe):
             sites=sites,
             settings=settings,
             small=small,
+            paper=paper,
             train_like=train_like,
             task_file=task_file,
             monai_bundle=monai_bundle,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fairflare.methods.catalog import IMAGENET, RESNET18, Method, Paper
+from fairflare.methods.catalog import Method
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.training import LocalTraining
 
@@ -34,19 +34,7 @@ LEARNS: dict[str, Any] = {
     "alpha": 0.5,
     "corrupted_sites": 0,
 }
-PAPER = Paper(
-    source="Elbatel et al., DeCaF @ MICCAI 2023 (HyperKvasir; batch size: the authors' code)",
-    num_rounds=200,
-    num_sites=8,
-    learns=RESNET18,
-    lacks=(
-        "the images: HyperKvasir (ISIC 2019: --sites 6 --set optimizer=adam --set learning_rate=3e-4), with --data",
-        IMAGENET,
-        "the frozen network: MoCo-v2's ResNet-50 (800 epochs), named by `prior` in each site's fairflare.json",
-    ),
-)
 JOB: dict[str, Any] = {
-    "paper": PAPER,
     "site": SETTINGS,
     "source": "Elbatel et al., DeCaF @ MICCAI 2023",
     "task": "classification",

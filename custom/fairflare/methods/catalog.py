@@ -13,8 +13,10 @@ from importlib.metadata import entry_points
 from typing import Any
 
 import fairflare.methods
-from fairflare.core.checks import nearest
+from fairflare.core.checks import choice, nearest
 from fairflare.core.settings import build
+from fairflare.methods.papers import Paper as Paper
+from fairflare.methods.papers import experiments, papers_of
 from fairflare.methods.reports import Field
 from fairflare.methods.rule import Rule
 from fairflare.methods.training import LocalTraining
@@ -22,35 +24,6 @@ from fairflare.methods.training import LocalTraining
 log = logging.getLogger(__name__)
 #: The group of entry points by which an installed package brings methods along.
 PLUGINS = "fairflare.methods"
-#: The network of two papers.
-RESNET18: dict[str, Any] = {
-    "network": "resnet18",
-    "features": [64, 128, 256, 512],
-    "max_pool": True,
-    "image_size": [224, 224],
-    "in_channels": 3,
-}
-# What no setting can give: said by whoever asks for a paper's setting.
-IMAGENET = "ImageNet weights: without `initial_weights` in the server's fairflare.json the network starts from a seed"
-
-
-@dataclass(frozen=True)
-class Paper:
-    """The published setting of a method's experiments, beyond what its halves have as defaults: ``--paper``.
-
-    Args:
-        source: which of its experiments.
-        num_rounds: T.
-        num_sites: K.
-        learns: settings of the task: network and input.
-        lacks: what a run has to bring along to be the paper's.
-    """
-
-    source: str
-    num_rounds: int
-    num_sites: int
-    learns: Mapping[str, Any] = field(default_factory=dict)
-    lacks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,7 +44,8 @@ class Method:
         run: settings of the run that differ from their defaults.
         keeps: settings of training and task that are part of the method, so that they stay when it is trained like
             another one.
-        paper: the published setting of its experiments; ``None``: there is none.
+        paper: the published setting of the experiments, for a method of another package; those of ours are in
+            ``fairflare/papers``.
         preinstalled: settings of the job for hospitals that differ from those; what is given goes before.
         page: its page in ``docs``, without ``.md``; default: the name of its module; ``None``: it has none.
     """
@@ -94,6 +68,26 @@ class Method:
     paper: Paper | None = None
     page: str | None = ""
     preinstalled: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def papers(self) -> dict[str, Paper]:
+        """The published settings by the name that ``--paper`` has for them, the usual one first; empty: none."""
+        return papers_of(self.name) if self.paper is None else {self.paper.name: self.paper}
+
+    def published(self, name: str | None = None) -> Paper | None:
+        """The published setting of that name; default: the usual one, or ``None`` where there is none.
+
+        Raises:
+            ValueError: no paper is called so (suggests the nearest), or the method is in none of its tables.
+        """
+        papers = self.papers
+        if name is None:
+            return next(iter(papers.values()), None)
+        if name not in papers:
+            choice("--paper", name, experiments())
+            of = f"of {', '.join(papers)}" if papers else "of no paper's"
+            raise ValueError(f"--paper {name}: method {self.name!r} is in no table there; its settings are {of}")
+        return papers[name]
 
 
 def all_methods() -> dict[str, Method]:

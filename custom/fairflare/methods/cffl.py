@@ -20,7 +20,6 @@ from fairflare.core.weighting import normalise
 from fairflare.methods.catalog import Method
 from fairflare.methods.cgsv import buffers
 from fairflare.methods.downloads import Downloads
-from fairflare.methods.fed_avg import PAPER
 from fairflare.methods.probes import score
 from fairflare.methods.reports import VALIDATION, Field
 from fairflare.methods.rule import RoundInputs, State, Weighing
@@ -190,7 +189,6 @@ METHODS = [
         summary="every site is sent as much of the change as its own model is good",
         rule=CFFL,
         training=ClippedUpdates,
-        paper=PAPER,
         source="Lyu et al., 2020",
     )
 ]

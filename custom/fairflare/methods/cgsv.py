@@ -20,7 +20,6 @@ from fairflare.core.updates import cosines_with_mean
 from fairflare.core.weighting import normalise
 from fairflare.methods.catalog import Method
 from fairflare.methods.downloads import Downloads
-from fairflare.methods.fed_avg import PAPER
 from fairflare.methods.rule import RoundInputs, State, Weighing, sample_weights
 from fairflare.methods.training import LocalTraining, SiteRun
 
@@ -131,7 +130,6 @@ METHODS = [
         summary="every site is sent as much of the change as its updates have pointed that way",
         rule=CGSV,
         training=NormalisedUpdates,
-        paper=PAPER,
         source="Xu et al., NeurIPS 2021",
     )
 ]

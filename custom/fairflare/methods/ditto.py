@@ -14,7 +14,7 @@ import torch
 
 from fairflare.core.settings import NonNegative, PositiveInt, field_names, settings
 from fairflare.methods.catalog import Method
-from fairflare.methods.fed_avg import PAPER, FedAvg
+from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_prox import ProximalTraining, Pull
 from fairflare.methods.training import LocalTraining, SiteRun, StateStore
 
@@ -82,7 +82,6 @@ METHODS = [
         summary="every site has a model of its own, pulled towards FedAvg's",
         rule=FedAvg,
         training=DittoTraining,
-        paper=PAPER,
         source="Li et al., ICML 2021",
     )
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from fairflare.core.settings import settings
-from fairflare.methods.catalog import Method, Paper
+from fairflare.methods.catalog import Method
 from fairflare.methods.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.training import LocalTraining
 
@@ -30,22 +30,6 @@ class FedAvg(Rule):
         return Weighing(sites=sample_weights(inputs))
 
 
-#: The baselines of segmentation run as in Fed-LWR's experiments.
-PAPER = Paper(
-    source="Yan et al., MICCAI 2024, section 3.1 (six-site prostate MRI)",
-    num_rounds=200,
-    num_sites=6,
-    learns={
-        "image_size": [384, 384],
-        "in_channels": 3,
-        "features": [32, 64, 128, 256, 512, 32],
-        "norm_momentum": 0.1,
-    },
-    lacks=(
-        "the images: six-site prostate MRI, or four-site fundus (--sites 4), with --data",
-        "the authors' own U-Net, which is not published: MONAI's BasicUNet with the same widths stands for it",
-    ),
-)
 METHODS = [
     Method(
         name="fed_avg",
@@ -53,7 +37,6 @@ METHODS = [
         summary="sample-weighted (or uniform) mean of the local models",
         rule=FedAvg,
         training=LocalTraining,
-        paper=PAPER,
         source="McMahan et al., AISTATS 2017",
         page=None,
     )

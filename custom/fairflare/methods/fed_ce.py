@@ -17,7 +17,6 @@ from fairflare.core.settings import Flag, NonNegative, settings
 from fairflare.core.updates import leave_one_out_cosines
 from fairflare.core.weighting import normalise
 from fairflare.methods.catalog import Method
-from fairflare.methods.fed_avg import PAPER
 from fairflare.methods.probes import score
 from fairflare.methods.reports import TRAINING, VALIDATION, Field
 from fairflare.methods.rule import RoundInputs, Rule, Weighing
@@ -193,7 +192,6 @@ METHODS = [
         summary="weights by contribution in direction and in accuracy (combine=multiply; preset=fedism)",
         rule=FedCE,
         training=MinusModel,
-        paper=PAPER,
         source="Jiang et al., CVPR 2023",
     )
 ]

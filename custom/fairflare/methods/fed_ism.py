@@ -23,7 +23,7 @@ from fairflare.core.computing import plainly
 from fairflare.core.settings import Flag, NonNegative, Positive, Share, settings
 from fairflare.core.sharpness import GSAM, search_distance, sharpness
 from fairflare.core.weighting import moving_average, normalise, power_weights
-from fairflare.methods.catalog import IMAGENET, RESNET18, Method, Paper
+from fairflare.methods.catalog import Method
 from fairflare.methods.probes import MAX_LOSS
 from fairflare.methods.reports import TRAINING, Field
 from fairflare.methods.rule import RoundInputs, Rule, Weighing, sample_weights
@@ -227,15 +227,7 @@ SETTINGS: dict[str, Any] = {
 }
 FIXED = {"rho": 0.05}
 GROWING = {"rho": 0.1, "tau": 0.5}
-PAPER = Paper(
-    source="Wu et al., IJCAI 2024 and FedISM+ (20 sites by two pools, alpha 1, four of them corrupted)",
-    num_rounds=300,
-    num_sites=20,
-    learns={**RESNET18, "partition": "two_pool", "alpha": 1.0, "corrupted_sites": 4, "camera_shift": 0.0},
-    lacks=("the images: RSNA ICH or ISIC 2019, with --data", IMAGENET),
-)
 JOB: dict[str, Any] = {
-    "paper": PAPER,
     "task": "classification",
     # A narrow network on few small images: quicker steps, and some epochs of them.
     "small": {"learning_rate": 1e-3, "local_epochs": 2, "augmentation": ["flip"], "max_pool": True},

@@ -26,7 +26,6 @@ from fairflare.core.stabilise import mixed, smoothed, tempered
 from fairflare.core.weighting import CKA_RANGE, dissimilarity_weights, uniform_weights
 from fairflare.methods.anchor_report import FromPreset, Granularity, LayerSimilarityReport, Preset
 from fairflare.methods.catalog import Method
-from fairflare.methods.fed_avg import PAPER
 from fairflare.methods.layer_scores import Scores, by_granularity, filled, from_layer, most_common_units
 from fairflare.methods.reports import NO_IMAGES, TRAINING, Field, ReportError
 from fairflare.methods.rule import LayerWeights, RoundInputs, Rule, Weighing
@@ -217,7 +216,7 @@ class FedLWR(FromPreset, Rule):
 
 
 JOB: dict[str, Any] = {
-    "rule": FedLWR, "training": LayerSimilarityReport, "source": "Yan et al., MICCAI 2024", "paper": PAPER,
+    "rule": FedLWR, "training": LayerSimilarityReport, "source": "Yan et al., MICCAI 2024",
 }  # fmt: skip
 METHODS = [
     Method(

@@ -13,7 +13,7 @@ import torch
 
 from fairflare.core import losses
 from fairflare.core.settings import NonNegative, settings
-from fairflare.methods.catalog import IMAGENET, Method, Paper
+from fairflare.methods.catalog import Method
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.training import LocalTraining, SiteRun
 
@@ -68,15 +68,7 @@ SETTINGS: dict[str, Any] = {
     "local_epochs": 1,
     "keep_optimizer_state": False,
 }
-PAPER = Paper(
-    source="Sahoo et al., MICCAI 2024 (rounds, sites and batch size: the authors' code)",
-    num_rounds=60,
-    num_sites=4,
-    learns={"network": "densenet121", "image_size": [224, 224], "in_channels": 3, "partition": "shards", "eta": 1.0},
-    lacks=("the images: ISIC 2018 or Messidor-2, with --data", IMAGENET),
-)
 JOB: dict[str, Any] = {
-    "paper": PAPER,
     "task": "classification",
     "learns": {
         "phantom": "dermoscopy7", "partition": "shards", "eta": 1.0, "corrupted_sites": 0,

@@ -49,10 +49,10 @@ class Priors:
             try:
                 self._networks[file] = run.task.load_prior(self.kind, file, self.image_size)
             except ValueError as error:
+                held = f"its checkpoint of the prior network {self.kind!r} cannot be used (details in the site's log)"
                 raise SiteError(
                     f"site {run.site!r}: {error}",
-                    public=f"site {run.site!r}: its checkpoint of the prior network {self.kind!r} cannot be "
-                    "used (details in the site's log)",
+                    public=f"site {run.site!r}: {error if file is None else held}",
                 ) from error
         network = self._networks[file].to(run.device)
         projector = getattr(model, "projector", None)

@@ -14,7 +14,6 @@ from fairflare.core.settings import NonNegative, Positive, settings
 from fairflare.core.updates import squared_norms
 from fairflare.core.weighting import POWER_FLOOR, power_weights, uniform_weights
 from fairflare.methods.catalog import Method
-from fairflare.methods.fed_avg import PAPER
 from fairflare.methods.probes import PROBE_LOSS, LossProbe
 from fairflare.methods.rule import RoundInputs, Rule, Weighing
 
@@ -106,7 +105,6 @@ METHODS = [
         summary="sites with a higher loss count more, by a power q (q_form=weighted: FedISM+'s baseline)",
         rule=QFedAvg,
         training=LossProbe,
-        paper=PAPER,
         source="Li et al., ICLR 2020",
     )
 ]

@@ -8,7 +8,7 @@ import torch
 
 from fairflare.core.settings import settings
 from fairflare.methods.catalog import Method
-from fairflare.methods.fed_avg import PAPER, FedAvg
+from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.training import LocalTraining
 
 
@@ -33,7 +33,6 @@ METHODS = [
         summary="every site trains by itself, nothing is averaged",
         rule=FedAvg,
         training=SoloTraining,
-        paper=PAPER,
         source="the baseline of Yan et al., MICCAI 2024",
     )
 ]

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
-from monai.transforms import Compose, RandAdjustContrastd, RandAffined, RandFlipd, RandScaleIntensityd
+from monai.networks.layers import gaussian_1d, separable_filtering
+from monai.transforms import (
+    Compose,
+    RandAdjustContrastd,
+    RandAffined,
+    RandFlipd,
+    Randomizable,
+    RandScaleIntensityd,
+    Transform,
+)
 from torch.utils.data import DataLoader, Dataset
 
 from fairflare.core.task import Batches
@@ -64,35 +74,75 @@ class Augmented:
 
     Args:
         batches: of (inputs, targets) in [0, 1], that can be gone through again.
-        names: which changes: ``"flip"``, ``"affine"``, ``"intensity"``.
+        names: which changes; see :func:`changes`.
         seed: of the epoch.
+        size: height and width of the images.
         with_targets: the targets are images that move along.
     """
 
-    def __init__(self, batches: Batches, names: Sequence[str], seed: int, *, with_targets: bool) -> None:
+    def __init__(
+        self, batches: Batches, names: Sequence[str], seed: int, *, size: Sequence[int], with_targets: bool
+    ) -> None:
         self.batches = batches
         self.names = names
         self.seed = seed
+        self.size = size
         self.with_targets = with_targets
 
     def __len__(self) -> int:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Batch]:
-        transform = changes(self.names, with_targets=self.with_targets)
+        transform = changes(self.names, size=self.size, with_targets=self.with_targets)
         transform.set_random_state(seed=self.seed % 2**32)
         for inputs, targets in self.batches:
             items = [transform({"image": a, "label": b}) for a, b in zip(inputs, targets, strict=True)]
             yield _plain(items, "image").clamp_(0.0, 1.0), _plain(items, "label") if self.with_targets else targets
 
 
-def changes(names: Sequence[str], *, with_targets: bool) -> Compose:
-    """The random changes of one sample."""
+class Blur(Randomizable, Transform):
+    """A Gaussian blur of every image, 5 pixels wide and 9 high, with a new width in [0.1, 5] each time.
+
+    Source:
+        Fed-MAS's code: torchvision's ``GaussianBlur((5, 9), (0.1, 5))``, edges mirrored.
+    """
+
+    def __call__(self, item: Mapping[str, Any]) -> dict[str, Any]:
+        image = torch.as_tensor(item["image"])
+        sigma = torch.tensor(self.R.uniform(0.1, 5.0))
+        kernels = [gaussian_1d(sigma, tail / float(sigma), approx="sampled", normalize=True) for tail in (4, 2)]
+        blurred = separable_filtering(image[None], [k.to(image) for k in kernels], mode="reflect")[0]
+        return {**item, "image": blurred}
+
+
+def changes(names: Sequence[str], *, size: Sequence[int], with_targets: bool) -> Compose:
+    """The random changes of one sample, in this order.
+
+    Args:
+        names: ours: ``"flip"`` (left and right, half of the images), ``"affine"`` (half of them: up to 9.7 degrees, up
+            to 10 % larger or smaller), ``"intensity"`` (gamma and scale, three in ten each). As the papers' code:
+            ``"flip_vertical"`` (half of them), ``"blur"`` (:class:`Blur`), ``"rotate"`` (every image by up to 10
+            degrees) and ``"shift"`` (every image by up to 2 % of its size), empty pixels black.
+        size: height and width of the images.
+        with_targets: the targets move along.
+    """
     moved = ("image", "label") if with_targets else ("image",)
     modes = ("bilinear", "nearest") if with_targets else ("bilinear",)
     steps: list[Any] = []
     if "flip" in names:
         steps.append(RandFlipd(keys=moved, prob=0.5, spatial_axis=1))
+    if "flip_vertical" in names:
+        steps.append(RandFlipd(keys=moved, prob=0.5, spatial_axis=0))
+    if "blur" in names:
+        steps.append(Blur())
+    if "rotate" in names or "shift" in names:
+        steps.append(
+            RandAffined(
+                keys=moved, prob=1.0, rotate_range=math.radians(10) if "rotate" in names else None, mode="nearest",
+                translate_range=[0.02 * side for side in size] if "shift" in names else None, padding_mode="zeros",
+                cache_grid=False,
+            )
+        )  # fmt: skip
     if "affine" in names:
         steps.append(
             RandAffined(

@@ -109,7 +109,8 @@ class ClassificationTask(MeasuresClasses, ImageTask):
             (LDAM).
         cosine_scale: see there.
         retrained_head: a second classifier beside it, trained by the server and used in evaluation (CReFF).
-        augmentation: ``"flip"``, ``"affine"``, ``"intensity"``: which random changes ``augment=True`` makes.
+        augmentation: which random changes ``augment=True`` makes: ``"flip"``, ``"affine"``, ``"intensity"`` (ours), or
+            as the papers' code ``"flip_vertical"``, ``"blur"``, ``"rotate"`` (10 degrees), ``"shift"`` (2 %).
         phantom: synthetic data, used where a site has none of its own: ``"dermoscopy"``, ``"dermoscopy7"``,
             ``"fundus"`` or ``"endoscopy"``.
         allow_phantom: a site whose file names no data, for itself or for others, trains on synthetic data; False: it is

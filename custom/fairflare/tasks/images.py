@@ -42,7 +42,9 @@ OTHER_KEYS = (  # of the site file, not the task's business
 Grey = Literal[1, 3]
 Size = tuple[PositiveInt, PositiveInt]
 Momentum = Annotated[float, Field(strict=True, gt=0, le=1)]
-Augmentations = tuple[Literal["flip", "affine", "intensity"], ...]
+Augmentations = tuple[
+    Literal["flip", "affine", "intensity", "flip_vertical", "blur", "rotate", "shift"], ...
+]  # see fairflare.tasks.batches.changes
 Coding = dict[int, NonNegativeInt]  # {number in the site's files: the task's number}; JSON has text keys
 Filename = Annotated[str, Field(min_length=1)]
 
@@ -333,7 +335,9 @@ class ImageData(SiteData):
         if not augment:
             return batches
         seed = checks.whole("shuffle_seed of augmented batches", shuffle_seed, low=0)
-        return Augmented(batches, self.task.augmentation, seed, with_targets=self.moves_targets)
+        return Augmented(
+            batches, self.task.augmentation, seed, size=self.task.image_size, with_targets=self.moves_targets
+        )
 
 
 class FolderImages(ImageData):

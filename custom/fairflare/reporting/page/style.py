@@ -96,14 +96,15 @@ def whole_numbers(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
 
 
-def log_scale(axes: Axes) -> None:
+def log_scale(axes: Axes, *, x: bool = False) -> None:
     """Logarithmic, with plain numbers: the usual ones are formulas, which :func:`styled` turns off."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    (axes.set_xscale if x else axes.set_yscale)("log")
+    axis = axes.xaxis if x else axes.yaxis
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def legend(made: Figure, axes: Axes, count: int) -> None:

@@ -13,7 +13,7 @@ import jinja2
 
 from fairflare import __version__
 from fairflare.core.files import write_whole
-from fairflare.reporting.page import course, outcome, pareto, provenance, reports, weights, words
+from fairflare.reporting.page import course, outcome, pareto, provenance, reports, sweep, weights, words
 from fairflare.reporting.page.content import MAX_COLUMNS, Page, Picture, Section, Table, printable, shown
 from fairflare.reporting.page.material import Material, of_one, page_run, read_material
 from fairflare.reporting.page.style import Drawn, drawn
@@ -117,6 +117,7 @@ def build(material: Material) -> Page:
     sections = [
         outcome.results(material) or _without_test(material),
         outcome.differences(material),
+        sweep.sweep(material),
         pareto.pareto(material),
         course.rounds(material),
         weights.layers(material),

@@ -1,0 +1,154 @@
+"""Runs in the columns of a paper's table, and the figure of a sweep."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fairflare.methods.papers import tables
+from fairflare.reporting.page.content import Spread
+from fairflare.reporting.page.material import read_material
+from fairflare.reporting.page.sweep import half_width, sweep
+from fairflare.reporting.page.write import write_report
+from fairflare.reporting.paper_table import paper_table
+from fairflare.tasks.classification import ClassificationTask
+from tests.unit.report_runs import document
+
+VALUES = {"FedAvg": {"a": 0.8, "b": 0.6}, "Ours": {"a": 0.75, "b": 0.71}}
+DICE = tables()["fed_lwr"].columns
+
+
+def runs(**test: Any) -> list[dict[str, Any]]:
+    """Two rows, seeds 0 and 1; the second seed is 0.02 better."""
+    found = []
+    for label, values in VALUES.items():
+        for seed in (0, 1):
+            found.append(document(label, seed, {site: value + 0.02 * seed for site, value in values.items()}))
+    return found
+
+
+def cells(text: str) -> list[list[str]]:
+    rows = [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    return [rows[0], *rows[2:]]
+
+
+def test_dice_by_site_average_and_deviation() -> None:
+    text = paper_table("Table 1", DICE, runs(), style="markdown")
+    head, *rows = cells(text)
+    assert head == ["method", "a", "b", "Avg.", "Std."]
+    for row in rows:
+        by_seed = np.array([[VALUES[row[0]][s] + 0.02 * seed for s in ("a", "b")] for seed in (0, 1)]) * 100
+        wanted = [*by_seed.T, by_seed.mean(1), by_seed.std(1)]
+        assert row[1:] == [f"{column.mean():.2f} ± {column.std():.2f}" for column in wanted]
+    assert "Table 1, in percent, of the last model" in text
+
+
+def in_splits(run: dict[str, Any], **splits: float) -> dict[str, Any]:
+    """The run with the dice of further test splits, more than the site's own by so much."""
+    for site, values in run["test"].items():
+        for split, more in splits.items():
+            values[f"{split}/dice"] = run["test"][site]["dice"] + more
+    return run
+
+
+def test_the_first_metric_that_is_there_and_what_is_absent_by_name() -> None:
+    columns = [
+        {"title": "B-acc", "metric": ["global/dice", "common/dice"], "of": "mean"},
+        {"title": "Tail", "metric": ["global/tail", "common/tail"], "of": "mean"},
+        {"title": "Average", "metric": "clean/dice+corrupted/dice", "of": "mean"},
+    ]
+    found = [in_splits(run, common=0.01, clean=0.1, corrupted=-0.3) for run in runs()]
+    text = paper_table("T", columns, found, style="markdown")
+    head, first, _ = cells(text)
+    assert head == ["method", "B-acc", "Tail", "Average"]
+    assert first == ["FedAvg", "72.00 ± 1.00", "-", "61.00 ± 1.00"]
+    assert "B-acc: common/dice, as no run has global/dice." in text
+    assert "ABSENT, as no run measured it: Tail (global/tail or common/tail)." in text
+    found[0] = in_splits(found[0], **{"global": 0.2})
+    assert cells(paper_table("T", columns, found, style="markdown"))[1][1] == "90.00"
+
+
+def test_the_last_rounds_of_all_runs_are_pooled() -> None:
+    column = {"title": "AUC", "metric": "dice", "of": "mean", "last": True}
+    found = runs()[:2]
+    before = [0.5, 0.54]
+    for run, value in zip(found, before, strict=True):
+        run["rounds"][0]["test"] = {site: {"dice": value} for site in run["test"]}
+        run["last_rounds"] = {"rounds": [0, 1], "test": {}}
+    pooled = np.array([*before, 0.7, 0.72]) * 100
+    text = paper_table("T", [column], found, style="markdown")
+    assert cells(text)[1] == ["FedAvg", f"{pooled.mean():.2f} ± {pooled.std():.2f}"]
+    assert "of the models of the last rounds that were tested" in text
+    del found[0]["last_rounds"]
+    assert cells(paper_table("T", [column], found, style="markdown"))[1][1] == "71.00 ± 1.00"
+
+
+def test_every_column_is_of_a_metric_that_the_task_measures() -> None:
+    task = ClassificationTask(phantom="endoscopy")
+    known = {metric.name for metric in task.declared_metrics()} | {"dice"}
+    assert len(tables()) > 20
+    for table in tables().values():
+        assert table.columns, table.name
+        for column in table.columns:
+            wanted = column["metric"] if isinstance(column["metric"], list) else [column["metric"]]
+            for part in (part for metric in wanted for part in metric.split("+")):
+                assert part.rpartition("/")[2] in known, (table.name, part)
+            assert column["of"] in ("site", "mean", "std")
+
+
+# ------------------------------------------------------------------------------------------------ a sweep
+
+
+@pytest.fixture
+def comparison(tmp_path: Path) -> Path:
+    for label, value in {"FedAvg": 0.6, "ISM, q=0.1": 0.5, "ISM, q=10.0": 0.7, "ISM, q=1.0": 0.66}.items():
+        for seed in (0, 1, 2):
+            run = document(label, seed, {"a": value + 0.01 * seed, "b": value - 0.1})
+            place = tmp_path / "runs" / f"{label}-{seed}".replace(" ", "_").replace(",", "")
+            place.mkdir(parents=True)
+            (place / "results.json").write_text(json.dumps(run))
+    return tmp_path
+
+
+def test_a_sweep_has_a_table_in_the_order_of_its_values(comparison: Path) -> None:
+    section = sweep(read_material(comparison))
+    assert section is not None
+    picture, table = section.parts
+    assert [row[:2] for row in table.rows] == [["ISM", 0.1], ["ISM", 1.0], ["ISM", 10.0]]  # type: ignore[union-attr]
+    worst = [row[3].mean for row in table.rows]  # type: ignore[union-attr]
+    np.testing.assert_allclose(worst, [0.4, 0.56, 0.6])
+    axes = picture.draw().axes  # type: ignore[union-attr]
+    assert [a.get_xscale() for a in axes] == ["log", "log"]
+    assert [a.get_ylabel() for a in axes] == ["average", "worst site"]
+    (bars,) = axes[0].containers
+    np.testing.assert_allclose(np.asarray(bars.lines[0].get_xdata(), float), [0.1, 1, 10])
+    np.testing.assert_allclose(np.asarray(bars.lines[0].get_ydata(), float), [0.455, 0.615, 0.655], atol=1e-9)
+    assert len(axes[0].lines) > len(axes[0].containers)  # FedAvg as a line across
+
+
+def test_intervals_are_students() -> None:
+    values = [0.61, 0.64, 0.70]
+    low, high = stats.t.interval(0.95, 2, np.mean(values), stats.sem(values))
+    found = half_width(Spread(float(np.mean(values)), float(np.std(values))), 3)
+    assert found == pytest.approx((high - low) / 2)
+    assert math.isnan(half_width(Spread(0.5), 1))
+
+
+def test_rows_without_a_sweep_have_no_figure(tmp_path: Path) -> None:
+    for label in ("FedAvg", "Prox, mu=0.1"):
+        place = tmp_path / "runs" / label.replace(" ", "_")
+        place.mkdir(parents=True)
+        (place / "results.json").write_text(json.dumps(document(label, 0, {"a": 0.5, "b": 0.6})))
+    assert sweep(read_material(tmp_path)) is None
+
+
+def test_the_page_has_the_figure(comparison: Path) -> None:
+    page = write_report(comparison, comparison / "page")
+    assert "Against a setting" in page.read_text(encoding="utf-8")
+    assert (comparison / "page" / "figures" / "sweep_q.svg").is_file()

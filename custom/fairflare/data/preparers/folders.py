@@ -19,7 +19,7 @@ from fairflare.data.preparers.common import (
     files_by_ending,
     write_sites,
 )
-from fairflare.data.preparers.listed import Groups, add_group_option, groups_by_site
+from fairflare.data.preparers.listed import Groups, add_group_option, groups_by_site, patient_of
 
 MASK_ENDING = re.compile(r"[-_. ]?(segmentation|seg|mask|label|labels|gt)$", re.IGNORECASE)
 
@@ -68,10 +68,7 @@ def folder_items(site: str, images: Path, masks: Path, group: str | None = None)
     partners = _by_name(site, masks, skip="images" if together else None)
     check_pairs(site, images, pictures, partners, f"an image in '{images}' and a mask of the same name in '{masks}'")
     for stem, path in pictures.items():
-        match = re.search(group, stem) if group is not None else None
-        if group is not None and match is None:
-            raise DataError(f"site '{site}': '{path}' does not match group '{group}', so its patient is not known")
-        patient = match.group(1) if match else None
+        patient = patient_of(stem, group, f"site '{site}': '{path}'")
         yield Item(file_name(stem), patient or stem, path, partners[stem], patient)
 
 

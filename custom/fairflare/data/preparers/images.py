@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,16 +13,14 @@ from fairflare.data.preparers.common import Dealing, Preparer, Writing, listing,
 from fairflare.data.preparers.listed import (
     Groups,
     add_listing_options,
-    called_columns,
     check_listing,
     groups_by_site,
     listed_item,
+    listed_rows,
     parse_pairs,
-    split_name,
+    patient_of,
 )
-from fairflare.data.preparers.tables import Images, read_table
-
-COLUMNS = ("image", "label", "site", "patient", "split")
+from fairflare.data.preparers.tables import Images
 
 
 def prepare_images(
@@ -62,7 +59,7 @@ def prepare_images(
     """
     source = Path(source_dir)
     check_listing(csv, columns)
-    rows = _from_folders(source) if csv is None else _from_table(source, source / csv, columns or {})
+    rows = _from_folders(source) if csv is None else listed_rows(source, source / csv, columns or {}, "label")
     names = class_names([row["label"] for row in rows], classes)
     by_site = groups_by_site(group, {row.get("site", "") for row in rows})
     items = []
@@ -71,7 +68,8 @@ def prepare_images(
         label = names.index(row["label"]) if row["label"] in names else -1
         if label < 0:
             raise DataError(f"'{path}' has the label '{row['label']}'; the classes are {', '.join(names)}")
-        patient = row.get("patient") or _patient(path.relative_to(source).as_posix(), by_site[row.get("site", "")])
+        relative = path.relative_to(source).as_posix()
+        patient = row.get("patient") or patient_of(relative, by_site[row.get("site", "")], f"'{relative}'")
         site, split = row.get("site", ""), row.get("split", "")
         items.append(listed_item(source, path, label, site=site, patient=patient, split=split))
     return write_pool(items, out_dir, dealing or Dealing(), class_names=names, **writing)
@@ -105,28 +103,6 @@ def _from_folders(source: Path) -> list[dict[str, str]]:
         {"path": str(path), "label": found[-1], "site": found[0] if len(found) == 2 else ""}
         for path, found in zip(images.paths, parts, strict=True)
     ]
-
-
-def _from_table(source: Path, file: Path, columns: Mapping[str, str]) -> list[dict[str, str]]:
-    called = called_columns(columns, COLUMNS)
-    table = read_table(file, [called["image"], called["label"]])
-    paths = Images(source).all([row[called["image"]] for row in table], file)
-    rows = []
-    for number, (row, path) in enumerate(zip(table, paths, strict=True), 2):
-        found = {key: row.get(called[key], "") for key in COLUMNS[1:]}
-        if not found["label"]:
-            raise DataError(f"'{file}', line {number}: the label is missing")
-        rows.append({**found, "path": str(path), "split": split_name(found["split"], file, number)})
-    return rows
-
-
-def _patient(relative: str, group: str | None) -> str | None:
-    if group is None:
-        return None
-    match = re.search(group, relative)
-    if match is None:
-        raise DataError(f"'{relative}' does not match group '{group}', so its patient is not known")
-    return match.group(1)
 
 
 def _from_command(

@@ -11,12 +11,13 @@ from typing import Any
 from fairflare.core.checks import nearest
 from fairflare.data.datalist import SPLITS, DataError, suffix_of
 from fairflare.data.preparers.common import Item, file_name
+from fairflare.data.preparers.tables import Images, read_table
 
 SPLIT_NAMES: Mapping[str, str] = {
     "train": "training", "training": "training", "val": "validation", "valid": "validation",
     "validation": "validation", "test": "test",
 }  # fmt: skip
-
+OPTIONAL = ("site", "patient", "split")
 
 Groups = str | Sequence[str] | Mapping[str, str] | None
 
@@ -72,6 +73,36 @@ def listed_item(
     name = file_name(image.relative_to(source).as_posix()[: -len(suffix_of(image))])
     key = f"{site}/{patient}" if patient else name
     return Item(name, key, image, target, patient or None, site, (split,) if split else ())
+
+
+def patient_of(text: str, group: str | None, whose: str) -> str | None:
+    """The patient in a text, by the expression of its site; None: there is no expression.
+
+    Raises:
+        DataError: it does not match; ``whose``: the image, for the message.
+    """
+    match = re.search(group, text) if group is not None else None
+    if group is not None and match is None:
+        raise DataError(f"{whose} does not match group '{group}', so its patient is not known")
+    return match.group(1) if match else None
+
+
+def listed_rows(source: Path, file: Path, columns: Mapping[str, str], of: str) -> list[dict[str, str]]:
+    """The rows of a CSV file: ``path`` of the image, what stands beside it (``of``), ``site``, ``patient``, ``split``.
+
+    Raises:
+        DataError: a column or an image is not there, or a split is not known.
+    """
+    called = called_columns(columns, ("image", of, *OPTIONAL))
+    table = read_table(file, [called["image"], called[of]])
+    paths = Images(source).all([row[called["image"]] for row in table], file)
+    rows = []
+    for number, (row, path) in enumerate(zip(table, paths, strict=True), 2):
+        found = {key: row.get(called[key], "") for key in (of, *OPTIONAL)}
+        if not found[of]:
+            raise DataError(f"'{file}', line {number}: the {of} is missing")
+        rows.append({**found, "path": str(path), "split": split_name(found["split"], file, number)})
+    return rows
 
 
 def called_columns(given: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:

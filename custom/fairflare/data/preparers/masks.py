@@ -13,18 +13,16 @@ from fairflare.data.datalist import DataError
 from fairflare.data.preparers.common import Dealing, Item, Preparer, Writing, listing, write_pool
 from fairflare.data.preparers.folders import folder_items
 from fairflare.data.preparers.listed import (
+    OPTIONAL,
     Groups,
     add_listing_options,
-    called_columns,
     check_listing,
     groups_by_site,
     listed_item,
+    listed_rows,
     parse_pairs,
-    split_name,
 )
-from fairflare.data.preparers.tables import Images, read_table
-
-COLUMNS = ("image", "mask", "site", "patient", "split")
+from fairflare.data.preparers.tables import Images
 
 
 def prepare_masks(
@@ -103,16 +101,12 @@ def _of_site(site: str, folder: Path, group: str | None) -> list[Item]:
 
 
 def _from_table(source: Path, file: Path, columns: Mapping[str, str]) -> list[Item]:
-    called = called_columns(columns, COLUMNS)
-    table = read_table(file, [called["image"], called["mask"]])
-    images = Images(source)
-    pictures, masks = (images.all([row[called[key]] for row in table], file) for key in ("image", "mask"))
-    items = []
-    for number, (row, image, mask) in enumerate(zip(table, pictures, masks, strict=True), 2):
-        site, patient, split = (row.get(called[key], "") for key in COLUMNS[2:])
-        split = split_name(split, file, number)
-        items.append(listed_item(source, image, mask, site=site, patient=patient, split=split))
-    return items
+    rows = listed_rows(source, file, columns, "mask")
+    masks = Images(source).all([row["mask"] for row in rows], file)
+    return [
+        listed_item(source, Path(row["path"]), mask, **{key: row[key] for key in OPTIONAL})
+        for row, mask in zip(rows, masks, strict=True)
+    ]
 
 
 def _from_command(

@@ -413,7 +413,12 @@ def test_site_file_names_the_checkpoint(worker, tmp_path):
 @pytest.mark.parametrize(
     ("training", "settings", "task", "message"),
     [
-        ({"prior_network": "resnet50"}, {}, {}, "its checkpoint of the prior network 'resnet50' cannot be used"),
+        (
+            {"prior_network": "resnet50"},
+            {},
+            {},
+            "prior_network 'resnet50' needs a checkpoint: name the file with 'prior'",
+        ),
         (
             {"prior": "/secret/name.pt"},
             {"linked_roots": ["/secret"]},

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
-from fairflare.cli.commands import app
+from fairflare.cli.commands import app, which_paper
 from fairflare.core.settings import field_names, values_of
 from fairflare.federation.series import Entry, Series, entries_of, read_entry, read_file, seeds_of
 from fairflare.methods.papers import table_of, tables
@@ -199,3 +200,30 @@ def test_a_sweep_that_is_none(tmp_path: Path, sweep: str) -> None:
     path.write_text(f"methods: [fed_ism]\nsweep: {sweep}\n")
     with pytest.raises(ValueError, match="'sweep' must"):
         read_file(path)
+
+
+@pytest.mark.parametrize(
+    ("given", "paper"),
+    [
+        (["fed_avg"], None),
+        (["fed_avg", "--paper"], "default"),
+        (["fed_avg", "--paper", "--rounds", "2"], "default"),
+        (["--paper", "fed_avg"], "default"),
+        (["fed_avg", "--paper", "fed_mas_isic"], "fed_mas_isic"),
+        (["--paper=fed_ism", "fed_avg"], "fed_ism"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "export", "compare"])
+def test_the_option_paper_stands_with_a_name_or_without(command: str, given: list[str], paper: str | None) -> None:
+    more = ["--out", "x"] if command == "export" else []
+    context = get_command(app).commands[command].make_context(command, [*given, *more])  # type: ignore[attr-defined]
+    assert context.params["paper"] == paper
+    wanted = {"small": paper is None, "paper": None if paper == "default" else paper}
+    assert which_paper(paper) == wanted
+
+
+def test_which_paper_it_is_is_said(tmp_path: Path) -> None:
+    told = CliRunner().invoke(app, ["export", "q_fed_avg", "--paper", "fed_ism", "--out", str(tmp_path)])
+    text = " ".join(told.output.split())
+    assert "settings of fed_ism: Wu et al., FedISM+, section IV, Gaussian noise" in text
+    assert "--paper NAME takes another: fed_lwr, fed_lwr_rif, fed_ism_blur" in text

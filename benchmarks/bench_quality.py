@@ -163,7 +163,9 @@ def measure(
 
 def describe(plan: Plan) -> str:
     """What of the task the plain loop sees."""
-    return " ".join(f"{n}={getattr(plan.task, n, None)!r}" for n in ("image_size", "neck_dim", "classifier", "features"))
+    return " ".join(
+        f"{n}={getattr(plan.task, n, None)!r}" for n in ("image_size", "neck_dim", "classifier", "features")
+    )
 
 
 def line(one: Reached) -> str:

@@ -56,6 +56,14 @@ MARGIN = 0.15
 MARGINS: dict[str, tuple[float, str]] = {}
 
 
+#: What the plain loop follows, of local training and task.
+TRAINED = (
+    "optimizer", "learning_rate", "weight_decay", "betas", "momentum", "batch_size", "local_epochs", "criterion",
+    "schedule", "max_grad_norm",
+)  # fmt: skip
+LEARNED = ("image_size", "features", "neck_dim", "classifier", "partition", "phantom")
+
+
 @dataclass(frozen=True)
 class Reached:
     """Mean over the sites of the test metric, in [0, 1]."""
@@ -146,8 +154,7 @@ def measure(
     for name in names:
         started, plan = time.process_time(), planned(name, given or {}, rounds=rounds, sites=sites, seed=seed)
         half = plan.training
-        same = repr([getattr(half, f) for f in ("optimizer", "learning_rate", "batch_size", "criterion", "schedule",
-                     "weight_decay", "betas", "momentum", "max_grad_norm", "local_epochs")]) + describe(plan)  # fmt: skip
+        same = repr([getattr(half, n) for n in TRAINED] + [getattr(plan.task, n, None) for n in LEARNED])
         if same not in known:
             known[same] = centralised(plan, local)
         margin = MARGINS.get(name, (MARGIN, ""))[0]
@@ -159,13 +166,6 @@ def measure(
         found.append(one)
         print(line(one), flush=True)
     return found
-
-
-def describe(plan: Plan) -> str:
-    """What of the task the plain loop sees."""
-    return " ".join(
-        f"{n}={getattr(plan.task, n, None)!r}" for n in ("image_size", "neck_dim", "classifier", "features")
-    )
 
 
 def line(one: Reached) -> str:

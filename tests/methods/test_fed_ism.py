@@ -157,7 +157,10 @@ def start():
 
 @pytest.mark.parametrize(("variant", "field"), [("S", "sharpness"), ("L", "perturbed_loss")])
 def test_report_is_the_sharpness_of_the_received_model(tmp_path, start, variant, field):
-    """The variant's own figure and no other (with both the site's training loss would be known), against a computation of its own: one float64 batch of the whole training set as it is, in evaluation mode."""
+    """The variant's own figure and no other, with which the site's training loss would be known.
+
+    Against a computation of its own: one float64 batch of the whole training set as it is, in evaluation mode.
+    """
     training = SharpnessAwareTraining(batch_size=7, criterion="logit_adjusted", augment=True, learning_rate=0.01)
     task, _, reply, _ = train(training, tmp_path, {"search_distance": 0.07, "variant": variant}, start)
     assert reply.status == "ok", reply.reason

@@ -55,8 +55,8 @@ class SharpnessAwareTraining(LocalTraining):
     .. math:: \epsilon = \rho_r\, g / \lVert g \rVert, \quad L_0 = \bar\ell(\theta), \quad
               L_p = \bar\ell(\theta + \epsilon), \quad S = L_p - L_0
 
-    with g the gradient over the site's whole training set (Eqs. 9-11), in evaluation mode, without augmentation. The one
-    that the server's variant weighs by leaves the site, S or L_p.
+    with g the gradient over the site's whole training set (Eqs. 9-11), in evaluation mode, without augmentation. One
+    float leaves the site: S or L_p, which the server's variant weighs by.
 
     Args:
         salt: sharpness-aware steps; False: plain ones (ablation: SAGA only).
@@ -153,7 +153,8 @@ class FedISM(Rule):
     report_fields = (
         Field(
             "sharpness", low=-MAX_LOSS, high=MAX_LOSS, nan_ok=True, infinite_ok=True, required=False,
-            doc="S, by how much the mean training loss of the received model rises at the search distance (`variant=S`)",
+            doc="S, by how much the mean training loss of the received model rises at the search distance "
+            "(`variant=S`)",
             keep="`saga=false` of the job", of=TRAINING,
         ),
         Field(

@@ -119,6 +119,7 @@ def build(material: Material) -> Page:
         outcome.differences(material),
         pareto.pareto(material),
         course.rounds(material),
+        course.rounds(material, "test"),
         weights.layers(material),
         weights.site_weights(material),
         *reports.reports(material),

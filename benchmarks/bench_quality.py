@@ -53,7 +53,12 @@ OWN: dict[str, dict[str, Any]] = {
 }
 #: How far below the plain loop a method may stay, of the metric's range.
 MARGIN = 0.15
-MARGINS: dict[str, tuple[float, str]] = {}
+SHORT = "weights that swing from round to round cost most in short runs from a random model"
+MARGINS: dict[str, tuple[float, str]] = {
+    "cgsv": (0.25, "an update has the length gamma, however much was learned"),
+    "fed_lwr": (0.25, SHORT),
+    "fed_lwr_cosine": (0.25, SHORT),
+}
 
 
 #: What the plain loop follows, of local training and task.

@@ -320,6 +320,22 @@ def test_the_mean_of_the_last_models(tmp_path: Path) -> None:
     assert torch.equal(same.model()["model"]["0.weight"], run.model()["model"]["0.weight"])
 
 
+def test_every_second_model_is_tested_and_nothing_else_changes(tmp_path: Path) -> None:
+    """Test metrics over the rounds, without a mean of the last ones; with one, only the last count in it."""
+    behaviour = of_model([0.5] * 6, [0.0, 0.1, 0.2, 0.3, 0.5, 0.6])
+    run = Run(tmp_path, behaviour, num_rounds=5, test_every=2)()
+    found = {r["current_round"]: r["test"].get("site-2", {}).get("dice") for r in run.results["rounds"]}
+    assert found == {0: None, 1: pytest.approx(0.22), 2: None, 3: pytest.approx(0.52), 4: None}
+    assert run.results["last_rounds"] is None
+    plain = Run(tmp_path / "b", behaviour, num_rounds=5)()
+    assert run.results["test"] == plain.results["test"]
+    assert torch.equal(run.model()["model"]["0.weight"], plain.model()["model"]["0.weight"])
+    both = Run(tmp_path / "c", behaviour, num_rounds=5, test_every=1, test_last=2)()
+    assert [bool(r["test"]) for r in both.results["rounds"]] == [True, True, True, True, False]
+    assert both.results["last_rounds"]["rounds"] == [3, 4]
+    assert make_plan("fed_avg", settings={"test_every": 3}).run.test_every == 3
+
+
 def test_a_site_that_one_of_the_last_models_failed_has_no_mean(tmp_path: Path) -> None:
     measured = of_model([0.5] * 4, [0.0, 0.1, 0.2, 0.3])
 

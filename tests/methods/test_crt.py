@@ -182,6 +182,8 @@ def test_weights():
     assert rule.weigh(inputs({"a": {}, "b": {}})).sites == pytest.approx({"a": 7 / 9, "b": 2 / 9})
     found = rule.weigh(inputs({"a": {}, "d": {}})).sites  # d: as much as the mean of those that are known
     assert found == pytest.approx({"a": 0.5, "d": 0.5})
+    found = rule.weigh(inputs({"a": {}, "b": {}, "d": {}})).sites  # 0.7, 0.2 and 0.45
+    assert found == pytest.approx({"a": 14 / 27, "b": 4 / 27, "d": 1 / 3})
     rule.remember(Weighing(layers={"conv": {"a": 1.0, "b": 0.0}, "head": {"a": 0.25, "b": 0.75}}))
     assert rule.weigh(inputs({"a": {}, "b": {}})).sites == pytest.approx({"a": 0.25, "b": 0.75})
     other = ClassifierAverage(weights="method")

@@ -205,7 +205,8 @@ def replay_cffl(first: list[np.ndarray], there: list[list[str]], alpha: float, c
         c = {k: v / sum(c.values()) for k, v in c.items()}
         r = [k for k in r if k not in out]
         n = {k: 10 * int(k[-1]) for k in r}
-        p = {k: n[k] / sum(n.values()) for k in r}
+        of = sites if rep == "code" else r  # the authors' sum is over all, also those removed
+        p = {k: n[k] / sum(10 * int(j[-1]) for j in of) for k in r}
         total = [sum(p[k] * delta[k][i] for k in r) for i in range(len(first))]
         flat = np.concatenate([t.ravel() for t in total])
         came = {}

@@ -215,21 +215,22 @@ def test_fed_ga_of_the_spec():
     assert weigh(rule, "gap", a=NAN, b=NAN, c=NAN) == near(1 / 3, 1 / 3, 1 / 3)
     assert weigh(rule, "gap", 1, a=0.1, b=0.3, c=0.5) == near(0.316722, 0.333333, 0.349944)
     assert FedGA().step_of(1, 300, 3) == pytest.approx(0.016611, abs=1e-6)
-    assert FedGA(fedga_mode="original").step_of(1, 300, 3) == pytest.approx(0.2 / 3)
+    assert FedGA(fedga_mode="original").step_of(2, 300, 3) == pytest.approx(0.2 / 3)
     found = weigh(FedGA(ga_step=0.3, shrinking=False), "gap", 7, a=0.1, b=0.3, c=0.8)
     assert found == near(0.258333, 0.308333, 0.433333)
-    found = weigh(FedGA(fedga_mode="original", centred=False), "gap", 1, a=0.1, b=0.3, c=0.8)
+    found = weigh(FedGA(fedga_mode="original", centred=False), "gap", 2, a=0.1, b=0.3, c=0.8)
     assert found == near(0.310606, 0.325758, 0.363636)
 
 
 @pytest.mark.parametrize("centred", [True, False])
 def test_fed_ga_against_the_authors_loop(centred):
+    """Their loop moves the weights behind round i by (1 - (i - 1) / T), for round i + 1."""
     rng, rule, names = np.random.default_rng(1), FedGA(fedga_mode="original", ga_step=0.9, centred=centred), "abcd"
     weights, rounds = np.full(4, 0.25), 12
     for current_round in range(1, rounds):
         gaps = rng.normal(0, 1, 4)
         said = dict(zip(names, gaps.tolist(), strict=True))
-        step = 0.9 / 4 * (1 - (current_round - 1) / rounds)
+        step = 0.9 / 4 * (1 - (current_round - 1 - 1) / rounds)
         values = gaps - gaps.mean() if centred else gaps
         values = values / np.abs(values).max()
         for i in range(4):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from fairflare.exchange.messages import SiteTask
-    from fairflare.methods.training import SiteRun
+    from fairflare.methods.training import LocalTraining, SiteRun
 
 log = logging.getLogger(__name__)
 EXAMPLES = "examples_folder"  # the setting in local/fairflare.json
@@ -43,15 +43,17 @@ def examples_folder(site: str, settings: Mapping[str, Any]) -> Path | None:
 
 
 def draw_examples(
-    folder: Path | None, request: SiteTask, run: SiteRun, model: torch.nn.Module, batch_size: int
+    folder: Path | None, request: SiteTask, run: SiteRun, model: torch.nn.Module, training: LocalTraining
 ) -> None:
     """After the final test: the best, the median and the worst test image, in a folder of this site and run.
+
+    And what the method has measured by class (Fed-MAS: w and w^), as its last round has it.
 
     Args:
         folder: of :func:`examples_folder`.
         request: only the final test of the run's last model is shown; it alone measures the validation split, too.
         run, model: that were tested.
-        batch_size: of the test, so that the outputs are the same.
+        training: whose batch size was that of the test, so that the outputs are the same.
 
     Raises:
         TaskStopped: the job was stopped. Anything else that goes wrong is only logged here.
@@ -63,7 +65,13 @@ def draw_examples(
         private_folder(place)
         made = "SYNTHETIC data, " if run.data.synthetic else ""
         title = f"{run.site}: {made}model after {request.current_round} rounds"
-        drawn = run.task.write_examples(model, run.data, place, batch_size=batch_size, device=run.device, title=title)
+        if training.by_class and (kept := run.store.load_before(training.by_class, request.current_round)):
+            from fairflare.reporting.by_class import write
+
+            write(place, kept, run.data.class_names, title)
+        drawn = run.task.write_examples(
+            model, run.data, place, batch_size=training.batch_size, device=run.device, title=title
+        )
     except TaskStopped:
         raise
     except Exception as error:

@@ -220,7 +220,7 @@ class Rounds:
         if rule.asks_about_anchor(current_round) and len(record.accepted) > 1:
             self._ask_about_anchor(record, state)
         next_state = self._aggregate(record, state, train)
-        if -self.settings.test_last <= current_round - self.settings.rounds_in_all < -1:
+        if self.settings.tests(current_round):
             self._test_on_the_way(record, next_state)
         with writing(f"the results and models of round {current_round}", self.place.run_dir):
             self._keep_best(state, record.validation, current_round - 1)
@@ -289,7 +289,7 @@ class Rounds:
             self.journal.tested(last, best, of_best)
 
     def _test_on_the_way(self, record: RoundRecord, state: State) -> None:
-        """One of the last models; who fails is left out of its mean, and the run goes on."""
+        """A model on the way; who fails is left out of its figures, and the run goes on."""
         tested = self.test(state, record.current_round + 1)
         record.test = tested.test
         record.global_test = (self._of_all(state, record.current_round + 1, tested) or {}).get("metrics")

@@ -28,8 +28,8 @@ from fairflare.federation.site_store import safe_name
 
 #: Options of the run that are given like a method's settings.
 LIKE_SETTINGS = (
-    *field_names(Bounds), "best_by", "best_lambda", "test_last", "bootstrap", "recalibration", "anchor_as", "suspects",
-    "crt_rounds", "crt_epochs", "crt_weights", "crt_mask_absent", "min_cases",
+    *field_names(Bounds), "best_by", "best_lambda", "test_last", "test_every", "bootstrap", "recalibration",
+    "anchor_as", "suspects", "crt_rounds", "crt_epochs", "crt_weights", "crt_mask_absent", "min_cases",
 )  # fmt: skip
 RESULTS_FOLDER = "fairflare"  # in the run directory
 
@@ -62,6 +62,8 @@ class RunSettings(Bounds):
         best_lambda: see there.
         test_last: of so many last models the test metrics are averaged in the results; each one more than the last
             costs a ``validate``. The papers' settings have 5.
+        test_every: the model of every so many rounds is tested too, for the test metrics over the rounds; they decide
+            nothing. 0: none.
         bootstrap: in the final test every site measures the primary metric also on so many draws of its test images
             with replacement, and sends these values, for the intervals of ``fairflare compare``; 0: none.
         suspects: what is done with a site that looks as if its labels were off, or as if it worked against the others,
@@ -111,6 +113,7 @@ class RunSettings(Bounds):
     best_by: Literal["mean", "worst", "mean_minus_std"] = "mean"
     best_lambda: NonNegative = 1.0
     test_last: PositiveInt = 1
+    test_every: NonNegativeInt = 0
     bootstrap: Annotated[NonNegativeInt, Field(le=MOST)] = 0
     min_cases: PositiveInt = 1
     norm_statistics: Literal["average", "recalibrated"] = "average"
@@ -126,6 +129,11 @@ class RunSettings(Bounds):
     def rounds_in_all(self) -> int:
         """With those that train the classifier alone."""
         return self.num_rounds + self.crt_rounds
+
+    def tests(self, current_round: int) -> bool:
+        """Whether the model that this round makes is tested; that of the last round is so in any case."""
+        every, left = self.test_every, self.rounds_in_all - current_round - 1
+        return left > 0 and (left < self.test_last or (every > 0 and (current_round + 1) % every == 0))
 
     def __post_init__(self) -> None:
         if self.experiment:

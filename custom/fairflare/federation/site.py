@@ -325,7 +325,7 @@ class SiteWorker:
             found = self.task.resampled(model, run.data, units.drawn(self.site, request.resample), self.device)
             if found is not None:
                 reply.stats |= {RESAMPLED: found, DRAWN_UNITS: units.kind, NUM_UNITS: len(units.members)}
-        draw_examples(self.examples, request, run, model, self.training.batch_size)
+        draw_examples(self.examples, request, run, model, self.training)
         return reply
 
     # -- pieces

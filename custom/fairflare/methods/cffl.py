@@ -22,7 +22,7 @@ from fairflare.methods.cgsv import buffers
 from fairflare.methods.downloads import Downloads
 from fairflare.methods.probes import score
 from fairflare.methods.reports import VALIDATION, Field
-from fairflare.methods.rule import RoundInputs, State, Weighing
+from fairflare.methods.rule import RoundInputs, State, Weighing, sample_weights
 from fairflare.methods.training import LocalTraining, SiteRun, Trained
 
 SENT = "sent"  # in the site's store: the update, of which the server sends a part back
@@ -107,7 +107,8 @@ class CFFL(Downloads):
     Args:
         cffl_alpha: alpha, ``> 0``; the authors' code lets it grow to 10.
         c_th: threshold, in (0, 1], over the number of reputable sites. The authors: 1/3, and 1/6 for unequal classes.
-        cffl_rep: ``"paper"``: as above; ``"code"``: :math:`c \leftarrow \sinh(\alpha (0.8\,c + 0.2\,x))`, from 0.
+        cffl_rep: ``"paper"``: as above; ``"code"``: :math:`c \leftarrow \sinh(\alpha (0.8\,c + 0.2\,x))`, from 0, and
+            n_k over the samples of *all* sites of the round, so that the common step shrinks when one is removed.
 
     Source:
         Lyu et al., 2020; the authors' code.
@@ -136,16 +137,18 @@ class CFFL(Downloads):
             self._update(inputs, sites)
             sites = [site for site in sites if site not in self._removed]
         sizes = inputs.moderated({site: float(inputs.num_samples[site]) for site in inputs.sites}, "number of samples")
-        shares = dict.fromkeys(inputs.sites, 0.0)
+        shares, step = dict.fromkeys(inputs.sites, 0.0), 1.0 if sites else 0.0
         if sites:
             shares |= cffl_shares({s: self._reputations[s] for s in sites}, {s: sizes[s] for s in sites})
             mean = normalise({site: float(inputs.num_samples[site]) for site in sites})
             weights = inputs.remembered({**dict.fromkeys(inputs.sites, 0.0), **mean})
+            if self.cffl_rep == "code":
+                step = math.fsum(sample_weights(inputs)[site] for site in sites)
         else:  # nobody's update counts
             weights = dict.fromkeys(inputs.sites, 1 / len(inputs.sites))
-        self.remember(inputs, shares, weights)
+        self.remember(inputs, shares, {site: step * weight for site, weight in weights.items()})
         details = {"reputation": dict(self._reputations), "removed": list(self._removed), "share": shares}
-        return Weighing(sites=weights, step=1.0 if sites else 0.0, details=details)
+        return Weighing(sites=weights, step=step, details=details)
 
     def _update(self, inputs: RoundInputs, sites: list[str]) -> None:
         """Reputations of the sites that are in the round, and who loses the right to be in the next ones."""

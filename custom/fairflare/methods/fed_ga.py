@@ -53,8 +53,9 @@ class FedGA(Rule):
     keeps its weight: those of a round share what they held together. A gap that is not a number counts as the mean.
 
     Args:
-        fedga_mode: ``"fedism"``: d_r = 0.05 / K (T - r) / T; ``"original"``: d_r = 0.2 / K (1 - (r - 1) / T), r from 0
-            and no gap in the first round.
+        fedga_mode: ``"fedism"``: d_r = 0.05 / K (T - r) / T; ``"original"``: d_r = 0.2 / K (1 - (r - 2) / T), r from 0
+            and no gap in the first round: the authors' loop, in which the weights of a round are moved at the end of
+            the one before, so that its first step is a little above 0.2 / K.
         ga_step: in place of 0.05 or 0.2.
         centred: subtract the mean gap (the paper); False: the authors' code.
         shrinking: False: d_r = 0.05 / K (or 0.2 / K) in every round, also under a stock controller, which does not say
@@ -102,7 +103,7 @@ class FedGA(Rule):
         size = (STEPS[self.fedga_mode] if self.ga_step is None else self.ga_step) / num_sites
         if not self.shrinking:
             return size
-        passed = current_round if self.fedga_mode == "fedism" else max(current_round - 1, 0)
+        passed = current_round if self.fedga_mode == "fedism" else current_round - 2
         return size * max(num_rounds - passed, 0) / max(num_rounds, 1)
 
     def state_dict(self) -> dict[str, Any]:

@@ -55,8 +55,8 @@ class SharpnessAwareTraining(LocalTraining):
     .. math:: \epsilon = \rho_r\, g / \lVert g \rVert, \quad L_0 = \bar\ell(\theta), \quad
               L_p = \bar\ell(\theta + \epsilon), \quad S = L_p - L_0
 
-    with g the gradient over the site's whole training set (Eqs. 9-11), in evaluation mode, without augmentation. Two
-    floats leave the site: S and L_p.
+    with g the gradient over the site's whole training set (Eqs. 9-11), in evaluation mode, without augmentation. One
+    float leaves the site: S or L_p, which the server's variant weighs by.
 
     Args:
         salt: sharpness-aware steps; False: plain ones (ablation: SAGA only).
@@ -99,7 +99,8 @@ class SharpnessAwareTraining(LocalTraining):
         batches = run.data.batches("training", batch_size=self.batch_size)
         with plainly(model):  # a small difference of losses
             found = sharpness(model, losses, batches, run.own.distance)
-        return {"sharpness": found.sharpness, "perturbed_loss": found.perturbed_loss}
+        wanted = VARIANTS[run.directives.get("variant", "S")]
+        return {wanted: getattr(found, wanted)}
 
     def step(
         self,
@@ -152,18 +153,19 @@ class FedISM(Rule):
     report_fields = (
         Field(
             "sharpness", low=-MAX_LOSS, high=MAX_LOSS, nan_ok=True, infinite_ok=True, required=False,
-            doc="S, by how much the mean training loss of the received model rises at the search distance",
-            reveals="with `perturbed_loss` the mean training loss of the received model",
+            doc="S, by how much the mean training loss of the received model rises at the search distance "
+            "(`variant=S`)",
             keep="`saga=false` of the job", of=TRAINING,
         ),
         Field(
             "perturbed_loss", low=0, high=MAX_LOSS, nan_ok=True, infinite_ok=True, required=False,
-            doc="L_p, the mean training loss at that distance",
+            doc="L_p, the mean training loss at that distance (`variant=L`, in place of S)",
             keep="`saga=false` of the job", of=TRAINING,
         ),
     )  # fmt: skip
     directive_docs: ClassVar[dict[str, str]] = {
-        "search_distance": "the distance of this round, which follows from the job's settings"
+        "search_distance": "the distance of this round, which follows from the job's settings",
+        "variant": "which of the two figures the server weighs by, and a site reports",
     }
 
     variant: Literal["S", "L"] = "S"
@@ -187,7 +189,8 @@ class FedISM(Rule):
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         if not self.saga:
             return {}
-        return {"search_distance": distance(current_round, num_rounds, self.rho, self.tau)}
+        told = distance(current_round, num_rounds, self.rho, self.tau)
+        return {"search_distance": told, "variant": self.variant}
 
     def check_report(self, report: dict[str, Any], site: str) -> dict[str, Any]:
         wanted = VARIANTS[self.variant]

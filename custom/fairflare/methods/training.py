@@ -98,6 +98,8 @@ class LocalTraining(KeepsAtHome, HasCriterion, HasOptimizer):
     }
     #: Whether the method needs a score of each model in [0, 1] that is better when higher.
     scores: ClassVar[bool] = False
+    #: What the store has by class (``before``, ``during``, ``counts``), for a picture that stays at the site.
+    by_class: ClassVar[str] = ""
 
     optimizer: Literal["adam", "adamw", "sgd", "task"] = "adam"
     learning_rate: Positive = 1e-3

@@ -26,16 +26,27 @@ IN, OUT, AWAY = 2, 1, 0  # a site in a round
 MAX_GRIDS = 6
 
 
-def rounds(material: Material) -> Section | None:
-    """Average, standard deviation and worst site of the validation metric, round by round."""
-    by_row = [(row, course(row, material)) for row in material.rows]
-    by_row = [(row, found) for row, found in by_row if found]
+#: Split: name, title, and which model's figures those of a round are.
+SPLITS = {
+    "validation": ("rounds", "Over the rounds", "the model received in the round, over the sites that were in it"),
+    "test": ("tests", "Tests over the rounds", "the model that the round made; it decided nothing"),
+}
+
+
+def rounds(material: Material, split: str = "validation") -> Section | None:
+    """Average, standard deviation and worst site of the metric on a split, round by round.
+
+    That of ``"test"`` is there where models on the way were tested too (``test_every``, ``test_last``).
+    """
+    by_row = [(row, course(row, material, split)) for row in material.rows]
+    by_row = [(row, found) for row, found in by_row if len(found) > (split == "test")]
     if not by_row:
         return None
+    key, title, which = SPLITS[split]
     name = material.metric
     table = Table(
-        "rounds",
-        f"{name} on the validation splits, of the model received in the round, over the sites that were in it.",
+        key,
+        f"{name} on the {split} splits, of {which}.",
         ["method", "round", *(called for called, _ in MEASURES), "runs"],
         [
             [row.label, n, *(found[n][a] for _, a in MEASURES), found[n]["runs"].mean]
@@ -58,30 +69,33 @@ def rounds(material: Material) -> Section | None:
     parts: list[Picture | Table] = [
         lines_picture(
             material,
-            "rounds",
-            f"{name} on the validation splits",
+            key,
+            f"{name} on the {split} splits",
             panels,
-            f"Of the model that was received in the round{material.over_seeds}. A flat end says that training has "
+            f"Of {which}{material.over_seeds}. A flat end says that training has "
             "levelled off; figures of a run that still rises depend on when it was stopped.",
             f"{name} over the rounds. {listed(told, '; ')}.",
         ),
         table,
     ]
-    if len(material.rows) == 1:
+    if len(material.rows) == 1 and split == "validation":
         parts += _by_site(material)
-    return Section("rounds", "Over the rounds", parts=parts)
+    return Section(key, title, parts=parts)
 
 
-def course(row: PageRow, material: Material) -> dict[int, dict[str, Spread]]:
+def course(row: PageRow, material: Material, split: str = "validation") -> dict[int, dict[str, Spread]]:
     """By round the summaries of the sites, as means over the row's runs."""
     found: dict[int, dict[str, list[float]]] = {}
     for run in row.runs:
-        for record in run.rounds:
-            values = {site: of.get(material.metric) for site, of in record["validation"].items()}
+        measured = {record["current_round"]: record[split] for record in run.rounds}
+        if split == "test" and measured:
+            measured[max(measured)] = run.document["test"] or {}
+        for current_round, by_site in measured.items():
+            values = {site: of.get(material.metric) for site, of in by_site.items()}
             finite = {site: value for site, value in values.items() if value is not None}
             if finite:
                 summary = summarize(finite, higher_is_better=material.higher)
-                at = found.setdefault(record["current_round"], {a: [] for _, a in MEASURES})
+                at = found.setdefault(current_round, {a: [] for _, a in MEASURES})
                 for _, attribute in MEASURES:
                     at[attribute].append(getattr(summary, attribute))
     return {

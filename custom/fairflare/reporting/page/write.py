@@ -120,6 +120,7 @@ def build(material: Material) -> Page:
         sweep.sweep(material),
         pareto.pareto(material),
         course.rounds(material),
+        course.rounds(material, "test"),
         weights.layers(material),
         weights.site_weights(material),
         *reports.reports(material),

@@ -23,7 +23,7 @@ from fairflare.methods.downloads import Downloads
 from fairflare.methods.fed_avg import PAPER
 from fairflare.methods.probes import score
 from fairflare.methods.reports import VALIDATION, Field
-from fairflare.methods.rule import RoundInputs, State, Weighing
+from fairflare.methods.rule import RoundInputs, State, Steps, Weighing
 from fairflare.methods.training import LocalTraining, SiteRun, Trained
 
 SENT = "sent"  # in the site's store: the update, of which the server sends a part back
@@ -93,7 +93,7 @@ class ClippedUpdates(LocalTraining):
 
 
 @settings
-class CFFL(Downloads):
+class CFFL(Steps, Downloads):
     r"""CFFL, server half.
 
     .. math:: x_k = \frac{v_k}{\sum_j v_j}, \quad c \leftarrow \tfrac12 c + \tfrac12 \widehat{\sinh(\alpha x)}, \quad
@@ -146,7 +146,8 @@ class CFFL(Downloads):
             weights = dict.fromkeys(inputs.sites, 1 / len(inputs.sites))
         self.remember(inputs, shares, weights)
         details = {"reputation": dict(self._reputations), "removed": list(self._removed), "share": shares}
-        return Weighing(sites=weights, step=1.0 if sites else 0.0, details=details)
+        self.step = None if sites else 0.0
+        return Weighing(sites=weights, details=details)
 
     def _update(self, inputs: RoundInputs, sites: list[str]) -> None:
         """Reputations of the sites that are in the round, and who loses the right to be in the next ones."""

@@ -301,20 +301,24 @@ def test_the_features_follow_the_seed_of_the_run():
     def made(rule: CReFF, run_seed: int) -> torch.Tensor:
         answers = inputs({"a": reported(rule, 0)})
         answers.seed = run_seed
-        return rule.weigh(answers).tensors["retrained.weight"]
+        return (rule.weigh(answers), rule.made())[1]["retrained.weight"]
 
     assert torch.equal(made(rule_of(), 3), made(rule_of(feature_seed=3), 0))
     assert not torch.equal(made(rule_of(), 3), made(rule_of(), 0))
 
 
 def test_features_outlive_the_round_and_a_restart():
+    def made(rule: CReFF, reporter: CReFF) -> dict[str, torch.Tensor]:
+        rule.weigh(inputs({"a": reported(reporter, 1)}, current_round=1))
+        return rule.made()
+
     first, second = rule_of(), rule_of()
     first.weigh(inputs({"a": reported(first, 0)}))
     second.load_state_dict(first.state_dict())
-    again = [rule.weigh(inputs({"a": reported(rule, 1)}, current_round=1)) for rule in (first, second)]
-    assert same(again[0].tensors, again[1].tensors)
-    fresh = rule_of().weigh(inputs({"a": reported(first, 1)}, current_round=1))
-    assert not same(again[0].tensors, fresh.tensors)
+    again = [made(rule, rule) for rule in (first, second)]
+    assert same(again[0], again[1])
+    fresh = made(rule_of(), first)
+    assert not same(again[0], fresh)
     first.load_state_dict({})
     assert first.federated is None
 

@@ -270,13 +270,13 @@ def test_the_measured_step_is_never_below_one_part_in_one_plus_q(q: float) -> No
     for _ in range(200):
         changes, losses = 10 ** rng.uniform(-6, 3, 3), 10 ** rng.uniform(-8, 3, 3)
         losses[0] *= rng.integers(2)
-        assert 1 / (1 + q) - 1e-12 <= q_weighed(rule, changes, losses).step <= 1
+        assert 1 / (1 + q) - 1e-12 <= q_weighed(rule, changes, losses).values["step"] <= 1
 
 
 def test_after_long_updates_the_default_steps_and_the_papers_constant_does_not(tmp_path) -> None:
     """Longer by far than learning rate times gradient, as Adam's are."""
     said = reports("probe_loss", 0.7, 0.6, 0.8)
-    steps = {L: aggregated(QFedAvg(lipschitz=L), tmp_path / str(L), said)[1].step for L in ("auto", "rate")}
+    steps = {L: aggregated(QFedAvg(lipschitz=L), tmp_path / str(L), said)[1].values["step"] for L in ("auto", "rate")}
     assert steps["auto"] == pytest.approx(0.5)
     assert steps["rate"] < 1e-2
 
@@ -287,15 +287,16 @@ def test_the_measured_constant_outlives_a_restart_and_goes_back() -> None:
     start = rule.state_dict()
     q_weighed(rule, (0.2, 0.4), (1.0, 2.0))
     again.load_state_dict(json.loads(json.dumps(rule.state_dict())))
-    assert q_weighed(again, (0.1, 0.2), (1.0, 2.0)).step == q_weighed(rule, (0.1, 0.2), (1.0, 2.0)).step != 0.5
+    steps = [q_weighed(one, (0.1, 0.2), (1.0, 2.0)).values["step"] for one in (again, rule)]
+    assert steps[0] == steps[1] != 0.5
     rule.load_state_dict(start)
     assert q_weighed(rule, (0.1, 0.2), (1.0, 2.0)).values == pytest.approx({"step": 0.5, "lipschitz": 60.0})
 
 
 def test_nothing_to_measure() -> None:
-    assert q_weighed(QFedAvg(), (0.0, 0.0), (1.0, 2.0)).step == 1.0
+    assert q_weighed(QFedAvg(), (0.0, 0.0), (1.0, 2.0)).values["step"] == 1.0
     assert (
-        q_weighed(QFedAvg(), (math.inf, 0.1), (1.0, 2.0)).step == 0.0
+        q_weighed(QFedAvg(), (math.inf, 0.1), (1.0, 2.0)).values["step"] == 0.0
     )  # and the next round is as if it were the first
     with pytest.raises(ValueError, match=r"lipschitz must be a number > 0 or one of 'auto', 'rate', got 'adam'"):
         QFedAvg(lipschitz="adam")  # type: ignore[arg-type]

@@ -211,7 +211,7 @@ class Movement:
             if float(total.abs().max() if total.numel() else 0.0) > most:
                 log.warning("the change takes tensor %r beyond %s; cut to its largest number", name, dtype)
                 total = total.clamp(-most, most)
-            return total.to(dtype)
+            return total.to(dtype, copy=True)
 
         return make
 

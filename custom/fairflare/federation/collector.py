@@ -316,7 +316,7 @@ class Collector:
             with one_thread():
                 return self.rule.move(change)
 
-        layout = self._layout().items()
+        layout = layout_of(self._first()).items()
         types = {name: dtype for name, (dtype, _) in layout if dtype.is_floating_point and name in inputs.parameters}
         return Movement(move, types, partial(inputs.start, self.rule), weighing.buffers)
 
@@ -360,12 +360,12 @@ class Collector:
         return frozenset(name for name in self._owner() if not is_statistic(name))
 
     def _owner(self) -> dict[str, str]:
-        return layers_of(self._layout())
+        return layers_of(self._first())
 
-    def _layout(self) -> Layout:
-        """Of the models as they count: the first one's."""
+    def _first(self) -> State:
+        """The first site's model: what all look like."""
         assert self._shape is not None
-        return layout_of(self._shape.collected(self.staging.open(self.accepted[0])))
+        return self._shape.collected(self.staging.open(self.accepted[0]))
 
 
 def _or_refused(site: str, shape: Shape, message: Message, fits: Callable[[Layout], bool]) -> Incoming:

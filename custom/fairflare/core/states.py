@@ -205,6 +205,7 @@ class Movement:
             step, start, dtype = moved[name].double(), self.start(), self.types[name]
             like = step if start is None else start[name]
             checks.same_shape(f"what move() gives of tensor {name!r}", step, "the model", like)
+            _check_finite(step, f"what move() gives of tensor {name!r}")
             self._moved[name] = sq_norm({name: step})
             total = step if start is None else step + like
             most = torch.finfo(dtype).max

@@ -10,8 +10,9 @@ import pytest
 
 from fairflare.methods import rule as room
 from fairflare.methods.catalog import all_methods
+from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.model_average import ReportsMean
-from fairflare.methods.rule import Rule
+from fairflare.methods.rule import GONE, Rule
 
 PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
 CAPABILITIES = {
@@ -50,3 +51,12 @@ def test_every_member_has_two_users(name: str) -> None:
         cls for method in all_methods().values() for cls in method.rule.__mro__ if cls is not Rule and name in vars(cls)
     }
     assert len(users) >= (1 if name == "move" else 2), users
+
+
+@pytest.mark.parametrize("name", sorted(GONE))
+def test_a_member_of_before_is_refused_and_not_ignored(name: str) -> None:
+    """Else a directive that was for one site would go to all of them."""
+    with pytest.raises(
+        TypeError, match=f"Old.{name} is no member of a rule any more; docs/architecture.md#what-a-rule"
+    ):
+        type("Old", (FedAvg,), {name: ()})()

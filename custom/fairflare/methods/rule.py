@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 SiteWeights = dict[str, float]
 LayerWeights = dict[str, dict[str, float]]  # layer -> site -> weight
 OLD_JOB = "this job folder was exported by an older fairflare; export it again"
+GONE = (
+    "two_phase", "directives_by_site", "needs_classes", "not_a_mean", "reports_another", "check_steps", "check_task",
+    "misfits",
+)  # fmt: skip
+CAPABILITIES = "docs/architecture.md#what-a-rule-may-say says what takes its place"
 
 
 @dataclass
@@ -115,6 +120,8 @@ class Rule(ABC):
     retired: ClassVar[dict[str, str]] = {"min_sites": OLD_JOB}
 
     def __post_init__(self) -> None:
+        if gone := [name for name in GONE if hasattr(self, name)]:  # nobody would ask for it any more
+            raise TypeError(f"{type(self).__name__}.{gone[0]} is no member of a rule any more; {CAPABILITIES}")
         #: For what is too large for :meth:`state_dict`; given by the run; ``None``: outside one.
         self.memory_folder: Path | None = None
 

@@ -41,6 +41,7 @@ from fairflare.federation.run_settings import Place, RunSettings
 from fairflare.federation.transport import Listener, Question
 from fairflare.methods.catalog import Method, all_methods
 from fairflare.methods.creff import CReFF
+from fairflare.methods.rule import MakesTensors, TwoPhase
 from fairflare.reporting.records import RoundRecord
 from fairflare.tasks.base import Metric, SiteData, Task
 from fairflare.tasks.networks import GivenHead
@@ -185,7 +186,7 @@ VARIANCE = Lie("`running_var` - 1e6", model=negative_variance)
 def words_for(method: Method) -> list[Lie]:
     """Lies about the fields that decide a method's weights."""
     rule = build(method.rule, method.server)
-    if rule.two_phase:
+    if isinstance(rule, TwoPhase):
         return WORDS["dissimilarity"]
     own = {"fed_ism": "sharpness", "fed_ism_plus_s": "sharpness", "fed_ism_plus_l": "perturbed_loss"}
     own |= {"fed_mas": "rescue_factor", "fed_mrl": "train_loss", "fed_nova": "step_norm", "fair_fed": "accuracy"}
@@ -298,7 +299,7 @@ def run(
         settings = RunSettings(num_rounds=rounds, **(bounds or {}))
         rule = build(method.rule, method.server)
         with contextlib.suppress(Stopped):
-            Rounds(Nothing(bool(rule.makes)), rule, settings, hospitals, place, [hospitals]).run()
+            Rounds(Nothing(isinstance(rule, MakesTensors)), rule, settings, hospitals, place, [hospitals]).run()
     assert len(hospitals.records) == rounds
     return hospitals
 

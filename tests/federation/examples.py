@@ -15,7 +15,7 @@ from fairflare.exchange.messages import Message
 from fairflare.federation.collector import Collector, LikeReceived
 from fairflare.federation.influence import Bounds
 from fairflare.methods.reports import Field
-from fairflare.methods.rule import Rule, Weighing
+from fairflare.methods.rule import Rule, TwoPhase, Weighing, anchor_fields
 from tests.methods.support import net_state as small_state
 
 SITES = ("a", "b", "c")
@@ -77,7 +77,7 @@ def train_message(
 
 
 def anchor_message(site: str, rule: Rule, *, current_round: int = 0, **meta: Any) -> Message:
-    report = example_report(rule.anchor_fields, SITES.index(site))
+    report = example_report(anchor_fields(type(rule)), SITES.index(site))
     head = {"version": __version__, "status": "ok", "report": report, **meta}
     return Message(meta=head, current_round=current_round)
 
@@ -109,7 +109,7 @@ def finish(collector: Collector, order: Sequence[str] | None = None) -> tuple[di
     """What does not go together is out; the anchor's reports, if the rule wants them, and the sum."""
     rule = collector.rule
     collector.screen()
-    if rule.two_phase and len(collector.accepted) > 1:
+    if isinstance(rule, TwoPhase) and len(collector.accepted) > 1:
         number = collector._round.number
         for site in order or collector.accepted:
             message = anchor_message(site, rule, current_round=number)

@@ -37,6 +37,7 @@ from fairflare.flare.recipes import FairRecipe
 from fairflare.flare.stock_tasks import NotServed, metrics_of
 from fairflare.methods.catalog import all_methods
 from fairflare.methods.reports import ByClass, Field, ReportError, read_report
+from fairflare.methods.rule import TwoPhase, anchor_fields
 from fairflare.methods.training import LocalTraining
 from fairflare.reporting.comparison import compare
 from fairflare.reporting.page.content import Table
@@ -112,7 +113,11 @@ def found_in(secrets: list[float], carried: bytes) -> list[float]:
 
 def reporting() -> list[str]:
     """One method for each pair of halves that reports something, and one that does not."""
-    kinds = {(m.rule, m.training): m.name for m in all_methods().values() if m.rule.report_fields or m.rule.two_phase}
+    kinds = {
+        (m.rule, m.training): m.name
+        for m in all_methods().values()
+        if m.rule.report_fields or issubclass(m.rule, TwoPhase)
+    }
     return sorted({*kinds.values(), "fed_avg"})
 
 
@@ -329,7 +334,7 @@ def test_which_metrics_by_class_may_leave() -> None:
 def test_every_field_of_the_package_says_what_it_is_made_of() -> None:
     fields = [*STATS, *norm_moments.FIELDS]
     for method in all_methods().values():
-        fields += [*method.rule.report_fields, *method.rule.anchor_fields]
+        fields += [*method.rule.report_fields, *anchor_fields(method.rule)]
     assert [field.name for field in fields if field.of is None] == []
 
 

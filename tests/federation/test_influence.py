@@ -22,7 +22,7 @@ from fairflare.methods.catalog import all_methods
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_ism import FedISM
 from fairflare.methods.fed_lwr import FedLWR
-from fairflare.methods.rule import Rule, Weighing
+from fairflare.methods.rule import Rule, TwoPhase, Weighing, anchor_fields
 
 from .examples import (
     RECEIVED,
@@ -256,10 +256,10 @@ def alike(rule: Rule, folder: Path, bounds: Bounds | None) -> list[Any]:
             report = example_report(rule.report_fields, 1)
             take(collector, site, train_message(site, near(index), current_round=current_round, report=report))
         collector.screen()
-        if rule.two_phase:
+        if isinstance(rule, TwoPhase):
             for site in SITES:
                 message = anchor_message(site, rule, current_round=current_round)
-                message.meta["report"] = example_report(rule.anchor_fields, 1)
+                message.meta["report"] = example_report(anchor_fields(type(rule)), 1)
                 collector.keep_anchor(site, collector.read_anchor(site, message))
             found.append(collector.anchor_model())
         state, weighing = collector.aggregate()

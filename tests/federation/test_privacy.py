@@ -26,6 +26,7 @@ from fairflare.federation.replies import COUNTS, STATS, VALIDATED
 from fairflare.methods.catalog import all_methods
 from fairflare.methods.crt import ClassifierAverage
 from fairflare.methods.reports import Field
+from fairflare.methods.rule import MakesTensors, TwoPhase, anchor_fields
 from fairflare.methods.training import LocalTraining
 from fairflare.tasks.base import evaluating
 from fairflare.tasks.classification import ClassificationTask
@@ -81,7 +82,7 @@ def test_every_declared_value_is_on_the_page() -> None:
         assert f"(`{method.name}`)" in text
         for field in (
             *method.rule.report_fields,
-            *method.rule.anchor_fields,
+            *anchor_fields(method.rule),
             *COUNTS,
             *STATS,
             *FIELDS,
@@ -145,7 +146,7 @@ def check_declared(plan: Plan, name: str, sent: Message, reply: Message) -> None
     assert reply.meta["status"] == "ok", reply.meta["reason"]
     assert reply.meta["reason"] == ""
     fields = {
-        "check": FIELDS, "train": rule.report_fields, "anchor": rule.anchor_fields, "norms": norm_moments.FIELDS,
+        "check": FIELDS, "train": rule.report_fields, "anchor": anchor_fields(type(rule)), "norms": norm_moments.FIELDS,
         "validate": (),
     }[name]  # fmt: skip
     assert set(reply.meta["report"]) <= {field.name for field in fields}
@@ -156,7 +157,7 @@ def check_declared(plan: Plan, name: str, sent: Message, reply: Message) -> None
     assert (reply.params is None) == (name != "train")
     assert (sent.params is None) == (name == "check")
     stays = plan.training.stays(plan.task.build_model()) if name == "train" else []
-    sends_part = bool(plan.rule.makes or plan.run.crt_rounds)
+    sends_part = bool(isinstance(plan.rule, MakesTensors) or plan.run.crt_rounds)
     received = set(sent.params or ()) - set(stays)
     assert set(reply.params or ()) <= received
     assert sends_part or reply.params is None or set(reply.params) == received
@@ -173,7 +174,7 @@ def check_declared(plan: Plan, name: str, sent: Message, reply: Message) -> None
 def test_what_leaves_a_site_is_declared(name: str, tmp_path: Path, carried: list[Any]) -> None:
     plan = plan_of(name, num_rounds=2 if name == "fed_mrl" else 1)  # whose sites are told more from the second on
     run_local(plan, tmp_path)
-    tasks = ["check", "train", *(["anchor"] if plan.rule.two_phase else []), "validate"]
+    tasks = ["check", "train", *(["anchor"] if isinstance(plan.rule, TwoPhase) else []), "validate"]
     assert {task for task, _, _ in carried} == set(tasks)
     for task, sent, reply in carried:
         check_declared(plan, task, sent, reply)

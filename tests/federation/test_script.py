@@ -18,6 +18,7 @@ from fairflare.federation.site import SiteWorker, round_seed
 from fairflare.methods.catalog import all_methods
 from fairflare.methods.fed_ism import SharpnessAwareTraining
 from fairflare.methods.fed_mrl import FairProximalTraining
+from fairflare.methods.rule import TwoPhase
 from fairflare.methods.training import LocalTraining, SiteError
 from fairflare.tasks.scripts import LoopTask, ScriptData
 from tests.methods.support import request, same
@@ -98,7 +99,7 @@ def test_a_script_gives_the_bits_of_our_executor(method: str, told: bool, tmp_pa
     ours = SiteWorker("site-1", plan.task, plan.training, {"device": "cpu"}, tmp_path / "ours")
     site, data = as_script(plan, tmp_path / "script")
     tasks = [request("train", state, directives=TOLD.get(method, {}))]
-    if plan.rule.two_phase:
+    if isinstance(plan.rule, TwoPhase):
         other = {name: t + 0.01 * torch.ones_like(t) if t.is_floating_point() else t for name, t in state.items()}
         tasks.append(request("anchor", other))
     tasks.append(request("validate", state))

@@ -33,6 +33,7 @@ from fairflare.methods.fed_ism import FedISM
 from fairflare.methods.fed_lwr import FedLWR
 from fairflare.methods.fed_nova import FedNova
 from fairflare.methods.q_fed_avg import QFedAvg
+from fairflare.methods.rule import MakesTensors, TwoPhase
 
 from ..federation.examples import example_report
 from ..unit.test_settings import Builder
@@ -134,7 +135,9 @@ def test_updates_of_a_variance_may_be_negative() -> None:
 
 
 @pytest.mark.parametrize(
-    "method", [m for m in all_methods().values() if not m.rule.two_phase and not m.rule.makes], ids=lambda m: m.name
+    "method",
+    [m for m in all_methods().values() if not issubclass(m.rule, TwoPhase | MakesTensors)],
+    ids=lambda m: m.name,
 )
 def test_every_single_phase_method_over_several_rounds(method: Any, tmp_path: Path) -> None:
     rule = build(method.rule, method.server)
@@ -358,7 +361,9 @@ def test_a_whole_model_is_refused_where_nobody_knows_what_it_started_from() -> N
 
 
 @pytest.mark.parametrize(
-    "method", [m for m in all_methods().values() if not m.rule.two_phase and not m.rule.makes], ids=lambda m: m.name
+    "method",
+    [m for m in all_methods().values() if not issubclass(m.rule, TwoPhase | MakesTensors)],
+    ids=lambda m: m.name,
 )
 def test_every_single_phase_method_with_bounds(method: Any, tmp_path: Path) -> None:
     """One, two and three sites; in any order the same bits; nobody above the bound."""

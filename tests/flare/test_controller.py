@@ -25,7 +25,7 @@ from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from fairflare import __version__
 from fairflare.core.settings import field_names, values_of
-from fairflare.exchange.messages import Message, for_site
+from fairflare.exchange.messages import BySite, Message, for_site
 from fairflare.federation.halves import check_halves, training_of
 from fairflare.federation.rounds import RoundFailed
 from fairflare.flare.controller import RoundsController
@@ -35,6 +35,7 @@ from fairflare.flare.wire import META_KEY, NUM_STEPS, from_model, to_model
 from fairflare.methods.catalog import all_methods
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_lwr import FedLWR
+from fairflare.methods.rule import SendsParts
 from fairflare.recipes import FairRecipe
 from fairflare.reporting.results import RoundRecord
 
@@ -201,10 +202,8 @@ def test_what_a_site_receives(tmp_path: Path) -> None:
 class Told(FedAvg):
     """Tells each site a secret of its own and all of them a word."""
 
-    directives_by_site = ("secret",)
-
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
-        return {"word": "for all", "secret": {site: f"of {site}" for site in sites}}
+        return {"word": "for all", "secret": BySite({site: f"of {site}" for site in sites})}
 
 
 def test_each_site_receives_its_own_directives_and_no_other_ones(tmp_path: Path) -> None:
@@ -215,7 +214,7 @@ def test_each_site_receives_its_own_directives_and_no_other_ones(tmp_path: Path)
     broadcast = from_model(FLModelUtils.from_shareable(whole))
     assert broadcast.meta["directives"] == {"word": "for all", "secret": {}}
     task = Message(broadcast.params, meta={**broadcast.meta, "directives": server.rule.directives(0, 1, SITES)})
-    task.by_site = Told.directives_by_site
+    task.by_site = ("secret",)
     server._task = task
     for site in SITES:
         fl_ctx, peer = FLContext(), FLContext()
@@ -232,8 +231,10 @@ def test_each_site_receives_its_own_directives_and_no_other_ones(tmp_path: Path)
     assert from_model(FLModelUtils.from_shareable(whole)).meta == broadcast.meta  # the one for all is as it was
 
 
-class Parted(FedAvg):
+class Parted(FedAvg, SendsParts):
     """Sends every site tensors of its own; the last one, nothing."""
+
+    def begin_round(self, received: Any) -> None: ...
 
     def each(self, state: Any) -> Any:
         self.made: list[str] = []

@@ -29,6 +29,7 @@ from fairflare.exchange.messages import TASK_NORMS
 from fairflare.federation.rounds import Rounds
 from fairflare.flare.tracking import FlareEvents
 from fairflare.methods.catalog import get_method
+from fairflare.methods.rule import TwoPhase
 
 from ..federation.network import SITES
 from .expected import expectations
@@ -411,7 +412,7 @@ def phases_of(method: str) -> list[str]:
     """What a method asks its sites; the norms are asked for in the same way whatever the method."""
     rule = get_method(method).rule
     norms = [TASK_NORMS] if method in WITH_NORMS else []
-    return ["train", *(["anchor"] if rule.two_phase else []), *norms, "validate"]
+    return ["train", *(["anchor"] if isinstance(rule, TwoPhase) else []), *norms, "validate"]
 
 
 def attack(

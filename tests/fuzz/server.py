@@ -31,7 +31,7 @@ from fairflare.core.layers import layers_of
 from fairflare.exchange.messages import TASK_CHECK, TASK_NORMS, Message
 from fairflare.flare.controller import RoundsController
 from fairflare.flare.wire import to_model
-from fairflare.methods.rule import Rule
+from fairflare.methods.rule import MakesTensors, Rule, anchor_fields
 from fairflare.tasks.base import Task
 from fairflare.tasks.networks import GivenHead
 
@@ -116,14 +116,14 @@ def good_reply(rule: Rule, site: str, name: str, current_round: int, like: dict[
         reply.params = {
             key: torch.full_like(value, 0.01 * k if value.is_floating_point() else 1)
             for key, value in like.items()
-            if not key.startswith(rule.makes)
+            if not key.startswith(getattr(rule, "makes", ()))
         }
         reply.is_update = True
         reply.metrics = {"dice": 0.2 + 0.1 * k, "loss": 1.5 / k, "site_a/dice": 0.5}
         meta.update(num_samples=10 * k, num_steps=3)
         meta["report"] = example_report(rule.report_fields, k, layers)
     elif name == "anchor":
-        meta["report"] = example_report(rule.anchor_fields, k, layers)
+        meta["report"] = example_report(anchor_fields(type(rule)), k, layers)
     elif name == TASK_NORMS:
         meta["num_samples"] = 10 * k
         meta["report"] = {
@@ -176,7 +176,10 @@ class FuzzServer(Server):
 
     def __init__(self, folder: Path, play: Play, rule: Rule, task: Task | None = None, **settings: Any) -> None:
         super().__init__(
-            folder, task=task or SmallTask(bool(rule.makes)), rule=rule, **{"bootstrap": DRAWS, **settings}
+            folder,
+            task=task or SmallTask(isinstance(rule, MakesTensors)),
+            rule=rule,
+            **{"bootstrap": DRAWS, **settings},
         )
         self.play = play
         self.heard = Heard()

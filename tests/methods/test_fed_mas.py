@@ -513,7 +513,7 @@ def test_without_mas_samples_count(tmp_path):
 def test_another_prior_than_most_sites_hold_costs_the_site_its_round(tmp_path, mas, odd, named):
     collector = feed(FedMAS(mas=mas), tmp_path, {"a": rf(1.0), "b": rf(7.0, odd), "c": rf(2.0)})
     assert collector.screen() == collector.rejected
-    assert re.search(f"site 'b' holds the prior network '{named}', most sites 'abc'", collector.rejected["b"])
+    assert re.search(f"site 'b': field 'prior' is '{named}', at most sites 'abc'", collector.rejected["b"])
     assert collector.accepted == ["a", "c"]
     weights = collector.aggregate()[1].sites
     assert weights == pytest.approx({"a": 1 / 3, "c": 2 / 3} if mas else {"a": 0.5, "c": 0.5})
@@ -523,7 +523,7 @@ def test_priors_that_nobody_shares_leave_nobody(tmp_path):
     collector = feed(FedMAS(), tmp_path, {"a": rf(1.0, "x"), "b": rf(1.0, "y"), "c": rf(2.0, "x"), "d": rf(2.0, "y")})
     assert sorted(collector.screen()) == ["a", "b", "c", "d"]
     assert collector.accepted == []
-    with pytest.raises(QuorumError, match="site 'd' holds the prior network 'y', and no prior is held by most sites"):
+    with pytest.raises(QuorumError, match="site 'd': field 'prior' is 'y', and no value is that of most sites"):
         collector.require(1)
 
 
@@ -588,8 +588,8 @@ def test_federation_where_one_site_holds_another_prior(tmp_path):
         assert record["accepted"] == ["site-1", "site-3"]
         (left,) = record["left_out"]
         assert (left["site"], left["phase"]) == ("site-2", "train")
-        assert "site 'site-2' holds the prior network" in left["reason"]
-    with pytest.raises(RoundFailed, match=r"0 usable result.*site-1.*no prior is held by most.*site-2"):
+        assert "site 'site-2': field 'prior' is" in left["reason"]
+    with pytest.raises(RoundFailed, match=r"0 usable result.*site-1.*no value is that of most.*site-2"):
         run(tmp_path / "two", "fed_mas", local, strict=False)
 
 

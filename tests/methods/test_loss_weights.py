@@ -44,7 +44,7 @@ def weigh(
     given.received = {}
     given.num_samples = samples or dict.fromkeys(said, 1)
     found = rule.weigh(given)
-    assert found.step == 1
+    assert found.buffers is None
     assert found.buffers is None
     return [found.sites[site] for site in sorted(said)]
 

@@ -75,22 +75,22 @@ def test_nova_against_the_authors_loop(tmp_path):
     variance = sum(SAMPLES[site] / total * LOCAL[site]["bn.running_var"].double() for site in SITES)
     torch.testing.assert_close(state["bn.running_var"].double(), variance, rtol=1e-6, atol=0)
     assert int(state["bn.num_batches_tracked"]) == 2
-    assert weighing.values["step"] == weighing.step > 1
+    assert weighing.values["step"] > 1
 
 
 def test_nova_with_equal_norms_is_fed_avg(tmp_path):
     state, weighing = aggregated(FedNova(), tmp_path / "a", reports("step_norm", 7.5, 7.5, 7.5))
     expected, _ = aggregated(FedAvg(), tmp_path / "b", {site: {} for site in SITES})
-    assert weighing.step == 1.0
+    assert weighing.values["step"] == 1.0
     assert all(torch.allclose(state[name], expected[name], rtol=1e-6, atol=1e-7) for name in state)
 
 
 def test_nova_with_steps_in_the_mean(tmp_path):
     collector = collected(FedNova(effective_steps="steps"), tmp_path, reports("step_norm", 2.0, 4.0, 4.0))
     for site, steps in zip(SITES, (3, 9, None), strict=True):
-        collector._round.trained[site].num_steps = steps
+        collector._round.trained[site].report["num_steps"] = steps
     _, weighing = collector.aggregate()
-    assert weighing.step == pytest.approx((3 + 9 + 4) / 3 * (0.5 + 0.25 + 0.25) / 3)
+    assert weighing.values["step"] == pytest.approx((3 + 9 + 4) / 3 * (0.5 + 0.25 + 0.25) / 3)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_q_fed_avg_against_the_authors_loop(tmp_path, q):
     np.testing.assert_allclose(flat(state), expected, rtol=0, atol=2e-6)
     mean = sum(LOCAL[site]["bn.running_var"].double() for site in SITES) / 3
     torch.testing.assert_close(state["bn.running_var"].double(), mean, rtol=1e-6, atol=0)
-    assert (weighing.step == 1) == (q == 0)
+    assert (weighing.values["step"] == 1) == (q == 0)
 
 
 def test_q_0_is_the_uniform_mean(tmp_path):
@@ -214,13 +214,13 @@ def test_q_0_is_the_uniform_mean(tmp_path):
 def test_weighted_form_and_what_is_no_loss(tmp_path):
     _, weighing = aggregated(QFedAvg(q=2.0, q_form="weighted"), tmp_path, reports("probe_loss", 1.0, math.nan, 3.0))
     assert weighing.sites == pytest.approx({"a": 1 / 14, "b": 4 / 14, "c": 9 / 14})
-    assert (weighing.step, weighing.buffers) == (1.0, None)
+    assert ("step" in weighing.values, weighing.buffers) == (False, None)
 
 
 def test_the_constant_of_the_step(tmp_path):
     said = reports("probe_loss", 1.0, 2.0, 3.0)
     steps = [
-        aggregated(rule, tmp_path / str(number), said)[1].step
+        aggregated(rule, tmp_path / str(number), said)[1].values["step"]
         for number, rule in enumerate(
             (QFedAvg(lipschitz="rate", learning_rate=0.1), QFedAvg(lipschitz=10.0), QFedAvg(lipschitz=1.0))
         )
@@ -270,13 +270,13 @@ def test_the_measured_step_is_never_below_one_part_in_one_plus_q(q: float) -> No
     for _ in range(200):
         changes, losses = 10 ** rng.uniform(-6, 3, 3), 10 ** rng.uniform(-8, 3, 3)
         losses[0] *= rng.integers(2)
-        assert 1 / (1 + q) - 1e-12 <= q_weighed(rule, changes, losses).step <= 1
+        assert 1 / (1 + q) - 1e-12 <= q_weighed(rule, changes, losses).values["step"] <= 1
 
 
 def test_after_long_updates_the_default_steps_and_the_papers_constant_does_not(tmp_path) -> None:
     """Longer by far than learning rate times gradient, as Adam's are."""
     said = reports("probe_loss", 0.7, 0.6, 0.8)
-    steps = {L: aggregated(QFedAvg(lipschitz=L), tmp_path / str(L), said)[1].step for L in ("auto", "rate")}
+    steps = {L: aggregated(QFedAvg(lipschitz=L), tmp_path / str(L), said)[1].values["step"] for L in ("auto", "rate")}
     assert steps["auto"] == pytest.approx(0.5)
     assert steps["rate"] < 1e-2
 
@@ -287,15 +287,16 @@ def test_the_measured_constant_outlives_a_restart_and_goes_back() -> None:
     start = rule.state_dict()
     q_weighed(rule, (0.2, 0.4), (1.0, 2.0))
     again.load_state_dict(json.loads(json.dumps(rule.state_dict())))
-    assert q_weighed(again, (0.1, 0.2), (1.0, 2.0)).step == q_weighed(rule, (0.1, 0.2), (1.0, 2.0)).step != 0.5
+    steps = [q_weighed(one, (0.1, 0.2), (1.0, 2.0)).values["step"] for one in (again, rule)]
+    assert steps[0] == steps[1] != 0.5
     rule.load_state_dict(start)
     assert q_weighed(rule, (0.1, 0.2), (1.0, 2.0)).values == pytest.approx({"step": 0.5, "lipschitz": 60.0})
 
 
 def test_nothing_to_measure() -> None:
-    assert q_weighed(QFedAvg(), (0.0, 0.0), (1.0, 2.0)).step == 1.0
+    assert q_weighed(QFedAvg(), (0.0, 0.0), (1.0, 2.0)).values["step"] == 1.0
     assert (
-        q_weighed(QFedAvg(), (math.inf, 0.1), (1.0, 2.0)).step == 0.0
+        q_weighed(QFedAvg(), (math.inf, 0.1), (1.0, 2.0)).values["step"] == 0.0
     )  # and the next round is as if it were the first
     with pytest.raises(ValueError, match=r"lipschitz must be a number > 0 or one of 'auto', 'rate', got 'adam'"):
         QFedAvg(lipschitz="adam")  # type: ignore[arg-type]
@@ -393,8 +394,8 @@ def test_under_a_stock_controller_updates_are_stepped(rule, field):
     merged = aggregator.aggregate_model()
     weighing = aggregator.last_weighing
     change = weighing.sites["a"] * 1.0 + weighing.sites["b"] * 3.0
-    assert abs(weighing.step - 1) > 0.1
-    assert merged.params["w"].tolist() == pytest.approx([weighing.step * change, 0.0])
+    assert abs(weighing.values["step"] - 1) > 0.1
+    assert merged.params["w"].tolist() == pytest.approx([weighing.values["step"] * change, 0.0])
     assert merged.params["bn.running_var"].tolist() == pytest.approx([2.0])  # both have as many samples
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Literal, TypeAlias
 
 import torch
@@ -22,7 +23,6 @@ log = logging.getLogger(__name__)
 State: TypeAlias = Mapping[str, torch.Tensor]
 States: TypeAlias = Mapping[str, State] | Iterable[tuple[str, State]]
 WeightsOf: TypeAlias = Callable[[str], Mapping[str, float]]  # of a tensor: weight by site
-Finish: TypeAlias = Callable[[str, torch.Tensor, torch.dtype], None]  # of a sum: name, flat float64, type it will have
 
 _HELD = 2**27  # bytes of one tensor at the sites that are read before they are added
 #: Elements per block. PyTorch splits an elementwise operation over threads above 32768 elements, and a
@@ -54,7 +54,12 @@ MEAN = Aggregate()
 
 
 def weighted_average(
-    states: States, weights: Mapping[str, float], *, updates: bool = False, how: Aggregate = MEAN
+    states: States,
+    weights: Mapping[str, float],
+    *,
+    updates: bool = False,
+    how: Aggregate = MEAN,
+    movement: Movement | None = None,
 ) -> dict[str, torch.Tensor]:
     r"""Average of the sites' states with one weight for each site.
 
@@ -75,6 +80,7 @@ def weighted_average(
         updates: the states are updates (DIFF); then a ``running_var`` may be negative and is not floored.
         how: what takes the place of the mean, number by number. All but the mean hold one tensor of all sites, and of
             integers the plain lower median is taken: a site alone cannot move a counter.
+        movement: what becomes of the change of trained tensors; only with a mapping of states.
 
     Returns:
         The averaged state; keys in the order of the first site.
@@ -84,8 +90,15 @@ def weighted_average(
             that is missing, unexpected, not finite, or of another shape or kind than at the first site (names
             the site and the tensor).
     """
-    checked = checks.shares(weights)
-    return _average(states, set(checked), lambda name: checked, floor=not updates, how=how)
+    checked = others = checks.shares(weights)
+    if movement is not None and movement.buffers is not None:
+        others = checks.shares(movement.buffers)
+        checks.same_names("weights of the buffers", others, "weights", checked)
+
+    def weights_of(name: str) -> dict[str, float]:
+        return checked if movement is None or name in movement.types else others
+
+    return _average(states, set(checked), weights_of, floor=not updates, how=how, movement=movement)
 
 
 def layerwise_average(
@@ -95,6 +108,7 @@ def layerwise_average(
     *,
     updates: bool = False,
     how: Aggregate = MEAN,
+    movement: Movement | None = None,
 ) -> dict[str, torch.Tensor]:
     r"""Average of the sites' states with a weight for each site and layer, Eq. (6) of Fed-LWR.
 
@@ -104,7 +118,7 @@ def layerwise_average(
         states: as in :func:`weighted_average`.
         layer_weights: ``{layer: {site: rho}}``; in each layer the same sites, finite, ``>= 0``, sum 1.
         owner: ``{tensor name: layer}`` for every floating tensor; further entries are ignored.
-        updates, how: as in :func:`weighted_average`.
+        updates, how, movement: as in :func:`weighted_average`.
 
     Returns:
         The averaged state; keys in the order of the first site. Integer tensors, dtypes and ``running_var``
@@ -129,65 +143,96 @@ def layerwise_average(
             raise ValueError(f"tensor {name!r} belongs to layer {owner[name]!r}, which has no weights")
         return checked[owner[name]]
 
-    return _average(states, set(first), weights_of, floor=not updates, how=how)
+    return _average(states, set(first), weights_of, floor=not updates, how=how, movement=movement)
 
 
-@dataclass(frozen=True)
-class Step:
-    """How far the average goes from where the sites started, in some of its tensors.
-
-    Attributes:
-        length: factor, finite, ``>= 0``.
-        names: of the floating tensors that it is for; the others go the whole way.
-        received: what the sites started from; ``None``: the states are updates.
-        buffers: weight by site of the floating tensors that are not named, finite, ``>= 0``, sum 1.
-    """
-
-    length: float
-    names: Collection[str]
-    received: State | None
-    buffers: Mapping[str, float]
-
-
-def stepped_average(states: States, weights: Mapping[str, float], step: Step) -> dict[str, torch.Tensor]:
-    r"""A step along the average change, and the plain average of what is not trained.
-
-    .. math:: \hat w = w^r + s \sum_k a_k (w_k - w^r), \quad \sum_k a_k = 1
+class Movement:
+    """What becomes of the mean change of the trained tensors before the model takes it: a method's optimizer.
 
     Args:
-        states: as in :func:`weighted_average`; updates where ``step.received`` is None.
-        weights: a_k by site; as in :func:`weighted_average`.
-        step: s, and for which tensors.
+        move: is given the mean change, ``names -> w - w^r`` in float64, and gives back the change to apply: the same
+            names and shapes, finite. The mean of a tensor is made when it is asked for, each time anew, so that
+            nothing of the model's size waits. The mapping itself given back: the plain average.
+        types: of the tensors that it is about, by name.
+        start: gives what the sites started from; ``None``: the states are changes themselves. Called when the first
+            tensor is asked for.
+        buffers: weight by site of the other floating tensors, as in :func:`weighted_average`; default: as the rest.
 
-    Returns:
-        As :func:`weighted_average`, also for integer tensors. What does not fit the type any more (a step may be longer
-        than 1) is cut to its largest number, and the log names the tensor.
-
-    Raises:
-        ValueError: as :func:`weighted_average`, or a length out of range.
+    Attributes:
+        length: of the change that was applied, as a factor of the mean change's; 1 where either is not known.
     """
-    length = float(checks.number("step", step.length, low=0))
-    named, others = checks.shares(weights), checks.shares(step.buffers)
-    checks.same_names("weights of the buffers", others, "weights", named)
 
-    def finish(name: str, total: torch.Tensor, dtype: torch.dtype) -> None:
-        if name not in step.names:
-            return
-        if step.received is None:
-            total.mul_(length)
-        else:
-            for part, base in zip(total.split(_BLOCK), blocks(step.received[name]), strict=True):
-                start = base.to(torch.float64)
-                part.sub_(start).mul_(length).add_(start)
-        most = torch.finfo(dtype).max
-        if float(total.abs().max() if total.numel() else 0.0) > most:
-            log.warning("a step of %g takes tensor %r beyond %s; cut to its largest number", length, name, dtype)
-            total.clamp_(-most, most)
+    def __init__(
+        self,
+        move: Callable[[State], State],
+        types: Mapping[str, torch.dtype],
+        start: Callable[[], State | None],
+        buffers: Mapping[str, float] | None = None,
+    ) -> None:
+        self.move, self.types, self.buffers = move, types, buffers
+        self.start = cache(start)
+        self._squares: dict[str, float] = {}
+        self._moved: dict[str, float] = {}
 
-    by_name = {True: named, False: others}
-    return _average(
-        states, set(named), lambda name: by_name[name in step.names], floor=step.received is not None, finish=finish
-    )
+    @property
+    def length(self) -> float:
+        total = math.fsum(self._squares[name] for name in self._moved if name in self._squares)
+        return math.sqrt(math.fsum(self._moved.values()) / total) if total > 0 else 1.0
+
+    def applied(self, mean: Callable[[str], torch.Tensor]) -> Callable[[str], torch.Tensor] | None:
+        """Makes the new tensors by name; ``None``: the change stays as it is.
+
+        Args:
+            mean: of the sites' tensors of a name, float64.
+
+        Raises:
+            ValueError: what ``move`` gives has other names, or (when a tensor is made) another shape, or is not finite.
+        """
+
+        def change(name: str) -> torch.Tensor:
+            found, start = mean(name), self.start()
+            found = found if start is None else found.sub_(start[name])
+            self._squares[name] = sq_norm({name: found})
+            return found
+
+        changes = Made(self.types, change)
+        moved = self.move(changes)
+        if moved is changes:
+            return None
+        checks.same_names("what move() gives", moved, "the mean change", changes, of="tensor")
+
+        def make(name: str) -> torch.Tensor:
+            step, start, dtype = moved[name].double(), self.start(), self.types[name]
+            like = step if start is None else start[name]
+            checks.same_shape(f"what move() gives of tensor {name!r}", step, "the model", like)
+            _check_finite(step, f"what move() gives of tensor {name!r}")
+            self._moved[name] = sq_norm({name: step})
+            total = step if start is None else step + like
+            most = torch.finfo(dtype).max
+            if float(total.abs().max() if total.numel() else 0.0) > most:
+                log.warning("the change takes tensor %r beyond %s; cut to its largest number", name, dtype)
+                total = total.clamp(-most, most)
+            return total.to(dtype, copy=True)
+
+        return make
+
+
+class Made(Mapping[str, torch.Tensor]):
+    """Tensors by name, each made when it is asked for, and every time anew."""
+
+    def __init__(self, names: Iterable[str], make: Callable[[str], torch.Tensor]) -> None:
+        self._names, self._make = dict.fromkeys(names), make
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._make(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def difference(local: State, received: State, site: str = "local") -> dict[str, torch.Tensor]:
@@ -334,14 +379,14 @@ class _Robust:
         self.dtype = torch.promote_types(self.dtype, tensor.dtype)
         self._waiting.append((tensor.detach().to(self.like.device).reshape(-1), weight))
 
-    def result(self, floor: bool, finish: Finish | None = None) -> torch.Tensor:
-        assert finish is None, "a step is along the mean"
+    def result(self, floor: bool, wide: bool = False) -> torch.Tensor:
         tensors = [tensor for tensor, _ in self._waiting]
         if not self.dtype.is_floating_point:
             middle = torch.stack([tensor.long() for tensor in tensors]).median(0).values
             return middle.to(self.dtype).reshape(self.like.shape)
         weights = torch.tensor([weight for _, weight in self._waiting], dtype=torch.float64, device=self.like.device)
-        found = torch.empty(self.like.numel(), dtype=self.dtype, device=self.like.device)
+        dtype = torch.float64 if wide else self.dtype
+        found = torch.empty(self.like.numel(), dtype=dtype, device=self.like.device)
         for block, *parts in zip(found.split(_BLOCK), *(tensor.split(_BLOCK) for tensor in tensors), strict=True):
             middle = self._middle(torch.stack([part.double() for part in parts]), weights)
             block.copy_(middle.clamp_(min=0.0) if floor and self.name.rpartition(".")[2] == "running_var" else middle)
@@ -424,16 +469,14 @@ class _Mean:
     def _room(self) -> torch.Tensor:
         return torch.empty(min(_BLOCK, self.like.numel()), dtype=torch.float64, device=self.like.device)
 
-    def result(self, floor: bool, finish: Finish | None = None) -> torch.Tensor:
+    def result(self, floor: bool, wide: bool = False) -> torch.Tensor:
         if not self.dtype.is_floating_point:
             assert self.total is not None
             return self.total.to(self.dtype)
         floor = floor and self.name.rpartition(".")[2] == "running_var"
-        if finish is not None or self.total is not None:
+        if wide or self.total is not None:
             total = self._add_waiting()
-            if finish is not None:
-                finish(self.name, total, self.dtype)
-            mean = (total.clamp_(min=0.0) if floor else total).to(self.dtype)
+            mean = (total.clamp_(min=0.0) if floor else total).to(torch.float64 if wide else self.dtype)
         else:  # all sites at once: no sum of the tensor's size
             mean = torch.empty(self.like.numel(), dtype=self.dtype, device=self.like.device)
             room, scratch = self._room(), self._room()
@@ -452,36 +495,39 @@ def _average(
     weights_of: WeightsOf,
     *,
     floor: bool,
-    finish: Finish | None = None,
-    how: Aggregate = MEAN,
+    how: Aggregate,
+    movement: Movement | None,
 ) -> dict[str, torch.Tensor]:
     """The average; ``floor``: it is of models, and what belongs together in a model does so again."""
-    average = _means(states, sites, weights_of, floor, finish, how)
+    average = _means(states, sites, weights_of, floor, how, movement)
     return average | singular_vectors(average) if floor else average
 
 
 def _means(
-    states: States, sites: set[str], weights_of: WeightsOf, floor: bool, finish: Finish | None, how: Aggregate
+    states: States, sites: set[str], weights_of: WeightsOf, floor: bool, how: Aggregate, movement: Movement | None
 ) -> dict[str, torch.Tensor]:
     """Either form of the states: all tensors in one pass over the sites, or a pass for every tensor."""
-    if not isinstance(states, Mapping):
-        return _one_pass(states, sites, weights_of, floor, True, finish, how)
+    if movement is None and not isinstance(states, Mapping):
+        return _one_pass(states, sites, weights_of, floor, True, how)
+    assert isinstance(states, Mapping), "a movement needs every tensor by itself"
     _check_sites(set(states), sites)
     opened = {site: states[site] for site in sorted(states)}
     first_site, first = next(iter(opened.items()))
     for site, state in opened.items():
         _check_names(state, first, site, f"site {first_site!r}")
-    average: dict[str, torch.Tensor] = {}
-    for name in first:
+
+    def mean(name: str, wide: bool = False) -> torch.Tensor:
         column = ((site, {name: state[name]}) for site, state in opened.items())
         try:
             # What is not finite shows in a mean, and hides in a median.
-            average |= _one_pass(column, sites, weights_of, floor, how.kind != "mean", finish, how)
+            return _one_pass(column, sites, weights_of, floor, how.kind != "mean", how, wide)[name]
         except _NotFinite:  # seen in the sum, which is cheaper than at every site: now look which site it is
             for site, state in opened.items():
                 _check_finite(state[name], f"site {site!r}: tensor {name!r}")
             raise
-    return average
+
+    moved = movement.applied(partial(mean, wide=True)) if movement is not None else None
+    return {name: moved(name) if moved and movement and name in movement.types else mean(name) for name in first}
 
 
 def _one_pass(
@@ -490,10 +536,11 @@ def _one_pass(
     weights_of: WeightsOf,
     floor: bool,
     look: bool,
-    finish: Finish | None,
     how: Aggregate,
+    wide: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """The averages of all tensors; ``look``: at every tensor that comes, as it cannot be looked at again."""
+    """The averages of all tensors; ``look``: at every tensor that comes, as it cannot be looked at again; ``wide``: in
+    float64."""
     means: dict[str, _Mean | _Robust] = {}
     seen: set[str] = set()
     first_site = ""
@@ -520,7 +567,7 @@ def _one_pass(
         seen.add(site)
         del state  # before the next one is made
     _check_sites(seen, sites)
-    return {name: means.pop(name).result(floor, finish) for name in list(means)}
+    return {name: means.pop(name).result(floor, wide) for name in list(means)}
 
 
 def _check_sites(have: set[str], weighted: set[str]) -> None:

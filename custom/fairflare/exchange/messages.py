@@ -68,6 +68,10 @@ class Message:
     each: Each | None = None
 
 
+class BySite(dict[str, Any]):
+    """A directive by site: a site is sent its own entry and hears nothing of the others."""
+
+
 @dataclass
 class SiteTask:
     """One request of the server, decoded."""
@@ -80,7 +84,6 @@ class SiteTask:
     directives: dict[str, Any] = field(default_factory=dict)
     experiment: str = ""
     run: str = ""  # the same for all jobs that go on with one run of an experiment, another for a new start
-    by_site: tuple[str, ...] = ()  # of the message
     each: Each | None = None  # of the message: every site is sent other tensors, and nobody ``state``
     measure: tuple[str, ...] = (SPLIT_TEST,)  # of validate: on which splits
     resample: int = 0  # of validate: the primary metric on so many draws of the test images, too
@@ -119,7 +122,8 @@ def encode_task(task: SiteTask) -> Message:
         "min_cases": task.min_cases,
     }
     state = None if task.each is not None else clean_state(task.state) or None
-    return Message(state, meta=clean_meta(meta), current_round=task.current_round, by_site=task.by_site, each=task.each)
+    by_site = tuple(name for name, value in task.directives.items() if isinstance(value, BySite))
+    return Message(state, meta=clean_meta(meta), current_round=task.current_round, by_site=by_site, each=task.each)
 
 
 def says_nothing() -> Message:

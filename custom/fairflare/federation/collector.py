@@ -10,20 +10,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fairflare.core.layers import is_statistic, layers_of
-from fairflare.core.states import Step, layerwise_average, stepped_average, weighted_average
+from fairflare.core.states import Movement, layerwise_average, weighted_average
 from fairflare.core.task import Metric
 from fairflare.core.temporary import OwnedFolder
 from fairflare.core.threads import one_thread
 from fairflare.exchange.messages import Message
 from fairflare.exchange.staging import Staging
 from fairflare.exchange.tensor_file import Layout
-from fairflare.federation.incoming import Incoming, Shape
+from fairflare.federation.incoming import Incoming, Shape, layout_of
 from fairflare.federation.incoming import LikeReceived as LikeReceived
 from fairflare.federation.influence import Bounds, Influence
 from fairflare.federation.replies import (
@@ -37,8 +38,8 @@ from fairflare.federation.replies import (
     reasons,
     suppressed_in,
 )
-from fairflare.methods.reports import Field, ReportError, numbers, read_report
-from fairflare.methods.rule import RoundInputs, Rule, State, Weighing
+from fairflare.methods.reports import Field, ReportError, misfits, numbers, read_report
+from fairflare.methods.rule import MakesTensors, RoundInputs, Rule, State, TwoPhase, Weighing
 from fairflare.reporting.no_effect import short_step
 from fairflare.reporting.records import Warned
 
@@ -168,10 +169,9 @@ class Collector:
             raise ReportError(f"site {site!r} sent no model")
         stats = read_stats(site, meta)
         report = self._read_report(site, meta, stats, self.rule.report_fields)
-        report = self.rule.check_report(report, site)
-        counts = read_report(meta, COUNTS, site)
-        num_steps = None if counts["num_steps"] is None else int(counts["num_steps"])
-        report = self.rule.check_steps(report, num_steps, site)
+        said = read_report(meta, COUNTS, site)
+        counts = {name: None if count is None else int(count) for name, count in said.items()}
+        report = self.rule.check_report(report, site, counts["num_steps"])
         assert self._shape is not None
         state = _or_refused(site, self._shape, message, self.staging.fits)
         return Training(
@@ -187,8 +187,8 @@ class Collector:
                 needed=needs_metrics,
             ),
             stats=stats,
-            num_samples=None if counts["num_samples"] is None else int(counts["num_samples"]),
-            num_steps=num_steps,
+            num_samples=counts["num_samples"],
+            num_steps=counts["num_steps"],
             notes=state.notes,
         )
 
@@ -201,6 +201,7 @@ class Collector:
         if site not in self._round.trained:
             raise ReportError(f"site {site!r} reports about the anchor without a model in this round")
         meta = read_head(site, message, self._round.number)
+        assert isinstance(self.rule, TwoPhase), "nobody else asks"
         report = self._read_report(site, meta, read_stats(site, meta), self.rule.anchor_fields)
         return self.rule.check_anchor_report(report, site, list(dict.fromkeys(self._owner().values())))
 
@@ -242,8 +243,11 @@ class Collector:
         self.reject(site, reason)
 
     def screen(self) -> dict[str, str]:
-        """Takes out the sites that the rule says do not go together with the others; why, by site."""
-        odd = self.rule.misfits({site: self._round.trained[site].report for site in self.accepted})
+        """Takes out the sites that differ from the others in what must be alike; why, by site."""
+        reports = {site: self._round.trained[site].report for site in self.accepted}
+        odd: dict[str, str] = {}
+        for declared in self.rule.report_fields:
+            odd |= misfits(reports, declared) if declared.alike else {}
         for site, reason in odd.items():
             self.drop(site, reason)
         return odd
@@ -283,28 +287,38 @@ class Collector:
 
     def _aggregated(self) -> tuple[dict[str, torch.Tensor], Weighing]:
         assert self._shape is not None
-        sites = self.accepted
-        if self.rule.two_phase and len(sites) == 1:
-            # One model is its own average: every weight is 1 and there is nothing to ask.
-            return self.anchor_model(), self._influence.weighed(Weighing(sites={sites[0]: 1.0}))
-        inputs = self.inputs()
+        inputs, rule = self.inputs(), self.rule
+        # One model is its own average: every weight is 1 and there is nothing to ask.
+        alone = isinstance(rule, TwoPhase) and len(inputs.sites) == 1
         with one_thread():  # the same bits on every server; the long sums are in the average below
-            weighing = self._influence.weighed(self.rule.weigh(inputs))
-        self._round.step = weighing.step
+            decided = Weighing(sites=dict.fromkeys(inputs.sites, 1.0)) if alone else rule.weigh(inputs)
+            weighing = self._influence.weighed(decided)
         if not weighing.reports:
             found = {site: numbers(report) for site, report in inputs.reports.items()}
             weighing.reports = {site: values for site, values in found.items() if values}
-        updates, how = self._shape.updates, self.bounds.how
+        movement = self._movement(inputs, weighing)
+        form: dict[str, Any] = {"updates": self._shape.updates, "how": self.bounds.how, "movement": movement}
         if weighing.layers is not None:
-            return layerwise_average(inputs.states, weighing.layers, inputs.owner, updates=updates, how=how), weighing
-        if weighing.sites is None:
-            raise RuntimeError(f"{type(self.rule).__name__}.weigh() gave neither site nor layer weights")
-        shown = ", ".join(f"{site} {weight:.4f}" for site, weight in sorted(weighing.sites.items()))
-        log.info("round %d, weights: %s", self._round.number, shown)
-        if weighing.step == 1.0 and weighing.buffers is None:
-            return weighted_average(inputs.states, weighing.sites, updates=updates, how=how), weighing
-        step = Step(weighing.step, inputs.parameters, inputs.start(self.rule), weighing.buffers or weighing.sites)
-        return stepped_average(inputs.states, weighing.sites, step), weighing
+            state = layerwise_average(inputs.states, weighing.layers, inputs.owner, **form)
+        elif weighing.sites is not None:
+            shown = ", ".join(f"{site} {weight:.4f}" for site, weight in sorted(weighing.sites.items()))
+            log.info("round %d, weights: %s", self._round.number, shown)
+            state = weighted_average(inputs.states, weighing.sites, **form)
+        else:
+            raise RuntimeError(f"{type(rule).__name__}.weigh() gave neither site nor layer weights")
+        self._round.step = movement.length
+        return {**state, **(rule.made() if isinstance(rule, MakesTensors) else {})}, weighing
+
+    def _movement(self, inputs: RoundInputs, weighing: Weighing) -> Movement:
+        """The rule's :meth:`Rule.move` on the tensors that are trained."""
+
+        def move(change: State) -> State:
+            with one_thread():
+                return self.rule.move(change)
+
+        layout = layout_of(self._first()).items()
+        types = {name: dtype for name, (dtype, _) in layout if dtype.is_floating_point and name in inputs.parameters}
+        return Movement(move, types, partial(inputs.start, self.rule), weighing.buffers)
 
     def hold(self, sites: Collection[str]) -> None:
         """These sites get no more than the equal share in this round."""
@@ -329,7 +343,6 @@ class Collector:
             moderated=self._influence.moderated,
             bounded=self._influence.of_made,
             parameters=self._trained_names(),
-            num_steps={site: trained[site].num_steps for site in sites},
             updates=self._shape is not None and self._shape.updates,
             seed=self.seed,
             suppressed={site: suppressed_in(trained[site].stats, IN_REPORT) for site in sites},
@@ -347,8 +360,12 @@ class Collector:
         return frozenset(name for name in self._owner() if not is_statistic(name))
 
     def _owner(self) -> dict[str, str]:
+        return layers_of(self._first())
+
+    def _first(self) -> State:
+        """The first site's model: what all look like."""
         assert self._shape is not None
-        return layers_of(self._shape.collected(self.staging.open(self.accepted[0])))
+        return self._shape.collected(self.staging.open(self.accepted[0]))
 
 
 def _or_refused(site: str, shape: Shape, message: Message, fits: Callable[[Layout], bool]) -> Incoming:

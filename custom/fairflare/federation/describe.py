@@ -13,6 +13,7 @@ from fairflare.federation.influence import Bounds
 from fairflare.federation.plan import TASKS_BY_KIND, dealt_to, load_task_class, make_plan
 from fairflare.federation.run_settings import LIKE_SETTINGS, RunSettings
 from fairflare.methods.catalog import Method, all_methods, get_method, page_of
+from fairflare.methods.rule import TwoPhase
 
 #: In a preinstalled job other defaults hold, see :data:`fairflare.federation.influence.FOR_HOSPITALS`.
 BOUNDS_TITLE = "Every method, at the server: bounds on one site's influence"
@@ -42,7 +43,7 @@ class Listed:
 def overview() -> list[Listed]:
     """Every method, by name."""
     return [
-        Listed(m.name, m.title, m.summary, m.source, 1 + m.rule.two_phase, _learns(m), page_of(m.name))
+        Listed(m.name, m.title, m.summary, m.source, 1 + issubclass(m.rule, TwoPhase), _learns(m), page_of(m.name))
         for m in all_methods().values()
     ]
 

@@ -17,7 +17,7 @@ from fairflare.core.clipping import COUNTERS, VARIANCES, Clip, clipped_states
 from fairflare.core.settings import PositiveInt, Share, field_names, settings
 from fairflare.core.states import Aggregate
 from fairflare.core.weighting import CAP_TOLERANCE, capped_weights, excess_of, feasible_bound, tempered_weights
-from fairflare.methods.rule import LayerWeights, Rule, SiteWeights, State, Weighing
+from fairflare.methods.rule import LayerWeights, OnlyMean, Rule, SiteWeights, State, Weighing
 from fairflare.reporting.records import Warned
 
 MAJORITY = 0.5 + 1e-9
@@ -74,9 +74,9 @@ class Bounds:
         Raises:
             ValueError: says why.
         """
-        if self.aggregate != "mean" and rule.not_a_mean:
+        if self.aggregate != "mean" and isinstance(rule, OnlyMean) and rule.only_mean:
             raise ValueError(
-                f"aggregate={self.aggregate!r} does not go with {type(rule).__name__}: {rule.not_a_mean}; leave it out"
+                f"aggregate={self.aggregate!r} does not go with {type(rule).__name__}: {rule.only_mean}; leave it out"
             )
         if self.trim is not None and self.aggregate != "trimmed_mean":
             raise ValueError(f"trim={self.trim:g} is of aggregate='trimmed_mean', not {self.aggregate!r}; leave it out")

@@ -20,7 +20,7 @@ from fairflare.federation.halves import check_shared, shared_values
 from fairflare.federation.run_settings import LIKE_SETTINGS, RunSettings
 from fairflare.methods.catalog import Method, get_method, method_of
 from fairflare.methods.papers import Paper
-from fairflare.methods.rule import OLD_JOB, Rule
+from fairflare.methods.rule import OLD_JOB, Rule, TwoPhase
 from fairflare.methods.training import LocalTraining
 
 TASK_MODULE = "fairflare_task_file"  # the name of the module of a task file
@@ -214,9 +214,7 @@ def make_plan(
     )
     try:
         training.check_task(made)
-        rule.check_task(made)
-        if rule.needs_classes and made.has_classes is False:
-            raise ValueError("its weights need classes")
+        rule.check_run(of_plan.num_rounds, made)
         if of_plan.crt_rounds and made.has_classes is False:
             raise ValueError("crt_rounds needs a classifier; set crt_rounds=0")
     except ValueError as error:
@@ -310,9 +308,9 @@ def check_run(rule: Rule, run: RunSettings) -> None:
     Raises:
         ValueError: says which.
     """
-    rule.check_run(run.num_rounds)
+    rule.check_run(run.num_rounds, None)
     run.check_aggregate(rule)
-    if run.anchor_as != MODEL and not rule.two_phase:
+    if run.anchor_as != MODEL and not isinstance(rule, TwoPhase):
         raise ValueError(
             f"anchor_as={run.anchor_as!r}: {type(rule).__name__} asks the sites nothing about an anchor; leave it out"
         )

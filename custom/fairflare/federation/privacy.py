@@ -16,6 +16,7 @@ from fairflare.federation.sampling import SAMPLING
 from fairflare.methods.catalog import Method, all_methods
 from fairflare.methods.crt import ClassifierAverage
 from fairflare.methods.reports import Field
+from fairflare.methods.rule import anchor_fields
 
 Row = tuple[str, ...]
 #: Which answers a declared value is in, where it is not in all.
@@ -133,7 +134,7 @@ def _methods() -> list[str]:
         same = list(group)
         rule = same[0].rule
         rows = [field_row(f, TASK_TRAIN) for f in rule.report_fields]
-        rows += [field_row(f, TASK_ANCHOR) for f in rule.anchor_fields]
+        rows += [field_row(f, TASK_ANCHOR) for f in anchor_fields(rule)]
         if not rows:
             without += same
             continue

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from fairflare.federation.run_settings import RunSettings
 from fairflare.methods.classifier_retraining import of_classifier
 from fairflare.methods.crt import ClassifierAverage
-from fairflare.methods.rule import Rule, State, Weighing
+from fairflare.methods.model_average import ReportsMean
+from fairflare.methods.rule import FollowsNumRounds, MakesTensors, Rule, SeesModel, SendsParts, State, Weighing
 
 if TYPE_CHECKING:
     from fairflare.core.task import Task
@@ -41,18 +42,19 @@ class Retraining:
         """Raises ``ValueError`` when there is no classifier to train, or what is made last would be lost."""
         if self.run.crt_rounds and (task.has_classes is False or not of_classifier(state)):
             raise ValueError("crt_rounds needs a classifier, tensors called 'head.*'; set crt_rounds=0")
-        if self.run.crt_rounds and self.rule.each(state) is not None:
+        if self.run.crt_rounds and isinstance(self.rule, SendsParts):
             raise ValueError(
                 f"with {type(self.rule).__name__} every site has a model of its own, and there is no common one whose "
                 "classifier could be trained; set crt_rounds=0"
             )
-        if self.rule.reports_another and (self.run.crt_rounds or self.run.norm_statistics == "recalibrated"):
+        averaged = isinstance(self.rule, ReportsMean) and self.rule.report_average
+        if averaged and (self.run.crt_rounds or self.run.norm_statistics == "recalibrated"):
             raise ValueError(
                 f"{type(self.rule).__name__} ends with a mean over its rounds, which would hold neither a retrained "
                 "classifier nor recalibrated statistics; set report_average=false, or crt_rounds=0 and "
                 "norm_statistics=average"
             )
-        if self.run.crt_rounds and self.rule.makes:
+        if self.run.crt_rounds and isinstance(self.rule, MakesTensors):
             raise ValueError(f"{type(self.rule).__name__} retrains a classifier itself; set crt_rounds=0")
 
     def rule_at(self, current_round: int) -> Rule:
@@ -63,9 +65,11 @@ class Retraining:
     def trained(self, state: State, current_round: int) -> State:
         """Begins a round: the tensors that it is about."""
         rule = self.rule_at(current_round)
-        rule.begin_round(state)
+        if isinstance(rule, SeesModel):
+            rule.begin_round(state)
         if rule is self.rule:
-            return {name: tensor for name, tensor in state.items() if not name.startswith(rule.makes)}
+            made = rule.makes if isinstance(rule, MakesTensors) else ()
+            return {name: tensor for name, tensor in state.items() if not name.startswith(made)}
         return {name: state[name] for name in of_classifier(state)}
 
     def remember(self, weighing: Weighing, current_round: int) -> None:
@@ -84,7 +88,7 @@ class Retraining:
         self.rule.memory_folder = folder
 
     def follows_num_rounds(self) -> list[str]:
-        return self.rule.follows_num_rounds()
+        return self.rule.follows_num_rounds() if isinstance(self.rule, FollowsNumRounds) else []
 
     def state_dict(self) -> dict[str, Any]:
         if not self.run.crt_rounds:

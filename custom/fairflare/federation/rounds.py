@@ -47,7 +47,8 @@ from fairflare.federation.run_settings import RESULTS_FOLDER, Place, RunSettings
 from fairflare.federation.suspects import Suspects
 from fairflare.federation.task_record import TaskRecorder
 from fairflare.federation.transport import Listener, Transport
-from fairflare.methods.rule import Rule, State
+from fairflare.methods.model_average import ReportsMean
+from fairflare.methods.rule import Rule, SendsParts, State, TwoPhase
 from fairflare.reporting.global_test import global_test
 from fairflare.reporting.results import PhaseRecord, RoundRecord
 
@@ -175,7 +176,7 @@ class Rounds:
     def _round_or_test(self, current_round: int, state: State) -> State:
         if current_round < self.settings.rounds_in_all:
             return self._round(current_round, state)
-        self._finish(self.rule.reported(state))
+        self._finish(self.rule.reported(state) if isinstance(self.rule, ReportsMean) else state)
         return state
 
     def _go_back(self, current_round: int, state: State, failed: NobodyCould) -> State:
@@ -206,7 +207,8 @@ class Rounds:
         shape = LikeReceived(trained, self.at_home.tensors)
         self.collector.num_sites = len({*self.journal.info["sites"], *self.roster.known()})
         self.collector.begin(current_round, self.settings.num_rounds, shape=shape, received=trained, sites=record.sites)
-        form = {"anchor_as": self.settings.anchor_as if rule.asks_about_anchor(current_round) else MODEL}
+        asks_again = isinstance(rule, TwoPhase) and rule.asks_about_anchor(current_round)
+        form = {"anchor_as": self.settings.anchor_as if asks_again else MODEL}
         timeout = self.settings.train_timeout
         train = self._ask(TASK_TRAIN, current_round, state, record.sites, timeout, self._trained, **form)
         train.left_out |= {**self.roster.why_not(record.sites), **out}
@@ -217,7 +219,7 @@ class Rounds:
         self.journal.training(train, record)
         if len(record.accepted) < self.settings.min_sites:
             raise self._too_few(train)
-        if rule.asks_about_anchor(current_round) and len(record.accepted) > 1:
+        if asks_again and len(record.accepted) > 1:
             self._ask_about_anchor(record, state)
         next_state = self._aggregate(record, state, train)
         if self.settings.tests(current_round):
@@ -249,7 +251,7 @@ class Rounds:
         cosines = self.suspects.look(self.collector, record) if own else {}
         self.collector.hold(self.suspects.held())
         state, weighing = self.collector.aggregate()
-        next_state: State = clean_state({**received, **state, **weighing.tensors})  # of a round about some of them
+        next_state: State = clean_state({**received, **state})  # of a round about some of them
         self.retraining.remember(weighing, record.current_round)
         record.phases.append(PhaseRecord("aggregate", round(time.monotonic() - started, 4), 0, 0, 0, 0))
         last = record.current_round == self.settings.num_rounds - 1 and self.rule.weighs
@@ -331,8 +333,7 @@ class Rounds:
                 experiment=self.settings.experiment,
                 run=self.experiment.run_id,
                 min_cases=self.settings.min_cases,
-                by_site=(*rule.directives_by_site, *besides),
-                each=rule.each(state),
+                each=rule.each(state) if isinstance(rule, SendsParts) else None,
                 **task_of,
             )
         )

@@ -6,7 +6,7 @@ import inspect
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fairflare import __version__
 from fairflare.core.files import sha256_of
@@ -16,7 +16,7 @@ from fairflare.exchange.messages import num_bytes
 from fairflare.federation.halves import training_of
 from fairflare.federation.influence import bounds_of
 from fairflare.federation.run_settings import Place, RunSettings
-from fairflare.methods.rule import Rule, State
+from fairflare.methods.rule import FollowsNumRounds, Rule, State
 
 if TYPE_CHECKING:
     from fairflare.core.task import Metric, Task
@@ -113,17 +113,10 @@ def versions() -> dict[str, str]:
     return found
 
 
-class Follows(Protocol):
-    """A rule, or several."""
-
-    def follows_num_rounds(self) -> list[str]: ...
-
-
-def following_rounds(rule: Follows, site_half: Any) -> list[str]:
+def following_rounds(rule: object, site_half: Any) -> list[str]:
     """Settings whose effect in a round depends on ``num_rounds``, such as ``training.schedule``."""
-    training = training_of(site_half)
-    sites = training.follows_num_rounds() if training is not None else []
-    return [f"rule.{name}" for name in rule.follows_num_rounds()] + [f"training.{name}" for name in sites]
+    halves = {"rule": rule, "training": training_of(site_half)}.items()
+    return [f"{n}.{s}" for n, half in halves if isinstance(half, FollowsNumRounds) for s in half.follows_num_rounds()]
 
 
 def knows(site_half: Any) -> bool:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairflare.core.suspicion import contradicted, lower_than_others, points_away
 from fairflare.core.updates import leave_one_out_cosines, squared_norms
-from fairflare.exchange.messages import MEASURE_TRAINED
+from fairflare.exchange.messages import MEASURE_TRAINED, BySite
 from fairflare.federation.replies import TRAINED_METRIC
 from fairflare.reporting.records import RoundRecord, Warned
 
@@ -96,7 +96,7 @@ class Suspects:
     def directives(self, sites: Iterable[str]) -> dict[str, Any]:
         """What the sites are told besides."""
         asked = {site: True for site in sorted(sites) if site in self._far or site in self._cases}
-        return {MEASURE_TRAINED: asked} if asked else {}
+        return {MEASURE_TRAINED: BySite(asked)} if asked else {}
 
     def look(self, collector: Collector, record: RoundRecord) -> dict[str, float]:
         """Cosine of every site's update with the others' directions, all of one length.

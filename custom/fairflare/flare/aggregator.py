@@ -28,7 +28,7 @@ from fairflare.federation.influence import Bounds
 from fairflare.federation.replies import is_finite, printable
 from fairflare.flare.wire import META_KEY, from_model
 from fairflare.methods.reports import ReportError
-from fairflare.methods.rule import Rule, State, Weighing
+from fairflare.methods.rule import MakesTensors, Rule, State, TwoPhase, Weighing
 
 log = logging.getLogger(__name__)
 Signature = tuple[Any, ...]
@@ -120,14 +120,10 @@ class FairAggregator(Bounds, ModelAggregator):
 
     def __post_init__(self) -> None:
         ModelAggregator.__init__(self)
-        if self.rule.two_phase:
+        kinds = {TwoPhase: "asks the sites twice a round", MakesTensors: "makes a part of the model itself"}
+        for does in (does for kind, does in kinds.items() if isinstance(self.rule, kind)):
             raise ValueError(
-                f"{type(self.rule).__name__} asks the sites twice a round; run it with "
-                "fairflare.flare.controller.RoundsController instead of a stock controller"
-            )
-        if self.rule.makes:
-            raise ValueError(
-                f"{type(self.rule).__name__} makes a part of the model itself; run it with "
+                f"{type(self.rule).__name__} {does}; run it with "
                 "fairflare.flare.controller.RoundsController instead of a stock controller"
             )
         self._collector = Collector(self.rule, bounds=self)

@@ -11,17 +11,17 @@ from typing import Any, ClassVar, Literal
 
 from fairflare.core.acting import OnlyWith, only_with
 from fairflare.core.fair_rules import finite_or_mean, simplex_projection, updated_share, with_newcomers
-from fairflare.core.settings import Flag, Positive, settings
+from fairflare.core.settings import Positive, settings
 from fairflare.core.weighting import normalise
 from fairflare.methods.catalog import Method
 from fairflare.methods.fed_ism import JOB, SETTINGS
-from fairflare.methods.model_average import ModelAverage
+from fairflare.methods.model_average import ReportsMean
 from fairflare.methods.probes import PROBE_LOSS, LossProbe
-from fairflare.methods.rule import RoundInputs, Rule, State, Weighing
+from fairflare.methods.rule import RoundInputs, Weighing
 
 
 @settings
-class AFL(Rule):
+class AFL(ReportsMean):
     r"""AFL, server half. F_k is the mean training loss of the received model.
 
     .. math:: w \leftarrow \sum_k \lambda_k w_k, \qquad \lambda \leftarrow \Pi(\lambda + \gamma F)
@@ -47,36 +47,14 @@ class AFL(Rule):
 
     afl_mode: Literal["projected", "argmax"] = "projected"
     afl_rate: Positive = 0.1
-    report_average: Flag = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._lambda: dict[str, float] = {}
         self._losses: dict[str, float] = {}  # the last finite ones
-        self._average = ModelAverage()
-
-    @property
-    def reports_another(self) -> bool:
-        return self.report_average
-
-    def reported(self, state: State) -> State:
-        self._average.memory_folder = self.memory_folder
-        return self._average.with_last(state) if self.report_average else state
-
-    def _take_in(self, inputs: RoundInputs) -> None:
-        """The model that the last round made; the initial one is nobody's result."""
-        if inputs.received is None:
-            raise RuntimeError(
-                "AFL's average needs the models that the sites receive; run it with "
-                "fairflare.flare.controller.RoundsController, or set report_average=False"
-            )
-        self._average.memory_folder = self.memory_folder
-        if inputs.current_round > 0:
-            self._average.add(inputs.received)
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        if self.report_average:
-            self._take_in(inputs)
+        self.take_in(inputs)
         losses = finite_or_mean({site: inputs.reports[site]["probe_loss"] for site in inputs.sites}, self._losses)
         self._losses |= losses
         if self.afl_mode == "argmax":
@@ -92,14 +70,12 @@ class AFL(Rule):
         return Weighing(sites=weights, details={"lambda": dict(self._lambda)})
 
     def state_dict(self) -> dict[str, Any]:
-        self._average.memory_folder = self.memory_folder
-        return {"lambda": dict(self._lambda), "losses": dict(self._losses), "average": self._average.state_dict()}
+        return {"lambda": dict(self._lambda), "losses": dict(self._losses), **super().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._lambda = {site: float(value) for site, value in state["lambda"].items()}
         self._losses = {site: float(value) for site, value in state["losses"].items()}
-        self._average.memory_folder = self.memory_folder
-        self._average.load_state_dict(state["average"])
+        super().load_state_dict(state)
 
 
 METHODS = [

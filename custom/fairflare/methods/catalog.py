@@ -18,7 +18,7 @@ from fairflare.core.settings import build
 from fairflare.methods.papers import Paper as Paper
 from fairflare.methods.papers import experiments, papers_of
 from fairflare.methods.reports import Field
-from fairflare.methods.rule import Rule
+from fairflare.methods.rule import Rule, anchor_fields
 from fairflare.methods.training import LocalTraining
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ def fields_of(training: type) -> dict[str, Field]:
         declared.name: declared
         for method in all_methods().values()
         if issubclass(training, method.training)
-        for declared in (*method.rule.report_fields, *method.rule.anchor_fields)
+        for declared in (*method.rule.report_fields, *anchor_fields(method.rule))
     }
 
 

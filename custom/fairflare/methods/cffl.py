@@ -22,7 +22,7 @@ from fairflare.methods.cgsv import buffers
 from fairflare.methods.downloads import Downloads
 from fairflare.methods.probes import score
 from fairflare.methods.reports import VALIDATION, Field
-from fairflare.methods.rule import RoundInputs, State, Weighing, sample_weights
+from fairflare.methods.rule import RoundInputs, State, Steps, Weighing, sample_weights
 from fairflare.methods.training import LocalTraining, SiteRun, Trained
 
 SENT = "sent"  # in the site's store: the update, of which the server sends a part back
@@ -92,7 +92,7 @@ class ClippedUpdates(LocalTraining):
 
 
 @settings
-class CFFL(Downloads):
+class CFFL(Steps, Downloads):
     r"""CFFL, server half.
 
     .. math:: x_k = \frac{v_k}{\sum_j v_j}, \quad c \leftarrow \tfrac12 c + \tfrac12 \widehat{\sinh(\alpha x)}, \quad
@@ -148,7 +148,8 @@ class CFFL(Downloads):
             weights = dict.fromkeys(inputs.sites, 1 / len(inputs.sites))
         self.remember(inputs, shares, {site: step * weight for site, weight in weights.items()})
         details = {"reputation": dict(self._reputations), "removed": list(self._removed), "share": shares}
-        return Weighing(sites=weights, step=step, details=details)
+        self.step = None if step == 1 else step  # 1: the bits of the plain mean
+        return Weighing(sites=weights, details=details)
 
     def _update(self, inputs: RoundInputs, sites: list[str]) -> None:
         """Reputations of the sites that are in the round, and who loses the right to be in the next ones."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 from functools import reduce
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,14 +23,17 @@ from fairflare.methods.bsm import JOB, LEARNS, SETTINGS
 from fairflare.methods.catalog import Method
 from fairflare.methods.class_gradients import MADE, REPORTED, ClassGradientTraining
 from fairflare.methods.reports import TRAINING, Field, ReportError
-from fairflare.methods.rule import RoundInputs, Rule, State, Weighing, sample_weights
+from fairflare.methods.rule import MakesTensors, RoundInputs, State, Weighing, sample_weights
+
+if TYPE_CHECKING:
+    from fairflare.core.task import Task
 
 MAX_GRADIENT = 1e6
 _SHORT = 1e-12  # a gradient this short has no direction
 
 
 @settings
-class CReFF(Rule):
+class CReFF(MakesTensors):
     r"""CReFF, server half: FedAvg, and a classifier trained anew in each round on federated features.
 
     Args:
@@ -73,11 +76,15 @@ class CReFF(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._classifier: tuple[torch.Tensor, torch.Tensor] | None = None  # that the sites have in this round
+        self._made: dict[str, torch.Tensor] = {}
         self.federated: torch.Tensor | None = None
 
-    @property
-    def needs_classes(self) -> bool:
-        return True
+    def check_run(self, num_rounds: int, task: Task | None) -> None:
+        if task is not None and task.has_classes is False:
+            raise ValueError("its weights need classes")
+
+    def made(self) -> dict[str, torch.Tensor]:
+        return self._made
 
     def begin_round(self, received: State) -> None:
         """Raises ``ValueError`` when the network has no second classifier."""
@@ -86,7 +93,7 @@ class CReFF(Rule):
             raise ValueError("CReFF needs a second classifier in the network; set retrained_head=true of the task")
         self._classifier = received[names[0]], received[names[1]]
 
-    def check_report(self, report: dict[str, Any], site: str) -> dict[str, Any]:
+    def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
         """The gradients by class; where no classifier was sent, there can be none."""
         found = report[REPORTED]
         classes, width = self._classifier[0].shape if self._classifier is not None else (0, 0)
@@ -125,7 +132,7 @@ class CReFF(Rule):
             batch_size=self.classifier_batch,
             seed=seed + 1 + inputs.current_round,
         )
-        weighing.tensors = {
+        self._made = {
             MADE + part: tensor.to(like.dtype)
             for part, tensor, like in zip(("weight", "bias"), made, self._classifier, strict=True)
         }

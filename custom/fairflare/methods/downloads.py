@@ -17,11 +17,12 @@ import torch
 
 from fairflare.core.entries import Steps
 from fairflare.core.settings import settings
-from fairflare.methods.rule import RoundInputs, Rule, State
+from fairflare.exchange.messages import BySite
+from fairflare.methods.rule import RoundInputs, SendsParts, State
 
 
 @settings
-class Downloads(Rule):
+class Downloads(SendsParts):
     """Base: remembers who was in the last round and what it may have of its change.
 
     A subclass calls :meth:`remember` when it weighs.
@@ -31,11 +32,6 @@ class Downloads(Rule):
         "download": "which part of the last round's change this site gets (`share`), and the weight of its own update "
         "in it (`own_weight`); nothing of the others"
     }
-    directives_by_site = ("download",)
-
-    @property
-    def weighs(self) -> bool:
-        return False  # what differs is what the sites are sent
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,7 +68,8 @@ class Downloads(Rule):
         self._first = self._first or dict(received)
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
-        return {"download": {site: self._told[site] for site in sites if site in self._told}} if self._told else {}
+        told = BySite({site: self._told[site] for site in sites if site in self._told})
+        return {"download": told} if self._told else {}
 
     def each(self, state: State) -> Callable[[str], State]:
         alone = threading.Lock()  # one download is made at a time

@@ -16,6 +16,7 @@ from fairflare.core.fair_rules import contributions, finite_or_mean, minus_state
 from fairflare.core.settings import Flag, NonNegative, settings
 from fairflare.core.updates import leave_one_out_cosines
 from fairflare.core.weighting import normalise
+from fairflare.exchange.messages import BySite
 from fairflare.methods.catalog import Method
 from fairflare.methods.probes import score
 from fairflare.methods.reports import TRAINING, VALIDATION, Field
@@ -120,7 +121,6 @@ class FedCE(Rule):
     directive_docs: ClassVar[dict[str, str]] = {
         "coefficient": "the weight that this site's model had in the one it receives; nothing of the others"
     }
-    directives_by_site = ("coefficient",)
 
     combine: Literal["sum", "multiply"] | None = None
     preset: Preset = "original"
@@ -136,7 +136,7 @@ class FedCE(Rule):
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         told = self._coefficients if self.stale_ok else {site: self._coefficients[site] for site in self._last}
-        return {"coefficient": {site: told[site] for site in sites if site in told}} if told else {}
+        return {"coefficient": BySite({site: told[site] for site in sites if site in told})} if told else {}
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         if inputs.received is None:

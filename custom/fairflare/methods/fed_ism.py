@@ -192,7 +192,7 @@ class FedISM(Rule):
         told = distance(current_round, num_rounds, self.rho, self.tau)
         return {"search_distance": told, "variant": self.variant}
 
-    def check_report(self, report: dict[str, Any], site: str) -> dict[str, Any]:
+    def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
         wanted = VARIANTS[self.variant]
         if self.saga and report[wanted] is None:
             Field(wanted).read(report, site)  # says what is missing

@@ -28,7 +28,7 @@ from fairflare.methods.anchor_report import FromPreset, Granularity, LayerSimila
 from fairflare.methods.catalog import Method
 from fairflare.methods.layer_scores import Scores, by_granularity, filled, from_layer, most_common_units
 from fairflare.methods.reports import NO_IMAGES, TRAINING, Field, ReportError
-from fairflare.methods.rule import LayerWeights, RoundInputs, Rule, Weighing
+from fairflare.methods.rule import LayerWeights, RoundInputs, TwoPhase, Weighing
 
 if TYPE_CHECKING:
     from fairflare.core.task import Task
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 @settings
-class FedLWR(FromPreset, Rule):
+class FedLWR(FromPreset, TwoPhase):
     r"""Fed-LWR, server half: weights by layer from the sites' similarity scores.
 
     .. math:: \rho_k^m = \frac{1 - \delta_k^m}{\sum_i (1 - \delta_i^m)}, \qquad \hat w_m = \sum_k \rho_k^m w_{k,m}
@@ -71,7 +71,6 @@ class FedLWR(FromPreset, Rule):
         changes a weight by less than 1e-6; we do not.
     """
 
-    two_phase = True
     anchor_fields = (
         Field("layers", "names", doc="names of the model's layers, the same at every site", of=NO_IMAGES),
         Field(
@@ -114,16 +113,14 @@ class FedLWR(FromPreset, Rule):
     def asks_about_anchor(self, current_round: int) -> bool:
         return current_round >= self.setting("warmup_rounds")
 
-    def check_run(self, num_rounds: int) -> None:
+    def check_run(self, num_rounds: int, task: Task | None) -> None:
         warmup = self.setting("warmup_rounds")
         if warmup >= num_rounds:
             raise ValueError(
                 f"warmup_rounds={warmup} (preset {self.preset!r}) leaves none of the {num_rounds} round(s) to Fed-LWR: "
                 f"give more than {warmup} rounds, or a smaller warmup_rounds"
             )
-
-    def check_task(self, task: Task) -> None:
-        if self.only_layer is not None:  # building the network takes a moment
+        if task is not None and self.only_layer is not None:  # building the network takes a moment
             layers = list(dict.fromkeys(layers_of(task.build_model().state_dict()).values()))
             from_layer({}, layers, self.only_layer)
 

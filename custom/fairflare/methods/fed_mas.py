@@ -14,8 +14,7 @@ Switches are the paper's ablations: ``mas=False`` is "BSM with KD", and with ``l
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -231,6 +230,8 @@ class FedMAS(Rule):
             "prior", "text", required=False,
             doc="fingerprint of the frozen prior network, 64 bits of SHA-256 in hexadecimal digits",
             reveals="which published checkpoint the site holds", of=NO_IMAGES,
+            alike="distances to different networks cannot be compared: give every site the same checkpoint file "
+            "('prior' in its fairflare.json) and version of fairflare",
         ),
     )  # fmt: skip
     directive_docs: ClassVar[dict[str, str]] = {
@@ -240,17 +241,17 @@ class FedMAS(Rule):
     mas: Flag = True
 
     @property
-    def needs_classes(self) -> bool:
-        return self.mas
-
-    @property
     def weighs(self) -> bool:
         return self.mas
+
+    def check_run(self, num_rounds: int, task: Task | None) -> None:
+        if self.mas and task is not None and task.has_classes is False:
+            raise ValueError("its weights need classes")
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         return {"rescue_factor": True} if self.mas else {}
 
-    def check_report(self, report: dict[str, Any], site: str) -> dict[str, Any]:
+    def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
         if self.mas and report["rescue_factor"] is None:
             Field("rescue_factor").read(report, site)  # says what is missing
         return report
@@ -259,19 +260,6 @@ class FedMAS(Rule):
         if not self.mas:
             return Weighing(sites=sample_weights(inputs))
         return Weighing(sites=rescue_weights({site: inputs.reports[site]["rescue_factor"] for site in inputs.sites}))
-
-    def misfits(self, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-        """Distances to different networks cannot be compared: the prior that most sites hold counts."""
-        held = {site: report["prior"] or "none" for site, report in reports.items()}
-        first, *others = Counter(held.values()).most_common() or [("", 0)]
-        common = first[0] if not others or others[0][1] < first[1] else None
-        return {
-            site: f"site {site!r} holds the prior network {prior!r}, "
-            + (f"most sites {common!r}" if common else "and no prior is held by most sites")
-            + "; give every site the same checkpoint file ('prior' in its fairflare.json) and version of fairflare"
-            for site, prior in held.items()
-            if prior != common
-        }
 
 
 WITH_PROJECTOR = {**LEARNS, "projector_dim": 96}  # of the packaged prior; MoCo's ResNet-50: 2048

@@ -24,6 +24,7 @@ from fairflare.core import losses
 from fairflare.core.acting import OnlyWith, only_with
 from fairflare.core.mu_rewards import INITIAL_MU, told_entropy
 from fairflare.core.settings import Flag, NonNegative, Positive, settings
+from fairflare.exchange.messages import BySite
 from fairflare.methods.catalog import Method
 from fairflare.methods.fed_prox import JOB, SETTINGS, ProximalTraining, Pull
 from fairflare.methods.mu_policy import SHOWN, MuPolicy, QMixMu
@@ -250,7 +251,6 @@ class FedMRL(Rule):
         "the other's",
         "mu": "the proximal coefficient of this site in this round; nothing of the others",
     }
-    directives_by_site = ("mu",)
 
     retired: ClassVar[dict[str, str]] = {**Rule.retired, "use_som": "it is weighting=som or =samples now", **_moved(
         mu_policy="actions zeta gamma agent_rate:learning_rate agent_hidden:hidden warmup updates explore cautious "
@@ -274,9 +274,9 @@ class FedMRL(Rule):
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         told: dict[str, Any] = {} if self._mean is None else {"mean_loss": self._mean}
         chosen = self.mu_policy.directives(sites)
-        return {**told, "mu": chosen} if chosen else told
+        return {**told, "mu": BySite(chosen)} if chosen else told
 
-    def check_report(self, report: dict[str, Any], site: str) -> dict[str, Any]:
+    def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
         if refusal := self.mu_policy.accepts(site):
             raise ReportError(refusal)
         return report

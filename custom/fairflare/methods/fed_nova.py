@@ -19,7 +19,7 @@ from fairflare.core.settings import Flag, NonNegative, settings
 from fairflare.methods.catalog import Method
 from fairflare.methods.fed_prox import JOB, SETTINGS, ProximalTraining, Pull
 from fairflare.methods.reports import NO_IMAGES, Field, ReportError
-from fairflare.methods.rule import RoundInputs, Rule, Weighing, sample_weights
+from fairflare.methods.rule import RoundInputs, Steps, Weighing, sample_weights
 from fairflare.methods.training import SiteRun
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class NovaTraining(ProximalTraining):
 
 
 @settings
-class FedNova(Rule):
+class FedNova(Steps):
     r"""FedNova, server half.
 
     .. math:: w \leftarrow w^r + \tau_{eff} \sum_k p_k \frac{w_k - w^r}{\lVert a_k \rVert_1}, \quad
@@ -122,26 +122,22 @@ class FedNova(Rule):
 
     effective_steps: Literal["norms", "steps"] = "norms"
 
-    @property
-    def not_a_mean(self) -> str:
-        return "it makes a step along the mean"
-
-    def check_steps(self, report: dict[str, Any], num_steps: int | None, site: str) -> dict[str, Any]:
+    def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
         norm = report["step_norm"]
         if num_steps is not None and norm > most_accumulated(num_steps) * (1 + 1e-9):
             most = f"{most_accumulated(num_steps):g}"
             raise ReportError(f"site {site!r}: field 'step_norm' is {norm:g}, {num_steps} steps come to {most} at most")
-        return report
+        return {**report, "num_steps": num_steps}
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         shares = sample_weights(inputs)
         norms = inputs.moderated({site: inputs.reports[site]["step_norm"] for site in inputs.sites}, "step_norm")
         steps = None
         if self.effective_steps == "steps":
-            told = {site: inputs.num_steps.get(site) or norms[site] for site in inputs.sites}
+            told = {site: inputs.reports[site]["num_steps"] or norms[site] for site in inputs.sites}
             steps = inputs.moderated(told, "num_steps")
-        weights, step = nova_weights(shares, norms, steps)
-        return Weighing(sites=weights, step=step, buffers=shares, values={"step": step})
+        weights, self.step = nova_weights(shares, norms, steps)
+        return Weighing(sites=weights, buffers=shares, values={"step": self.step})
 
 
 METHODS = [

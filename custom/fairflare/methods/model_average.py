@@ -8,10 +8,56 @@ from typing import Any
 
 import torch
 
+from fairflare.core.settings import Flag, settings
 from fairflare.exchange.tensor_folder import TensorFolders
-from fairflare.methods.rule import State
+from fairflare.methods.rule import RoundInputs, Rule, State
 
 FOLDER = "average"
+
+
+@settings
+class ReportsMean(Rule):
+    """Capability: a run may end with the mean of the models of all rounds; training goes on from the last one.
+
+    Args:
+        report_average: it does. Needs our own controller.
+    """
+
+    report_average: Flag = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._average = ModelAverage()
+
+    def reported(self, state: State) -> State:
+        """The model that the run ends with, tested and kept, from the one of the last round."""
+        return self._kept().with_last(state) if self.report_average else state
+
+    def take_in(self, inputs: RoundInputs) -> None:
+        """Takes the model that the last round made, when a rule weighs; the initial one is nobody's result.
+
+        Raises:
+            RuntimeError: under a stock controller nobody knows it.
+        """
+        if not self.report_average:
+            return
+        if inputs.received is None:
+            raise RuntimeError(
+                f"{type(self).__name__}'s average needs the models that the sites receive; run it with "
+                "fairflare.flare.controller.RoundsController, or set report_average=False"
+            )
+        if inputs.current_round > 0:
+            self._kept().add(inputs.received)
+
+    def _kept(self) -> ModelAverage:
+        self._average.memory_folder = self.memory_folder
+        return self._average
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"average": self._kept().state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._kept().load_state_dict(state["average"])
 
 
 class ModelAverage:

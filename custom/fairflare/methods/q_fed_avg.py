@@ -15,11 +15,11 @@ from fairflare.core.updates import squared_norms
 from fairflare.core.weighting import POWER_FLOOR, power_weights, uniform_weights
 from fairflare.methods.catalog import Method
 from fairflare.methods.probes import PROBE_LOSS, LossProbe
-from fairflare.methods.rule import RoundInputs, Rule, Weighing
+from fairflare.methods.rule import RoundInputs, Steps, Weighing
 
 
 @settings
-class QFedAvg(Rule):
+class QFedAvg(Steps):
     r"""q-FedAvg, server half. F_k is the mean training loss of the received model.
 
     .. math:: w \leftarrow w^r - \frac{\sum_k F_k^q\, \Delta w_k}{\sum_k h_k}, \quad
@@ -62,8 +62,8 @@ class QFedAvg(Rule):
         self._measured: float | None = None  # the least L of the rounds up to now
 
     @property
-    def not_a_mean(self) -> str:
-        return "" if self.q_form == "weighted" else "it makes a step along the mean (q_form=weighted does not)"
+    def only_mean(self) -> str:  # type: ignore[override]
+        return "" if self.q_form == "weighted" else f"{super().only_mean} (q_form=weighted does not)"
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         losses = finite_or_mean({site: inputs.reports[site]["probe_loss"] for site in inputs.sites})
@@ -73,12 +73,11 @@ class QFedAvg(Rule):
         losses = inputs.moderated(floored, "probe_loss")
         squares = squared_norms(inputs.states, inputs.start(self), inputs.parameters)
         lipschitz = self._constant(q_bend(losses, squares, self.q))
-        step = q_step(losses, squares, self.q, lipschitz)
+        self.step = q_step(losses, squares, self.q, lipschitz)
         return Weighing(
             sites=power_weights(losses, self.q),
-            step=step,
             buffers=uniform_weights(inputs.sites),
-            values={"step": step, "lipschitz": lipschitz},
+            values={"step": self.step, "lipschitz": lipschitz},
         )
 
     def _constant(self, bend: float) -> float:

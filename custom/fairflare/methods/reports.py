@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -11,7 +12,7 @@ import numpy as np
 
 from fairflare.core.checks import in_words
 
-__all__ = ["ByClass", "Field", "ReportError", "numbers", "read_report"]
+__all__ = ["ByClass", "Field", "ReportError", "misfits", "numbers", "read_report"]
 
 MAX_TEXT = 200
 MAX_ARRAY = 2**28  # bytes
@@ -68,6 +69,8 @@ class Field:
         of: the splits whose images it is made of: where one has fewer cases than the site's ``min_cases`` it stays at
             home. Empty: of none. ``None``: it does not say, so any split with too few keeps it at home.
         home_ok: the method goes on without it where it stays at home; it is NaN then, as with ``nan_ok``.
+        alike: what to do where sites differ in it; a site with another value than most of a round is left out. Empty:
+            they may differ.
     """
 
     name: str
@@ -83,6 +86,7 @@ class Field:
     keep: str = field(default="", kw_only=True)
     of: tuple[str, ...] | None = field(default=None, kw_only=True)
     home_ok: bool = field(default=False, kw_only=True)
+    alike: str = field(default="", kw_only=True)
 
     def read(self, report: Mapping[str, Any], site: str, suppressed: Collection[str] = ()) -> Any:
         """The checked value, ``None`` when it is optional and absent.
@@ -219,6 +223,19 @@ def read_report(
     if not isinstance(report, Mapping):
         raise ReportError(f"site {site!r}: field {where!r} must be a dict, got {shortened(report)}")
     return {f.name: f.read(report, site, suppressed) for f in fields}
+
+
+def misfits(reports: Mapping[str, Mapping[str, Any]], declared: Field) -> dict[str, str]:
+    """Sites that differ from most in a field that must be alike, and why they are left out; in a tie all are."""
+    values = {site: report[declared.name] or "none" for site, report in reports.items()}
+    first, *others = Counter(values.values()).most_common(2) or [("", 0)]
+    common = first[0] if not others or others[0][1] < first[1] else None
+    most = f"at most sites {common!r}" if common is not None else "and no value is that of most sites"
+    return {
+        site: f"site {site!r}: field {declared.name!r} is {value!r}, {most}; {declared.alike}"
+        for site, value in values.items()
+        if value != common
+    }
 
 
 def numbers(report: Mapping[str, Any]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Writes all that is generated from the declarations: the table of methods, ``docs/privacy.md``, ``docs/papers.md``, ``jobs/``.
+"""Writes all that is generated: ``docs/methods.md``, ``docs/privacy.md``, ``docs/papers.md`` and ``jobs/``.
 
 ``make refresh`` after a method or a setting was added or changed; a test holds that it changes nothing.
 """

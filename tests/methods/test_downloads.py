@@ -538,7 +538,7 @@ def test_cffl_a_site_below_the_threshold_does_not_count_any_more_and_gets_nothin
         weighing = rule.weigh(inputs(metrics(a=0.9, b=0.8, c=1.0), updates, current_round))
         assert (weighing.sites["c"], weighing.details["removed"]) == (0.0, ["c"])
     alone = rule.weigh(inputs(metrics(c=1.0), {"c": [0.0, 5.0]}, 7))
-    assert (alone.step, alone.sites) == (0.0, {"c": 1.0})
+    assert (rule.step, alone.sites) == (0.0, {"c": 1.0})
 
 
 def test_cffl_metrics_that_say_nothing() -> None:

@@ -21,6 +21,7 @@ from fairflare.federation import experiment as module
 from fairflare.federation.checkpoint import CheckpointError
 from fairflare.federation.phase import ServerFault
 from fairflare.federation.rounds import RoundFailed, Stopped
+from fairflare.federation.run_info import following_rounds
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_ism import FedISM
 from fairflare.methods.fed_lwr import FedLWR
@@ -219,7 +220,7 @@ def test_another_number_of_rounds_is_refused_where_something_depends_on_it(
 
 @pytest.mark.parametrize("rule", [FedISM(), FedMRL(mu_policy=FixedMu()), FedLWR()])
 def test_rules_that_do_not_look_at_the_number_of_rounds(rule: Any) -> None:
-    assert rule.follows_num_rounds() == []
+    assert following_rounds(rule, None) == []
 
 
 def test_a_number_of_rounds_that_is_done_already(tmp_path: Path) -> None:

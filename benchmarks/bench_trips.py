@@ -143,7 +143,7 @@ def main() -> None:
     for name, trip in trips.items():
         print(f"| {name} | {trip.files} | {trip.calls.total()} | {trip.share:.0%} |")
     for name, trip in trips.items() if given.list else ():
-        print(f"\n{name}:", *(f"{n:6} {file}:{function}" for (file, function), n in trip.calls.most_common(40)), sep="\n")
+        print(f"\n{name}:", *(f"{n:6} {file}:{function}" for (file, function), n in trip.calls.most_common(10)), sep="\n")
 
 
 if __name__ == "__main__":

@@ -297,7 +297,8 @@ def capped_weights(weights: Mapping[str, float], bound: float | Mapping[str, flo
     given = checks.shares(weights)
     if not isinstance(bound, Mapping):
         bound = dict.fromkeys(given, bound)
-    checks.same_names("the bounds", bound, "the weights", given)
+    elif bound.keys() != given.keys():
+        checks.same_names("the bounds", bound, "the weights", given)
     feasible = {most: feasible_bound(len(given), most) for most in set(bound.values())}
     bounds = {site: feasible[bound[site]] for site in given}
     if all(weight <= bounds[site] + CAP_TOLERANCE for site, weight in given.items()):
@@ -322,7 +323,7 @@ def excess_of(weights: Mapping[str, float]) -> float:
 
     The distance (total variation) to equal weights: f sites of K hold at most f / K and this.
     """
-    equal = 1.0 / len(checks.not_empty("the weights", weights))
+    equal = 1.0 / (len(weights) or len(checks.not_empty("the weights", weights)))
     return math.fsum(max(weight - equal, 0.0) for weight in weights.values())
 
 

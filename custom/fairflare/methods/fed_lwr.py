@@ -189,8 +189,9 @@ class FedLWR(FromPreset, Rule):
         """Eq. 5, then what steadies it."""
         found = dissimilarity_weights(scores, clip_min=self.setting("clip_min"), clip_max=self.setting("clip_max"))
         power, mix = self.setting("power"), self.setting("mix")
-        steadied = power != 1 or mix != 0
-        return {layer: mixed(tempered(by, power), mix) for layer, by in found.items()} if steadied else found
+        if power != 1:
+            found = {layer: tempered(by, power) for layer, by in found.items()}
+        return {layer: mixed(by, mix) for layer, by in found.items()} if mix else found
 
     def _record(self, inputs: RoundInputs, scores: Scores, weights: LayerWeights) -> dict[str, Any]:
         """Scores as they were reported, the average that was used where there is one, and the weights."""

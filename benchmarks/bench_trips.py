@@ -4,8 +4,8 @@
 
 One Fed-LWR run in this process: two sites, one round, eight images a batch. What is counted are calls of the package's
 own Python functions (a generator's steps too), by ``sys.setprofile``; torch, pydantic and the standard library are not.
-A call is a check's where its function lies in the checks' module or has ``check`` in its name, and so are the calls that
-such a one makes.
+A call is a check's where its function lies in the module of checks or has ``check`` in its name, and so are the calls
+that such a one makes.
 """
 
 from __future__ import annotations
@@ -143,7 +143,9 @@ def main() -> None:
     for name, trip in trips.items():
         print(f"| {name} | {trip.files} | {trip.calls.total()} | {trip.share:.0%} |")
     for name, trip in trips.items() if given.list else ():
-        print(f"\n{name}:", *(f"{n:6} {file}:{function}" for (file, function), n in trip.calls.most_common(10)), sep="\n")
+        print(
+            f"\n{name}:", *(f"{n:6} {file}:{function}" for (file, function), n in trip.calls.most_common(10)), sep="\n"
+        )
 
 
 if __name__ == "__main__":

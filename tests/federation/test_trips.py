@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from benchmarks.bench_trips import Trip, whole
+
 from fairflare.core.settings import build
 from fairflare.federation.collector import Collector
 from fairflare.federation.influence import FOR_HOSPITALS, Bounds

@@ -33,15 +33,14 @@ def number(
     Raises:
         ValueError: it is not; says what is wanted and what was found.
     """
-    if type(value) not in _PLAIN:
-        value = _plain(value)
+    found: float = value if type(value) in _PLAIN else _plain(value)
     # The second question is whether a float can hold it, and of NaN it is not so.
-    ok = isinstance(value, int if whole else _NUMBERS) and abs(value) <= _LARGEST and not isinstance(value, bool)
+    ok = isinstance(found, int if whole else _NUMBERS) and abs(found) <= _LARGEST and not isinstance(found, bool)
     if ok:
-        ok = (value >= low if above is None else value > above) and (value <= high if below is None else value < below)
+        ok = (found >= low if above is None else found > above) and (found <= high if below is None else found < below)
     if not ok:
-        raise ValueError(f"{name} must be {in_words(low, high, above, below, whole)}, got {value!r:.80}")
-    return value
+        raise ValueError(f"{name} must be {in_words(low, high, above, below, whole)}, got {found!r:.80}")
+    return found
 
 
 def real(name: str, value: Any) -> float:

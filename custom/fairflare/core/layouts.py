@@ -34,7 +34,7 @@ class Layout:
         if output.ndim <= self.dim or output.shape[self.dim] != self.rows * images:
             return output
         sizes = (images, self.rows) if self.together else (self.rows, images)
-        return output.unflatten(self.dim, sizes).movedim(self.dim if self.together else self.dim + 1, 0)
+        return torch.movedim(output.unflatten(self.dim, sizes), self.dim if self.together else self.dim + 1, 0)
 
 
 def first_tensor(output: Any) -> Tensor | None:

@@ -565,4 +565,4 @@ def _all_finite(tensor: torch.Tensor) -> bool:
 
 def blocks(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The tensor in flat pieces that PyTorch handles in one thread and that fit the cache."""
-    return tensor.detach().reshape(-1).split(_BLOCK)
+    return torch.split(tensor.detach().reshape(-1), _BLOCK)

@@ -169,6 +169,10 @@ def power_weights(values: Mapping[str, float], q: float) -> dict[str, float]:
 
     Source:
         Wu et al. (FedISM+), the normalisation of SAGA. Their code adds 1e-10 after a first normalisation.
+
+    Example:
+        >>> power_weights({"A": 3.0, "B": 1.0}, 0)
+        {'A': 0.5, 'B': 0.5}
     """
     q = checks.number("q", q, low=0)
     logs = {site: q * math.log(max(x, POWER_FLOOR)) for site, x in _repaired(values, "median").items()}
@@ -217,6 +221,10 @@ def rescue_weights(rf: Mapping[str, float]) -> dict[str, float]:
 
     Source:
         Elbatel et al., DeCaF @ MICCAI 2023 (Fed-MAS), Eq. (5).
+
+    Example:
+        >>> rescue_weights({"A": 3.0, "B": 1.0})
+        {'A': 0.75, 'B': 0.25}
     """
     checks.numbers("rescue factor", {site: value for site, value in rf.items() if math.isfinite(value)}, low=0)
     return normalise(rf, non_finite="mean")

@@ -113,7 +113,7 @@ class FedLWR(FromPreset, Rule):
         self._units: dict[str, str] = {}
 
     def asks_about_anchor(self, current_round: int) -> bool:
-        return current_round >= self.setting("warmup_rounds")
+        return bool(current_round >= self.setting("warmup_rounds"))
 
     def check_run(self, num_rounds: int) -> None:
         warmup = self.setting("warmup_rounds")

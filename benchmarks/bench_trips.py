@@ -1,9 +1,9 @@
 """Trips through the package: files entered and calls of a setting, an image, a reply and a weight; the checks' share.
 
-    python benchmarks/bench_trips.py [--set KEY=VALUE ...] [--list]
+    python benchmarks/bench_trips.py [--set KEY=VALUE ...] [--bounded] [--list]
 
-One Fed-LWR run in this process: two sites, one round, eight images a batch. What is counted are calls of the package's
-own Python functions (a generator's steps too), by ``sys.setprofile``; torch, pydantic and the standard library are not.
+One Fed-LWR run in this process: two sites, one round, eight pictures (PNG) a batch. Counted are calls of the package's own
+Python functions (a generator's steps too), by ``sys.setprofile``; not those of torch, pydantic and the standard library.
 A call is a check's where its function lies in the module of checks or has ``check`` in its name, and so are the calls
 that such a one makes.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import sys
 import tempfile
 import threading
@@ -27,9 +28,9 @@ import fairflare
 
 ROOT = str(Path(fairflare.__file__).parent)
 CHECKS = ("core/checks.py", "base/checks.py")
+SITES, IMAGES, CLASSES = ("site-1", "site-2"), 16, 2
 SMALL: dict[str, Any] = {
-    "image_size": [33, 33], "features": [4, 4, 8, 8], "phantom": "fundus", "phantom_sites": 2, "phantom_samples": 40,
-    "phantom_test": 40, "local_epochs": 1, "batch_size": 8,
+    "image_size": [33, 33], "features": [4, 4, 8, 8], "num_classes": CLASSES, "local_epochs": 1, "batch_size": 8,
 }  # fmt: skip
 
 
@@ -95,6 +96,23 @@ def whole(trip: Trip, function: Callable[..., Any]) -> Callable[..., Any]:
     return traced
 
 
+def written(folder: Path) -> dict[str, Any]:
+    """Pictures of noise for two sites, as PNG; what their settings say."""
+    import numpy as np
+    from PIL import Image
+
+    for number, site in enumerate(SITES):
+        (folder / site).mkdir(parents=True)
+        rng, listed = np.random.default_rng(number), {}
+        for split in ("training", "validation", "test"):
+            listed[split] = [{"image": f"{split}_{i}.png", "label": i % CLASSES} for i in range(IMAGES)]
+            for entry in listed[split]:
+                pixels = rng.integers(0, 256, (40, 40, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / site / str(entry["image"]))
+        (folder / site / "datalist.json").write_text(json.dumps(listed))
+    return {site: {"data_root": str(folder / site)} for site in SITES}
+
+
 def measured(settings: list[str], bounded: bool = False) -> dict[str, Trip]:
     """The trips, by name; ``bounded``: with the bounds of an exported job."""
     from fairflare.cli.commands import parse_settings
@@ -124,10 +142,11 @@ def measured(settings: list[str], bounded: bool = False) -> dict[str, Trip]:
 
     batches = LocalTraining.batches
     with tempfile.TemporaryDirectory(prefix="fairflare_trips_") as folder, ExitStack() as patches:
+        local = written(Path(folder) / "data")
         patches.enter_context(mock.patch.object(LocalTraining, "batches", first_batch))
         for name, method in (("reply read", "read_training"), ("reply kept", "keep"), ("reports to sum", "aggregate")):
             patches.enter_context(mock.patch.object(Collector, method, whole(trips[name], getattr(Collector, method))))
-        run_local(made, Path(folder) / "run")
+        run_local(made, Path(folder) / "run", {"sites": local})
     return trips
 
 

@@ -2,10 +2,10 @@
 
     python benchmarks/bench_trips.py [--set KEY=VALUE ...] [--bounded] [--list]
 
-One Fed-LWR run in this process: two sites, one round, eight pictures (PNG) a batch. Counted are calls of the package's own
-Python functions (a generator's steps too), by ``sys.setprofile``; not those of torch, pydantic and the standard library.
-A call is a check's where its function lies in the module of checks or has ``check`` in its name, and so are the calls
-that such a one makes.
+One Fed-LWR run in this process: two sites, one round, eight pictures (PNG) a batch. Counted are calls of the package's
+own Python functions (a generator's steps too), by ``sys.setprofile``; not those of torch, pydantic and the standard
+library. A call is a check's where its function lies in the module of checks or has ``check`` in its name, and so are
+the calls that such a one makes.
 """
 
 from __future__ import annotations

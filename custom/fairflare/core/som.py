@@ -177,10 +177,10 @@ def som_weights(
     sites = sorted(sq_distances)
     rows = [np.asarray(sq_distances[site], dtype=np.float64).reshape(-1) for site in sites]
     for site, row in zip(sites, rows, strict=True):
-        checks.shape(f"squared distances of site {site!r}", row, checks.whole("number of neurons", rows[0].size))
+        checks.shape(f"squared distances of site {site!r}", row, rows[0].size or "neurons")
         checks.number(f"least squared distance of site {site!r}", float(row.min()), low=0)
         checks.number(f"largest squared distance of site {site!r}", float(row.max()), low=0)
-        checks.number(f"similarity of site {site!r}", similarity[site], low=0)
+    checks.numbers("similarity", similarity, low=0)
     shares = normalise(similarity)
     largest = max(row.max() for row in rows)
     if largest == 0:

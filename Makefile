@@ -9,9 +9,10 @@ STAMP := $(VENV)/.installed
 run: $(STAMP)
 	$(BIN)/fairflare run fed_lwr --overwrite
 
-# Under six minutes on two cores.
+# Under six minutes on two cores. CI counts the lines too: make test COVERAGE="--cov --cov-report=term"
+COVERAGE ?=
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 25
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 25 $(COVERAGE)
 
 # Every test but those that start networks for minutes (walks).
 test-all: test test-long
@@ -60,6 +61,8 @@ docs: $(STAMP)
 # python3 -m venv DIR; DIR/bin/pip install "flwr[simulation]" torch monai; make bench FLOWER=DIR/bin/python
 bench: export OMP_NUM_THREADS = 1
 bench: $(STAMP)
+	$(BIN)/python benchmarks/bench_trips.py
+	$(BIN)/python benchmarks/bench_trips.py --bounded
 	$(BIN)/python benchmarks/bench_cka.py --packages
 	$(BIN)/python benchmarks/bench_cka.py --packages --case b16 --no-reference
 	$(BIN)/python benchmarks/bench_cka.py --packages --case c16 --images 32 --ours "ours, spilled" --no-reference

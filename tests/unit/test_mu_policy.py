@@ -75,12 +75,12 @@ def test_kinds():
         ({"warmup": 1001}, r"warmup must be an integer in \[1, 1000\], got 1001"),
         ({"updates": 0}, "updates must be an integer >= 1, got 0"),
         ({"explore": 1.5}, r"explore must be a number in \[0, 1\], got 1.5"),
-        ({"cautious": 1}, "cautious must be true or false, got 1"),
+        ({"cautious": True}, "has no setting 'cautious' any more: no result showed a use of it; leave it out"),
         ({"agents": "some"}, "agents must be one of 'auto', 'own', 'shared', got 'some'"),
         ({"share_agents": True}, "has no setting 'share_agents' any more: it is agents=shared or =own now"),
-        ({"double_q": None}, "double_q must be true or false, got None"),
+        ({"double_q": False}, "has no setting 'double_q' any more: no result showed a use of it"),
         ({"seed": -1}, "seed must be an integer >= 0 or nothing, got -1"),
-        ({"action_mode": "fine"}, "action_mode must be one of 'grid', 'critic', got 'fine'"),
+        ({"action_mode": "critic"}, "has no setting 'action_mode' any more: no result showed a use of it"),
     ],
 )
 def test_settings_out_of_range(policy, settings, message):
@@ -107,12 +107,11 @@ def test_bad_actions(policy, actions, message):
 
 SET: dict[str, Any] = {
     "actions": [0.0, 0.05, 0.25], "zeta": 0.5, "gamma": 0.25, "learning_rate": 0.03, "hidden": 6, "warmup": 3,
-    "updates": 5, "explore": 0.75, "cautious": True, "agents": "shared", "double_q": True, "seed": 11,
-    "action_mode": "critic",
+    "updates": 5, "explore": 0.75, "agents": "shared", "seed": 11,
 }  # fmt: skip
 TAKEN = {  # as QMIX calls it, and what it gets in a run of 40 rounds
     "actions": (0.0, 0.05, 0.25), "gamma": 0.25, "lr": 0.03, "hidden": 6, "warmup": 3, "updates": 5, "eps_steps": 30,
-    "eps_prior": "small", "shared": True, "critic": True, "double_q": True, "seed": 11,
+    "shared": True, "seed": 11,
 }  # fmt: skip
 
 
@@ -137,8 +136,8 @@ def test_defaults_are_those_of_qmix(monkeypatch):
     QMixMu().choose(inputs(everybody(), num_rounds=200))
     assert taken == [
         {
-            "actions": MU_GRID, "mixer": "qmix", "shared": None, "critic": False, "double_q": False, "gamma": 0.99,
-            "lr": 1e-3, "hidden": 64, "warmup": 10, "updates": 8, "eps_steps": 60, "eps_prior": None, "seed": 0,
+            "actions": MU_GRID, "mixer": "qmix", "shared": None, "gamma": 0.99,
+            "lr": 1e-3, "hidden": 64, "warmup": 10, "updates": 8, "eps_steps": 60, "seed": 0,
         }
     ]  # fmt: skip
     assert QMixMu().zeta == 0.95
@@ -440,9 +439,8 @@ def saved(policy) -> dict[str, Any]:
         (FixedMu, {"by_site": {"a": 0.5}}),
         (RandomMu, {"seed": 5}),
         (QMixMu, LEARN),
-        (QMixMu, {**LEARN, "agents": "shared", "double_q": True}),
-        (QMixMu, {**LEARN, "action_mode": "critic"}),
-        (QMixMu, {**LEARN, "cautious": True, "actions": [0.0, 0.05, 0.5]}),
+        (QMixMu, {**LEARN, "agents": "shared"}),
+        (QMixMu, {**LEARN, "actions": [0.0, 0.05, 0.5]}),
         (VdnMu, LEARN),
     ],
 )
@@ -518,7 +516,7 @@ def test_policies_that_do_not_learn_are_silent(kind, num_rounds, caplog):
     assert not said or "in 27 rounds agents can learn to choose it: mu_policy=qmix" in caplog.text
 
 
-# ------------------------------------------------------------------------------------------------ many sites, critic
+# ------------------------------------------------------------------------------------------------ many sites
 
 
 @pytest.mark.parametrize(
@@ -535,27 +533,6 @@ def test_one_network_for_all_beyond_eight_sites(kind, num_sites, agents, shared,
     assert first.shape == ((1, 4 + num_sites + 10, 6) if shared else (num_sites, 4, 6))
     said = f"{num_sites} sites: one network for all agents (mu_policy.agents=own: one each)"
     assert (said in caplog.text) == (shared and agents == "auto")
-
-
-def test_critic_chooses_from_the_fine_grid():
-    """The specification's A_fine: 1e-5 and 0, 0.05, ... 1; the first choice is 1e-5."""
-    fine = sorted({1e-5} | {round(0.05 * k, 2) for k in range(21)})
-    policy = QMixMu(action_mode="critic", explore=1.0)
-    policy.choose(inputs(everybody(), num_rounds=60))
-    state = state_of(policy)
-    assert state["settings"]["actions"] == pytest.approx(fine)
-    assert len(fine) == 22
-    assert state["online"]["agents.0.weight"].shape == (3, 5, 64)  # the observation and the action
-    assert state["online"]["agents.4.weight"].shape == (3, 64, 1)
-    told = set()
-    for r in range(1, 30):
-        policy.choose(inputs(everybody(), r, num_rounds=60))
-        told |= set(policy.directives(SITES).values())
-    assert told - set(MU_GRID)
-    assert QMixMu(action_mode="critic").directives(SITES) == dict.fromkeys(SITES, 1e-5)
-    own = QMixMu(action_mode="critic", actions=[0.0, 0.5])
-    own.choose(inputs(everybody()))
-    assert state_of(own)["settings"]["actions"] == [0.0, 0.5]
 
 
 def test_a_refusal_names_a_few_of_many_sites():

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fairflare.core import mu_rewards, q_learning, qmix
-from fairflare.core.mu_rewards import FINE_GRID, MU_GRID, global_accuracy, label_entropy, observation, reward
+from fairflare.core.mu_rewards import MU_GRID, global_accuracy, label_entropy, observation, reward
 from fairflare.core.q_learning import MANY_AGENTS, Mixer, SummaryMixer, available, mix, td_target
 from fairflare.core.qmix import QMix, Step, epsilon_at
 
@@ -104,7 +104,6 @@ def test_epsilon(step, epsilon):
 
 def test_grids():
     assert MU_GRID == (1e-5, 1e-3, 1e-2, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
-    assert list(FINE_GRID) == pytest.approx(sorted({1e-5} | {0.05 * k for k in range(21)}))
 
 
 def test_observation():
@@ -127,7 +126,7 @@ def test_global_accuracy():
 def test_constants_of_the_specification():
     assert (q_learning.OBSERVATION_SIZE, q_learning.EMBED, q_learning.CLIP) == (4, 32, 10.0)
     assert (q_learning.CAPACITY, q_learning.BATCH, q_learning.TARGET_EVERY) == (1000, 32, 10)
-    assert (qmix.EPS_START, qmix.EPS_END, qmix.REWARD_DELAY, qmix.SMALL_MU) == (1.0, 0.05, 2, 0.1)
+    assert (qmix.EPS_START, qmix.EPS_END, qmix.REWARD_DELAY) == (1.0, 0.05, 2)
 
 
 def test_doctests():
@@ -194,7 +193,7 @@ def test_the_best_joint_action_is_that_of_each_agent(seed):
 # what one update computes
 
 
-def reference_losses(networks, replay, gamma: float, double_q: bool, shared: bool = False, actions=MU_GRID):
+def reference_losses(networks, replay, gamma: float, shared: bool = False, actions=MU_GRID):
     """(MRL-11) to (MRL-14) in loops over the transitions and agents, float64. Slow on purpose.
 
     Returns the squared TD error of each transition, and the trained networks' parameters that they depend on.
@@ -203,17 +202,11 @@ def reference_losses(networks, replay, gamma: float, double_q: bool, shared: boo
     target = {name: t.double() for name, t in networks["target"].items()}
     replay = {name: t.double() if t.is_floating_point() else t for name, t in replay.items()}
     num_agents, num_actions = replay["present"].shape[1], len(actions)
-    critic = networks["online"]["agents.4.weight"].shape[2] == 1
 
     def utility(nets, h, o, before):
-        if critic:
-            return torch.cat([output(nets, h, o, before, torch.tensor([a]).double()) for a in actions])
-        return output(nets, h, o, before, torch.tensor([]).double())
-
-    def output(nets, h, o, before, action):
+        x = o
         if shared:
-            o = torch.cat([o, torch.eye(num_agents).double()[h], torch.eye(num_actions).double()[int(before)]])
-        x = torch.cat([o, action])
+            x = torch.cat([o, torch.eye(num_agents).double()[h], torch.eye(num_actions).double()[int(before)]])
         for layer in ("0", "2", "4"):
             own = 0 if shared else h
             x = x @ nets[f"agents.{layer}.weight"][own] + nets[f"agents.{layer}.bias"][own, 0]
@@ -249,9 +242,8 @@ def reference_losses(networks, replay, gamma: float, double_q: bool, shared: boo
         best = []
         for h in hs:
             after = utility(target, h, row["next_observation"][h], row["action"][h])
-            ranking = utility(online, h, row["next_observation"][h], row["action"][h]) if double_q else after
             allowed = range(num_actions) if row["next_present"][h] else [int(row["action"][h])]
-            best.append(after[max(allowed, key=lambda a: float(ranking[a].detach()))].detach())
+            best.append(after[max(allowed, key=lambda a: float(after[a].detach()))].detach())
         y = row["reward"] + gamma * (1 - row["done"]) * joint(target, best, row["next_observation"])
         losses.append((joint(online, q, row["observation"]) - y.detach()) ** 2)
     return losses, online
@@ -273,13 +265,11 @@ def played(agents: QMix, size: float, num: int = 7):
     "options",
     [
         {},
-        {"double_q": True},
+        {"actions": (1e-5, 0.3, 1.0)},
         {"mixer": "vdn", "gamma": 0.5},
-        {"shared": True, "double_q": True},
-        {"critic": True, "actions": (1e-5, 0.3, 1.0)},
-        {"critic": True, "shared": True, "actions": (0.0, 0.5)},
+        {"shared": True, "actions": (0.0, 0.5)},
         {"agents": NINE},
-        {"agents": NINE, "shared": False, "double_q": True},
+        {"agents": NINE, "shared": False},
         {"agents": NINE, "mixer": "vdn"},
     ],
 )
@@ -289,8 +279,8 @@ def test_an_update_is_the_loop(options, size, clipped):
     agents = QMix(**{"agents": SITES, "lr": 0.01} | SMALL | {"updates": 1} | options)
     before, loss, after = played(agents, size)
     shared = options.get("shared", len(agents.agents) > 8)
-    gamma, double_q = options.get("gamma", 0.99), options.get("double_q", False)
-    losses, online = reference_losses(before, after["replay"], gamma, double_q, shared, agents.actions)
+    gamma = options.get("gamma", 0.99)
+    losses, online = reference_losses(before, after["replay"], gamma, shared, agents.actions)
     mean = sum(losses) / len(losses)
     assert loss == pytest.approx(mean.item(), rel=1e-4)
     mean.backward()
@@ -540,7 +530,7 @@ def bytes_of(agents: QMix) -> int:
 
 
 @pytest.mark.many
-@pytest.mark.parametrize("options", [{}, {"shared": False}, {"mixer": "vdn"}, {"critic": True}])
+@pytest.mark.parametrize("options", [{}, {"shared": False}, {"mixer": "vdn"}])
 @pytest.mark.parametrize("rounds", [4, 30])
 def test_a_checkpoint_grows_in_proportion_to_the_sites(options, rounds):
     sizes = {}
@@ -565,7 +555,7 @@ def test_a_checkpoint_of_300_sites_is_small():
     assert sizes[30] < 1_000_000
 
 
-@pytest.mark.parametrize("options", [{}, {"shared": False}, {"critic": True}])
+@pytest.mark.parametrize("options", [{}, {"shared": False}])
 def test_no_tensor_of_a_step_grows_with_the_square_of_the_sites(options):
     """All that a forward and a backward pass make; a step's time follows it."""
     largest = {}
@@ -626,7 +616,7 @@ def test_before_a_choice_mu_is_the_initial_one():
     agents = QMix(SITES, **SMALL)
     step = agents.act({})
     assert agents.chosen(step) == dict.fromkeys(SITES, 1e-5)
-    agents = QMix(SITES, actions=FINE_GRID, **SMALL)
+    agents = QMix(SITES, actions=(0.0, 1e-5, 0.05, 1.0), **SMALL)
     assert agents.chosen(agents.act({})) == dict.fromkeys(SITES, 1e-5)  # and not 0
 
 
@@ -697,15 +687,6 @@ def test_an_absent_site_has_one_action_only(greedy):
         assert available(step.present, step.previous, 10)[1].tolist() == [True] + [False] * 9
 
 
-def test_careful_exploration_during_the_warm_up():
-    agents = QMix(SITES, eps_prior="small", eps_steps=10**9, **SMALL | {"warmup": 1})
-    for r in range(30):
-        step = agents.act(seen(r))
-        assert max(agents.chosen(step).values()) <= 0.1
-    agents.observe(step, 0.1, step)
-    assert max(max(agents.chosen(agents.act(seen(r))).values()) for r in range(30)) > 0.1
-
-
 def test_exploration_is_uniform_and_of_the_stated_share(monkeypatch):
     monkeypatch.setattr(qmix, "EPS_END", 0.5)
     agents = QMix("AB", eps_steps=0, **SMALL)
@@ -725,10 +706,9 @@ def test_exploration_is_uniform_and_of_the_stated_share(monkeypatch):
 
 OPTIONS = [
     {},
-    {"double_q": True, "actions": (0.0, 0.3, 1.0)},
+    {"actions": (0.0, 0.3, 1.0)},
     {"mixer": "vdn"},
-    {"shared": True, "eps_prior": "small"},
-    {"critic": True},
+    {"shared": True},
 ]
 
 
@@ -814,7 +794,6 @@ def test_a_state_holds_only_plain_things_and_its_own():
         ({"agents": SITES, "hidden": 9}, "hidden"),
         ({"agents": SITES, "mixer": "vdn"}, "mixer"),
         ({"agents": SITES, "shared": True}, "shared"),
-        ({"agents": SITES, "critic": True}, "critic"),
     ],
 )
 def test_a_state_of_others_is_refused(options, name):
@@ -840,7 +819,6 @@ def test_a_state_of_others_is_refused(options, name):
         ({"updates": 0}, "updates must be an integer >= 1"),
         ({"eps_steps": 2.5}, "eps_steps must be an integer >= 0, got 2.5"),
         ({"mixer": "mean"}, "mixer must be one of 'qmix', 'vdn', got 'mean'"),
-        ({"eps_prior": "large"}, "eps_prior must be one of 'small', got 'large'"),
         ({"seed": -1}, "seed must be an integer >= 0, got -1"),
     ],
 )

@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fairflare.core import free_memory as memory
 from fairflare.core.states import weighted_average
 from fairflare.exchange import staging as module
 from fairflare.exchange.staging import Staging
@@ -304,11 +303,11 @@ def test_a_quarter_of_what_is_free(tmp_path, monkeypatch):
     ("limit", "expected"), [("5000", 2000), ("max", None), (None, None), ("1000", 0), ("9" * 18, None)]
 )
 def test_free_memory_of_a_container(limit, expected, tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "GROUP", tmp_path)
+    monkeypatch.setattr(module, "GROUP", tmp_path)
     if limit is not None:
         (tmp_path / "memory.max").write_text(limit + "\n")
     (tmp_path / "memory.current").write_text("3000\n")
-    found = memory.free_memory()
+    found = module.free_memory()
     assert found > 2**24 if expected is None else found == expected
 
 

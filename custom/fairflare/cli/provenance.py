@@ -107,7 +107,8 @@ def checksums(local: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         no site names a ``data_root``: made-up data, or a task that reads its data from elsewhere. Of data that cannot
         be read ``{"not recorded": why}``.
     """
-    from fairflare.federation.site_file import SiteError, own_settings
+    from fairflare.federation.site_file import own_settings
+    from fairflare.methods.training import SiteError
 
     blocks = local.get("sites")
     names = [name for name in blocks if name != "server"] if isinstance(blocks, Mapping) and blocks else ["all sites"]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import math
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
 from typing import Any, TypeVar
 
 S = TypeVar("S", bound=Sized)
 
 SUM_TOLERANCE = 1e-6  # how far weights may sum away from 1
+_NUMBERS, _PLAIN, _LARGEST = (int, float), {int, float}, sys.float_info.max
 MAX_NAMES = 3  # of those that stand on one side only, in a message
 
 # ------------------------------------------------------------------------------------------------ numbers
@@ -31,14 +33,14 @@ def number(
     Raises:
         ValueError: it is not; says what is wanted and what was found.
     """
-    value = _plain(value)
-    kind = int if whole else (int, float)
-    ok = isinstance(value, kind) and not isinstance(value, bool) and _finite(value)
+    found: float = value if type(value) in _PLAIN else _plain(value)
+    # The second question is whether a float can hold it, and of NaN it is not so.
+    ok = isinstance(found, int if whole else _NUMBERS) and abs(found) <= _LARGEST and not isinstance(found, bool)
     if ok:
-        ok = (value >= low if above is None else value > above) and (value <= high if below is None else value < below)
+        ok = (found >= low if above is None else found > above) and (found <= high if below is None else found < below)
     if not ok:
-        raise ValueError(f"{name} must be {in_words(low, high, above, below, whole)}, got {value!r:.80}")
-    return value
+        raise ValueError(f"{name} must be {in_words(low, high, above, below, whole)}, got {found!r:.80}")
+    return found
 
 
 def real(name: str, value: Any) -> float:
@@ -48,7 +50,7 @@ def real(name: str, value: Any) -> float:
         ValueError: a boolean, a text, or nothing.
     """
     value = _plain(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, _NUMBERS):
         raise ValueError(f"{name} must be a number, got {value!r:.80}")
     return float(value)
 
@@ -83,12 +85,21 @@ def shares(values: Mapping[str, Any], *, of: str = "") -> dict[str, float]:
     Raises:
         ValueError: no site, a weight out of range (names the site), or another sum.
     """
+    given = list(values.values())
+    if plain(given) and given and min(given) >= 0 and abs(math.fsum(given) - 1.0) <= SUM_TOLERANCE:
+        return dict(zip(values, map(float, given), strict=True))
     of = f" of {of}" if of else ""
     checked = numbers(f"weight{of}", not_empty(f"weights{of}", values), low=0)
     total = math.fsum(checked.values())
-    if abs(total - 1.0) > SUM_TOLERANCE:
+    if not abs(total - 1.0) <= SUM_TOLERANCE:
         raise ValueError(f"weights{of} must sum to 1, got {total!r}")
     return checked
+
+
+def plain(values: Iterable[Any]) -> bool:
+    """Whether all are finite Python numbers: what passed :func:`number` before need not be asked one by one."""
+    known = list(values)
+    return set(map(type, known)) <= _PLAIN and all(map(_LARGEST.__ge__, map(abs, known)))
 
 
 def in_words(
@@ -235,13 +246,6 @@ def indices(name: str, values: Any, count: int) -> None:
 
 def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
-
-
-def _finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer that no float can hold
-        return False
 
 
 def listed(names: Collection[str], most: int = MAX_NAMES) -> str:

@@ -36,7 +36,7 @@ def _largest(flat: torch.Tensor, count: int) -> torch.Tensor:
     ordered.partition(flat.numel() - count)
     least = ordered[flat.numel() - count].item()
     del ordered  # of the model's size, where this is about a whole one
-    mask = flat > least
+    mask: torch.Tensor = flat > least
     ties = torch.nonzero(flat == least).reshape(-1)
     mask[ties[: count - int(mask.sum())]] = True
     return mask

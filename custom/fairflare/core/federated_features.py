@@ -59,7 +59,7 @@ def matching_loss(found: Tensor, wanted: Tensor) -> Tensor:
 
 def _cosines(a: Tensor, b: Tensor) -> Tensor:
     # No gradient of a norm at 0, which would be NaN.
-    norms = a.square().sum(1).clamp_min(torch.finfo(a.dtype).tiny).sqrt() * b.norm(dim=1)
+    norms: Tensor = a.square().sum(1).clamp_min(torch.finfo(a.dtype).tiny).sqrt() * torch.linalg.vector_norm(b, dim=1)
     return (a * b).sum(1) / (norms + EPSILON)
 
 

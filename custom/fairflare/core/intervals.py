@@ -73,7 +73,7 @@ class Estimate:
         power = 0.5 if self.seeds_df == 1 else 1.0
         of_seeds, of_patients = self.share**power, (1 - self.share) ** power
         both = of_seeds * stdtr(self.seeds_df, -t) + of_patients * stdtr(self.patients_df, -t)
-        return 2 * both / (of_seeds + of_patients)
+        return np.asarray(2 * both / (of_seeds + of_patients))
 
     def quantile(self, p: float) -> Array:
         """The t whose :meth:`tails` are ``p``, in (0, 1)."""
@@ -85,7 +85,7 @@ class Estimate:
             middle = (low + high) / 2
             above = self.tails(middle) > p
             low, high = np.where(above, middle, low), np.where(above, high, middle)
-        return high
+        return np.asarray(high)
 
     def smallest(self, tests: int = 1) -> Array:
         """The smallest true difference that such data would show in :data:`POWER` of all cases.
@@ -137,7 +137,7 @@ def shared_variance(drawn: npt.ArrayLike) -> Array:
     centred = found - found.mean(-1, keepdims=True)
     of_mean = np.square(centred.mean(-2)).sum(-1) / (draws - 1)
     of_each = np.square(centred).sum(-1).mean(-1) / (draws - 1)
-    return np.maximum((seeds * of_mean - of_each) / (seeds - 1), 0.0)
+    return np.asarray(np.maximum((seeds * of_mean - of_each) / (seeds - 1), 0.0))
 
 
 def widened(values: npt.ArrayLike, drawn: npt.ArrayLike, units: npt.ArrayLike) -> Array:
@@ -155,7 +155,7 @@ def widened(values: npt.ArrayLike, drawn: npt.ArrayLike, units: npt.ArrayLike) -
     centre = np.asarray(values, float)[..., None]
     with np.errstate(invalid="ignore"):
         factor = np.where(np.isinf(count), 1.0, np.sqrt(count / (count - 1)))
-    return centre + factor * (np.asarray(drawn, float) - centre)
+    return np.asarray(centre + factor * (np.asarray(drawn, float) - centre))
 
 
 def degrees(variances: npt.ArrayLike, units: npt.ArrayLike, draws: int) -> Array:

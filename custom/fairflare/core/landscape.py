@@ -186,7 +186,8 @@ def _norms(parameter: Tensor, groups: int | None) -> Tensor:
     """(filters, 1, ...); of a transposed convolution (inputs, outputs of a group, 1, ...)."""
     values = parameter.detach().to("cpu", torch.float64)
     if groups is None:
-        return values.flatten(1).norm(dim=1).view(-1, *(1,) * (values.ndim - 1))
+        lengths: Tensor = values.flatten(1).norm(dim=1)
+        return lengths.view(-1, *(1,) * (values.ndim - 1))
     parts = values.view(groups, -1, *values.shape[1:])  # (groups, inputs of a group, outputs of a group, kernel ...)
     norms = parts.flatten(3).square().sum((1, 3)).sqrt()  # (groups, outputs of a group)
     return norms[:, None].expand(-1, parts.shape[1], -1).reshape(*values.shape[:2], *(1,) * (values.ndim - 2))

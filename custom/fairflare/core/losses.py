@@ -308,7 +308,8 @@ def proximal_term(params: Params, reference: Params, mu: float) -> Tensor:
         w_r = received[name].detach()
         checks.same_shape(f"parameter {name!r}", w, "the reference", w_r)
         pulled_to.append(w_r.to(w))
-    return 0.5 * mu * _SquaredDistance.apply(*own.values(), *pulled_to).to(first)
+    squared: Tensor = _SquaredDistance.apply(*own.values(), *pulled_to)  # type: ignore[no-untyped-call]
+    return 0.5 * mu * squared.to(first)
 
 
 class _SquaredDistance(torch.autograd.Function):

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from fairflare.core import checks
 
 __all__ = [
-    "FINE_GRID",
     "INITIAL_MU",
     "MU_GRID",
     "global_accuracy",
@@ -22,8 +21,6 @@ __all__ = [
 INITIAL_MU = 1e-5
 #: Actions of the specification.
 MU_GRID = (1e-5, 1e-3, 1e-2, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
-#: Those of a network that has the action as an input.
-FINE_GRID = (0.0, 1e-5, *(k / 20 for k in range(1, 21)))
 #: A loss counts as this one at most.
 LOSS_CAP = 10.0
 #: Scaled entropy of a site that does not tell it. It never changes, so to the site's own network any number is as good.

@@ -115,34 +115,22 @@ class _Networks(nn.Module):
     """Q_h(o_h, a) of every agent, two hidden layers with ReLU and linear output, and the mixer over them.
 
     The first layer's inputs are the four numbers seen; with one network for all, who is asked and its action before,
-    one-hot; for a critic the action's value. One-hot inputs pick rows of the weights, so that a step grows with the
+    one-hot. One-hot inputs pick rows of the weights, so that a step grows with the
     number of agents and not with its square.
     """
 
-    actions: Tensor
-
     def __init__(
-        self,
-        num_agents: int,
-        actions: Tensor,
-        gen: torch.Generator,
-        *,
-        hidden: int,
-        shared: bool,
-        critic: bool,
-        mixer: str,
+        self, num_agents: int, num_actions: int, gen: torch.Generator, *, hidden: int, shared: bool, mixer: str
     ) -> None:
         super().__init__()
-        num_actions = len(actions)
-        self.shared, self.critic = shared, critic
-        self.register_buffer("actions", actions, persistent=False)
+        self.shared = shared
         copies, extras = (1, num_agents + num_actions) if shared else (num_agents, 0)
         self.agents = nn.Sequential(
-            _Linear(OBSERVATION_SIZE + extras + critic, hidden, gen, copies),
+            _Linear(OBSERVATION_SIZE + extras, hidden, gen, copies),
             nn.ReLU(),
             _Linear(hidden, hidden, gen, copies),
             nn.ReLU(),
-            _Linear(hidden, 1 if critic else num_actions, gen, copies),
+            _Linear(hidden, num_actions, gen, copies),
         )
         few = num_agents <= MANY_AGENTS
         self.mixer = None if mixer == "vdn" else Mixer(num_agents, gen) if few else SummaryMixer(gen)
@@ -150,16 +138,15 @@ class _Networks(nn.Module):
     def forward(self, seen: Tensor, previous: Tensor) -> Tensor:
         """Q of every action: (n, H, 4) and (n, H) to (n, H, actions)."""
         first: Any = self.agents[0]
-        weight, num_actions = first.weight, len(self.actions)
+        weight = first.weight
         x = seen.transpose(0, 1) @ weight[:, :OBSERVATION_SIZE] + first.bias  # (H, n, hidden)
         if self.shared:
             who, before = weight[0, OBSERVATION_SIZE:].split([len(x), weight.shape[1] - OBSERVATION_SIZE - len(x)])
             x = x + who.unsqueeze(1) + before[previous.T]
-        if self.critic:
-            x = (x.unsqueeze(2) + self.actions[:, None] * weight[:, None, -1:]).flatten(1, 2)
         for layer in list(self.agents)[1:]:
             x = layer(x)
-        return (x.reshape(seen.shape[1], len(seen), num_actions) if self.critic else x).transpose(0, 1)
+        q: Tensor = x.transpose(0, 1)
+        return q
 
     def joint(self, q: Tensor, action: Tensor, seen: Tensor) -> Tensor:
         """Q_tot of the agents' actions: (n, H, actions), (n, H) and (n, H, 4) to (n,)."""
@@ -198,21 +185,19 @@ class Learner:
 
     Args:
         num_agents: H.
-        actions: value of each.
+        num_actions: from which each of them chooses.
         generator: of weights and batches.
-        mixer, shared, critic, double_q, gamma, lr, hidden, warmup, updates: of :class:`fairflare.core.qmix.QMix`.
+        mixer, shared, gamma, lr, hidden, warmup, updates: of :class:`fairflare.core.qmix.QMix`.
     """
 
     def __init__(
         self,
         num_agents: int,
-        actions: tuple[float, ...],
+        num_actions: int,
         generator: torch.Generator,
         *,
         mixer: str = "qmix",
         shared: bool | None = None,
-        critic: bool = False,
-        double_q: bool = False,
         gamma: float = 0.99,
         lr: float = 1e-3,
         hidden: int = 64,
@@ -221,17 +206,15 @@ class Learner:
     ) -> None:
         checks.choice("mixer", mixer, ("qmix", "vdn"))
         shared = num_agents > MANY_AGENTS if shared is None else bool(shared)
-        self.double_q, self.num_actions = double_q, len(actions)
+        self.num_actions = num_actions
         self.gamma = checks.number("gamma", gamma, low=0, high=1)
         self.warmup = checks.number("warmup", warmup, low=1, high=CAPACITY, whole=True)
         self.updates = checks.whole("updates", updates)
         self.observed = 0  # transitions
         self._generator = generator
         #: What must agree for a state to mean the same here.
-        self.settings: dict[str, Any] = {
-            "mixer": mixer, "shared": shared, "critic": critic, "hidden": checks.whole("hidden", hidden)
-        }  # fmt: skip
-        self._online = _Networks(num_agents, torch.tensor(actions), generator, **self.settings)
+        self.settings: dict[str, Any] = {"mixer": mixer, "shared": shared, "hidden": checks.whole("hidden", hidden)}
+        self._online = _Networks(num_agents, num_actions, generator, **self.settings)
         self._target = copy.deepcopy(self._online).requires_grad_(False)
         lr = checks.number("lr", lr, above=0)
         # without foreach the sums have one order on every machine
@@ -289,11 +272,9 @@ class Learner:
 
     @torch.no_grad()
     def _wanted(self, batch: Mapping[str, Tensor]) -> Tensor:
-        after = batch["next_observation"], batch["action"]
-        q = self._target(*after)
-        ranking = self._online(*after) if self.double_q else q
+        q = self._target(batch["next_observation"], batch["action"])
         open_to = available(batch["next_present"], batch["action"], self.num_actions)
-        best = ranking.masked_fill(~open_to, -math.inf).argmax(dim=2)
+        best = q.masked_fill(~open_to, -math.inf).argmax(dim=2)
         q_tot = self._target.joint(q, best, batch["next_observation"])
         return td_target(batch["reward"], q_tot, batch["done"], self.gamma)
 

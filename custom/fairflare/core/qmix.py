@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fairflare.core import checks
 from fairflare.core.mu_rewards import INITIAL_MU, MU_GRID
@@ -25,7 +24,6 @@ __all__ = ["QMix", "Step", "epsilon_at"]
 
 EPS_START, EPS_END = 1.0, 0.05  # share of random actions at first and at last
 REWARD_DELAY = 2  # mu chosen in round r is used in r + 1, and what came of it is measured at the start of r + 2
-SMALL_MU = 0.1  # largest one that a cautious agent tries during the warm-up
 
 
 def epsilon_at(step: int, *, start: float, end: float, steps: int) -> float:
@@ -45,12 +43,10 @@ class QMix:
         actions: value of each action. Before its first choice an agent has the one nearest to 1e-5.
         eps_steps: decisions after the warm-up in which the share of random actions (one draw per agent) falls from 1
             to 0.05; may be 0.
-        eps_prior: ``"small"``: during the warm-up, random actions are at most 0.1, which protects the training.
         seed: of everything random, ``>= 0``; torch's own random state is not touched.
         learning: ``mixer``: ``"qmix"``, or ``"vdn"``: Q_tot is the plain sum, FedMRL's Eq. (4). ``shared``: one
             network for all agents, which also sees who is asked and the action before; ``None``: for more than eight.
-            ``critic``: the action's value is an input of the network, which has one output. ``double_q``: choose the
-            next action by the trained networks and value it by the target ones. ``gamma``: discount, in [0, 1].
+            ``gamma``: discount, in [0, 1].
             ``lr``: learning rate of Adam, ``> 0``. ``hidden``: width of the agents' two layers. ``warmup``:
             transitions before the first update, at most the 1000 that are remembered. ``updates``: gradient steps
             per transition.
@@ -70,7 +66,6 @@ class QMix:
         *,
         actions: Sequence[float] = MU_GRID,
         eps_steps: int = 60,
-        eps_prior: str | None = None,
         seed: int = 0,
         **learning: Any,
     ) -> None:
@@ -78,9 +73,8 @@ class QMix:
         checks.whole("number of actions", len(actions))
         self.actions = tuple(float(checks.number(f"actions[{a}]", value)) for a, value in enumerate(actions))
         self.eps_steps = checks.whole("eps_steps", eps_steps, low=0)
-        self.eps_prior = None if eps_prior is None else checks.choice("eps_prior", eps_prior, ("small",))
         self._generator = torch.Generator().manual_seed(checks.whole("seed", seed, low=0))
-        self._learner = Learner(len(self.agents), self.actions, self._generator, **learning)
+        self._learner = Learner(len(self.agents), len(self.actions), self._generator, **learning)
         self._settings = {"agents": list(self.agents), "actions": list(self.actions), **self._learner.settings}
         self._rows = {agent: row for row, agent in enumerate(self.agents)}
         self.decisions = 0  # that may have been random, since the warm-up
@@ -151,17 +145,11 @@ class QMix:
             # Every decision draws the same number of random numbers, whoever is present.
             explore, which = torch.rand(2, len(self.agents), generator=self._generator, dtype=torch.float64)
             for row in torch.nonzero(explore < self.epsilon).flatten().tolist():
-                options = torch.nonzero(self._explored(open_to[row])).flatten()
+                options = torch.nonzero(open_to[row]).flatten()
                 action[row] = options[min(int(which[row] * len(options)), len(options) - 1)]
             self.decisions += not self._learner.warming_up  # who cannot learn yet goes on exploring
         self._last_action = action
         return situation._replace(action=action)
-
-    def _explored(self, open_to: Tensor) -> Tensor:
-        if self.eps_prior == "small" and self._learner.warming_up:
-            small = open_to & (torch.tensor(self.actions) <= SMALL_MU)
-            return small if bool(small.any()) else open_to
-        return open_to
 
     # -- learning
 

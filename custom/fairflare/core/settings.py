@@ -28,7 +28,7 @@ import re
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import annotated_types
 from pydantic import ConfigDict, Field, GetCoreSchemaHandler, ValidationError
@@ -106,7 +106,7 @@ def settings(cls: C) -> C:
     __init__.__qualname__ = f"{cls.__qualname__}.__init__"
     made.__init__ = __init__
 
-    def __init_subclass__(below: type, **options: Any) -> None:
+    def __init_subclass__(below: type[Any], /, **options: Any) -> None:
         super(made, below).__init_subclass__(**options)
         _name_what_is_passed_on(below)
 
@@ -115,7 +115,7 @@ def settings(cls: C) -> C:
     made._complete = True
     # FLARE's exporter leaves out what equals the default; a job folder is what a user edits, so it shows all.
     made._always_serialize_args = property(_shown)
-    return made
+    return cast(C, made)
 
 
 def _schema(cls: type, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

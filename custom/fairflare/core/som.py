@@ -97,7 +97,7 @@ def model_similarity(dot: float, sq_norm_a: float, sq_norm_b: float) -> float:
 def grid_sq_steps(rows: int, columns: int) -> Array:
     """Squared distances between the cells of a grid, (cells, cells), cells row by row."""
     cells = np.stack(np.divmod(np.arange(rows * columns), columns), axis=1)
-    return ((cells[:, None] - cells) ** 2).sum(axis=-1).astype(np.float64)
+    return np.asarray(((cells[:, None] - cells) ** 2).sum(axis=-1), np.float64)
 
 
 def pull(sq_distances: Array, strengths: Array, sq_steps: Array, *, eta: float, sigma: float) -> tuple[Array, Array]:
@@ -177,10 +177,10 @@ def som_weights(
     sites = sorted(sq_distances)
     rows = [np.asarray(sq_distances[site], dtype=np.float64).reshape(-1) for site in sites]
     for site, row in zip(sites, rows, strict=True):
-        checks.shape(f"squared distances of site {site!r}", row, checks.whole("number of neurons", rows[0].size))
+        checks.shape(f"squared distances of site {site!r}", row, rows[0].size or "neurons")
         checks.number(f"least squared distance of site {site!r}", float(row.min()), low=0)
         checks.number(f"largest squared distance of site {site!r}", float(row.max()), low=0)
-        checks.number(f"similarity of site {site!r}", similarity[site], low=0)
+    checks.numbers("similarity", similarity, low=0)
     shares = normalise(similarity)
     largest = max(row.max() for row in rows)
     if largest == 0:
@@ -440,7 +440,7 @@ class _Sums:
     def sq_distances(self, ones: Array, others: Array) -> Array:
         """Squared distances of points given by their coefficients, (ones, others)."""
         ways = ones[:, None] - others
-        return np.maximum(((ways @ self.products) * ways).sum(axis=-1), 0.0)  # rounding may leave -1e-20
+        return np.asarray(np.maximum(((ways @ self.products) * ways).sum(axis=-1), 0.0))  # rounding may leave -1e-20
 
     def spread(self) -> float:
         """Standard deviation over all numbers of all vectors on the map."""
@@ -481,4 +481,4 @@ def _side_by_side(models: Mapping[str, State], received: State) -> Iterator[tupl
 def _nearest(sq_distances: Array) -> npt.NDArray[np.intp]:
     """For each row the first of its nearest neurons."""
     limits = sq_distances.min(axis=1) + TIE * sq_distances.max(axis=1)
-    return np.argmax(sq_distances <= limits[:, None], axis=1)
+    return np.asarray(np.argmax(sq_distances <= limits[:, None], axis=1))

@@ -375,7 +375,6 @@ class _Robust:
         self._waiting: list[tuple[torch.Tensor, float]] = []
 
     def add(self, site: str, tensor: torch.Tensor, weight: float) -> None:
-        _check_fits(self, site, tensor)
         self.dtype = torch.promote_types(self.dtype, tensor.dtype)
         self._waiting.append((tensor.detach().to(self.like.device).reshape(-1), weight))
 
@@ -408,20 +407,11 @@ class _Robust:
         return values.where(kept > 0, 0.0).mul_(kept).sum(0).div_(kept.sum(0))
 
 
-def _check_fits(mean: _Mean | _Robust, site: str, tensor: torch.Tensor) -> None:
-    """Against the first site's, by shape and kind."""
-    where, whose = f"site {site!r}: tensor {mean.name!r}", f"site {mean.first_site!r}"
-    checks.same_shape(where, tensor, whose, mean.like)
-    _check_kind(tensor, mean.like, where, whose)
-
-
 class _Mean:
     """Weighted sum of one tensor over the sites, or their maximum when it holds integers."""
 
     def __init__(self, name: str, first_site: str, first: torch.Tensor, hold: int) -> None:
         """``hold``: bytes of tensors that may wait, to be added together: the sum then stays in the cache."""
-        if first.is_complex():
-            raise ValueError(f"site {first_site!r}: tensor {name!r} is {first.dtype}, not a real number")
         self.name = name
         self.first_site = first_site
         self.like = first.detach().new_empty(()).expand(first.shape)  # shape and dtype without the memory
@@ -432,7 +422,6 @@ class _Mean:
         self._waiting: list[tuple[torch.Tensor, float]] = []
 
     def add(self, site: str, tensor: torch.Tensor, weight: float) -> None:
-        _check_fits(self, site, tensor)
         self.dtype = torch.promote_types(self.dtype, tensor.dtype)
         tensor = tensor.detach().to(self.like.device)
         if not tensor.is_floating_point():
@@ -549,24 +538,33 @@ def _one_pass(
             raise ValueError(f"site {site!r} comes twice")
         if site not in sites:
             raise ValueError(f"site {site!r} has no weight; weights are for {sorted(sites)}")
-        if seen:
-            _check_names(state, means, site, f"site {first_site!r}")
-        else:
+        if not seen:
             first_site = site
+        elif state.keys() != means.keys():
+            _check_names(state, means, site, f"site {first_site!r}")
         for name in list(means) or list(state):
             tensor = state[name]
-            _check_tensor(tensor, f"site {site!r}: tensor {name!r}")
+            if not isinstance(tensor, torch.Tensor):
+                raise ValueError(f"site {site!r}: tensor {name!r} must be a torch.Tensor, got {type(tensor).__name__}")
             if look:
                 _check_finite(tensor, f"site {site!r}: tensor {name!r}")
             if name not in means:
+                if tensor.is_complex():
+                    raise ValueError(f"site {site!r}: tensor {name!r} is {tensor.dtype}, not a real number")
                 hold = 0 if look else _HELD
                 mean = how.kind == "mean"
                 means[name] = _Mean(name, site, tensor, hold) if mean else _Robust(name, site, tensor, how)
+            like = means[name].like
+            if tensor.shape != like.shape or tensor.is_floating_point() != like.is_floating_point():
+                where, whose = f"site {site!r}: tensor {name!r}", f"site {first_site!r}"
+                checks.same_shape(where, tensor, whose, like)
+                _check_kind(tensor, like, where, whose)
             # Integer tensors are not averaged and need no weight.
             means[name].add(site, tensor, weights_of(name)[site] if tensor.is_floating_point() else 0.0)
         seen.add(site)
         del state  # before the next one is made
-    _check_sites(seen, sites)
+    if not seen or seen != sites:
+        _check_sites(seen, sites)
     return {name: means.pop(name).result(floor, wide) for name in list(means)}
 
 
@@ -580,11 +578,6 @@ def _check_names(state: Mapping[str, object], like: Mapping[str, object], site: 
     name = next(name for name in (*like, *state) if name not in state or name not in like)
     what = f"missing, {whose} has it" if name in like else f"unexpected, {whose} does not have it"
     raise ValueError(f"site {site!r}: tensor {name!r} is {what}")
-
-
-def _check_tensor(tensor: object, where: str) -> None:
-    if not isinstance(tensor, torch.Tensor):
-        raise ValueError(f"{where} must be a torch.Tensor, got {type(tensor).__name__}")
 
 
 def _check_kind(tensor: torch.Tensor, like: torch.Tensor, where: str, whose: str) -> None:
@@ -619,4 +612,4 @@ def _all_finite(tensor: torch.Tensor) -> bool:
 
 def blocks(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The tensor in flat pieces that PyTorch handles in one thread and that fit the cache."""
-    return tensor.detach().reshape(-1).split(_BLOCK)
+    return torch.split(tensor.detach().reshape(-1), _BLOCK)

@@ -56,8 +56,8 @@ def normalise(
         ValueError: no site, a non-finite value under ``"raise"`` (names the site), or other sites in
             ``fallback``.
     """
-    checks.not_empty("the values to weight", values)
-    checks.choice("non_finite", non_finite, get_args(NonFinite))
+    if non_finite != "raise":
+        checks.choice("non_finite", non_finite, get_args(NonFinite))
     clipped = {site: max(value, 0.0) for site, value in _repaired(values, non_finite).items()}
     largest = max(clipped.values())
     if largest > 1e150:  # keeps the sum in range
@@ -169,8 +169,11 @@ def power_weights(values: Mapping[str, float], q: float) -> dict[str, float]:
 
     Source:
         Wu et al. (FedISM+), the normalisation of SAGA. Their code adds 1e-10 after a first normalisation.
+
+    Example:
+        >>> power_weights({"A": 3.0, "B": 1.0}, 0)
+        {'A': 0.5, 'B': 0.5}
     """
-    checks.not_empty("the values to weight", values)
     q = checks.number("q", q, low=0)
     logs = {site: q * math.log(max(x, POWER_FLOOR)) for site, x in _repaired(values, "median").items()}
     highest = max(logs.values())
@@ -218,6 +221,10 @@ def rescue_weights(rf: Mapping[str, float]) -> dict[str, float]:
 
     Source:
         Elbatel et al., DeCaF @ MICCAI 2023 (Fed-MAS), Eq. (5).
+
+    Example:
+        >>> rescue_weights({"A": 3.0, "B": 1.0})
+        {'A': 0.75, 'B': 0.25}
     """
     checks.numbers("rescue factor", {site: value for site, value in rf.items() if math.isfinite(value)}, low=0)
     return normalise(rf, non_finite="mean")
@@ -296,11 +303,12 @@ def capped_weights(weights: Mapping[str, float], bound: float | Mapping[str, flo
         {'A': 0.5, 'B': 0.25, 'C': 0.25}
     """
     given = checks.shares(weights)
-    if isinstance(bound, Mapping):
+    if not isinstance(bound, Mapping):
+        bound = dict.fromkeys(given, bound)
+    elif bound.keys() != given.keys():
         checks.same_names("the bounds", bound, "the weights", given)
-        bounds = {site: feasible_bound(len(given), bound[site]) for site in given}
-    else:
-        bounds = dict.fromkeys(given, feasible_bound(len(given), bound))
+    feasible = {most: feasible_bound(len(given), most) for most in set(bound.values())}
+    bounds = {site: feasible[bound[site]] for site in given}
     if all(weight <= bounds[site] + CAP_TOLERANCE for site, weight in given.items()):
         return given
     found, capped = dict(given), set[str]()
@@ -323,7 +331,7 @@ def excess_of(weights: Mapping[str, float]) -> float:
 
     The distance (total variation) to equal weights: f sites of K hold at most f / K and this.
     """
-    equal = 1.0 / len(checks.not_empty("the weights", weights))
+    equal = 1.0 / (len(weights) or len(checks.not_empty("the weights", weights)))
     return math.fsum(max(weight - equal, 0.0) for weight in weights.values())
 
 
@@ -372,12 +380,13 @@ def feasible_bound(num_sites: int, bound: float) -> float:
 
 def _repaired(values: Mapping[str, float], non_finite: NonFinite) -> dict[str, float]:
     """The values in sorted order of the sites, with the non-finite ones replaced (by 0 when all are)."""
+    if values and checks.plain(values.values()):
+        return {site: float(values[site]) for site in sorted(values)}
+    checks.not_empty("the values to weight", values)
     ordered = {site: checks.real(f"value of site {site!r}", values[site]) for site in sorted(values)}
     finite = [value for value in ordered.values() if math.isfinite(value)]
-    if len(finite) == len(ordered):
-        return ordered
-    if non_finite == "raise":
-        checks.numbers("value", ordered)
+    if non_finite == "raise" or len(finite) == len(ordered):
+        return checks.numbers("value", ordered)
     if not finite:
         return dict.fromkeys(ordered, 0.0)
     substitute = statistics.fmean(finite) if non_finite == "mean" else statistics.median(finite)

@@ -14,15 +14,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+import psutil
 import torch
 from safetensors import SafetensorError, safe_open
 
 from fairflare.core.files import private_folder, remove_partials, write_whole
-from fairflare.core.free_memory import free_memory
 from fairflare.exchange.tensor_file import DTYPES, Layout, LazyState, can_be_written, write_tensors
 from fairflare.exchange.tensor_folder import SUFFIX, file_of, names_in
 
 SHARE = 0.25  # of the free memory, where nobody says how much
+GROUP = Path("/sys/fs/cgroup")  # of this process, as a container sees it
 
 
 class StagingError(ValueError):
@@ -212,3 +213,13 @@ def _of_tensor(site: str, name: str, tensor: object) -> tuple[torch.dtype, tuple
 def _stamp(descriptor: int) -> tuple[int, int, int]:
     status = os.fstat(descriptor)
     return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def free_memory() -> int:
+    """Bytes that may still be taken: what the machine has available or, if that is less, this process's container."""
+    available = int(psutil.virtual_memory().available)
+    try:
+        limit, used = (int((GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+    except (OSError, ValueError):  # no container, or one without a limit ("max")
+        return available
+    return max(0, min(available, limit - used))

@@ -195,7 +195,8 @@ class Influence:
     def _layers(self, weighing: Weighing, given: LayerWeights) -> Weighing:
         sites, count = sorted(next(iter(given.values()), {})), len(given)
         limits = self._limits(sites)
-        layers = {name: self._within(by) for name, by in given.items()}
+        capped = {name: capped_weights(by, limits) if limits else by for name, by in given.items()}
+        layers = {name: self._tempered(by) for name, by in capped.items()}
         for site in sites:
             before = [by.get(site, 0.0) for by in given.values()]  # a rule that forgets one is told so by the sum
             limit = limits.get(site, 1.0)
@@ -208,7 +209,7 @@ class Influence:
             if held:
                 text = f"weight up to {max(held):.4g}, more than all others together in {len(held)} of {count} layers"
                 self._warn(Warned(site, "majority", max(held), max(held), text, len(held)))
-        self._warn_of_excess(given.values(), limits, layers=count)
+        self._warn_of_excess(capped.values(), layers=count)
         if all(layers[name] == by for name, by in given.items()):
             return weighing
         record = {
@@ -226,13 +227,17 @@ class Influence:
                 kind = self._kind(site)
                 text = f"{what} {weight:.4g} cut to {limit:.4g}{when} ({kind})"
                 self._warn(Warned(site, f"{kind}{of}", weight, limit, text))
-        self._warn_of_excess([weights], limits, of)
-        return self._within(weights)
+        capped = capped_weights(weights, limits) if limits else weights
+        self._warn_of_excess([capped], of)
+        return self._tempered(capped)
 
     def _within(self, weights: SiteWeights) -> SiteWeights:
-        limits, excess = self._limits(weights), self.bounds.max_excess
-        found = capped_weights(weights, limits) if limits else weights
-        return found if excess is None or not found else tempered_weights(found, excess)
+        limits = self._limits(weights)
+        return self._tempered(capped_weights(weights, limits) if limits else weights)
+
+    def _tempered(self, capped: SiteWeights) -> SiteWeights:
+        excess = self.bounds.max_excess
+        return capped if excess is None or not capped else tempered_weights(capped, excess)
 
     def _limits(self, sites: Collection[str]) -> dict[str, float]:
         """Largest weight of each site; empty: no bound."""
@@ -250,13 +255,11 @@ class Influence:
     def _kind(self, site: str) -> str:
         return "suspects" if site in self.held else "max_weight"
 
-    def _warn_of_excess(
-        self, weights: Iterable[SiteWeights], limits: Mapping[str, float], of: str = "", layers: int | None = None
-    ) -> None:
+    def _warn_of_excess(self, capped: Iterable[SiteWeights], of: str = "", layers: int | None = None) -> None:
         most = self.bounds.max_excess
         if most is None:
             return
-        found = [excess_of(capped_weights(by, limits) if limits else by) for by in weights if by]
+        found = [excess_of(by) for by in capped if by]
         over = [excess for excess in found if excess > most + CAP_TOLERANCE]
         if over:
             where = "" if layers is None else f" in {len(over)} of {layers} layers"

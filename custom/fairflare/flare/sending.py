@@ -116,7 +116,7 @@ class Turns:
         self.under_way, self.patience, self.longest_wait, self.clock = under_way, patience, longest_wait, clock
         self.models: WeakValueDictionary[str, Sent] = WeakValueDictionary()
         self._out: dict[_Key, tuple[int, float]] = {}  # bytes, until when they count
-        self._waiting: dict[_Key, tuple[Any, int, float, Future]] = {}  # request, bytes, since when, its answer
+        self._waiting: dict[_Key, tuple[Any, int, float, Future[Any]]] = {}  # request, bytes, since when, its answer
         self._changed = threading.Condition()
         self._closed = False
         self._sent = 0  # bytes since cycles were last looked for
@@ -133,7 +133,7 @@ class Turns:
                 if self._waiting or not self._fits(size):
                     # Asked again, it keeps its place; nobody waits for the first answer any more.
                     since = self._waiting[key][2] if key in self._waiting else self.clock()
-                    answer: Future = Future()
+                    answer: Future[Any] = Future()
                     self._waiting[key] = request, size, since, answer
                     self._changed.notify()
                     return answer
@@ -188,7 +188,7 @@ class Turns:
             except Exception as error:
                 answer.set_exception(error)
 
-    def _next(self) -> tuple[Any, int, float, Future] | None:
+    def _next(self) -> tuple[Any, int, float, Future[Any]] | None:
         """Takes the first that waits, when it is its turn."""
         now = self.clock()
         self._out = {key: (size, end) for key, (size, end) in self._out.items() if end > now}

@@ -114,7 +114,7 @@ class SharpnessAwareTraining(LocalTraining):
         own: _Salt = run.own
         if own.stepper is None:
             own.stepper = GSAM(optimizer, rho=own.distance, alpha=self.gsam_alpha, model=model)
-        loss = own.stepper.step(closure)
+        loss: torch.Tensor = own.stepper.step(closure)
         if own.stepper.skipped_steps and bool(torch.isfinite(loss)):
             raise SiteError(
                 f"site {run.site!r}: the loss or its gradient is not finite at the search distance "

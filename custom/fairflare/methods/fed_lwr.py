@@ -111,7 +111,7 @@ class FedLWR(FromPreset, TwoPhase):
         self._units: dict[str, str] = {}
 
     def asks_about_anchor(self, current_round: int) -> bool:
-        return current_round >= self.setting("warmup_rounds")
+        return bool(current_round >= self.setting("warmup_rounds"))
 
     def check_run(self, num_rounds: int, task: Task | None) -> None:
         warmup = self.setting("warmup_rounds")
@@ -185,7 +185,9 @@ class FedLWR(FromPreset, TwoPhase):
         """Eq. 5, then what steadies it."""
         found = dissimilarity_weights(scores, clip_min=self.setting("clip_min"), clip_max=self.setting("clip_max"))
         power, mix = self.setting("power"), self.setting("mix")
-        return {layer: mixed(tempered(by, power), mix) for layer, by in found.items()}
+        if power != 1:
+            found = {layer: tempered(by, power) for layer, by in found.items()}
+        return {layer: mixed(by, mix) for layer, by in found.items()} if mix else found
 
     def _record(self, inputs: RoundInputs, scores: Scores, weights: LayerWeights) -> dict[str, Any]:
         """Scores as they were reported, the average that was used where there is one, and the weights."""

@@ -27,7 +27,7 @@ from fairflare.core.settings import Flag, NonNegative, Positive, settings
 from fairflare.exchange.messages import BySite
 from fairflare.methods.catalog import Method
 from fairflare.methods.fed_prox import JOB, SETTINGS, ProximalTraining, Pull
-from fairflare.methods.mu_policy import SHOWN, MuPolicy, QMixMu
+from fairflare.methods.mu_policy import NO_USE, SHOWN, MuPolicy, QMixMu
 from fairflare.methods.probes import MAX_LOSS, mean_loss, score, score_in
 from fairflare.methods.reports import NO_IMAGES, TRAINING, VALIDATION, Field, ReportError
 from fairflare.methods.rule import RoundInputs, Rule, Weighing
@@ -253,11 +253,11 @@ class FedMRL(Rule):
     }
 
     retired: ClassVar[dict[str, str]] = {**Rule.retired, "use_som": "it is weighting=som or =samples now", **_moved(
-        mu_policy="actions zeta gamma agent_rate:learning_rate agent_hidden:hidden warmup updates explore cautious "
-        "share_agents:agents double_q agent_seed:seed action_mode",
+        mu_policy="actions zeta gamma agent_rate:learning_rate agent_hidden:hidden warmup updates explore "
+        "share_agents:agents agent_seed:seed",
         weighting="grid som_init:init som_input:space sigma_0 kappa sigma_min eta_som:eta som_epochs:epochs sigma_w "
         "som_restart:restart",
-    )}  # fmt: skip
+    ), **dict.fromkeys(("action_mode", "cautious", "double_q"), NO_USE)}  # fmt: skip
 
     mu_policy: MuPolicy = field(default_factory=QMixMu)
     weighting: Weighting = field(default_factory=BySom)

@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from fairflare.core.mu_rewards import FINE_GRID, INITIAL_MU, MU_GRID, global_accuracy, observation, reward
+from fairflare.core.mu_rewards import INITIAL_MU, MU_GRID, global_accuracy, observation, reward
 from fairflare.core.q_learning import CAPACITY
 from fairflare.core.qmix import REWARD_DELAY, QMix
-from fairflare.core.settings import Flag, Fraction, NonNegative, NonNegativeInt, Part, Positive, PositiveInt, settings
+from fairflare.core.settings import Fraction, NonNegative, NonNegativeInt, Part, Positive, PositiveInt, settings
 
 if TYPE_CHECKING:
     from fairflare.methods.rule import RoundInputs
 
 log = logging.getLogger(__name__)
 SHOWN = 8  # names in a message
+NO_USE = "no result showed a use of it; leave it out"
 FEWEST = 20  # rounds with something learnt; with fewer, a run is told that its agents hardly learn
 
 
@@ -141,9 +142,7 @@ class QMixMu(MuPolicy):
     that is absent keeps its last observation and action.
 
     Args:
-        action_mode: "grid": a network has one output for each action; "critic": the action is its fifth input, and it
-            has one output.
-        actions: mu to choose from, ascending; ``None``: ten from 1e-5 to 1, with "critic" 0, 1e-5 and 0.05, 0.1, ... 1.
+        actions: mu to choose from, ascending; ``None``: ten from 1e-5 to 1.
         agents: "own": a network for each site, the paper's; "shared": one for all, which also sees whose turn it is and
             the action before; "auto": shared with more than 8 sites.
         zeta: target accuracy of the reward exp(accuracy - zeta) - 1, a fraction.
@@ -154,8 +153,6 @@ class QMixMu(MuPolicy):
             where that is less.
         updates: gradient steps after each transition.
         explore: share of the rounds in which, after the warm-up, random actions fall from all to 5 %.
-        cautious: explore with mu up to 0.1 only, until the warm-up is over.
-        double_q: choose the next action by the trained networks and value it by the target ones.
         seed: of everything random in the agents; ``None``: the run's.
 
     With more than 8 sites the mixer sees mean and spread of the observations instead of all of them (ours: the paper's
@@ -166,8 +163,10 @@ class QMixMu(MuPolicy):
     """
 
     kind: ClassVar[str] = "qmix"
-    retired: ClassVar[dict[str, str]] = {"share_agents": "it is agents=shared or =own now"}
-    action_mode: Literal["grid", "critic"] = "grid"
+    retired: ClassVar[dict[str, str]] = {
+        "share_agents": "it is agents=shared or =own now",
+        **dict.fromkeys(("action_mode", "cautious", "double_q"), NO_USE),
+    }
     actions: Actions | None = None
     agents: Literal["auto", "own", "shared"] = "auto"
     zeta: Annotated[Fraction, BeforeValidator(_no_percentage)] = 0.95
@@ -177,8 +176,6 @@ class QMixMu(MuPolicy):
     warmup: Annotated[PositiveInt, Field(le=CAPACITY)] = 10
     updates: PositiveInt = 8
     explore: Fraction = 0.3
-    cautious: Flag = False
-    double_q: Flag = False
     seed: NonNegativeInt | None = None
 
     def __post_init__(self) -> None:
@@ -238,13 +235,11 @@ class QMixMu(MuPolicy):
         return seen
 
     def _new_agents(self, names: set[str], run_seed: int) -> QMix:
-        grid = FINE_GRID if self.action_mode == "critic" else MU_GRID
         return QMix(
-            names, actions=grid if self.actions is None else self.actions, critic=self.action_mode == "critic",
-            mixer=self.kind, shared={"own": False, "shared": True}.get(self.agents), double_q=self.double_q,
+            names, actions=MU_GRID if self.actions is None else self.actions,
+            mixer=self.kind, shared={"own": False, "shared": True}.get(self.agents),
             gamma=self.gamma, lr=self.learning_rate, hidden=self.hidden, warmup=self._warmup, updates=self.updates,
-            eps_steps=self._steps, eps_prior="small" if self.cautious else None,
-            seed=run_seed if self.seed is None else self.seed,
+            eps_steps=self._steps, seed=run_seed if self.seed is None else self.seed,
         )  # fmt: skip
 
     def _warmup_in(self, num_rounds: int) -> int:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from fairflare.core.inequality import (
-    LEVEL,
     Compared,
     errors_test,
     mean_interval,
@@ -19,6 +18,7 @@ from fairflare.core.inequality import (
     permutation_test,
     share_interval,
 )
+from fairflare.core.intervals import LEVEL
 from fairflare.core.sampling import BINS, MEAN_RECALL, SHARES
 from fairflare.core.task import metric_name
 from fairflare.reporting.layout import MISSING

@@ -1,0 +1,171 @@
+"""Trips through the package: files entered and calls of a setting, an image, a reply and a weight; the checks' share.
+
+    python benchmarks/bench_trips.py [--set KEY=VALUE ...] [--bounded] [--list]
+
+One Fed-LWR run in this process: two sites, one round, eight pictures (PNG) a batch. Counted are calls of the package's
+own Python functions (a generator's steps too), by ``sys.setprofile``; not those of torch, pydantic and the standard
+library. A call is a check's where its function lies in the module of checks or has ``check`` in its name, and so are
+the calls that such a one makes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from unittest import mock
+
+import fairflare
+
+ROOT = str(Path(fairflare.__file__).parent)
+CHECKS = ("core/checks.py", "base/checks.py")
+SITES, IMAGES, CLASSES = ("site-1", "site-2"), 16, 2
+SMALL: dict[str, Any] = {
+    "image_size": [33, 33], "features": [4, 4, 8, 8], "num_classes": CLASSES, "local_epochs": 1, "batch_size": 8,
+}  # fmt: skip
+
+
+class Trip:
+    """Calls of the package's functions while it is on."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[tuple[str, str]] = Counter()
+        self.in_checks = 0
+        self.trips = 0
+        self._stack = threading.local()
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        before, self.trips = sys.getprofile(), self.trips + 1
+        self._stack.frames = []
+        threading.setprofile(self._seen)
+        sys.setprofile(self._seen)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+            threading.setprofile(None)
+
+    def _seen(self, frame: FrameType, event: str, _: object) -> None:
+        if event not in ("call", "return"):
+            return
+        frames: list[bool] = self._stack.__dict__.setdefault("frames", [])
+        if event == "return":
+            if frames:
+                frames.pop()
+            return
+        code = frame.f_code
+        inside = bool(frames) and frames[-1]
+        if code.co_filename.startswith(ROOT):
+            file = code.co_filename[len(ROOT) + 1 :]
+            inside = inside or file in CHECKS or "check" in code.co_name.lower()
+            self.calls[file, code.co_qualname if hasattr(code, "co_qualname") else code.co_name] += 1
+            self.in_checks += inside
+        frames.append(inside)
+
+    @property
+    def files(self) -> int:
+        """Files entered."""
+        return len({file for file, _ in self.calls})
+
+    @property
+    def share(self) -> float:
+        """Of the calls, those of checks."""
+        return self.in_checks / max(self.calls.total(), 1)
+
+
+def whole(trip: Trip, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function; ``trip`` goes with its first call."""
+
+    @functools.wraps(function)
+    def traced(*args: Any, **more: Any) -> Any:
+        if trip.trips:
+            return function(*args, **more)
+        with trip.on():
+            return function(*args, **more)
+
+    return traced
+
+
+def written(folder: Path) -> dict[str, Any]:
+    """Pictures of noise for two sites, as PNG; what their settings say."""
+    import numpy as np
+    from PIL import Image
+
+    for number, site in enumerate(SITES):
+        (folder / site).mkdir(parents=True)
+        rng, listed = np.random.default_rng(number), {}
+        for split in ("training", "validation", "test"):
+            listed[split] = [{"image": f"{split}_{i}.png", "label": i % CLASSES} for i in range(IMAGES)]
+            for entry in listed[split]:
+                pixels = rng.integers(0, 256, (40, 40, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / site / str(entry["image"]))
+        (folder / site / "datalist.json").write_text(json.dumps(listed))
+    return {site: {"data_root": str(folder / site)} for site in SITES}
+
+
+def measured(settings: list[str], bounded: bool = False) -> dict[str, Trip]:
+    """The trips, by name; ``bounded``: with the bounds of an exported job."""
+    from fairflare.cli.commands import parse_settings
+    from fairflare.federation.collector import Collector
+    from fairflare.federation.local import run_local
+    from fairflare.federation.plan import make_plan
+    from fairflare.methods.training import LocalTraining
+
+    trips = {name: Trip() for name in ("--set", "image to batch", "reply read", "reply kept", "reports to sum")}
+
+    def plan(items: list[str]) -> Any:
+        given = SMALL | parse_settings(items)
+        bounds = {"max_weight": "auto", "max_excess": 0.33, "max_update_norm": 5.0} if bounded else {}
+        return make_plan("fed_lwr", task="classification", sites=2, num_rounds=1, settings=given, **bounds)
+
+    plan([])  # what is read once in a process
+    with trips["--set"].on():
+        made = plan(settings)
+
+    def first_batch(training: LocalTraining, run: Any, model: Any, seed: int) -> Any:
+        if trips["image to batch"].trips:
+            return batches(training, run, model, seed)
+        with trips["image to batch"].on():
+            found = iter(batches(training, run, model, seed))
+            first = next(found)
+        return (batch for rest in ([first], found) for batch in rest)
+
+    batches = LocalTraining.batches
+    with tempfile.TemporaryDirectory(prefix="fairflare_trips_") as folder, ExitStack() as patches:
+        local = written(Path(folder) / "data")
+        patches.enter_context(mock.patch.object(LocalTraining, "batches", first_batch))
+        for name, method in (("reply read", "read_training"), ("reply kept", "keep"), ("reports to sum", "aggregate")):
+            patches.enter_context(mock.patch.object(Collector, method, whole(trips[name], getattr(Collector, method))))
+        run_local(made, Path(folder) / "run", {"sites": local})
+    return trips
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--set", nargs="+", default=["mix=0.5"], metavar="KEY=VALUE", dest="settings")
+    parser.add_argument("--list", action="store_true", help="the ten functions of each trip that are called most")
+    parser.add_argument("--bounded", action="store_true", help="with the bounds that an exported job has")
+    given = parser.parse_args()
+    trips = measured(given.settings, given.bounded)
+    print("| trip | files entered | calls | of them checks |")
+    print("| --- | ---: | ---: | ---: |")
+    for name, trip in trips.items():
+        print(f"| {name} | {trip.files} | {trip.calls.total()} | {trip.share:.0%} |")
+    for name, trip in trips.items() if given.list else ():
+        print(
+            f"\n{name}:", *(f"{n:6} {file}:{function}" for (file, function), n in trip.calls.most_common(10)), sep="\n"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""A value is checked at the door; a sum does not ask the same things again and again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from benchmarks.bench_trips import Trip, whole
+
+from fairflare.core.settings import build
+from fairflare.federation.collector import Collector
+from fairflare.federation.influence import FOR_HOSPITALS, Bounds
+from fairflare.methods.catalog import all_methods
+
+from .examples import whole_round
+
+MOST = 0.15  # of the calls of an aggregation
+
+
+@pytest.mark.parametrize("bounds", [Bounds(), Bounds(**FOR_HOSPITALS)], ids=["unbounded", "bounded"])
+@pytest.mark.parametrize("method", ["fed_lwr", "fed_avg"])
+def test_few_calls_of_a_sum_are_checks(
+    method: str, bounds: Bounds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trip = Trip()
+    monkeypatch.setattr(Collector, "aggregate", whole(trip, Collector.aggregate))
+    made = all_methods()[method]
+    whole_round(build(made.rule, made.server), tmp_path, bounds=bounds)
+    assert trip.trips == 1
+    assert trip.calls.total() > 150
+    assert 0 < trip.share < MOST, f"{trip.share:.0%} of {trip.calls.total()} calls: {trip.calls.most_common(12)}"

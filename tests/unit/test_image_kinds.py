@@ -17,7 +17,7 @@ from pydicom.sequence import Sequence as Items
 from pydicom.uid import JPEGLSLossless
 
 from fairflare.data.datalist import SPLITS, DataError, Sample, load_datalist, write_datalist
-from fairflare.data.image_file import TooLarge, image_file, kind_of
+from fairflare.data.image_file import ImageFile, TooLarge, image_file, kind_of
 from fairflare.data.intensity import INTENSITIES
 from fairflare.data.orientation import ORIENTATIONS, back, turn_of, turned
 from fairflare.data.reading import Reading, read_image, read_mask, read_pair, slices_in
@@ -451,8 +451,12 @@ def test_the_kind_of_a_file_is_found_once(tmp_path: Path, monkeypatch: pytest.Mo
     path, asked = tmp_path / "scan", []
     plane = body()[:, :, 0].copy()
     dicom(path, plane)
-    real = kind_of
-    monkeypatch.setattr("fairflare.data.image_file.kind_of", lambda path: asked.append(path) or real(path))
+
+    def counted(path: Path, *more: bool) -> type[ImageFile]:
+        asked.append(path)
+        return kind_of(path, *more)
+
+    monkeypatch.setattr("fairflare.data.image_file.kind_of", counted)
     for _ in range(3):
         np.testing.assert_array_equal(read_mask(Sample(path, path), site="a", split="test"), plane)
         read(path)

@@ -410,7 +410,7 @@ class _List:
                 f"'{key}' of {where} does not exist",
             )
         self.check_inside(path, key, where)
-        if not kind_of(path).known:
+        if not kind_of(path, is_folder=not there).known:
             raise self.bad(
                 f"'{key}' of {where}, '{path}', has an ending that is not known; "
                 f"convert it to one of {_names(SUFFIXES)}",

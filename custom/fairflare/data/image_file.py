@@ -222,20 +222,25 @@ def image_file(path: Path) -> ImageFile:
     """
     status = path.stat()
     if not S_ISDIR(status.st_mode):
-        return _image_file(path, status.st_mtime_ns, status.st_size)
+        return _image_file(path, False, status.st_mtime_ns, status.st_size)
     inside = [file.stat() for file in path.iterdir()]
     last = max((each.st_mtime_ns for each in inside), default=0)
-    return _image_file(path, last, sum(each.st_size for each in inside))
+    return _image_file(path, True, last, sum(each.st_size for each in inside))
 
 
 @lru_cache(maxsize=4096)
-def _image_file(path: Path, stamp: int, size: int) -> ImageFile:
-    return kind_of(path)(path, stamp, size)
+def _image_file(path: Path, is_folder: bool, stamp: int, size: int) -> ImageFile:
+    return kind_of(path, is_folder)(path, stamp, size)
 
 
-def kind_of(path: Path) -> type[ImageFile]:
-    """What a path is read as: by its ending, as a folder (a series), or by the DICOM mark inside the file."""
-    if path.is_dir():
+def kind_of(path: Path, is_folder: bool | None = None) -> type[ImageFile]:
+    """What a path is read as: by its ending, as a folder (a series), or by the DICOM mark inside the file.
+
+    Args:
+        path: of a file or folder.
+        is_folder: where the caller knows, so that a network drive is not asked again; ``None``: it is looked at.
+    """
+    if path.is_dir() if is_folder is None else is_folder:
         return Dicom
     return KINDS.get(suffix_of(path)) or (Dicom if _has_dicom_mark(path) else Unknown)
 

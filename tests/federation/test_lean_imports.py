@@ -63,11 +63,11 @@ def python(program: str, *arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def own_images(root: Path, classes: bool) -> Path:
+def own_images(root: Path, classes: bool, seed: int = 0) -> Path:
     (root / "images").mkdir(parents=True)
     splits: dict[str, list[dict[str, object]]] = {split: [] for split in SPLITS}
     for number, split in enumerate((*SPLITS, *SPLITS)):
-        pixels = np.random.default_rng(number).integers(0, 255, (40, 40), np.uint8)
+        pixels = np.random.default_rng([number, seed]).integers(0, 255, (40, 40), np.uint8)
         Image.fromarray(pixels).save(root / f"images/{number}.png")
         Image.fromarray((pixels > 99).astype(np.uint8)).save(root / f"images/{number}_mask.png")
         label = number % 2 if classes else f"images/{number}_mask.png"
@@ -98,6 +98,27 @@ def test_a_site_with_classes_of_its_own_needs_no_phantom(tmp_path: Path) -> None
     }  # fmt: skip
     program = SITE.format(module="classification", task="ClassificationTask", more="")
     python(program, str(own_images(tmp_path / "a", classes=True)), json.dumps(settings))
+
+
+RUN = """
+import json, sys
+from pathlib import Path
+from fairflare.federation.local import run_local
+from fairflare.federation.plan import make_plan
+
+sites = {"site-1": {"data_root": sys.argv[1]}, "site-2": {"data_root": sys.argv[2]}}
+plan = make_plan("fed_avg", task="segmentation", sites=list(sites), num_rounds=1, settings=json.loads(sys.argv[4]))
+results = run_local(plan, Path(sys.argv[3]), {"sites": sites}) / "results.json"
+assert json.loads(results.read_text())["status"] == "completed"
+"""
+
+
+@pytest.mark.long
+def test_a_run_on_own_pictures_needs_none(tmp_path: Path) -> None:
+    """Server and sites, to the results; only the page and the pictures are not there."""
+    settings = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "local_epochs": 1}
+    folders = [str(own_images(tmp_path / name, classes=False, seed=seed)) for seed, name in enumerate("ab")]
+    python(RUN, *folders, str(tmp_path / "run"), json.dumps(settings))
 
 
 @pytest.mark.long

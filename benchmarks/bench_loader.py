@@ -28,6 +28,7 @@ from PIL import Image
 
 from fairflare.data import reading
 from fairflare.data.datalist import SPLITS, write_datalist
+from fairflare.data.image_file import Volume
 from fairflare.tasks.batches import changes
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
@@ -135,13 +136,13 @@ def shuffled_volumes(folder: Path) -> None:
         ]
     write_datalist(folder / "datalist.json", splits)
     decoded = [0]
-    real = reading.decode
+    real = Volume.decode
 
     def counted(*args: Any, **how: Any) -> Any:
         decoded[0] += 1
         return real(*args, **how)
 
-    reading.decode = counted
+    Volume.decode = counted  # type: ignore[method-assign]
     print(f"\n{VOLUMES} volumes of {SLICES} slices with masks, one shuffled pass: files decoded, images a second")
     kept = str(folder / "kept")
     for what, own in (
@@ -150,7 +151,7 @@ def shuffled_volumes(folder: Path) -> None:
         ("kept, then", {"decoded_folder": kept}),
     ):
         reading._decode.cache_clear()
-        reading._bounds_of.cache_clear()
+        reading._measured.cache_clear()
         decoded[0] = 0
         task = SegmentationTask(image_size=(64, 64))
         data = task.open_site("a", {"data_root": str(folder), "cache_bytes": 0, **own})

@@ -17,7 +17,7 @@ from fairflare.core.task import SiteData
 from fairflare.data import reading
 from fairflare.data.datalist import SPLITS, DataError, Sample, write_datalist
 from fairflare.data.decoded import DECODED_BYTES, UNUSED_DAYS, DecodedVolumes
-from fairflare.data.decoding import decode
+from fairflare.data.image_file import KINDS, ImageFile
 from fairflare.data.reading import Reading, read_image
 from fairflare.federation.local import run_local
 from fairflare.federation.plan import make_plan
@@ -66,11 +66,14 @@ def decodings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files that are really decoded from now on."""
     found: list[Path] = []
 
-    def counted(path: Path, **how: Any) -> Any:
-        found.append(path)
-        return decode(path, **how)
+    real = {kind: kind.decode for kind in KINDS.values()}
 
-    monkeypatch.setattr(reading, "decode", counted)
+    def counted(file: ImageFile, **how: Any) -> Any:
+        found.append(file.path)
+        return real[type(file)](file, **how)
+
+    for kind in real:
+        monkeypatch.setattr(kind, "decode", counted)
     forget()
     return found
 
@@ -78,7 +81,7 @@ def decodings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def forget() -> None:
     """As in a new process."""
     reading._decode.cache_clear()
-    reading._bounds_of.cache_clear()
+    reading._measured.cache_clear()
 
 
 def opened(site: Path, **own: Any) -> SiteData:

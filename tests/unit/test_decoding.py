@@ -19,7 +19,7 @@ from PIL import Image
 
 from fairflare.data import reading
 from fairflare.data.datalist import SPLITS, DataError, Sample, write_datalist
-from fairflare.data.decoding import MAX_IMAGE_BYTES, TooLarge, decode
+from fairflare.data.image_file import MAX_IMAGE_BYTES, TooLarge, Volume, image_file
 from fairflare.data.reading import read_image, read_mask, read_pair
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
@@ -179,11 +179,11 @@ FILES = [
 def test_the_limit_is_what_the_array_takes(tmp_path: Path, name: str) -> None:
     path, size = example(tmp_path, name)
     limit = max(size, 352) if ".nii" in name else size  # a volume's header is no larger than it says either
-    array = decode(path, is_mask=False, limit=limit)
+    array = image_file(path).decode(is_mask=False, limit=limit)
     assert array.nbytes <= size  # without its alpha
     if ".nii" not in name or size > 352:
         with pytest.raises(TooLarge) as caught:
-            decode(path, is_mask=False, limit=size - 1)
+            image_file(path).decode(is_mask=False, limit=size - 1)
         assert caught.value.size == size
 
 
@@ -213,11 +213,11 @@ def test_a_file_with_more_than_its_header_says_is_refused(tmp_path: Path, name: 
 def test_more_than_the_header_says_is_not_unpacked(tmp_path: Path) -> None:
     path = zeros(tmp_path / "small.nii.gz", header_of((4, 4, 1)), 2**26)
     with pytest.raises(ValueError, match="it has more"):
-        decode(path, is_mask=False, limit=MAX_IMAGE_BYTES)
+        image_file(path).decode(is_mask=False, limit=MAX_IMAGE_BYTES)
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match="it has more"):
-            decode(path, is_mask=False, limit=MAX_IMAGE_BYTES)
+            image_file(path).decode(is_mask=False, limit=MAX_IMAGE_BYTES)
         assert tracemalloc.get_traced_memory()[1] < 2**21
     finally:
         tracemalloc.stop()
@@ -236,7 +236,7 @@ def test_two_members_of_a_gzip_file_are_one_volume(tmp_path: Path) -> None:
     values = np.arange(12, dtype=np.uint8).reshape(3, 4)
     content = gzip.decompress(nifti(tmp_path / "a.nii.gz", values).read_bytes())
     (tmp_path / "b.nii.gz").write_bytes(gzip.compress(content[:355]) + gzip.compress(content[355:]))
-    assert decode(tmp_path / "b.nii.gz", is_mask=True, limit=1000).tolist() == values.T.tolist()
+    assert image_file(tmp_path / "b.nii.gz").decode(is_mask=True, limit=1000).tolist() == values.T.tolist()
 
 
 @pytest.mark.parametrize("shape", [(-3, 4), (0, 0), (3, -4, -5)])
@@ -262,12 +262,14 @@ def test_slices_of_a_volume_asked_for_at_once_decode_it_once(tmp_path: Path, mon
     decoded: list[int] = []
     together, again = threading.Barrier(8), threading.Event()
 
+    real = Volume.decode
+
     def slowly(*args: Any, **options: Any) -> Any:
         decoded.append(1)
         again.set() if len(decoded) > 1 else again.wait(0.5)  # for a second one, which should not come
-        return decode(*args, **options)
+        return real(*args, **options)
 
-    monkeypatch.setattr(reading, "decode", slowly)
+    monkeypatch.setattr(Volume, "decode", slowly)
     reading._decode.cache_clear()
 
     def read(number: int) -> float:

@@ -17,9 +17,9 @@ from pydicom.sequence import Sequence as Items
 from pydicom.uid import JPEGLSLossless
 
 from fairflare.data.datalist import SPLITS, DataError, Sample, load_datalist, write_datalist
-from fairflare.data.decoding import TooLarge, decode
+from fairflare.data.image_file import ImageFile, TooLarge, image_file, kind_of
 from fairflare.data.intensity import INTENSITIES
-from fairflare.data.orientation import ORIENTATIONS, affine_of, back, turn_of, turned
+from fairflare.data.orientation import ORIENTATIONS, back, turn_of, turned
 from fairflare.data.reading import Reading, read_image, read_mask, read_pair, slices_in
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
@@ -156,11 +156,11 @@ def test_a_body_stored_in_any_way_is_seen_the_same(tmp_path: Path) -> None:
         path = nifti(tmp_path / f"{codes}.nii", volume, codes)
         for plane, pictures in seen.items():
             pictures.append(np.stack([read(path, k, orientation=plane)[:, :, 0] for k in (0, 1)]))
-        turn = turn_of(affine_of(path), "axial", SLICES)
-        stored = decode(path, is_mask=False, limit=10**6)
+        turn = turn_of(image_file(path).facts().affine, "axial", SLICES)
+        stored = image_file(path).decode(is_mask=False, limit=10**6)
         np.testing.assert_array_equal(turned(stored, turn), volume)
         for orientation in ORIENTATIONS:
-            turn = turn_of(affine_of(path), orientation, 9)
+            turn = turn_of(image_file(path).facts().affine, orientation, 9)
             np.testing.assert_array_equal(turned(turned(stored, turn), back(turn)), stored)
     low, high = volume.min(), np.percentile(volume, 99)
     shown = np.clip((volume - low) / (high - low), 0, 1)
@@ -332,9 +332,9 @@ def test_an_enhanced_file_says_it_frame_by_frame(tmp_path: Path) -> None:
     ]  # fmt: skip
     path = dicom(tmp_path / "enhanced.dcm", stored, SharedFunctionalGroupsSequence=Items([shared]),
                  PerFrameFunctionalGroupsSequence=Items(each))  # fmt: skip
-    array = decode(path, is_mask=False, limit=10**6)
+    array = image_file(path).decode(is_mask=False, limit=10**6)
     np.testing.assert_array_equal(array, np.stack([stored[k] * (1 + k) - 5.0 for k in range(4)], axis=2))
-    affine = affine_of(path)
+    affine = image_file(path).facts().affine
     assert affine is not None
     np.testing.assert_allclose(affine, [[0, -1, 0, 0], [-2, 0, 0, 0], [0, 0, 4, 0], [0, 0, 0, 1]])
 
@@ -343,9 +343,9 @@ def test_a_series_is_a_volume_in_the_order_of_its_places(tmp_path: Path) -> None
     volume = body(np.int16)
     folder = series(tmp_path / "s", volume)
     (folder / "notes.txt").write_text("not DICOM")
-    np.testing.assert_array_equal(decode(folder, is_mask=False, limit=10**6), volume)
+    np.testing.assert_array_equal(image_file(folder).decode(is_mask=False, limit=10**6), volume)
     same = nifti(tmp_path / "same.nii.gz", volume, "RAS")
-    np.testing.assert_allclose(affine_of(folder)[:3, 2], [0, 0, 3])  # type: ignore[index]
+    np.testing.assert_allclose(image_file(folder).facts().affine[:3, 2], [0, 0, 3])  # type: ignore[index]
     for plane in ("canonical", "axial", "sagittal"):
         np.testing.assert_allclose(
             read(folder, 2, orientation=plane), read(same, 2, orientation=plane), atol=1e-6, err_msg=plane
@@ -353,11 +353,12 @@ def test_a_series_is_a_volume_in_the_order_of_its_places(tmp_path: Path) -> None
     head_first = series(tmp_path / "h", volume[:, ::-1], ImageOrientationPatient=[-1, 0, 0, 0, 1, 0])
     np.testing.assert_allclose(read(head_first, 1), read(folder, 1), atol=1e-6)  # the feet are still first
     nowhere = series(tmp_path / "n", volume, ImageOrientationPatient=None, ImagePositionPatient=None)
-    np.testing.assert_array_equal(decode(nowhere, is_mask=False, limit=10**6), volume[:, :, ::-1])  # by number
+    by_number = image_file(nowhere).decode(is_mask=False, limit=10**6)
+    np.testing.assert_array_equal(by_number, volume[:, :, ::-1])
     scaled = series(tmp_path / "r", volume)
     dicom(scaled / "IM0000", volume[:, :, 0], RescaleSlope=3, ImageOrientationPatient=AXIAL, InstanceNumber=100,
           ImagePositionPatient=[-20, -30, 5], PixelSpacing=[0.5, 0.7])  # fmt: skip
-    array = decode(scaled, is_mask=False, limit=10**6)
+    array = image_file(scaled).decode(is_mask=False, limit=10**6)
     np.testing.assert_array_equal(array[:, :, 0], volume[:, :, 0] * 3.0)
     np.testing.assert_array_equal(array[:, :, 1:], volume[:, :, 1:])
 
@@ -412,7 +413,7 @@ def test_compressed_pixels_are_read_where_a_decoder_is_there(tmp_path: Path) -> 
     packed.compress(pydicom.uid.RLELossless)
     packed.save_as(tmp_path / "packed.dcm", enforce_file_format=True)
     assert (tmp_path / "packed.dcm").read_bytes() != (tmp_path / "plain.dcm").read_bytes()
-    np.testing.assert_array_equal(decode(tmp_path / "packed.dcm", is_mask=False, limit=10**6), plane)
+    np.testing.assert_array_equal(image_file(tmp_path / "packed.dcm").decode(is_mask=False, limit=10**6), plane)
     photo = Image.fromarray(np.tile(np.arange(64, dtype=np.uint8) * 3, (40, 1)))
     stream = io.BytesIO()
     photo.save(stream, format="JPEG", quality=95)
@@ -434,15 +435,37 @@ def test_the_size_of_a_dicom_file_is_read_from_its_header(tmp_path: Path, monkey
         series(tmp_path / "s", body(np.int16)): 2 * SLICES * size,
     }
     for path, needed in cases.items():
-        assert decode(path, is_mask=False, limit=needed).nbytes == needed
+        assert image_file(path).decode(is_mask=False, limit=needed).nbytes == needed
     monkeypatch.setattr("fairflare.data.dicom.decode", lambda *_: pytest.fail("decoded"))
     for path, needed in cases.items():
         with pytest.raises(TooLarge) as caught:
-            decode(path, is_mask=False, limit=needed - 1)
+            image_file(path).decode(is_mask=False, limit=needed - 1)
         assert caught.value.size == needed
     bomb = dicom(tmp_path / "bomb.dcm", plane, NumberOfFrames=10**7)
     with pytest.raises(TooLarge):
-        decode(bomb, is_mask=False, limit=2**30)
+        image_file(bomb).decode(is_mask=False, limit=2**30)
+
+
+def test_the_kind_of_a_file_is_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one state: a file of another kind in its place, without an ending that tells, is seen."""
+    path, asked = tmp_path / "scan", []
+    plane = body()[:, :, 0].copy()
+    dicom(path, plane)
+
+    def counted(path: Path, *more: bool) -> type[ImageFile]:
+        asked.append(path)
+        return kind_of(path, *more)
+
+    monkeypatch.setattr("fairflare.data.image_file.kind_of", counted)
+    for _ in range(3):
+        np.testing.assert_array_equal(read_mask(Sample(path, path), site="a", split="test"), plane)
+        read(path)
+    assert asked == [path]
+    Image.fromarray(plane + 1).save(tmp_path / "other.png")
+    path.unlink()
+    (tmp_path / "other.png").rename(path)
+    np.testing.assert_array_equal(read_mask(Sample(path, path), site="a", split="test"), plane + 1)
+    assert asked == [path, path]
 
 
 def test_nothing_about_the_patient_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ from rich.table import Table
 
 from fairflare.cli import screen
 from fairflare.core.files import write_whole
-from fairflare.data.datalist import SUFFIXES, DataError, files_of_series, is_dicom, suffix_of
+from fairflare.data.datalist import DataError
+from fairflare.data.image_file import SUFFIXES, Dicom, Unknown, files_of_series, image_file, kind_of
 
 if TYPE_CHECKING:
     import torch
@@ -146,7 +147,7 @@ def _images_in(folder: Path, out: Path) -> list[Image]:
                 inside = file.parent.relative_to(folder).as_posix()
                 found.append(Image(file.parent, folder.name if inside == "." else inside))
                 series[file.parent] = False
-        elif suffix_of(file) in SUFFIXES or is_dicom(file):
+        elif kind_of(file).known:
             found.append(Image(file, file.relative_to(folder).as_posix()))
         else:
             others += 1
@@ -166,7 +167,7 @@ def _series_in(folder: Path) -> dict[Path, bool]:
     found = {}
     for place in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
         files = files_of_series(place)
-        if len(files) < 2 or any(suffix_of(path) in SUFFIXES and not is_dicom(path) for path in place.iterdir()):
+        if len(files) < 2 or any(kind_of(path) not in (Dicom, Unknown) for path in place.iterdir()):
             continue
         try:
             dicom.headers(place)
@@ -233,11 +234,11 @@ def _targets(predictor: Predictor, found: Sequence[Image], wanted: Wanted) -> li
 
 def _mask_of(image: Image) -> str:
     """The name of its mask."""
-    from fairflare.data import dicom
     from fairflare.prediction.masks import mask_name
 
     try:
-        volume = is_dicom(image.file) and (image.file.is_dir() or dicom.headers(image.file)[0].frames > 1)
+        file = image_file(image.file)
+        volume = isinstance(file, Dicom) and file.facts().slices is not None
     except Exception:  # what is wrong with it is said when it is read
         volume = False
     return mask_name(image.name, volume)
@@ -263,7 +264,7 @@ def _predict_all(predictor: Predictor, found: Sequence[Image], wanted: Wanted) -
     tell = _segment if predictor.kind == "segmentation" else _classify
     for image in track(found, "images", console=screen.errors, transient=True, disable=not screen.errors.is_terminal):
         try:
-            if suffix_of(image.file) not in SUFFIXES and not is_dicom(image.file):
+            if not kind_of(image.file).known:
                 raise DataError("", reason=f"its ending is not known; known are {', '.join(SUFFIXES)}")
             made, shown = tell(predictor, image, wanted)
         except DataError as error:

@@ -41,17 +41,14 @@ from typing import Any
 from fairflare.core import checks
 from fairflare.core.files import lies_in, real_folders
 from fairflare.core.stopping import check_stop
+from fairflare.data.image_file import PICTURES as PICTURES
+from fairflare.data.image_file import SUFFIXES, files_of_series, kind_of
+from fairflare.data.image_file import suffix_of as suffix_of
 
 SPLITS = ("training", "validation", "test")
 MAX_NAME = 60  # characters of a class's name
 EXTRA_TEST = "test_"  # how the names of further test lists begin
 EXTRA_NAME = re.compile(EXTRA_TEST + "[A-Za-z0-9_-]+")
-PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
-ARRAYS = (".npy",)
-VOLUMES = (".nii", ".nii.gz")
-DICOM = (".dcm", ".dicom", ".ima")
-SUFFIXES = (*PICTURES, *ARRAYS, *VOLUMES, *DICOM)
-DICOM_MARK, DICOM_MARK_AT = b"DICM", 128  # a DICOM file without an ending is known by it
 LINKS = "list the folder in 'linked_roots' of the site's fairflare.json if links may lead there"
 TOP_PERCENTILE = 99.0  # of an image without a fixed scale: brighter than this is white
 
@@ -193,37 +190,6 @@ def write_datalist(
     draft = path.with_name(path.name + ".part")
     draft.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     draft.replace(path)
-
-
-def suffix_of(path: Path) -> str:
-    """The ending of a file, in small letters, both parts of ``.nii.gz``."""
-    name = path.name.lower()
-    return ".nii.gz" if name.endswith(".nii.gz") else Path(name).suffix
-
-
-def is_dicom(path: Path) -> bool:
-    """Whether a path is read as DICOM: by its ending, as a folder (a series), or by the mark inside the file."""
-    if suffix_of(path) in SUFFIXES and not path.is_dir():
-        return suffix_of(path) in DICOM
-    return path.is_dir() or _has_dicom_mark(path)
-
-
-def _has_dicom_mark(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            file.seek(DICOM_MARK_AT)
-            return file.read(len(DICOM_MARK)) == DICOM_MARK
-    except OSError:
-        return False
-
-
-def files_of_series(folder: Path) -> list[Path]:
-    """The DICOM files of a folder, in the order of their names; other files and hidden ones are passed over."""
-    return [
-        path
-        for path in sorted(folder.iterdir())
-        if not path.name.startswith(".") and path.name != "DICOMDIR" and path.is_file() and _has_dicom_mark(path)
-    ]
 
 
 def suggest(name: str, known: Sequence[str]) -> str:
@@ -455,7 +421,7 @@ class _List:
                 f"'{key}' of {where} does not exist",
             )
         self.check_inside(path, key, where)
-        if suffix_of(path) not in SUFFIXES and not is_dicom(path):
+        if not kind_of(path, is_folder=not there).known:
             raise self.bad(
                 f"'{key}' of {where}, '{path}', has an ending that is not known; "
                 f"convert it to one of {_names(SUFFIXES)}",

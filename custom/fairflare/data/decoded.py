@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflare.core.files import private_folder, remove_partials, write_whole
+from fairflare.data.image_file import ImageFile
 from fairflare.data.intensity import Bounds
 
 log = logging.getLogger(__name__)
@@ -49,18 +50,15 @@ class DecodedVolumes:
         self._lock = threading.Lock()
         self._tidied = self._told = False
 
-    def array(
-        self, path: Path, what: str, stamp: int, size: int, decode: Callable[[], npt.NDArray[Any]]
-    ) -> npt.NDArray[Any]:
+    def array(self, source: ImageFile, what: str, decode: Callable[[], npt.NDArray[Any]]) -> npt.NDArray[Any]:
         """The array of a file: mapped into memory where it is kept, else what ``decode`` gives, which is then kept.
 
         Args:
-            path: of the file or folder.
+            source: the file.
             what: images and masks of one file are kept apart.
-            stamp, size: of its state.
             decode: of a volume; anything else (fewer than three axes) is not kept.
         """
-        file = self._file(path, what, stamp, size)
+        file = self._file(source, what)
         found = self._open(file)
         if found is None:
             found = decode()
@@ -68,11 +66,9 @@ class DecodedVolumes:
                 self._keep(file, found)
         return found
 
-    def bounds(
-        self, path: Path, stamp: int, size: int, kind: str, measure: Callable[[], Bounds | None]
-    ) -> Bounds | None:
+    def bounds(self, source: ImageFile, kind: str, measure: Callable[[], Bounds | None]) -> Bounds | None:
         """Bounds of a kept image's values, measured once; of others measured each time."""
-        file = self._file(path, "image", stamp, size)
+        file = self._file(source, "image")
         said = self._said(file)
         if said is None:
             return measure()
@@ -86,10 +82,10 @@ class DecodedVolumes:
 
     # -- files
 
-    def _file(self, path: Path, what: str, stamp: int, size: int) -> Path:
-        source = hashlib.sha256(f"{what} {path.resolve()}".encode()).hexdigest()[:24]
-        state = hashlib.sha256(f"{FORM} {stamp} {size}".encode()).hexdigest()[:16]
-        return self.folder / f"{source}-{state}.npy"
+    def _file(self, source: ImageFile, what: str) -> Path:
+        name = hashlib.sha256(f"{what} {source.path.resolve()}".encode()).hexdigest()[:24]
+        state = hashlib.sha256(f"{FORM} {source.stamp} {source.size}".encode()).hexdigest()[:16]
+        return self.folder / f"{name}-{state}.npy"
 
     def _said(self, file: Path) -> dict[str, Any] | None:
         """What was written about a file; ``None``: it cannot be used."""

@@ -13,13 +13,10 @@ coronal  head to feet            patient's right to left   from the front to the
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
-
-from fairflare.data.datalist import VOLUMES, is_dicom, suffix_of
 
 Orientation = Literal["canonical", "axial", "sagittal", "coronal", "stored"]
 ORIENTATIONS: tuple[str, ...] = get_args(Orientation)
@@ -31,29 +28,6 @@ Turn = npt.NDArray[Any]  # (3, 2): where each axis goes, and whether it is flipp
 PLAIN = np.array([[0, 1], [1, 1], [2, 1]])  # the turn that does nothing
 
 
-def affine_of(path: Path) -> npt.NDArray[Any] | None:
-    """From (row, column, slice) of :func:`fairflare.data.decoding.decode` to mm (RAS), (4, 4).
-
-    ``None``: the file does not say, or is of a kind that does not. To be called with a file that could be decoded.
-    """
-    if suffix_of(path) in VOLUMES:
-        return _of_nifti(path)
-    if is_dicom(path):
-        from fairflare.data import dicom
-
-        return dicom.affine_of(dicom.headers(path))
-    return None
-
-
-def _of_nifti(path: Path) -> npt.NDArray[Any] | None:
-    import nibabel
-
-    image: Any = nibabel.load(path)
-    if int(image.header["qform_code"]) == 0 and int(image.header["sform_code"]) == 0:
-        return None  # what nibabel gives then is a guess
-    return np.asarray(image.affine)[:, [1, 0, 2, 3]]
-
-
 def turn_of(affine: npt.NDArray[Any] | None, orientation: str, slices: int) -> Turn | None:
     """How to turn an array of these axes; ``None``: it stays as it is.
 
@@ -61,7 +35,7 @@ def turn_of(affine: npt.NDArray[Any] | None, orientation: str, slices: int) -> T
     stays; the plane is the nearest of the three. The other planes are of volumes alone: one slice has no other plane.
 
     Args:
-        affine: of :func:`affine_of`.
+        affine: from (row, column, slice) to mm (RAS), (4, 4).
         orientation: see ``ORIENTATIONS``.
         slices: how many the file has.
 

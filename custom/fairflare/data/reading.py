@@ -6,20 +6,17 @@ import threading
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fairflare.core.stopping import TaskStopped
-from fairflare.data.datalist import VOLUMES, DataError, Sample, is_dicom, suffix_of
+from fairflare.data.datalist import DataError, Sample
 from fairflare.data.decoded import DecodedVolumes
-from fairflare.data.decoding import MAX_IMAGE_BYTES, TooLarge, decode
+from fairflare.data.image_file import MAX_IMAGE_BYTES, Facts, ImageFile, TooLarge, Volume, image_file, kind_of
 from fairflare.data.intensity import IN_WORDS, Bounds, Intensity, between, bounds_of
-from fairflare.data.orientation import Orientation, Turn, affine_of, ends_of, same_turn, same_way, turn_of, turned
-
-if TYPE_CHECKING:
-    from fairflare.data.dicom import Window
+from fairflare.data.orientation import Orientation, Turn, ends_of, same_turn, same_way, turn_of, turned
 
 #: What :func:`read_image` does with grey values by default, for whoever finds a model years later.
 INTENSITIES = IN_WORDS["auto"]
@@ -53,16 +50,6 @@ class Reading:
 PLAIN = Reading()
 
 
-@dataclass(frozen=True)
-class _Facts:
-    """What a header says besides the array's size."""
-
-    slices: int | None = None  # of DICOM; None: it is one picture
-    affine: npt.NDArray[Any] | None = None
-    inverted: bool = False
-    window: Window | None = None
-
-
 def read_image(
     sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
 ) -> npt.NDArray[np.float32]:  # fmt: skip
@@ -85,7 +72,7 @@ def read_image(
 
 
 def _image(opened: _Opened, number: int | None, max_bytes: int, how: Reading) -> npt.NDArray[np.float32]:
-    path, site, split = opened.path, opened.site, opened.split
+    path, site, split = opened.file.path, opened.site, opened.split
     if opened.array.dtype.kind not in "biuf":
         raise opened.unreadable(f"it holds {opened.array.dtype} values, not numbers")
     bounds = _bounds(opened, how, max_bytes)
@@ -115,12 +102,13 @@ def _bounds(opened: _Opened, how: Reading, max_bytes: int) -> Bounds | None:
         return None
     if how.intensity == "auto" and opened.array.dtype == np.bool_:
         return 0.0, 1.0
-    if how.intensity == "auto" and opened.array.dtype == np.uint8 and suffix_of(opened.path) not in VOLUMES:
+    if how.intensity == "auto" and opened.array.dtype == np.uint8 and not isinstance(opened.file, Volume):
         return 0.0, 255.0
     kind: str = "percentile" if how.intensity == "auto" else how.intensity
     if kind == "percentile" and opened.facts.inverted:
         kind += ", inverted"
-    found = _measured(opened.path, kind, max_bytes, how.kept)
+    with _turn_for(opened.file):
+        found = _measured(opened.file, kind, max_bytes, how.kept)
     if found is None:
         raise opened.not_finite()
     return found
@@ -146,7 +134,7 @@ def slices_in(path: Path, *, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PL
     Raises:
         DataError: the file cannot be read.
     """
-    if suffix_of(path) not in VOLUMES and not is_dicom(path):
+    if not kind_of(path).may_be_volume:
         return None
     return _open(path, "image", "none", "none", max_bytes, how).slices
 
@@ -218,9 +206,9 @@ def _check_way(image: _Opened, mask: _Opened) -> None:
         return
     site, split = image.site, image.split
     raise DataError(
-        f"site '{site}': image '{image.path}' and its mask '{mask.path}' (split '{split}') do not say the same of "
-        "how they lie in the body, and would be turned in different ways; correct the header of the mask (that of its "
-        "image), or, where pixel lies on pixel as they are stored, set orientation='stored' of the task",
+        f"site '{site}': image '{image.file.path}' and its mask '{mask.file.path}' (split '{split}') do not say the "
+        "same of how they lie in the body, and would be turned in different ways; correct the header of the mask (that "
+        "of its image), or, where pixel lies on pixel as they are stored, set orientation='stored' of the task",
         f"site '{site}': an image of split '{split}' and its mask say different things of how they lie",
         "its mask lies otherwise than it",
     )
@@ -246,22 +234,22 @@ _TURNS = tuple(threading.Lock() for _ in range(64))
 class _Opened:
     """A file that was decoded, not turned yet."""
 
-    path: Path
+    file: ImageFile
     what: str  # "image" or "mask"
     site: str
     split: str
     array: npt.NDArray[Any]
-    facts: _Facts
+    facts: Facts
     turn: Turn | None
 
     def unreadable(self, reason: str) -> DataError:
         """The error for this file."""
-        return _unreadable(self.path, self.what, self.site, self.split, reason)
+        return _unreadable(self.file.path, self.what, self.site, self.split, reason)
 
     def not_finite(self) -> DataError:
         """The error for NaN."""
         return DataError(
-            f"site '{self.site}': image '{self.path}' of split '{self.split}' has values that are NaN or "
+            f"site '{self.site}': image '{self.file.path}' of split '{self.split}' has values that are NaN or "
             "infinite; repair the file or take it out of the datalist",
             f"site '{self.site}': an image of split '{self.split}' has values that are not finite",
             "it has values that are NaN or infinite",
@@ -270,12 +258,12 @@ class _Opened:
     @property
     def slices(self) -> int | None:
         """Of the turned array; ``None``: one picture."""
-        stored = _slices(self.path, self.array, self.facts)
+        stored = self.facts.slices
         return stored if stored is None or self.array.ndim < 3 else turned(self.array, self.turn).shape[2]
 
     def ends(self, affine: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Where the first and the last voxel lie, as they are turned, (2, 3) mm."""
-        shape = (*self.array.shape[:2], _slices(self.path, self.array, self.facts) or 1)
+        shape = (*self.array.shape[:2], self.facts.slices or 1)
         return ends_of(affine, self.turn, shape)
 
     def plane(self, number: int | None) -> npt.NDArray[Any]:
@@ -300,20 +288,14 @@ class _Opened:
         return array
 
 
-def _slices(path: Path, array: npt.NDArray[Any], facts: _Facts) -> int | None:
-    if suffix_of(path) in VOLUMES:
-        return array.shape[2] if array.ndim == 3 else None
-    return facts.slices
-
-
 def _open(path: Path, what: str, site: str, split: str, limit: int, how: Reading) -> _Opened:
-    """A file: its array as :func:`fairflare.data.decoding.decode` gives it, and what its header says besides."""
+    """A file: its array as :meth:`ImageFile.decode` gives it, and what its header says besides."""
     try:
-        state = _state(path)
-        with _TURNS[hash(path) % len(_TURNS)]:
-            array = _decode(path, what == "mask", *state, limit, how.kept)
-            facts = _facts(path, *state)
-        turn = turn_of(facts.affine, how.orientation, _slices(path, array, facts) or 1)
+        file = image_file(path)
+        with _turn_for(file):
+            array = _decode(file, what == "mask", limit, how.kept)
+            facts = _facts(file)
+        turn = turn_of(facts.affine, how.orientation, facts.slices or 1)
     except TooLarge as error:
         raise DataError(
             f"site '{site}': {what} '{path}' of split '{split}' would take {error.size} bytes decoded, more than "
@@ -326,59 +308,37 @@ def _open(path: Path, what: str, site: str, split: str, limit: int, how: Reading
         raise
     except Exception as error:  # the libraries below raise what they like for a damaged file
         raise _unreadable(path, what, site, split, f"{type(error).__name__}: {error}") from error
-    return _Opened(path, what, site, split, array, facts, turn)
+    return _Opened(file, what, site, split, array, facts, turn)
 
 
-def _state(path: Path) -> tuple[int, int]:
-    """Time of the last change and size, of the files of a series together: another state is read again."""
-    if not path.is_dir():
-        status = path.stat()
-        return status.st_mtime_ns, status.st_size
-    found = [file.stat() for file in path.iterdir()]
-    return max((each.st_mtime_ns for each in found), default=0), sum(each.st_size for each in found)
+def _turn_for(file: ImageFile) -> threading.Lock:
+    return _TURNS[hash(file.path) % len(_TURNS)]
 
 
 @lru_cache(maxsize=4)
-def _decode(
-    path: Path, is_mask: bool, stamp: int, size: int, limit: int, kept: DecodedVolumes | None
-) -> npt.NDArray[Any]:
+def _decode(file: ImageFile, is_mask: bool, limit: int, kept: DecodedVolumes | None) -> npt.NDArray[Any]:
     """Kept for a moment, since slices of one volume come one after the other; a replaced file is noticed."""
-    if kept is None or not (suffix_of(path) in VOLUMES or is_dicom(path)):
-        return decode(path, is_mask=is_mask, limit=limit)
-    what = "mask" if is_mask else "image"
-    found = kept.array(path, what, stamp, size, lambda: decode(path, is_mask=is_mask, limit=limit))
+    if kept is None or not file.may_be_volume:
+        return file.decode(is_mask=is_mask, limit=limit)
+    found = kept.array(file, "mask" if is_mask else "image", lambda: file.decode(is_mask=is_mask, limit=limit))
     if found.nbytes > limit:  # kept by a site, or in a time, with another limit
         raise TooLarge(found.nbytes)
     return found
 
 
 @lru_cache(maxsize=4096)
-def _facts(path: Path, stamp: int, size: int) -> _Facts:
-    """Of a file that could be decoded."""
-    if not is_dicom(path):
-        return _Facts(affine=affine_of(path))
-    from fairflare.data import dicom
-
-    pictures = dicom.headers(path)
-    first = pictures[0]
-    frames = len(pictures) if len(pictures) > 1 else first.frames
-    several = frames > 1 or path.is_dir()
-    return _Facts(frames if several else None, dicom.affine_of(pictures), first.inverted, first.window)
-
-
-def _measured(path: Path, kind: str, limit: int, kept: DecodedVolumes | None) -> Bounds | None:
-    """Of a file that :func:`_open` could read, once for all slices of a volume; ``None``: it is not finite."""
-    state = _state(path)
-    with _TURNS[hash(path) % len(_TURNS)]:
-        return _bounds_of(path, *state, kind, limit, kept)
+def _facts(file: ImageFile) -> Facts:
+    return file.facts()
 
 
 @lru_cache(maxsize=4096)
-def _bounds_of(path: Path, stamp: int, size: int, kind: str, limit: int, kept: DecodedVolumes | None) -> Bounds | None:
-    def measure() -> Bounds | None:
-        return bounds_of(_decode(path, False, stamp, size, limit, kept), kind)
+def _measured(file: ImageFile, kind: str, limit: int, kept: DecodedVolumes | None) -> Bounds | None:
+    """Of a file that :func:`_open` could read, once for all slices of a volume; ``None``: it is not finite."""
 
-    return measure() if kept is None else kept.bounds(path, stamp, size, kind, measure)
+    def measure() -> Bounds | None:
+        return bounds_of(_decode(file, False, limit, kept), kind)
+
+    return measure() if kept is None else kept.bounds(file, kind, measure)
 
 
 def _unreadable(path: Path, what: str, site: str, split: str, reason: str) -> DataError:

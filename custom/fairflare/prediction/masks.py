@@ -12,8 +12,9 @@ import numpy.typing as npt
 import torch
 
 from fairflare.core.files import write_whole
-from fairflare.data.datalist import ARRAYS, SUFFIXES, VOLUMES, Sample, is_dicom, suffix_of
-from fairflare.data.orientation import Turn, affine_of, back, turned
+from fairflare.data.datalist import Sample
+from fairflare.data.image_file import ARRAYS, SUFFIXES, VOLUMES, Dicom, image_file, suffix_of
+from fairflare.data.orientation import Turn, back, turned
 from fairflare.data.reading import PLAIN, Reading, read_image
 from fairflare.tasks.placing import back_in_place
 from fairflare.tasks.segmentation import SegmentationTask
@@ -115,8 +116,9 @@ def write_mask(path: Path, mask: npt.NDArray[Any], image: Path, turn: Turn | Non
 def _like(image: Path, mask: npt.NDArray[Any]) -> Any:
     import nibabel
 
-    if is_dicom(image):
-        return _of_series(affine_of(image), mask)
+    file = image_file(image)
+    if isinstance(file, Dicom):
+        return _of_series(file.facts().affine, mask)
     source: Any = nibabel.load(image)
     header = source.header.copy()
     header.set_data_dtype(mask.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from fairflare.core.resampling import Drawn
     from fairflare.core.task import Batch, Device
-    from fairflare.tasks.bundle_data import BundleData
 
 PRED = "pred"  # what MONAI's engines call the network's output
 
@@ -99,20 +99,16 @@ class MonaiBundleTask(Task):
                 f"the job says {self.bundle_sha256}"
             )
         self.monai_bundle_sha256 = found
-        self._made: dict[str, Any] = {}
         vars(self)["primary_metric"] = self.parts.key_metric.name
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_made": {}}  # what was made of expressions cannot be pickled
+        return {k: v for k, v in vars(self).items() if k != "parts"}  # what was made of expressions cannot be pickled
 
-    @property
+    @cached_property
     def parts(self) -> BundleParts:
         """What the bundle describes."""
-        if "parts" not in self._made:
-            assert self.folder is not None
-            self._made["parts"] = self._parts_in(self.folder)
-        found: BundleParts = self._made["parts"]
-        return found
+        assert self.folder is not None
+        return self._parts_in(self.folder)
 
     def _parts_in(self, folder: Path) -> BundleParts:
         bundle = Bundle(folder, self.bundle_configs, self.bundle_ids, self.bundle_overrides)
@@ -172,7 +168,7 @@ class MonaiBundleTask(Task):
         """The bundle's, the mean where it gives several numbers."""
         import torch
 
-        criterion = self.parts.loss()
+        criterion = self.parts.loss
         if isinstance(criterion, torch.nn.Module):
             criterion = criterion.to(targets.device)
         found: torch.Tensor = criterion(outputs, targets)
@@ -248,7 +244,7 @@ class MonaiBundleTask(Task):
         with evaluating(model):
             for batch in batches:
                 inputs, targets = (tensor.to(device) for tensor in batch)
-                outputs = self.parts.inferer()(inputs, network)
+                outputs = self.parts.inferer(inputs, network)
                 for number in range(len(inputs)):
                     one = slice(number, number + 1)
                     losses.append(float(self.loss(outputs[one], targets[one])))
@@ -269,7 +265,7 @@ class MonaiBundleTask(Task):
         found = {**item, PRED: like(self.image_key, output), self.label_key: like(self.label_key, target)}
         key = self.parts.bundle.place("validate_postprocessing")
         with self.parts.bundle.telling(f"key {key!r}"):
-            found = self.parts.postprocessing()(found)
+            found = self.parts.postprocessing(found)
         return self.parts.key_metric.of_image(found, self.label_key)
 
     def declared_metrics(self) -> tuple[Metric, ...]:
@@ -288,7 +284,7 @@ class MonaiBundleTask(Task):
             )  # fmt: skip
         listed = load_datalist(own.data_root, own.datalist or "datalist.json", site=site, linked_roots=own.linked_roots)
         most = self.parts.whole_number("validate_batch_size")
-        found: BundleData = BundleData(
+        return BundleData(
             listed,
             self.parts.transforms("train_preprocessing"),
             self.parts.transforms("validate_preprocessing"),
@@ -297,4 +293,3 @@ class MonaiBundleTask(Task):
             cache_bytes=own.cache_bytes,
             num_workers=own.num_workers,
         )
-        return found

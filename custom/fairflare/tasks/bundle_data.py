@@ -113,10 +113,8 @@ class BundleData(SiteData):
             chunks = self._of_one_size(split, order, min(batch_size, self.validate_batch))
             return _Batches(chunks, lambda chunk: self._prepared(split, chunk), self.keys)
         chunks = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
-        if augment:
-            seed = checks.whole("shuffle_seed of augmented batches", shuffle_seed, low=0)
-            return _Batches(chunks, lambda chunk: self._patches(chunk, seed), self.keys, self._different)
-        return _Batches(chunks, self._one_patch_each, self.keys, self._different)
+        seed = checks.whole("shuffle_seed of augmented batches", shuffle_seed, low=0) if augment else None
+        return _Batches(chunks, lambda chunk: self._patches(chunk, seed), self.keys, self._different)
 
     def _known(self, split: str) -> str:
         return checks.choice("split", split, tuple(self.datalist.splits))
@@ -143,21 +141,18 @@ class BundleData(SiteData):
             chunks[-1].append(index)
         return chunks
 
-    def _patches(self, indices: Sequence[int], seed: int) -> list[Item]:
-        """All patches of some images, with random changes of this seed: the same however the images are batched."""
-        found: list[Item] = []
-        for index, item in zip(indices, self._prepared(TRAINING, indices), strict=True):
-            self._train.set_random_state(seed=_seed(seed, index))
-            made = self._applied(TRAINING, index, self._train, copy.deepcopy(item), start=self._first_random)
-            found += made if isinstance(made, list) else [made]
-        return found
+    def _patches(self, indices: Sequence[int], seed: int | None) -> list[Item]:
+        """All patches of some images, with random changes of this seed: the same however the images are batched.
 
-    def _one_patch_each(self, indices: Sequence[int]) -> list[Item]:
+        Without a seed one patch of each, prepared and cut, always the same.
+        """
+        transform = self._cut if seed is None else self._train
         found: list[Item] = []
         for index, item in zip(indices, self._prepared(TRAINING, indices), strict=True):
-            self._cut.set_random_state(seed=_seed(0, index))
-            made = self._applied(TRAINING, index, self._cut, copy.deepcopy(item), start=self._first_random)
-            found.append(made[0] if isinstance(made, list) else made)
+            transform.set_random_state(seed=_seed(seed or 0, index))
+            made = self._applied(TRAINING, index, transform, copy.deepcopy(item), start=self._first_random)
+            patches = made if isinstance(made, list) else [made]
+            found += patches[:1] if seed is None else patches
         return found
 
     def _prepared(self, split: str, indices: Sequence[int]) -> list[Item]:

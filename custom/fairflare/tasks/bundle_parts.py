@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from fairflare.tasks.bundle_config import Bundle
 from fairflare.tasks.bundle_metric import KeyMetric
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
 SAVING = ("SaveImage", "SaveImaged")  # steps of a postprocessing that write files
 OPTIONS = ("map_items", "unpack_items", "lazy", "overrides")  # of a Compose
-Made = TypeVar("Made")
 
 
 class BundleParts:
@@ -28,7 +28,6 @@ class BundleParts:
 
     def __init__(self, bundle: Bundle, class_names: Sequence[str] | None = None) -> None:
         self.bundle, self.class_names = bundle, class_names
-        self._made: dict[str, Any] = {}
 
     def check(self) -> None:
         """Makes every part once.
@@ -40,11 +39,9 @@ class BundleParts:
 
         with torch.random.fork_rng(devices=[]):
             self.network()
-        self.loss()
         for part in ("train_preprocessing", "validate_preprocessing"):
             self.transforms(part)
-        self.postprocessing()
-        self.inferer()
+        _ = self.loss, self.postprocessing, self.inferer
         key = self.bundle.place("train_inferer")
         found = None if key is None else self.bundle.raw(key)
         target = found.get("_target_") if isinstance(found, Mapping) else found
@@ -54,10 +51,10 @@ class BundleParts:
                 "there"
             )
 
-    @property
+    @cached_property
     def key_metric(self) -> KeyMetric:
         """What the fairness table is about."""
-        return self._once("key_metric", lambda: KeyMetric(self.bundle, self.class_names))
+        return KeyMetric(self.bundle, self.class_names)
 
     def network(self) -> torch.nn.Module:
         """A new one each time, initialised from torch's current random state."""
@@ -69,21 +66,23 @@ class BundleParts:
             raise self.bundle.problem(f"key {key!r} must give a network, got a {type(made).__name__}")
         return made
 
+    @cached_property
     def loss(self) -> Any:
         """Function or module of outputs and targets."""
-        return self._once("loss", lambda: self.bundle.make(self.bundle.needed("loss")))
+        return self.bundle.make(self.bundle.needed("loss"))
 
+    @cached_property
     def inferer(self) -> Any:
         """Of evaluation; ``SimpleInferer`` where the bundle has none, as in MONAI's evaluator."""
         from monai.inferers import SimpleInferer
 
         key = self.bundle.place("validate_inferer")
-        return self._once("inferer", lambda: SimpleInferer() if key is None else self.bundle.make(key))
+        return SimpleInferer() if key is None else self.bundle.make(key)
 
+    @cached_property
     def postprocessing(self) -> Compose:
         """Between network and metric, without steps that write files."""
-        key = self.bundle.place("validate_postprocessing")
-        return self._once("postprocessing", lambda: self._compose(key))
+        return self._compose(self.bundle.place("validate_postprocessing"))
 
     def transforms(self, part: str) -> Compose:
         """New ones each time."""
@@ -141,12 +140,6 @@ class BundleParts:
         return made
 
     # -- pieces
-
-    def _once(self, name: str, make: Callable[[], Made]) -> Made:
-        if name not in self._made:
-            self._made[name] = make()
-        found: Made = self._made[name]
-        return found
 
     def _compose(self, key: str | None) -> Compose:
         from monai.transforms import Compose

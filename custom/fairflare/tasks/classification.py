@@ -17,7 +17,6 @@ from fairflare.core.floor import cases_of_classes
 from fairflare.core.sampling import SHARES
 from fairflare.core.settings import Flag, Fraction, NonNegativeInt, Positive, PositiveInt, settings
 from fairflare.data.datalist import DataError, Datalist, Sample
-from fairflare.data.phantoms import PHANTOMS, PhantomPlan
 from fairflare.tasks.base import LOSS, Metric, SiteData
 from fairflare.tasks.class_scores import MeasuresClasses
 from fairflare.tasks.images import (
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from monai.transforms import Compose
 
     from fairflare.core.task import Batch, PriorNetwork
+    from fairflare.data.phantoms import ClassPhantom, PhantomPlan
     from fairflare.tasks.networks import Classifier
 
 PLAN_NAMES = {  # arguments of the plan as the task calls them
@@ -212,9 +212,10 @@ class ClassificationTask(MeasuresClasses, ImageTask):
         self.check_groups(self.class_groups or {})
         if self.retrained_head and self.classifier != "linear":
             raise ValueError("retrained_head needs classifier='linear'")
-        most = 1 / len(PHANTOMS[self.phantom].class_names)
-        checks.number("phantom_min_share", self.phantom_min_share, low=0, high=most)
-        self.plan(self.phantom_seed)  # refuses what does not fit together
+        if self.allow_phantom:  # else a site that asks for it all the same is told; a hospital need not import phantoms
+            most = 1 / len(phantom_of(self.phantom).class_names)
+            checks.number("phantom_min_share", self.phantom_min_share, low=0, high=most)
+            self.plan(self.phantom_seed)  # refuses what does not fit together
 
     def check_groups(self, groups: Mapping[str, Sequence[int]]) -> None:
         """Raises ``ValueError`` where a group is called like a metric or has a class that the task has not."""
@@ -227,20 +228,20 @@ class ClassificationTask(MeasuresClasses, ImageTask):
     @property
     def classes(self) -> int:
         """Number of classes."""
-        return self.num_classes if self.num_classes is not None else len(PHANTOMS[self.phantom].class_names)
+        return self.num_classes if self.num_classes is not None else len(phantom_of(self.phantom).class_names)
 
     def names(self) -> list[str]:
         """Names of the classes."""
         if self.class_names is not None:
             return self.class_names
-        own = PHANTOMS[self.phantom].class_names
+        own = phantom_of(self.phantom).class_names
         return list(own) if self.classes == len(own) else [f"class_{c}" for c in range(self.classes)]
 
     def groups(self) -> dict[str, list[int]]:
         """Groups of classes, such as head, medium, tail."""
         if self.class_groups is not None:
             return self.class_groups
-        own = PHANTOMS[self.phantom]
+        own = phantom_of(self.phantom)
         return {k: list(v) for k, v in own.groups.items()} if self.classes == len(own.class_names) else {}
 
     def plan(self, seed: int) -> PhantomPlan:
@@ -252,6 +253,8 @@ class ClassificationTask(MeasuresClasses, ImageTask):
             raise ValueError(text) from error
 
     def _plan(self, seed: int) -> PhantomPlan:
+        from fairflare.data.phantoms import PhantomPlan
+
         return PhantomPlan(
             phantom=self.phantom,
             seed=seed,
@@ -357,11 +360,11 @@ class ClassificationTask(MeasuresClasses, ImageTask):
         return FolderClasses(self, datalist, own.class_numbers, **own.memory())
 
     def open_phantom(self, site: str, own: ClassificationSite) -> SiteData:
-        classes = len(PHANTOMS[self.phantom].class_names)
+        classes = len(phantom_of(self.phantom).class_names)
         self.check_phantom_fits(site, self.phantom, f"{classes} classes", self.classes == classes)
         index = phantom_index(site, own.phantom_site, self.phantom_sites)
-        plan = self.plan(self.phantom_seed if own.phantom_seed is None else own.phantom_seed)
         try:
+            plan = self.plan(self.phantom_seed if own.phantom_seed is None else own.phantom_seed)
             return PhantomClasses(self, site, plan, index)
         except ValueError as error:  # a partition that leaves a site too few images
             raise DataError(f"site '{site}': {error}", f"site '{site}': the phantom cannot be made: {error}") from error
@@ -437,7 +440,7 @@ class PhantomClasses(PhantomImages):
         self.test_splits = tuple(sorted(split for split in self._drawn.labels if split.startswith("test")))
         sizes = {split: len(labels) for split, labels in self._drawn.labels.items()}
         wrong = f"; {plan.label_noise:.0%} of the training labels are wrong" if plan.has_label_noise(index) else ""
-        self.describe(f"{PHANTOMS[plan.phantom].title} (site {index + 1} of {plan.num_sites}{wrong})", sizes)
+        self.describe(f"{phantom_of(plan.phantom).title} (site {index + 1} of {plan.num_sites}{wrong})", sizes)
 
     def num_samples(self, split: str) -> int:
         return len(self._drawn.labels[self.check_split(split)])
@@ -467,6 +470,13 @@ class PhantomClasses(PhantomImages):
         if self.task.in_channels == 1:
             pictures = luminance(pictures).round().to(torch.uint8)
         return smooth(pictures.float(), self.task.image_size).round().clamp(0, 255).to(torch.uint8)
+
+
+def phantom_of(name: str) -> ClassPhantom:
+    """The phantom of this name."""
+    from fairflare.data.phantoms import PHANTOMS
+
+    return PHANTOMS[name]
 
 
 def phantom_index(site: str, chosen: Any, num_sites: int) -> int:

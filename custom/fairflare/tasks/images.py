@@ -17,7 +17,7 @@ from fairflare.core.settings import Flag, NonNegativeInt, Number, Positive, Posi
 from fairflare.core.stopping import check_stop
 from fairflare.data.datalist import DataError, Datalist, Sample, load_datalist, suggest
 from fairflare.data.decoded import DECODED_BYTES, DecodedVolumes
-from fairflare.data.decoding import MAX_IMAGE_BYTES
+from fairflare.data.image_file import MAX_IMAGE_BYTES
 from fairflare.data.intensity import Intensity
 from fairflare.data.orientation import Orientation
 from fairflare.data.reading import Reading, read_image

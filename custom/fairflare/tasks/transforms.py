@@ -4,24 +4,20 @@ What is not MONAI's here, and why:
 
 - :class:`Read`. ``LoadImaged`` tries every other reader when one fails, so the reason is lost; its readers are used
   directly (:mod:`fairflare.data.reading`), with the site's words around them.
-- :class:`Shrunk`. ``Resize(anti_aliasing=True)`` blurs with a Gaussian that does not sum to 1 and sees zeros outside
+- :func:`shrunk`. ``Resize(anti_aliasing=True)`` blurs with a Gaussian that does not sum to 1 and sees zeros outside
   the image: a constant image of 0.5 becomes 0.45, at the border 0.40, and it takes 40 times as long (256 to 64 pixels).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from monai.transforms import (
-    Compose,
-    EnsureChannelFirstd,
-    MapTransform,
-    Transform,
-)
+from monai.transforms import Compose, EnsureChannelFirstd, Lambdad, MapTransform, Transform
 
 from fairflare.data.datalist import DataError, Sample
 from fairflare.data.reading import PLAIN, Reading, read_image, read_pair
@@ -139,19 +135,10 @@ def values_in(mask: npt.NDArray[np.int64]) -> list[int]:
     return (np.flatnonzero(np.bincount((mask - low).ravel())) + low).tolist()  # without sorting: 5 times as fast
 
 
-class Channels(MapTransform):
+def in_channels(picture: torch.Tensor, channels: int) -> torch.Tensor:
     """(1 or 3, height, width) with ``channels`` channels: colour becomes luminance, grey is repeated."""
-
-    def __init__(self, keys: str, channels: int) -> None:
-        super().__init__(keys)
-        self.channels = channels
-
-    def __call__(self, item: Mapping[Hashable, Any]) -> Item:
-        changed = dict(item)
-        for key in self.key_iterator(changed):
-            picture = torch.as_tensor(changed[key]).as_subclass(torch.Tensor).contiguous()
-            changed[key] = luminance(picture) if self.channels == 1 else picture.expand(self.channels, -1, -1)
-        return changed
+    picture = torch.as_tensor(picture).as_subclass(torch.Tensor).contiguous()
+    return luminance(picture) if channels == 1 else picture.expand(channels, -1, -1)
 
 
 def luminance(pictures: torch.Tensor) -> torch.Tensor:
@@ -161,43 +148,31 @@ def luminance(pictures: torch.Tensor) -> torch.Tensor:
     return torch.einsum("...chw,c->...hw", pictures.float(), torch.tensor(LUMINANCE)).unsqueeze(-3)
 
 
-class Shrunk(MapTransform):
+def shrunk(picture: torch.Tensor, size: tuple[int, int], how: str) -> torch.Tensor:
     """(channels, height, width) in [0, 1] of the network's size: bilinear, with a low-pass filter where it shrinks."""
-
-    def __init__(self, keys: str, size: tuple[int, int], how: str = "stretch") -> None:
-        super().__init__(keys)
-        self.size = size
-        self.how = how
-
-    def __call__(self, item: Mapping[Hashable, Any]) -> Item:
-        changed = dict(item)
-        for key in self.key_iterator(changed):
-            changed[key] = smooth(changed[key][None], self.size, self.how)[0].clamp(0.0, 1.0)
-        return changed
+    return smooth(picture[None], size, how)[0].clamp(0.0, 1.0)
 
 
-class Placed(MapTransform):
+def placed(masks: torch.Tensor, size: tuple[int, int], how: str, by: str) -> torch.Tensor:
     """(structures, height, width) masks of the network's size; see :func:`fairflare.tasks.placing.masks_placed`."""
+    if how == "pad":  # the edge does not count, which bytes without a sign cannot say
+        masks = masks.to(torch.int8)
+    return masks_placed(masks, size, how, by)
 
-    def __init__(self, keys: str, size: tuple[int, int], how: str, by: str) -> None:
-        super().__init__(keys)
-        self.size, self.how, self.by = size, how, by
 
-    def __call__(self, item: Mapping[Hashable, Any]) -> Item:
-        changed = dict(item)
-        for key in self.key_iterator(changed):
-            masks = changed[key]
-            if self.how == "pad":  # the edge does not count, which bytes without a sign cannot say
-                masks = masks.to(torch.int8)
-            changed[key] = masks_placed(masks, self.size, self.how, self.by)
-        return changed
+def each(key: str, change: Callable[..., torch.Tensor], **named: Any) -> Lambdad:
+    """A function of tensors as a transform, whose results carry no header along."""
+    return Lambdad(key, partial(change, **named), track_meta=False)
 
 
 def with_masks(
     read: Read, structured: Structured, channels: int, size: tuple[int, int], how: str = "stretch", by: str = "nearest"
 ) -> Compose:
     """Samples of segmentation: image float32 in [0, 1], label (structures, height, width) of 0 and 1."""
-    masks = [structured, Placed("label", size, how, by)]  # in this order: resizing could lose a stray value
+    masks = [
+        structured,
+        each("label", placed, size=size, how=how, by=by),
+    ]  # in this order: resizing could lose a stray value
     return Compose([*with_classes(read, channels, size, how).transforms, *masks])
 
 
@@ -208,4 +183,8 @@ def with_classes(read: Read, channels: int, size: tuple[int, int], how: str = "s
 
 def as_input(channels: int, size: tuple[int, int], how: str = "stretch") -> list[MapTransform]:
     """From (height, width, 1 or 3) to what the network gets in evaluation."""
-    return [EnsureChannelFirstd("image", channel_dim=-1), Channels("image", channels), Shrunk("image", size, how)]
+    return [
+        EnsureChannelFirstd("image", channel_dim=-1),
+        each("image", in_channels, channels=channels),
+        each("image", shrunk, size=size, how=how),
+    ]

@@ -1,0 +1,297 @@
+"""A file of a datalist as one object: what kind it is, how it is decoded, and what its header says besides.
+
+How large a file would be is read from its header before anything is decoded. A few megabytes of ``.nii.gz`` or PNG can
+hold gigabytes of zeros, and a header can say more, or less, than its file holds. Neither costs memory here.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from stat import S_ISDIR
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from fairflare.data.dicom import Window
+
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
+ARRAYS = (".npy",)
+VOLUMES = (".nii", ".nii.gz")
+DICOM = (".dcm", ".dicom", ".ima")
+SUFFIXES = (*PICTURES, *ARRAYS, *VOLUMES, *DICOM)
+DICOM_MARK, DICOM_MARK_AT = b"DICM", 128  # a DICOM file without an ending is known by it
+#: Of one decoded image or volume. A CT of 512x512x2000 in 16 bits, or one of 512x512x512 that the file scales (64 bits
+#: a value), passes; the four that may be kept at once take 4 GiB at most.
+MAX_IMAGE_BYTES = 2**30
+SCALED = 8  # bytes of a value that a NIfTI header scales: nibabel gives float64
+
+
+class TooLarge(ValueError):
+    """A file would take more memory than the site allows.
+
+    Args:
+        size: bytes, decoded.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"{size} bytes")
+        self.size = size
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a header says besides the array's size.
+
+    Attributes:
+        slices: how many the file holds; None: it is one picture.
+        affine: from (row, column, slice) of the decoded array to mm (RAS), (4, 4); None: the file does not say.
+        inverted: the lowest value is white.
+        window: the first that the header has.
+    """
+
+    slices: int | None = None
+    affine: npt.NDArray[Any] | None = None
+    inverted: bool = False
+    window: Window | None = None
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """One state of a file, or of the files of a DICOM series; :func:`image_file` makes it. Each kind is a subclass.
+
+    Attributes:
+        path: of the file, or of the folder of a series.
+        stamp: time of its last change in ns, of a series the last of all.
+        size: bytes, of a series of all files.
+        known: whether its ending or its mark says what it is.
+        may_be_volume: whether files of this kind may hold several slices.
+    """
+
+    path: Path
+    stamp: int
+    size: int
+
+    known: ClassVar[bool] = True
+    may_be_volume: ClassVar[bool] = False
+
+    def decode(self, *, is_mask: bool, limit: int) -> npt.NDArray[Any]:
+        """What the file holds: (height, width), (height, width, channels) or, of volumes, (height, width, slices).
+
+        Args:
+            is_mask: a palette's indices are the values, not its colours.
+            limit: bytes that the array may take.
+
+        Raises:
+            TooLarge: it would take more, by its header.
+            Exception: what the libraries raise for a damaged file; ``ValueError`` when an array or volume is longer or
+                shorter than its header says. Of pictures Pillow finds only what is missing.
+        """
+        raise NotImplementedError
+
+    def facts(self) -> Facts:
+        """What the header says besides; of a file that could be decoded."""
+        return Facts()
+
+
+class Picture(ImageFile):
+    """By Pillow."""
+
+    def decode(self, *, is_mask: bool, limit: int) -> npt.NDArray[Any]:
+        from PIL import Image
+        from PIL.ImageMode import getmode
+        from PIL.ImageOps import exif_transpose
+
+        # Open: by its name Pillow 13 reads an uncompressed TIFF that is to be turned with its sides exchanged.
+        with self.path.open("rb") as file, Image.open(file) as picture:  # opened, not decoded
+            mode = _mask_mode(picture.mode) if is_mask else _plain_mode(picture.mode)
+            sizes = [len(m.bands) * np.dtype(m.typestr).itemsize for m in (getmode(picture.mode), getmode(mode))]
+            _check(picture.width * picture.height * max(sizes), limit)
+            exif_transpose(picture, in_place=True)  # what a camera wrote about how it was held
+            return np.asarray(picture if mode == picture.mode else picture.convert(mode))
+
+
+class Unknown(Picture):
+    """No ending that is known, no mark: Pillow may know it."""
+
+    known = False
+
+
+class Array(ImageFile):
+    """``.npy``, by numpy: MONAI's NumpyReader runs pickled objects before version 1.6."""
+
+    def decode(self, *, is_mask: bool, limit: int) -> npt.NDArray[Any]:
+        with self.path.open("rb") as file:
+            version = np.lib.format.read_magic(file)
+            readers: dict[Any, Callable[[Any], Any]] = {
+                (1, 0): np.lib.format.read_array_header_1_0,
+                (2, 0): np.lib.format.read_array_header_2_0,
+            }
+            if version not in readers:
+                raise ValueError(f"it is a .npy file of version {version}, which holds records, not numbers")
+            shape, _, dtype = readers[version](file)
+            size = _count(shape) * dtype.itemsize
+            _check(size, limit)
+            if not dtype.hasobject:
+                _check_length(file.tell() + size, self.path.stat().st_size)
+        return np.load(self.path, allow_pickle=False)
+
+
+class Volume(ImageFile):
+    """NIfTI, by nibabel."""
+
+    may_be_volume = True
+
+    def decode(self, *, is_mask: bool, limit: int) -> npt.NDArray[Any]:
+        # From one stream, so that a compressed file is unpacked once, and no further than its header says.
+        from nibabel.fileholders import FileHolder
+        from nibabel.nifti1 import Nifti1Image
+        from nibabel.nifti2 import Nifti2Image
+
+        packed = suffix_of(self.path) == ".nii.gz"
+        with gzip.open(self.path, "rb") if packed else self.path.open("rb") as stream:
+            head = stream.read(Nifti2Image.header_class.sizeof_hdr)
+            kind = next((k for k in (Nifti2Image, Nifti1Image) if k.header_class.may_contain_header(head)), None)
+            if kind is None:
+                raise ValueError("it is no NIfTI file")
+            header = kind.header_class(head[: kind.header_class.sizeof_hdr], check=False)
+            offset, values = int(header["vox_offset"]), _count(header.get_data_shape())
+            stored = values * header.get_data_dtype().itemsize
+            scaled = header.get_slope_inter() not in ((None, None), (1.0, 0.0))
+            # nibabel reads what lies before the volume too.
+            _check(max(offset, stored, values * SCALED if scaled else 0), limit)
+            if not packed:
+                _check_length(offset + stored, self.path.stat().st_size)
+            image = kind.from_file_map({"image": FileHolder(fileobj=stream)}, mmap=False)
+            array = np.asanyarray(image.dataobj)
+            stream.seek(offset + stored)
+            if stream.read(1):  # at its end gzip compares the checksum as well
+                raise ValueError(f"the file is damaged: its header describes {offset + stored} bytes, it has more")
+        return array.swapaxes(0, 1) if array.ndim > 1 else array  # rows first, as in pictures
+
+    def facts(self) -> Facts:
+        import nibabel
+
+        image: Any = nibabel.load(self.path)
+        said = int(image.header["qform_code"]) != 0 or int(image.header["sform_code"]) != 0
+        affine = np.asarray(image.affine)[:, [1, 0, 2, 3]] if said else None  # else nibabel guesses
+        return Facts(image.shape[2] if len(image.shape) == 3 else None, affine)
+
+
+class Dicom(ImageFile):
+    """One file, or the folder of a series: :mod:`fairflare.data.dicom`."""
+
+    may_be_volume = True
+
+    def decode(self, *, is_mask: bool, limit: int) -> npt.NDArray[Any]:
+        from fairflare.data import dicom
+
+        pictures = dicom.headers(self.path)
+        each = max(picture.bytes for picture in pictures)  # of a series with one scaled file all become float32
+        _check(sum(picture.size // picture.bytes * each for picture in pictures), limit)
+        return dicom.decode(pictures, is_mask)
+
+    def facts(self) -> Facts:
+        from fairflare.data import dicom
+
+        pictures = dicom.headers(self.path)
+        first = pictures[0]
+        frames = max(len(pictures), first.frames)
+        several = frames > 1 or self.path.is_dir()
+        return Facts(frames if several else None, dicom.affine_of(pictures), first.inverted, first.window)
+
+
+KINDS: dict[str, type[ImageFile]] = {
+    suffix: kind
+    for suffixes, kind in ((PICTURES, Picture), (ARRAYS, Array), (VOLUMES, Volume), (DICOM, Dicom))
+    for suffix in suffixes
+}
+
+
+def image_file(path: Path) -> ImageFile:
+    """A file as it is now: of one state there is one object, and its kind is found once.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    status = path.stat()
+    if not S_ISDIR(status.st_mode):
+        return _image_file(path, False, status.st_mtime_ns, status.st_size)
+    inside = [file.stat() for file in path.iterdir()]
+    last = max((each.st_mtime_ns for each in inside), default=0)
+    return _image_file(path, True, last, sum(each.st_size for each in inside))
+
+
+@lru_cache(maxsize=4096)
+def _image_file(path: Path, is_folder: bool, stamp: int, size: int) -> ImageFile:
+    return kind_of(path, is_folder)(path, stamp, size)
+
+
+def kind_of(path: Path, is_folder: bool | None = None) -> type[ImageFile]:
+    """What a path is read as: by its ending, as a folder (a series), or by the DICOM mark inside the file.
+
+    Args:
+        path: of a file or folder.
+        is_folder: where the caller knows, so that a network drive is not asked again; ``None``: it is looked at.
+    """
+    if path.is_dir() if is_folder is None else is_folder:
+        return Dicom
+    return KINDS.get(suffix_of(path)) or (Dicom if _has_dicom_mark(path) else Unknown)
+
+
+def suffix_of(path: Path) -> str:
+    """The ending of a file, in small letters, both parts of ``.nii.gz``."""
+    name = path.name.lower()
+    return ".nii.gz" if name.endswith(".nii.gz") else Path(name).suffix
+
+
+def files_of_series(folder: Path) -> list[Path]:
+    """The DICOM files of a folder, in the order of their names; other files and hidden ones are passed over."""
+    return [
+        path
+        for path in sorted(folder.iterdir())
+        if not path.name.startswith(".") and path.name != "DICOMDIR" and path.is_file() and _has_dicom_mark(path)
+    ]
+
+
+def _has_dicom_mark(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            file.seek(DICOM_MARK_AT)
+            return file.read(len(DICOM_MARK)) == DICOM_MARK
+    except OSError:
+        return False
+
+
+def _check(size: int, limit: int) -> None:
+    if size > limit:
+        raise TooLarge(size)
+
+
+def _check_length(said: int, found: int) -> None:
+    if said != found:
+        raise ValueError(f"the file is damaged: its header describes {said} bytes, it has {found}")
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    if any(length < 0 for length in shape):
+        raise ValueError(f"the file is damaged: its header describes the shape {shape}")
+    return math.prod(shape)
+
+
+def _mask_mode(mode: str) -> str:
+    """As it is: the indices of a palette are the labels."""
+    return "L" if mode == "LA" else mode
+
+
+def _plain_mode(mode: str) -> str:
+    """Colours instead of palette indices, no alpha; grey pictures as they are."""
+    if mode in ("P", "PA", "RGBA", "CMYK", "YCbCr"):
+        return "RGB"
+    return "L" if mode == "LA" else mode

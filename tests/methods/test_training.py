@@ -15,6 +15,7 @@ from fairflare.federation.site import round_seed
 from fairflare.methods.fed_ism import SharpnessAwareTraining
 from fairflare.methods.fed_mas import RescueTraining
 from fairflare.methods.fed_mrl import FairProximalTraining
+from fairflare.methods.local_loop import rate
 from fairflare.methods.training import LocalTraining
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.networks import build_classifier
@@ -268,24 +269,24 @@ def test_rates_of_the_schedules():
     cosine = LocalTraining(learning_rate=0.1, schedule="cosine", lowest_rate=1e-4)
     wanted = [1e-4 + 0.0999 * c for c in COSINE]
     assert wanted == pytest.approx([0.0853699837, 0.05005, 0.0147300163, 1e-4], rel=1e-8)
-    assert [cosine.rate(r, 4) for r in range(4)] == pytest.approx(wanted, rel=1e-12)
+    assert [rate(cosine, r, 4) for r in range(4)] == pytest.approx(wanted, rel=1e-12)
     # The paper's 200 rounds: 0.9, 90, 179.1 and 180 degrees.
-    rates = [cosine.rate(r, 200) for r in (0, 99, 198, 199)]
+    rates = [rate(cosine, r, 200) for r in (0, 99, 198, 199)]
     assert rates == pytest.approx([0.0999938378, 0.05005, 1.061622e-4, 1e-4], rel=1e-6)
-    assert cosine.rate(0, 1) == pytest.approx(1e-4)
+    assert rate(cosine, 0, 1) == pytest.approx(1e-4)
     own = LocalTraining(learning_rate=0.02, schedule="cosine")
-    assert own.rate(3, 4) == pytest.approx(2e-5, rel=1e-12)
-    assert own.rate(1, 4) == pytest.approx(0.01001, rel=1e-12)
+    assert rate(own, 3, 4) == pytest.approx(2e-5, rel=1e-12)
+    assert rate(own, 1, 4) == pytest.approx(0.01001, rel=1e-12)
     higher = LocalTraining(learning_rate=0.1, schedule="cosine", lowest_rate=0.02)
-    assert [higher.rate(r, 4) for r in (1, 3)] == pytest.approx([0.06, 0.02], rel=1e-12)
+    assert [rate(higher, r, 4) for r in (1, 3)] == pytest.approx([0.06, 0.02], rel=1e-12)
     constant = LocalTraining(learning_rate=0.1, lowest_rate=1e-4)
-    assert [constant.rate(r, 4) for r in range(4)] == [0.1] * 4
+    assert [rate(constant, r, 4) for r in range(4)] == [0.1] * 4
 
 
 def test_the_preset_of_fed_mas_ends_at_the_rate_of_its_code():
     for method in ("fed_mas", "bsm_kd", "bsm_fl"):
         training = make_plan(method, small=False).training
-        assert [training.rate(r, 200) for r in (99, 199)] == pytest.approx([0.05005, 1e-4], rel=1e-9)
+        assert [rate(training, r, 200) for r in (99, 199)] == pytest.approx([0.05005, 1e-4], rel=1e-9)
 
 
 def test_bad_lowest_rates():
@@ -426,7 +427,7 @@ def test_steps_that_make_whole_passes_are_epochs(worker):
     first = worker(LocalTraining(batch_size=4, local_steps=1), "c").perform(request("train", state))
     assert first.stats["epoch_losses"] == [first.stats["train_loss"]]
     assert first.stats["train_loss"] != epochs.stats["epoch_losses"][0]
-    assert worker(LocalTraining(batch_size=4, local_steps=1), "d").training.rate(1, 4) == 1e-3
+    assert worker(LocalTraining(batch_size=4, local_steps=1), "d").rate(training, 1, 4) == 1e-3
 
 
 def test_steps_and_epochs_exclude_each_other():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fairflare.core.files import private_folder
 from fairflare.core.stopping import TaskStopped
 from fairflare.exchange.messages import SPLIT_VALIDATION
-from fairflare.federation.site_store import safe_name
+from fairflare.federation.site_state import safe_name
 from fairflare.methods.training import SiteError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 
 from fairflare.core.batch_norms import Forward, Unmeasurable, measure, next_group
 from fairflare.exchange.messages import SiteTask
-from fairflare.federation.site_store import SiteStore
+from fairflare.federation.site_state import SiteStore
 from fairflare.methods.image_batches import ImageBatches
 from fairflare.methods.reports import TRAINING, Field
 from fairflare.methods.training import SiteError, SiteRun

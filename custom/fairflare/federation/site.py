@@ -26,7 +26,7 @@ from fairflare.core.fairness import declared_as
 from fairflare.core.floor import Floor
 from fairflare.core.own_errors import in_one_line
 from fairflare.core.resampling import units_of
-from fairflare.core.stopping import TaskStopped, stoppable
+from fairflare.core.stopping import StoppableData, TaskStopped, stoppable
 from fairflare.exchange.anchor_forms import DIFFERENCE, restored
 from fairflare.exchange.messages import (
     MEASURE_TRAINED,
@@ -55,15 +55,13 @@ from fairflare.federation.leaving import (
     sends_classes,
     trains_below,
 )
-from fairflare.federation.personal import Personal
 from fairflare.federation.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED, TRAINED_METRIC, VALIDATED
 from fairflare.federation.site_file import DECODED, SHELL_SETTINGS, pick_computing, pick_device
-from fairflare.federation.site_folder import SiteFolder
-from fairflare.federation.site_store import SiteStore
-from fairflare.federation.stoppable import StoppableData
+from fairflare.federation.site_state import SiteFolder, SiteStore
 from fairflare.methods.classifier_retraining import ClassifierRetraining
+from fairflare.methods.home import LOCAL_MODEL, RECEIVED_MODEL
 from fairflare.methods.reports import MAX_TEXT, TOO_FEW
-from fairflare.methods.training import LOCAL_MODEL, RECEIVED_MODEL, LocalTraining, SiteError, SiteRun
+from fairflare.methods.training import LocalTraining, SiteError, SiteRun
 
 if TYPE_CHECKING:
     from fairflare.core.task import SiteData, Task
@@ -121,7 +119,7 @@ class SiteWorker:
         self.examples = examples_folder(site, self.settings)
         self.state = SiteFolder(site, state_folder)
         self.device = pick_device(site, self.settings.get("device"))
-        self.computing = pick_computing(site, training.computing, self.settings)
+        self.computing = pick_computing(site, training, self.settings)
         threads = self.settings.get("num_threads", num_threads)
         if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
             raise SiteError(f"site {site!r}: setting 'num_threads' must be an integer >= 1, got {threads!r}")
@@ -203,7 +201,7 @@ class SiteWorker:
     @property
     def stays(self) -> list[str]:
         """Tensors of the model that this site does not send."""
-        return self.training.stays(self._network())
+        return self.training.home.stays(self._network())
 
     # -- the tasks
 
@@ -230,14 +228,11 @@ class SiteWorker:
         run, model = self._open(request, store)
         if not self.trains_below and not run.floor.holds("training"):
             raise SiteError(f"site {self.site!r}: it does not train with {TOO_FEW} ({TRAINS_BELOW})", skipped=True)
-        own = Personal(self.training, model, store, request)
+        home = self.training.home
         received = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-        if self.training.own_model:
-            model.load_state_dict(own.measured(received))
-        metrics = self._evaluate(model, run, "validation")
-        if self.training.own_model:
-            model.load_state_dict(received)
-        run.metrics = metrics
+        model.load_state_dict(home.measured(run, received))
+        metrics = run.metrics = self._evaluate(model, run, "validation")
+        model.load_state_dict(received)
         training = ClassifierRetraining.told(self.training, run.directives)
         trained = training.train(run, model)
         local = clean_state(model.state_dict())
@@ -247,9 +242,8 @@ class SiteWorker:
             stats[TRAINED_METRIC] = self._evaluate(model, run, "validation")[self.task.primary_metric]
         if request.anchor_as == DIFFERENCE:  # the anchor of this round will be told from it
             store.save(RECEIVED_MODEL, request.current_round, request.state, kept=1)
-        store.save(LOCAL_MODEL, request.current_round, local, kept=self.training.local_models_kept)
-        update = own.hand_in(run, received, local)
-        own.train_own(run, model, received)
+        store.save(LOCAL_MODEL, request.current_round, local, kept=home.local_models)
+        update = home.finish(run, model, received, local)
         return SiteReply(
             STATUS_OK,
             update={name: update[name] for name in training.sends(update)},
@@ -273,8 +267,14 @@ class SiteWorker:
         local = self.task.build_model().to(self.device)
         local.load_state_dict(kept)
         anchor.load_state_dict({name: kept[name] for name in self.stays}, strict=False)  # of this round
+        report_anchor = getattr(self.training, "report_anchor", None)
+        if report_anchor is None:
+            raise SiteError(
+                f"site {self.site!r}: the server asks about an anchor, but {type(self.training).__name__} has no "
+                "anchor report; choose the training that belongs to the rule"
+            )
         with plainly(anchor):  # what is compared differs little
-            return SiteReply(STATUS_OK, report=self.training.report_anchor(run, local, anchor))
+            return SiteReply(STATUS_OK, report=report_anchor(run, local, anchor))
 
     def _whole_anchor(self, request: SiteTask, store: SiteStore) -> SiteTask:
         if request.anchor_as != DIFFERENCE:
@@ -300,8 +300,8 @@ class SiteWorker:
 
     def _validate(self, request: SiteTask, store: SiteStore) -> SiteReply:
         run, model = self._open(request, store)
-        if self.training.own_model and not request.as_sent:
-            model.load_state_dict(Personal(self.training, model, store, request).measured(model.state_dict()))
+        if not request.as_sent:
+            model.load_state_dict(self.training.home.measured(run, model.state_dict()))
         metrics = self._evaluate(model, run, "test")
         for split in run.data.test_splits:
             if split != "test":
@@ -349,18 +349,15 @@ class SiteWorker:
 
     def _has_its_own(self, request: SiteTask) -> bool:
         """Whether a task of this kind is done with what the site has of its own."""
-        return not request.as_sent and (self.training.own_model or self.training.downloads or bool(self.stays))
+        return not request.as_sent and bool(self.training.home.model or self.stays)
 
     def _open(self, request: SiteTask, store: SiteStore) -> tuple[SiteRun, torch.nn.Module]:
         """The task's network with the received model, and the site's own parts in it."""
         run, model = self._run(request, store), self._network()
-        state, own = request.state, None if request.as_sent else Personal(self.training, model, store, request)
-        if own is not None and self.training.downloads:
-            state, own = own.start(run, request, model.state_dict()), None
+        as_sent = request.as_sent or request.name == TASK_ANCHOR
+        state = request.state if as_sent else self.training.home.begin(run, model, request.state)
         try:
             model.load_state_dict(state)
-            if own is not None and own.names and request.name != TASK_ANCHOR:
-                model.load_state_dict(own.with_parts(request.state))
         except RuntimeError as e:
             raise SiteError(
                 f"site {self.site!r}: the server's model does not fit the task's network here: {e}",
@@ -375,14 +372,14 @@ class SiteWorker:
             known = getattr(getattr(self.task, "site_settings", None), "__dataclass_fields__", ())
             if self.decoded is not None and DECODED in known:
                 own.setdefault(DECODED, str(self.decoded.absolute()))
-            data = self.task.open_site(self.site, own)
-            self.task = self.task.suited_to(data)
-            self._data = data
-            log.info("site %s: %s", self.site, data.description)
+            opened = self.task.open_site(self.site, own)
+            self.task, self._data = self.task.suited_to(opened), opened
+            log.info("site %s: %s", self.site, opened.description)
+        data: Any = StoppableData(self._data)
         return SiteRun(
             site=self.site,
             task=self.task,
-            data=StoppableData(self._data),
+            data=data,
             device=self.device,
             current_round=request.current_round,
             num_rounds=request.num_rounds,

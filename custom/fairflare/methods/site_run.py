@@ -36,13 +36,15 @@ class NotFinite(SiteError):
 
 
 class StateStore(Protocol):
-    """What a site keeps between tasks; see :class:`fairflare.federation.site_store.SiteStore`."""
+    """What a site keeps between tasks; see :class:`fairflare.federation.site_state.SiteStore`."""
 
     def save(self, name: str, current_round: int, value: Mapping[str, Any]) -> None: ...
 
     def load_before(self, name: str, current_round: int) -> dict[str, Any] | None: ...
 
     def load_at(self, name: str, current_round: int) -> dict[str, Any] | None: ...
+
+    def lose(self, what: str) -> None: ...
 
 
 @dataclass

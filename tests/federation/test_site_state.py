@@ -25,9 +25,11 @@ from fairflare.core.files import write_whole
 from fairflare.core.locks import Held, locked
 from fairflare.core.stopping import TaskStopped, stoppable
 from fairflare.federation import site_state
-from fairflare.federation.site import LOCAL_MODEL, SiteWorker
-from fairflare.federation.site_state import SiteFolder, SiteStore
+from fairflare.federation.site import SiteWorker
+from fairflare.federation.site_state import SiteFolder
 from fairflare.methods.fed_lwr import LayerSimilarityReport
+from fairflare.methods.home import LOCAL_MODEL
+from fairflare.methods.site_run import SiteStore
 from fairflare.methods.training import LocalTraining, SiteError
 
 from ..methods.support import at_site, initial, request, same

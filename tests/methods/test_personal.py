@@ -374,5 +374,5 @@ def test_what_stays_is_exactly_as_it_was_in_the_common_model(tmp_path) -> None:
 
 
 def test_a_home_that_does_not_say_what_is_handed_in_is_refused() -> None:
-    with pytest.raises(TypeError, match="abstract.*'?hand_in'?.*'?take'?"):
+    with pytest.raises(TypeError, match=r"abstract.*'?hand_in'?.*'?take'?"):
         OwnModel(LocalTraining())  # type: ignore[abstract]

@@ -57,11 +57,11 @@ from fairflare.federation.leaving import (
 )
 from fairflare.federation.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED, TRAINED_METRIC, VALIDATED
 from fairflare.federation.site_file import DECODED, SHELL_SETTINGS, pick_computing, pick_device
-from fairflare.federation.site_state import SiteFolder, SiteStore
+from fairflare.federation.site_state import SiteFolder
 from fairflare.methods.classifier_retraining import ClassifierRetraining
 from fairflare.methods.home import LOCAL_MODEL, RECEIVED_MODEL
 from fairflare.methods.reports import MAX_TEXT, TOO_FEW
-from fairflare.methods.training import LocalTraining, SiteError, SiteRun
+from fairflare.methods.training import LocalTraining, SiteError, SiteRun, SiteStore
 
 if TYPE_CHECKING:
     from fairflare.core.task import SiteData, Task

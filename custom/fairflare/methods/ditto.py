@@ -6,9 +6,7 @@ batch by batch; as the own model is pulled towards the *received* model, the ord
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 
@@ -20,7 +18,9 @@ from fairflare.methods.fed_prox import ProximalTraining, Pull
 from fairflare.methods.home import OWN_MODEL, Home, as_returned, last_kept
 from fairflare.methods.local_loop import MOMENTS, make_optimizer
 from fairflare.methods.rule import State
-from fairflare.methods.training import LocalTraining, NotFinite, SiteRun, StateStore
+from fairflare.methods.training import LocalTraining, NotFinite, SiteRun
+
+OWN = "own_"  # in front of what the second model's training keeps in the store
 
 
 @settings
@@ -69,7 +69,7 @@ class SecondModel(Home):
         except NotFinite as error:
             run.store.lose(f"its own model begins anew with the received one, as it broke: {error}")
             fresh = make_optimizer(self.half, model.parameters(), run.task)
-            OwnStore(run.store).save(MOMENTS, run.current_round, fresh.state_dict())
+            replace(run.store, prefix=OWN).save(MOMENTS, run.current_round, fresh.state_dict())
             after = dict(start)
         run.store.save(OWN_MODEL, run.current_round, after)
         return update
@@ -78,7 +78,7 @@ class SecondModel(Home):
         """Train ``model``, which holds the second one, with the seed that the common training had."""
         like = {name: getattr(self.half, name) for name in field_names(LocalTraining)}
         like |= {"local_epochs": self.half.personal_epochs, "mu": self.half.ditto_lambda}
-        TowardsReceived(**like).train(replace(run, own=received, store=OwnStore(run.store)), model)
+        TowardsReceived(**like).train(replace(run, own=received, store=replace(run.store, prefix=OWN)), model)
 
 
 @settings
@@ -88,25 +88,6 @@ class TowardsReceived(ProximalTraining):
     def pull(self, run: SiteRun, model: torch.nn.Module) -> Pull:
         centre = {n: run.own[n].detach().to(run.device) for n, p in model.named_parameters() if p.requires_grad}
         return Pull(self.mu, centre)
-
-
-@dataclass
-class OwnStore:
-    """The site's store, under names that the common training does not use."""
-
-    store: StateStore
-
-    def save(self, name: str, current_round: int, value: Mapping[str, Any]) -> None:
-        self.store.save(f"own_{name}", current_round, value)
-
-    def load_before(self, name: str, current_round: int) -> dict[str, Any] | None:
-        return self.store.load_before(f"own_{name}", current_round)
-
-    def load_at(self, name: str, current_round: int) -> dict[str, Any] | None:
-        return self.store.load_at(f"own_{name}", current_round)
-
-    def lose(self, what: str) -> None:
-        self.store.lose(what)
 
 
 METHODS = [

@@ -16,7 +16,7 @@ from fairflare.methods.local_loop import LocalLoop, Trained
 from fairflare.methods.site_run import NotFinite as NotFinite
 from fairflare.methods.site_run import SiteError as SiteError
 from fairflare.methods.site_run import SiteRun as SiteRun
-from fairflare.methods.site_run import StateStore as StateStore
+from fairflare.methods.site_run import SiteStore as SiteStore
 
 if TYPE_CHECKING:
     from fairflare.core.task import Task

@@ -422,7 +422,7 @@ PLACES = {
     "data/preparers/images.py re.search": "the same",
     "data/preparers/listed.py re.compile": "the same",
     "federation/plan.py importlib.util.spec_from_file_location": "--task-file of the user's own command line",
-    "federation/site_training.py importlib.import_module": "a module of fairflare.methods; only a LocalTraining is made",
+    "federation/site_training.py importlib.import_module": "of fairflare.methods; only a LocalTraining is made",
     "federation/suspects.py reason.format": "a text of the module",
     "methods/catalog.py importlib.import_module": "modules of fairflare.methods",
     "methods/site_run.py re.fullmatch": "escaped",

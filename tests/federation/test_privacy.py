@@ -155,7 +155,7 @@ def check_declared(plan: Plan, name: str, sent: Message, reply: Message) -> None
     )
     assert (reply.params is None) == (name != "train")
     assert (sent.params is None) == (name == "check")
-    stays = plan.training.stays(plan.task.build_model()) if name == "train" else []
+    stays = plan.training.home.stays(plan.task.build_model()) if name == "train" else []
     sends_part = bool(plan.rule.makes or plan.run.crt_rounds)
     received = set(sent.params or ()) - set(stays)
     assert set(reply.params or ()) <= received

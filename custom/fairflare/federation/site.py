@@ -83,7 +83,7 @@ def round_seed(seed: int, site: str, current_round: int) -> int:
 
 
 class SiteWorker:
-    """Performs tasks at one site; keeps data and network between tasks of one process.
+    """Perform tasks at one site; keep data and network between tasks of one process.
 
     Args:
         site: name.
@@ -132,7 +132,7 @@ class SiteWorker:
         self._model = model
 
     def perform(self, request: SiteTask, should_stop: Callable[[], bool] = lambda: False) -> SiteReply:
-        """Does one task; whatever goes wrong becomes a reply with a reason, and details go to this site's log.
+        """Perform one task; whatever goes wrong becomes a reply with a reason, and details go to this site's log.
 
         Args:
             request: the task.
@@ -208,14 +208,14 @@ class SiteWorker:
     def _check(self, request: SiteTask, store: SiteStore) -> SiteReply:
         run = self._run(request, store)
         check_names(self.site, [metric.name for metric in self.task.declared_metrics()])
-        found = self.training.check(run, self._network())
+        answers = self.training.check(run, self._network())
         self.task.check_site(self._network(), run.data, self.device)
         facts = {
             **facts_of(run.data, self.device, self.sends_classes, run.floor),
             "personal": self._has_its_own(request),
         }
         facts |= {"computing": str(self.computing)} if str(self.computing) else {}
-        return SiteReply(STATUS_OK, report={**facts, **found})
+        return SiteReply(STATUS_OK, report={**facts, **answers})
 
     def _train(self, request: SiteTask, store: SiteStore) -> SiteReply:
         try:
@@ -315,9 +315,9 @@ class SiteWorker:
             reply.stats = self.task.sampling(model, run.data, self.device)
         if request.resample:
             units = units_of(run.data.cases("test"), run.data.num_samples("test"))
-            found = self.task.resampled(model, run.data, units.drawn(self.site, request.resample), self.device)
-            if found is not None:
-                reply.stats |= {RESAMPLED: found, DRAWN_UNITS: units.kind, NUM_UNITS: len(units.members)}
+            draws = self.task.resampled(model, run.data, units.drawn(self.site, request.resample), self.device)
+            if draws is not None:
+                reply.stats |= {RESAMPLED: draws, DRAWN_UNITS: units.kind, NUM_UNITS: len(units.members)}
         draw_examples(self.examples, request, run, model, self.training.batch_size)
         return reply
 
@@ -325,14 +325,14 @@ class SiteWorker:
 
     def _evaluate(self, model: torch.nn.Module, run: SiteRun, split: str) -> dict[str, float]:
         batches = run.data.batches(split, batch_size=self.training.batch_size)
-        found = safely_named(self.site, self.task.evaluate(model, batches, self.device))
-        self._check_metrics(found)
-        return found
+        metrics = safely_named(self.site, self.task.evaluate(model, batches, self.device))
+        self._check_metrics(metrics)
+        return metrics
 
-    def _check_metrics(self, found: Mapping[str, float]) -> None:
+    def _check_metrics(self, metrics: Mapping[str, float]) -> None:
         """The server would refuse them after a round of training; here it costs none, and the remedy is named."""
         declared = self.task.by_name()
-        for name, value in found.items():
+        for name, value in metrics.items():
             metric = declared_as(name, declared)
             if metric is None:
                 raise SiteError(f"site {self.site!r}: {self.task.asks_for(name)}")
@@ -368,11 +368,11 @@ class SiteWorker:
 
     def _run(self, request: SiteTask, store: SiteStore) -> SiteRun:
         if self._data is None:
-            own = {k: v for k, v in self.settings.items() if k not in SHELL_SETTINGS}
+            of_task = {k: v for k, v in self.settings.items() if k not in SHELL_SETTINGS}
             known = getattr(getattr(self.task, "site_settings", None), "__dataclass_fields__", ())
             if self.decoded is not None and DECODED in known:
-                own.setdefault(DECODED, str(self.decoded.absolute()))
-            opened = self.task.open_site(self.site, own)
+                of_task.setdefault(DECODED, str(self.decoded.absolute()))
+            opened = self.task.open_site(self.site, of_task)
             self.task, self._data = self.task.suited_to(opened), opened
             log.info("site %s: %s", self.site, opened.description)
         data: Any = StoppableData(self._data)

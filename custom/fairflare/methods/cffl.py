@@ -84,11 +84,11 @@ class CollaborativeModel(OwnModel):
         run.store.save(SENT, run.current_round, update)
         return update, local
 
-    def take(self, run: SiteRun, last: State, download: State, told: Mapping[str, Any]) -> State:
+    def take(self, run: SiteRun, last: State, download: State, entry: Mapping[str, Any]) -> State:
         sent = run.store.load_at(SENT, run.current_round - 1)
         if sent is None:  # damaged; without it the site's part would count twice
             return last
-        return with_entries(last, download, sent, float(told["own_weight"]))
+        return with_entries(last, download, sent, float(entry["own_weight"]))
 
 
 @settings

@@ -57,7 +57,7 @@ class RewardedModel(OwnModel):
         scale = self.half.cgsv_gamma / (math.sqrt(sq_norm(update)) + TINY)
         return {name: (tensor.double() * scale).to(tensor.dtype) for name, tensor in update.items()}, start
 
-    def take(self, run: SiteRun, last: State, download: State, told: Mapping[str, Any]) -> State:
+    def take(self, run: SiteRun, last: State, download: State, entry: Mapping[str, Any]) -> State:
         return with_entries(last, download)
 
 

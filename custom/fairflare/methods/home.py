@@ -108,14 +108,14 @@ class OwnModel(Home, ABC):
         """
 
     @abstractmethod
-    def take(self, run: SiteRun, last: State, download: State, told: Mapping[str, Any]) -> State:
+    def take(self, run: SiteRun, last: State, download: State, entry: Mapping[str, Any]) -> State:
         """The site's model with what the server sent of the last round's change.
 
         Args:
             run: of the task, of the round after.
             last: what :meth:`hand_in` gave.
             download: see :func:`fairflare.core.entries.packed`.
-            told: the site's entry in the directive ``download``.
+            entry: the site's, in the directive ``download``.
         """
 
     def begin(self, run: SiteRun, model: torch.nn.Module, received: State) -> dict[str, torch.Tensor]:

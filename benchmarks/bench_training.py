@@ -28,6 +28,7 @@ from fairflare.exchange.messages import SiteTask
 from fairflare.federation.local import LocalTransport
 from fairflare.federation.plan import Plan, make_plan
 from fairflare.federation.site import SiteWorker
+from fairflare.methods.local_loop import make_optimizer
 
 SMALL: dict[str, dict[str, Any]] = {
     "segmentation": {"phantom_cases": 3.0, "batch_size": 8},
@@ -115,7 +116,7 @@ def row(
 
 def loop(plan: Plan, worker: SiteWorker, model: torch.nn.Module, batches: Any, mu: float) -> float:
     """What somebody would write; with ``mu`` FedProx."""
-    optimizer = plan.training.make_optimizer(model.parameters())
+    optimizer = make_optimizer(plan.training, model.parameters())
     received = [p.detach().clone() for p in model.parameters()] if mu else []
     model.train()
     total = 0.0

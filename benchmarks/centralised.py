@@ -24,7 +24,7 @@ import torch
 
 from fairflare.cli.commands import parse_settings
 from fairflare.federation.plan import make_plan
-from fairflare.federation.site_store import SiteStore
+from fairflare.methods.site_run import SiteStore
 from fairflare.methods.training import LocalTraining, SiteRun
 from fairflare.tasks.classification import ClassificationTask, PhantomClasses
 from fairflare.tasks.images import PhantomImages

@@ -156,8 +156,8 @@ def check_declared(plan: Plan, name: str, sent: Message, reply: Message) -> None
     )
     assert (reply.params is None) == (name != "train")
     assert (sent.params is None) == (name == "check")
-    stays = plan.training.stays(plan.task.build_model()) if name == "train" else []
     sends_part = bool(isinstance(plan.rule, MakesTensors) or plan.run.crt_rounds)
+    stays = plan.training.home.stays(plan.task.build_model()) if name == "train" else []
     received = set(sent.params or ()) - set(stays)
     assert set(reply.params or ()) <= received
     assert sends_part or reply.params is None or set(reply.params) == received

@@ -13,7 +13,6 @@ import torch
 
 from fairflare.core.batch_norms import measure, next_group, running_norms
 from fairflare.exchange.messages import TASK_NORMS, Message, decode_task
-from fairflare.federation.halves import HalvesDiffer, check_halves
 from fairflare.federation.isolation import perform_isolated
 from fairflare.federation.local import run_local
 from fairflare.federation.norm_moments import whole_pass
@@ -21,6 +20,7 @@ from fairflare.federation.phase import RoundFailed
 from fairflare.federation.plan import Plan, make_plan
 from fairflare.federation.rounds import Stopped
 from fairflare.federation.script import ScriptSite
+from fairflare.federation.site_training import HalvesDiffer, check_halves
 from fairflare.methods.fed_lwr import FedLWR
 from fairflare.methods.training import LocalTraining
 from fairflare.tasks.networks import build_classifier

@@ -18,6 +18,7 @@ from fairflare.federation.site import SiteWorker, round_seed
 from fairflare.methods.catalog import all_methods
 from fairflare.methods.fed_ism import SharpnessAwareTraining
 from fairflare.methods.fed_mrl import FairProximalTraining
+from fairflare.methods.local_loop import make_optimizer, rate
 from fairflare.methods.rule import TwoPhase
 from fairflare.methods.training import LocalTraining, SiteError
 from fairflare.tasks.scripts import LoopTask, ScriptData
@@ -79,9 +80,9 @@ def as_script(plan: Plan, folder: Path) -> tuple[ScriptSite, Any]:
 def train(site: ScriptSite, data: Any, training: LocalTraining, seed: int, *, told: bool = True) -> None:
     """The loop that a hospital would write, on our batches; ``told``: with the epoch's number."""
     site.model.train()
-    optimizer = training.make_optimizer(site.model.parameters())
+    optimizer = make_optimizer(training, site.model.parameters())
     for group in optimizer.param_groups:
-        group["lr"] = training.rate(0, 3)
+        group["lr"] = rate(training, 0, 3)
     for epoch in range(training.local_epochs):
         for inputs, targets in data.batches("training", batch_size=training.batch_size, shuffle_seed=seed + epoch):
             optimizer.zero_grad()
@@ -226,7 +227,7 @@ def test_the_page_says_which_lines_a_method_needs() -> None:
         "Fed-MAS, BSM + KD": ("fed_mas", "bsm_kd"),
     }
     said = {name: (bool(loss), bool(step)) for title, loss, step in rows for name in families.get(title, ())}
-    own = {m.name for m in all_methods().values() if m.training.own_model or m.training.downloads}  # refused
+    own = {m.name for m in all_methods().values() if build(m.training, m.site).home.model}  # refused
     halves = {m.name: build(m.training, m.site) for m in all_methods().values() if m.name not in own}
     assert said == {name: needs(half) for name, half in halves.items()}
 

@@ -24,11 +24,12 @@ from fairflare.core import files
 from fairflare.core.files import write_whole
 from fairflare.core.locks import Held, locked
 from fairflare.core.stopping import TaskStopped, stoppable
-from fairflare.federation import site_folder
-from fairflare.federation.site import LOCAL_MODEL, SiteWorker
-from fairflare.federation.site_folder import SiteFolder
-from fairflare.federation.site_store import SiteStore
+from fairflare.federation import site_state
+from fairflare.federation.site import SiteWorker
+from fairflare.federation.site_state import SiteFolder
 from fairflare.methods.fed_lwr import LayerSimilarityReport
+from fairflare.methods.home import LOCAL_MODEL
+from fairflare.methods.site_run import SiteStore
 from fairflare.methods.training import LocalTraining, SiteError
 
 from ..methods.support import at_site, initial, request, same
@@ -403,7 +404,7 @@ def holder(tmp_path: Path) -> Iterator[Any]:
 def test_a_state_in_use_is_refused_until_its_holder_is_dead(
     worker: Any, holder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(site_folder, "LOCK_WAIT", 0.3)
+    monkeypatch.setattr(site_state, "LOCK_WAIT", 0.3)
     state, here = initial(), worker()
     for name in ("train", "anchor"):
         reply = here.perform(request(name, state, run="a"))
@@ -420,7 +421,7 @@ def test_a_state_in_use_is_refused_until_its_holder_is_dead(
 
 
 def test_a_task_waits_for_the_one_before(worker: Any, holder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site_folder, "LOCK_WAIT", 60.0)
+    monkeypatch.setattr(site_state, "LOCK_WAIT", 60.0)
     killer = threading.Timer(0.5, holder.kill)
     killer.start()
     assert worker().perform(request("train", initial(), run="a")).status == "ok"

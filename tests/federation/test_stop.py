@@ -14,13 +14,12 @@ import pytest
 import torch
 
 from fairflare.core.similarity import layerwise_cka, layerwise_cosine
-from fairflare.core.stopping import TaskStopped, check_stop, stoppable
+from fairflare.core.stopping import StoppableData, TaskStopped, check_stop, stoppable
 from fairflare.data.datalist import load_datalist
 from fairflare.data.phantoms import prostate_site
 from fairflare.exchange.messages import SiteReply
 from fairflare.federation.isolation import perform_isolated
 from fairflare.federation.site import SiteWorker
-from fairflare.federation.stoppable import StoppableData
 from fairflare.methods.fed_ism import SharpnessAwareTraining
 from fairflare.methods.fed_lwr import LayerSimilarityReport
 from fairflare.methods.fed_mas import RescueTraining

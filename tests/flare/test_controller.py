@@ -26,8 +26,8 @@ from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 from fairflare import __version__
 from fairflare.core.settings import field_names, values_of
 from fairflare.exchange.messages import BySite, Message, for_site
-from fairflare.federation.halves import check_halves, training_of
 from fairflare.federation.rounds import RoundFailed
+from fairflare.federation.site_training import check_halves, training_of
 from fairflare.flare.controller import RoundsController
 from fairflare.flare.executor import SiteExecutor
 from fairflare.flare.tracking import FlareEvents

@@ -21,7 +21,7 @@ from fairflare.exchange.messages import SiteReply, SiteTask, encode_task
 from fairflare.federation.best_model import BestModel
 from fairflare.federation.models import ModelFiles
 from fairflare.federation.run_settings import RunSettings
-from fairflare.federation.site_folder import SiteFolder
+from fairflare.federation.site_state import SiteFolder
 from fairflare.flare.persistor import RunModels
 from fairflare.methods.ditto import DittoTraining
 from fairflare.methods.solo import SoloTraining

@@ -125,7 +125,8 @@ def test_ldam_refuses():
 
 def losses(training: LocalTraining, counts: Any) -> list[float]:
     logits = torch.zeros(3, 3, dtype=torch.float64)
-    return training.criterion_losses(run_of(counts), logits, torch.arange(3)).tolist()
+    rows = zip(logits.split(1), torch.arange(3).split(1), strict=True)
+    return [float(training.loss(run_of(counts), torch.nn.Identity(), *row)) for row in rows]
 
 
 def test_logit_adjustment_of_the_spec():
@@ -141,7 +142,7 @@ def test_fed_lc_of_the_spec():
     excluding = make_plan("fed_lc", settings={"fedlc_exclude_target": True}).training
     assert losses(excluding, [81, 16, 1]) == pytest.approx([0.492606, 0.623639, 0.985682], abs=1e-6)
     run: Any = run_of([81, 16, 1])
-    found = excluding.criterion_loss(run, torch.zeros(3, 3, dtype=torch.float64), torch.arange(3))
+    found = excluding.loss(run, torch.nn.Identity(), torch.zeros(3, 3, dtype=torch.float64), torch.arange(3))
     assert float(found) == pytest.approx((0.492606 + 0.623639 + 0.985682) / 3, abs=1e-6)
     halved = make_plan("fed_lc", settings={"fedlc_exclude_target": True, "prior_strength": 0.0}).training
     assert losses(halved, [81, 16, 1]) == pytest.approx([math.log(2)] * 3)

@@ -14,7 +14,8 @@ from fairflare.core.settings import values_of
 from fairflare.federation.plan import Script, make_plan
 from fairflare.federation.site import round_seed
 from fairflare.flare.script_plan import make_script_plan
-from fairflare.methods.ditto import DittoTraining
+from fairflare.methods.ditto import DittoTraining, SecondModel
+from fairflare.methods.local_loop import make_optimizer
 from fairflare.methods.solo import SoloTraining
 from fairflare.methods.training import LocalTraining, NotFinite
 
@@ -64,7 +65,7 @@ def test_worked_by_hand(tmp_path) -> None:
     v = task.build_model()
     nn.init.constant_(v.weight, 2.0)
     with worker.state.opened(request("train", {})) as store:
-        half.train_own(worker._run(request("train", {}), store), v, {"weight": torch.ones(1, 1)})
+        half.home.train(worker._run(request("train", {}), store), v, {"weight": torch.ones(1, 1)})
     assert v.weight.item() == pytest.approx(1.85, abs=1e-7)
 
 
@@ -124,7 +125,7 @@ def test_the_loss_is_that_of_flare_s_helper(tmp_path) -> None:
         v, received = task.build_model(), task.build_model()
         v.load_state_dict(made.net.tasks[0].params)
         helper = Helper(
-            nn.CrossEntropyLoss(), v, half.make_optimizer(v.parameters()), torch.device("cpu"), str(tmp_path), 0.7
+            nn.CrossEntropyLoss(), v, make_optimizer(half, v.parameters()), torch.device("cpu"), str(tmp_path), 0.7
         )
         for current_round in range(2):
             received.load_state_dict(made.net.tasks[current_round].params)
@@ -172,14 +173,14 @@ def test_a_stronger_pull_keeps_the_own_model_nearer(tmp_path) -> None:
 def test_an_own_model_that_broke_begins_anew_and_says_so(tmp_path, monkeypatch) -> None:
     """With new moments too; the round counts, and nobody else notices."""
     whole, _ = run(tmp_path / "whole", DittoTraining(**ADAM), num_rounds=4)
-    real = DittoTraining.train_own
+    real = SecondModel.train
 
     def broken(self: Any, run: Any, own: Any, received: Any) -> None:
         real(self, run, own, received)
         if (run.site, run.current_round) == ("site-2", 1):
             raise NotFinite("site 'site-2': the training loss became nan")
 
-    monkeypatch.setattr(DittoTraining, "train_own", broken)
+    monkeypatch.setattr(SecondModel, "train", broken)
     made, sites = run(tmp_path / "broken", DittoTraining(**ADAM), num_rounds=4)
     assert same(sites.kept("site-2", "own_model", 1), made.net.tasks[1].params)
     assert sites.kept("site-2", "own_optimizer", 1)["state"] == {}

@@ -79,12 +79,12 @@ def count(download: dict[str, torch.Tensor]) -> int:
 def test_cgsv_sends_an_update_of_length_gamma(gamma: float) -> None:
     for raw, wanted in (([3.0, 4.0], [0.6, 0.8]), ([0.0, 2.0], [0.0, 1.0]), ([-1.0, 0.0], [-1.0, 0.0])):
         start = {"w": torch.zeros(2, dtype=torch.float64)}
-        update, own = NormalisedUpdates(cgsv_gamma=gamma).hand_in(
+        update, own = NormalisedUpdates(cgsv_gamma=gamma).home.hand_in(
             None, start, {"w": torch.tensor(raw, dtype=torch.float64)}
         )
         assert update["w"].tolist() == pytest.approx([gamma * x for x in wanted], abs=1e-6)
         assert own is start
-    still, _ = NormalisedUpdates().hand_in(None, start, start)
+    still, _ = NormalisedUpdates().home.hand_in(None, start, start)
     assert still["w"].tolist() == [0.0, 0.0]
 
 

@@ -49,7 +49,7 @@ def test_no_tensor_of_a_batch_norm_leaves_whatever_it_is_called(tmp_path, networ
     by_name = {name for name in model.state_dict() if "bn" in name}
     assert norms - by_name  # what the authors' rule would have sent
     half = FedBNTraining(batch_size=8)
-    assert set(half.stays(model)) == norms
+    assert set(half.home.stays(model)) == norms
     if network == "resnet18":
         reply = at_site(tmp_path, half, task=task).perform(request("train", initial(task)))
         assert reply.status == "ok", reply.reason
@@ -79,11 +79,11 @@ def test_norms_are_found_by_their_type() -> None:
     assert norm_tensors(model, "all") == model.names("a", "b", "c", "d", "e", "f", "again")
     statistics = [n for n in model.names("a", "d", "e", "again") if "running" in n or "num_batches" in n]
     assert running_statistics(model) == statistics
-    assert LocalTraining().stays(model) == []
-    assert LocalTraining(norm_statistics="site").stays(model) == statistics
-    both = FedBNTraining(norm_statistics="site").stays(model)
+    assert LocalTraining().home.stays(model) == []
+    assert LocalTraining(norm_statistics="site").home.stays(model) == statistics
+    both = FedBNTraining(norm_statistics="site").home.stays(model)
     assert both == [n for n in model.state_dict() if n in {*norm_tensors(model, "batch"), *statistics}]
-    assert SoloTraining().stays(model) == list(model.state_dict())
+    assert SoloTraining().home.stays(model) == list(model.state_dict())
 
 
 def test_the_shared_tensors_are_the_mean_of_the_sites(tmp_path) -> None:
@@ -124,7 +124,7 @@ def test_both_kinds_of_task(tmp_path: Path, method: str, kind: str) -> None:
         plan.training.norms = "all"
     results = read_results(run_local(plan, tmp_path))
     assert results["status"] == "completed"
-    stays = plan.training.stays(network)
+    stays = plan.training.home.stays(network)
     assert results["info"]["measured"] == ("personal" if stays or method == "ditto" else "common")
     assert sorted(results["test"]) == SITES
     model = torch.load(tmp_path / "server/simulate_job/FL_global_model.pt", weights_only=True)

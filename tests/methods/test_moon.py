@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from fairflare.federation.plan import make_plan
+from fairflare.methods.home import LOCAL_MODEL
 from fairflare.methods.moon import ContrastiveTraining
-from fairflare.methods.training import LOCAL_MODEL, LocalTraining, SiteError
+from fairflare.methods.training import LocalTraining, SiteError
 from fairflare.tasks.classification import ClassificationTask
 
 from . import support

@@ -13,6 +13,7 @@ from fairflare.federation.collector import Collector, LikeReceived
 from fairflare.federation.rounds import RoundFailed, Stopped
 from fairflare.methods.catalog import all_methods
 from fairflare.methods.fed_avg import FedAvg
+from fairflare.methods.home import Home, OwnModel
 from fairflare.methods.training import LocalTraining
 from fairflare.reporting.comparison import compare
 from fairflare.reporting.table import fairness_table
@@ -81,8 +82,9 @@ def test_the_common_model_is_said_to_be_common(tmp_path):
 
 def test_a_site_half_that_the_server_does_not_know_speaks_for_itself(tmp_path):
     class Mine(LocalTraining):
-        def stays(self, model):
-            return ["1.weight"]
+        @property
+        def home(self):
+            return Home(self, lambda model: ["1.weight"])
 
     made, _ = run(tmp_path, Mine(**SMALL))
     assert made.results["info"]["measured"] == "personal"
@@ -371,7 +373,6 @@ def test_what_stays_is_exactly_as_it_was_in_the_common_model(tmp_path) -> None:
     assert weighing.sites == pytest.approx(dict.fromkeys("abc", 1 / 3))
 
 
-@pytest.mark.parametrize(("says", "missing"), [("own_model", "train_own"), ("downloads", "hand_in")])
-def test_a_half_that_does_not_do_what_it_says_is_refused(says: str, missing: str) -> None:
-    with pytest.raises(TypeError, match=rf"Silent says {says}, but has no {missing}\(\)"):
-        type("Silent", (LocalTraining,), {says: True})
+def test_a_home_that_does_not_say_what_is_handed_in_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"abstract.*'?hand_in'?.*'?take'?"):
+        OwnModel(LocalTraining())  # type: ignore[abstract]

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
+import re
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
 
 from fairflare.core.norms import lone_samples
+from fairflare.core.settings import field_names
 from fairflare.exchange.messages import SiteReply
 from fairflare.federation.plan import make_plan
 from fairflare.federation.site import round_seed
+from fairflare.methods.catalog import all_methods
+from fairflare.methods.classifier_retraining import ClassifierRetraining
 from fairflare.methods.fed_ism import SharpnessAwareTraining
 from fairflare.methods.fed_mas import RescueTraining
 from fairflare.methods.fed_mrl import FairProximalTraining
+from fairflare.methods.local_loop import rate
+from fairflare.methods.probes import ReportsScore
 from fairflare.methods.training import LocalTraining
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.networks import build_classifier
@@ -196,7 +203,7 @@ def test_other_batches_do_not_notice(worker, monkeypatch, batch_size):
     assert task.open_site("site-1", {}).num_samples("training") % batch_size > 1
     asked = request("train", initial(task))
     watched = worker(LocalTraining(batch_size=batch_size), "a", task=task).perform(asked)
-    monkeypatch.setattr("fairflare.methods.training.lone_samples", lambda model: nullcontext())
+    monkeypatch.setattr("fairflare.methods.local_loop.lone_samples", lambda model: nullcontext())
     plain = worker(LocalTraining(batch_size=batch_size), "b", task=task).perform(asked)
     assert watched.status == plain.status == "ok"
     assert same(watched.update, plain.update)
@@ -268,24 +275,24 @@ def test_rates_of_the_schedules():
     cosine = LocalTraining(learning_rate=0.1, schedule="cosine", lowest_rate=1e-4)
     wanted = [1e-4 + 0.0999 * c for c in COSINE]
     assert wanted == pytest.approx([0.0853699837, 0.05005, 0.0147300163, 1e-4], rel=1e-8)
-    assert [cosine.rate(r, 4) for r in range(4)] == pytest.approx(wanted, rel=1e-12)
+    assert [rate(cosine, r, 4) for r in range(4)] == pytest.approx(wanted, rel=1e-12)
     # The paper's 200 rounds: 0.9, 90, 179.1 and 180 degrees.
-    rates = [cosine.rate(r, 200) for r in (0, 99, 198, 199)]
+    rates = [rate(cosine, r, 200) for r in (0, 99, 198, 199)]
     assert rates == pytest.approx([0.0999938378, 0.05005, 1.061622e-4, 1e-4], rel=1e-6)
-    assert cosine.rate(0, 1) == pytest.approx(1e-4)
+    assert rate(cosine, 0, 1) == pytest.approx(1e-4)
     own = LocalTraining(learning_rate=0.02, schedule="cosine")
-    assert own.rate(3, 4) == pytest.approx(2e-5, rel=1e-12)
-    assert own.rate(1, 4) == pytest.approx(0.01001, rel=1e-12)
+    assert rate(own, 3, 4) == pytest.approx(2e-5, rel=1e-12)
+    assert rate(own, 1, 4) == pytest.approx(0.01001, rel=1e-12)
     higher = LocalTraining(learning_rate=0.1, schedule="cosine", lowest_rate=0.02)
-    assert [higher.rate(r, 4) for r in (1, 3)] == pytest.approx([0.06, 0.02], rel=1e-12)
+    assert [rate(higher, r, 4) for r in (1, 3)] == pytest.approx([0.06, 0.02], rel=1e-12)
     constant = LocalTraining(learning_rate=0.1, lowest_rate=1e-4)
-    assert [constant.rate(r, 4) for r in range(4)] == [0.1] * 4
+    assert [rate(constant, r, 4) for r in range(4)] == [0.1] * 4
 
 
 def test_the_preset_of_fed_mas_ends_at_the_rate_of_its_code():
     for method in ("fed_mas", "bsm_kd", "bsm_fl"):
         training = make_plan(method, small=False).training
-        assert [training.rate(r, 200) for r in (99, 199)] == pytest.approx([0.05005, 1e-4], rel=1e-9)
+        assert [rate(training, r, 200) for r in (99, 199)] == pytest.approx([0.05005, 1e-4], rel=1e-9)
 
 
 def test_bad_lowest_rates():
@@ -426,7 +433,7 @@ def test_steps_that_make_whole_passes_are_epochs(worker):
     first = worker(LocalTraining(batch_size=4, local_steps=1), "c").perform(request("train", state))
     assert first.stats["epoch_losses"] == [first.stats["train_loss"]]
     assert first.stats["train_loss"] != epochs.stats["epoch_losses"][0]
-    assert worker(LocalTraining(batch_size=4, local_steps=1), "d").training.rate(1, 4) == 1e-3
+    assert rate(worker(LocalTraining(batch_size=4, local_steps=1), "d").training, 1, 4) == 1e-3
 
 
 def test_steps_and_epochs_exclude_each_other():
@@ -461,3 +468,35 @@ def test_the_loss_of_fedmrl_is_of_all_steps(worker):
     assert reply.report["train_loss"] == pytest.approx(
         (reply.num_samples * whole + 10 * cut) / (reply.num_samples + 10)
     )
+
+
+# ------------------------------------------------------------------------------------------------ the hooks
+
+
+def hooks() -> list[str]:
+    """What a half may override: public members of the base that are no settings."""
+    return sorted(n for n in vars(LocalTraining) if not n.startswith("_") and n not in field_names(LocalTraining))
+
+
+def test_twelve_hooks_and_each_has_two_users() -> None:
+    """A thing that one method needs is a part, a mix-in or a function."""
+    assert len(hooks()) <= 12
+    halves: list[type] = [ReportsScore, ClassifierRetraining, *(method.training for method in all_methods().values())]
+    classes = {base for half in halves for base in half.__mro__ if base is not LocalTraining}
+    users = {hook: {cls.__name__ for cls in classes if hook in vars(cls)} for hook in hooks()}
+    assert {hook: names for hook, names in users.items() if len(names) < 2} == {}
+
+
+def test_the_documentation_lists_the_hooks() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
+    section = page.partition("### The hooks of a training")[2].partition("\n#")[0]
+    assert sorted(re.findall(r"^\| `(\w+)", section, re.MULTILINE)) == hooks()
+
+
+def test_an_anchor_is_refused_by_a_training_without_a_report_about_it(worker) -> None:
+    task = small_task()
+    here, state = worker(LocalTraining(batch_size=4), "a", task=task), initial(task)
+    assert here.perform(request("train", state)).status == "ok"
+    reply = here.perform(request("anchor", state))
+    assert (reply.status, reply.update) == ("failed", None)
+    assert "LocalTraining has no anchor report; choose the training that belongs to the rule" in reply.reason

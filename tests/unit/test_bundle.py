@@ -16,6 +16,7 @@ from fairflare.cli import commands as cli
 from fairflare.core.bundle_files import bundle_checksum, bundle_files, copy_bundle, grouped
 from fairflare.federation.plan import make_plan
 from fairflare.flare.recipes import FairRecipe
+from fairflare.methods.local_loop import make_optimizer
 from fairflare.methods.training import LocalTraining
 from fairflare.prediction.recall import recall
 from fairflare.tasks.bundle import MonaiBundleTask
@@ -139,7 +140,7 @@ def test_an_optimizer_of_its_own_is_made_of_its_arguments(tmp_path: Path) -> Non
     folder = changed(tmp_path / "b", with_value("optimizer", novograd))
     found = plan(folder)
     model = found.task.build_model()
-    made = found.training.make_optimizer(model.parameters(), found.task)
+    made = make_optimizer(found.training, model.parameters(), found.task)
     assert isinstance(made, Novograd)
     assert made.defaults["weight_decay"] == 0.03
     assert made.defaults["amsgrad"] is True
@@ -154,7 +155,7 @@ def test_no_other_task_has_an_optimizer() -> None:
     with pytest.raises(ValueError, match="optimizer='task' needs a MONAI bundle's"):
         make_plan("fed_avg", settings={"optimizer": "task"})
     with pytest.raises(ValueError, match="needs the task"):
-        LocalTraining(optimizer="task").make_optimizer([torch.nn.Parameter(torch.zeros(1))])
+        make_optimizer(LocalTraining(optimizer="task"), [torch.nn.Parameter(torch.zeros(1))])
 
 
 def test_yaml_references_and_other_names(tmp_path: Path) -> None:

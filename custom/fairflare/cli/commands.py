@@ -270,7 +270,7 @@ def run(
     from fairflare.cli.own_data import in_words, looked_at, suited_settings
     from fairflare.cli.simulate import RUN_FOLDER, simulate
     from fairflare.federation.shared_images import refuse_shared_images
-    from fairflare.federation.site_store import safe_name
+    from fairflare.federation.site_state import safe_name
     from fairflare.flare.recipes import FairRecipe
     from fairflare.reporting.results import mark_ended
 

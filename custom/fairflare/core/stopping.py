@@ -9,6 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from fairflare.core.task import Proxy
+
+if TYPE_CHECKING:
+    from fairflare.core.task import Batch, Batches
 
 _asked: ContextVar[Callable[[], bool] | None] = ContextVar("fairflare_should_stop", default=None)
 
@@ -36,3 +42,26 @@ def check_stop() -> None:
     should_stop = _asked.get()
     if should_stop is not None and should_stop():
         raise TaskStopped("the job was stopped")
+
+
+class StoppableData(Proxy):
+    """A site's data; going through their batches ends with :class:`TaskStopped` when the job is stopped.
+
+    So training, probes, evaluation and similarity hear it, those of methods and tasks to come too.
+    """
+
+    def batches(self, split: str, **options: Any) -> Batches:
+        """See :meth:`fairflare.core.task.SiteData.batches`."""
+        return _StoppableBatches(self._inner.batches(split, **options))
+
+
+class _StoppableBatches(Proxy):
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __iter__(self) -> Iterator[Batch]:
+        check_stop()
+        for batch in self._inner:
+            check_stop()  # reading took its time
+            yield batch
+            check_stop()

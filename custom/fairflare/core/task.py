@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # inputs, targets
     Device: TypeAlias = torch.device | str
 
-__all__ = ["Batches", "Metric", "PriorNetwork", "SiteData", "Task", "evaluating", "metric_name"]
+__all__ = ["Batches", "Metric", "PriorNetwork", "Proxy", "SiteData", "Task", "evaluating", "metric_name"]
 
 #: A test list of images that belong to no site alone: the common model is measured on it once, for all sites.
 SPLIT_GLOBAL = "test_global"
@@ -130,6 +130,22 @@ class SiteData(ABC):
         Raises:
             DataError: the split cannot be read, or a sample of it is not usable.
         """
+
+
+class Proxy:
+    """A site's data, or batches of them, of which a subclass does something else: all the rest is the inner one's.
+
+    Args:
+        inner: what is behind it.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inner":  # not there yet
+            raise AttributeError(name)
+        return getattr(self._inner, name)
 
 
 def metric_name(text: str) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fairflare.core.files import private_folder
 from fairflare.core.stopping import TaskStopped
 from fairflare.exchange.messages import SPLIT_VALIDATION
-from fairflare.federation.site_store import safe_name
+from fairflare.federation.site_state import safe_name
 from fairflare.methods.training import SiteError
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ def draw_examples(
         private_folder(place)
         made = "SYNTHETIC data, " if run.data.synthetic else ""
         title = f"{run.site}: {made}model after {request.current_round} rounds"
-        if training.by_class and (kept := run.store.load_before(training.by_class, request.current_round)):
+        by_class = getattr(training, "by_class", "")
+        if by_class and (kept := run.store.load_before(by_class, request.current_round)):
             from fairflare.reporting.by_class import write
 
             write(place, kept, run.data.class_names, title)

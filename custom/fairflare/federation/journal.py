@@ -11,10 +11,10 @@ from fairflare.core.fairness import higher_is_better, summarize
 from fairflare.federation.best_model import BestModel
 from fairflare.federation.collector import Training
 from fairflare.federation.final_test import Tested, mean_of
-from fairflare.federation.personal import COMMON, PERSONAL
 from fairflare.federation.phase import Phase
 from fairflare.federation.replies import AT_HOME, printable
 from fairflare.federation.run_info import directions_of
+from fairflare.federation.site_training import COMMON, PERSONAL
 from fairflare.federation.transport import Listener, Transport
 from fairflare.methods.reports import SUPPRESSED, TOO_FEW
 from fairflare.methods.rule import Weighing

@@ -27,7 +27,7 @@ from fairflare.federation.run_settings import RESULTS_FOLDER, Place
 from fairflare.federation.shared_images import refuse_shared_images
 from fairflare.federation.site import SiteWorker, refusal
 from fairflare.federation.site_file import DECODED_PLACE, SITE_FILE, own_settings
-from fairflare.federation.site_store import safe_name
+from fairflare.federation.site_state import safe_name
 from fairflare.federation.transport import Listener, Question
 from fairflare.methods.training import LocalTraining
 

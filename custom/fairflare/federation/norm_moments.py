@@ -11,10 +11,9 @@ import torch
 
 from fairflare.core.batch_norms import Forward, Unmeasurable, measure, next_group
 from fairflare.exchange.messages import SiteTask
-from fairflare.federation.site_store import SiteStore
 from fairflare.methods.image_batches import ImageBatches
 from fairflare.methods.reports import TRAINING, Field
-from fairflare.methods.training import SiteError, SiteRun
+from fairflare.methods.training import SiteError, SiteRun, SiteStore
 
 KEPT = "norm_model"  # in the site's store: the model of a round, for the exchanges after the first
 #: Directives of the task ``norms``.

@@ -16,8 +16,8 @@ from fairflare.core.checks import choice, different, nearest, whole
 from fairflare.core.settings import build, field_names
 from fairflare.core.task import Task
 from fairflare.exchange.anchor_forms import MODEL
-from fairflare.federation.halves import check_shared, shared_values
 from fairflare.federation.run_settings import LIKE_SETTINGS, RunSettings
+from fairflare.federation.site_training import check_shared, shared_values
 from fairflare.methods.catalog import Method, get_method, method_of
 from fairflare.methods.papers import Paper
 from fairflare.methods.rule import OLD_JOB, Rule, TwoPhase

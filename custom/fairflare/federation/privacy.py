@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from fairflare.core.checks import in_words
+from fairflare.core.settings import build
 from fairflare.core.task import Metric, Task
 from fairflare.exchange.messages import TASK_ANCHOR, TASK_CHECK, TASK_NORMS, TASK_TRAIN, TASK_VALIDATE
 from fairflare.federation import check, norm_moments
@@ -145,7 +146,7 @@ def _methods() -> list[str]:
 def _stays() -> list[str]:
     """What stays at a site by the method, or by a setting of every method."""
     rows: list[Row] = [
-        (f"{m.title} (`{m.name}`)", m.training.home_doc) for m in all_methods().values() if m.training.home_doc
+        (f"{m.title} (`{m.name}`)", doc) for m in all_methods().values() if (doc := build(m.training, m.site).home.doc)
     ]
     rows.append((
         "every method with `norm_statistics=site`", "running means, variances and counters of the norms that have them"

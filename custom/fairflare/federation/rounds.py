@@ -31,10 +31,8 @@ from fairflare.federation.check import Check, check_present
 from fairflare.federation.collector import Collector, LikeReceived
 from fairflare.federation.experiment import Experiment, writing
 from fairflare.federation.final_test import FinalTest, Tested
-from fairflare.federation.halves import check_halves
 from fairflare.federation.journal import Journal
 from fairflare.federation.models import ModelFiles
-from fairflare.federation.personal import PERSONAL, AtHome, at_home
 from fairflare.federation.phase import Exchange, Phase
 from fairflare.federation.phase import RoundFailed as RoundFailed
 from fairflare.federation.phase import Stopped as Stopped
@@ -44,6 +42,7 @@ from fairflare.federation.retraining import Retraining
 from fairflare.federation.roster import Roster
 from fairflare.federation.run_info import config_of, info_of
 from fairflare.federation.run_settings import RESULTS_FOLDER, Place, RunSettings
+from fairflare.federation.site_training import PERSONAL, AtHome, at_home, check_halves
 from fairflare.federation.suspects import Suspects
 from fairflare.federation.task_record import TaskRecorder
 from fairflare.federation.transport import Listener, Transport

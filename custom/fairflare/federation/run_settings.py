@@ -24,7 +24,7 @@ from fairflare.core.settings import (
 )
 from fairflare.exchange.anchor_forms import MODEL, AnchorAs
 from fairflare.federation.influence import Bounds
-from fairflare.federation.site_store import safe_name
+from fairflare.federation.site_state import safe_name
 
 #: Options of the run that are given like a method's settings.
 LIKE_SETTINGS = (

@@ -24,7 +24,8 @@ from fairflare.core.task import Task
 from fairflare.exchange.messages import SiteReply, SiteTask
 from fairflare.federation.site import SiteWorker
 from fairflare.methods.catalog import all_methods
-from fairflare.methods.training import LocalTraining, SiteError, SiteRun, Trained, check_finite
+from fairflare.methods.local_loop import LocalLoop, Trained, check_finite
+from fairflare.methods.training import LocalTraining, SiteError, SiteRun
 
 
 def told_training(training: LocalTraining, task: Task) -> dict[str, Any]:
@@ -104,7 +105,7 @@ class _Lent:
                 f"site {run.site!r}: the method's criterion {self.training.criterion!r} needs the number of classes: "
                 "client.Site(..., classes=N); or set criterion to 'task' in the job"
             )
-        self.training.start(run, model)
+        LocalLoop(self.training, run, model).begin()
         loop = Loop(run, model)
         self._tell.put(loop)
         with lone_samples(model):
@@ -207,14 +208,14 @@ class ScriptSite:
             raise RuntimeError("site.step(optimizer) needs a loss from site.loss(inputs, targets) before it")
         inputs, targets, loss = loop.last
         loop.last = None
-        first = True
+        passes, first = LocalLoop(self.training, loop.run, loop.model, optimizer), True
 
         def closure() -> torch.Tensor:
             nonlocal first
             if not first:
-                return self.training.one_pass(loop.run, loop.model, optimizer, inputs, targets)
+                return passes.one_pass(inputs, targets)
             first = False  # the script has made this pass
-            self.training.clip(loop.model)
+            passes.clip()
             return loss
 
         try:

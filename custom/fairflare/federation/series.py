@@ -11,7 +11,7 @@ from typing import Any
 
 from fairflare.core import checks
 from fairflare.federation.plan import Plan, make_plan
-from fairflare.federation.site_store import safe_name
+from fairflare.federation.site_state import safe_name
 
 OWN = "own"  # train_like: every method with its own training
 

@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,8 @@ from fairflare.core.floor import Floor
 from fairflare.core.memory_reuse import reused_memory
 from fairflare.core.own_errors import in_one_line
 from fairflare.core.resampling import units_of
-from fairflare.core.stopping import TaskStopped, stoppable
-from fairflare.core.task import SPLIT_GLOBAL
+from fairflare.core.stopping import StoppableData, TaskStopped, stoppable
+from fairflare.core.task import SPLIT_GLOBAL, Proxy
 from fairflare.exchange.anchor_forms import DIFFERENCE, restored
 from fairflare.exchange.messages import (
     MEASURE_TRAINED,
@@ -58,20 +59,20 @@ from fairflare.federation.leaving import (
     sends_classes,
     trains_below,
 )
-from fairflare.federation.personal import Personal
 from fairflare.federation.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED, TRAINED_METRIC, VALIDATED
 from fairflare.federation.site_file import DECODED, SHELL_SETTINGS, pick_computing, pick_device
-from fairflare.federation.site_folder import SiteFolder
-from fairflare.federation.site_store import SiteStore
-from fairflare.federation.stoppable import StoppableData
+from fairflare.federation.site_state import SiteFolder
 from fairflare.methods.classifier_retraining import ClassifierRetraining
+from fairflare.methods.home import LOCAL_MODEL, RECEIVED_MODEL
 from fairflare.methods.reports import MAX_TEXT, TOO_FEW
-from fairflare.methods.training import LOCAL_MODEL, RECEIVED_MODEL, LocalTraining, SiteError, SiteRun
+from fairflare.methods.training import LocalTraining, SiteError, SiteRun, SiteStore
 
 if TYPE_CHECKING:
     from fairflare.core.task import SiteData, Task
 
 log = logging.getLogger(__name__)
+#: Members of a site's data that are asked for one of its lists.
+OF_A_LIST = ("num_samples", "class_counts", "cases", "num_cases", "class_cases", "order", "fingerprint", "batches")
 
 ROOM = "make room for the site's state (state_root) and its temporary files; the site is back in the round after that"
 REMEDIES = {
@@ -88,7 +89,7 @@ def round_seed(seed: int, site: str, current_round: int) -> int:
 
 
 class SiteWorker:
-    """Performs tasks at one site; keeps data and network between tasks of one process.
+    """Perform tasks at one site; keep data and network between tasks of one process.
 
     Args:
         site: name.
@@ -124,7 +125,7 @@ class SiteWorker:
         self.examples = examples_folder(site, self.settings)
         self.state = SiteFolder(site, state_folder)
         self.device = pick_device(site, self.settings.get("device"))
-        self.computing = pick_computing(site, training.computing, self.settings)
+        self.computing = pick_computing(site, training, self.settings)
         threads = self.settings.get("num_threads", num_threads)
         if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
             raise SiteError(f"site {site!r}: setting 'num_threads' must be an integer >= 1, got {threads!r}")
@@ -137,7 +138,7 @@ class SiteWorker:
         self._model = model
 
     def perform(self, request: SiteTask, should_stop: Callable[[], bool] = lambda: False) -> SiteReply:
-        """Does one task; whatever goes wrong becomes a reply with a reason, and details go to this site's log.
+        """Perform one task; whatever goes wrong becomes a reply with a reason, and details go to this site's log.
 
         Args:
             request: the task.
@@ -175,9 +176,14 @@ class SiteWorker:
     def _keep_home(self, request: SiteTask, reply: SiteReply) -> None:
         """What stays here by the site's settings or the job's does not leave."""
         assert self._data is not None  # every task that is done opens them
-        data = StoppableData(self._data, _tested_on(request))
+        data = self._shown(self._data, request)
         floor = Floor(data, self._floor(request))
         Gate(self.site, self.task, data, self.training, self.sends_classes, floor).keep_home(request, reply)
+
+    @staticmethod
+    def _shown(data: SiteData, request: SiteTask) -> Any:
+        """The data as a task sees them: it may be stopped at each batch, and mean another list by the test."""
+        return StoppableData(TestedOn(data, SPLIT_GLOBAL) if SPLIT_GLOBAL in request.measure else data)
 
     def _floor(self, request: SiteTask) -> int:
         """A job can only raise what the site has set."""
@@ -209,21 +215,21 @@ class SiteWorker:
     @property
     def stays(self) -> list[str]:
         """Tensors of the model that this site does not send."""
-        return self.training.stays(self._network())
+        return self.training.home.stays(self._network())
 
     # -- the tasks
 
     def _check(self, request: SiteTask, store: SiteStore) -> SiteReply:
         run = self._run(request, store)
         check_names(self.site, [metric.name for metric in self.task.declared_metrics()])
-        found = self.training.check(run, self._network())
+        answers = self.training.check(run, self._network())
         self.task.check_site(self._network(), run.data, self.device)
         facts = {
             **facts_of(run.data, self.device, self.sends_classes, run.floor),
             "personal": self._has_its_own(request),
         }
         facts |= {"computing": str(self.computing)} if str(self.computing) else {}
-        return SiteReply(STATUS_OK, report={**facts, **found})
+        return SiteReply(STATUS_OK, report={**facts, **answers})
 
     def _train(self, request: SiteTask, store: SiteStore) -> SiteReply:
         try:
@@ -236,14 +242,11 @@ class SiteWorker:
         run, model = self._open(request, store)
         if not self.trains_below and not run.floor.holds("training"):
             raise SiteError(f"site {self.site!r}: it does not train with {TOO_FEW} ({TRAINS_BELOW})", skipped=True)
-        own = Personal(self.training, model, store, request)
+        home = self.training.home
         received = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-        if self.training.own_model:
-            model.load_state_dict(own.measured(received))
-        metrics = self._evaluate(model, run, "validation")
-        if self.training.own_model:
-            model.load_state_dict(received)
-        run.metrics = metrics
+        model.load_state_dict(home.measured(run, received))
+        metrics = run.metrics = self._evaluate(model, run, "validation")
+        model.load_state_dict(received)
         training = ClassifierRetraining.told(self.training, run.directives)
         trained = training.train(run, model)
         local = clean_state(model.state_dict())
@@ -253,9 +256,8 @@ class SiteWorker:
             stats[TRAINED_METRIC] = self._evaluate(model, run, "validation")[self.task.primary_metric]
         if request.anchor_as == DIFFERENCE:  # the anchor of this round will be told from it
             store.save(RECEIVED_MODEL, request.current_round, request.state, kept=1)
-        store.save(LOCAL_MODEL, request.current_round, local, kept=self.training.local_models_kept)
-        update = own.hand_in(run, received, local)
-        own.train_own(run, model, received)
+        store.save(LOCAL_MODEL, request.current_round, local, kept=home.local_models)
+        update = home.finish(run, model, received, local)
         return SiteReply(
             STATUS_OK,
             update={name: update[name] for name in training.sends(update)},
@@ -279,8 +281,14 @@ class SiteWorker:
         local = self.task.build_model().to(self.device)
         local.load_state_dict(kept)
         anchor.load_state_dict({name: kept[name] for name in self.stays}, strict=False)  # of this round
+        report_anchor = getattr(self.training, "report_anchor", None)
+        if report_anchor is None:
+            raise SiteError(
+                f"site {self.site!r}: the server asks about an anchor, but {type(self.training).__name__} has no "
+                "anchor report; choose the training that belongs to the rule"
+            )
         with plainly(anchor):  # what is compared differs little
-            return SiteReply(STATUS_OK, report=self.training.report_anchor(run, local, anchor))
+            return SiteReply(STATUS_OK, report=report_anchor(run, local, anchor))
 
     def _whole_anchor(self, request: SiteTask, store: SiteStore) -> SiteTask:
         if request.anchor_as != DIFFERENCE:
@@ -306,8 +314,8 @@ class SiteWorker:
 
     def _validate(self, request: SiteTask, store: SiteStore) -> SiteReply:
         run, model = self._open(request, store)
-        if self.training.own_model and not request.as_sent:
-            model.load_state_dict(Personal(self.training, model, store, request).measured(model.state_dict()))
+        if not request.as_sent:
+            model.load_state_dict(self.training.home.measured(run, model.state_dict()))
         metrics = self._evaluate(model, run, "test")
         for split in run.data.test_splits:
             if split not in (SPLIT_TEST, SPLIT_GLOBAL):
@@ -322,9 +330,9 @@ class SiteWorker:
             reply.stats = self.task.sampling(model, run.data, self.device)
         if request.resample:
             units = units_of(run.data.cases("test"), run.data.num_samples("test"))
-            found = self.task.resampled(model, run.data, units.drawn(self.site, request.resample), self.device)
-            if found is not None:
-                reply.stats |= {RESAMPLED: found, DRAWN_UNITS: units.kind, NUM_UNITS: len(units.members)}
+            draws = self.task.resampled(model, run.data, units.drawn(self.site, request.resample), self.device)
+            if draws is not None:
+                reply.stats |= {RESAMPLED: draws, DRAWN_UNITS: units.kind, NUM_UNITS: len(units.members)}
         draw_examples(self.examples, request, run, model, self.training)
         return reply
 
@@ -332,14 +340,14 @@ class SiteWorker:
 
     def _evaluate(self, model: torch.nn.Module, run: SiteRun, split: str) -> dict[str, float]:
         batches = run.data.batches(split, batch_size=self.training.batch_size)
-        found = safely_named(self.site, self.task.evaluate(model, batches, self.device))
-        self._check_metrics(found)
-        return found
+        metrics = safely_named(self.site, self.task.evaluate(model, batches, self.device))
+        self._check_metrics(metrics)
+        return metrics
 
-    def _check_metrics(self, found: Mapping[str, float]) -> None:
+    def _check_metrics(self, metrics: Mapping[str, float]) -> None:
         """The server would refuse them after a round of training; here it costs none, and the remedy is named."""
         declared = self.task.by_name()
-        for name, value in found.items():
+        for name, value in metrics.items():
             metric = declared_as(name, declared)
             if metric is None:
                 raise SiteError(f"site {self.site!r}: {self.task.asks_for(name)}")
@@ -356,18 +364,15 @@ class SiteWorker:
 
     def _has_its_own(self, request: SiteTask) -> bool:
         """Whether a task of this kind is done with what the site has of its own."""
-        return not request.as_sent and (self.training.own_model or self.training.downloads or bool(self.stays))
+        return not request.as_sent and bool(self.training.home.model or self.stays)
 
     def _open(self, request: SiteTask, store: SiteStore) -> tuple[SiteRun, torch.nn.Module]:
         """The task's network with the received model, and the site's own parts in it."""
         run, model = self._run(request, store), self._network()
-        state, own = request.state, None if request.as_sent else Personal(self.training, model, store, request)
-        if own is not None and self.training.downloads:
-            state, own = own.start(run, request, model.state_dict()), None
+        as_sent = request.as_sent or request.name == TASK_ANCHOR
+        state = request.state if as_sent else self.training.home.begin(run, model, request.state)
         try:
             model.load_state_dict(state)
-            if own is not None and own.names and request.name != TASK_ANCHOR:
-                model.load_state_dict(own.with_parts(request.state))
         except RuntimeError as e:
             raise SiteError(
                 f"site {self.site!r}: the server's model does not fit the task's network here: {e}",
@@ -378,18 +383,17 @@ class SiteWorker:
 
     def _run(self, request: SiteTask, store: SiteStore) -> SiteRun:
         if self._data is None:
-            own = {k: v for k, v in self.settings.items() if k not in SHELL_SETTINGS}
+            of_task = {k: v for k, v in self.settings.items() if k not in SHELL_SETTINGS}
             known = getattr(getattr(self.task, "site_settings", None), "__dataclass_fields__", ())
             if self.decoded is not None and DECODED in known:
-                own.setdefault(DECODED, str(self.decoded.absolute()))
-            data = self.task.open_site(self.site, own)
-            self.task = self.task.suited_to(data)
-            self._data = data
-            log.info("site %s: %s", self.site, data.description)
+                of_task.setdefault(DECODED, str(self.decoded.absolute()))
+            opened = self.task.open_site(self.site, of_task)
+            self.task, self._data = self.task.suited_to(opened), opened
+            log.info("site %s: %s", self.site, opened.description)
         return SiteRun(
             site=self.site,
             task=self.task,
-            data=StoppableData(self._data, _tested_on(request)),
+            data=self._shown(self._data, request),
             device=self.device,
             current_round=request.current_round,
             num_rounds=request.num_rounds,
@@ -403,9 +407,25 @@ class SiteWorker:
         )
 
 
-def _tested_on(request: SiteTask) -> str:
-    """The list that a task means by the test split."""
-    return SPLIT_GLOBAL if SPLIT_GLOBAL in request.measure else SPLIT_TEST
+class TestedOn(Proxy):
+    """A site's data whose test list is another one; no further test list is shown.
+
+    Args:
+        inner: of the site.
+        test: the list that is shown as ``"test"``.
+    """
+
+    __test__ = False  # for pytest: this is no test
+    test_splits = (SPLIT_TEST,)
+
+    def __init__(self, inner: SiteData, test: str) -> None:
+        super().__init__(inner)
+        for name in OF_A_LIST:
+            setattr(self, name, partial(self._of, getattr(inner, name), test))
+
+    @staticmethod
+    def _of(method: Callable[..., Any], test: str, split: str, *args: Any, **options: Any) -> Any:
+        return method(test if split == SPLIT_TEST else split, *args, **options)
 
 
 def refusal(site: str, task: str, error: Exception, *, tells_all: bool = False) -> SiteReply:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from fairflare.core.computing import LOWER, Computing
 from fairflare.federation.examples import EXAMPLES
 from fairflare.federation.leaving import METRICS_BY_CLASS, MIN_CASES, TRAINS_BELOW
-from fairflare.methods.training import SiteError
+from fairflare.methods.training import LocalTraining, SiteError
 
 SITE_FILE = "fairflare.json"  # in the folder local/ of a FLARE workspace
 DECODED = "decoded_folder"  # the setting of tasks that keep decoded volumes
@@ -89,16 +89,16 @@ def pick_device(site: str, wanted: str | None) -> torch.device:
     return device
 
 
-def pick_computing(site: str, job: Computing, settings: Mapping[str, Any]) -> Computing:
+def pick_computing(site: str, training: LocalTraining, settings: Mapping[str, Any]) -> Computing:
     """How the network computes here: as the job says, but for what the site's file has.
 
     Raises:
         SiteError: a value of another kind (names the key).
     """
-    own = {key: settings[key] for key in COMPUTING_KEYS if key in settings}
-    for key, value in own.items():
+    chosen = {key: settings.get(key, getattr(training, key)) for key in COMPUTING_KEYS}
+    for key, value in chosen.items():
         known = (*LOWER, "fp32") if key == "precision" else (True, False)
         if not any(value is choice or (value == choice and isinstance(value, str)) for choice in known):
             shown = "one of " + ", ".join(map(repr, known)) if key == "precision" else "true or false"
             raise SiteError(f"site {site!r}: setting {key!r} must be {shown}, got {value!r:.80}")
-    return replace(job, **own)
+    return Computing(**chosen)

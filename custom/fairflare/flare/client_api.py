@@ -39,7 +39,7 @@ from fairflare.exchange.messages import (
 from fairflare.federation.leaving import METRICS_BY_CLASS, MIN_CASES
 from fairflare.federation.script import ScriptSite, built_training
 from fairflare.federation.site import refusal
-from fairflare.federation.site_store import safe_name
+from fairflare.federation.site_state import safe_name
 from fairflare.flare.wire import META_KEY, TRAINING_KEY, from_model, to_model
 from fairflare.tasks.scripts import Criterion, LoopTask, ScriptData
 

@@ -33,7 +33,7 @@ from fairflare.exchange.messages import (
 from fairflare.federation.isolation import perform_isolated
 from fairflare.federation.site import SiteWorker, refusal
 from fairflare.federation.site_file import DECODED_PLACE, SITE_FILE, read_site_file
-from fairflare.federation.site_store import safe_name
+from fairflare.federation.site_state import safe_name
 from fairflare.flare.stock_tasks import SUBMIT_MODEL, NotServed, check_submission, is_stock, metrics_of, validation
 from fairflare.flare.wire import from_model, to_model
 from fairflare.methods.training import LocalTraining, SiteError

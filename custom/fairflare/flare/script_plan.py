@@ -16,7 +16,7 @@ from fairflare.tasks.scripts import ScriptTask
 #: Settings of a site half that its loop decides, which is the script's.
 OF_THE_LOOP = (
     "optimizer", "learning_rate", "weight_decay", "betas", "momentum", "local_epochs", "local_steps",
-    "keep_optimizer_state", "augment", "schedule",
+    "keep_optimizer_state", "augment", "schedule", "nesterov",
 )  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def make_script_plan(
     vain = [name for name in given if name in OF_THE_LOOP]
     if vain:
         raise ValueError(f"{', '.join(vain)}: the script's own loop decides this; set it in {script.path.name}")
-    if chosen.training.own_model or chosen.training.downloads:
+    if build(chosen.training, chosen.site).home.model:
         raise ValueError(
             f"method {chosen.name!r} has a model of its own at every site, which a script's loop does not do; take "
             "fairflare's own recipe (fairflare run, or the method's class in fairflare.recipes)"

@@ -18,6 +18,7 @@ from fairflare.federation.replies import suppressed_in
 from fairflare.federation.site import SiteWorker
 from fairflare.federation.site_file import SUBMITS
 from fairflare.flare.wire import META_KEY
+from fairflare.methods.home import OwnModel
 from fairflare.methods.reports import SUPPRESSED, TOO_FEW
 
 SUBMIT_MODEL = AppConstants.TASK_SUBMIT_MODEL
@@ -115,7 +116,7 @@ def check_submission(shareable: Shareable, worker: SiteWorker) -> None:
     name = shareable.get_header(AppConstants.SUBMIT_MODEL_NAME)
     if name not in (ModelName.BEST_MODEL, ModelName.FINAL_MODEL):
         raise NotServed(ReturnCode.MODEL_UNRECOGNIZED, f"there is no local model {name!r:.80}")
-    if worker.training.downloads:
+    if isinstance(worker.training.home, OwnModel):
         raise NotServed(
             ReturnCode.TASK_UNSUPPORTED, "the local model is not given: by the job's method it is this site's alone"
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 
@@ -18,18 +18,19 @@ from fairflare.core.settings import Positive, Share, settings
 from fairflare.core.states import difference
 from fairflare.core.weighting import normalise
 from fairflare.methods.catalog import Method
-from fairflare.methods.cgsv import buffers
 from fairflare.methods.downloads import Downloads
-from fairflare.methods.probes import score
+from fairflare.methods.home import BUFFERS_STAY, OwnModel, buffers
+from fairflare.methods.local_loop import Trained
+from fairflare.methods.probes import ReportsScore, score
 from fairflare.methods.reports import VALIDATION, Field
 from fairflare.methods.rule import RoundInputs, State, Steps, Weighing, sample_weights
-from fairflare.methods.training import LocalTraining, SiteRun, Trained
+from fairflare.methods.training import LocalTraining, SiteRun
 
 SENT = "sent"  # in the site's store: the update, of which the server sends a part back
 
 
 @settings
-class ClippedUpdates(LocalTraining):
+class ClippedUpdates(ReportsScore, LocalTraining):
     """CFFL, site half: trains its own model, cuts every entry of the change, and measures what it has then.
 
     The model stays changed by the cut update; in the next round the site adds to it what the server sends, less its own
@@ -44,13 +45,8 @@ class ClippedUpdates(LocalTraining):
         Lyu et al., 2020; ``grad_clip``: the authors' code.
     """
 
-    scores: ClassVar[bool] = True
-
     grad_clip: Positive = 0.01
     theta_u: Share = 1.0
-    downloads: ClassVar[bool] = True
-    own_norms: ClassVar[bool] = True
-    home_doc: ClassVar[str] = "a model of its own; buffers of the network are not sent, of the parameters an update is"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,8 +56,9 @@ class ClippedUpdates(LocalTraining):
                 "server (it has no images) nor a site (it is not sent that model) can do; leave it at 1"
             )
 
-    def stays(self, model: torch.nn.Module) -> list[str]:
-        return buffers(model)
+    @property
+    def home(self) -> CollaborativeModel:
+        return CollaborativeModel(self, buffers, BUFFERS_STAY)
 
     def train(self, run: SiteRun, model: torch.nn.Module) -> Trained:
         before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
@@ -75,20 +72,22 @@ class ClippedUpdates(LocalTraining):
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         return {"own_metric": score(self, run, model, "validation")}
 
+
+class CollaborativeModel(OwnModel):
+    """CFFL's model of a site: changed by its cut update, then by what the server sends less the site's part of it."""
+
     def hand_in(self, run: SiteRun, start: State, local: State) -> tuple[State, State]:
-        update = {
-            # The difference of two rounded numbers may be a little larger than what was cut.
-            name: tensor.clamp(-self.grad_clip, self.grad_clip)
-            for name, tensor in difference(local, start).items()
-        }
+        most = self.half.grad_clip
+        # The difference of two rounded numbers may be a little larger than what was cut.
+        update = {name: tensor.clamp(-most, most) for name, tensor in difference(local, start).items()}
         run.store.save(SENT, run.current_round, update)
         return update, local
 
-    def take(self, run: SiteRun, own: State, download: State, told: Mapping[str, Any]) -> State:
+    def take(self, run: SiteRun, last: State, download: State, entry: Mapping[str, Any]) -> State:
         sent = run.store.load_at(SENT, run.current_round - 1)
-        if sent is None:  # damaged; without it the own part would count twice
-            return own
-        return with_entries(own, download, sent, float(told["own_weight"]))
+        if sent is None:  # damaged; without it the site's part would count twice
+            return last
+        return with_entries(last, download, sent, float(entry["own_weight"]))
 
 
 @settings

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -20,6 +20,7 @@ from fairflare.core.updates import cosines_with_mean
 from fairflare.core.weighting import normalise
 from fairflare.methods.catalog import Method
 from fairflare.methods.downloads import Downloads
+from fairflare.methods.home import BUFFERS_STAY, OwnModel, buffers
 from fairflare.methods.rule import RoundInputs, State, Weighing, sample_weights
 from fairflare.methods.training import LocalTraining, SiteRun
 
@@ -41,27 +42,22 @@ class NormalisedUpdates(LocalTraining):
     """
 
     cgsv_gamma: Positive = 0.5
-    downloads: ClassVar[bool] = True
-    own_norms: ClassVar[bool] = True
-    home_doc: ClassVar[str] = "a model of its own; buffers of the network are not sent, of the parameters an update is"
 
-    def stays(self, model: torch.nn.Module) -> list[str]:
-        return buffers(model)
+    @property
+    def home(self) -> RewardedModel:
+        return RewardedModel(self, buffers, BUFFERS_STAY)
+
+
+class RewardedModel(OwnModel):
+    """CGSV's model of a site: parameters as before the training, changed by what the server sends."""
 
     def hand_in(self, run: SiteRun, start: State, local: State) -> tuple[State, State]:
         update = difference(local, start)
-        length = math.sqrt(sq_norm(update))
-        scale = self.cgsv_gamma / (length + TINY)
+        scale = self.half.cgsv_gamma / (math.sqrt(sq_norm(update)) + TINY)
         return {name: (tensor.double() * scale).to(tensor.dtype) for name, tensor in update.items()}, start
 
-    def take(self, run: SiteRun, own: State, download: State, told: Mapping[str, Any]) -> State:
-        return with_entries(own, download)
-
-
-def buffers(model: torch.nn.Module) -> list[str]:
-    """Tensors of a network that no optimizer sees."""
-    trained = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    return [name for name in model.state_dict() if name not in trained]
+    def take(self, run: SiteRun, last: State, download: State, entry: Mapping[str, Any]) -> State:
+        return with_entries(last, download)
 
 
 @settings

@@ -12,7 +12,7 @@ from fairflare.core.federated_features import classifier_gradient
 from fairflare.core.settings import PositiveInt, settings
 from fairflare.core.task import evaluating
 from fairflare.methods.reports import ByClass
-from fairflare.methods.training import LocalTraining, SiteError, SiteRun
+from fairflare.methods.training import LocalTraining, SiteError, SiteRun, class_counts
 
 if TYPE_CHECKING:
     from fairflare.core.task import Task
@@ -69,7 +69,7 @@ class ClassGradientTraining(LocalTraining):
 
     def _features(self, run: SiteRun, model: torch.nn.Module, repeat: int) -> dict[int, torch.Tensor]:
         """By class, of the first images of a random order."""
-        counts = self.class_counts(run).clamp_max(self.gradient_images)
+        counts = class_counts(self, run).clamp_max(self.gradient_images)
         found: dict[int, list[torch.Tensor]] = {label: [] for label in counts.nonzero().flatten().tolist()}
         seed = run.seed + self.local_epochs + repeat  # behind those of the epochs
         batches = run.data.batches("training", batch_size=self.batch_size, shuffle_seed=seed, augment=True)

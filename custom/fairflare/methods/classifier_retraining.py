@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from fairflare.core.settings import Flag, Whole, field_names, settings
-from fairflare.core.task import evaluating
-from fairflare.methods.training import LocalTraining, SiteError, SiteRun, Trained
+from fairflare.core.task import Proxy, evaluating
+from fairflare.methods.local_loop import Trained
+from fairflare.methods.training import LocalTraining, SiteError, SiteRun, class_counts, criterion_loss
 
 if TYPE_CHECKING:
-    from fairflare.core.task import Batch
+    from fairflare.core.task import Batch, SiteData
 
 CLASSIFIER = "head."  # what the tensors of the classifier are called
 DIRECTIVE = "classifier_retraining"
@@ -41,12 +42,40 @@ def balanced_draws(targets: torch.Tensor, generator: torch.Generator) -> torch.T
 
 
 @dataclass
-class _Kept:
-    """Of one task: the rows of classes that the site does not have, and the images' features."""
+class _Absent:
+    """Of one task: the classifier's rows of the classes that the site does not have."""
 
     rows: list[tuple[torch.nn.Parameter, torch.Tensor]]
-    absent: torch.Tensor
-    features: Batch | None = None
+    classes: torch.Tensor
+
+
+class _Features(Proxy):
+    """A site's data with the features of the images, drawn anew in each epoch, in place of the images.
+
+    Without augmentation the encoder looks once.
+    """
+
+    def __init__(self, data: SiteData, model: torch.nn.Module, device: torch.device) -> None:
+        super().__init__(data)
+        self._model, self._device = model, device
+        self._looked: Batch | None = None
+
+    def order(self, split: str, shuffle_seed: int | None = None) -> None:
+        """Draws are no list of samples."""
+
+    def batches(self, split: str, *, batch_size: int, shuffle_seed: int, augment: bool) -> Iterator[Batch]:
+        """Features and classes."""
+        if self._looked is None or augment:
+            pairs, encode = [], cast("Callable[[torch.Tensor], torch.Tensor]", self._model.embed)
+            images = self._inner.batches(split, batch_size=batch_size, shuffle_seed=shuffle_seed, augment=augment)
+            with evaluating(self._model):
+                for inputs, targets in images:
+                    pairs.append((encode(inputs.to(self._device)).cpu(), targets))
+            features, classes = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+            self._looked = features, classes
+        features, classes = self._looked
+        for chosen in balanced_draws(classes, torch.Generator().manual_seed(shuffle_seed)).split(batch_size):
+            yield features[chosen], classes[chosen]
 
 
 @settings
@@ -88,43 +117,27 @@ class ClassifierRetraining(LocalTraining):
     def train(self, run: SiteRun, model: torch.nn.Module) -> Trained:
         check_network(run, model)
         with _only_classifier(model):
-            return super().train(run, model)
+            features: Any = _Features(run.data, model, run.device)
+            return super().train(replace(run, data=features), model)
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         head: Any = model.head
         if self.first:
             _begin_anew(run, head, self.seed)
-        counts = self.class_counts(run)
+        counts = class_counts(self, run)
         rows = [p for p in head.parameters() if self.mask_absent and p.shape[0] == len(counts)]
         absent = (counts == 0).to(run.device)
-        run.own = _Kept([(p, p.detach()[absent].clone()) for p in rows], absent)
-
-    def batches(self, run: SiteRun, model: torch.nn.Module, seed: int) -> Iterator[Batch]:
-        """Features and classes."""
-        own: _Kept = run.own
-        if own.features is None or self.augment:
-            own.features = self._look(run, model, seed)
-        features, targets = own.features
-        for chosen in balanced_draws(targets, torch.Generator().manual_seed(seed)).split(self.batch_size):
-            yield features[chosen], targets[chosen]
-
-    def _look(self, run: SiteRun, model: torch.nn.Module, seed: int) -> Batch:
-        found, classes = [], []
-        with evaluating(model):
-            for inputs, targets in super().batches(run, model, seed):
-                found.append(model.embed(inputs.to(run.device)).cpu())  # type: ignore[operator]
-                classes.append(targets)
-        return torch.cat(found), torch.cat(classes)
+        run.own = _Absent([(p, p.detach()[absent].clone()) for p in rows], absent)
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return self.criterion_loss(run, model.head(inputs), targets)  # type: ignore[operator]
+        return criterion_loss(self, run, model.head(inputs), targets)  # type: ignore[operator]
 
     def step(self, run: SiteRun, model: torch.nn.Module, optimizer: Any, closure: Any) -> torch.Tensor:
         loss = super().step(run, model, optimizer, closure)
-        own: _Kept = run.own
+        absent: _Absent = run.own
         with torch.no_grad():
-            for parameter, before in own.rows:
-                parameter[own.absent] = before
+            for parameter, before in absent.rows:
+                parameter[absent.classes] = before
         return loss
 
 

@@ -6,19 +6,21 @@ batch by batch; as the own model is pulled towards the *received* model, the ord
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
 
 import torch
 
 from fairflare.core.settings import NonNegative, PositiveInt, field_names, settings
+from fairflare.exchange.messages import clean_state
 from fairflare.methods.catalog import Method
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_prox import ProximalTraining, Pull
-from fairflare.methods.training import LocalTraining, SiteRun, StateStore
+from fairflare.methods.home import OWN_MODEL, Home, as_returned, last_kept
+from fairflare.methods.local_loop import MOMENTS, make_optimizer
+from fairflare.methods.rule import State
+from fairflare.methods.training import LocalTraining, NotFinite, SiteRun
 
-MOMENTS = "optimizer"  # as the frame calls them in the store
+OWN = "own_"  # in front of what the second model's training keeps in the store
 
 
 @settings
@@ -37,42 +39,55 @@ class DittoTraining(LocalTraining):
 
     ditto_lambda: NonNegative = 1.0
     personal_epochs: PositiveInt = 1
-    own_model: ClassVar[bool] = True
-    home_doc: ClassVar[str] = "a second model and its optimizer's moments; the update of the common one is sent as ever"
 
-    def train_own(self, run: SiteRun, own: torch.nn.Module, received: Mapping[str, torch.Tensor]) -> None:
-        like = {name: getattr(self, name) for name in field_names(LocalTraining)}
-        half = TowardsReceived(**{**like, "local_epochs": self.personal_epochs, "mu": self.ditto_lambda})
-        half.train(replace(run, own=received, store=OwnStore(run.store)), own)
+    @property
+    def home(self) -> SecondModel:
+        return SecondModel(
+            self, doc="a second model and its optimizer's moments; the update of the common one is sent as ever"
+        )
 
-    def forget_own(self, run: SiteRun, own: torch.nn.Module) -> None:
-        fresh = self.make_optimizer((p for p in own.parameters() if p.requires_grad), run.task)
-        OwnStore(run.store).save(MOMENTS, run.current_round, fresh.state_dict())
+
+class SecondModel(Home):
+    """Ditto's model of a site, which is trained after the common one and measured in place of it."""
+
+    model = "of its own besides the common one, and is measured with that"
+
+    def measured(self, run: SiteRun, state: State) -> State:
+        return last_kept(run, OWN_MODEL, state) or state
+
+    def finish(self, run: SiteRun, model: torch.nn.Module, start: State, local: State) -> dict[str, torch.Tensor]:
+        """Train the second model too; one that is not finite is replaced by the received model, and the site says so.
+
+        Its moments begin anew with it.
+        """
+        update = super().finish(run, model, start, local)
+        before = self.measured(run, start)
+        model.load_state_dict(before)
+        try:
+            self.train(run, model, start)
+            after = as_returned(clean_state(model.state_dict()), before)
+        except NotFinite as error:
+            run.store.lose(f"its own model begins anew with the received one, as it broke: {error}")
+            fresh = make_optimizer(self.half, model.parameters(), run.task)
+            replace(run.store, prefix=OWN).save(MOMENTS, run.current_round, fresh.state_dict())
+            after = dict(start)
+        run.store.save(OWN_MODEL, run.current_round, after)
+        return update
+
+    def train(self, run: SiteRun, model: torch.nn.Module, received: State) -> None:
+        """Train ``model``, which holds the second one, with the seed that the common training had."""
+        like = {name: getattr(self.half, name) for name in field_names(LocalTraining)}
+        like |= {"local_epochs": self.half.personal_epochs, "mu": self.half.ditto_lambda}
+        TowardsReceived(**like).train(replace(run, own=received, store=replace(run.store, prefix=OWN)), model)
 
 
 @settings
 class TowardsReceived(ProximalTraining):
-    """The own model's training: FedProx whose centre is not where it starts but the received model (``run.own``)."""
+    """The second model's training: FedProx whose centre is not where it starts but the received model (``run.own``)."""
 
     def pull(self, run: SiteRun, model: torch.nn.Module) -> Pull:
         centre = {n: run.own[n].detach().to(run.device) for n, p in model.named_parameters() if p.requires_grad}
         return Pull(self.mu, centre)
-
-
-@dataclass
-class OwnStore:
-    """The site's store, under names that the common training does not use."""
-
-    store: StateStore
-
-    def save(self, name: str, current_round: int, value: Mapping[str, Any]) -> None:
-        self.store.save(f"own_{name}", current_round, value)
-
-    def load_before(self, name: str, current_round: int) -> dict[str, Any] | None:
-        return self.store.load_before(f"own_{name}", current_round)
-
-    def load_at(self, name: str, current_round: int) -> dict[str, Any] | None:
-        return self.store.load_at(f"own_{name}", current_round)
 
 
 METHODS = [

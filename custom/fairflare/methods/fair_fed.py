@@ -7,7 +7,7 @@ and what FedISM's code calls so, which does the opposite.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 
@@ -16,22 +16,20 @@ from fairflare.core.settings import NonNegative, settings
 from fairflare.core.weighting import normalise
 from fairflare.methods.catalog import Method
 from fairflare.methods.fed_ism import JOB, SETTINGS
-from fairflare.methods.probes import score, score_in
+from fairflare.methods.probes import ReportsScore, score, score_in
 from fairflare.methods.reports import TRAINING, VALIDATION, Field
 from fairflare.methods.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.training import LocalTraining, SiteRun
 
 
 @settings
-class ReportAccuracy(LocalTraining):
+class ReportAccuracy(ReportsScore, LocalTraining):
     """FairFed, site half: plain training, and how good the received model is here.
 
     Args:
         fairfed_mode: ``"original"``: accuracy on the validation images; ``"fedism"``: balanced accuracy on the training
             images. A task without accuracy: its primary metric.
     """
-
-    scores: ClassVar[bool] = True
 
     fairfed_mode: Literal["original", "fedism"] = "original"
 

@@ -6,7 +6,8 @@ Li et al., ICLR 2021. The authors' code finds the norms by ``bn`` in a tensor's 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 
@@ -15,6 +16,7 @@ from fairflare.core.settings import settings
 from fairflare.methods.catalog import Method
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_prox import JOB, SETTINGS
+from fairflare.methods.home import Home
 from fairflare.methods.training import LocalTraining, SiteError, SiteRun
 
 
@@ -30,15 +32,14 @@ class FedBNTraining(LocalTraining):
     """
 
     norms: Literal["batch", "all"] = "batch"
-    own_norms: ClassVar[bool] = True
-    home_doc: ClassVar[str] = "scale, shift and running statistics of the norms (`norms`: which kinds)"
 
-    def stays(self, model: torch.nn.Module) -> list[str]:
-        own = {*norm_tensors(model, self.norms), *super().stays(model)}
-        return [name for name in model.state_dict() if name in own]
+    @property
+    def home(self) -> Home:
+        doc = "scale, shift and running statistics of the norms (`norms`: which kinds)"
+        return Home(self, partial(norm_tensors, kind=self.norms), doc)
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        if not self.stays(model):
+        if not self.home.stays(model):
             more = "; norms='all' would keep others" if norm_tensors(model, "all") else ""
             raise SiteError(
                 f"site {run.site!r}: the network has no norm of the kind norms={self.norms!r}, so FedBN would be "

@@ -18,7 +18,7 @@ from fairflare.core.updates import leave_one_out_cosines
 from fairflare.core.weighting import normalise
 from fairflare.exchange.messages import BySite
 from fairflare.methods.catalog import Method
-from fairflare.methods.probes import score
+from fairflare.methods.probes import ReportsScore, score
 from fairflare.methods.reports import TRAINING, VALIDATION, Field
 from fairflare.methods.rule import RoundInputs, Rule, Weighing
 from fairflare.methods.training import LocalTraining, SiteRun
@@ -29,7 +29,7 @@ LEAST_REST = 1e-6  # a site with a coefficient of nearly 1 leaves nothing when i
 
 
 @settings
-class MinusModel(LocalTraining):
+class MinusModel(ReportsScore, LocalTraining):
     """FedCE, site half: plain training, and how good the received model would be without this site.
 
     From the second round on, the site takes its own model of the round before out of the received one, with the
@@ -46,8 +46,6 @@ class MinusModel(LocalTraining):
     Source:
         Jiang et al., section 3; FLARE's ``PTFedCEHelper``.
     """
-
-    scores: ClassVar[bool] = True
 
     preset: Preset = "original"
     stale_ok: Flag = False

@@ -27,7 +27,7 @@ from fairflare.methods.catalog import Method
 from fairflare.methods.probes import MAX_LOSS
 from fairflare.methods.reports import TRAINING, Field
 from fairflare.methods.rule import RoundInputs, Rule, Weighing, sample_weights
-from fairflare.methods.training import LocalTraining, SiteError, SiteRun
+from fairflare.methods.training import LocalTraining, SiteError, SiteRun, criterion_losses
 
 VARIANTS = {"S": "sharpness", "L": "perturbed_loss"}
 
@@ -93,7 +93,7 @@ class SharpnessAwareTraining(LocalTraining):
 
     def _probe(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         def losses(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            own = run.task.sample_losses if self.probe_loss == "ce" else partial(self.criterion_losses, run)
+            own = run.task.sample_losses if self.probe_loss == "ce" else partial(criterion_losses, self, run)
             return own(outputs, targets.to(outputs.device))
 
         batches = run.data.batches("training", batch_size=self.batch_size)

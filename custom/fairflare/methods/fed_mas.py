@@ -30,7 +30,7 @@ from fairflare.methods.catalog import Method
 from fairflare.methods.prior_features import Priors, SitePrior
 from fairflare.methods.reports import NO_IMAGES, TRAINING, Field
 from fairflare.methods.rule import RoundInputs, Rule, Weighing, sample_weights
-from fairflare.methods.training import LocalTraining, SiteError, SiteRun
+from fairflare.methods.training import LocalTraining, SiteError, SiteRun, criterion_loss, criterion_losses
 
 if TYPE_CHECKING:
     from fairflare.core.task import Task
@@ -125,7 +125,7 @@ class RescueTraining(LocalTraining):
             return super().loss(run, model, inputs, targets)
         features = model.embed(inputs)  # type: ignore[operator]
         outputs = model.head(features)  # type: ignore[operator]
-        loss = self.criterion_loss(run, outputs, targets)
+        loss = criterion_loss(self, run, outputs, targets)
         distances = None
         if own.prior is not None:
             # A projector that nothing trains needs no gradient either.
@@ -136,7 +136,7 @@ class RescueTraining(LocalTraining):
         if own.during is not None and run.first_pass:
             if self.rf_source == "supervised" or distances is None:
                 with torch.no_grad():
-                    distances = self.criterion_losses(run, outputs, targets)
+                    distances = criterion_losses(self, run, outputs, targets)
             while own.open_epoch < run.epoch:
                 own.during.end_epoch()
                 own.open_epoch += 1
@@ -182,7 +182,7 @@ class RescueTraining(LocalTraining):
                 inputs, targets = inputs.to(run.device), targets.to(run.device)
                 features = model.embed(inputs)  # type: ignore[operator]
                 if self.rf_source == "supervised" or own.prior is None:
-                    values = self.criterion_losses(run, model.head(features), targets)  # type: ignore[operator]
+                    values = criterion_losses(self, run, model.head(features), targets)  # type: ignore[operator]
                 else:
                     values = own.prior.distances(run, model, features, inputs)
                 measured.add(values, targets)

@@ -28,10 +28,10 @@ from fairflare.exchange.messages import BySite
 from fairflare.methods.catalog import Method
 from fairflare.methods.fed_prox import JOB, SETTINGS, ProximalTraining, Pull
 from fairflare.methods.mu_policy import NO_USE, SHOWN, MuPolicy, QMixMu
-from fairflare.methods.probes import MAX_LOSS, mean_loss, score, score_in
+from fairflare.methods.probes import MAX_LOSS, ReportsScore, mean_loss, score, score_in
 from fairflare.methods.reports import NO_IMAGES, TRAINING, VALIDATION, Field, ReportError
 from fairflare.methods.rule import RoundInputs, Rule, Weighing
-from fairflare.methods.training import SiteRun
+from fairflare.methods.training import SiteRun, criterion_loss
 from fairflare.methods.weightings import BySamples, BySom, Weighting
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class _Fair(Pull):
 
 
 @settings
-class FairProximalTraining(ProximalTraining):
+class FairProximalTraining(ReportsScore, ProximalTraining):
     r"""FedMRL, site half (part A).
 
     .. math:: J = \ell_b + \frac{\mu_h}{2} \lVert w - w^r \rVert^2 + \lambda (\ell_b - \bar F)^2
@@ -81,7 +81,6 @@ class FairProximalTraining(ProximalTraining):
     acts: ClassVar[dict[str, OnlyWith | None]] = {
         name: only_with("use_fair") for name in ("fair_weight", "fair_clamp", "fair_max", "fair_mode")
     }
-    scores: ClassVar[bool] = True
 
     optimizer: Literal["adam", "adamw", "sgd", "task"] = "sgd"
     use_fair: Flag = True
@@ -106,7 +105,7 @@ class FairProximalTraining(ProximalTraining):
                 own.factor = self._clamped(mean_loss(self, run, model) - own.mean_loss)
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        own = self.criterion_loss(run, model(inputs), targets)
+        own = criterion_loss(self, run, model(inputs), targets)
         run.own.batches.append((run.epoch, float(own.detach()), len(inputs)))
         return self.fair(own, run.own) + losses.proximal_term(model, run.own.received, run.own.mu)
 

@@ -7,9 +7,9 @@ site's update is divided by how many steps it comes to, and the sum takes the me
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -21,9 +21,6 @@ from fairflare.methods.fed_prox import JOB, SETTINGS, ProximalTraining, Pull
 from fairflare.methods.reports import NO_IMAGES, Field, ReportError
 from fairflare.methods.rule import RoundInputs, Steps, Weighing, sample_weights
 from fairflare.methods.training import SiteRun
-
-if TYPE_CHECKING:
-    from fairflare.core.task import Task
 
 log = logging.getLogger(__name__)
 
@@ -61,15 +58,6 @@ class NovaTraining(ProximalTraining):
         if self.optimizer == "sgd" and self.learning_rate * self.mu >= 1:
             raise ValueError(f"learning_rate * mu must be below 1, got {self.learning_rate!r} * {self.mu!r}")
 
-    def make_optimizer(
-        self, parameters: Iterable[torch.nn.Parameter], task: Task | None = None
-    ) -> torch.optim.Optimizer:
-        made = super().make_optimizer(parameters, task)
-        for group in made.param_groups:
-            if "nesterov" in group:
-                group["nesterov"] = group["nesterov"] and self.nesterov
-        return made
-
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         pull = self.pull(run, model)
         run.own = _Counted(pull.mu, pull.received)
@@ -81,6 +69,9 @@ class NovaTraining(ProximalTraining):
         optimizer: torch.optim.Optimizer,
         closure: Callable[[], torch.Tensor],
     ) -> torch.Tensor:
+        if not self.nesterov and isinstance(optimizer, torch.optim.SGD):
+            for group in optimizer.param_groups:
+                group["nesterov"] = False
         loss = super().step(run, model, optimizer, closure)
         own: _Counted = run.own
         if isinstance(optimizer, torch.optim.SGD):

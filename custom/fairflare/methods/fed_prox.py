@@ -15,7 +15,7 @@ from fairflare.core import losses
 from fairflare.core.settings import NonNegative, settings
 from fairflare.methods.catalog import Method
 from fairflare.methods.fed_avg import FedAvg
-from fairflare.methods.training import LocalTraining, SiteRun
+from fairflare.methods.training import LocalTraining, SiteRun, criterion_loss
 
 FALLBACK_MU = 1e-5  # in place of one that a server sends and that is no proximal coefficient
 
@@ -54,7 +54,7 @@ class ProximalTraining(LocalTraining):
         return Pull(mu, {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad})
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        own = self.criterion_loss(run, model(inputs), targets)
+        own = criterion_loss(self, run, model(inputs), targets)
         return own + losses.proximal_term(model, run.own.received, run.own.mu)
 
 

@@ -6,7 +6,7 @@ Logits Calibration", ICML 2022 (FedLC).
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -16,7 +16,7 @@ from fairflare.core.settings import Flag, NonNegative, settings
 from fairflare.methods.bsm import JOB, LEARNS, SETTINGS
 from fairflare.methods.catalog import Method
 from fairflare.methods.fed_avg import FedAvg
-from fairflare.methods.training import LocalTraining, SiteRun
+from fairflare.methods.training import LocalTraining, SiteRun, class_counts
 
 
 @settings
@@ -39,11 +39,11 @@ class CalibratedTraining(LocalTraining):
     prior_strength: NonNegative | None = None
     fedlc_exclude_target: Flag = False
 
-    def criterion_losses(self, run: SiteRun, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if not self.fedlc_exclude_target:
-            return super().criterion_losses(run, outputs, targets)
-        tau = {} if self.prior_strength is None else {"tau": self.prior_strength}
-        return fedlc_loss(outputs, targets, self.class_counts(run), reduction="none", exclude_target=True, **tau)
+            return super().loss(run, model, inputs, targets)
+        tau: dict[str, Any] = {} if self.prior_strength is None else {"tau": self.prior_strength}
+        return fedlc_loss(model(inputs), targets, class_counts(self, run), exclude_target=True, **tau)
 
 
 KEEPS = ("criterion", "prior_strength")

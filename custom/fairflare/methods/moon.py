@@ -18,7 +18,8 @@ from fairflare.core.settings import NonNegative, Positive, settings
 from fairflare.methods.bsm import JOB, LEARNS, SETTINGS
 from fairflare.methods.catalog import Method
 from fairflare.methods.fed_avg import FedAvg
-from fairflare.methods.training import LOCAL_MODEL, LocalTraining, SiteError, SiteRun
+from fairflare.methods.home import LOCAL_MODEL, Home
+from fairflare.methods.training import LocalTraining, SiteError, SiteRun, criterion_loss
 
 if TYPE_CHECKING:
     from fairflare.core.task import Task
@@ -61,8 +62,8 @@ class ContrastiveTraining(LocalTraining):
     temperature: Positive = 0.5
 
     @property
-    def local_models_kept(self) -> int:
-        return 3 if self.mu > 0 else 1
+    def home(self) -> Home:
+        return Home(self, local_models=3 if self.mu > 0 else 1)
 
     def check_task(self, task: Task) -> None:
         super().check_task(task)
@@ -88,7 +89,7 @@ class ContrastiveTraining(LocalTraining):
             return super().loss(run, model, inputs, targets)
         own: _Contrast = run.own
         z = model.embed(inputs)  # type: ignore[operator]
-        supervised = self.criterion_loss(run, model.head(z), targets)  # type: ignore[operator]
+        supervised = criterion_loss(self, run, model.head(z), targets)  # type: ignore[operator]
         if own.previous is None:
             return supervised + self.mu * math.log(2)
         with torch.no_grad():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
@@ -16,7 +16,10 @@ from fairflare.core.acting import OnlyWith, only_with
 from fairflare.core.settings import settings
 from fairflare.core.task import evaluating
 from fairflare.methods.reports import TRAINING, Field
-from fairflare.methods.training import LocalTraining, SiteRun
+from fairflare.methods.training import LocalTraining, SiteRun, criterion_losses
+
+if TYPE_CHECKING:
+    from fairflare.core.task import Task
 
 MAX_LOSS = 1e6  # mean loss over a site's images; a network that is wrong by a million is of no use to anybody
 PROBE_LOSS = Field(
@@ -41,7 +44,7 @@ def mean_loss(half: LocalTraining, run: SiteRun, model: torch.nn.Module, *, plai
     with torch.random.fork_rng(devices=[]), evaluating(model):
         for inputs, targets in run.data.batches("training", batch_size=half.batch_size):
             outputs, targets = model(inputs.to(run.device)), targets.to(run.device)
-            found = run.task.sample_losses(outputs, targets) if plain else half.criterion_losses(run, outputs, targets)
+            found = run.task.sample_losses(outputs, targets) if plain else criterion_losses(half, run, outputs, targets)
             total += float(found.double().sum())
             seen += len(inputs)
     return total / seen if seen else math.nan
@@ -58,6 +61,20 @@ def score_in(run: SiteRun, metrics: Mapping[str, float], *, balanced: bool = Fal
     """Accuracy (or balanced accuracy) where the task has one, else its primary metric (Dice)."""
     name = "balanced_accuracy" if balanced else "accuracy"
     return float(metrics.get(name, metrics[run.task.primary_metric]))
+
+
+class ReportsScore(LocalTraining if TYPE_CHECKING else object):  # type: ignore[misc]
+    """Mix-in of site halves whose report is a score in [0, 1] that is better when higher."""
+
+    def check_task(self, task: Task) -> None:
+        super().check_task(task)
+        metrics = task.by_name()
+        metric = metrics["accuracy" if "accuracy" in metrics else task.primary_metric]
+        if not metric.higher_is_better or metric.low < 0 or metric.high > 1:
+            raise ValueError(
+                f"it goes by a score in [0, 1] that is better when higher, and {metric.name!r} lies in {metric.range}, "
+                f"better when {'higher' if metric.higher_is_better else 'lower'}"
+            )
 
 
 @settings

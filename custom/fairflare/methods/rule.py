@@ -16,7 +16,8 @@ import torch
 
 from fairflare.core import checks
 from fairflare.core.settings import settings
-from fairflare.core.states import Made, State
+from fairflare.core.states import Made
+from fairflare.core.states import State as State
 from fairflare.core.weighting import normalise
 from fairflare.methods.reports import Field
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-import torch
-
 from fairflare.core.settings import settings
 from fairflare.methods.catalog import Method
 from fairflare.methods.fed_avg import FedAvg
+from fairflare.methods.home import Home
 from fairflare.methods.training import LocalTraining
 
 
@@ -19,11 +16,10 @@ class SoloTraining(LocalTraining):
     Every site starts from the common initial model. With one site it is FedAvg, bit for bit.
     """
 
-    own_norms: ClassVar[bool] = True
-    home_doc: ClassVar[str] = "the whole model: no update is sent, only metrics and counts"
-
-    def stays(self, model: torch.nn.Module) -> list[str]:
-        return list(model.state_dict())
+    @property
+    def home(self) -> Home:
+        doc = "the whole model: no update is sent, only metrics and counts"
+        return Home(self, lambda model: model.state_dict(), doc)
 
 
 METHODS = [

@@ -1,57 +1,33 @@
-"""The site half of a method: local training, with a few hooks, and what a site says about it."""
+"""The site half of a method: its settings, its hooks, and the criterion that it trains with."""
 
 from __future__ import annotations
 
-import itertools
-import logging
-import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
+from fairflare.core import losses
 from fairflare.core.acting import OnlyWith, only_with
-from fairflare.core.computing import Computing, LossScale, Overflow, Precision
-from fairflare.core.norms import LoneSample, lone_samples
+from fairflare.core.computing import Precision
 from fairflare.core.settings import BelowOne, Flag, NonNegative, Positive, PositiveInt, settings
-from fairflare.methods.criterion import HasCriterion
-from fairflare.methods.optimizing import HasOptimizer
-from fairflare.methods.personal import KeepsAtHome
+from fairflare.methods.home import Home
+from fairflare.methods.local_loop import LocalLoop, Trained
 from fairflare.methods.site_run import NotFinite as NotFinite
 from fairflare.methods.site_run import SiteError as SiteError
 from fairflare.methods.site_run import SiteRun as SiteRun
-from fairflare.methods.site_run import StateStore as StateStore
+from fairflare.methods.site_run import SiteStore as SiteStore
 
 if TYPE_CHECKING:
-    from fairflare.core.task import Batch, Task
-
-log = logging.getLogger(__name__)
-
-LOOKED_AT = 16  # so many steps on a GPU go by before somebody looks whether the loss is finite
-LOCAL_MODEL = "local_model"  # in a site's store: what it trained, for the anchor phase and for MOON
-RECEIVED_MODEL = "received_model"  # and what it was sent for that, where the anchor comes as a difference to it
-
-
-@dataclass
-class Trained:
-    """What :meth:`LocalTraining.train` leaves besides the trained model."""
-
-    #: Mean over the samples of each epoch, measured while training. With ``local_steps`` of each pass, the last one
-    #: over what was left of it.
-    epoch_losses: list[float]
-    num_steps: int | None
-    num_samples: int
-
-    def losses(self) -> dict[str, Any]:
-        """For the reply's stats; empty where nobody measured."""
-        return {"train_loss": self.epoch_losses[-1], "epoch_losses": self.epoch_losses} if self.epoch_losses else {}
+    from fairflare.core.task import Task
 
 
 @settings
-class LocalTraining(KeepsAtHome, HasCriterion, HasOptimizer):
-    """Site half of FedAvg, and the frame of every other: E epochs over the site's training images.
+class LocalTraining:
+    """Site half of FedAvg, and base of every other: E epochs over the site's training images.
+
+    A subclass overrides some of twelve hooks: :attr:`acts`, :attr:`home` and the methods. The loop that calls them is
+    :class:`fairflare.methods.local_loop.LocalLoop`.
 
     Args:
         optimizer: ``"adam"`` (L2 weight decay, as the papers), ``"adamw"`` or ``"sgd"``; ``"task"``: a MONAI bundle's
@@ -71,7 +47,7 @@ class LocalTraining(KeepsAtHome, HasCriterion, HasOptimizer):
             ``"logit_adjusted"``, ``"balanced_softmax"`` or ``"fedlc"``.
         prior_strength: tau of logit adjustment and FedLC; ``None``: the papers' 1 and 0.5.
         schedule: of the learning rate over the rounds: ``"constant"``, or ``"cosine"``, down to ``lowest_rate`` in the
-            last one; see :meth:`rate`.
+            last one; see :func:`fairflare.methods.local_loop.rate`.
         lowest_rate: of the cosine, ``> 0`` and at most ``learning_rate``; ``None``: a thousandth of it.
         norm_statistics: running means, variances and counters of batch norms: ``"average"`` over the sites (the
             papers); ``"recalibrated"``: measured again after each aggregation, with the new model over all sites'
@@ -96,10 +72,6 @@ class LocalTraining(KeepsAtHome, HasCriterion, HasOptimizer):
         "prior_strength": only_with("criterion", "logit_adjusted", "fedlc"),
         "lowest_rate": only_with("schedule", "cosine"),
     }
-    #: Whether the method needs a score of each model in [0, 1] that is better when higher.
-    scores: ClassVar[bool] = False
-    #: What the store has by class (``before``, ``during``, ``counts``), for a picture that stays at the site.
-    by_class: ClassVar[str] = ""
 
     optimizer: Literal["adam", "adamw", "sgd", "task"] = "adam"
     learning_rate: Positive = 1e-3
@@ -126,7 +98,7 @@ class LocalTraining(KeepsAtHome, HasCriterion, HasOptimizer):
         low = self.lowest_rate
         if self.schedule == "cosine" and low is not None and low > self.learning_rate:
             raise ValueError(f"lowest_rate must be at most learning_rate={self.learning_rate!r}, got {low!r}")
-        if self.own_norms and self.norm_statistics == "recalibrated":
+        if self.home.named is not None and self.norm_statistics == "recalibrated":
             raise ValueError(
                 f"norm_statistics='recalibrated' would change nothing: with {type(self).__name__} those of the "
                 "norms stay at the sites; leave it at 'average'"
@@ -138,27 +110,48 @@ class LocalTraining(KeepsAtHome, HasCriterion, HasOptimizer):
             )
 
     @property
-    def computing(self) -> Computing:
-        """How the network computes, where the site does not say otherwise."""
-        return Computing(self.precision, self.channels_last, self.compile, self.deterministic)
+    def home(self) -> Home:
+        """What of the model stays at the site."""
+        return Home(self)
 
-    @property
-    def local_models_kept(self) -> int:
-        """Of so many last rounds the site's local model stays in its store."""
-        return 1
+    # -- before the first round
 
-    def sends(self, names: Iterable[str]) -> list[str]:
-        """Those of the model's tensors whose updates go to the server."""
-        return list(names)
+    def check_task(self, task: Task) -> None:
+        """Refuse a task that this half cannot learn, as far as that is known without data.
 
-    # -- hooks
+        Raises:
+            ValueError: says which setting does not go with it.
+        """
+        if self.criterion != "task" and task.has_classes is False:
+            raise ValueError(f"criterion={self.criterion!r} needs classes; set criterion to 'task'")
+        if self.optimizer == "task" and not task.has_optimizer:
+            raise ValueError("optimizer='task' needs a MONAI bundle's; set optimizer to 'adam', 'adamw' or 'sgd'")
+
+    def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        """Look whether the site's data and the network have what :meth:`train` needs, without training.
+
+        Returns:
+            What the server should know besides: fields of :data:`fairflare.federation.check.FIELDS`.
+
+        Raises:
+            SiteError: they have not.
+        """
+        if self.criterion != "task":
+            class_counts(self, run)
+        return {}
+
+    def follows_num_rounds(self) -> list[str]:
+        """Settings whose effect in a round depends on the number of rounds: an experiment cannot go on with another."""
+        return [] if self.schedule == "constant" else ["schedule"]
+
+    # -- in a round
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
-        """Called with the received model before training; what later hooks need goes to ``run.own``."""
+        """Look at the received model before training; what later hooks need goes to ``run.own``."""
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Objective of one batch: the criterion, unless a method adds terms."""
-        return self.criterion_loss(run, model(inputs), targets)
+        return criterion_loss(self, run, model(inputs), targets)
 
     def step(
         self,
@@ -167,10 +160,14 @@ class LocalTraining(KeepsAtHome, HasCriterion, HasOptimizer):
         optimizer: torch.optim.Optimizer,
         closure: Callable[[], torch.Tensor],
     ) -> torch.Tensor:
-        """One optimizer step. ``closure`` zeroes the gradients, backpropagates the loss, clips, returns the loss."""
+        """Make one optimizer step. ``closure`` zeroes the gradients, backpropagates the loss, clips, returns it."""
         loss = closure()
         optimizer.step()
         return loss
+
+    def train(self, run: SiteRun, model: torch.nn.Module) -> Trained:
+        """Train ``model`` in place; see :meth:`fairflare.methods.local_loop.LocalLoop.train`."""
+        return LocalLoop(self, run, model).train()
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         """What the rule needs, after training: the fields it declares."""
@@ -180,196 +177,47 @@ class LocalTraining(KeepsAtHome, HasCriterion, HasOptimizer):
         """Splits whose images a reported value is made of, where a setting decides; ``None``: as its field declares."""
         return None
 
-    def report_anchor(self, run: SiteRun, local: torch.nn.Module, anchor: torch.nn.Module) -> dict[str, Any]:
-        """What a two-phase rule needs to know about the anchor."""
+    def sends(self, names: Iterable[str]) -> list[str]:
+        """Those of the model's tensors whose updates go to the server."""
+        return list(names)
+
+
+# ------------------------------------------------------------------------------------------------ the criterion
+
+
+def criterion_loss(half: LocalTraining, run: SiteRun, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The task's loss, or the chosen loss for imbalanced classes; the mean over the batch."""
+    if half.criterion == "task":
+        return run.task.loss(outputs, targets)
+    return criterion_losses(half, run, outputs, targets).mean()
+
+
+def criterion_losses(half: LocalTraining, run: SiteRun, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The same for each sample, (n,).
+
+    Raises:
+        SiteError: the site's data have no classes to count.
+    """
+    if half.criterion == "task":
+        return run.task.sample_losses(outputs, targets)
+    counts = class_counts(half, run)
+    if half.criterion == "balanced_softmax":
+        return losses.balanced_softmax(outputs, targets, counts, reduction="none")
+    strength = {} if half.prior_strength is None else {"tau": half.prior_strength}
+    by_name = losses.logit_adjusted_cross_entropy if half.criterion == "logit_adjusted" else losses.fedlc_loss
+    return by_name(outputs, targets, counts, reduction="none", **strength)
+
+
+def class_counts(half: LocalTraining, run: SiteRun) -> torch.Tensor:
+    """Training samples of each class, for the criterion.
+
+    Raises:
+        SiteError: the site's data have no classes to count.
+    """
+    counts = run.data.class_counts("training")
+    if counts is None:
         raise SiteError(
-            f"site {run.site!r}: the server asks about an anchor, but {type(self).__name__} has no anchor report; "
-            "choose the site half that belongs to the server half"
+            f"site {run.site!r}: criterion {half.criterion!r} needs classes, which the task's data do not have; "
+            "set criterion to 'task' or choose a classification task"
         )
-
-    # -- before the first round
-
-    def check_task(self, task: Task) -> None:
-        """Refuses a task that this half cannot learn, as far as that is known without data.
-
-        Raises:
-            ValueError: says which setting does not go with it.
-        """
-        self.check_criterion(task)
-        self.check_optimizer(task)
-        if self.scores:
-            metrics = task.by_name()
-            name = "accuracy" if "accuracy" in metrics else task.primary_metric
-            if not metrics[name].higher_is_better or metrics[name].low < 0 or metrics[name].high > 1:
-                raise ValueError(
-                    f"it goes by a score in [0, 1] that is better when higher, and {name!r} lies in "
-                    f"{metrics[name].range}, better when {'higher' if metrics[name].higher_is_better else 'lower'}"
-                )
-
-    def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        """Looks whether the site's data and the network have what :meth:`train` needs, without training.
-
-        Returns:
-            What the server should know besides: fields of :data:`fairflare.federation.check.FIELDS`.
-
-        Raises:
-            SiteError: they have not.
-        """
-        if self.criterion != "task":
-            self.class_counts(run)
-        return {}
-
-    # -- the frame
-
-    def start(self, run: SiteRun, model: torch.nn.Module) -> None:
-        """What goes before the first step of a round."""
-        torch.manual_seed(run.seed)
-        run.scale = LossScale(run.device.type) if run.computing.precision == "fp16" else None
-        model.train()
-        self.begin_round(run, model)
-
-    def train(self, run: SiteRun, model: torch.nn.Module) -> Trained:
-        """Trains ``model`` in place, deterministically for a given ``run.seed``.
-
-        Raises:
-            NotFinite: a loss or a trained tensor that is not finite (names site, round, and where).
-            SiteError: one sample for a batch norm without running statistics.
-        """
-        self.start(run, model)
-        optimizer = self.make_optimizer((p for p in model.parameters() if p.requires_grad), run.task)
-        if self.keep_optimizer_state:
-            kept = run.store.load_before("optimizer", run.current_round)
-            if kept is not None:
-                optimizer.load_state_dict(kept)
-        rate = self.rate(run.current_round, run.num_rounds)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        num_steps, epoch_losses, run.skipped_steps = 0, [], 0
-        try:
-            with lone_samples(model):
-                for epoch in self._passes():
-                    run.epoch = epoch
-                    left = None if self.local_steps is None else self.local_steps - num_steps
-                    loss, steps = self._one_epoch(run, model, optimizer, num_steps, left)
-                    epoch_losses.append(loss)
-                    num_steps += steps
-                    if left is not None and steps in (0, left):  # 0: there is nothing to cycle through
-                        break
-        except LoneSample as error:
-            raise SiteError(f"site {run.site!r}: {error}") from error
-        check_finite(run, model)
-        self._check_skipped(run, num_steps)
-        # Behind the check, and only finite ones: moments of a broken round would break every later one, or (a square
-        # that overflowed) stop its weights for good.
-        if self.keep_optimizer_state and _finite_moments(optimizer):
-            run.store.save("optimizer", run.current_round, optimizer.state_dict())
-        return Trained(epoch_losses, num_steps - run.skipped_steps, run.data.num_samples("training"))
-
-    def _check_skipped(self, run: SiteRun, num_steps: int) -> None:
-        """Says how many steps overflowed; raises :class:`NotFinite` where none is left, as nothing was learned."""
-        if not run.skipped_steps:
-            return
-        told = f"site {run.site!r}: {run.skipped_steps} of {num_steps} steps of round {run.current_round} overflowed in"
-        if run.skipped_steps == num_steps:
-            raise NotFinite(f"{told} float16, so nothing was learned; set precision to 'bf16' or 'fp32'")
-        log.warning("%s float16 and were left out", told)
-
-    def _passes(self) -> Iterable[int]:
-        return range(self.local_epochs) if self.local_steps is None else itertools.count()
-
-    def batches(self, run: SiteRun, model: torch.nn.Module, seed: int) -> Iterable[Batch]:
-        """The batches of an epoch: each training image once, in an order and with an augmentation of this seed."""
-        return run.data.batches("training", batch_size=self.batch_size, shuffle_seed=seed, augment=self.augment)
-
-    def _one_epoch(
-        self,
-        run: SiteRun,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        steps_before: int,
-        most: int | None = None,
-    ) -> tuple[float, int]:
-        """Mean loss over the samples gone through, and the number of steps, at most ``most``."""
-        seed = run.seed + run.epoch
-        order = run.data.order("training", seed)
-        total, seen, steps = torch.zeros((), dtype=torch.float64, device=run.device), 0, 0
-        # Looking at a number on a GPU waits for all that it was given to do.
-        every = 1 if run.device.type == "cpu" else LOOKED_AT
-        for inputs, targets in self.batches(run, model, seed):
-            run.batch = None if order is None else order[seen : seen + len(inputs)]
-            total += self._one_step(run, model, optimizer, inputs, targets).double() * len(inputs)
-            if steps % every == 0:
-                self._check_losses(run, total, steps_before + steps)
-            seen += len(inputs)
-            steps += 1
-            if steps == most:
-                break
-        self._check_losses(run, total, steps_before + steps - 1)
-        return float(total) / max(seen, 1), steps
-
-    def _check_losses(self, run: SiteRun, total: torch.Tensor, step: int) -> None:
-        """Raises :class:`NotFinite` where the losses so far are not finite, or float16 holds no gradient."""
-        if not math.isfinite(float(total)):
-            by = "" if run.device.type == "cpu" else "by "
-            raise NotFinite(
-                f"site {run.site!r}: the training loss became {float(total)} in round {run.current_round}, epoch "
-                f"{run.epoch}, {by}step {step}; lower learning_rate (now {self.learning_rate:g}), set "
-                "max_grad_norm, or look for extreme values in the images"
-            )
-        if run.scale is not None and run.scale.exhausted:
-            raise NotFinite(
-                f"site {run.site!r}: the gradients overflow in float16 at any scale in round {run.current_round}, "
-                f"epoch {run.epoch}, step {step}; set precision to 'bf16' or 'fp32', or lower learning_rate"
-            )
-
-    def _one_step(
-        self,
-        run: SiteRun,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        inputs: torch.Tensor,
-        targets: torch.Tensor,
-    ) -> torch.Tensor:
-        inputs, targets = (run.on_device(tensor) for tensor in (inputs, targets))
-        run.first_pass = True
-        try:
-            return self.step(run, model, optimizer, partial(self.one_pass, run, model, optimizer, inputs, targets))
-        except Overflow as overflow:
-            run.skipped_steps += 1
-            return overflow.loss
-
-    def one_pass(
-        self,
-        run: SiteRun,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        inputs: torch.Tensor,
-        targets: torch.Tensor,
-    ) -> torch.Tensor:
-        """Forward and backward pass of a batch on the run's device; the loss, detached."""
-        optimizer.zero_grad(set_to_none=True)
-        loss = self.loss(run, model, inputs, targets)
-        run.first_pass = False
-        # Backpropagating a NaN would only spread it; the caller stops with a message. On a GPU it does so later.
-        if run.device.type != "cpu" or torch.isfinite(loss):
-            if run.scale is None:
-                loss.backward()
-            else:
-                run.scale.backward(loss, optimizer)
-        self.clip(model)
-        return loss.detach()
-
-
-def _finite_moments(optimizer: torch.optim.Optimizer) -> bool:
-    moments = (value for by_name in optimizer.state.values() for value in by_name.values())
-    return all(bool(torch.isfinite(value).all()) for value in moments if isinstance(value, torch.Tensor))
-
-
-def check_finite(run: SiteRun, model: torch.nn.Module) -> None:
-    """Raises :class:`NotFinite` when a tensor of the trained model is not finite (names it)."""
-    for name, tensor in model.state_dict().items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise NotFinite(
-                f"site {run.site!r}: tensor {name!r} is not finite after training in round {run.current_round}; "
-                "lower learning_rate or set max_grad_norm"
-            )
+    return counts

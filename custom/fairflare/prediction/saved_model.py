@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 
 from fairflare.federation.models import BEST_MODEL_FILE, MODEL_FILE
-from fairflare.federation.personal import PERSONAL
 from fairflare.federation.run_settings import RESULTS_FOLDER
+from fairflare.federation.site_training import PERSONAL
 from fairflare.reporting.results import RESULTS_FILE, read_results
 from fairflare.tasks.networks import read_checkpoint
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from fairflare.core.inequality import LEVEL
+from fairflare.core.intervals import LEVEL
 from fairflare.core.sampling import MEAN_RECALL
 from fairflare.core.task import metric_name
 from fairflare.reporting.standing import Said, Site

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from typing_extensions import Unpack
 
-from fairflare.data.datalist import SUFFIXES, DataError
+from fairflare.data.datalist import DataError
+from fairflare.data.image_file import SUFFIXES
 from fairflare.data.preparers.common import (
     Item,
     Preparer,

@@ -7,7 +7,8 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from fairflare.data.datalist import SUFFIXES, DataError, suffix_of
+from fairflare.data.datalist import DataError, suffix_of
+from fairflare.data.image_file import SUFFIXES
 from fairflare.data.preparers.names import existing_folder, listing
 
 Row = Mapping[str, str]

@@ -1,4 +1,4 @@
-"""A site's folder of an experiment: one folder for each run, locked while a task is performed."""
+"""What a site keeps between tasks, on its own disk: a folder for each run, locked while a task is performed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fairflare.core.files import private_folder, remove_partials
 from fairflare.core.locks import Held, locked
-from fairflare.exchange.messages import SiteTask
-from fairflare.federation.site_store import SiteStore, safe_name
-from fairflare.methods.training import SiteError
+from fairflare.methods.site_run import SiteError, SiteStore
+
+if TYPE_CHECKING:
+    from fairflare.exchange.messages import SiteTask
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +28,19 @@ NO_RUN = "run"  # the folder of a task that names no run
 LOCK = "lock"  # in each run's folder; its time is when the run was last worked on
 _GONE = ".gone"
 _OLD_PARTIAL = re.compile(r".+\.tmp\d+")  # of earlier versions
+
+
+def safe_name(name: str) -> str:
+    """A folder name for an experiment or site; refuses what could leave the folder.
+
+    Raises:
+        ValueError: empty, or not made of letters, digits, ``.``, ``_``, ``-``, ``@``.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_@-][A-Za-z0-9._@-]{0,127}", name):
+        raise ValueError(
+            f"name {name!r} must be 1 to 128 letters, digits, '.', '_', '-' or '@', and not start with '.'"
+        )
+    return name
 
 
 class SiteFolder:

@@ -1,13 +1,21 @@
-"""A value that stands in both halves of a method's configuration must be one value."""
+"""What the server knows of the sites' training: whether its settings are the rule's, and what stays at the sites."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from fairflare.core.settings import field_names, values_of
+from fairflare.federation.incoming import in_words
+from fairflare.methods.home import OwnModel
 from fairflare.methods.rule import Rule
 from fairflare.methods.training import LocalTraining
+
+COMMON, PERSONAL = "common", "personal"  # which model the figures of a run are of
 
 
 class HalvesDiffer(ValueError):
@@ -23,10 +31,9 @@ def training_of(site_half: Any) -> LocalTraining | None:
         return None
     try:
         cls = getattr(importlib.import_module(module), name)
-        made = cls(**site_half.get("args", {})) if issubclass(cls, LocalTraining) else None
+        return cls(**site_half.get("args", {})) if issubclass(cls, LocalTraining) else None
     except (ImportError, AttributeError, TypeError, ValueError):
         return None
-    return made
 
 
 def shared_values(cls: type, other: Rule | LocalTraining | None) -> dict[str, Any]:
@@ -77,3 +84,46 @@ def check_halves(rule: Rule, site_half: Any, norm_statistics: str) -> None:
             f"the two halves of the configuration differ: {'; '.join(differing)}. Set the same value in "
             "config_fed_server.json (rule) and config_fed_client.json (training), or export the job anew with --set"
         )
+
+
+@dataclass(frozen=True)
+class AtHome:
+    """What the server knows of it.
+
+    Attributes:
+        tensors: that no site sends; the common model has them as they were in the beginning.
+        measured: ``"personal"`` or ``"common"``; ``None``: the site half is not known here, and the sites say.
+        own_everywhere: no model is the same at all sites; not so where a site has one of its own besides.
+    """
+
+    tensors: frozenset[str] = frozenset()
+    measured: str | None = None
+    own_everywhere: bool = False
+
+    @property
+    def noted(self) -> dict[str, Any]:
+        """What the files of the common model say of it: that the sites have more, without which it was not measured."""
+        return {"measured": PERSONAL, "stays_at_sites": len(self.tensors)} if self.measured == PERSONAL else {}
+
+
+def at_home(site_half: Any, network: torch.nn.Module, say: Callable[..., None]) -> AtHome:
+    """Ask the job's training what stays at the sites, and say it in the log.
+
+    Args:
+        site_half: as in :class:`fairflare.federation.run_settings.Place`.
+        network: the task's.
+        say: a line for the server's log.
+    """
+    training = training_of(site_half)
+    if training is None:
+        return AtHome()
+    home = training.home
+    names = home.stays(network)
+    if training.norm_statistics == "site" and not names:
+        say("norm_statistics='site' changes nothing: the network has no norm with running statistics")
+    if home.model:
+        say(f"every site has a model {home.model}")
+    if names:
+        say(f"at the sites stay {in_words(names)} of {len(network.state_dict())}; every site is measured with its own")
+    own = bool(names) or isinstance(home, OwnModel)
+    return AtHome(frozenset(names), PERSONAL if names or home.model else COMMON, own)

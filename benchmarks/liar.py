@@ -41,7 +41,7 @@ from fairflare.federation.run_settings import Place, RunSettings
 from fairflare.federation.transport import Listener, Question
 from fairflare.methods.catalog import Method, all_methods
 from fairflare.methods.creff import CReFF
-from fairflare.reporting.records import RoundRecord
+from fairflare.reporting.documents import RoundRecord
 from fairflare.tasks.base import Metric, SiteData, Task
 from fairflare.tasks.networks import GivenHead
 

@@ -19,9 +19,9 @@ from fairflare.core.sampling import BINS
 from fairflare.reporting.comparison import compare, comparison_of
 from fairflare.reporting.difference_table import difference_table
 from fairflare.reporting.differences import differences, fell
+from fairflare.reporting.documents import as_json
 from fairflare.reporting.page.material import of_one, page_run
 from fairflare.reporting.page.write import build, write_report
-from fairflare.reporting.records import as_json
 from fairflare.reporting.standing import CASES, ERRORS, WITHIN, standing, who_is_behind
 from fairflare.reporting.table import class_rows, fairness_table, rich_table
 from tests.unit.report_runs import document, write_comparison, write_run

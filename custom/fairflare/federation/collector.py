@@ -39,8 +39,8 @@ from fairflare.federation.replies import (
 )
 from fairflare.methods.reports import Field, ReportError, numbers, read_report
 from fairflare.methods.rule import RoundInputs, Rule, State, Weighing
+from fairflare.reporting.documents import Warned
 from fairflare.reporting.no_effect import short_step
-from fairflare.reporting.records import Warned
 
 log = logging.getLogger(__name__)
 

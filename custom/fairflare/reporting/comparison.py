@@ -13,9 +13,9 @@ from fairflare.core import checks
 from fairflare.core.fairness import FairnessSummary, summarize
 from fairflare.core.settings import by_name
 from fairflare.reporting.differences import Difference, differences_of
+from fairflare.reporting.documents import SUPPRESSED
 from fairflare.reporting.layout import MISSING, blocks, csv_lines, markdown_lines, number, wrapped
 from fairflare.reporting.no_effect import faults_of
-from fairflare.reporting.records import SUPPRESSED
 from fairflare.reporting.table import (
     MEASURED,
     SYNTHETIC_NOTE,

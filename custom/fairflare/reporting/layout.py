@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fairflare.reporting.records import csv_text
+from fairflare.core.files import csv_text
 
 MISSING = "-"
 Table = Sequence[Sequence[str]]  # rows of cells, the header first

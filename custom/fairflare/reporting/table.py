@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from fairflare.core import checks
 from fairflare.core.fairness import BEFORE_RECORDED, FairnessSummary, declared_as, higher_is_better, summarize
 from fairflare.reporting.attendance import attendance
+from fairflare.reporting.documents import SUPPRESSED
 from fairflare.reporting.layout import MISSING, blocks, csv_lines, cut, markdown_lines, number, wrapped
 from fairflare.reporting.no_effect import zero_everywhere
-from fairflare.reporting.records import SUPPRESSED
 from fairflare.reporting.standing import interval_cell, recall_of, shown_behind, who_is_behind
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from fairflare.core import checks
 from fairflare.core.fairness import FairnessSummary
 from fairflare.reporting.comparison import comparison_of, complete_runs
 from fairflare.reporting.differences import Difference
+from fairflare.reporting.documents import ROUND, cut, read_head, read_rounds
 from fairflare.reporting.page.layers import LayerSums
-from fairflare.reporting.page.tidy import Tidier
 from fairflare.reporting.pictures import in_order
 from fairflare.reporting.results import RESULTS_FILE, find_results, read_results
 from fairflare.reporting.standing import who_is_behind
@@ -30,7 +30,7 @@ class PageRun:
     """One run.
 
     Attributes:
-        document: tidy, without the values by layer.
+        document: what can be used of it, without the values by layer.
         layers: these, summed up.
         place: where it was found.
         problems: what was wrong in its file.
@@ -112,7 +112,7 @@ class Material:
         for run in self.runs:
             found.update(site for _, site in run.layers.weight.sums)
             for r in run.rounds:
-                found.update(r["sites"], r["accepted"], r["validation"], r["reports"], r["site_weights"])
+                found.update(r["sites"], r["accepted"], r["validation"], r["reports"], r["site_weights"] or ())
         return in_order(found)
 
     @property
@@ -132,8 +132,14 @@ class Material:
 
 def page_run(raw: Mapping[str, Any], place: str = "") -> PageRun:
     """A document of :func:`fairflare.reporting.results.read_results`, which is not changed."""
-    tidier, layers = Tidier(), LayerSums()
-    return PageRun(tidier.document(raw, layers.add_round), layers, place, tidier.told())
+    problems: list[str] = []
+    layers, rounds = LayerSums(), []
+    for record in read_rounds(raw, problems):
+        layers.add_round(record.current_round, record.layers or {})
+        rounds.append(ROUND.dump_python(record, exclude={"layers"}))
+    rounds.sort(key=lambda record: record["current_round"])
+    document = {**read_head(raw, problems).model_dump(), "rounds": rounds}
+    return PageRun(document, layers, place, cut(problems))
 
 
 def find_runs(folder: Path) -> list[Path]:
@@ -173,11 +179,11 @@ def read_material(folder: Path, *, metric: str | None = None, reference: str | N
     if len(paths) == 1 and (paths[0] == folder or find_results_or_none(folder)):
         if reference is not None:
             raise ValueError("--reference is for comparisons; this is one run")
-        return of_one(page_run(read_results(paths[0])), metric)
+        return of_one(page_run(read_results(paths[0], whole=False)), metric)
     runs, problems = [], []
     for path in paths:
         try:
-            runs.append(page_run(read_results(path), _run_folder(path.relative_to(folder))))
+            runs.append(page_run(read_results(path, whole=False), _run_folder(path.relative_to(folder))))
         except (OSError, ValueError) as error:
             problems.append(f"left out, since it cannot be read: {error}")
     if not runs:

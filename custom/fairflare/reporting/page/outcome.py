@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from fairflare.core.intervals import LEVEL
 from fairflare.reporting.difference_table import interval_of, notes_of_differences
 from fairflare.reporting.differences import BETTER, MEASURES, WORSE, Difference
+from fairflare.reporting.documents import SUPPRESSED
 from fairflare.reporting.layout import number
 from fairflare.reporting.page.content import Cell, Picture, Section, Spread, Table, listed
 from fairflare.reporting.page.material import Material, PageRow
 from fairflare.reporting.page.style import INK, figure, label, legend, look
-from fairflare.reporting.records import SUPPRESSED
 from fairflare.reporting.table import class_rows
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from fairflare.reporting.page.lines import Series, lines_picture
 from fairflare.reporting.page.material import Material, PageRow
 from fairflare.reporting.page.outcome import spread
 from fairflare.reporting.page.style import label
-from fairflare.reporting.page.tidy import finite
 from fairflare.reporting.pictures import draw_map
 
 if TYPE_CHECKING:
@@ -188,3 +187,14 @@ def _usable(value: Any) -> dict[str, Any] | None:
         and 0 <= place[1] < len(lines[0])
     }
     return {"u_matrix": lines, "bmu": inside} if inside else None
+
+
+def finite(value: Any) -> float | None:
+    """A finite number, else None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None

@@ -142,7 +142,7 @@ def site_weights(material: Material) -> Section | None:
         found: dict[tuple[int, str], list[float]] = {}
         for run in row.runs:
             for record in run.rounds:
-                for site, weight in record["site_weights"].items():
+                for site, weight in (record["site_weights"] or {}).items():
                     if weight is not None:
                         found.setdefault((record["current_round"], site), []).append(weight)
         if not found:
@@ -251,7 +251,7 @@ def largest(run: PageRun) -> dict[int, Largest]:
     """By round: of the whole model, or of a layer, whichever is larger."""
     found = dict(run.layers.largest)
     for record in run.rounds:
-        for site, weight in record["site_weights"].items():
+        for site, weight in (record["site_weights"] or {}).items():
             before = found.get(record["current_round"])
             if weight is not None and (before is None or weight > before.value):
                 found[record["current_round"]] = Largest(weight, site)

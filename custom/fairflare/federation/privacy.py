@@ -176,7 +176,7 @@ def _directives() -> list[Row]:
     for method in all_methods().values():
         for name, doc in method.rule.directive_docs.items():
             told.setdefault((f"`{name}`", doc), []).append(f"`{method.name}`")
-    rows = [(", ".join(names), *directive) for directive, names in told.items()]
+    rows: list[Row] = [(", ".join(names), *directive) for directive, names in told.items()]
     return rows + [
         ("any, with `crt_rounds`", f"`{name}`", doc) for name, doc in ClassifierAverage.directive_docs.items()
     ]

@@ -308,7 +308,7 @@ def read_part(kind: TypeAdapter[T], raw: Any, where: str, problems: list[str]) -
     """What can be used of a part of a document, whatever is missing or of the wrong kind in it.
 
     Args:
-        kind: :data:`HEAD` or :data:`ROUND`.
+        kind: :data:`HEAD`, :data:`ROUND` or the like.
         raw: of a file; not changed.
         where: its place, for the messages; empty: the whole.
         problems: gets a line for everything that was left out.
@@ -378,7 +378,7 @@ def _in_words(where: str, error: ErrorDetails) -> str:
     if error["type"] == "missing":
         return f"{place} is missing"
     kind = _KINDS.get(error["type"].partition("_")[0])
-    return f"{place} is no {kind}" if kind else f"{place} {error['msg']}"
+    return f"{place} is no {kind}" if kind else f"{place} {error['msg'].replace('Input should be', 'must be')}"
 
 
 def _without(value: Any, places: Collection[tuple[int | str, ...]]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import textwrap
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
@@ -31,6 +32,14 @@ class Spread:
 
     mean: float
     sd: float = math.nan
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean and population standard deviation of the finite ones; with one value no deviation."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return Spread(math.nan)
+    return Spread(statistics.fmean(finite), statistics.pstdev(finite) if len(finite) > 1 else math.nan)
 
 
 @dataclass(frozen=True)

@@ -283,22 +283,24 @@ def mark_ended(folder: Path, reason: str) -> bool:
     return True
 
 
+def results_in(path: Path) -> Path | None:
+    """``results.json`` of a run folder, a workspace, a comparison's run or a FLARE download; itself if it is a file."""
+    if path.is_file():
+        return path
+    in_workspace = Path("server") / "simulate_job" / "fairflare"
+    places = (".", "fairflare", in_workspace, Path("simulator") / in_workspace, "workspace/fairflare")
+    return next((found for place in places if (found := path / place / RESULTS_FILE).is_file()), None)
+
+
 def find_results(path: Path) -> Path:
-    """``results.json`` of a run folder, a workspace, a comparison's run or a FLARE download.
+    """As :func:`results_in`.
 
     Raises:
         ValueError: there is none.
     """
-    if path.is_file():
-        return path
-    candidates = [path / "results.json", path / "fairflare" / "results.json"]
-    in_workspace = Path("server") / "simulate_job" / "fairflare" / "results.json"
-    candidates += [path / in_workspace, path / "simulator" / in_workspace]
-    candidates += [path / "workspace" / "fairflare" / "results.json"]
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate
-    raise ValueError(f"no results.json in {path}")
+    if (found := results_in(path)) is None:
+        raise ValueError(f"no results.json in {path}")
+    return found
 
 
 def read_results(path: str | os.PathLike[str], *, whole: bool = True) -> dict[str, Any]:

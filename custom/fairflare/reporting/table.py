@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from fairflare.core import checks
@@ -150,19 +150,23 @@ def _zero_notes(results: Mapping[str, Any]) -> list[str]:
     )
 
 
-def _warnings(results: Mapping[str, Any]) -> list[str]:
-    """What one site could do or would have done: a line a site and kind, in the words of its worst round."""
+def worst_warnings(rounds: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, list[int], str]]:
+    """What one site could do or would have done: of each site and kind the rounds, and the words of the worst."""
     found: dict[tuple[str, str], list[tuple[float, int, str]]] = {}
-    for record in results["rounds"]:
+    for record in rounds:
         for warned in record.get("warnings") or ():  # older results have none
             far = math.inf if warned["value"] is None else abs(warned["value"])
             entry = (far, record["current_round"], warned["text"])
             found.setdefault((warned["site"], warned["kind"]), []).append(entry)
-    lines = []
-    for (site, _), entries in sorted(found.items()):
-        _, _, text = max(entries, key=lambda entry: entry[0])
-        which = f"round{'' if len(entries) == 1 else 's'} {_ranges([number for _, number, _ in entries])}"
-        lines.append(f"  {site or 'every site'} in {which}: {text}")
+    worst = {key: max(entries, key=lambda entry: entry[0]) for key, entries in found.items()}
+    return [(*key, [number for _, number, _ in found[key]], worst[key][2]) for key in sorted(found)]
+
+
+def _warnings(results: Mapping[str, Any]) -> list[str]:
+    lines = [
+        f"  {site or 'every site'} in round{'s' * (len(numbers) > 1)} {_ranges(numbers)}: {text}"
+        for site, _, numbers, text in worst_warnings(results["rounds"])
+    ]
     return ["Warnings, in the words of the worst round:", *lines] if lines else []
 
 

@@ -17,7 +17,7 @@ from fairflare.reporting.differences import Difference
 from fairflare.reporting.documents import ROUND, cut, read_head, read_rounds
 from fairflare.reporting.page.layers import LayerSums
 from fairflare.reporting.pictures import in_order
-from fairflare.reporting.results import RESULTS_FILE, find_results, read_results
+from fairflare.reporting.results import RESULTS_FILE, read_results, results_in
 from fairflare.reporting.standing import who_is_behind
 from fairflare.reporting.table import by_site_of, direction_of, label_of, metrics_of, parts_of, run_notes, summary_of
 
@@ -148,18 +148,11 @@ def find_runs(folder: Path) -> list[Path]:
     Raises:
         ValueError: there is none.
     """
-    try:
-        return [find_results(folder)]
-    except ValueError:
-        pass
+    if (one := results_in(folder)) is not None:
+        return [one]
     for parent in (folder / "runs", folder):
-        found = []
-        for place in sorted(parent.iterdir()) if parent.is_dir() else ():
-            try:
-                found.append(find_results(place))
-            except ValueError:
-                continue
-        if found:
+        places = sorted(parent.iterdir()) if parent.is_dir() else ()
+        if found := [results for place in places if (results := results_in(place)) is not None]:
             return found
     raise ValueError(f"{folder}: no results.json there, of a run, of a FLARE download or of a comparison (runs/*)")
 
@@ -176,7 +169,7 @@ def read_material(folder: Path, *, metric: str | None = None, reference: str | N
         ValueError: no results, none that can be read, no complete run among several, an unknown metric or reference.
     """
     paths = find_runs(folder)
-    if len(paths) == 1 and (paths[0] == folder or find_results_or_none(folder)):
+    if len(paths) == 1 and results_in(folder):
         if reference is not None:
             raise ValueError("--reference is for comparisons; this is one run")
         return of_one(page_run(read_results(paths[0], whole=False)), metric)
@@ -197,14 +190,6 @@ def _run_folder(results: Path) -> str:
     while results.parent != Path() and results.name in BELOW_A_RUN:
         results = results.parent
     return str(results)
-
-
-def find_results_or_none(folder: Path) -> Path | None:
-    """As :func:`fairflare.reporting.results.find_results`, without an error."""
-    try:
-        return find_results(folder)
-    except ValueError:
-        return None
 
 
 def of_one(run: PageRun, metric: str | None = None) -> Material:

@@ -11,7 +11,7 @@ from fairflare.core.intervals import LEVEL
 from fairflare.reporting.difference_table import figures_of, interval_of, notes_of_differences
 from fairflare.reporting.differences import BETTER, MEASURES, WORSE, Difference
 from fairflare.reporting.documents import SUPPRESSED
-from fairflare.reporting.layout import number
+from fairflare.reporting.layout import number, spread
 from fairflare.reporting.page.content import Cell, Picture, Section, Spread, Table, listed
 from fairflare.reporting.page.material import Material, PageRow
 from fairflare.reporting.page.style import INK, figure, label, legend, look
@@ -29,14 +29,6 @@ SUMMARIES = (
     ("average", "mean"), ("std", "std"), ("std if equal", CHANCE), ("worst", "worst"),
     ("worst decile", "bottom_decile"),
 )  # fmt: skip
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Mean and population standard deviation of the finite ones; with one value no deviation."""
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite:
-        return Spread(math.nan)
-    return Spread(statistics.fmean(finite), statistics.pstdev(finite) if len(finite) > 1 else math.nan)
 
 
 def of_summaries(row: PageRow, attribute: str) -> Spread:

@@ -178,7 +178,7 @@ def table_of(results: Mapping[str, Any], metric: str | None = None) -> Table:
     """
     if not results.get("test"):
         return Table("run", "", ["site"], [])
-    metrics = metrics_of(results) if metric is None else [_known(results, metric)]
+    metrics = metrics_of(results) if metric is None else [known_metric(results, metric)]
     columns = [_Column(results, name) for name in metrics]
     columns += [_Column(results, metrics[0], test, f", {heading}") for heading, test in _other_models(results)]
     header = ["site", *(column.shown for column in columns)]
@@ -348,7 +348,12 @@ def _sites(count: int) -> str:
     return f"{count} site{'' if count == 1 else 's'}"
 
 
-def _known(results: Mapping[str, Any], metric: str) -> str:
+def known_metric(results: Mapping[str, Any], metric: str) -> str:
+    """The metric.
+
+    Raises:
+        ValueError: the run does not have it; suggests the nearest.
+    """
     of = (*results["test"].values(), *(results.get("suppressed") or {}).values())
     known = sorted({name for names in of for name in names})
     for part in parts_of(metric, results["test"]):

@@ -81,7 +81,7 @@ def steps_of(way: str, size: int) -> Callable[[], Any]:
     inputs, targets = torch.randn(8, 1, size, size), torch.randint(0, 2, (8, 1, size, size)).float()
     criterion = torch.nn.BCEWithLogitsLoss()
     if way == "ours":
-        from fairflare.methods.local_loop import LocalLoop, make_optimizer
+        from fairflare.methods.local_loop import make_optimizer
         from fairflare.methods.training import LocalTraining
 
         training = LocalTraining(weight_decay=0.0)

@@ -42,7 +42,7 @@ from fairflare.federation.transport import Listener, Question
 from fairflare.methods.catalog import Method, all_methods
 from fairflare.methods.creff import CReFF
 from fairflare.methods.rule import MakesTensors, TwoPhase
-from fairflare.reporting.records import RoundRecord
+from fairflare.reporting.documents import RoundRecord
 from fairflare.tasks.base import Metric, SiteData, Task
 from fairflare.tasks.networks import GivenHead
 

@@ -24,7 +24,7 @@ from fairflare.federation.local import LocalTransport, run_local
 from fairflare.federation.plan import Plan, make_plan
 from fairflare.federation.rounds import Rounds
 from fairflare.federation.run_settings import Place, RunSettings
-from fairflare.reporting.records import RoundRecord
+from fairflare.reporting.documents import RoundRecord
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "segmentation": {},

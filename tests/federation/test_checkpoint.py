@@ -286,6 +286,25 @@ def test_numbers_that_do_not_fit_each_other(tmp_path: Path) -> None:
         CheckpointFolder(folder.folder).load()
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"format": 3}, "state-000002.json.format must be 2"),
+        ({"files": ["x"]}, "state-000002.json.files is no object"),
+        ({"rounds": {"bytes": -1, "sha256": ""}}, "state-000002.json.rounds.bytes must be"),
+    ],
+)
+def test_a_head_of_another_kind_is_passed_over(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+    folder = Kept(tmp_path / "e")
+    folder.keep(1)
+    folder.keep(2)
+    rewrite(folder.folder, 2, **changes)
+    found = CheckpointFolder(folder.folder).load()
+    assert same(found, 1)
+    assert found is not None
+    assert told in found.passed_over[0]
+
+
 def test_what_the_rule_keeps_on_disk_is_checked_too(tmp_path: Path) -> None:
     folder = Kept(tmp_path / "e")
     neuron = folder.folder / "memory" / "som" / "000002" / "0.safetensors"

@@ -16,7 +16,7 @@ from fairflare.federation.plan import make_plan
 from fairflare.federation.suspects import Suspects
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_ism import FedISM
-from fairflare.reporting.records import RoundRecord
+from fairflare.reporting.documents import RoundRecord
 
 from .network import Run, good
 

@@ -9,8 +9,8 @@ import pytest
 
 from fairflare.core.fairness import summarize
 from fairflare.reporting import pictures
+from fairflare.reporting.documents import as_json
 from fairflare.reporting.pictures import RED, draw_map, draw_mu, draw_pictures, draw_sites
-from fairflare.reporting.records import as_json
 
 
 def results(sites: list[str], rounds: int = 3, **details: Any) -> dict[str, Any]:

@@ -20,11 +20,11 @@ from typer.testing import CliRunner
 from fairflare.cli import app
 from fairflare.exchange.messages import Message
 from fairflare.federation.rounds import RoundFailed
+from fairflare.reporting.documents import MAX_PROBLEMS
 from fairflare.reporting.page import pareto, style, write
 from fairflare.reporting.page.content import MAX_ROWS, Picture, Spread, Table, digits, printable, shown
 from fairflare.reporting.page.material import Material, _run_folder, page_run, read_material
 from fairflare.reporting.page.pareto import not_dominated
-from fairflare.reporting.page.tidy import MAX_PROBLEMS, Tidier
 from fairflare.reporting.page.write import build, write_report, write_run_page
 from fairflare.reporting.results import PAGE_FILE
 from tests.federation.network import Run, misbehave
@@ -581,7 +581,7 @@ def test_numbers_that_are_none(tmp_path):
     assert "nan" not in read.words.lower().split()
     assert "Without a value, and not in these figures: site-1." in read.words
     assert read.tables["sites"][1] == ["site-1", "-"]
-    assert "no number seconds" in read.words
+    assert "rounds[0].phases[0].seconds is no number" in read.words
 
 
 @pytest.mark.parametrize(
@@ -623,10 +623,10 @@ def test_runs_that_did_not_complete_are_named(tmp_path, quick_pictures):
 
 
 def test_problems_are_counted():
-    tidier = Tidier()
-    tidier.document({"rounds": [None] * (MAX_PROBLEMS + 5)}, lambda number, layers: 0)
-    assert len(tidier.told()) == MAX_PROBLEMS + 1
-    assert tidier.told()[-1] == "and 5 more"
+    problems = page_run({"rounds": [None] * (MAX_PROBLEMS + 5)}).problems
+    assert len(problems) == MAX_PROBLEMS + 1
+    assert problems[0] == "rounds[0] is no object"
+    assert problems[-1] == "and 5 more"
 
 
 def test_a_document_is_not_changed():

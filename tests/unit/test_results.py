@@ -20,11 +20,14 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from typer.testing import CliRunner
 
+from fairflare.cli import app
 from fairflare.core.fairness import summarize
 from fairflare.core.record_log import RecordLog
 from fairflare.federation.checkpoint import Checkpoint, CheckpointFolder
 from fairflare.reporting.comparison import compare
+from fairflare.reporting.documents import read_head, read_rounds
 from fairflare.reporting.layout import csv_lines
 from fairflare.reporting.results import (
     CSV_COLUMNS,
@@ -483,6 +486,50 @@ def test_unreadable_results(tmp_path, content, message):
     with pytest.raises(ValueError, match=message) as caught:
         read_results(tmp_path)
     assert str(tmp_path / "results.json") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "odd", "told"),
+    [
+        (("rounds",), 7, "rounds is no list"),
+        (("rounds", 0), None, r"rounds\[0\] is no object"),
+        (("rounds", 0, "current_round"), True, r"rounds\[0\]\.current_round is no whole number"),
+        (("rounds", 0, "phases", 0, "seconds"), "1", r"rounds\[0\]\.phases\[0\]\.seconds is no number"),
+        (("rounds", 0, "layers", "conv", "A", "weight"), "x", r"rounds\[0\]\.layers\.conv\.A\.weight is no number"),
+        (("info", "sites"), "A", r"info\.sites is no list"),
+        (("test", "A"), [1], r"test\.A is no object"),
+        (("resampled",), {"A": [1, "x"]}, r"resampled\.A has entries that are no numbers"),
+    ],
+)
+def test_a_part_of_another_kind_is_refused_and_named(tmp_path, path, odd, told):
+    document = finished(tmp_path)
+    within = document
+    for key in path[:-1]:
+        within = within[key]
+    within[path[-1]] = odd
+    (tmp_path / "results.json").write_text(json.dumps(document))
+    with pytest.raises(ValueError, match=rf"results\.json: {told}.*fairflare report"):
+        read_results(tmp_path)
+    assert read_results(tmp_path, whole=False) == document
+    done = CliRunner().invoke(app, ["show", str(tmp_path)])
+    assert (done.exit_code, "Traceback" in done.output) == (2, False)
+
+
+def test_an_older_document_has_what_it_lacks_by_default(tmp_path):
+    """Keys that came later, the seed among the settings, rounds without warnings: read, and no word about it."""
+    document = finished(tmp_path)
+    for key in ("best", "suppressed", "went_back", "resampled_units", "inequality", "phases"):
+        document.pop(key)
+    for key in ("warnings", "suppressed", "test", "values", "details", "notes"):
+        document["rounds"][0].pop(key)
+    document["info"].pop("seed")
+    document["info"]["config"]["seed"] = 5
+    (tmp_path / "results.json").write_text(json.dumps(document))
+    found = read_results(tmp_path)
+    problems: list[str] = []
+    head, (record,) = read_head(found, problems), read_rounds(found, problems)
+    assert (head.info.seed, head.suppressed, record.warnings, problems) == (5, {}, [], [])
+    assert head.info.model_extra["job_id"] == "j-1"
 
 
 def test_missing_results(tmp_path):

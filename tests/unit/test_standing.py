@@ -19,11 +19,11 @@ from fairflare.core.sampling import BINS
 from fairflare.reporting.comparison import compare, comparison_of
 from fairflare.reporting.difference_table import difference_table
 from fairflare.reporting.differences import differences, fell
+from fairflare.reporting.documents import as_json
 from fairflare.reporting.page.material import of_one, page_run
 from fairflare.reporting.page.write import build, write_report
-from fairflare.reporting.records import as_json
 from fairflare.reporting.standing import CASES, ERRORS, WITHIN, standing, who_is_behind
-from fairflare.reporting.table import class_rows, fairness_table, rich_table
+from fairflare.reporting.table import class_table, fairness_table, rich_table
 from tests.unit.report_runs import document, write_comparison, write_run
 
 INFO = {"primary_metric": "balanced_accuracy", "higher_is_better": {}, "metric_range": [0, 1]}
@@ -98,9 +98,10 @@ def test_classes_are_found_under_the_names_that_leave_a_site() -> None:
     found = standing(test, said, INFO)
     assert found is not None
     assert (found["test"], found["behind"]) == (WITHIN, ["site-2"])
-    header, *rows = class_rows({"inequality": found, "test": test})
-    assert header[1:] == [*names]
-    assert rows == [["site-1", "0.90 of 100", "0.80 of 100"], ["site-2", "0.50 of 100", "0.40 of 100"]]
+    table = class_table({"inequality": found, "test": test})
+    assert table is not None
+    assert table.columns[1:] == [*names]
+    assert table.rows == [["site-1", "0.90 of 100", "0.80 of 100"], ["site-2", "0.50 of 100", "0.40 of 100"]]
 
 
 def test_a_site_alone_is_not_marked_as_worst() -> None:

@@ -212,7 +212,7 @@ def _pictures(out: Path, sites: Sequence[str], overwrite: bool) -> dict[str, tup
 def _write_pictures(
     sites: Sequence[Any], out: Path, targets: Mapping[str, tuple[Path, Path]], names: Sequence[str] | None
 ) -> None:
-    from fairflare.reporting.records import csv_text
+    from fairflare.core.files import csv_text
     from fairflare.tasks.data_pictures import contact_sheet, histogram
 
     rows: list[list[Any]] = [["site", "split", "class", "images"]]

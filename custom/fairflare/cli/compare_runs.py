@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from fairflare.core.files import write_whole
 from fairflare.federation.series import Run, Series
-from fairflare.reporting.results import find_results, read_results
+from fairflare.reporting.results import find_results, read_results, results_in
 
 POLL = 0.2
 WAIT_FOR_END = 30.0  # seconds for a run that is told to end
@@ -213,11 +213,7 @@ def _differing(place: Path, wanted: Mapping[str, Any]) -> str:
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        try:
-            find_results(place)
-        except ValueError:
-            return ""
-        return f"there is no {path.name} that tells them"
+        return "" if results_in(place) is None else f"there is no {path.name} that tells them"
     except (OSError, ValueError):
         return f"{path.name} cannot be read"
     old, new = (_flat(plan) for plan in (stored, wanted))

@@ -208,8 +208,8 @@ def _compute(
 
 
 def _write(found: Sequence[Landscape], grid: Grid, trained: Sequence[Trained], out: Path) -> None:
+    from fairflare.core.files import csv_text
     from fairflare.reporting import landscape
-    from fairflare.reporting.records import csv_text
 
     out.mkdir(parents=True, exist_ok=True)
     losses = {(one.run, one.site): one.losses for one in found}

@@ -4,7 +4,9 @@ else reads: models trained on a site's data, and the figures about them, are as 
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
 import logging
 import os
@@ -202,6 +204,13 @@ class _Told:
 def csv_row(row: Sequence[Any]) -> list[Any]:
     """Cells of a CSV file, of which none is a formula to a spreadsheet: a text that could begin one gets a ``'``."""
     return [_no_formula(cell) if isinstance(cell, str) else cell for cell in row]
+
+
+def csv_text(rows: Iterable[Sequence[Any]]) -> str:
+    """Rows as lines of a CSV file; ``None`` is an empty cell."""
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows(map(csv_row, rows))
+    return buffer.getvalue()
 
 
 def _no_formula(text: str) -> str:

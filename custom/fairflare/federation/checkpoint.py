@@ -15,19 +15,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import BaseModel, TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fairflare.core.files import private_folder, save_torch, sha256_of, to_disk, write_whole
 from fairflare.core.record_log import DamagedLog, RecordLog
-from fairflare.core.settings import by_name
+from fairflare.core.settings import NonNegativeInt, by_name
 from fairflare.exchange.messages import clean_state
 from fairflare.exchange.tensor_folder import save_tensors
+from fairflare.reporting.documents import read_part
 
-FORMAT = 2
 ROUNDS_FILE = "rounds.jsonl.bz2"
 MEMORY_FOLDER = "memory"  # what the rule keeps on disk
 KEPT = 2
@@ -68,6 +69,40 @@ class Checkpoint:
     passed_over: list[str] = field(default_factory=list)
 
 
+class LogHead(BaseModel):
+    """The first bytes of the log of rounds, which a checkpoint has all of."""
+
+    bytes: NonNegativeInt
+    sha256: str
+
+
+class Head(BaseModel):
+    """``state-NNNNNN.json``, as it is written and read: what a checkpoint is, and the checksums of its files.
+
+    Attributes:
+        format: of an older one nothing is read.
+        next_round: as its name says.
+        files: model and rule's state.
+        memory: what the rule keeps on disk.
+        best: the best model, where there is one.
+        rounds, results: of the results' log, and their state.
+        config, extra: see :class:`Checkpoint`.
+    """
+
+    format: Literal[2] = 2
+    next_round: NonNegativeInt
+    files: dict[str, str]
+    memory: dict[str, str]
+    best: dict[str, str]
+    rounds: LogHead
+    results: dict[str, Any]
+    config: dict[str, Any]
+    extra: dict[str, Any]
+
+
+HEAD = TypeAdapter(Head)
+
+
 class CheckpointFolder:
     """Reads and writes :class:`Checkpoint` in one folder; the last two are kept.
 
@@ -102,17 +137,17 @@ class CheckpointFolder:
         plain = {name: tensor.clone() for name, tensor in clean_state(checkpoint.model).items()}
         model, rule = _model_file(number), f"rule-{number:06d}.pt"
         self._sums[model] = self._put(model, lambda path: save_tensors(path, plain, None, "the global model"))
-        content = {
-            "format": FORMAT,
-            "next_round": number,
-            "files": {model: self._sums[model], rule: self._put(rule, lambda path: save_torch(checkpoint.rule, path))},
-            "memory": self._memory_sums(),
-            "best": self._best(checkpoint),
-            "rounds": {"bytes": self.log.size, "sha256": self.log.sha256},
-            "results": checkpoint.results,
-            "config": checkpoint.config,
-            "extra": checkpoint.extra,
-        }
+        head = Head(
+            next_round=number,
+            files={model: self._sums[model], rule: self._put(rule, lambda path: save_torch(checkpoint.rule, path))},
+            memory=self._memory_sums(),
+            best=self._best(checkpoint),
+            rounds=LogHead(bytes=self.log.size, sha256=self.log.sha256),
+            results=checkpoint.results,
+            config=checkpoint.config,
+            extra=checkpoint.extra,
+        )
+        content = head.model_dump()
         text = json.dumps({"sha256": _sum_of(content), "content": content})
         write_whole(self._state(number), lambda path: path.write_text(text, encoding="utf-8"))
         self._remove_all_but(number)
@@ -210,8 +245,8 @@ class CheckpointFolder:
                 self._state(number).unlink()
                 continue
             try:
-                content = self._content(number)
-                needed.update(content["files"], content["best"])
+                head = self._head(number)
+                needed.update(head.files, head.best)
             except _Damaged:
                 continue
         for path in self.folder.iterdir():
@@ -228,7 +263,7 @@ class CheckpointFolder:
     def _state(self, number: int) -> Path:
         return self.folder / f"state-{number:06d}.json"
 
-    def _content(self, number: int) -> dict[str, Any]:
+    def _head(self, number: int) -> Head:
         path = self._state(number)
         try:
             state = json.loads(path.read_text(encoding="utf-8"))
@@ -238,50 +273,54 @@ class CheckpointFolder:
             raise _Damaged(f"{path.name} cannot be read: {type(error).__name__}: {error}") from error
         if not whole:
             raise _Damaged(f"{path.name} is not what was written: its checksum differs")
-        return content
+        problems: list[str] = []
+        head = read_part(HEAD, content, path.name, problems)
+        if head is None or problems:
+            raise _Damaged(problems[0])
+        return head
 
     def _read(self, number: int, check: Callable[[Mapping[str, Any]], None], *, salvage: bool = False) -> Checkpoint:
-        content = self._content(number)
-        check(content["extra"])
-        self._check_numbers(number, content)
-        files: dict[str, str] = content["files"]
+        head = self._head(number)
+        check(head.extra)
+        self._check_numbers(number, head)
+        files = head.files
         model, rule = _model_file(number), f"rule-{number:06d}.pt"
         found = Checkpoint(
             next_round=number,
             model=_checked(self.folder / model, files[model], load_file),
             rule=_checked(self.folder / rule, files[rule], _load_torch),
-            results=content["results"],
-            config=content["config"],
-            extra=content["extra"],
+            results=head.results,
+            config=head.config,
+            extra=head.extra,
         )
-        for name, wanted in content["memory"].items():
+        for name, wanted in head.memory.items():
             if (self.folder / name).exists():  # of the rounds in it the rule needs only the last, and says so
                 _checked(self.folder / name, wanted)
         try:
-            self._open_log(content["rounds"])
+            self._open_log(head.rounds)
         except _Damaged:
             if not salvage:
                 raise
-            left = self.log.salvage(content["rounds"]["bytes"])
+            left = self.log.salvage(head.rounds.bytes)
             found.passed_over = [
                 f"the results of {left} of {number} rounds can be read, the others are lost; the model is whole"
             ]
-        self._sums = {**content["best"], model: files[model]}
+        self._sums = {**head.best, model: files[model]}
         return found
 
-    def _open_log(self, wanted: Mapping[str, Any]) -> None:
+    def _open_log(self, wanted: LogHead) -> None:
         try:
-            self.log.open_at(wanted["bytes"])
+            self.log.open_at(wanted.bytes)
         except (DamagedLog, OSError) as error:
             raise _Damaged(str(error)) from error
-        if self.log.sha256 != wanted["sha256"]:
+        if self.log.sha256 != wanted.sha256:
             raise _Damaged(f"{ROUNDS_FILE} is not what was written: its checksum differs")
 
-    def _check_numbers(self, number: int, content: Mapping[str, Any]) -> None:
+    def _check_numbers(self, number: int, head: Head) -> None:
         path = self._state(number)
-        if content["next_round"] != number:
-            raise CheckpointError(f"{path}: next_round is {content['next_round']!r}, must be {number}; {_REMEDY}")
-        last = content["results"].get("last_round", number - 1)
+        if head.next_round != number:
+            raise CheckpointError(f"{path}: next_round is {head.next_round}, must be {number}; {_REMEDY}")
+        last = head.results.get("last_round", number - 1)
         if last != number - 1:
             raise CheckpointError(
                 f"{path}: next_round is {number}, but the last round in its results is {last}; {_REMEDY}"

@@ -40,8 +40,8 @@ from fairflare.federation.replies import (
 )
 from fairflare.methods.reports import Field, ReportError, misfits, numbers, read_report
 from fairflare.methods.rule import MakesTensors, RoundInputs, Rule, State, TwoPhase, Weighing
+from fairflare.reporting.documents import Warned
 from fairflare.reporting.no_effect import short_step
-from fairflare.reporting.records import Warned
 
 log = logging.getLogger(__name__)
 

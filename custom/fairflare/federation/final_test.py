@@ -26,7 +26,7 @@ from fairflare.federation.roster import Roster
 from fairflare.federation.run_settings import RunSettings
 from fairflare.federation.sampling import read_sampling
 from fairflare.methods.reports import ReportError, read_report
-from fairflare.reporting.records import LeftOut, PhaseRecord
+from fairflare.reporting.documents import LeftOut, PhaseRecord
 
 if TYPE_CHECKING:
     from fairflare.core.task import Metric

@@ -18,7 +18,7 @@ from fairflare.core.settings import PositiveInt, Share, field_names, settings
 from fairflare.core.states import Aggregate
 from fairflare.core.weighting import CAP_TOLERANCE, capped_weights, excess_of, feasible_bound, tempered_weights
 from fairflare.methods.rule import LayerWeights, OnlyMean, Rule, SiteWeights, State, Weighing
-from fairflare.reporting.records import Warned
+from fairflare.reporting.documents import Warned
 
 MAJORITY = 0.5 + 1e-9
 AUTO = "auto"

@@ -18,10 +18,10 @@ from fairflare.federation.site_training import COMMON, PERSONAL
 from fairflare.federation.transport import Listener, Transport
 from fairflare.methods.reports import SUPPRESSED, TOO_FEW
 from fairflare.methods.rule import Weighing
+from fairflare.reporting.documents import Warned
 from fairflare.reporting.no_effect import same_weights
 from fairflare.reporting.page.write import write_run_page
 from fairflare.reporting.pictures import draw_pictures
-from fairflare.reporting.records import Warned
 from fairflare.reporting.results import LeftOut, ResultsStore, RoundRecord, read_results
 from fairflare.reporting.standing import standing
 from fairflare.reporting.table import fairness_table

@@ -26,7 +26,7 @@ from fairflare.federation.replies import COUNTS, IN_REPORT, printable, read_head
 from fairflare.federation.run_settings import RunSettings
 from fairflare.methods.reports import ReportError, read_report, shortened
 from fairflare.methods.rule import State, Weighing
-from fairflare.reporting.records import LeftOut, RoundRecord, Warned
+from fairflare.reporting.documents import LeftOut, RoundRecord, Warned
 
 if TYPE_CHECKING:
     from fairflare.core.task import Task

@@ -19,7 +19,7 @@ from fairflare.core.suspicion import contradicted, lower_than_others, points_awa
 from fairflare.core.updates import leave_one_out_cosines, squared_norms
 from fairflare.exchange.messages import MEASURE_TRAINED, BySite
 from fairflare.federation.replies import TRAINED_METRIC
-from fairflare.reporting.records import RoundRecord, Warned
+from fairflare.reporting.documents import RoundRecord, Warned
 
 if TYPE_CHECKING:
     from fairflare.core.task import Metric

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fairflare.exchange.messages import Message
-from fairflare.reporting.records import RoundRecord
+from fairflare.reporting.documents import RoundRecord
 
 __all__ = ["Listener", "Question", "RoundRecord", "Transport"]
 

@@ -13,10 +13,10 @@ from fairflare.core import checks
 from fairflare.core.fairness import FairnessSummary, summarize
 from fairflare.core.settings import by_name
 from fairflare.reporting.differences import Difference, differences_of
+from fairflare.reporting.documents import SUPPRESSED
 from fairflare.reporting.global_test import GLOBAL, global_metrics, global_notes, global_values
-from fairflare.reporting.layout import MISSING, blocks, csv_lines, markdown_lines, number, wrapped
+from fairflare.reporting.layout import MISSING, Cell, Shown, Table, number, wrapped
 from fairflare.reporting.no_effect import faults_of
-from fairflare.reporting.records import SUPPRESSED
 from fairflare.reporting.table import (
     MEASURED,
     SYNTHETIC_NOTE,
@@ -157,18 +157,12 @@ def compare(
 
 def row_table(found: Comparison, *, style: str = "text", per_site: bool = True, width: int | None = None) -> str:
     """As :func:`compare`, of a comparison."""
-    sites = found.sites if per_site else []
+    table = _table(found, found.sites if per_site else [])
     if style == "csv":
-        return _csv(found.rows, sites, found.metric, found.of_all)
-    of_all = found.of_all
-    table = [["method", "runs", *sites, "average", "std", "worst", *(GLOBAL + name for name in of_all)]]
-    for row in found.rows:
-        names = [*sites, "", "", "", *("" for _ in of_all)]  # the last ones are over the sites, and of all together
-        cells = [_cell(row, name, column) for name, column in zip(names, _columns(row, sites, of_all), strict=True)]
-        table.append([row.label, str(len(row.runs)), *cells])
+        return table.csv().rstrip("\n")
     if style == "markdown":
-        return "\n".join([*markdown_lines(table), "", *found.notes])
-    return "\n".join([blocks(table, width), *wrapped(found.notes, width)])
+        return "\n".join([*table.markdown(), "", *found.notes])
+    return "\n".join([table.text(width), *wrapped(found.notes, width)])
 
 
 def complete_runs(runs: Sequence[Run]) -> list[Run]:
@@ -259,13 +253,6 @@ def _difference(run: Run, alike: Sequence[Run]) -> str:
 
 def _shortened(text: str, most: int = 200) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-def _columns(row: Row, sites: Sequence[str], of_all: Sequence[str] = ()) -> list[list[float]]:
-    columns = [[values.get(site, math.nan) for values in row.values] for site in sites]
-    found = row.summaries
-    columns += [[s.mean for s in found], [s.std for s in found], [s.worst for s in found]]
-    return [*columns, *(row.of_all.get(name, [math.nan]) for name in of_all)]
 
 
 def notes_of(
@@ -395,17 +382,19 @@ def _conditions(runs: Sequence[Run]) -> dict[str, set[str]]:
 # ------------------------------------------------------------------------------------------------ forms
 
 
-def _csv(rows: Sequence[Row], sites: Sequence[str], metric: str, of_all: Sequence[str]) -> str:
-    names = [*sites, "average", "std", "worst", *(GLOBAL + name for name in of_all)]
-    table = [["method", "metric", "runs", *(f"{name} {part}" for name in names for part in ("mean", "sd"))]]
-    for row in rows:
-        cells: list[Any] = [row.label, metric, len(row.runs)]
-        for name, column in zip(names, _columns(row, sites, of_all), strict=True):
-            finite = [value for value in column if math.isfinite(value)]
-            none = [SUPPRESSED, ""] if name in suppressed_in(row) else ["", ""]
-            cells += [statistics.fmean(finite), statistics.pstdev(finite)] if finite else none
-        table.append(cells)
-    return csv_lines(table)
+def _table(found: Comparison, sites: Sequence[str]) -> Table:
+    """A row for each row, with mean and deviation of each site's values and of what is over the sites."""
+    names = [*sites, "average", "std", "worst", *(GLOBAL + name for name in found.of_all)]
+    rows: list[list[Cell]] = []
+    for row in found.rows:
+        columns = [[values.get(site, math.nan) for values in row.values] for site in sites]
+        columns += [[getattr(s, attribute) for s in row.summaries] for attribute in ("mean", "std", "worst")]
+        columns += [row.of_all.get(name, [math.nan]) for name in found.of_all]
+        home = [site in suppressed_in(row) for site in sites] + [False] * (len(names) - len(sites))
+        cells = [_cell(values, kept) for values, kept in zip(columns, home, strict=True)]
+        rows.append([row.label, Shown(str(len(row.runs)), [found.metric, len(row.runs)]), *cells])
+    heads = [["method"], ["metric", "runs"], *([f"{name} mean", f"{name} sd"] for name in names)]
+    return Table("table", "", ["method", "runs", *names], rows, csv_columns=heads)
 
 
 def suppressed_in(row: Row) -> list[str]:
@@ -413,14 +402,9 @@ def suppressed_in(row: Row) -> list[str]:
     return sorted({site for summary in row.summaries for site in summary.suppressed})
 
 
-def _cell(row: Row, site: str, values: Sequence[float]) -> str:
-    shown = _mean_and_std(values)
-    return SUPPRESSED if shown == MISSING and site in suppressed_in(row) else shown
-
-
-def _mean_and_std(values: Sequence[float]) -> str:
+def _cell(values: Sequence[float], kept: bool) -> Shown:
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
-        return MISSING
-    mean = number(statistics.fmean(finite))
-    return mean if len(values) == 1 else f"{mean} ± {number(statistics.pstdev(finite))}"
+        return Shown(SUPPRESSED, [SUPPRESSED]) if kept else Shown(MISSING, [None])
+    mean, sd = statistics.fmean(finite), statistics.pstdev(finite)
+    return Shown(number(mean) + (f" ± {number(sd)}" if len(values) > 1 else ""), [mean, sd])

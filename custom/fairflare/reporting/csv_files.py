@@ -7,9 +7,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fairflare.core.files import write_whole
+from fairflare.core.files import csv_text, write_whole
 from fairflare.core.record_log import RecordLog
-from fairflare.reporting.records import CSV_COLUMNS, csv_text, table_rows
+from fairflare.reporting.documents import SUPPRESSED
+
+#: Columns of the CSV files.
+CSV_COLUMNS: dict[str, tuple[str, ...]] = {
+    "sites.csv": ("round", "phase", "site", "metric", "value"),
+    "layers.csv.bz2": ("round", "layer", "site", "cka", "dissimilarity", "weight"),
+    "phases.csv": ("round", "phase", "seconds", "bytes_out", "bytes_in", "asked", "answered"),
+    "left_out.csv": ("round", "phase", "site", "reason"),
+}
+CSV_DIGITS = 7  # of the values by layer and site
 
 
 class CsvFiles:
@@ -59,3 +68,69 @@ class CsvFiles:
 
 def _write_text(text: str, path: Path) -> None:
     path.write_text(text, encoding="utf-8", newline="")
+
+
+def table_rows(record: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
+    """The CSV rows of an encoded round."""
+    number = record["current_round"]
+    sites = _metric_rows(number, "validation", record["validation"])
+    sites += _metric_rows(number, "train", record["train"])
+    sites += _metric_rows(number, "report", record["reports"])
+    sites += _metric_rows(number + 1, "test", record["test"])
+    sites += _metric_rows(number + 1, "global_test", {"": record.get("global_test") or {}})
+    sites += _suppressed_rows(number, record.get("suppressed") or {})
+    sites += [[number, "aggregate", site, "weight", w] for site, w in (record["site_weights"] or {}).items()]
+    return {
+        "sites.csv": sites,
+        "layers.csv.bz2": [
+            [number, layer, site, *(_short(values.get(column)) for column in CSV_COLUMNS["layers.csv.bz2"][3:])]
+            for layer, by_site in (record["layers"] or {}).items()
+            for site, values in by_site.items()
+        ],
+    } | _exchange_rows(number, record)
+
+
+def final_rows(number: int, final: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
+    """The CSV rows of what follows the last round."""
+    sites = _metric_rows(number, "test", final["test"] or {})
+    sites += _metric_rows(number, "global_test", {"": (final.get("global_test") or {}).get("metrics") or {}})
+    kept = (final.get("suppressed") or {}).items()
+    sites += [[number, "test", site, metric, SUPPRESSED] for site, names in kept for metric in names]
+    if (best := final.get("best")) and best["round"] + 1 != number:
+        sites += _metric_rows(best["round"] + 1, "test_best", final["test_best"] or {})
+    return {"sites.csv": sites} | _exchange_rows(number, final)
+
+
+def _exchange_rows(number: int, record: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
+    return {
+        "phases.csv": [
+            [number, phase["name"], *(phase[column] for column in CSV_COLUMNS["phases.csv"][2:])]
+            for phase in record["phases"]
+        ],
+        "left_out.csv": [[number, left["phase"], left["site"], left["reason"]] for left in record["left_out"]],
+    }
+
+
+def _metric_rows(number: int, phase: str, by_site: Mapping[str, Mapping[str, Any]]) -> list[list[Any]]:
+    """Rows for the plain numbers; arrays and text stay in ``results.json``."""
+    return [
+        [number, phase, site, metric, value]
+        for site, metrics in by_site.items()
+        for metric, value in metrics.items()
+        if value is None or isinstance(value, (int, float))
+    ]
+
+
+def _suppressed_rows(number: int, by_site: Mapping[str, Iterable[str]]) -> list[list[Any]]:
+    """In the words of the rows that have values."""
+    phases = {"metrics": "validation", "report": "report", "stats": "train"}
+    found = []
+    for site, names in by_site.items():
+        for of, _, name in (name.partition("/") for name in names):
+            if of in phases and (of != "stats" or name == "train_loss"):
+                found.append([number, phases[of], site, "loss" if of == "stats" else name, SUPPRESSED])
+    return found
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.{CSV_DIGITS}g}") if isinstance(value, float) else value

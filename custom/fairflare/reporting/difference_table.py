@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from fairflare.core.intervals import POWER
 from fairflare.core.resampling import CASES
 from fairflare.reporting.differences import BETTER, MEASURES, ONE_SEED, WORSE, Difference, fell
-from fairflare.reporting.layout import MISSING, blocks, csv_lines, markdown_lines, wrapped
+from fairflare.reporting.layout import MISSING, Cell, Table, wrapped
 
 MARKS = {BETTER: "* ", WORSE: "! "}
-CSV_HEAD = (
+CSV = (
     "method", "reference", "measure", "seeds", "sites", "mean", "sd", "low", "high", "p", "p_holm", "smallest",
     "verdict", "images_sd",
 )  # fmt: skip
+
+
+def figures_of(found: Sequence[Difference], columns: Sequence[str], reference: str) -> list[list[Cell]]:
+    """Rows of a table of differences to ``reference``; columns are their attributes, or called as in :data:`CSV`."""
+    rows: list[list[Cell]] = []
+    for d in found:
+        called: dict[str, Cell] = {
+            "method": d.label, "reference": reference, "difference": d.mean, "seeds": len(d.values),
+            "sites": " ".join(d.sites),
+        }  # fmt: skip
+        rows.append([called[name] if name in called else getattr(d, name) for name in columns])
+    return rows
 
 
 def difference_table(
@@ -30,19 +41,19 @@ def difference_table(
         width: of the text.
     """
     if style == "csv":
-        return csv_lines([CSV_HEAD, *(_csv_row(d, reference) for d in found)])
-    shown = [d for d in found if d.measure in MEASURES]
-    table = [["method", "measure", "difference", "95 % interval", "verdict", "p", "p (Holm)", "visible from"]]
-    for d in shown:
-        interval = f"[{d.low:+.3f}, {d.high:+.3f}]" if math.isfinite(d.low) else MISSING
-        table.append([
-            d.label, d.measure, f"{d.mean:+.4f}", interval, MARKS.get(d.verdict, "") + d.verdict, _p(d.p), _p(d.p_holm),
-            f"{d.smallest:.3f}" if math.isfinite(d.smallest) else MISSING,
-        ])  # fmt: skip
-    notes = notes_of_differences(found, reference)
+        return Table("differences", "", CSV, figures_of(found, CSV, reference)).csv().rstrip("\n")
+    rows = []
+    for d in found:
+        if d.measure in MEASURES:
+            interval = f"[{d.low:+.3f}, {d.high:+.3f}]" if math.isfinite(d.low) else MISSING
+            smallest = f"{d.smallest:.3f}" if math.isfinite(d.smallest) else MISSING
+            verdict = MARKS.get(d.verdict, "") + d.verdict
+            rows.append([d.label, d.measure, f"{d.mean:+.4f}", interval, verdict, _p(d.p), _p(d.p_holm), smallest])
+    head = ["method", "measure", "difference", "95 % interval", "verdict", "p", "p (Holm)", "visible from"]
+    table, notes = Table("differences", "", head, rows, lead=2), notes_of_differences(found, reference)
     if style == "markdown":
-        return "\n".join([*markdown_lines(table), "", *notes])
-    return "\n".join([blocks(table, width, lead=2), *wrapped(notes, width)])
+        return "\n".join([*table.markdown(), "", *notes])
+    return "\n".join([table.text(width), *wrapped(notes, width)])
 
 
 def notes_of_differences(found: Sequence[Difference], reference: str, smallest: str = "visible from") -> list[str]:
@@ -90,18 +101,6 @@ def interval_of(found: Sequence[Difference]) -> str:
     many = f", {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} a site" if counts else ""
     some = "" if all(with_units) else "of some rows also "
     return f" over the seeds and {some}the test {what} (bootstrap{many})"
-
-
-def _csv_row(d: Difference, reference: str) -> list[Any]:
-    numbers = (d.mean, d.sd, d.low, d.high, d.p, d.p_holm, d.smallest)
-    return [
-        d.label, reference, d.measure, len(d.values), " ".join(d.sites), *map(_number, numbers), d.verdict,
-        _number(d.images_sd),
-    ]  # fmt: skip
-
-
-def _number(value: float) -> Any:
-    return value if math.isfinite(value) else ""
 
 
 def _p(value: float) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from fairflare.reporting.records import Warned
+from fairflare.reporting.documents import Warned
 
 LEAST_STEP = 1e-2  # of the sites' mean change
 SHORT, EQUAL = "short step", "same weights"  # kinds of warnings

@@ -9,7 +9,7 @@ from typing import Any
 
 from fairflare.core.fairness import summarize
 from fairflare.reporting.comparison import complete_runs
-from fairflare.reporting.layout import MISSING, blocks, markdown_lines, wrapped
+from fairflare.reporting.layout import MISSING, Table, wrapped
 from fairflare.reporting.table import by_site_of, direction_of, label_of, measured
 
 
@@ -64,9 +64,10 @@ def paper_table(
         f"{title}, in percent, of the {models}: mean ± population standard deviation over them and the runs.",
         *notes,
     ]
+    shown = Table("paper_table", title, table[0], table[1:])
     if style == "markdown":
-        return "\n".join([*markdown_lines(table), "", *about])
-    return "\n".join([blocks(table, width), *wrapped(about, width)])
+        return "\n".join([*shown.markdown(), "", *about])
+    return "\n".join([shown.text(width), *wrapped(about, width)])
 
 
 def _has(run: Mapping[str, Any], metric: str) -> bool:

@@ -16,34 +16,31 @@ from typing import Any
 from fairflare.core import checks
 from fairflare.core.files import private_folder, private_opener, remove_partials, write_whole
 from fairflare.core.record_log import DamagedLog, RecordLog, records
-from fairflare.reporting.csv_files import CsvFiles
-from fairflare.reporting.records import (
-    CSV_COLUMNS,
+from fairflare.reporting.csv_files import CSV_COLUMNS, CsvFiles, final_rows
+from fairflare.reporting.documents import (
+    SCHEMA_VERSION,
     LeftOut,
     PhaseRecord,
+    Results,
     RoundRecord,
     as_json,
     encode,
-    final_rows,
+    refuse_odd_parts,
     round_as_json,
 )
 
 __all__ = ["CSV_COLUMNS", "SCHEMA_VERSION", "LeftOut", "PhaseRecord", "ResultsStore", "RoundRecord", "read_results"]
 
-SCHEMA_VERSION = 1
 RESULTS_FILE = "results.json"
 ROUNDS_FILE = "rounds.jsonl.bz2"  # while the run goes on; results.json holds the rounds of one that is over
 PROGRESS_FILE = "progress.jsonl"
 PAGE_FILE = "report.html"  # made at the end of a run that completed
 RESERVE_FILE = ".reserve"
 RESERVED = 256 * 1024  # bytes: several times results.json without rounds
-_NO_TEST: dict[str, Any] = {
-    "test": None, "fairness": None, "left_out": [], "phases": [],
-    "best": None, "test_best": None, "fairness_best": None, "last_rounds": None,
-    "resampled": None, "resampled_units": None, "inequality": None, "suppressed": {},
-    "global_test": None,
-}  # fmt: skip
+#: A document of a run of which nothing is known yet, without its rounds.
+_EMPTY: dict[str, Any] = {**Results().model_dump(), "info": {}}
 _ENDS = ("completed", "failed")
+_KEPT = ("started", "resumed", "went_back")  # of the document by a checkpoint
 
 
 class ResultsStore:
@@ -63,15 +60,8 @@ class ResultsStore:
         self.log = RecordLog(self.folder / ROUNDS_FILE)
         self._tables = CsvFiles(self.folder)
         self._lock = threading.RLock()
-        self._info: dict[str, Any] | None = None
-        self._status = "running"
-        self._reason = ""
-        self._started = ""
-        self._finished: str | None = None
-        self._resumed: list[dict[str, Any]] = []
-        self._went_back: list[dict[str, Any]] = []
+        self._head = dict(_EMPTY)
         self._last_round = -1
-        self._final: dict[str, Any] = dict(_NO_TEST)
 
     def start(self, info: Mapping[str, Any]) -> None:
         """Begins a new run and forgets whatever was recorded before.
@@ -86,11 +76,8 @@ class ResultsStore:
         """
         plain = as_json(info, "info")
         with self._lock:
-            self._info = plain
-            self._status, self._reason, self._finished = "running", "", None
-            self._started = _now()
-            self._resumed, self._went_back, self._last_round = [], [], -1
-            self._final = dict(_NO_TEST)
+            self._head = {**_EMPTY, "info": plain, "started": _now()}
+            self._last_round = -1
             private_folder(self.folder)
             remove_partials(self.folder)
             self._write()  # first of all: no log may be read as the rounds of an earlier run
@@ -104,7 +91,7 @@ class ResultsStore:
     @property
     def info(self) -> dict[str, Any]:
         """What the run is, as JSON types."""
-        return dict(self._info or {})
+        return dict(self._head["info"])
 
     def update_info(self, **values: Any) -> None:
         """Adds to ``info`` what is known only after the start (``synthetic``).
@@ -114,7 +101,7 @@ class ResultsStore:
         """
         with self._lock:
             self._check_running()
-            self._info = {**(self._info or {}), **as_json(values, "info")}
+            self._head["info"] = {**self._head["info"], **as_json(values, "info")}
             self._write()
 
     def add_round(self, record: RoundRecord) -> None:
@@ -164,28 +151,27 @@ class ResultsStore:
             OSError: the disk is full; of a failed run the file without the rounds is there if at all possible.
         """
         checks.choice("status", status, _ENDS)
-        final = {
+        final = as_json(further or {}, "further") | {
             "test": as_json(test, "test"),
             "fairness": as_json(fairness, "fairness"),
             "left_out": as_json(list(left_out), "left_out"),
             "phases": as_json(list(phases), "phases"),
         }
-        final = {**_NO_TEST, **as_json(further or {}, "further"), **final}
         with self._lock:
             if status == "completed":
                 self._check_running()
             (self.folder / RESERVE_FILE).unlink(missing_ok=True)
-            begun, first = self._info is not None, self._finished is None
+            begun, first = bool(self._head["started"]), self._head["finished"] is None
             if not begun:
                 self._begin_failed()
             if first:
-                self._final = final
-            self._status, self._reason, self._finished = status, reason, _now()
+                self._head |= final
+            self._head |= {"status": status, "reason": reason, "finished": _now()}
             complete = self._write_end()
             if not begun:
                 self._tables.rewrite(())
             if first:
-                self._tables.add_final(final_rows(self._last_round + 1, final))
+                self._tables.add_final(final_rows(self._last_round + 1, self._head))
             if complete:
                 self.log.path.unlink(missing_ok=True)
 
@@ -206,10 +192,8 @@ class ResultsStore:
         with self._lock:
             return {
                 "schema_version": SCHEMA_VERSION,
-                "started": self._started,
                 "last_round": self._last_round,
-                "resumed": list(self._resumed),
-                "went_back": list(self._went_back),
+                **{key: self._head[key] for key in _KEPT},
             }
 
     def load_state_dict(self, state: Mapping[str, Any], rounds: RecordLog) -> None:
@@ -220,9 +204,8 @@ class ResultsStore:
         """
         with self._lock:
             self._take(state, rounds)
-            self._started = str(state["started"])
-            self._went_back = list(state["went_back"])
-            self._resumed = [*state["resumed"], {"time": _now(), "next_round": self._last_round + 1}]
+            self._head |= {key: state[key] for key in _KEPT}
+            self._head["resumed"] = [*state["resumed"], {"time": _now(), "next_round": self._last_round + 1}]
             self._write()
 
     def go_back(self, state: Mapping[str, Any], rounds: RecordLog, reason: str) -> None:
@@ -235,7 +218,7 @@ class ResultsStore:
             before = self._last_round
             self._take(state, rounds)
             entry = {"time": _now(), "from_round": before + 1, "to_round": self._last_round + 1, "reason": reason}
-            self._went_back = [*self._went_back, entry]
+            self._head["went_back"] = [*self._head["went_back"], entry]
             self._write()
 
     def _take(self, state: Mapping[str, Any], rounds: RecordLog) -> None:
@@ -247,14 +230,14 @@ class ResultsStore:
         self._tables.rewrite(json.loads(line) for line in self.log.read())
 
     def _check_running(self) -> None:
-        if self._info is None:
+        if not self._head["started"]:
             raise ValueError("the results store was not started")
-        if self._status != "running":
-            raise ValueError(f"the run is already {self._status}")
+        if self._head["status"] != "running":
+            raise ValueError(f"the run is already {self._head['status']}")
 
     def _begin_failed(self) -> None:
         """As :meth:`start`, for a run that has nothing but a reason: a full disk must not be in its way."""
-        self._info, self._started = {}, _now()
+        self._head = {**_EMPTY, "info": {}, "started": _now()}
         private_folder(self.folder)
         self.log.open_at(0)
         for name in (PROGRESS_FILE, PAGE_FILE):
@@ -267,7 +250,7 @@ class ResultsStore:
             self._write(self._rounds())
             return True
         except (OSError, DamagedLog):
-            if self._status != "failed":
+            if self._head["status"] != "failed":
                 raise
             self._write()  # the rounds stay in the log, where read_results finds them
             return False
@@ -278,18 +261,8 @@ class ResultsStore:
         return map(encode, read_results(self.folder)["rounds"])  # it had completed
 
     def _write(self, rounds: Iterable[str] = ()) -> None:
-        head = {
-            "schema_version": SCHEMA_VERSION,
-            "status": self._status,
-            "reason": self._reason,
-            "started": self._started,
-            "updated": _now(),
-            "finished": self._finished,
-            "resumed": self._resumed,
-            "went_back": self._went_back,
-            "info": self._info,
-        } | self._final
-        write_whole(self.folder / RESULTS_FILE, lambda path: _write_document(path, head, rounds))
+        self._head["updated"] = _now()
+        write_whole(self.folder / RESULTS_FILE, lambda path: _write_document(path, self._head, rounds))
 
 
 def mark_ended(folder: Path, reason: str) -> bool:
@@ -310,32 +283,39 @@ def mark_ended(folder: Path, reason: str) -> bool:
     return True
 
 
+def results_in(path: Path) -> Path | None:
+    """``results.json`` of a run folder, a workspace, a comparison's run or a FLARE download; itself if it is a file."""
+    if path.is_file():
+        return path
+    in_workspace = Path("server") / "simulate_job" / "fairflare"
+    places = (".", "fairflare", in_workspace, Path("simulator") / in_workspace, "workspace/fairflare")
+    return next((found for place in places if (found := path / place / RESULTS_FILE).is_file()), None)
+
+
 def find_results(path: Path) -> Path:
-    """``results.json`` of a run folder, a workspace, a comparison's run or a FLARE download.
+    """As :func:`results_in`.
 
     Raises:
         ValueError: there is none.
     """
-    if path.is_file():
-        return path
-    candidates = [path / "results.json", path / "fairflare" / "results.json"]
-    in_workspace = Path("server") / "simulate_job" / "fairflare" / "results.json"
-    candidates += [path / in_workspace, path / "simulator" / in_workspace]
-    candidates += [path / "workspace" / "fairflare" / "results.json"]
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate
-    raise ValueError(f"no results.json in {path}")
+    if (found := results_in(path)) is None:
+        raise ValueError(f"no results.json in {path}")
+    return found
 
 
-def read_results(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read_results(path: str | os.PathLike[str], *, whole: bool = True) -> dict[str, Any]:
     """Reads a ``results.json``, given itself or its folder; of a run that goes on or was cut off, with its rounds.
+
+    Args:
+        path: file or folder.
+        whole: a document with a part of the wrong kind is refused; else it is as it stands, for
+            :func:`fairflare.reporting.documents.read_part`.
 
     Returns:
         The document as ``docs/results.md`` describes it; undefined numbers are None.
 
     Raises:
-        ValueError: no such file, not JSON, or another schema version (names the file).
+        ValueError: no such file, not JSON, another schema version, or a part of the wrong kind (names the file).
     """
     file = Path(path)
     if file.is_dir():
@@ -343,7 +323,7 @@ def read_results(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not file.is_file():
         raise ValueError(f"{file}: no results there")
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
+        document = json.loads(file.read_text(encoding="utf-8"), parse_constant=lambda constant: None)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}: not a results file: {error}") from error
     if not isinstance(document, dict) or "schema_version" not in document:
@@ -352,6 +332,8 @@ def read_results(path: str | os.PathLike[str]) -> dict[str, Any]:
     checks.choice(f"{file}: status", document.get("status"), ("running", *_ENDS))
     if not document.get("rounds"):
         document["rounds"] = [json.loads(line) for line in records(file.parent / ROUNDS_FILE)]
+    if whole:
+        refuse_odd_parts(document, file)
     return document
 
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairflare.core.files import write_whole
+from fairflare.core.files import csv_text, write_whole
 from fairflare.reporting.page import style
-from fairflare.reporting.records import csv_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

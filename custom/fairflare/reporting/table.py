@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from fairflare.core import checks
 from fairflare.core.fairness import BEFORE_RECORDED, FairnessSummary, declared_as, higher_is_better, summarize
 from fairflare.reporting.attendance import attendance
+from fairflare.reporting.documents import SUPPRESSED
 from fairflare.reporting.global_test import GLOBAL, global_notes, global_values
-from fairflare.reporting.layout import MISSING, blocks, csv_lines, cut, markdown_lines, number, wrapped
+from fairflare.reporting.layout import MISSING, Cell, Shown, Table, number, wrapped
 from fairflare.reporting.no_effect import zero_everywhere
-from fairflare.reporting.records import SUPPRESSED
 from fairflare.reporting.standing import interval_cell, recall_of, shown_behind, who_is_behind
 
 if TYPE_CHECKING:
@@ -52,19 +51,18 @@ def fairness_table(
         ValueError: an unknown style, or a metric that the run does not have (names it).
     """
     checks.choice("style", style, STYLES)
-    header, sites, totals = _cells(results, metric, exact=style == "csv")
-    table = [header, *sites, *totals]
+    table = table_of(results, metric)
     if style == "csv":
-        return csv_lines(table)
-    title, notes = _title(results), _table_notes(results, metric, totals)
-    if not sites:
+        return table.csv().rstrip("\n")
+    title, notes = _title(results), _table_notes(results, metric, table)
+    if not table.rows:
         return "\n".join([title, *wrapped(notes, width)])
-    classes = class_rows(results) if metric in (None, primary_of(results)) else []
+    classes = _classes(results, metric)
     if style == "markdown":
-        support = [*markdown_lines(classes), ""] if classes else []
-        return "\n".join([title, "", *markdown_lines(table), "", *support, *notes])
-    support = ["", blocks(classes, width), ""] if classes else []
-    return "\n".join([title, blocks(table, width, rules=(1, 1 + len(sites))), *support, *wrapped(notes, width)])
+        support = [line for found in classes for line in (*found.markdown(), "")]
+        return "\n".join([title, "", *table.markdown(), "", *support, *notes])
+    support = [line for found in classes for line in ("", found.text(width), "")]
+    return "\n".join([title, table.text(width), *support, *wrapped(notes, width)])
 
 
 def rich_table(results: Mapping[str, Any], *, metric: str | None = None, width: int | None = None) -> Group:
@@ -74,38 +72,20 @@ def rich_table(results: Mapping[str, Any], *, metric: str | None = None, width: 
         ValueError: as there.
     """
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
-    header, sites, totals = _cells(results, metric)
-    behind = shown_behind(results, metric or metrics_of(results)[0]) if sites else []
-    tables = []
-    classes = class_rows(results) if metric in (None, primary_of(results)) else []
-    for head, body, last in ((header, sites, totals), *([(classes[0], classes[1:], [])] if classes else [])):
-        rows = [head, *body, *last]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-        for block in cut(widths, None if width is None else width - 4, gap=3) if body else []:
-            table = Table()
-            for index in block:
-                table.add_column(Text(head[index]), justify="left" if index == 0 else "right", no_wrap=True)
-            for row in body:
-                table.add_row(*(Text(row[i]) for i in block), style="bold red" if row[0] in behind else None)
-            table.add_section()
-            for row in last:
-                table.add_row(*(Text(row[i]) for i in block))
-            tables.append(table)
-    return Group(
-        Text(_title(results), style="bold"),
-        *tables,
-        Text("\n".join(wrapped(_table_notes(results, metric, totals), width))),
-    )
+    table = table_of(results, metric)
+    behind = shown_behind(results, metric or metrics_of(results)[0]) if table.rows else []
+    tables = [part for found in (table, *_classes(results, metric)) for part in found.rich(width, behind)]
+    notes = wrapped(_table_notes(results, metric, table), width)
+    return Group(Text(_title(results), style="bold"), *tables, Text("\n".join(notes)))
 
 
 # ------------------------------------------------------------------------------------------------------------
 
 
-def _table_notes(results: Mapping[str, Any], metric: str | None, totals: Sequence[Sequence[str]]) -> list[str]:
-    marked = any(cell.endswith(UNSURE) for row in totals if row[0] == "worst site" for cell in row[1:])
+def _table_notes(results: Mapping[str, Any], metric: str | None, table: Table) -> list[str]:
+    marked = any(isinstance(cell, Shown) and cell.text.endswith(UNSURE) for row in table.totals for cell in row)
     legend = [f"{UNSURE}: has the worst value; that the site is behind the others is not shown."] if marked else []
     return legend + run_notes(results, metric)
 
@@ -173,99 +153,95 @@ def _zero_notes(results: Mapping[str, Any]) -> list[str]:
     )
 
 
-def _warnings(results: Mapping[str, Any]) -> list[str]:
-    """What one site could do or would have done: a line a site and kind, in the words of its worst round."""
+def worst_warnings(rounds: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, list[int], str]]:
+    """What one site could do or would have done: of each site and kind the rounds, and the words of the worst."""
     found: dict[tuple[str, str], list[tuple[float, int, str]]] = {}
-    for record in results["rounds"]:
+    for record in rounds:
         for warned in record.get("warnings") or ():  # older results have none
             far = math.inf if warned["value"] is None else abs(warned["value"])
             entry = (far, record["current_round"], warned["text"])
             found.setdefault((warned["site"], warned["kind"]), []).append(entry)
-    lines = []
-    for (site, _), entries in sorted(found.items()):
-        _, _, text = max(entries, key=lambda entry: entry[0])
-        which = f"round{'' if len(entries) == 1 else 's'} {_ranges([number for _, number, _ in entries])}"
-        lines.append(f"  {site or 'every site'} in {which}: {text}")
+    worst = {key: max(entries, key=lambda entry: entry[0]) for key, entries in found.items()}
+    return [(*key, [number for _, number, _ in found[key]], worst[key][2]) for key in sorted(found)]
+
+
+def _warnings(results: Mapping[str, Any]) -> list[str]:
+    lines = [
+        f"  {site or 'every site'} in round{'s' * (len(numbers) > 1)} {_ranges(numbers)}: {text}"
+        for site, _, numbers, text in worst_warnings(results["rounds"])
+    ]
     return ["Warnings, in the words of the worst round:", *lines] if lines else []
 
 
-def _cells(
-    results: Mapping[str, Any], metric: str | None = None, *, exact: bool = False
-) -> tuple[list[str], list[list[str]], list[list[str]]]:
-    """Header, one row for each site, and the rows of totals; ``exact``: numbers in full."""
+def table_of(results: Mapping[str, Any], metric: str | None = None) -> Table:
+    """A row for each site, and their average and spread; without rows where there is no test.
+
+    Raises:
+        ValueError: a metric that the run does not have.
+    """
     if not results.get("test"):
-        return ["site"], [], []
-    metrics = metrics_of(results) if metric is None else [_known(results, metric)]
-    columns = [_Column(name, by_site_of(results, name), "", global_values(results, name)[0]) for name in metrics]
-    behind = [shown_behind(results, name) for name in metrics]
-    of_all = results.get("global_test") or {}
-    for heading, test in _other_models(results):
-        columns.append(_Column(metrics[0], by_site_of(results, metrics[0], test), f"{metrics[0]}, {heading}"))
-        if heading != BEST:
-            columns[-1].of_all = statistics.fmean(global_values(results, metrics[0], last=True))
-    names = sorted({site for column in columns for site in column.values})
-    shown = _exact if exact else number
-    home = {name: suppressed_of(results, name) for name in metrics}
-    sites = [[site, *(_shown(column, site, home[column.metric], shown) for column in columns)] for site in names]
-    summaries = [summarize(c.values, higher_is_better=_declared(results, c.metric)) for c in columns]
-    totals = [
-        [title, *(shown(getattr(summary, attribute)) for summary in summaries)]
+        return Table("run", "", ["site"], [])
+    metrics = metrics_of(results) if metric is None else [known_metric(results, metric)]
+    columns = [_Column(results, name) for name in metrics]
+    columns += [_Column(results, metrics[0], test, f", {heading}") for heading, test in _other_models(results)]
+    header = ["site", *(column.shown for column in columns)]
+    names = [["site"], *([column.heading] for column in columns)]
+    sites: list[list[Cell]] = [
+        [site, *(column.cell(site) for column in columns)] for site in sorted({s for c in columns for s in c.values})
+    ]
+    totals: list[list[Cell]] = [
+        [title, *(getattr(column.summary, attribute) for column in columns)]
         for title, attribute in (("average", "mean"), ("std", "std"), ("worst", "worst"), ("range", "range"))
     ]
-    behind += [[] for _ in columns[len(metrics) :]]  # of other models nobody says how sure it is
-    worst = [_worst_site(summary) for summary in summaries]
-    unsure = [s.num_sites > 1 and s.worst_site not in known for s, known in zip(summaries, behind, strict=True)]
-    unsure = [un and bool(name) for un, name in zip(unsure, worst, strict=True)]
-    cells = [(name or MISSING) + (UNSURE if un and not exact else "") for name, un in zip(worst, unsure, strict=True)]
-    totals.insert(3, ["worst site", *cells])
+    totals.insert(3, ["worst site", *(column.worst_site() for column in columns)])
+    of_all = results.get("global_test") or {}
     if of_all.get("metrics"):
-        totals.append(["global test", *(shown(column.of_all) for column in columns)])
-    headings = [column.heading or column.metric for column in columns]
-    if not exact:
-        units = (results["info"] or {}).get("units") or {}
-        of_unit = [declared_as(column.metric, units) for column in columns]
-        headings = [h[:MAX_HEADING] + (f" ({unit})" if unit else "") for h, unit in zip(headings, of_unit, strict=True)]
-    header = ["site", *headings]
+        totals.append(["global test", *(column.of_all for column in columns)])
     found = results.get("inequality")
-    if not found or found["metric"] not in metrics:
-        return header, sites, totals
-    # Behind its metric: each site's interval and cases, and what equal sites would show.
-    place, of = 2 + metrics.index(found["metric"]), found["sites"]
-    header[place:place] = ["low", "high", "cases"] if exact else [f"{found['level']:.0%} interval", "cases"]
-    for row in sites:
-        kept = row[0] in home[found["metric"]]
-        own = [SUPPRESSED] * (3 if exact else 2) if kept else _own_cells(of.get(row[0]) or {}, exact)
-        row[place:place] = own
-    for row in totals:
-        known = row[0] == "global test" and of_all["metric"] == found["metric"]
-        none = [MISSING if not exact else ""] * (len(header) - len(row))
-        row[place:place] = _own_cells(of_all, exact) if known else none
-    if found["test"]:
-        chance = [MISSING if not exact else ""] * len(header)
-        chance[0], chance[place - 1] = "std if equal", shown(found["chance_std"])
-        totals.insert(2, chance)
-    return header, sites, totals
+    if found and found["metric"] in metrics:
+        # Behind its metric: each site's interval and cases, and what equal sites would show.
+        place = 2 + metrics.index(found["metric"])
+        header[place:place] = [f"{found['level']:.0%} interval", "cases"]
+        names[place:place] = [["low", "high"], ["cases"]]
+        for row in sites:
+            row[place:place] = _own_cells(found["sites"].get(row[0]) or {}, row[0] in columns[place - 2].home)
+        for row in totals:
+            known = row[0] == "global test" and of_all["metric"] == found["metric"]
+            row[place:place] = _own_cells(of_all, False) if known else [None, None]
+        if found["test"]:
+            chance: list[Cell] = ["std if equal", *[None] * (len(header) - 1)]
+            chance[place - 1] = found["chance_std"]
+            totals.insert(2, chance)
+    return Table("run", "", header, sites, totals=totals, csv_columns=names)
 
 
-def _own_cells(of_site: Mapping[str, Any], exact: bool) -> list[str]:
-    ends = [math.nan if of_site.get(end) is None else float(of_site[end]) for end in ("low", "high")]
+def _own_cells(of_site: Mapping[str, Any], kept: bool) -> list[Cell]:
+    """A site's interval and number of test cases."""
+    if kept:
+        return [Shown(SUPPRESSED, [SUPPRESSED] * 2), SUPPRESSED]
     cases = of_site.get("test_cases")
-    count = ("" if exact else MISSING) if cases is None else f"{cases:.0f}"
-    return [*map(_exact, ends), count] if exact else [interval_cell(of_site), count]
+    ends = [of_site.get(end) for end in ("low", "high")]
+    return [Shown(interval_cell(of_site), ends), None if cases is None else f"{cases:.0f}"]
 
 
-def class_rows(results: Mapping[str, Any]) -> list[list[str]]:
-    """The recall of each class at each site beside the number of its test images, the header first; or nothing."""
+def _classes(results: Mapping[str, Any], metric: str | None) -> list[Table]:
+    """The table of the classes beside that of the primary metric, where there is one."""
+    found = class_table(results) if metric in (None, primary_of(results)) else None
+    return [found] if found else []
+
+
+def class_table(results: Mapping[str, Any]) -> Table | None:
+    """The recall of each class at each site beside the number of its test images; None: no site says them."""
     of = (results.get("inequality") or {}).get("sites") or {}
     support = {site: found["class_support"] for site, found in of.items() if found["class_support"]}
     names = list(dict.fromkeys(name for own in support.values() for name in own))[:MAX_COLUMNS]
     rows = []
     for site, own in support.items():
-        recalls = results["test"].get(site) or {}
-        values = [recall_of(recalls, name) for name in names]
+        values = [recall_of(results["test"].get(site) or {}, name) for name in names]
         told = [MISSING if value is None else f"{value:.2f}" for value in values]
         rows.append([site, *(f"{value} of {own.get(name, 0):.0f}" for value, name in zip(told, names, strict=True))])
-    return [["recall, test images", *(name[:MAX_HEADING] for name in names)], *rows] if rows else []
+    columns = ["recall, test images", *(name[:MAX_HEADING] for name in names)]
+    return Table("classes", "Recall of each class, and number of its test images.", columns, rows) if rows else None
 
 
 def primary_of(results: Mapping[str, Any]) -> str | None:
@@ -273,19 +249,43 @@ def primary_of(results: Mapping[str, Any]) -> str | None:
     return (results["info"] or {}).get("primary_metric")
 
 
-@dataclass
 class _Column:
-    """A metric of one of the run's models, by site."""
+    """A metric of one of the run's models.
 
-    metric: str
-    values: dict[str, float]
-    heading: str = ""  # default: the metric
-    of_all: float = math.nan  # on the global test
+    Attributes:
+        heading, shown: in a file; over the column.
+        values, summary: by site; over the sites.
+        of_all: on the global test; NaN: not measured.
+        home: sites that keep theirs.
+        behind: sites that are shown to be behind.
+    """
 
+    def __init__(
+        self, results: Mapping[str, Any], metric: str, test: Mapping[str, Any] | None = None, which: str = ""
+    ) -> None:
+        self.heading = metric + which
+        unit = declared_as(metric, (results["info"] or {}).get("units") or {})
+        self.shown = self.heading[:MAX_HEADING] + (f" ({unit})" if unit else "")
+        self.values = by_site_of(results, metric, test)
+        self.of_all = math.nan
+        if not which:
+            self.of_all = global_values(results, metric)[0]
+        elif BEST not in which:
+            self.of_all = statistics.fmean(global_values(results, metric, last=True))
+        self.summary = summarize(self.values, higher_is_better=_declared(results, metric))
+        self.home = suppressed_of(results, metric)
+        self.behind = [] if which else shown_behind(results, metric)  # of other models nobody says how sure it is
 
-def _shown(column: _Column, site: str, home: Collection[str], shown: Callable[[float], str]) -> str:
-    value = column.values.get(site, math.nan)
-    return SUPPRESSED if math.isnan(value) and site in home else shown(value)
+    def cell(self, site: str) -> Cell:
+        value = self.values.get(site, math.nan)
+        return SUPPRESSED if math.isnan(value) and site in self.home else value
+
+    def worst_site(self) -> Cell:
+        """Nobody where several sites are all alike; marked where it may be no worse than the others."""
+        of = self.summary
+        name = None if of.num_sites > 1 and of.range == 0 else of.worst_site
+        unsure = name is not None and of.num_sites > 1 and name not in self.behind
+        return Shown((name or MISSING) + (UNSURE if unsure else ""), [name or MISSING])
 
 
 def _other_models(results: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -362,16 +362,12 @@ def _sites(count: int) -> str:
     return f"{count} site{'' if count == 1 else 's'}"
 
 
-def _worst_site(summary: FairnessSummary) -> str | None:
-    """None where several sites are all alike."""
-    return None if summary.num_sites > 1 and summary.range == 0 else summary.worst_site
+def known_metric(results: Mapping[str, Any], metric: str) -> str:
+    """The metric.
 
-
-def _exact(value: float) -> str:
-    return repr(value) if math.isfinite(value) else ""
-
-
-def _known(results: Mapping[str, Any], metric: str) -> str:
+    Raises:
+        ValueError: the run does not have it; suggests the nearest.
+    """
     of = (*results["test"].values(), *(results.get("suppressed") or {}).values())
     known = sorted({name for names in of for name in names})
     known += [GLOBAL + name for name in (results.get("global_test") or {}).get("metrics") or ()]

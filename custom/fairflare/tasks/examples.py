@@ -155,8 +155,8 @@ def write(examples: Sequence[Example], folder: Path, names: Sequence[str], title
     """
     from matplotlib import rc_context
 
+    from fairflare.core.files import csv_text
     from fairflare.reporting.pictures import save_picture
-    from fairflare.reporting.records import csv_text
 
     with rc_context({"text.parse_math": False}):  # a name with two dollars is no formula
         figure = draw(examples, names, title)

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 
 from fairflare.core.fairness import summarize
 from fairflare.reporting.attendance import attendance
-from fairflare.reporting.layout import number
+from fairflare.reporting.layout import number, spread
 from fairflare.reporting.page.content import Cell, Picture, Section, Spread, Table, digits, listed
-from fairflare.reporting.page.layers import Mean
-from fairflare.reporting.page.lines import Series, lines_picture
+from fairflare.reporting.page.lines import Series, lines_picture, site_lines, values_of
 from fairflare.reporting.page.material import Material, PageRow, PageRun
-from fairflare.reporting.page.outcome import spread
-from fairflare.reporting.page.style import GRID, INK, figure, label, legend, look
+from fairflare.reporting.page.style import GRID, INK, figure, label, legend, look, ticks
 from fairflare.reporting.pictures import in_order
 
 if TYPE_CHECKING:
@@ -109,35 +107,27 @@ def _from_to(found: dict[int, dict[str, Spread]], attribute: str) -> str:
 
 
 def _by_site(material: Material) -> list[Picture | Table]:
-    (row,) = material.rows
-    means = Mean()
-    numbers: dict[int, None] = {}
-    for run in row.runs:
-        for record in run.rounds:
-            for site, of in record["validation"].items():
-                if (value := of.get(material.metric)) is not None:
-                    means.add((site, record["current_round"]), value)
-                    numbers[record["current_round"]] = None
-    sites = [site for site in material.sites if any((site, n) in means.sums for n in numbers)]
-    series = [
-        Series(site, k, {n: Spread(means.of((site, n))) for n in sorted(numbers)}) for k, site in enumerate(sites)
-    ]
-    ends = {site: s.last for site, s in zip(sites, series, strict=True)}
+    found = values_of(
+        material.rows[0].runs,
+        lambda record: {site: of.get(material.metric) for site, of in record["validation"].items()},
+    )
+    panels, _ = site_lines(material, {"": found})
+    (series,) = panels.values()
     return [
         lines_picture(
             material,
             "rounds_sites",
             f"{material.metric} on the validation split of every site",
-            {"": series},
+            panels,
             "A line for each site.",
-            f"In the end: {listed((f'{site} {digits(value)}' for site, value in ends.items()), '; ')}.",
+            f"In the end: {listed((f'{s.name} {digits(s.last)}' for s in series), '; ')}.",
             worst_first=material.higher,
         ),
         Table(
             "rounds_sites",
             f"{material.metric} on the validation split of every site, by round.",
-            ["round", *sites],
-            [[n, *(means.of((site, n)) for site in sites)] for n in sorted(numbers)],
+            ["round", *(s.name for s in series)],
+            [[n, *(s.points[n].mean for s in series)] for n in sorted({n for n, _ in found})],
             folded=True,
         ),
     ]
@@ -242,10 +232,8 @@ def _grid(run: PageRun) -> Figure:
                     axes.add_patch(
                         Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, hatch="////", linewidth=0, edgecolor="black")
                     )
-    step = math.ceil(len(sites) / 48)
-    axes.set_yticks(range(0, len(sites), step), [label(site) for site in sites[::step]])
-    step = math.ceil(len(records) / 20)
-    axes.set_xticks(range(0, len(records), step), [str(r["current_round"]) for r in records[::step]])
+    axes.set_yticks(*ticks(sites, 48))
+    axes.set_xticks(*ticks([str(r["current_round"]) for r in records], 20))
     axes.set_xlabel("round")
     made.legend(
         handles=[

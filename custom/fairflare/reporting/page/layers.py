@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-
-from fairflare.reporting.page.tidy import finite
 
 
 @dataclass
@@ -53,30 +51,19 @@ class LayerSums:
         self.unlike = Mean()
         self.largest: dict[int, Largest] = {}
 
-    def add_round(self, number: int, layers: dict[str, Any]) -> int:
-        """A round's ``layers``; how many entries are of the wrong kind, which are left out."""
-        wrong = 0
+    def add_round(self, number: int, layers: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> None:
+        """A round's ``layers``."""
         for layer, by_site in layers.items():
-            if not isinstance(by_site, dict):
-                wrong += 1
-                continue
             for site, values in by_site.items():
-                if isinstance(values, dict) and all(v is None or isinstance(v, (int, float)) for v in values.values()):
-                    self._add(number, layer, site, values)
-                else:
-                    wrong += 1
-        return wrong
-
-    def _add(self, number: int, layer: str, site: str, values: dict[str, Any]) -> None:
-        weight, unlike = finite(values.get("weight")), finite(values.get("dissimilarity"))
-        if weight is not None:
-            self.layers[layer] = None
-            self.weight.add((layer, site), weight)
-            before = self.largest.get(number)
-            if before is None or weight > before.value:
-                self.largest[number] = Largest(weight, site, layer)
-        if unlike is not None:
-            self.unlike.add((number, site), unlike)
+                weight, unlike = values.get("weight"), values.get("dissimilarity")
+                if weight is not None:
+                    self.layers[layer] = None
+                    self.weight.add((layer, site), weight)
+                    before = self.largest.get(number)
+                    if before is None or weight > before.value:
+                        self.largest[number] = Largest(weight, site, layer)
+                if unlike is not None:
+                    self.unlike.add((number, site), unlike)
 
     def weights(self, layers: Sequence[str], sites: Sequence[str]) -> np.ndarray:
         """Mean weight, ``(layers, sites)``, NaN where there is none."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fairflare.reporting.page.content import Picture, Spread
-from fairflare.reporting.page.material import Material
+from fairflare.reporting.layout import Cell, Spread, spread
+from fairflare.reporting.page.content import Picture
+from fairflare.reporting.page.material import Material, PageRun
 from fairflare.reporting.page.style import MUTED, figure, label, legend, log_scale, look, whole_numbers
 
 if TYPE_CHECKING:
@@ -40,6 +41,41 @@ class Series:
         """The last finite value, else NaN."""
         finite = [p.mean for p in self.points.values() if math.isfinite(p.mean)]
         return finite[-1] if finite else math.nan
+
+
+def values_of(
+    runs: Iterable[PageRun], by_site: Callable[[Mapping[str, Any]], Mapping[str, float | None]]
+) -> dict[tuple[int, str], list[float]]:
+    """By round and site the values of all runs; ``by_site``: of a round, ``None`` where a site has none."""
+    found: dict[tuple[int, str], list[float]] = {}
+    for run in runs:
+        for record in run.rounds:
+            for site, value in by_site(record).items():
+                if value is not None:
+                    found.setdefault((record["current_round"], site), []).append(value)
+    return found
+
+
+def site_lines(
+    material: Material, values: Mapping[str, Mapping[tuple[int, str], Sequence[float]]]
+) -> tuple[dict[str, list[Series]], list[list[Cell]]]:
+    """A line for each site by row, and rows of a table: row, round, site, mean over seeds.
+
+    Args:
+        material: has the sites in their order.
+        values: by label of a row, what :func:`values_of` gives; rows without any are left out.
+    """
+    panels: dict[str, list[Series]] = {}
+    cells: list[list[Cell]] = []
+    for row, found in values.items():
+        numbers = sorted({n for n, _ in found})
+        have = {site for _, site in found}
+        sites = [site for site in material.sites if site in have]
+        at = {key: spread(of) for key, of in found.items()}
+        lines = [Series(s, k, {n: at.get((n, s), Spread(math.nan)) for n in numbers}) for k, s in enumerate(sites)]
+        panels |= {row: lines} if lines else {}
+        cells += [[row, n, site, at[n, site]] for n in numbers for site in sites if (n, site) in at]
+    return panels, cells
 
 
 def lines_picture(

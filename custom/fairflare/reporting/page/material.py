@@ -10,17 +10,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fairflare.core import checks
 from fairflare.core.fairness import FairnessSummary
 from fairflare.reporting.comparison import comparison_of, complete_runs
 from fairflare.reporting.differences import Difference
-from fairflare.reporting.global_test import GLOBAL
+from fairflare.reporting.documents import ROUND, cut, read_head, read_rounds
 from fairflare.reporting.page.layers import LayerSums
-from fairflare.reporting.page.tidy import Tidier
 from fairflare.reporting.pictures import in_order
-from fairflare.reporting.results import RESULTS_FILE, find_results, read_results
+from fairflare.reporting.results import RESULTS_FILE, read_results, results_in
 from fairflare.reporting.standing import who_is_behind
-from fairflare.reporting.table import by_site_of, direction_of, label_of, metrics_of, parts_of, run_notes, summary_of
+from fairflare.reporting.table import (
+    by_site_of,
+    direction_of,
+    known_metric,
+    label_of,
+    metrics_of,
+    run_notes,
+    summary_of,
+)
 
 #: What a run's folder may hold above its results: a simulator's workspace, or a FLARE download.
 BELOW_A_RUN = {"simulator", "server", "simulate_job", "workspace", "fairflare", RESULTS_FILE}
@@ -31,7 +37,7 @@ class PageRun:
     """One run.
 
     Attributes:
-        document: tidy, without the values by layer.
+        document: what can be used of it, without the values by layer.
         layers: these, summed up.
         place: where it was found.
         problems: what was wrong in its file.
@@ -113,7 +119,7 @@ class Material:
         for run in self.runs:
             found.update(site for _, site in run.layers.weight.sums)
             for r in run.rounds:
-                found.update(r["sites"], r["accepted"], r["validation"], r["reports"], r["site_weights"])
+                found.update(r["sites"], r["accepted"], r["validation"], r["reports"], r["site_weights"] or ())
         return in_order(found)
 
     @property
@@ -133,8 +139,14 @@ class Material:
 
 def page_run(raw: Mapping[str, Any], place: str = "") -> PageRun:
     """A document of :func:`fairflare.reporting.results.read_results`, which is not changed."""
-    tidier, layers = Tidier(), LayerSums()
-    return PageRun(tidier.document(raw, layers.add_round), layers, place, tidier.told())
+    problems: list[str] = []
+    layers, rounds = LayerSums(), []
+    for record in read_rounds(raw, problems):
+        layers.add_round(record.current_round, record.layers or {})
+        rounds.append(ROUND.dump_python(record, exclude={"layers"}))
+    rounds.sort(key=lambda record: record["current_round"])
+    document = {**read_head(raw, problems).model_dump(), "rounds": rounds}
+    return PageRun(document, layers, place, cut(problems))
 
 
 def find_runs(folder: Path) -> list[Path]:
@@ -143,18 +155,11 @@ def find_runs(folder: Path) -> list[Path]:
     Raises:
         ValueError: there is none.
     """
-    try:
-        return [find_results(folder)]
-    except ValueError:
-        pass
+    if (one := results_in(folder)) is not None:
+        return [one]
     for parent in (folder / "runs", folder):
-        found = []
-        for place in sorted(parent.iterdir()) if parent.is_dir() else ():
-            try:
-                found.append(find_results(place))
-            except ValueError:
-                continue
-        if found:
+        places = sorted(parent.iterdir()) if parent.is_dir() else ()
+        if found := [results for place in places if (results := results_in(place)) is not None]:
             return found
     raise ValueError(f"{folder}: no results.json there, of a run, of a FLARE download or of a comparison (runs/*)")
 
@@ -171,20 +176,20 @@ def read_material(folder: Path, *, metric: str | None = None, reference: str | N
         ValueError: no results, none that can be read, no complete run among several, an unknown metric or reference.
     """
     paths = find_runs(folder)
-    if len(paths) == 1 and (paths[0] == folder or find_results_or_none(folder)):
+    if len(paths) == 1 and results_in(folder):
         if reference is not None:
             raise ValueError("--reference is for comparisons; this is one run")
-        return of_one(page_run(read_results(paths[0])), metric)
+        return of_one(page_run(read_results(paths[0], whole=False)), metric)
     runs, problems = [], []
     for path in paths:
         try:
-            runs.append(page_run(read_results(path), _run_folder(path.relative_to(folder))))
+            runs.append(page_run(read_results(path, whole=False), _run_folder(path.relative_to(folder))))
         except (OSError, ValueError) as error:
             problems.append(f"left out, since it cannot be read: {error}")
     if not runs:
         raise ValueError("; ".join(problems))
     told = _told(folder, problems)
-    return of_several(runs, metric or told.metric, reference, told, problems)
+    return of_several(runs, metric or next(iter(told.get("metric", ())), None), reference, told, problems)
 
 
 def _run_folder(results: Path) -> str:
@@ -192,14 +197,6 @@ def _run_folder(results: Path) -> str:
     while results.parent != Path() and results.name in BELOW_A_RUN:
         results = results.parent
     return str(results)
-
-
-def find_results_or_none(folder: Path) -> Path | None:
-    """As :func:`fairflare.reporting.results.find_results`, without an error."""
-    try:
-        return find_results(folder)
-    except ValueError:
-        return None
 
 
 def of_one(run: PageRun, metric: str | None = None) -> Material:
@@ -210,71 +207,53 @@ def of_one(run: PageRun, metric: str | None = None) -> Material:
     """
     document = run.document
     if document["test"]:
-        found = metrics_of(document)
-        chosen = metric or found[0]
-        of = (*document["test"].values(), *document["suppressed"].values())
-        known = sorted({name for names in of for name in names})
-        known += [GLOBAL + name for name in (document["global_test"] or {}).get("metrics", ())]
-        for part in parts_of(chosen, document["test"]):
-            checks.choice("metric", part, known)
+        chosen = known_metric(document, metric or metrics_of(document)[0])
+        tested: dict[str, Any] = {"values": [by_site_of(document, chosen)], "summaries": [summary_of(document, chosen)]}
     else:
-        chosen = metric or run.info["primary_metric"] or "loss"
+        chosen, tested = metric or run.info["primary_metric"] or "loss", {}
     higher = direction_of(document, chosen)
-    values = by_site_of(document, chosen)
-    row = PageRow(label_of(document), [run])
-    if document["test"]:
-        row = PageRow(row.label, row.runs, [values], [summary_of(document, chosen)])
+    row = PageRow(label_of(document), [run], **tested)
     notes = run_notes(document, chosen if document["test"] else None)
     told = who_is_behind(document)[:1]  # stands in the summary
     return Material([row], chosen, higher, "", [note for note in notes if note not in told])
 
 
-@dataclass
-class _Told:
-    """What a comparison's own tables say: the order of the rows, the metric and the reference."""
-
-    labels: list[str] = field(default_factory=list)
-    metric: str | None = None
-    reference: str | None = None
-
-
-def _told(folder: Path, problems: list[str]) -> _Told:
-    found = _Told()
-    for name in ("table.csv", "differences.csv"):
-        path = folder / name
-        if not path.is_file():
-            continue
+def _told(folder: Path, problems: list[str]) -> dict[str, list[str]]:
+    """What a comparison's own tables say, by column: the order of the rows, the metric and the reference."""
+    found: dict[str, list[str]] = {}
+    for name, columns in (("table.csv", ("method", "metric")), ("differences.csv", ("reference",))):
         try:
-            with path.open(encoding="utf-8", newline="") as file:
+            with (folder / name).open(encoding="utf-8", newline="") as file:
                 lines = list(csv.DictReader(file))
+        except FileNotFoundError:
+            continue
         except (OSError, ValueError, csv.Error) as error:
             problems.append(f"{name} cannot be read: {error}")
             continue
-        if name == "table.csv":
-            found.labels = [line["method"] for line in lines if line.get("method")]
-            found.metric = next((line["metric"] for line in lines if line.get("metric")), None)
-        else:
-            found.reference = next((line["reference"] for line in lines if line.get("reference")), None)
+        found |= {column: [line[column] for line in lines if line.get(column)] for column in columns}
     return found
 
 
 def of_several(
-    runs: Sequence[PageRun], metric: str | None, reference: str | None, told: _Told, problems: Sequence[str]
+    runs: Sequence[PageRun],
+    metric: str | None,
+    reference: str | None,
+    told: Mapping[str, Sequence[str]],
+    problems: Sequence[str],
 ) -> Material:
     """A page that compares runs.
 
     Raises:
         ValueError: none is complete, a run lacks the metric, or no row is called like the reference.
     """
-    ranks = {label: rank for rank, label in enumerate(told.labels)}
+    ranks = {label: rank for rank, label in enumerate(told.get("method", ()))}
     order = sorted(
         runs, key=lambda run: (ranks.get(label_of(run.document), len(ranks)), run.document["started"], run.place)
     )
     by_id = {id(run.document): run for run in order}
     documents = [run.document for run in order]
-    complete = complete_runs(documents)
-    if reference is None and told.reference in {label_of(run) for run in complete}:
-        reference = told.reference
+    complete = {label_of(run) for run in complete_runs(documents)}
+    reference = reference or next((label for label in told.get("reference", ())[:1] if label in complete), None)
     found = comparison_of(documents, metric, reference)
     rows = [PageRow(r.label, [by_id[id(d)] for d in r.runs], r.values, r.summaries, r.settings) for r in found.rows]
     for row in rows:

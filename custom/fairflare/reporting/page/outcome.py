@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fairflare.core.intervals import LEVEL
-from fairflare.reporting.difference_table import interval_of, notes_of_differences
+from fairflare.reporting.difference_table import figures_of, interval_of, notes_of_differences
 from fairflare.reporting.differences import BETTER, MEASURES, WORSE, Difference
+from fairflare.reporting.documents import SUPPRESSED
 from fairflare.reporting.global_test import global_metrics, global_values
-from fairflare.reporting.layout import number
+from fairflare.reporting.layout import number, spread
 from fairflare.reporting.page.content import Cell, Picture, Section, Spread, Table, listed
 from fairflare.reporting.page.material import Material, PageRow
 from fairflare.reporting.page.style import INK, figure, label, legend, look
-from fairflare.reporting.records import SUPPRESSED
-from fairflare.reporting.table import class_rows
+from fairflare.reporting.table import class_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,14 +30,6 @@ SUMMARIES = (
     ("average", "mean"), ("std", "std"), ("std if equal", CHANCE), ("worst", "worst"),
     ("worst decile", "bottom_decile"),
 )  # fmt: skip
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Mean and population standard deviation of the finite ones; with one value no deviation."""
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite:
-        return Spread(math.nan)
-    return Spread(statistics.fmean(finite), statistics.pstdev(finite) if len(finite) > 1 else math.nan)
 
 
 def of_summaries(row: PageRow, attribute: str) -> Spread:
@@ -80,8 +72,8 @@ def results(material: Material) -> Section | None:
         _sites_picture(material, sites),
         by_site,
     ]
-    if own and (found := class_rows(material.runs[0].document)):
-        parts.append(Table("classes", "Recall of each class, and number of its test images.", found[0], found[1:]))
+    if own and (found := class_table(material.runs[0].document)):
+        parts.append(found)
     return Section("results", "What every site gets", notes=material.notes, parts=parts)
 
 
@@ -249,13 +241,13 @@ def differences(material: Material) -> Section | None:
         "that belongs to it, the same after Holm's correction for all rows and measures, the smallest difference that "
         "would have been seen, standard deviation of the differences over the seeds.",
         columns,
-        [_cells(d) for d in of],
+        figures_of(of, columns, reference),
     )
     by_site = Table(
         "differences_sites",
         f"The same for every site (row minus {reference}); corrected for all rows and sites.",
         columns,
-        [_cells(d) for d in found if d.measure not in MEASURES],
+        figures_of([d for d in found if d.measure not in MEASURES], columns, reference),
         folded=True,
     )
     told = listed((_in_short([d for d in of if d.label == name]) for name in dict.fromkeys(d.label for d in of)), "; ")
@@ -275,11 +267,6 @@ def differences(material: Material) -> Section | None:
         else "They hold for other patients of these hospitals; of other hospitals they say nothing."
     )
     return Section("differences", f"Differences to {reference}", notes=notes, parts=[picture, table, by_site])
-
-
-def _cells(d: Difference) -> list[Cell]:
-    numbers = (d.mean, d.low, d.high, d.p, d.p_holm, d.smallest, d.sd)
-    return [d.label, d.measure, len(d.values), *numbers, d.verdict]
 
 
 def _in_short(found: Sequence[Difference]) -> str:

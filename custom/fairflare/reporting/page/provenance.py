@@ -36,7 +36,7 @@ def settings(material: Material) -> Section:
 
 
 def _time(run: PageRun, key: str) -> str | None:
-    return run.document[key][:19].replace("T", " ") or None
+    return (run.document[key] or "")[:19].replace("T", " ") or None
 
 
 def _versions(runs: list[PageRun]) -> Table:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fairflare.reporting.layout import spread
 from fairflare.reporting.page.content import Cell, Picture, Section, Table, digits, listed
-from fairflare.reporting.page.lines import Series, lines_picture
-from fairflare.reporting.page.material import Material, PageRow
-from fairflare.reporting.page.outcome import spread
+from fairflare.reporting.page.lines import lines_picture, site_lines, values_of
+from fairflare.reporting.page.material import Material, PageRow, PageRun
 from fairflare.reporting.page.style import label
-from fairflare.reporting.page.tidy import finite
 from fairflare.reporting.pictures import draw_map
 
 if TYPE_CHECKING:
@@ -64,26 +63,17 @@ def _fields(row: PageRow) -> list[str]:
     )
 
 
-def _values(row: PageRow, field: str) -> dict[tuple[int, str], list[float]]:
+def _values(runs: Iterable[PageRun], field: str) -> dict[tuple[int, str], list[float]]:
     """By round and site, a value for each run."""
-    found: dict[tuple[int, str], list[float]] = {}
-    for run in row.runs:
-        for record in run.rounds:
-            for site, report in record["reports"].items():
-                if (value := finite(report.get(field))) is not None:
-                    found.setdefault((record["current_round"], site), []).append(value)
-    return found
+    return values_of(runs, lambda record: {site: finite(of.get(field)) for site, of in record["reports"].items()})
 
 
 def _changes(material: Material, field: str) -> bool:
     """Whether it is not the same in every round, at some site of some run."""
     for run in material.runs:
-        seen: dict[str, float] = {}
-        for record in run.rounds:
-            for site, report in record["reports"].items():
-                value = finite(report.get(field))
-                if value is not None and seen.setdefault(site, value) != value:
-                    return True
+        seen: dict[str, list[float]] = {}
+        if any(seen.setdefault(site, value) != value for (_, site), value in _values([run], field).items()):
+            return True
     return False
 
 
@@ -91,7 +81,7 @@ def _constant(material: Material, fields: Sequence[str]) -> Table:
     cells: list[list[Cell]] = []
     for row in material.rows:
         for field in fields:
-            by_site = {site: values for (_, site), values in _values(row, field).items()}
+            by_site = {site: values for (_, site), values in _values(row.runs, field).items()}
             cells += [[row.label, field, site, spread(by_site[site])] for site in material.sites if site in by_site]
     return Table(
         "reports_constant",
@@ -103,20 +93,8 @@ def _constant(material: Material, fields: Sequence[str]) -> Table:
 
 
 def _parts(material: Material, field: str, title: str) -> list[Picture | Table]:
-    panels: dict[str, list[Series]] = {}
-    cells: list[list[Cell]] = []
-    told = []
-    for row in material.rows:
-        found = _values(row, field)
-        if not found:
-            continue
-        numbers = sorted({n for n, _ in found})
-        sites = [site for site in material.sites if any((n, site) in found for n in numbers)]
-        at = {(n, site): spread(found.get((n, site), [math.nan])) for n in numbers for site in sites}
-        panels[row.label] = [Series(site, k, {n: at[n, site] for n in numbers}) for k, site in enumerate(sites)]
-        cells += [[row.label, n, site, at[n, site]] for n in numbers for site in sites if (n, site) in found]
-        last = {s.name: s.last for s in panels[row.label]}
-        told.append(f"{row.label}: " + listed(f"{site} {digits(value)}" for site, value in last.items()))
+    panels, cells = site_lines(material, {row.label: _values(row.runs, field) for row in material.rows})
+    told = [f"{name}: " + listed(f"{s.name} {digits(s.last)}" for s in series) for name, series in panels.items()]
     slug = "".join(c if c.isascii() and c.isalnum() else "_" for c in field)[:40]
     picture = lines_picture(
         material,
@@ -188,3 +166,14 @@ def _usable(value: Any) -> dict[str, Any] | None:
         and 0 <= place[1] < len(lines[0])
     }
     return {"u_matrix": lines, "bmu": inside} if inside else None
+
+
+def finite(value: Any) -> float | None:
+    """A finite number, else None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None

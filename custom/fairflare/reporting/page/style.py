@@ -135,8 +135,8 @@ def heat(
         array, cmap=colours, vmin=least, vmax=most if most > least else least + 1, aspect="auto",
         interpolation="nearest",
     )  # fmt: skip
-    axes.set_yticks(*_ticks(rows, 48))
-    axes.set_xticks(*_ticks(columns, 24), rotation=90 if max(map(len, columns), default=0) > 3 else 0)
+    axes.set_yticks(*ticks(rows, 48))
+    axes.set_xticks(*ticks(columns, 24), rotation=90 if max(map(len, columns), default=0) > 3 else 0)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=2)
     bar = made.colorbar(image, ax=axes, shrink=0.9, pad=0.01)
@@ -144,7 +144,8 @@ def heat(
     bar.outline.set_edgecolor(MUTED)
 
 
-def _ticks(names: Sequence[str], most: int) -> tuple[list[int], list[str]]:
+def ticks(names: Sequence[str], most: int) -> tuple[list[int], list[str]]:
+    """Places and labels of at most so many of the names, evenly."""
     step = max(1, math.ceil(len(names) / most))
     places = list(range(0, len(names), step))
     return places, [label(names[place]) for place in places]

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fairflare.reporting.layout import number
-from fairflare.reporting.page.content import Cell, Picture, Section, Spread, Table, listed
+from fairflare.reporting.layout import number, spread
+from fairflare.reporting.page.content import Cell, Picture, Section, Table, listed
 from fairflare.reporting.page.layers import Largest
-from fairflare.reporting.page.lines import Series, lines_picture
+from fairflare.reporting.page.lines import Series, lines_picture, site_lines, values_of
 from fairflare.reporting.page.material import Material, PageRow, PageRun
-from fairflare.reporting.page.outcome import spread
 from fairflare.reporting.page.style import figure, heat
+from fairflare.reporting.table import worst_warnings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -89,24 +88,16 @@ def _map(
 
 
 def _similarity(material: Material, rows: Sequence[PageRow]) -> list[Picture | Table]:
-    panels: dict[str, list[Series]] = {}
-    cells: list[list[Cell]] = []
-    told = []
+    found: dict[str, dict[tuple[int, str], list[float]]] = {row.label: {} for row in rows}
     for row in rows:
-        sums = [run.layers.unlike for run in row.runs]
-        keys = {key for mean in sums for key in mean.sums}
-        numbers = sorted({n for n, _ in keys})
-        sites = [site for site in material.sites if any((n, site) in keys for n in numbers)]
-        if not sites:
-            continue
-        at = {(n, site): spread([mean.of((n, site)) for mean in sums]) for n in numbers for site in sites}
-        panels[row.label] = [Series(site, k, {n: at[n, site] for n in numbers}) for k, site in enumerate(sites)]
-        cells += [
-            [row.label, n, site, at[n, site]] for n in numbers for site in sites if math.isfinite(at[n, site].mean)
-        ]
-        last = {s.name: s.last for s in panels[row.label]}
-        far = max(last, key=lambda site: last[site])
-        told.append(f"{row.label}: in the end {far} is farthest, {last[far]:.3g}")
+        for mean in (run.layers.unlike for run in row.runs):
+            for key in mean.sums:
+                found[row.label].setdefault(key, []).append(mean.of(key))
+    panels, cells = site_lines(material, found)
+    told = []
+    for label, series in panels.items():
+        far = max(series, key=lambda s: s.last)
+        told.append(f"{label}: in the end {far.name} is farthest, {far.last:.3g}")
     if not panels:
         return []
     return [
@@ -135,32 +126,16 @@ def _similarity(material: Material, rows: Sequence[PageRow]) -> list[Picture | T
 
 def site_weights(material: Material) -> Section | None:
     """One weight for a whole model, over the rounds."""
-    panels: dict[str, list[Series]] = {}
-    cells: list[list[Cell]] = []
+    rows = {row.label: values_of(row.runs, lambda record: record["site_weights"] or {}) for row in material.rows}
+    panels, cells = site_lines(material, rows)
     told = []
-    for row in material.rows:
-        found: dict[tuple[int, str], list[float]] = {}
-        for run in row.runs:
-            for record in run.rounds:
-                for site, weight in record["site_weights"].items():
-                    if weight is not None:
-                        found.setdefault((record["current_round"], site), []).append(weight)
-        if not found:
-            continue
-        numbers = sorted({n for n, _ in found})
-        sites = [site for site in material.sites if any((n, site) in found for n in numbers)]
-        at = {key: spread(values) for key, values in found.items()}
-        panels[row.label] = [
-            Series(site, k, {n: at.get((n, site), Spread(math.nan)) for n in numbers}) for k, site in enumerate(sites)
-        ]
-        cells += [[row.label, n, site, at[n, site]] for n in numbers for site in sites if (n, site) in at]
-        means = {s.name: spread([p.mean for p in s.points.values()]).mean for s in panels[row.label]}
-        if means:
-            high, low = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
-            if means[high] - means[low] < EQUAL:
-                told.append(f"{row.label}: all sites {number(means[high])}")
-                continue
-            told.append(f"{row.label}: {high} most with {number(means[high])}, {low} least with {number(means[low])}")
+    for label, series in panels.items():
+        means = {s.name: spread([p.mean for p in s.points.values()]).mean for s in series}
+        high, low = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
+        if means[high] - means[low] < EQUAL:
+            told.append(f"{label}: all sites {number(means[high])}")
+        else:
+            told.append(f"{label}: {high} most with {number(means[high])}, {low} least with {number(means[low])}")
     if not cells:
         return None
     picture = lines_picture(
@@ -251,7 +226,7 @@ def largest(run: PageRun) -> dict[int, Largest]:
     """By round: of the whole model, or of a layer, whichever is larger."""
     found = dict(run.layers.largest)
     for record in run.rounds:
-        for site, weight in record["site_weights"].items():
+        for site, weight in (record["site_weights"] or {}).items():
             before = found.get(record["current_round"])
             if weight is not None and (before is None or weight > before.value):
                 found[record["current_round"]] = Largest(weight, site)
@@ -259,14 +234,8 @@ def largest(run: PageRun) -> dict[int, Largest]:
 
 
 def _warned(runs: Sequence[PageRun]) -> list[list[Cell]]:
-    rows: list[list[Cell]] = []
-    for run in runs:
-        kinds: dict[tuple[str, str], list[tuple[float, str]]] = {}
-        for record in run.rounds:
-            for warned in record["warnings"]:
-                far = math.inf if warned["value"] is None else abs(warned["value"])
-                kinds.setdefault((warned["site"], warned["kind"]), []).append((far, warned["text"]))
-        for (site, kind), entries in sorted(kinds.items()):
-            text = max(entries, key=lambda entry: entry[0])[1]
-            rows.append([run.name, site or "every site", kind, len(entries), text])
-    return rows
+    return [
+        [run.name, site or "every site", kind, len(numbers), text]
+        for run in runs
+        for site, kind, numbers, text in worst_warnings(run.rounds)
+    ]

@@ -18,6 +18,7 @@ from fairflare.reporting.differences import (
 )
 from fairflare.reporting.layout import number
 from fairflare.reporting.page.material import Material, PageRow
+from fairflare.reporting.page.outcome import of_summaries
 from fairflare.reporting.standing import who_is_behind
 
 CALLED = {"average": "the average", "std": "the spread (std)", "worst": "the worst site"}
@@ -115,15 +116,13 @@ def _unpaired(labels: Sequence[str], reference: str) -> list[str]:
 
 
 def _reached(row: PageRow) -> str:
-    means = [s.mean for s in row.summaries if math.isfinite(s.mean)]
-    worst = [s.worst for s in row.summaries if math.isfinite(s.worst)]
-    spread = [s.std for s in row.summaries if math.isfinite(s.std)]
-    if not means:
+    mean, std, worst = (of_summaries(row, attribute).mean for attribute in ("mean", "std", "worst"))
+    if not math.isfinite(mean):
         return "no value"
+    count = sum(math.isfinite(summary.mean) for summary in row.summaries)
     return (
-        f"{number(sum(means) / len(means))} on average over the sites, a standard deviation of "
-        f"{number(sum(spread) / len(spread))} between them, and {number(sum(worst) / len(worst))} at the worst site"
-        + (f" (means over {len(means)} seeds)" if len(means) > 1 else "")
+        f"{number(mean)} on average over the sites, a standard deviation of {number(std)} between them, and "
+        f"{number(worst)} at the worst site" + (f" (means over {count} seeds)" if count > 1 else "")
     )
 
 

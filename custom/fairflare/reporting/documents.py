@@ -1,0 +1,475 @@
+"""What a run writes, declared once: the server writes it, log and checkpoint keep it, tables and pages read it.
+
+The keys are explained in ``docs/results.md``; a change of meaning raises :data:`SCHEMA_VERSION`. A key of an older
+document that is not there, or null, has its default here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import date, datetime
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from fairflare.core.resampling import UNITS
+from fairflare.core.settings import Flag, Number, Whole
+from fairflare.reporting.standing import TESTS
+
+SCHEMA_VERSION = 1
+SUPPRESSED = "suppressed"  # in place of a value that its site keeps for too few cases
+MAX_PROBLEMS = 20
+
+#: Of the values by layer and site, which a long run has millions of: significant digits, decimals.
+LAYER_DIGITS = 8
+CKA_DECIMALS = 6
+
+
+def _given(value: Any) -> Any:
+    """Without what is null: there the default holds."""
+    return {key: part for key, part in value.items() if part is not None} if isinstance(value, Mapping) else value
+
+
+def _or_none(told: str) -> WrapValidator:
+    """A part that is of no use when any of it is of the wrong kind."""
+
+    def whole(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return read(value)
+        except ValidationError:
+            raise PydanticCustomError("not_whole", "{told}", {"told": told}) from None
+
+    return WrapValidator(whole)
+
+
+# While a run goes on a float, NaN where it is undefined; in a file null then.
+if TYPE_CHECKING:
+    Figure: TypeAlias = float
+else:
+    Figure = Number | None
+Metrics: TypeAlias = Mapping[str, Mapping[str, Figure]]  # by site
+Draws = Annotated[list[Figure], _or_none("has entries that are no numbers; its test images are in no interval")]
+
+
+# ------------------------------------------------------------------------------------------------ a round
+# Plain dataclasses: while a round goes on they hold what no file does (NaN, arrays, records of a rule).
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A site that a round went on without."""
+
+    site: str
+    phase: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class PhaseRecord:
+    """One exchange with the sites: wall time, bytes on the wire, how many sites were asked and answered."""
+
+    name: str
+    seconds: Number
+    bytes_out: Whole
+    bytes_in: Whole
+    asked: Whole
+    answered: Whole
+
+
+@dataclass(frozen=True)
+class Warned:
+    """Something that one site could do to a round, or would have done without a bound.
+
+    Attributes:
+        site: whose; empty: nobody's.
+        kind: ``majority``, or the bound that was at work and on what.
+        value, used: as claimed or sent; as it counts. ``None`` in a file: too large for a number.
+        text: in words, without site and round.
+        layers: in how many layers, where weights are by layer.
+    """
+
+    site: str
+    kind: str
+    value: Figure
+    used: Figure
+    text: str
+    layers: Whole | None = None
+
+
+@dataclass
+class RoundRecord:
+    """What is kept of one round.
+
+    Attributes:
+        current_round: from 0.
+        sites: sites asked.
+        accepted: sites whose model is in the new global model.
+        left_out: sites not asked, or asked and not accepted, with the phase and the reason.
+        phases: in the order in which they ran.
+        validation: ``{site: {metric: value}}`` of the *received* model, on the site's validation split.
+        train: ``{site: {"loss": ..., "num_samples": ..., ...}}`` of the local training; ``"state_lost"`` where the site
+            could not use what it had kept of earlier rounds.
+        site_weights: ``{site: weight}`` where the method has one weight for a whole model.
+        layers: ``{layer: {site: {"cka": ..., "dissimilarity": ..., "weight": ...}}}`` where it has one per
+            layer.
+        reports: ``{site: {field: value}}``, the method's own reports.
+        values: what the method says of the round as a whole.
+        details: more of it, JSON-like.
+        warnings: where a bound on one site's influence was at work, and who held more than half of the weight.
+        suppressed: ``{site: names}`` of what stays there for too few cases: ``metrics/...`` (of the validation split),
+            ``report/...``, ``stats/...``.
+        notes: sentences about single sites: what a filter at the site left of its model.
+        test: ``{site: {metric: value}}`` of the round's *new* model on the test splits, where that was asked for.
+        global_test: ``{metric: value}`` of it on the images of all sites together, where there are such.
+    """
+
+    current_round: Whole
+    sites: list[str] = field(default_factory=list)
+    accepted: list[str] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    phases: list[PhaseRecord] = field(default_factory=list)
+    validation: Metrics = field(default_factory=dict)
+    train: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    site_weights: Mapping[str, Figure] | None = None
+    layers: Mapping[str, Mapping[str, Mapping[str, Figure]]] | None = None
+    reports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
+    warnings: list[Warned] = field(default_factory=list)
+    suppressed: Mapping[str, list[str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    test: Metrics = field(default_factory=dict)
+    global_test: Mapping[str, Figure] | None = None
+
+
+ROUND: TypeAdapter[RoundRecord] = TypeAdapter(Annotated[RoundRecord, BeforeValidator(_given)])
+
+
+# ------------------------------------------------------------------------------------------------ the document
+
+
+class _Part(BaseModel):
+    @model_validator(mode="before")
+    @classmethod
+    def _absent(cls, value: Any) -> Any:
+        return _given(value)
+
+
+class Info(_Part, extra="allow"):
+    """What was run; a run may record more than is named here."""
+
+    experiment: str = ""
+    method: str = ""
+    label: str = ""
+    primary_metric: str = ""
+    measured: str = ""
+    seed: Whole | None = None
+    sites: list[str] = []
+    connected: list[str] | None = None
+    classes_at_home: list[str] = []
+    shown_metrics: list[str] = []
+    higher_is_better: dict[str, Flag] = {}
+    units: dict[str, str] = {}
+    config: dict[str, Any] = {}
+    bounds: dict[str, Any] = {}
+    versions: dict[str, Any] = {}
+    said: dict[str, dict[str, Any]] = {}
+    task_file: dict[str, Any] = {}
+    synthetic: Flag = False
+
+    @model_validator(mode="after")
+    def _one_seed(self) -> Info:
+        """Older runs have it among the settings alone."""
+        told = self.config.get("seed")
+        if self.seed is None and isinstance(told, int) and not isinstance(told, bool):
+            self.seed = told
+        self.config = {**self.config, "seed": self.seed}
+        return self
+
+
+class Best(_Part):
+    """Which model is the best by the validation splits."""
+
+    round: Whole | None = None
+    is_last: Flag = False
+    by: str = ""
+    value: Figure | None = None
+    sites: list[str] = []
+
+
+class LastRounds(_Part):
+    """The models of the last rounds on average."""
+
+    rounds: Annotated[list[Whole], Field(min_length=1)]
+    test: Metrics = {}
+
+
+class Units(_Part):
+    """What a site's draws are of, and how many there are."""
+
+    unit: Annotated[str, Field(pattern=f"^({'|'.join(UNITS)})$")]
+    count: Annotated[Whole, Field(ge=1)]
+
+
+Drawn = Annotated[Units, _or_none("does not say what was drawn; it is in no interval")]
+
+
+class SiteStanding(_Part):
+    """A site's value, and how sure it is."""
+
+    value: Figure | None = None
+    low: Figure | None = None
+    high: Figure | None = None
+    images: Figure | None = None
+    test_cases: Figure | None = None
+    standard_error: Figure | None = None
+    expected: Figure | None = None
+    p_value: Figure | None = None
+    common: Figure | None = None
+    class_support: Annotated[dict[str, Number], _or_none("has entries that are no numbers")] | None = None
+
+
+class Inequality(_Part):
+    """Who is behind in the primary metric, and by how much more than chance."""
+
+    metric: str = ""
+    level: Figure | None = None
+    test: str = ""
+    p_value: Figure | None = None
+    std: Figure | None = None
+    chance_std: Figure | None = None
+    gap: Figure | None = None
+    gap_site: str = ""
+    chance_gap: Figure | None = None
+    behind: list[str] = []
+    ahead: list[str] = []
+    common_classes: list[str] | None = None
+    sites: dict[str, SiteStanding] = {}
+
+    @model_validator(mode="after")
+    def _whole(self) -> Inequality:
+        numbers = (self.level, self.p_value, self.std, self.chance_std, self.gap, self.chance_gap)
+        if self.test and not (
+            self.test in TESTS
+            and None not in numbers
+            and {self.gap_site, *self.behind, *self.ahead} <= {*self.sites}
+            and all((s.p_value is None) == (s.expected is None) and s.value is not None for s in self.sites.values())
+        ):
+            raise PydanticCustomError("not_whole", "is not whole")
+        return self
+
+
+class GlobalList(_Part):
+    """One list of images that belong to no site alone."""
+
+    measured_at: str = ""
+    sites: list[str] = []
+    images: Figure | None = None
+
+
+class GlobalTest(_Part):
+    """What the common model is worth on them; see :func:`fairflare.reporting.global_test.global_test`."""
+
+    metrics: dict[str, Figure] = {}
+    reason: str = ""
+    metric: str = ""
+    level: Figure | None = None
+    low: Figure | None = None
+    high: Figure | None = None
+    images: Whole | None = None
+    test_cases: Figure | None = None
+    lists: list[GlobalList] = []
+
+
+class Results(_Part):
+    """``results.json`` in the order in which it is written; behind it its rounds, each a :class:`RoundRecord`."""
+
+    schema_version: int = SCHEMA_VERSION
+    status: Literal["running", "completed", "failed"] = "running"
+    reason: str = ""
+    started: str = ""
+    updated: str = ""
+    finished: str | None = None
+    resumed: list[Any] = []
+    went_back: list[Any] = []
+    info: Info = Info()
+    test: Metrics | None = None
+    fairness: dict[str, Any] | None = None
+    left_out: list[LeftOut] = []
+    phases: list[PhaseRecord] = []
+    best: Best | None = None
+    test_best: Metrics | None = None
+    fairness_best: dict[str, Any] | None = None
+    last_rounds: LastRounds | None = None
+    resampled: dict[str, Draws] | None = None
+    resampled_units: dict[str, Drawn] | None = None
+    inequality: Inequality | None = None
+    suppressed: dict[str, list[str]] = {}
+    global_test: GlobalTest | None = None
+
+
+HEAD: TypeAdapter[Results] = TypeAdapter(Results)
+T = TypeVar("T")
+
+
+# ------------------------------------------------------------------------------------------------ reading
+
+
+def read_part(kind: TypeAdapter[T], raw: Any, where: str, problems: list[str]) -> T | None:
+    """What can be used of a part of a document, whatever is missing or of the wrong kind in it.
+
+    Args:
+        kind: :data:`HEAD`, :data:`ROUND` or the like.
+        raw: of a file; not changed.
+        where: its place, for the messages; empty: the whole.
+        problems: gets a line for everything that was left out.
+
+    Returns:
+        ``None``: nothing can be used.
+    """
+    while True:
+        try:
+            return kind.validate_python(raw)
+        except ValidationError as error:
+            errors = error.errors(include_url=False, include_input=False)
+            problems += [_in_words(where, one) for one in errors]
+            places = [one["loc"][:-1] if one["type"] == "missing" else one["loc"] for one in errors]
+            # Of a site that does not say what its draws are of, these are of no use.
+            places += [("resampled", *place[1:2]) for place in places if place[:1] == ("resampled_units",)]
+            if () in places:
+                return None
+            raw = _without(raw, places)
+
+
+def read_head(document: Mapping[str, Any], problems: list[str]) -> Results:
+    """All but the rounds, as :func:`read_part`."""
+    raw = {key: part for key, part in document.items() if key != "rounds"}
+    return read_part(HEAD, raw, "", problems) or Results()
+
+
+def read_rounds(document: Mapping[str, Any], problems: list[str]) -> Iterator[RoundRecord]:
+    """Each round, as :func:`read_part`; one at a time, since the values by layer and site may be millions."""
+    rounds = document.get("rounds") or ()
+    if not isinstance(rounds, (list, tuple)):
+        problems.append("rounds is no list")
+        return
+    for index, raw in enumerate(rounds):
+        if (record := read_part(ROUND, raw, f"rounds[{index}]", problems)) is not None:
+            yield record
+
+
+def refuse_odd_parts(document: Mapping[str, Any], file: object) -> None:
+    """Raises ``ValueError`` where a part of a results document is of the wrong kind (names file and place)."""
+    problems: list[str] = []
+    read_head(document, problems)
+    for _ in read_rounds(document, problems):
+        if problems:
+            break
+    if problems:
+        raise ValueError(f"{file}: {problems[0]}; what is left of it: fairflare report")
+
+
+def cut(problems: Sequence[str]) -> list[str]:
+    """The first :data:`MAX_PROBLEMS`, with a last line where there are more."""
+    more = len(problems) - MAX_PROBLEMS
+    return [*problems[:MAX_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
+
+
+#: By the first word of pydantic's types of errors.
+_KINDS = {
+    "dict": "object", "mapping": "object", "model": "object", "dataclass": "object", "list": "list", "string": "text",
+    "int": "whole number", "float": "number", "finite": "number", "bool": "true or false",
+}  # fmt: skip
+
+
+def _in_words(where: str, error: ErrorDetails) -> str:
+    place = where
+    for key in error["loc"]:
+        place += f"[{key}]" if isinstance(key, int) else f".{key}" if place else str(key)
+    if error["type"] == "missing":
+        return f"{place} is missing"
+    kind = _KINDS.get(error["type"].partition("_")[0])
+    return f"{place} is no {kind}" if kind else f"{place} {error['msg'].replace('Input should be', 'must be')}"
+
+
+def _without(value: Any, places: Collection[tuple[int | str, ...]]) -> Any:
+    """A copy without what lies at these places."""
+    below: dict[int | str, list[tuple[int | str, ...]]] = {}
+    for first, *rest in places:
+        below.setdefault(first, []).append(tuple(rest))
+    items = value.items() if isinstance(value, Mapping) else enumerate(value)
+    kept = {k: _without(part, below[k]) if k in below else part for k, part in items if () not in below.get(k, ())}
+    return kept if isinstance(value, Mapping) else list(kept.values())
+
+
+# ------------------------------------------------------------------------------------------------ writing
+
+
+def encode(value: Any) -> str:
+    """One line of strict JSON, of what :func:`as_json` gave."""
+    return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+
+
+def round_as_json(record: RoundRecord) -> dict[str, Any]:
+    """A round as JSON types; of the values by layer and site, by far the most of it, the first digits.
+
+    ``cka`` has :data:`CKA_DECIMALS` (``dissimilarity`` is the accurate one), any other :data:`LAYER_DIGITS`.
+
+    Raises:
+        TypeError: a value that JSON cannot hold (names its place).
+    """
+    plain: dict[str, Any] = as_json(record, "round")
+    for by_site in (plain["layers"] or {}).values():
+        for values in by_site.values():
+            for name, value in values.items():
+                if isinstance(value, float):
+                    digits = f".{CKA_DECIMALS}f" if name == "cka" else f".{LAYER_DIGITS}g"
+                    values[name] = float(format(value, digits))
+    return plain
+
+
+def as_json(value: Any, where: str) -> Any:
+    """The value as JSON types; NaN and infinity, which JSON does not have, become None.
+
+    Args:
+        value: records, mappings, sequences, sets, paths, dates, NumPy and torch scalars and arrays, within each other.
+        where: name of the value, for the message.
+
+    Raises:
+        TypeError: something else (names its place).
+    """
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: as_json(getattr(value, f.name), f"{where}.{f.name}") for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): as_json(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, (set, frozenset)):
+        return [as_json(item, where) for item in sorted(value)]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, (date, datetime)):
+        return value.isoformat()
+    if hasattr(value, "tolist"):  # NumPy and torch, scalars and arrays
+        return as_json(value.tolist(), where)
+    raise TypeError(f"{where} is of type {type(value).__name__}, which results.json cannot hold")

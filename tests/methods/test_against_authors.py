@@ -46,7 +46,7 @@ from fairflare.methods.ldam import MarginTraining
 from fairflare.methods.moon import ContrastiveTraining
 from fairflare.methods.mu_policy import FixedMu
 from fairflare.methods.q_fed_avg import QFedAvg
-from fairflare.methods.rule import RoundInputs, Rule
+from fairflare.methods.rule import RoundInputs, Rule, SeesModel
 from fairflare.methods.solo import SoloTraining
 from fairflare.methods.training import LocalTraining
 from fairflare.methods.weightings import Uniform
@@ -83,7 +83,8 @@ def served(
             deltas = {s: changed(s, current_round, rng) for s in samples}
         reports = said(current_round, rng)
         with tempfile.TemporaryDirectory() as folder:
-            rule.begin_round(state)
+            if isinstance(rule, SeesModel):
+                rule.begin_round(state)
             collector = Collector(rule, Path(folder))
             collector.begin(current_round, rounds, shape=LikeReceived(state), received=state, sites=sorted(samples))
             for site, delta in deltas.items():
@@ -261,7 +262,7 @@ def downloads(rule: Any, half: Any, authors: Any, said: Any, raw: Any, samples: 
         local = {"w": start["w"] + torch.from_numpy(raw(site, r))}
         if isinstance(half, ClippedUpdates):  # its training leaves the cut change
             local["w"] = start["w"] + (local["w"] - start["w"]).clamp(-half.grad_clip, half.grad_clip)
-        update, own[site] = half.hand_in(run_of(site, r), start, local)
+        update, own[site] = half.home.hand_in(run_of(site, r), start, local)
         return update["w"].numpy()
 
     def after(r: int, rule: Any, state: State) -> float:
@@ -707,7 +708,8 @@ def creff() -> float:
             current_round=r, num_rounds=3, sites=["a", "b", "c"], num_samples=dict.fromkeys("abc", 5), reports=said,
             anchor_reports={}, states={}, owner={},
         )  # fmt: skip
-        made = rule.weigh(given).tensors
+        rule.weigh(given)
+        made = rule.made()
         wanted = {c: torch.stack([t[c].double() for t in rows.values() if c < len(t)]).mean(0) for c in range(3)}
         features.requires_grad_(True)
         optimizer = torch.optim.SGD([features], lr=0.1)

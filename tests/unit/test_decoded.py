@@ -161,7 +161,7 @@ def test_a_whole_run_decodes_every_volume_once(site: Path, decodings: list[Path]
 
 
 class _Request:
-    current_round, num_rounds, seed, min_cases = 0, 1, 0, 1
+    current_round, num_rounds, seed, min_cases, measure = 0, 1, 0, 1, ()
     directives: dict[str, Any] = {}  # noqa: RUF012
 
 

@@ -15,10 +15,9 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-import numpy.typing as npt
-
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from fairflare.data.dicom import Window
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
@@ -104,6 +103,7 @@ class Picture(ImageFile):
     """By Pillow."""
 
     def decode(self, *, is_mask: bool, limit: int) -> npt.NDArray[Any]:
+        import numpy as np
         from PIL import Image
         from PIL.ImageMode import getmode
         from PIL.ImageOps import exif_transpose
@@ -127,6 +127,8 @@ class Array(ImageFile):
     """``.npy``, by numpy: MONAI's NumpyReader runs pickled objects before version 1.6."""
 
     def decode(self, *, is_mask: bool, limit: int) -> npt.NDArray[Any]:
+        import numpy as np
+
         with self.path.open("rb") as file:
             version = np.lib.format.read_magic(file)
             readers: dict[Any, Callable[[Any], Any]] = {
@@ -150,6 +152,7 @@ class Volume(ImageFile):
 
     def decode(self, *, is_mask: bool, limit: int) -> npt.NDArray[Any]:
         # From one stream, so that a compressed file is unpacked once, and no further than its header says.
+        import numpy as np
         from nibabel.fileholders import FileHolder
         from nibabel.nifti1 import Nifti1Image
         from nibabel.nifti2 import Nifti2Image
@@ -177,6 +180,7 @@ class Volume(ImageFile):
 
     def facts(self) -> Facts:
         import nibabel
+        import numpy as np
 
         image: Any = nibabel.load(self.path)
         said = int(image.header["qform_code"]) != 0 or int(image.header["sform_code"]) != 0

@@ -53,7 +53,7 @@ def paper_table(
             _values([r for r in complete if label_of(r) == label], metric, column["of"], pooled) for label in labels
         ]
         for name in dict.fromkeys(name for of_row in found for name in of_row):
-            cells = [column["title"].format(site=name), *(_cell(of_row.get(name, [])) for of_row in found)]
+            cells = [column["title"].replace("{site}", name), *(_cell(of_row.get(name, [])) for of_row in found)]
             table = [[*row, cell] for row, cell in zip(table, cells, strict=True)]
     if absent:
         notes.append(f"ABSENT, as no run measured it: {', '.join(absent)}.")

@@ -62,7 +62,8 @@ def paper_table(
             }
     if personal:
         notes.append(
-            f"{MISSING}: no figure of the global test, which is of the common model (if there is one): {', '.join(personal)}."
+            f"{MISSING}: no figure of the global test, which is of the common model (if there is one): "
+            f"{', '.join(personal)}."
         )
     if absent:
         notes.append(f"ABSENT, as no run measured it: {', '.join(absent)}.")

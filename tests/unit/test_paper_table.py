@@ -71,6 +71,9 @@ def test_the_first_metric_that_is_there_and_what_is_absent_by_name() -> None:
     assert "B-acc: common/dice, as no run has global/dice." in text
     assert "ABSENT, as no run measured it: Tail (global/tail or common/tail)." in text
     found[0] = in_splits(found[0], **{"global": 0.2})
+    assert "no figure of the global test, which is of the common model (if there is one): " in paper_table(
+        "T", columns, found
+    )
     assert cells(paper_table("T", columns, found, style="markdown"))[1][1] == "90.00"
 
 

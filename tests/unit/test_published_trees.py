@@ -219,6 +219,10 @@ def test_rif_says_which_settings_a_run_needs(tmp_path: Path, capsys: Any) -> Non
     assert manifest(tmp_path / "out")["task"] == needs
     given = list(line.removeprefix("A run on it needs: ").split(" --set "))
     assert given[1:] == ["num_classes=2", "'labels=[[1,2],[2]]'", '\'class_names=["disc","cup"]\'']
+    for place in ("out", "out/Drishti-GS", "out/fairflare.json"):  # who checks them need not give these
+        checked = CliRunner().invoke(app, ["check-data", str(tmp_path / place)])
+        assert checked.exit_code == 0
+        assert "as the data's manifest says: in_channels=3, num_classes=2, labels=[[1, 2], [2]]" in checked.output
     prepare_rif(tmp_path / "s", tmp_path / "again")
     assert manifest(tmp_path / "again")["task"] == needs
 

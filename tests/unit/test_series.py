@@ -211,6 +211,7 @@ def test_a_sweep_that_is_none(tmp_path: Path, sweep: str) -> None:
         (["--paper", "fed_avg"], "default"),
         (["fed_avg", "--paper", "fed_mas_isic"], "fed_mas_isic"),
         (["--paper=fed_ism", "fed_avg"], "fed_ism"),
+        (["fed_avg", "--paper", "fedlwr"], "fedlwr"),  # mistyped: refused as a paper, not as a second method
     ],
 )
 @pytest.mark.parametrize("command", ["run", "export", "compare"])

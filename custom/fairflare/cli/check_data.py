@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import Progress
 
+from fairflare.cli.own_data import manifest_of, prepared_for
 from fairflare.cli.screen import console, errors, user_errors
 from fairflare.core.files import unreadable
 from fairflare.data.datalist import SPLITS
@@ -48,7 +49,7 @@ def check_data(
 
     with user_errors():
         sites = sites_of(data)
-        made, names = make_task(sites, task, parse_settings(settings or []), task_file)
+        made, names = make_task(sites, task, parse_settings(settings or []), task_file, data)
         targets = {} if out is None else _pictures(out, list(sites), overwrite)
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
         line = bar.add_task("images")
@@ -58,7 +59,7 @@ def check_data(
         _print_counts(site, names)
     if report.labels:
         _say(report.labels)
-    told = notes_of(data)
+    told = [str(note) for note in manifest_of(data).get("notes", ())]
     for note in told:
         _say(f"note: {note}")
     if out is not None:
@@ -67,17 +68,6 @@ def check_data(
     total = sum(sum(found.values()) for site in report.sites for found in site.counts.values())
     _say(f"{total} usable images at {len(report.sites)} site(s); {report.grave} problem(s), {notes} note(s)")
     raise typer.Exit(int(report.grave > 0 or not report.sites))
-
-
-def notes_of(path: Path) -> list[str]:
-    """What the manifest of a prepared data set tells of all of it (images without a patient's key)."""
-    for folder in (path, *path.absolute().parents[:2]):
-        try:
-            notes = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["notes"]
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        return [str(note) for note in notes] if isinstance(notes, list) else []
-    return []
 
 
 def sites_of(path: Path) -> dict[str, dict[str, Any]]:
@@ -113,12 +103,16 @@ def sites_of(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def make_task(
-    sites: Mapping[str, Mapping[str, Any]], kind: str | None, settings: dict[str, Any], task_file: Path | None
+    sites: Mapping[str, Mapping[str, Any]],
+    kind: str | None,
+    settings: dict[str, Any],
+    task_file: Path | None,
+    data: Path | None = None,
 ) -> tuple[Any, list[str] | None]:
     """The task that the images are read as, and the names of its classes.
 
     Without a kind it is what the labels are; without ``num_classes`` a classification has as many classes as the
-    datalists name, else as the highest label says.
+    datalists name, else as the highest label says. ``data``: where they are, for what their manifest says.
     """
     from fairflare.federation.plan import make_plan
     from fairflare.tasks.images import ImageTask
@@ -129,7 +123,10 @@ def make_task(
     if kind == "classification" and "num_classes" not in settings and (labels or names):
         settings["num_classes"] = max(2, len(names) if names else max(labels) + 1)
         _say(f"num_classes={settings['num_classes']}: {'as the datalists name them' if names else 'the highest label'}")
-    made = make_plan("fed_avg", task=kind, sites=0, settings=settings, task_file=task_file, min_sites=1).task
+    plan = make_plan("fed_avg", task=kind, sites=0, settings=settings, task_file=task_file, min_sites=1)
+    if task_file is None and (more := prepared_for(plan, data, settings)):
+        plan = make_plan("fed_avg", task=kind, sites=0, settings={**more, **settings}, min_sites=1)
+    made = plan.task
     if not isinstance(made, ImageTask):
         raise ValueError(f"{type(made).__name__} is no task on images (fairflare.tasks.images.ImageTask)")
     return made, names if made.class_labels else None

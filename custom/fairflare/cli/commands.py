@@ -51,12 +51,19 @@ class WithPaper(TyperCommand):
     """A command whose option --paper may stand without a name."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        from fairflare.methods.papers import experiments
-
-        after = [*args[1:], ""]
-        alone = [arg == "--paper" and name not in experiments() for arg, name in zip(args, after, strict=False)]
-        given = [f"{arg}={FIRST_PAPER}" if bare else arg for arg, bare in zip(args, alone, strict=True)]
+        given = [
+            f"{arg}={FIRST_PAPER}" if arg == "--paper" and _no_paper(after) else arg
+            for arg, after in zip(args, [*args[1:], ""], strict=False)
+        ]
         return super().parse_args(ctx, given)
+
+
+def _no_paper(word: str) -> bool:
+    """Whether what stands behind ``--paper`` is nothing, an option or a method (else a paper, or one mistyped)."""
+    from fairflare.methods.catalog import all_methods
+    from fairflare.methods.papers import experiments
+
+    return word not in experiments() and (word[:1] in ("", "-") or word.partition(":")[0] in all_methods())
 
 
 def which_paper(name: str | None) -> dict[str, Any]:
@@ -267,7 +274,7 @@ def run(
     overwrite: Overwrite = False,
 ) -> None:
     """Runs a method in FLARE's simulator and prints the fairness table. Exit code 1 when the run failed."""
-    from fairflare.cli.own_data import in_words, looked_at, suited_settings
+    from fairflare.cli.own_data import in_words, looked_at, prepared_for, suited_settings
     from fairflare.cli.simulate import RUN_FOLDER, simulate
     from fairflare.federation.shared_images import refuse_shared_images
     from fairflare.federation.site_state import safe_name
@@ -292,12 +299,15 @@ def run(
         refuse_shared_images(recipe.plan.sites or (), local)
         if images := looked_at(recipe.plan, local):
             quick = plan["small"] and not plan["task_file"]
-            suited = suited_settings(recipe.plan, images) if quick else {}
+            suited = {
+                **(suited_settings(recipe.plan, images) if quick else {}),
+                **prepared_for(recipe.plan, site_file, plan["settings"]),
+            }
             if not suited.keys() <= plan["settings"].keys():
                 recipe = FairRecipe(**{**plan, "settings": {**suited, **plan["settings"]}})
             errors.print(in_words(recipe.plan, images, trial=quick and plan["num_rounds"] is None), highlight=False)
         say_whose_setting(recipe.plan)
-        say_what_lacks(recipe.plan.lacks)
+        say_what_lacks(recipe.plan.lacks, site_file is not None)
         say_what_is_brought(recipe.plan.brought)
         say_what_is_shared(recipe.plan)
         if mlflow is not None:
@@ -528,10 +538,11 @@ def say_whose_setting(plan: Plan) -> None:
         errors.print(told, highlight=False, markup=False, soft_wrap=True)
 
 
-def say_what_lacks(lacks: Sequence[str]) -> None:
+def say_what_lacks(lacks: Sequence[str], own_data: bool = False) -> None:
     """What the paper's setting still has to be given."""
     from fairflare.reporting.layout import wrapped
 
+    lacks = [text for text in lacks if not (own_data and text.endswith("with --data"))]
     if lacks:
         errors.print("[yellow]not the paper's run by itself[/yellow]; it lacks", highlight=False)
         for line in wrapped((f"  - {text}" for text in lacks), errors.width):

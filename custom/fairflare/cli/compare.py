@@ -19,7 +19,9 @@ from fairflare.cli.commands import (
     app,
     parse_settings,
     say_what_is_shared,
+    say_what_lacks,
     say_what_was_left,
+    say_whose_setting,
     which_paper,
 )
 from fairflare.cli.in_process import stopped_by_signals
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from fairflare.cli.compare_runs import Progress as RunProgress
     from fairflare.cli.compare_runs import Runner
     from fairflare.core.task import Task
+    from fairflare.federation.series import Series
     from fairflare.methods.papers import PaperTable
 
 DONE, FAILED = "completed", "failed"  # states of a run; compare_runs is not imported for a mere TAB
@@ -145,12 +148,25 @@ def compare_command(
             simulator=simulator,
             overwrite=overwrite,
         )
-        for run in series.runs()[: len(series.entries)]:
-            say_what_is_shared(run.make(), run.entry.label)
+        _say_what_is_run(series, "data" in told or bool(local))
         if metric is not None:
             _check_metric(metric, series.runs()[0].make().task)
     _go(runner)
     raise typer.Exit(_report(runner, series.refers_to(), metric, table))
+
+
+def _say_what_is_run(series: Series, own_data: bool) -> None:
+    """Whose settings the rows have, and what they still have to be given."""
+    from fairflare.methods.catalog import all_methods
+
+    plans = [run.make() for run in series.runs()[: len(series.entries)]]
+    for plan in {plan.paper.name: plan for plan in plans if plan.paper is not None}.values():
+        say_whose_setting(plan)
+    if len(plans) == 1 and series.paper in all_methods():
+        errors.print(f"{series.paper} is a paper here; the method is a row where it stands before --paper")
+    say_what_lacks(list(dict.fromkeys(text for plan in plans for text in plan.lacks)), own_data)
+    for plan, entry in zip(plans, series.entries, strict=True):
+        say_what_is_shared(plan, entry.label)
 
 
 def packaged(table: PaperTable, told: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,19 +211,21 @@ def _series(
     if given["sites"] is None:
         raise ValueError("a comparison needs the number or the names of the sites")
     given["sites"] = run_sites(given["sites"], local)
-    return _on_own_data(Series(**given), local), local
+    return _on_own_data(Series(**given), local, Path(data) if data else None), local
 
 
-def _on_own_data(series: Any, local: Mapping[str, Any]) -> Any:
+def _on_own_data(series: Series, local: Mapping[str, Any], data: Path | None) -> Series:
     """The series as it suits the sites' own images, where there are such and nothing else is said."""
-    from fairflare.cli.own_data import in_words, looked_at, suited_settings
+    from fairflare.cli.own_data import in_words, looked_at, prepared_for, suited_settings
     from fairflare.federation.shared_images import refuse_shared_images
 
     plan = series.runs()[0].make()
     refuse_shared_images(plan.sites or (), local)
     if images := looked_at(plan, local):
-        if series.small and not series.task_file:
-            series = replace(series, settings={**suited_settings(plan, images), **series.settings})
+        if not series.task_file:
+            suited = suited_settings(plan, images) if series.small else {}
+            suited |= prepared_for(plan, data, series.settings)
+            series = replace(series, settings={**suited, **series.settings})
             plan = series.runs()[0].make()
         errors.print(in_words(plan, images, trial=series.small and series.rounds is None), highlight=False)
     return series

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,6 +61,29 @@ def suited_settings(plan: Plan, images: Sequence[npt.NDArray[np.float32]]) -> di
     if task.initial_weights is None:  # a checkpoint has its own channels
         found["in_channels"] = 3 if coloured else 1
     return found
+
+
+def prepared_for(plan: Plan, data: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What data that ``prepare`` wrote need of a task (RIF: its two structures), by their manifest; says it."""
+    from fairflare.cli.screen import errors
+
+    told = {} if data is None else manifest_of(data).get("task", {})
+    found = {name: value for name, value in told.items() if name in vars(plan.task) and name not in given}
+    if found:
+        shown = ", ".join(f"{name}={json.dumps(value)}" for name, value in found.items())
+        errors.print(f"as the data's manifest says: {shown}", markup=False, highlight=False, soft_wrap=True)
+    return found
+
+
+def manifest_of(data: Path) -> dict[str, Any]:
+    """What ``prepare`` noted of the data set that a path is of or in; empty: it is of no such."""
+    for folder in (data, *data.absolute().parents[:2]):
+        try:
+            found = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def in_words(plan: Plan, images: Sequence[npt.NDArray[np.float32]], *, trial: bool) -> str:

@@ -39,6 +39,7 @@ def paper_table(
     labels = list(dict.fromkeys(map(label_of, complete)))
     last = all(run.get("last_rounds") for run in complete)
     table, notes, absent = [["method"], *([label] for label in labels)], [], []
+    personal: dict[str, None] = {}
     for column in columns:
         wanted = column["metric"] if isinstance(column["metric"], list) else [column["metric"]]
         metric = next((name for name in wanted if any(_has(run, name) for run in complete)), None)
@@ -55,6 +56,15 @@ def paper_table(
         for name in dict.fromkeys(name for of_row in found for name in of_row):
             cells = [column["title"].replace("{site}", name), *(_cell(of_row.get(name, [])) for of_row in found)]
             table = [[*row, cell] for row, cell in zip(table, cells, strict=True)]
+        if metric.startswith("global/"):
+            personal |= {
+                label: None for label, of_row in zip(labels, found, strict=True) if _cell(of_row[""]) == MISSING
+            }
+    if personal:
+        notes.append(
+            f"{MISSING}: no figure of the global test, which is of the common model (if there is one): "
+            f"{', '.join(personal)}."
+        )
     if absent:
         notes.append(f"ABSENT, as no run measured it: {', '.join(absent)}.")
     models = (

@@ -10,11 +10,13 @@ import torch
 from monai.networks.layers import gaussian_1d, separable_filtering
 from monai.transforms import (
     Compose,
+    OneOf,
     RandAdjustContrastd,
     RandAffined,
     RandFlipd,
     Randomizable,
     RandScaleIntensityd,
+    RandZoomd,
     Transform,
 )
 from torch.utils.data import DataLoader, Dataset
@@ -25,6 +27,8 @@ from fairflare.tasks.dice_scores import BatchOf
 if TYPE_CHECKING:
     from fairflare.core.task import Batch
     from fairflare.tasks.dice_scores import Origin
+
+LUMA = torch.tensor([0.299, 0.587, 0.114])  # of red, green and blue (ITU-R 601)
 
 
 class Images(Protocol):
@@ -115,6 +119,39 @@ class Blur(Randomizable, Transform):
         return {**item, "image": blurred}
 
 
+class Jitter(Randomizable, Transform):
+    """Brightness, contrast and saturation times a factor in [0.75, 1.25] each, hue by up to 0.01 of a turn, in a new
+    order each time; every image. Values stay in [0, 1]; a grey image has neither saturation nor hue.
+
+    Source:
+        Fed-MAS's code for its ISIC set: torchvision's ``ColorJitter(0.25, 0.25, 0.25, 0.01)``, without its rounding to
+        256 levels.
+    """
+
+    def __call__(self, item: Mapping[str, Any]) -> dict[str, Any]:
+        image = torch.as_tensor(item["image"])
+        factors, turn = self.R.uniform(0.75, 1.25, 3), self.R.uniform(-0.01, 0.01)
+        for kind in self.R.permutation(4):
+            if kind == 3:
+                image = _turned(image, turn) if len(image) == 3 else image
+            else:
+                grey = torch.tensordot(LUMA.to(image), image, 1) if len(image) == 3 else image[0]
+                plain = (torch.zeros_like(grey), grey.mean(), grey)[kind]  # brightness, contrast, saturation 0
+                image = (plain + (image - plain) * factors[kind]).clamp(0.0, 1.0)
+        return {**item, "image": image}
+
+
+def _turned(image: torch.Tensor, turn: float) -> torch.Tensor:
+    """The hues of a (3, height, width) image further by this share of a turn; value and chroma (HSV) as they were."""
+    top, chroma = image.amax(0), image.amax(0) - image.amin(0)
+    red, green, blue = image / chroma.clamp_min(1e-12)
+    sixth = torch.where(red >= torch.maximum(green, blue), green - blue, torch.where(
+        green >= blue, blue - red + 2, red - green + 4
+    ))  # fmt: skip
+    away = (torch.tensor([5.0, 3.0, 1.0]).to(image)[:, None, None] + sixth + 6 * turn) % 6
+    return top - chroma * torch.minimum(away, 4 - away).clamp(0.0, 1.0)
+
+
 def changes(names: Sequence[str], *, size: Sequence[int], with_targets: bool) -> Compose:
     """The random changes of one sample, in this order.
 
@@ -122,7 +159,9 @@ def changes(names: Sequence[str], *, size: Sequence[int], with_targets: bool) ->
         names: ours: ``"flip"`` (left and right, half of the images), ``"affine"`` (half of them: up to 9.7 degrees, up
             to 10 % larger or smaller), ``"intensity"`` (gamma and scale, three in ten each). As the papers' code:
             ``"flip_vertical"`` (half of them), ``"blur"`` (:class:`Blur`), ``"rotate"`` (every image by up to 10
-            degrees) and ``"shift"`` (every image by up to 2 % of its size), empty pixels black.
+            degrees), ``"shift"`` (every image by up to 2 % of its size), ``"one_move"`` (every image one of these:
+            0.95 to 1.2 times as large, up to 5 % of its width to a side, up to 45 degrees), empty pixels black, and
+            ``"jitter"`` (:class:`Jitter`).
         size: height and width of the images.
         with_targets: the targets move along.
     """
@@ -143,6 +182,18 @@ def changes(names: Sequence[str], *, size: Sequence[int], with_targets: bool) ->
                 cache_grid=False,
             )
         )  # fmt: skip
+    if "one_move" in names:
+        told: Any = {"keys": moved, "prob": 1.0, "mode": "nearest"}
+        black: Any = {**told, "padding_mode": "zeros", "cache_grid": False}
+        steps.append(
+            OneOf([
+                RandZoomd(min_zoom=0.95, max_zoom=1.2, padding_mode="constant", **told),
+                RandAffined(translate_range=[0.0, 0.05 * size[1]], **black),
+                RandAffined(rotate_range=math.radians(45), **black),
+            ])
+        )  # fmt: skip
+    if "jitter" in names:
+        steps.append(Jitter())
     if "affine" in names:
         steps.append(
             RandAffined(

@@ -109,8 +109,8 @@ class ClassificationTask(MeasuresClasses, ImageTask):
             (LDAM).
         cosine_scale: see there.
         retrained_head: a second classifier beside it, trained by the server and used in evaluation (CReFF).
-        augmentation: which random changes ``augment=True`` makes: ``"flip"``, ``"affine"``, ``"intensity"`` (ours), or
-            as the papers' code ``"flip_vertical"``, ``"blur"``, ``"rotate"`` (10 degrees), ``"shift"`` (2 %).
+        augmentation: random changes of ``augment=True``: ``"flip"``, ``"affine"``, ``"intensity"`` (ours); the papers'
+            ``"flip_vertical"``, ``"blur"``, ``"rotate"`` (10 degrees), ``"shift"`` (2 %), ``"one_move"``, ``"jitter"``.
         phantom: synthetic data, used where a site has none of its own: ``"dermoscopy"``, ``"dermoscopy7"``,
             ``"fundus"`` or ``"endoscopy"``.
         allow_phantom: a site whose file names no data, for itself or for others, trains on synthetic data; False: it is

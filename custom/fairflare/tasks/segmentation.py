@@ -110,8 +110,8 @@ class SegmentationTask(ImageTask):
             does in a round, and 18 layers of it make the first models blind in evaluation.
         initial_weights: checkpoint of exactly this network (``.pt``, ``.pth`` or ``.safetensors``; also an
             ``FL_global_model.pt``) that the server starts from, unless the run or its own private file names another.
-        augmentation: which random changes ``augment=True`` makes: ``"flip"``, ``"affine"``, ``"intensity"`` (ours), or
-            as the papers' code ``"flip_vertical"``, ``"blur"``, ``"rotate"`` (10 degrees), ``"shift"`` (2 %).
+        augmentation: random changes of ``augment=True``: ``"flip"``, ``"affine"``, ``"intensity"`` (ours); the papers'
+            ``"flip_vertical"``, ``"blur"``, ``"rotate"`` (10 degrees), ``"shift"`` (2 %), ``"one_move"``, ``"jitter"``.
         allow_phantom: a site whose file names no data, for itself or for others, trains on synthetic data; False: it is
             refused unless its own file says ``"phantom": true``.
         phantom_seed: seed of the synthetic data, used where a site has none of its own.

@@ -355,7 +355,10 @@ class _Result:
         versions |= {package: version(package) for package in PACKAGES}
         told = {
             "folds": self.form.folds,
-            "task": dict(self.form.task),
+            "task": {
+                **({"num_classes": len(names)} if names and any("classes" in own for own in sites.values()) else {}),
+                **self.form.task,
+            },
             "notes": self.notes,
             "versions": versions,
             "sites": sites,

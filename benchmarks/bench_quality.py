@@ -7,8 +7,8 @@ on the sites' test splits, and the figure is the mean over the sites. A method t
 
     python benchmarks/bench_quality.py                       # every method, on the phantoms
     python benchmarks/bench_quality.py q_fed_avg fed_avg
-    python benchmarks/bench_quality.py fed_avg --data DATA/white-cells/fairflare.json --set in_channels=3
-    python benchmarks/bench_quality.py --store               # docs/results/data/quality.csv
+    python benchmarks/bench_quality.py segmentation --data data/nuclei/fairflare.json --set in_channels=3
+    python benchmarks/bench_quality.py --store docs/results/data/quality.csv
 """
 
 from __future__ import annotations
@@ -16,20 +16,25 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shlex
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
 
+import fairflare
 from fairflare.cli.commands import parse_settings
+from fairflare.cli.provenance import checksums, commit_of, processor
 from fairflare.federation.local import run_local
 from fairflare.federation.plan import Plan, make_plan
+from fairflare.federation.run_info import versions
 from fairflare.federation.site_file import own_settings
 from fairflare.methods.catalog import all_methods
 
@@ -184,33 +189,63 @@ def line(one: Reached) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("methods", nargs="*", help="default: all")
+    parser.add_argument("methods", nargs="*", help="names, or a task for all of its methods; default: all")
     parser.add_argument("--data", type=Path, help="a fairflare.json with the sites' own images")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--store", type=Path, help="write the figures to this CSV (docs/results/data/quality.csv)")
+    parser.add_argument("--store", type=Path, help="put the figures into this CSV (docs/results/data/quality.csv)")
+    parser.add_argument("--table", default="", help="of --store: a table of this name (default: the methods' tasks)")
     options = parser.parse_args()
     local = json.loads(options.data.read_text(encoding="utf-8")) if options.data else {}
-    names = options.methods or list(all_methods())
+    methods = all_methods()
+    names = [n for n in methods if methods[n].task in options.methods] or options.methods or list(methods)
+    before = {"commit": commit_of(Path(fairflare.__file__).parent), "data": checksums(local)}
     found = measure(names, parse_settings(options.set), local, rounds=options.rounds, seed=options.seed)
     if options.store:
-        store(found, options.store, options.seed)
+        told = {
+            "command": shlex.join(["python", "benchmarks/bench_quality.py", *sys.argv[1:]]),
+            "ran": f"{len(found)} methods, seed {options.seed}, {options.rounds} rounds, one after the other: "
+            f"{sum(one.seconds for one in found) / 60:.0f} minutes of one core.",
+            "seed": options.seed, "date": f"{datetime.now(timezone.utc):%Y-%m-%d}", "processor": processor(),
+            "versions": versions(), **before, "data": before["data"] or "generated (phantoms), no files",
+        }  # fmt: skip
+        store(found, options.store, options.table, told)
     late = [one.title for one in found if one.behind]
     print(f"{len(found)} methods, {len(late)} behind their margin{': ' if late else ''}{', '.join(late)}")
     return 1 if late else 0
 
 
-def store(found: Sequence[Reached], path: Path, seed: int) -> None:
-    """In the form of the other results pages' figures (tools/write_results.py)."""
-    lines = ["table,row,reference,measure,seeds,mean,sd,low,high,verdict,p,p_holm,smallest"]
+def store(found: Sequence[Reached], path: Path, table: str, told: Mapping[str, Any]) -> None:
+    """Puts the figures into the CSV of the page, their origin into the JSON beside it (see tools/write_results.py).
+
+    Args:
+        found: of one run; the page's tables of the same names are replaced, all others stay.
+        path: ``docs/results/data/quality.csv``.
+        table: name on the page; empty: the methods' tasks.
+        told: ``seed``, ``ran`` (one sentence), ``command``, ``data`` and what else is known of code and machine.
+    """
+    head, *lines = path.read_text(encoding="utf-8").splitlines()
+    origin = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    new = dict.fromkeys(table or one.task for one in found)
+    lines = [text for text in lines if text.partition(",")[0] not in new]
     for one in found:
         values = {
             "reached": one.reached, "one place": one.centralised, "difference": one.reached - one.centralised,
             "margin": one.margin,
         }  # fmt: skip
-        lines += [f"{one.task},{one.title},,{name},{seed},{value:.4f},,,,,,," for name, value in values.items()]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        lines += [
+            f"{table or one.task},{one.title},,{name},{told['seed']},{value:.4f},,,,,,,"
+            for name, value in values.items()
+        ]
+        origin["methods"][one.title] = one.name
+        about = origin["tables"].setdefault(table or one.task, {"title": table or one.task, "commands": []})
+        about |= {"metric": one.metric, "over": "seeds", "reference": "", "summary": False, **told}
+        prepared = [command for command in about["commands"] if not command.startswith("python ")]
+        about["commands"] = [*prepared, about.pop("command")]
+    path.write_text("\n".join([head, *lines]) + "\n", encoding="utf-8")
+    text = json.dumps(origin, indent=1, ensure_ascii=False) + "\n"
+    path.with_suffix(".json").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

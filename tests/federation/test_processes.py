@@ -85,6 +85,7 @@ def slow(folder: Path, **more: Any) -> tuple[Plan, dict[str, Any]]:
     return replace(plan, task=SlowTask()), {"slow": quick, "sites": {"site-2": own}}
 
 
+@pytest.mark.long
 def test_a_process_that_dies_costs_its_site_the_round(tmp_path: Path) -> None:
     plan, local = slow(tmp_path)
     started: list[int] = []

@@ -1100,6 +1100,7 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.long
 def test_all_parts_off_is_fed_avg_and_each_part_alone_is_not(tmp_path, monkeypatch):
     local = {**get_method("fed_prox").site, "batch_size": 16, "partition": "dirichlet"}
     memory = tmp_path / "temporary"
@@ -1122,6 +1123,7 @@ def test_all_parts_off_is_fed_avg_and_each_part_alone_is_not(tmp_path, monkeypat
         assert not same(states[one], states[other]), (one, other)
 
 
+@pytest.mark.many
 @pytest.mark.many
 @pytest.mark.parametrize("policy", ["random", "qmix"])
 def test_the_servers_draws_follow_the_seed_of_the_run(policy, tmp_path):

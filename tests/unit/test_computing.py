@@ -163,6 +163,7 @@ def test_only_deterministic_operations_and_afterwards_as_before(monkeypatch: pyt
     torch.zeros(2).put_(places, torch.ones(2))
 
 
+@pytest.mark.long
 def test_compiled_networks_see_hooks_that_are_set_later(tmp_path: Path) -> None:
     """As written inside ``plainly``; outside, a hook makes a new graph. ``eager``: without a compiler."""
     model = unet()

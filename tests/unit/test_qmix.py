@@ -416,7 +416,7 @@ def play_independent(game, num_agents: int, seed: int, episodes: int = 2000) -> 
     return total(game, lambda state: q[:, state].argmax(axis=1).tolist())
 
 
-@pytest.mark.many
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("game", "names", "safe", "episodes"), [(two_step, "AB", 7.0, 200), (all_or_little, "ABC", 5.0, 250)]
 )

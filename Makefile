@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 run: $(STAMP)
 	$(BIN)/fairflare run fed_lwr --overwrite
 
-# Under six minutes on two cores. CI counts the lines too: make test COVERAGE="--cov --cov-report=term"
+# Lines that the quick tests reach (it takes twice the time): make test COVERAGE="--cov --cov-report=term"
 COVERAGE ?=
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 25 $(COVERAGE)

@@ -81,7 +81,7 @@ def steps_of(way: str, size: int) -> Callable[[], Any]:
     inputs, targets = torch.randn(8, 1, size, size), torch.randint(0, 2, (8, 1, size, size)).float()
     criterion = torch.nn.BCEWithLogitsLoss()
     if way == "ours":
-        from fairflare.methods.local_loop import make_optimizer
+        from fairflare.methods.local_loop import LocalLoop, make_optimizer
         from fairflare.methods.training import LocalTraining
 
         training = LocalTraining(weight_decay=0.0)
@@ -89,7 +89,8 @@ def steps_of(way: str, size: int) -> Callable[[], Any]:
         run: Any = SimpleNamespace(
             device=torch.device("cpu"), scale=None, first_pass=True, task=SimpleNamespace(loss=criterion)
         )
-        return lambda: training.one_pass(run, model, own, inputs, targets) and own.step()
+        site = LocalLoop(training, run, model, own)
+        return lambda: site.one_pass(inputs, targets) and own.step()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
     def step() -> None:

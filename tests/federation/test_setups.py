@@ -164,7 +164,7 @@ def test_a_job_has_what_the_plan_has(tmp_path: Path) -> None:
     training = executor["executor"]["args"]["training"]["args"]
     task = executor["executor"]["args"]["task"]["args"]
     assert (training["optimizer"], training["learning_rate"], training["prior_network"]) == ("adam", 3e-4, "resnet50")
-    assert (task["projector_dim"], task["augmentation"]) == (2048, ["flip", "flip_vertical", "blur", "rotate"])
+    assert (task["projector_dim"], task["augmentation"]) == (2048, ["one_move", "jitter", "flip", "flip_vertical"])
 
 
 @pytest.mark.parametrize(

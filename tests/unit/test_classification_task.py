@@ -600,7 +600,7 @@ def test_build_model() -> None:
         ({"projector_dim": 0}, "projector_dim must be an integer >= 1 or nothing, got 0"),
         (
             {"augmentation": ["flips"]},
-            "'rotate', 'shift'; entry 0 is 'flips'; did you mean 'flip'?",
+            "entry 0 is 'flips'; did you mean 'flip'?",
         ),
         ({"phantom_seed": 1.5}, "phantom_seed must be an integer >= 0, got 1.5"),
         ({"phantom_sites": 0}, "phantom_sites must be an integer >= 1, got 0"),

@@ -501,7 +501,7 @@ def test_grey_phantom_for_a_colour_task() -> None:
         ({"mask_values": {"0": 0, "255": 2}}, "mask_values gives no value to the structure [1]"),
         (
             {"augmentation": ["flips"]},
-            "'rotate', 'shift'; entry 0 is 'flips'; did you mean 'flip'?",
+            "entry 0 is 'flips'; did you mean 'flip'?",
         ),
         ({"norm_momentum": 0}, "norm_momentum must be a number in (0, 1], got 0"),
         ({"phantom_seed": 1.5}, "phantom_seed must be an integer >= 0, got 1.5"),

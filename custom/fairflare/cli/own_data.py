@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from fairflare.federation.plan import Plan
 
 MOST_PIXELS = 96  # of a side, so that a run without further settings stays quick
@@ -54,7 +55,7 @@ def suited_settings(plan: Plan, images: Sequence[npt.NDArray[np.float32]]) -> di
     least = 32
     if plan.task.class_labels:  # type: ignore[attr-defined]
         least = 64 if task.network == "densenet121" else 48 if task.max_pool else 32
-    side = int(np.median([min(image.shape[:2]) for image in images]))
+    side = int(median([min(image.shape[:2]) for image in images]))
     side = min(max(side // 16 * 16, least), max(MOST_PIXELS, least))
     coloured = any(_coloured(image) for image in images)
     found: dict[str, Any] = {"image_size": [side, side]}

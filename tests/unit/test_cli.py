@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -29,6 +30,7 @@ from fairflare.cli import doctor
 from fairflare.cli.run_view import RunView
 from fairflare.cli.site_names import run_sites
 from fairflare.core.settings import Part, choices, described, settings, typed, values_of
+from fairflare.data.preparers.__main__ import make_parser
 from fairflare.federation.describe import sections
 from fairflare.federation.influence import Bounds
 from fairflare.federation.plan import TASKS_BY_KIND, load_task_class, make_plan
@@ -419,20 +421,39 @@ def test_a_bug_in_a_settings_class_is_no_wrong_value() -> None:
 # ------------------------------------------------------------------------------------------------ the pages
 
 
-def documented() -> list[str]:
-    """Every complete ``fairflare run`` and ``fairflare export`` command of README and pages."""
+def documented(names: str = "(?:run|export) ") -> list[str]:
+    """Every complete command of these names of README and pages."""
     found = []
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "poc" / "README.md"):
         text = page.read_text(encoding="utf-8").replace("\\\n", " ")
         for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL):
-            found += re.findall(r"^fairflare (?:run|export) .*$", block, re.MULTILINE)
-        found += re.findall(r"`(fairflare (?:run|export) [^`]+)`", text)
+            found += re.findall(rf"^fairflare (?:{names}).*$", block, re.MULTILINE)
+        found += re.findall(rf"`(fairflare (?:{names})[^`]*)`", text)
     # The method that a page writes is tested with the page.
     return sorted({command for command in found if "METHOD" not in command and "loss_power" not in command})
 
 
 def test_there_are_documented_commands() -> None:
     assert len(documented()) > 15
+
+
+@pytest.mark.parametrize("command", documented("[a-z]"))
+def test_documented_options_exist(command: str) -> None:
+    name, *words = shlex.split(command, comments=True)[1:]
+    commands = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+    assert name in commands, f"there is no command {name!r}"
+    known = {
+        "--help",
+        *(option for parameter in commands[name].params for option in (*parameter.opts, *parameter.secondary_opts)),
+    }
+    if name == "prepare" and words and words[0].islower():
+        (kinds,) = (action.choices for action in make_parser("prepare")._actions if isinstance(action.choices, dict))
+        assert words[0] in kinds, f"there is no preparer {words[0]!r}"
+        known |= set(kinds[words[0]]._option_string_actions)
+    elif name == "prepare":
+        known |= {"--source", "--out"}
+    used = {word.split("=")[0] for word in words if re.match("--[a-z]|-[a-z]$", word)}
+    assert used <= known, f"{name} has no {sorted(used - known)}"
 
 
 @pytest.mark.parametrize("command", documented())

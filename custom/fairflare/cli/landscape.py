@@ -84,8 +84,8 @@ def landscape_command(
         which: Literal["best", "last"] | None = None if best is None else "best" if best else "last"
         trained = load_trained(runs, which, task_file)
         _say_models(trained)
-        names = _names(sites)
-        settings = _of_runs(runs, trained, names) if data is None else _of_data(data, trained, names)
+        names = site_names_of(sites)
+        settings = settings_of_runs(runs, trained, names) if data is None else settings_of_data(data, trained, names)
         found = _compute(trained, settings, grid, chosen)
         try:
             _write(found, grid, trained, out)
@@ -98,14 +98,16 @@ def landscape_command(
 # ------------------------------------------------------------------------------------------------ what is given
 
 
-def _names(sites: str | None) -> list[str] | None:
+def site_names_of(sites: str | None) -> list[str] | None:
     names = None if sites is None else parse_sites(sites)
     if isinstance(names, int) or (sites is not None and not names):
         raise ValueError(f"--sites wants names here, separated by commas, got {sites!r}")
     return names
 
 
-def _of_runs(places: Sequence[Path], trained: Sequence[Trained], names: list[str] | None) -> dict[str, dict[str, Any]]:
+def settings_of_runs(
+    places: Sequence[Path], trained: Sequence[Trained], names: list[str] | None
+) -> dict[str, dict[str, Any]]:
     """The settings that the runs' own folders have of their sites.
 
     Raises:
@@ -135,7 +137,7 @@ def _without(settings: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]
     return {key: value for key, value in settings.items() if key not in keys}
 
 
-def _of_data(data: Path, trained: Sequence[Trained], names: list[str] | None) -> dict[str, dict[str, Any]]:
+def settings_of_data(data: Path, trained: Sequence[Trained], names: list[str] | None) -> dict[str, dict[str, Any]]:
     """The settings of the sites that ``--data`` stands for."""
     found = sites_of(data)
     file = file_in(data)

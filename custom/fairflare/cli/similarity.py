@@ -9,7 +9,7 @@ import typer
 
 from fairflare.cli import completion, screen
 from fairflare.cli.commands import Overwrite, app
-from fairflare.cli.landscape import _names, _of_data, _of_runs
+from fairflare.cli.landscape import settings_of_data, settings_of_runs, site_names_of
 from fairflare.core.files import unreadable
 
 HELP = """Draws the CKA between the local models of each two sites of a run, layer by layer (Fig. 1b of Fed-LWR).
@@ -45,8 +45,8 @@ def similarity_command(
         number = max(kept) if current_round is None else current_round
         if number not in kept:
             raise ValueError(f"{run} has kept no local models of round {number}; there are {', '.join(map(str, kept))}")
-        names = _names(sites)
-        settings = _of_runs([run], trained, names) if data is None else _of_data(data, trained, names)
+        names = site_names_of(sites)
+        settings = settings_of_runs([run], trained, names) if data is None else settings_of_data(data, trained, names)
         pairs, synthetic = pairwise_cka(trained[0], kept[number], settings, split, pick_device(device))
         title = f"CKA between local models, round {number}, {split} images of {len(settings)} site(s)"
         try:

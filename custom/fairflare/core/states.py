@@ -498,7 +498,8 @@ def _means(
     """Either form of the states: all tensors in one pass over the sites, or a pass for every tensor."""
     if movement is None and not isinstance(states, Mapping):
         return _one_pass(states, sites, weights_of, floor, True, how)
-    assert isinstance(states, Mapping), "a movement needs every tensor by itself"
+    if not isinstance(states, Mapping):
+        raise ValueError("a movement needs every tensor by itself: give the states by site, not a stream")
     _check_sites(set(states), sites)
     opened = {site: states[site] for site in sorted(states)}
     first_site, first = next(iter(opened.items()))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -62,7 +63,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class ImageFile:
+class ImageFile(ABC):
     """One state of a file, or of the files of a DICOM series; :func:`image_file` makes it. Each kind is a subclass.
 
     Attributes:
@@ -80,6 +81,7 @@ class ImageFile:
     known: ClassVar[bool] = True
     may_be_volume: ClassVar[bool] = False
 
+    @abstractmethod
     def decode(self, *, is_mask: bool, limit: int) -> npt.NDArray[Any]:
         """What the file holds: (height, width), (height, width, channels) or, of volumes, (height, width, slices).
 
@@ -92,7 +94,6 @@ class ImageFile:
             Exception: what the libraries raise for a damaged file; ``ValueError`` when an array or volume is longer or
                 shorter than its header says. Of pictures Pillow finds only what is missing.
         """
-        raise NotImplementedError
 
     def facts(self) -> Facts:
         """What the header says besides; of a file that could be decoded."""

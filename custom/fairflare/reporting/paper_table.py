@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairflare.core.fairness import summarize
 from fairflare.reporting.comparison import complete_runs
-from fairflare.reporting.layout import MISSING, Table, wrapped
+from fairflare.reporting.layout import MISSING, Table, spread, wrapped
 from fairflare.reporting.table import by_site_of, direction_of, label_of, measured
 
 
@@ -94,7 +93,7 @@ def _values(runs: Sequence[Mapping[str, Any]], metric: str, of: str, last: bool)
 
 
 def _cell(values: Sequence[float]) -> str:
-    finite = [100 * value for value in values if math.isfinite(value)]
-    if not finite:
+    found = spread([100 * value for value in values])
+    if math.isnan(found.mean):
         return MISSING
-    return f"{statistics.fmean(finite):.2f}" + (f" ± {statistics.pstdev(finite):.2f}" if len(finite) > 1 else "")
+    return f"{found.mean:.2f}" + ("" if math.isnan(found.sd) else f" ± {found.sd:.2f}")

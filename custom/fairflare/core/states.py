@@ -496,9 +496,9 @@ def _means(
     states: States, sites: set[str], weights_of: WeightsOf, floor: bool, how: Aggregate, movement: Movement | None
 ) -> dict[str, torch.Tensor]:
     """Either form of the states: all tensors in one pass over the sites, or a pass for every tensor."""
-    if movement is None and not isinstance(states, Mapping):
-        return _one_pass(states, sites, weights_of, floor, True, how)
     if not isinstance(states, Mapping):
+        if movement is None:
+            return _one_pass(states, sites, weights_of, floor, True, how)
         raise ValueError("a movement needs every tensor by itself: give the states by site, not a stream")
     _check_sites(set(states), sites)
     opened = {site: states[site] for site in sorted(states)}

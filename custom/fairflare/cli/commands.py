@@ -15,6 +15,7 @@ from rich.table import Table
 from typer.core import TyperCommand
 
 from fairflare.cli import completion
+from fairflare.cli.adapt import adapt
 from fairflare.cli.check_data import check_data
 from fairflare.cli.in_process import run_here, stopped_by_signals
 from fairflare.cli.phantom import phantom
@@ -434,6 +435,7 @@ def show(
 
 
 app.command()(predict)
+app.command()(adapt)
 app.command("check-data")(check_data)
 app.command()(phantom)
 

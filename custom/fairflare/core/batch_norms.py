@@ -252,18 +252,25 @@ def pooled(
     return mean, torch.stack(parts).sum(0) * (count / (count - 1))
 
 
-def recalibrate(model: nn.Module, batches: Callable[[], Iterable[Tensor]], *, one_pass: bool = False) -> int:
+def recalibrate(
+    model: nn.Module,
+    batches: Callable[[], Iterable[Tensor]],
+    *,
+    one_pass: bool = False,
+    measured: list[str] | None = None,
+) -> int:
     """The same in one place, for data that are in one place: sets the running statistics of all norms reached.
 
     Args:
         model: its buffers are changed.
         batches: gives the batches anew each time.
         one_pass: as :func:`measure`'s ``by_batch``, all norms in one pass.
+        measured: gets the names of the norms.
 
     Returns:
         Number of passes.
     """
-    done: list[str] = []
+    done = [] if measured is None else measured
     passes, more = 0, True
     norms: dict[str, Any] = dict(running_norms(model))
     while more and norms:

@@ -35,6 +35,7 @@ class SavedModel:
         record: of :class:`fairflare.federation.task_record.TaskRecorder`; empty: there is none.
         personal: the run was measured with what each site has of its own, not with this model.
         at_sites: how many of its tensors no site sent: they are as they were in the beginning.
+        adapted: pictures that its norm statistics were measured on afterwards; 0: they are the run's.
     """
 
     path: Path
@@ -44,6 +45,7 @@ class SavedModel:
     record: Mapping[str, Any]
     personal: bool = False
     at_sites: int = 0
+    adapted: int = 0
 
     def in_words(self) -> str:
         """Where it comes from, in a line."""
@@ -51,7 +53,8 @@ class SavedModel:
         rounds = "" if self.made is None else "untrained" if self.made < 0 else f"of round {self.made}"
         metric = self.record.get("metric")
         by = f" ({metric})" if metric and self.path.name == BEST_MODEL_FILE else ""
-        return ", ".join(text for text in (f"{which}{by}" if which else "", rounds, self.method) if text)
+        own = f"norm statistics of {self.adapted} other pictures" if self.adapted else ""
+        return ", ".join(text for text in (f"{which}{by}" if which else "", rounds, self.method, own) if text)
 
 
 def find_model(place: Path, which: Literal["best", "last"] | None = None) -> Path:
@@ -119,6 +122,7 @@ def read_model(path: Path) -> SavedModel:
         record,
         personal=PERSONAL in (conf.get("measured"), info.get("measured")),  # results alone: a site half of its own
         at_sites=at_sites if isinstance(at_sites, int) else 0,
+        adapted=_pictures(conf.get("adapted")),
     )
 
 
@@ -133,12 +137,23 @@ def read_whole(place: Path, which: Literal["best", "last"] | None = None) -> Sav
     """
     model = read_model(find_model(place, which))
     if model.at_sites:
-        raise ValueError(
-            f"{model.path} is no model to use by itself: {model.at_sites} of its {len(model.state)} tensors are as "
-            "they were in the beginning, since the trained ones stay at the sites (FedBN, Solo, norm_statistics=site); "
-            "give a run that has one common model, such as fed_avg's or one with norm_statistics=recalibrated"
-        )
+        raise ValueError(not_whole(model))
     return model
+
+
+def not_whole(model: SavedModel) -> str:
+    """Why a model that lacks what stays at the sites is of no use, and what to do."""
+    return (
+        f"{model.path} is no model to use by itself: {model.at_sites} of its {len(model.state)} tensors are as "
+        "they were in the beginning, since the trained ones stay at the sites (FedBN, Solo, norm_statistics=site); "
+        "give a run that has one common model, such as fed_avg's or one with norm_statistics=recalibrated; with "
+        "norm_statistics=site, fairflare adapt measures the statistics on images of your own"
+    )
+
+
+def _pictures(note: Any) -> int:
+    found = note.get("pictures") if isinstance(note, Mapping) else 0
+    return found if isinstance(found, int) else 0
 
 
 def results_beside(path: Path) -> dict[str, Any]:

@@ -1,0 +1,166 @@
+"""Norm statistics of a hospital that took no part in the training, from its own images without labels.
+
+With ``norm_statistics=site`` each site keeps statistics of its own, so a site that comes later has none; and a common
+model has the statistics of others' scanners. ``docs/norm_statistics.md`` says what it gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from fairflare.core.batch_norms import MEAN, VARIANCE, Unmeasurable, other_running, recalibrate, registered_names
+from fairflare.core.files import save_torch, sha256_of, write_whole
+from fairflare.core.memory_reuse import reused_memory
+from fairflare.data.datalist import DataError
+from fairflare.data.reading import slices_in
+from fairflare.prediction.predictor import BATCH, Predictor
+from fairflare.prediction.recall import recall
+from fairflare.prediction.saved_model import SavedModel, find_model, not_whole, read_model
+
+LEAST = 2  # pictures: statistics of one are that picture
+HELD = 2**29  # bytes of read pictures that stay in memory between the passes
+TRACKED = "num_batches_tracked"
+
+
+@dataclass
+class Adapted:
+    """What was measured.
+
+    Attributes:
+        predictor: its network has the new statistics.
+        norms: names of the batch norms that were measured.
+        left: names of the modules whose running statistics are as they were.
+        files, pictures: that were read; a volume has several pictures.
+        unusable: why a file was not, by file.
+    """
+
+    predictor: Predictor
+    norms: list[str]
+    left: list[str]
+    files: int
+    pictures: int
+    unusable: dict[Path, str] = field(default_factory=dict)
+
+
+def open_model(
+    place: Path,
+    which: Literal["best", "last"] | None = None,
+    *,
+    task_file: Path | None = None,
+    device: torch.device | str = "cpu",
+) -> Predictor:
+    """The model of a run, also one whose norm statistics, and nothing else, stayed at the sites.
+
+    Args:
+        place, which, task_file, device: of :func:`fairflare.prediction.predictor.load_predictor`.
+
+    Raises:
+        ValueError: as there; the network has no batch norm with running statistics; more than those stayed at the
+            sites.
+    """
+    model = read_model(find_model(place, which))
+    found = Predictor(recall(model.record, model.path.parent, task_file), model, torch.device(device))
+    names = registered_names(found.network)
+    if not names:
+        raise ValueError(
+            f"{model.path}: the network has no batch norm with running statistics, so there is nothing to adapt; "
+            "fairflare predict takes the model as it is"
+        )
+    kinds = (MEAN, VARIANCE, TRACKED)
+    # A state dict has every name of a norm that stands at several places.
+    statistics = [f"{name}.{kind}" for by in names.values() for name in by for kind in kinds]
+    counted = [name for name in statistics if name in model.state]
+    if model.at_sites not in (0, len(counted), sum(not name.endswith(TRACKED) for name in counted)):
+        raise ValueError(not_whole(model))
+    return found
+
+
+def adapt(predictor: Predictor, files: Sequence[Path]) -> Adapted:
+    r"""Give the network's batch norms the statistics of these images: of all of them together, norm after norm.
+
+    Per channel of a norm's input, over all pictures and places: the mean, and the variance
+
+    .. math:: v = \frac{1}{N - 1} \sum_i (x_i - m)^2
+
+    in float64. A norm is measured when those in front of it have their new statistics, as the server does it
+    with ``norm_statistics=recalibrated``. No label is read, and no weight changes.
+
+    Args:
+        predictor: of :func:`open_model`; its network is changed.
+        files: images and volumes.
+
+    Raises:
+        ValueError: fewer than two pictures can be read, or a norm's input is not finite (named).
+    """
+    task, held = predictor.task, dict[tuple[Path, int | None], torch.Tensor]()
+    unusable: dict[Path, str] = {}
+    pictures: list[tuple[Path, int | None]] = []
+    room = HELD
+    for file in files:
+        try:
+            count = slices_in(file, how=task.reading())
+            inside: list[tuple[Path, int | None]] = [(file, n) for n in ([None] if count is None else range(count))]
+            for one in inside:
+                tensor = task.read_input(*one)
+                if tensor.nbytes <= room:
+                    held[one], room = tensor, room - tensor.nbytes
+        except DataError as error:
+            unusable[file] = error.reason or str(error)
+            continue
+        pictures += inside
+    if len(pictures) < LEAST:
+        why = "".join(f"; {file}: {reason}" for file, reason in list(unusable.items())[:3])
+        raise ValueError(
+            f"{len(pictures)} picture(s) can be read, and statistics need at least {LEAST}, better some dozens of "
+            f"several patients{why}"
+        )
+
+    def batches() -> Iterator[torch.Tensor]:
+        for start in range(0, len(pictures), BATCH):
+            chosen = pictures[start : start + BATCH]
+            read = [held[one] if one in held else task.read_input(*one) for one in chosen]
+            yield torch.stack(read).to(predictor.device)
+
+    measured: list[str] = []
+    try:
+        with torch.no_grad(), reused_memory(predictor.device.type):
+            recalibrate(predictor.network, batches, measured=measured)
+    except Unmeasurable as error:
+        raise ValueError(f"{predictor.model.path}: {error} on these images") from error
+    left = [*(n for n in registered_names(predictor.network) if n not in measured), *other_running(predictor.network)]
+    return Adapted(predictor, measured, left, len(files) - len(unusable), len(pictures), unusable)
+
+
+def save(found: Adapted, out: Path) -> SavedModel:
+    """Write the model with its new statistics, in the form of a run's model file, with what was measured in it.
+
+    Args:
+        found: of :func:`adapt`.
+        out: the file; is replaced in one step.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    source = found.predictor.model
+    state = {name: tensor.detach().cpu() for name, tensor in found.predictor.network.state_dict().items()}
+    note: dict[str, Any] = {
+        "pictures": found.pictures,
+        "files": found.files,
+        "norms": found.norms,
+        "left": found.left,
+        "source": source.path.name,
+        "source_sha256": sha256_of(source.path),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+    conf: dict[str, Any] = {"method": source.method, "task": dict(source.record), "adapted": note}
+    if source.made is not None:
+        conf["round"] = source.made
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(out, lambda path: save_torch({"model": state, "train_conf": conf}, path))
+    return read_model(out)

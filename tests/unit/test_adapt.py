@@ -1,0 +1,174 @@
+"""``fairflare adapt``: norm statistics of unlabelled images of a hospital that was not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+from fairflare.cli import commands as cli
+from fairflare.federation.local import run_local
+from fairflare.federation.plan import make_plan
+from fairflare.prediction.predictor import load_predictor
+from fairflare.prediction.saved_model import read_model
+
+SMALL = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.3}
+COUNT = 11  # not a multiple of the batch size
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def fairflare(*arguments: object) -> Result:
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+
+
+def run(folder: Path, method: str, **settings: object) -> Path:
+    plan = make_plan(method, task="segmentation", sites=2, num_rounds=1, settings={**SMALL, **settings})
+    run_local(plan, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(tmp_path_factory.mktemp("common") / "run", "fed_avg")
+
+
+@pytest.fixture(scope="module")
+def of_sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(tmp_path_factory.mktemp("of_sites") / "run", "fed_avg", norm_statistics="site")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of an unlike scanner: bright, with little contrast."""
+    folder = tmp_path_factory.mktemp("images")
+    random = np.random.default_rng(0)
+    for number in range(COUNT):
+        pixels = random.uniform(150, 220, (32, 32)) + 30 * (random.uniform(size=(32, 32)) > 0.9)
+        Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number:02}.png")
+    return folder
+
+
+def reference(place: Path, images: Path) -> dict[str, torch.Tensor]:
+    """Statistics one norm after the other in the order of execution, over all pictures in one batch, in NumPy."""
+    predictor = load_predictor(place)
+    network = predictor.network.eval()
+    batch = torch.stack([predictor.task.read_input(file, None) for file in sorted(images.iterdir())])
+    order: list[str] = []
+    norms = {n: m for n, m in network.named_modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)}
+    hooks = [m.register_forward_pre_hook(lambda *_, name=n: order.append(name)) for n, m in norms.items()]
+    with torch.no_grad():
+        network(batch)
+    for hook in hooks:
+        hook.remove()
+    found: dict[str, torch.Tensor] = {}
+    for name in order:
+        seen: list[np.ndarray] = []
+        hook = norms[name].register_forward_pre_hook(lambda m, args, seen=seen: seen.append(args[0].numpy()))
+        with torch.no_grad():
+            network(batch)
+        hook.remove()
+        (values,) = seen
+        values = np.moveaxis(values.astype(np.float64), 1, 0).reshape(values.shape[1], -1)
+        found[f"{name}.running_mean"] = torch.tensor(values.mean(1)).float()
+        found[f"{name}.running_var"] = torch.tensor(values.var(1, ddof=1)).float()
+        norms[name].load_state_dict(
+            {"running_mean": found[f"{name}.running_mean"], "running_var": found[f"{name}.running_var"]}, strict=False
+        )
+    return found
+
+
+def test_the_statistics_are_those_of_all_pictures_and_nothing_else_changes(
+    common: Path, images: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "new" / "adapted.pt"
+    result = fairflare("adapt", common, images, "--out", out)
+    assert result.exit_code == 0, result.output
+    before, after = load_predictor(common).model, read_model(out)
+    expected = reference(common, images)
+    assert f"{len(expected) // 2} batch norms measured on {COUNT} pictures of {COUNT} files" in result.stdout
+    assert set(expected) == {name for name in after.state if name.endswith(("running_mean", "running_var"))}
+    for name, tensor in after.state.items():
+        if name in expected:
+            torch.testing.assert_close(tensor, expected[name], rtol=2e-4, atol=1e-5)
+            assert not torch.equal(tensor, before.state[name]), name
+        else:
+            assert torch.equal(tensor, before.state[name]), name
+    assert after.adapted == COUNT
+    assert f"norm statistics of {COUNT} other pictures" in after.in_words()
+
+
+def test_predict_takes_it_and_says_another_thing(common: Path, images: Path, tmp_path: Path) -> None:
+    assert fairflare("adapt", common, images, "--out", tmp_path / "a.pt").exit_code == 0
+    assert fairflare("predict", tmp_path / "a.pt", images, "--out", tmp_path / "masks").exit_code == 0
+    file = min(images.iterdir())
+    (was,), (now,) = load_predictor(common)(file), load_predictor(tmp_path / "a.pt")(file)
+    assert not torch.allclose(was.probabilities, now.probabilities, atol=1e-3)
+
+
+def test_a_model_whose_statistics_stayed_at_the_sites_becomes_whole(
+    of_sites: Path, images: Path, tmp_path: Path
+) -> None:
+    refused = fairflare("predict", of_sites, images, "--out", tmp_path / "masks")
+    assert refused.exit_code == 2
+    assert "fairflare adapt measures the statistics on images of your own" in refused.stderr
+    assert fairflare("adapt", of_sites, images, "--out", tmp_path / "a.pt").exit_code == 0
+    assert fairflare("predict", tmp_path / "a.pt", images, "--out", tmp_path / "masks").exit_code == 0
+
+
+@pytest.mark.parametrize("method", ["fed_bn", "solo"])
+def test_what_else_stayed_at_the_sites_cannot_be_measured(method: str, images: Path, tmp_path: Path) -> None:
+    result = fairflare("adapt", run(tmp_path / "run", method), images, "--out", tmp_path / "a.pt")
+    assert result.exit_code == 2
+    assert "no model to use by itself" in result.stderr
+    assert not (tmp_path / "a.pt").exists()
+
+
+def test_images_that_cannot_be_read_are_named_and_one_is_too_few(common: Path, images: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for name in ("00.png", "01.png"):
+        (folder / name).write_bytes((images / name).read_bytes())
+    (folder / "02.png").write_bytes((images / "02.png").read_bytes()[:100])
+    result = fairflare("adapt", common, folder, "--out", tmp_path / "a.pt")
+    assert result.exit_code == 1
+    assert "not used" in result.stderr
+    assert "02.png" in result.stderr
+    assert "2 pictures are few" in result.stderr
+    (folder / "01.png").unlink()
+    result = fairflare("adapt", common, folder, "--out", tmp_path / "b.pt")
+    assert result.exit_code == 2
+    assert "1 picture(s) can be read, and statistics need at least 2" in result.stderr
+    assert not (tmp_path / "b.pt").exists()
+
+
+def test_a_file_is_not_replaced_unasked(common: Path, images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a.pt"
+    out.write_bytes(b"mine")
+    result = fairflare("adapt", common, images, "--out", out)
+    assert result.exit_code == 2
+    assert "give --overwrite" in result.stderr
+    assert out.read_bytes() == b"mine"
+    assert fairflare("adapt", common, images, "--out", out, "--overwrite").exit_code == 0
+    result = fairflare("adapt", common, images, "--out", tmp_path / "folder")
+    assert result.exit_code == 2
+    assert "ends in .pt" in result.stderr
+
+
+def test_a_network_without_batch_norms_has_nothing_to_adapt(images: Path, tmp_path: Path) -> None:
+    file = tmp_path / "task.py"
+    file.write_text(
+        "from torch import nn\n\nfrom fairflare.tasks.segmentation import SegmentationTask\n\n\n"
+        "class Task(SegmentationTask):\n    def build_model(self) -> nn.Module:\n"
+        "        return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Conv2d(4, 1, 1))\n"
+    )
+    settings = {"image_size": [32, 32], "phantom_cases": 0.1, "local_epochs": 1}
+    plan = make_plan("fed_avg", task="segmentation", sites=2, num_rounds=1, settings=settings, task_file=file)
+    run_local(plan, tmp_path / "run")
+    result = fairflare("adapt", tmp_path / "run", images, "--out", tmp_path / "a.pt", "--task-file", file)
+    assert result.exit_code == 2
+    assert "no batch norm with running statistics" in result.stderr

@@ -434,10 +434,8 @@ def show(
     typer.echo(text)
 
 
-app.command()(predict)
-app.command()(adapt)
-app.command("check-data")(check_data)
-app.command()(phantom)
+for command in (adapt, predict, check_data, phantom):
+    app.command()(command)
 
 
 @app.command()

@@ -112,6 +112,13 @@ def compare_command(
     simulator: Annotated[
         int | None, typer.Option(min=1, help="FLARE's simulator with so many workers for each run, not one process.")
     ] = None,
+    hold_out: Annotated[
+        str | None,
+        typer.Option(
+            "--hold-out",
+            help="Leave these sites (or: each) out in turn; test the models there.",
+        ),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace runs of other settings.")] = False,
 ) -> None:
     with user_errors():
@@ -133,6 +140,7 @@ def compare_command(
             "bootstrap": bootstrap,
         }
         from fairflare.cli.compare_runs import Runner
+        from fairflare.federation.series import leaving_out
         from fairflare.methods.papers import table_of
 
         if preset is not None and plan_file is not None:
@@ -140,6 +148,10 @@ def compare_command(
         table = None if preset is None else table_of(preset)
         told = {k: v for k, v in told.items() if v is not None}
         series, local = _series(methods or [], plan_file if table is None else packaged(table, told), told)
+        if hold_out is not None:
+            if table is not None:
+                raise ValueError("--hold-out and --preset exclude each other: a paper's table has no unseen sites")
+            series = leaving_out(series, hold_out)
         runner = Runner(
             series,
             out.absolute(),
@@ -340,6 +352,8 @@ def _report(runner: Runner, reference: str, metric: str | None, paper: PaperTabl
     if not runs:
         errors.print("[red]no run completed[/red]")
         return 1
+    if runner.all[0].run.held_out:
+        return _report_unseen(runner, metric, bool(failed))
     with user_errors():
         tables = []
         known = reference if any(run["info"]["label"] == reference for run in runs) else None
@@ -367,6 +381,24 @@ def _report(runner: Runner, reference: str, metric: str | None, paper: PaperTabl
         f"tables: {runner.folder}; as a page: fairflare report {runner.folder}", soft_wrap=True, highlight=False
     )
     return int(bool(failed))
+
+
+def _report_unseen(runner: Runner, metric: str | None, failed: bool) -> int:
+    """What models are worth where they were trained and where they were not, on the screen and as files."""
+    from fairflare.cli.provenance import sessions_of
+    from fairflare.reporting.comparison_page import comparison_page
+    from fairflare.reporting.unseen import unseen_table
+
+    with user_errors():
+        found, runs = runner.unseen(), runner.results()
+        typer.echo(unseen_table(found, metric, width=console.width))
+        in_page = unseen_table(found, metric, style="markdown")
+        _write(runner.folder / "unseen.md", in_page)
+        _write(runner.folder / "unseen.csv", unseen_table(found, metric, style="csv"))
+        page = comparison_page(_command(), runs, in_page, "", sessions=sessions_of(runner.folder))
+        _write(runner.folder / "comparison.md", page)
+    console.print(f"tables: {runner.folder}", soft_wrap=True, highlight=False)
+    return int(failed)
 
 
 def _command() -> list[str]:

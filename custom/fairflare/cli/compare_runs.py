@@ -16,6 +16,7 @@ from typing import IO, Any
 from fairflare.core.files import write_whole
 from fairflare.federation.series import Run, Series
 from fairflare.reporting.results import find_results, read_results, results_in
+from fairflare.reporting.unseen import Unseen, has_unseen, read_unseen
 
 POLL = 0.2
 WAIT_FOR_END = 30.0  # seconds for a run that is told to end
@@ -58,7 +59,7 @@ class Runner:
 
     Args:
         series: the runs.
-        folder: of the comparison; a run lies in ``runs/<row>-seed<seed>``.
+        folder: of the comparison; a run lies in ``runs/<row>-seed<seed>``, or ``...-without-<site>``.
         local: content of ``local/fairflare.json``.
         at_once: processes.
         simulator: workers of FLARE's simulator for each run; ``None``: without it.
@@ -94,6 +95,11 @@ class Runner:
     def results(self) -> list[dict[str, Any]]:
         """Documents of the runs that completed."""
         return [read_results(find_results(self.place(p.run))) for p in self.all if p.state == DONE]
+
+    def unseen(self) -> list[tuple[dict[str, Any], Unseen]]:
+        """Documents of the runs that completed, each with what its model is worth at the left-out site."""
+        done = [find_results(self.place(p.run)) for p in self.all if p.state == DONE and p.run.held_out]
+        return [(read_results(file), read_unseen(file.parent)) for file in done]
 
     def go(self, tell: Callable[[Progress], None], stop: Callable[[], object] = lambda: False) -> None:
         """Does the runs that are not done; ``tell`` is called whenever one got on. Interrupted, it ends them all.
@@ -151,11 +157,17 @@ class Runner:
             results = read_results(find_results(place))
         except (OSError, ValueError):
             return
-        if results["status"] == "completed":
+        if results["status"] == "completed" and self._tested(progress.run):
             progress.state, progress.rounds, progress.began_at = DONE, progress.of, progress.of
 
     def _wanted(self, run: Run) -> dict[str, Any]:
-        return json.loads(json.dumps({"plan": dict(run.plan), "local": self.local, "simulator": bool(self.simulator)}))
+        left_out = {"held_out": run.held_out} if run.held_out else {}
+        wanted = {"plan": dict(run.plan), "local": self.local, "simulator": bool(self.simulator), **left_out}
+        return json.loads(json.dumps(wanted))
+
+    def _tested(self, run: Run) -> bool:
+        """Whether nothing is left to test."""
+        return not run.held_out or has_unseen(find_results(self.place(run)).parent)
 
     def _start(self, progress: Progress) -> _Process:
         place, wanted = self.place(progress.run), self._wanted(progress.run)
@@ -170,6 +182,7 @@ class Runner:
             "local": {**self.local, **own},
             "log": str(place / "run.log"),
             "simulator": self.simulator,
+            "held_out": progress.run.held_out,
         }
         command = [sys.executable, "-m", "fairflare.cli.compare_worker"]
         with (place / "output.log").open("ab") as output:

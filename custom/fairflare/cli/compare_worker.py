@@ -2,7 +2,8 @@
 
 ``python -m fairflare.cli.compare_worker`` reads a line of JSON from its input: ``plan`` (arguments of
 :func:`fairflare.federation.plan.make_plan`), ``workspace``, ``local`` (content of ``local/fairflare.json``), ``log``,
-and ``simulator`` (workers; null: in this process). The input stays open as long as the parent lives.
+``simulator`` (workers; null: in this process), and ``held_out`` (a site that is no part of the run, or empty: the
+run's model is tested there in the end). The input stays open as long as the parent lives.
 """
 
 from __future__ import annotations
@@ -32,13 +33,33 @@ def main() -> int:
     with Path(os.devnull).open("w") as nowhere, stopped_by_signals(view := Console(file=nowhere)) as stop:
         threading.Thread(target=_end_with_parent, args=(stop,), daemon=True).start()
         try:
-            code = _simulate(given, view, stop) if given["simulator"] else _in_process(given, stop)
+            code = _run(given, view, stop)
         except KeyboardInterrupt:
             code = stop.code
         if stop.why and code == stop.code:
             place = Path(given["workspace"])
             mark_ended(place / RUN_FOLDER, stop.why)  # where it was ended at once
     return code
+
+
+def _run(given: Mapping[str, Any], view: Console, stop: Stop) -> int:
+    if not (site := given.get("held_out")):
+        return _simulate(given, view, stop) if given["simulator"] else _in_process(given, stop)
+    from fairflare.federation.unseen import at_unseen, completed, without
+
+    alone = {**given, "local": without(given["local"], site)}
+    if not completed(Path(given["workspace"])):  # else only the test is missing
+        code = _simulate(alone, view, stop) if given["simulator"] else _in_process(alone, stop)
+        if code:
+            return code
+    logging.basicConfig(filename=given["log"], filemode="a", level=logging.INFO, format=LINES, encoding="utf-8")
+    try:
+        at_unseen(given["plan"], Path(given["workspace"]), site, given["local"], stop)
+    except (OSError, RuntimeError, ValueError) as error:
+        logging.getLogger().error("the test at the left-out site failed", exc_info=True)
+        sys.stderr.write(f"{error}\n")
+        return stop.code if stop.why else 1
+    return 0
 
 
 def _in_process(given: Mapping[str, Any], stop: Stop) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +43,13 @@ class Run:
     entry: Entry
     seed: int
     plan: Mapping[str, Any]
+    held_out: str = ""  # a site that is no part of the run: its model is tested there
 
     @property
     def name(self) -> str:
         """Of its folder."""
-        return safe_name(f"{_file_name(self.entry.label)}-seed{self.seed}")
+        without = f"-without-{_file_name(self.held_out)}" if self.held_out else ""
+        return safe_name(f"{_file_name(self.entry.label)}-seed{self.seed}{without}")
 
     def make(self) -> Plan:
         """The plan.
@@ -81,6 +83,7 @@ class Series:
         min_sites: usable results that a round needs.
         test_last: of so many last models the mean is in the results; ``None``: as the run has it.
         bootstrap: draws of the test images for the intervals; 0: none, and they are over the seeds alone.
+        hold_out: sites that are left out in turn, a run for each; ``sites`` are names then, see :func:`leaving_out`.
 
     Raises:
         ValueError: no row, two rows of one label or folder, a seed twice, an unknown reference.
@@ -101,6 +104,7 @@ class Series:
     min_sites: int = 2
     test_last: int | None = None
     bootstrap: int = 200
+    hold_out: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         checks.not_empty("the methods to compare", {entry.label: entry for entry in self.entries}, of="method")
@@ -115,20 +119,25 @@ class Series:
 
     def runs(self) -> list[Run]:
         """Every run, seed by seed, so that an early look finds all rows."""
-        return [Run(entry, seed, self._plan(entry, seed)) for seed in self.seeds for entry in self.entries]
+        return [
+            Run(entry, seed, self._plan(entry, seed, site), site)
+            for seed in self.seeds
+            for site in self.hold_out or ("",)
+            for entry in self.entries
+        ]
 
     def refers_to(self) -> str:
         """Label of the row that differences are taken to."""
         return self.reference or self.entries[0].label
 
-    def _plan(self, entry: Entry, seed: int) -> dict[str, Any]:
+    def _plan(self, entry: Entry, seed: int, held_out: str) -> dict[str, Any]:
         like = self.train_like or (OWN if self.paper else self.entries[0].method)
         return {
             "method": entry.method,
             "label": entry.label,
             "seed": seed,
             "task": self.task,
-            "sites": self.sites if isinstance(self.sites, int) else list(self.sites),
+            "sites": self.sites if isinstance(self.sites, int) else [site for site in self.sites if site != held_out],
             "num_rounds": self.rounds,
             "settings": {**self.settings, **entry.settings},
             "train_like": None if like in (OWN, entry.method) else like,
@@ -141,6 +150,35 @@ class Series:
             **({} if self.test_last is None else {"test_last": self.test_last}),
             "experiment": "compare",  # an interrupted run goes on
         }
+
+
+def leaving_out(series: Series, told: str) -> Series:
+    """The series with a run for each left-out site in place of every run.
+
+    Synthetic data stay dealt to all sites, so that every site has the images that it has in a run of all.
+
+    Args:
+        series: of all sites.
+        told: ``each``, or names with commas between.
+
+    Raises:
+        ValueError: no name, a name twice, one that no site has, or fewer than ``min_sites`` sites would be left.
+    """
+    plan = series.runs()[0].make()
+    sites = list(plan.sites or ())
+    if len(sites) <= series.min_sites:
+        raise ValueError(
+            f"--hold-out leaves a site out of {len(sites)}, and a round needs {series.min_sites} (min_sites): "
+            f"give the comparison {series.min_sites + 1} sites or more"
+        )
+    names = sites if told == "each" else [name.strip() for name in told.split(",") if name.strip()]
+    checks.not_empty("--hold-out", names, of="site, or 'each'")
+    for name in checks.different("sites of --hold-out", names):
+        checks.choice("--hold-out", name, sites)
+    checks.different("folder of a left-out site", [_file_name(name) for name in names])
+    dealt = getattr(plan.task, "phantom_sites", None)
+    settings = dict(series.settings) if dealt is None else {"phantom_sites": dealt, **series.settings}
+    return replace(series, sites=sites, hold_out=names, settings=settings)
 
 
 # ------------------------------------------------------------------------------------------------ how users say it

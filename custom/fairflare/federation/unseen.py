@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from fairflare.core.batch_norms import MEAN, VARIANCE, recalibrate, registered_names
 from fairflare.core.settings import values_of
 from fairflare.core.temporary import OwnedFolder
 from fairflare.core.threads import one_thread
@@ -23,6 +24,7 @@ from fairflare.reporting.results import read_results
 from fairflare.reporting.unseen import Unseen, write_unseen
 
 RUN_DIR = Path("server") / "simulate_job"
+BATCH = 32  # images, for the statistics
 NO_MODEL = "no model is the same at all sites: each has parts, or one, of its own"
 
 
@@ -51,6 +53,9 @@ def at_unseen(
 ) -> Unseen:
     """Tests the last common model of a run on the test split of a site that was not there; keeps the result beside it.
 
+    A network with batch norms is tested once more with statistics of the site's own training images, without their
+    labels, as ``fairflare adapt`` measures them; of ``norm_statistics=site`` that is the only way.
+
     Args:
         arguments: of :func:`fairflare.federation.plan.make_plan`, as the run had them.
         workspace: of the run, which has completed.
@@ -65,21 +70,37 @@ def at_unseen(
     plan = make_plan(**arguments)
     if site in (plan.sites or ()):
         raise ValueError(f"site {site!r} was part of the run: it is not unseen; leave it out of the run's sites")
+    state = torch.load(workspace / RUN_DIR / MODEL_FILE, map_location="cpu", weights_only=True)["model"]
     network = plan.task.build_model()
-    if at_home(values_of(plan.training), network, lambda *_, **__: None).own_everywhere:
-        found = Unseen(site=site, reason=NO_MODEL)
-    else:
-        found = _tested(plan, workspace / RUN_DIR / MODEL_FILE, site, local, should_stop)
+    network.load_state_dict(state)
+    home = at_home(values_of(plan.training), network, lambda *_, **__: None)
+    found = Unseen(site=site, reason=NO_MODEL)
+    if not home.own_everywhere:
+        found = _tested(plan, state, site, local, should_stop)
+    statistics = _statistics(network)
+    if statistics and (not home.own_everywhere or home.tensors <= statistics):
+        data = plan.task.open_site(site, own_settings(local, site))
+        with one_thread(), torch.no_grad():
+            recalibrate(network, lambda: (inputs for inputs, *_ in data.batches("training", batch_size=BATCH)))
+        found.adapted = _tested(plan, network.state_dict(), site, local, should_stop).metrics
     write_unseen(workspace / RUN_DIR / RESULTS_FOLDER, found)
     return found
 
 
-def _tested(plan: Plan, file: Path, site: str, local: Mapping[str, Any], stop: Callable[[], bool | str]) -> Unseen:
+def _statistics(network: torch.nn.Module) -> set[str]:
+    """Names of what batch norms measure, of every name that a norm has."""
+    names = [name for same in registered_names(network).values() for name in same]
+    return {f"{name}.{kind}" for name in names for kind in (MEAN, VARIANCE, "num_batches_tracked")}
+
+
+def _tested(
+    plan: Plan, state: Mapping[str, torch.Tensor], site: str, local: Mapping[str, Any], stop: Callable[[], bool | str]
+) -> Unseen:
     """As any site tests a model that it is sent: same code, same floor of cases, nothing of its own in the model."""
     rounds = plan.run.num_rounds
     request = SiteTask(
         name=TASK_VALIDATE,
-        state=torch.load(file, map_location="cpu", weights_only=True)["model"],
+        state=dict(state),
         current_round=rounds,
         num_rounds=rounds,
         seed=plan.run.seed,

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from fairflare.core.fairness import summarize
 from fairflare.core.files import write_whole
-from fairflare.reporting.layout import Cell, Spread, Table, spread, wrapped
+from fairflare.reporting.layout import Cell, Table, spread, wrapped
 from fairflare.reporting.table import by_site_of, direction_of, label_of, metrics_of
 
 UNSEEN_FILE = "unseen.json"
@@ -23,12 +23,14 @@ class Unseen(BaseModel, extra="forbid"):
     Attributes:
         site: name.
         metrics: of its test split; ``None``: undefined there.
+        adapted: the same of the model with norm statistics of the site's own training images; empty: it has no such.
         images: in its test split.
         reason: why there is no figure; empty: there is one.
     """
 
     site: str
     metrics: dict[str, float | None] = {}
+    adapted: dict[str, float | None] = {}
     images: int | None = None
     reason: str = ""
 
@@ -68,7 +70,8 @@ def unseen_table(
 
     Of each seed, "seen" is the mean over its runs of the mean over the sites that trained; "unseen" and "unseen worst"
     are mean and worst over the left-out sites, and stand only where every left-out site has a figure; "gap" is seen
-    less unseen. Seeds without all of the left-out sites are left out of them and named.
+    less unseen. "adapted" is "unseen" of the same models with norm statistics of the left-out site's own training
+    images, which takes no labels. Seeds without all of the left-out sites are left out of them and named.
 
     Args:
         found: documents of completed runs, each with its :class:`Unseen`.
@@ -88,23 +91,27 @@ def unseen_table(
     notes = [_about(chosen, higher)]
     for label in dict.fromkeys(label_of(run) for run, _ in found):
         own = [(run, unseen) for run, unseen in found if label_of(run) == label]
-        by_seed: dict[int, dict[str, tuple[float, float]]] = {}
+        by_seed: dict[int, dict[str, tuple[float, float, float]]] = {}
         for run, unseen in own:
             seen = summarize(by_site_of(run, chosen), higher_is_better=higher).mean
-            by_seed.setdefault(int(run["info"]["seed"]), {})[unseen.site] = (seen, _value(unseen, chosen))
+            by_seed.setdefault(int(run["info"]["seed"]), {})[unseen.site] = (
+                seen, _value(unseen.metrics, chosen), _value(unseen.adapted, chosen)
+            )  # fmt: skip
         whole = {seed: by for seed, by in by_seed.items() if len(by) == len(sites)}
         if lacking := sorted(set(by_seed) - set(whole)):
             notes.append(f"{label}: seeds {', '.join(map(str, lacking))} lack runs: in the sites' columns only.")
-        seen_means = [sum(seen for seen, _ in by.values()) / len(sites) for by in whole.values()]
-        means = [sum(value for _, value in by.values()) / len(sites) for by in whole.values()]
-        worst = [_worst([value for _, value in by.values()], higher) for by in whole.values()]
+        seen_means = [sum(seen for seen, *_ in by.values()) / len(sites) for by in whole.values()]
+        means = [sum(value for _, value, _ in by.values()) / len(sites) for by in whole.values()]
+        adapted = [sum(value for *_, value in by.values()) / len(sites) for by in whole.values()]
+        worst = [_worst([value for _, value, _ in by.values()], higher) for by in whole.values()]
         gaps = [a - b for a, b in zip(seen_means, means, strict=True)]
         each = [[by[site][1] for by in by_seed.values() if site in by] for site in sites]
-        rows.append([label, len(by_seed), *(_cell(values) for values in (seen_means, means, worst, gaps, *each))])
+        cells = (seen_means, means, worst, gaps, adapted, *each)
+        rows.append([label, len(by_seed), *(spread(values) for values in cells)])
         notes += [f"{label}: no figure: {reason}." for reason in sorted({u.reason for _, u in own if u.reason})]
         if any(run["info"].get("measured") == "personal" and not u.reason for run, u in own):
             notes.append(f"{label}: seen sites are measured with a model of their own, the unseen one with the common.")
-    table = Table("unseen", "", ["method", "seeds", "seen", "unseen", "unseen worst", "gap", *sites], rows)
+    table = Table("unseen", "", ["method", "seeds", "seen", "unseen", "unseen worst", "gap", "adapted", *sites], rows)
     if style == "csv":
         return table.csv().rstrip("\n")
     if style == "markdown":
@@ -119,8 +126,8 @@ def _about(metric: str, higher: bool) -> str:
     )
 
 
-def _value(unseen: Unseen, metric: str) -> float:
-    value = unseen.metrics.get(metric)
+def _value(metrics: Mapping[str, float | None], metric: str) -> float:
+    value = metrics.get(metric)
     return math.nan if value is None else value
 
 
@@ -128,7 +135,3 @@ def _worst(values: Sequence[float], higher: bool) -> float:
     if not all(map(math.isfinite, values)):
         return math.nan
     return min(values) if higher else max(values)
-
-
-def _cell(values: Sequence[float]) -> Spread:
-    return spread(values)

@@ -54,7 +54,7 @@ def test_what_cannot_be_left_out(sites: int, told: str, message: str) -> None:
 def test_a_block_is_taken_out() -> None:
     local = {"device": "cpu", "sites": {"a": {"x": 1}, "b": {}}}
     assert without(local, "a") == {"device": "cpu", "sites": {"b": {}}}
-    assert set(local["sites"]) == {"a", "b"}  # type: ignore[arg-type]
+    assert set(local["sites"]) == {"a", "b"}
 
 
 @pytest.mark.long

@@ -353,7 +353,9 @@ def _report(runner: Runner, reference: str, metric: str | None, paper: PaperTabl
         errors.print("[red]no run completed[/red]")
         return 1
     if runner.all[0].run.held_out:
-        return _report_unseen(runner, metric, bool(failed))
+        from fairflare.cli.unseen_view import report_unseen
+
+        return report_unseen(runner, _command(), metric, bool(failed))
     with user_errors():
         tables = []
         known = reference if any(run["info"]["label"] == reference for run in runs) else None
@@ -381,24 +383,6 @@ def _report(runner: Runner, reference: str, metric: str | None, paper: PaperTabl
         f"tables: {runner.folder}; as a page: fairflare report {runner.folder}", soft_wrap=True, highlight=False
     )
     return int(bool(failed))
-
-
-def _report_unseen(runner: Runner, metric: str | None, failed: bool) -> int:
-    """What models are worth where they were trained and where they were not, on the screen and as files."""
-    from fairflare.cli.provenance import sessions_of
-    from fairflare.reporting.comparison_page import comparison_page
-    from fairflare.reporting.unseen import unseen_table
-
-    with user_errors():
-        found, runs = runner.unseen(), runner.results()
-        typer.echo(unseen_table(found, metric, width=console.width))
-        in_page = unseen_table(found, metric, style="markdown")
-        _write(runner.folder / "unseen.md", in_page)
-        _write(runner.folder / "unseen.csv", unseen_table(found, metric, style="csv"))
-        page = comparison_page(_command(), runs, in_page, "", sessions=sessions_of(runner.folder))
-        _write(runner.folder / "comparison.md", page)
-    console.print(f"tables: {runner.folder}", soft_wrap=True, highlight=False)
-    return int(failed)
 
 
 def _command() -> list[str]:

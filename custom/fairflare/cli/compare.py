@@ -26,7 +26,7 @@ from fairflare.cli.commands import (
 )
 from fairflare.cli.in_process import stopped_by_signals
 from fairflare.cli.run_folder import site_settings
-from fairflare.cli.screen import console, errors, user_errors
+from fairflare.cli.screen import AsJson, console, errors, one_document, user_errors
 from fairflare.cli.site_names import parse_sites, run_sites
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fairflare.core.task import Task
     from fairflare.federation.series import Series
     from fairflare.methods.papers import PaperTable
+    from fairflare.reporting.comparison import Comparison
 
 DONE, FAILED = "completed", "failed"  # states of a run; compare_runs is not imported for a mere TAB
 
@@ -113,8 +114,9 @@ def compare_command(
         int | None, typer.Option(min=1, help="FLARE's simulator with so many workers for each run, not one process.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace runs of other settings.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    with user_errors():
+    with user_errors(), one_document(as_json):
         chosen = None if sites is None else parse_sites(sites)
         if sites is not None and chosen is None:
             raise ValueError(f"--sites {sites} is for export; a comparison needs the number or the names of the sites")
@@ -151,8 +153,14 @@ def compare_command(
         _say_what_is_run(series, "data" in told or bool(local))
         if metric is not None:
             _check_metric(metric, series.runs()[0].make().task)
-    _go(runner)
-    raise typer.Exit(_report(runner, series.refers_to(), metric, table))
+    with one_document(as_json) as put:
+        _go(runner)
+        code, found = _report(runner, series.refers_to(), metric, table, tables=not as_json)
+        if as_json:
+            from fairflare.cli.as_json import of_compare
+
+            put(of_compare(runner.folder, runner.all, found))
+    raise typer.Exit(code)
 
 
 def _say_what_is_run(series: Series, own_data: bool) -> None:
@@ -325,8 +333,14 @@ def _left(runner: Runner) -> str:
 # ------------------------------------------------------------------------------------------------ in the end
 
 
-def _report(runner: Runner, reference: str, metric: str | None, paper: PaperTable | None = None) -> int:
-    """Tables on the screen and as files, at the end in the columns of a paper; the exit code."""
+def _report(
+    runner: Runner, reference: str, metric: str | None, paper: PaperTable | None = None, *, tables: bool = True
+) -> tuple[int, list[Comparison]]:
+    """Writes the tables as files and, where ``tables`` says so, to the screen, at the end in the columns of a paper.
+
+    Returns:
+        The exit code; the comparison of the final models, and of the last ones where every run has such.
+    """
     from fairflare.cli.provenance import sessions_of
     from fairflare.reporting.comparison import comparison_of, row_table
     from fairflare.reporting.comparison_page import comparison_page
@@ -339,26 +353,28 @@ def _report(runner: Runner, reference: str, metric: str | None, paper: PaperTabl
     runs = runner.results()
     if not runs:
         errors.print("[red]no run completed[/red]")
-        return 1
+        return 1, []
+    made: list[Comparison] = []
     with user_errors():
-        tables = []
+        written = []
         known = reference if any(run["info"]["label"] == reference for run in runs) else None
         for last in (False, *([True] if all(run.get("last_rounds") for run in runs) else [])):
             found, ending = comparison_of(runs, metric, known, last=last), "_last" if last else ""
-            tables += [row_table(found, style="markdown"), ""]
-            _write(runner.folder / f"table{ending}.md", tables[-2])
+            made.append(found)
+            written += [row_table(found, style="markdown"), ""]
+            _write(runner.folder / f"table{ending}.md", written[-2])
             _write(runner.folder / f"table{ending}.csv", row_table(found, style="csv"))
-            typer.echo(("\n" if last else "") + row_table(found, width=console.width))
+            _show(tables, ("\n" if last else "") + row_table(found, width=console.width))
             if (differ := found.differences) and known:
-                tables[-1] = difference_table(differ, known, style="markdown")
-                typer.echo("\n" + difference_table(differ, known, width=console.width))
+                written[-1] = difference_table(differ, known, style="markdown")
+                _show(tables, "\n" + difference_table(differ, known, width=console.width))
                 _write(runner.folder / f"differences{ending}.csv", difference_table(differ, known, style="csv"))
-                _write(runner.folder / f"differences{ending}.md", tables[-1])
+                _write(runner.folder / f"differences{ending}.md", written[-1])
             elif not last and (why := found.problem if known else f"no differences: no run of {reference} completed"):
                 errors.print(why, markup=False, highlight=False)
-        page = comparison_page(_command(), runs, *tables, sessions=sessions_of(runner.folder))
+        page = comparison_page(_command(), runs, *written, sessions=sessions_of(runner.folder))
         if paper is not None:
-            typer.echo("\n" + paper_table(paper.title, paper.columns, runs, width=console.width))
+            _show(tables, "\n" + paper_table(paper.title, paper.columns, runs, width=console.width))
             in_paper = paper_table(paper.title, paper.columns, runs, style="markdown")
             page += f"\n\n## As the paper prints it\n\n{in_paper}"
             _write(runner.folder / "paper_table.md", in_paper)
@@ -366,7 +382,12 @@ def _report(runner: Runner, reference: str, metric: str | None, paper: PaperTabl
     console.print(
         f"tables: {runner.folder}; as a page: fairflare report {runner.folder}", soft_wrap=True, highlight=False
     )
-    return int(bool(failed))
+    return int(bool(failed)), made
+
+
+def _show(wanted: bool, text: str) -> None:
+    if wanted:
+        typer.echo(text)
 
 
 def _command() -> list[str]:

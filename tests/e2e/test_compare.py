@@ -201,4 +201,6 @@ def test_a_comparison_as_json(tmp_path: Path) -> None:
     table = list(csv.DictReader((folder / "table.csv").read_text().splitlines()))
     for row, line in zip(found.comparison.rows, table, strict=True):
         assert (row.label, row.average.mean) == (line["method"], pytest.approx(float(line["average mean"])))
-    assert "2/2 fed_" in done.stderr
+    assert "2 rows x 1 seed: 2 runs to do, 2 at once, in " in done.stderr
+    for row in found.comparison.rows:  # its figure as it came
+        assert re.search(rf"{row.label}-seed0: completed in \d+ s, dice {row.average.mean:.4f} on average", done.stderr)

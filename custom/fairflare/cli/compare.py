@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from fairflare.cli import completion
 from fairflare.cli.commands import (
@@ -30,14 +28,13 @@ from fairflare.cli.screen import AsJson, console, errors, one_document, user_err
 from fairflare.cli.site_names import parse_sites, run_sites
 
 if TYPE_CHECKING:
-    from fairflare.cli.compare_runs import Progress as RunProgress
     from fairflare.cli.compare_runs import Runner
     from fairflare.core.task import Task
     from fairflare.federation.series import Series
     from fairflare.methods.papers import PaperTable
     from fairflare.reporting.comparison import Comparison
 
-DONE, FAILED = "completed", "failed"  # states of a run; compare_runs is not imported for a mere TAB
+DONE = "completed"  # state of a run; compare_runs is not imported for a mere TAB
 
 HELP = """Runs several methods on the same data, with the same training and the same seeds, and compares them.
 
@@ -154,7 +151,7 @@ def compare_command(
         if metric is not None:
             _check_metric(metric, series.runs()[0].make().task)
     with one_document(as_json) as put:
-        _go(runner)
+        _go(runner, metric)
         code, found = _report(runner, series.refers_to(), metric, table, tables=not as_json)
         if as_json:
             from fairflare.cli.as_json import of_compare
@@ -242,19 +239,21 @@ def _on_own_data(series: Series, local: Mapping[str, Any], data: Path | None) ->
 # ------------------------------------------------------------------------------------------------ while it goes
 
 
-def _go(runner: Runner) -> None:
+def _go(runner: Runner, metric: str | None = None) -> None:
     done = sum(progress.state == DONE for progress in runner.all)
     if done:
         console.print(f"{done} of {len(runner.all)} runs are done already")
     if done == len(runner.all):
         return
+    from fairflare.cli.compare_view import Lines, Live, plan_in_words
     from fairflare.cli.provenance import note_session
 
     with user_errors():
         missing = [progress.run.name for progress in runner.all if progress.state != DONE]
         note_session(runner.folder, _command(), runner.local, missing)
     say_what_was_left()
-    view = _Live(runner) if console.is_terminal else _Lines(runner)
+    console.print(plan_in_words(runner), highlight=False, markup=False, soft_wrap=True)
+    view = (Live if console.is_terminal else Lines)(runner, metric)
     with stopped_by_signals(errors) as stop:
         try:
             with view:
@@ -262,72 +261,6 @@ def _go(runner: Runner) -> None:
         except KeyboardInterrupt:
             errors.print("stopped; the same command goes on from here")
             raise typer.Exit(stop.code) from None
-
-
-class _Lines:
-    """A line at the start and for each run that ended, for logs and pipes."""
-
-    def __init__(self, runner: Runner) -> None:
-        self.runner = runner
-
-    def __enter__(self) -> _Lines:
-        missing = sum(progress.state != DONE for progress in self.runner.all)
-        text = f"{missing} runs to do, {min(missing, self.runner.at_once)} at once; a line when one has ended"
-        console.print(text, highlight=False, soft_wrap=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def tell(self, progress: RunProgress) -> None:
-        if progress.state not in (DONE, FAILED):
-            return
-        ended = sum(p.state in (DONE, FAILED) for p in self.runner.all)
-        text = f"{ended}/{len(self.runner.all)} {progress.run.name}: {progress.state} in {progress.seconds:.0f} s"
-        console.print(text + _left(self.runner), highlight=False, markup=False, soft_wrap=True)
-
-
-class _Live:
-    """A bar for each run at work, and one for all."""
-
-    def __init__(self, runner: Runner) -> None:
-        self.runner = runner
-        self._bars: dict[str, TaskID] = {}
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(24),
-            TextColumn("{task.completed:>3.0f}/{task.total:.0f}"),
-            TextColumn("{task.fields[note]}"),
-            console=console,
-        )
-        self._whole = self._progress.add_task("rounds", total=sum(p.of for p in runner.all), note="")
-
-    def __enter__(self) -> _Live:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def tell(self, progress: RunProgress) -> None:
-        name = progress.run.name
-        if progress.state == "running":
-            if name not in self._bars:
-                self._bars[name] = self._progress.add_task(escape(name[:40]), total=progress.of, note="")
-            self._progress.update(self._bars[name], completed=progress.rounds)
-        elif name in self._bars:
-            self._progress.remove_task(self._bars.pop(name))
-        done = sum(p.rounds for p in self.runner.all)
-        self._progress.update(self._whole, completed=done, note=_left(self.runner).lstrip(", "))
-
-
-def _left(runner: Runner) -> str:
-    seconds = runner.left()
-    if not seconds:
-        return ""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f", about {f'{hours} h ' if hours else ''}{f'{minutes} min' if hours or minutes else f'{rest} s'} left"
 
 
 # ------------------------------------------------------------------------------------------------ in the end

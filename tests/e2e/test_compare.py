@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -13,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from fairflare.cli.as_json import CompareDocument
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
@@ -182,3 +185,22 @@ def test_a_papers_table_ends_in_its_columns(preset: str, tmp_path: Path) -> None
     assert all(re.match(r"\d+\.\d\d", cell.strip()) for row in rows for cell in row[1:]), table
     assert table.strip() in (tmp_path / "out" / "comparison.md").read_text(encoding="utf-8")
     assert columns[-1] in done.stdout
+
+
+def test_a_comparison_as_json(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    started = command(folder, ["fed_avg", "fed_prox"], "--seeds", "1", "--json")
+    done = subprocess.run(started, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    found = CompareDocument.model_validate_json(done.stdout)
+    assert [(run.name, run.state) for run in found.runs] == [
+        ("fed_avg-seed0", "completed"),
+        ("fed_prox-seed0", "completed"),
+    ]
+    assert found.comparison is not None
+    table = list(csv.DictReader((folder / "table.csv").read_text().splitlines()))
+    for row, line in zip(found.comparison.rows, table, strict=True):
+        assert (row.label, row.average.mean) == (line["method"], pytest.approx(float(line["average mean"])))
+    assert "2 rows x 1 seed: 2 runs to do, 2 at once, in " in done.stderr
+    for row in found.comparison.rows:  # its figure as it came
+        assert re.search(rf"{row.label}-seed0: completed in \d+ s, dice {row.average.mean:.4f} on average", done.stderr)

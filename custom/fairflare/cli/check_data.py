@@ -13,7 +13,7 @@ import typer
 from rich.progress import Progress
 
 from fairflare.cli.own_data import manifest_of, prepared_for
-from fairflare.cli.screen import console, errors, user_errors
+from fairflare.cli.screen import AsJson, console, errors, one_document, user_errors
 from fairflare.core.files import unreadable
 from fairflare.data.datalist import SPLITS
 
@@ -42,31 +42,33 @@ def check_data(
     ] = None,
     every: Annotated[bool, typer.Option("--all", help=f"Every problem, not only {MOST} of each site.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace pictures that are there.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Reads every image as training does and says all that is wrong. Exit code 1 when training must not begin so."""
     from fairflare.cli.commands import parse_settings
     from fairflare.tasks.data_check import check_sites
 
-    with user_errors():
-        sites = sites_of(data)
-        made, names = make_task(sites, task, parse_settings(settings or []), task_file, data)
-        targets = {} if out is None else _pictures(out, list(sites), overwrite)
-    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
-        line = bar.add_task("images")
-        report = check_sites(made, sites, lambda done, total: bar.update(line, completed=done, total=total))
-    _print_problems(report.problems, every)
-    for site in report.sites:
-        _print_counts(site, names)
-    if report.labels:
-        _say(report.labels)
-    told = [str(note) for note in manifest_of(data).get("notes", ())]
-    for note in told:
-        _say(f"note: {note}")
-    if out is not None:
-        _write_pictures(report.sites, out, targets, names)
-    notes = len(report.problems) - report.grave + len(told)
-    total = sum(sum(found.values()) for site in report.sites for found in site.counts.values())
-    _say(f"{total} usable images at {len(report.sites)} site(s); {report.grave} problem(s), {notes} note(s)")
+    with one_document(as_json) as put:
+        with user_errors():
+            sites = sites_of(data)
+            made, names = make_task(sites, task, parse_settings(settings or []), task_file, data)
+            targets = {} if out is None else _pictures(out, list(sites), overwrite)
+        with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
+            line = bar.add_task("images")
+            report = check_sites(made, sites, lambda done, total: bar.update(line, completed=done, total=total))
+        told = [str(note) for note in manifest_of(data).get("notes", ())]
+        if not as_json:
+            _print_report(report, names, told, every)
+        if out is not None:
+            _write_pictures(report.sites, out, targets, names)
+        if as_json:
+            from fairflare.cli.as_json import of_data
+
+            put(of_data(report, lambda number: _name(number, names), told))
+        else:
+            notes = len(report.problems) - report.grave + len(told)
+            counted = f"{report.grave} problem(s), {notes} note(s)"
+            _say(f"{report.usable} usable images at {len(report.sites)} site(s); {counted}")
     raise typer.Exit(int(report.grave > 0 or not report.sites))
 
 
@@ -155,6 +157,16 @@ def _labels(sites: Mapping[str, Mapping[str, Any]]) -> tuple[list[int], list[str
 
 def _say(text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_report(report: Any, names: Sequence[str] | None, told: Sequence[str], every: bool) -> None:
+    _print_problems(report.problems, every)
+    for site in report.sites:
+        _print_counts(site, names)
+    if report.labels:
+        _say(report.labels)
+    for note in told:
+        _say(f"note: {note}")
 
 
 def _print_problems(problems: Sequence[Any], every: bool) -> None:

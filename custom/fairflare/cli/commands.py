@@ -21,7 +21,7 @@ from fairflare.cli.in_process import run_here, stopped_by_signals
 from fairflare.cli.phantom import phantom
 from fairflare.cli.predict import predict
 from fairflare.cli.run_folder import earlier_results, last_errors, refuse_to_replace_run, site_settings
-from fairflare.cli.screen import console, errors, user_errors
+from fairflare.cli.screen import AsJson, console, errors, one_document, user_errors
 from fairflare.cli.site_names import parse_sites, run_sites
 from fairflare.cli.tracking import MLflowUri, track_in_mlflow
 
@@ -203,12 +203,20 @@ def list_methods(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="The table of docs/methods.md: also phases, source and page.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """The methods, with what they do and where they come from."""
     from fairflare.cli.methods_view import print_methods
-    from fairflare.federation.describe import method_table
+    from fairflare.federation.describe import method_table, overview
 
-    if markdown:
+    with user_errors():
+        one_form(as_json, markdown=markdown)
+    if as_json:
+        from fairflare.cli.as_json import of_list
+
+        with one_document(as_json) as put:
+            put(of_list(overview()))
+    elif markdown:
         typer.echo(method_table())
     else:
         print_methods(console)
@@ -219,12 +227,19 @@ def describe(
     method: Method,
     settings: Annotated[list[str] | None, typer.Argument(help="Only these settings; default: all.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Tables in Markdown, with the paper's values.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Settings of a method, for --set: type and range, the value that a run has (and a paper's), meaning."""
     from fairflare.federation.describe import in_lines, in_use, page, quick_job
 
-    with user_errors():
+    with user_errors(), one_document(as_json) as put:
+        one_form(as_json, markdown=markdown)
         found = in_use(method, settings or ())
+        if as_json:
+            from fairflare.cli.as_json import of_settings
+
+            put(of_settings(method, found, quick_job(method)))
+            return
     if markdown:
         typer.echo(page(method))
         return
@@ -400,6 +415,7 @@ def show(
     picture: Annotated[
         Path | None, typer.Option(help="Of one run: a PNG of what every site gets; replaced if there.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """The fairness table of a run; of several runs a comparison, with the differences to the first row."""
     from fairflare.reporting.comparison import comparison_of, row_table
@@ -407,9 +423,8 @@ def show(
     from fairflare.reporting.results import find_results, read_results
     from fairflare.reporting.table import fairness_table, rich_table
 
-    with user_errors():
-        if markdown and csv:
-            raise ValueError("--markdown and --csv exclude each other")
+    with user_errors(), one_document(as_json) as put:
+        one_form(as_json, markdown=markdown, csv=csv)
         style: Any = "markdown" if markdown else "csv" if csv else "text"
         found = [read_results(find_results(path)) for path in runs]
         if picture is not None:
@@ -418,6 +433,11 @@ def show(
             write_picture(found, picture, metric)
         if len(found) > 1:
             several = comparison_of(found, metric, last=last)
+            if as_json:
+                from fairflare.cli.as_json import ShowDocument, of_comparison
+
+                put(ShowDocument(comparison=of_comparison(several)))
+                return
             text = row_table(several, style=style, per_site=sites, width=console.width)
             if several.differences and not csv:
                 differ = difference_table(several.differences, several.reference, style=style, width=console.width)
@@ -426,6 +446,11 @@ def show(
                 text += f"\n\n{several.problem}"
         elif last:
             raise ValueError("--last is for several runs; the table of one has a column for its last models")
+        elif as_json:
+            from fairflare.cli.as_json import of_run
+
+            put(of_run(found[0], metric))
+            return
         elif style == "text":
             console.print(rich_table(found[0], metric=metric, width=console.width))
             return
@@ -454,12 +479,13 @@ def doctor(
     settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE of the task.")] = None,
     task_file: Annotated[Path | None, typer.Option(help="Python file with a class Task.")] = None,
     monai_bundle: Annotated[Path | None, typer.Option("--monai-bundle", help="Folder of a MONAI bundle.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Looks at versions, GPU, disk, a site's data, a start-up kit and ports. Exit code 1 when something cannot work."""
     from fairflare.cli.doctor import examine
     from fairflare.federation.plan import make_plan
 
-    with user_errors():
+    with user_errors(), one_document(as_json):
         names = parse_sites(sites) if sites else None
         if isinstance(names, int):
             raise ValueError("--sites wants names here")
@@ -470,11 +496,17 @@ def doctor(
         )  # fmt: skip
     colours = {"ok": "green", "warning": "yellow", "problem": "red"}
     table = Table("checked", "", "found", box=None, pad_edge=False)
-    found = list(examine(data, names, plan.task.open_site, kit, port or ()))
+    with one_document(as_json) as put:
+        found = list(examine(data, names, plan.task.open_site, kit, port or ()))
+        if as_json:
+            from fairflare.cli.as_json import of_findings
+
+            put(of_findings(found))
     for finding in found:
         state = f"[{colours[finding.state]}]{finding.state}[/]"
         table.add_row(escape(finding.what), state, escape(finding.text))
-    console.print(table)
+    if not as_json:
+        console.print(table)
     raise typer.Exit(int(any(finding.state == "problem" for finding in found)))
 
 
@@ -487,6 +519,12 @@ def prepare(ctx: typer.Context) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ pieces
+
+
+def one_form(as_json: bool, **others: bool) -> None:
+    """Raises ValueError where a table is asked for in two forms."""
+    if len(asked := [f"--{name}" for name, given in {"json": as_json, **others}.items() if given]) > 1:
+        raise ValueError(f"{asked[0]} and {asked[1]} exclude each other")
 
 
 def parse_settings(items: list[str]) -> dict[str, Any]:

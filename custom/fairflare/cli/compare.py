@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from fairflare.cli import completion
 from fairflare.cli.commands import (
@@ -26,17 +24,17 @@ from fairflare.cli.commands import (
 )
 from fairflare.cli.in_process import stopped_by_signals
 from fairflare.cli.run_folder import site_settings
-from fairflare.cli.screen import console, errors, user_errors
+from fairflare.cli.screen import AsJson, console, errors, one_document, user_errors
 from fairflare.cli.site_names import parse_sites, run_sites
 
 if TYPE_CHECKING:
-    from fairflare.cli.compare_runs import Progress as RunProgress
     from fairflare.cli.compare_runs import Runner
     from fairflare.core.task import Task
     from fairflare.federation.series import Series
     from fairflare.methods.papers import PaperTable
+    from fairflare.reporting.comparison import Comparison
 
-DONE, FAILED = "completed", "failed"  # states of a run; compare_runs is not imported for a mere TAB
+DONE = "completed"  # state of a run; compare_runs is not imported for a mere TAB
 
 HELP = """Runs several methods on the same data, with the same training and the same seeds, and compares them.
 
@@ -120,8 +118,9 @@ def compare_command(
         ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace runs of other settings.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    with user_errors():
+    with user_errors(), one_document(as_json):
         chosen = None if sites is None else parse_sites(sites)
         if sites is not None and chosen is None:
             raise ValueError(f"--sites {sites} is for export; a comparison needs the number or the names of the sites")
@@ -149,6 +148,8 @@ def compare_command(
         told = {k: v for k, v in told.items() if v is not None}
         series, local = _series(methods or [], plan_file if table is None else packaged(table, told), told)
         if hold_out is not None:
+            if as_json:
+                raise ValueError("--json has no document of left-out sites: take unseen.csv, or each run's unseen.json")
             if table is not None:
                 raise ValueError("--hold-out and --preset exclude each other: a paper's table has no unseen sites")
             series = leaving_out(series, hold_out)
@@ -163,8 +164,14 @@ def compare_command(
         _say_what_is_run(series, "data" in told or bool(local))
         if metric is not None:
             _check_metric(metric, series.runs()[0].make().task)
-    _go(runner)
-    raise typer.Exit(_report(runner, series.refers_to(), metric, table))
+    with one_document(as_json) as put:
+        _go(runner, metric)
+        code, found = _report(runner, series.refers_to(), metric, table, tables=not as_json)
+        if as_json:
+            from fairflare.cli.as_json import of_compare
+
+            put(of_compare(runner.folder, runner.all, found))
+    raise typer.Exit(code)
 
 
 def _say_what_is_run(series: Series, own_data: bool) -> None:
@@ -246,19 +253,21 @@ def _on_own_data(series: Series, local: Mapping[str, Any], data: Path | None) ->
 # ------------------------------------------------------------------------------------------------ while it goes
 
 
-def _go(runner: Runner) -> None:
+def _go(runner: Runner, metric: str | None = None) -> None:
     done = sum(progress.state == DONE for progress in runner.all)
     if done:
         console.print(f"{done} of {len(runner.all)} runs are done already")
     if done == len(runner.all):
         return
+    from fairflare.cli.compare_view import Lines, Live, plan_in_words
     from fairflare.cli.provenance import note_session
 
     with user_errors():
         missing = [progress.run.name for progress in runner.all if progress.state != DONE]
         note_session(runner.folder, _command(), runner.local, missing)
     say_what_was_left()
-    view = _Live(runner) if console.is_terminal else _Lines(runner)
+    console.print(plan_in_words(runner), highlight=False, markup=False, soft_wrap=True)
+    view = (Live if console.is_terminal else Lines)(runner, metric)
     with stopped_by_signals(errors) as stop:
         try:
             with view:
@@ -268,77 +277,17 @@ def _go(runner: Runner) -> None:
             raise typer.Exit(stop.code) from None
 
 
-class _Lines:
-    """A line at the start and for each run that ended, for logs and pipes."""
-
-    def __init__(self, runner: Runner) -> None:
-        self.runner = runner
-
-    def __enter__(self) -> _Lines:
-        missing = sum(progress.state != DONE for progress in self.runner.all)
-        text = f"{missing} runs to do, {min(missing, self.runner.at_once)} at once; a line when one has ended"
-        console.print(text, highlight=False, soft_wrap=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def tell(self, progress: RunProgress) -> None:
-        if progress.state not in (DONE, FAILED):
-            return
-        ended = sum(p.state in (DONE, FAILED) for p in self.runner.all)
-        text = f"{ended}/{len(self.runner.all)} {progress.run.name}: {progress.state} in {progress.seconds:.0f} s"
-        console.print(text + _left(self.runner), highlight=False, markup=False, soft_wrap=True)
-
-
-class _Live:
-    """A bar for each run at work, and one for all."""
-
-    def __init__(self, runner: Runner) -> None:
-        self.runner = runner
-        self._bars: dict[str, TaskID] = {}
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(24),
-            TextColumn("{task.completed:>3.0f}/{task.total:.0f}"),
-            TextColumn("{task.fields[note]}"),
-            console=console,
-        )
-        self._whole = self._progress.add_task("rounds", total=sum(p.of for p in runner.all), note="")
-
-    def __enter__(self) -> _Live:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def tell(self, progress: RunProgress) -> None:
-        name = progress.run.name
-        if progress.state == "running":
-            if name not in self._bars:
-                self._bars[name] = self._progress.add_task(escape(name[:40]), total=progress.of, note="")
-            self._progress.update(self._bars[name], completed=progress.rounds)
-        elif name in self._bars:
-            self._progress.remove_task(self._bars.pop(name))
-        done = sum(p.rounds for p in self.runner.all)
-        self._progress.update(self._whole, completed=done, note=_left(self.runner).lstrip(", "))
-
-
-def _left(runner: Runner) -> str:
-    seconds = runner.left()
-    if not seconds:
-        return ""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f", about {f'{hours} h ' if hours else ''}{f'{minutes} min' if hours or minutes else f'{rest} s'} left"
-
-
 # ------------------------------------------------------------------------------------------------ in the end
 
 
-def _report(runner: Runner, reference: str, metric: str | None, paper: PaperTable | None = None) -> int:
-    """Tables on the screen and as files, at the end in the columns of a paper; the exit code."""
+def _report(
+    runner: Runner, reference: str, metric: str | None, paper: PaperTable | None = None, *, tables: bool = True
+) -> tuple[int, list[Comparison]]:
+    """Writes the tables as files and, where ``tables`` says so, to the screen, at the end in the columns of a paper.
+
+    Returns:
+        The exit code; the comparison of the final models, and of the last ones where every run has such.
+    """
     from fairflare.cli.provenance import sessions_of
     from fairflare.reporting.comparison import comparison_of, row_table
     from fairflare.reporting.comparison_page import comparison_page
@@ -351,30 +300,32 @@ def _report(runner: Runner, reference: str, metric: str | None, paper: PaperTabl
     runs = runner.results()
     if not runs:
         errors.print("[red]no run completed[/red]")
-        return 1
+        return 1, []
     if runner.all[0].run.held_out:
         from fairflare.cli.unseen_view import report_unseen
 
-        return report_unseen(runner, _command(), metric, bool(failed))
+        return report_unseen(runner, _command(), metric, bool(failed)), []
+    made: list[Comparison] = []
     with user_errors():
-        tables = []
+        written = []
         known = reference if any(run["info"]["label"] == reference for run in runs) else None
         for last in (False, *([True] if all(run.get("last_rounds") for run in runs) else [])):
             found, ending = comparison_of(runs, metric, known, last=last), "_last" if last else ""
-            tables += [row_table(found, style="markdown"), ""]
-            _write(runner.folder / f"table{ending}.md", tables[-2])
+            made.append(found)
+            written += [row_table(found, style="markdown"), ""]
+            _write(runner.folder / f"table{ending}.md", written[-2])
             _write(runner.folder / f"table{ending}.csv", row_table(found, style="csv"))
-            typer.echo(("\n" if last else "") + row_table(found, width=console.width))
+            _show(tables, ("\n" if last else "") + row_table(found, width=console.width))
             if (differ := found.differences) and known:
-                tables[-1] = difference_table(differ, known, style="markdown")
-                typer.echo("\n" + difference_table(differ, known, width=console.width))
+                written[-1] = difference_table(differ, known, style="markdown")
+                _show(tables, "\n" + difference_table(differ, known, width=console.width))
                 _write(runner.folder / f"differences{ending}.csv", difference_table(differ, known, style="csv"))
-                _write(runner.folder / f"differences{ending}.md", tables[-1])
+                _write(runner.folder / f"differences{ending}.md", written[-1])
             elif not last and (why := found.problem if known else f"no differences: no run of {reference} completed"):
                 errors.print(why, markup=False, highlight=False)
-        page = comparison_page(_command(), runs, *tables, sessions=sessions_of(runner.folder))
+        page = comparison_page(_command(), runs, *written, sessions=sessions_of(runner.folder))
         if paper is not None:
-            typer.echo("\n" + paper_table(paper.title, paper.columns, runs, width=console.width))
+            _show(tables, "\n" + paper_table(paper.title, paper.columns, runs, width=console.width))
             in_paper = paper_table(paper.title, paper.columns, runs, style="markdown")
             page += f"\n\n## As the paper prints it\n\n{in_paper}"
             _write(runner.folder / "paper_table.md", in_paper)
@@ -382,7 +333,12 @@ def _report(runner: Runner, reference: str, metric: str | None, paper: PaperTabl
     console.print(
         f"tables: {runner.folder}; as a page: fairflare report {runner.folder}", soft_wrap=True, highlight=False
     )
-    return int(bool(failed))
+    return int(bool(failed)), made
+
+
+def _show(wanted: bool, text: str) -> None:
+    if wanted:
+        typer.echo(text)
 
 
 def _command() -> list[str]:

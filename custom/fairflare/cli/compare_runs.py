@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from fairflare.cli.run_folder import refused
 from fairflare.core.files import write_whole
 from fairflare.federation.series import Run, Series
 from fairflare.reporting.results import find_results, read_results, results_in
@@ -145,7 +146,8 @@ class Runner:
         place, wanted = self.place(progress.run), self._wanted(progress.run)
         if not place.exists():
             return
-        if (differing := _differing(place, wanted)) and not overwrite:
+        differing = _differing(place, wanted)
+        if differing and not overwrite and not refused(place):
             raise ValueError(
                 f"{place} holds a run of other settings ({differing}); give --overwrite to replace it, the row another "
                 "label, or another --out"

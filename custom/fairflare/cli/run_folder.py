@@ -43,14 +43,25 @@ def refuse_to_replace_run(workspace: Path, experiment: str) -> None:
         found = read_results(find_results(workspace))
     except ValueError:
         return
-    if found["status"] == "failed" and not found["rounds"]:
-        return  # refused before its first round: nothing is lost
+    if refused(workspace):
+        return
     own = (found["info"] or {}).get("experiment")
     if not experiment or own != experiment:
         raise ValueError(
             f"{workspace} holds a run already ({found['status']}, of {found['started']}); give --overwrite to replace "
             "it, or another --label, --seed or --workspace"
         )
+
+
+def refused(workspace: Path) -> bool:
+    """Whether the folder's run failed before its first round: nothing is lost where another takes its place."""
+    from fairflare.reporting.results import find_results, read_results
+
+    try:
+        found = read_results(find_results(workspace))
+    except (OSError, ValueError):
+        return False
+    return found["status"] == "failed" and not found["rounds"]
 
 
 @contextmanager

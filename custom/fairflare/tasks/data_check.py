@@ -77,6 +77,11 @@ class DataReport:
         """Number of problems with which training must not begin."""
         return sum(problem.grave for problem in self.problems)
 
+    @property
+    def usable(self) -> int:
+        """Number of images that training can use, of all sites and splits."""
+        return sum(sum(found.values()) for site in self.sites for found in site.counts.values())
+
 
 @dataclass(frozen=True)
 class _Seen:

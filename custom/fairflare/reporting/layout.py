@@ -64,6 +64,24 @@ def number(value: float) -> str:
     return f"{value:.4f}" if math.isfinite(value) else MISSING
 
 
+def sure(value: float, half: float) -> str:
+    """A value writes no more decimals than its interval leaves sure.
+
+    Args:
+        value: in the metric's unit.
+        half: half the interval's width, same unit; not finite or not above 0: not known, two decimals.
+
+    Returns:
+        ``0.66 ± 0.03``, or the value alone; the sign for a missing value.
+    """
+    if not math.isfinite(value):
+        return MISSING
+    if not (math.isfinite(half) and half > 0):
+        return f"{value:.2f}"
+    places = min(6, max(0, -math.floor(math.log10(half))))
+    return f"{value:.{places}f} ± {half:.{places}f}"
+
+
 def digits(value: float | None) -> str:
     """Four decimals, or four significant digits of what is very large or very small; rounding errors are 0."""
     if value is None or not math.isfinite(value):

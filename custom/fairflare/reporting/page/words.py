@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from fairflare.reporting.differences import (
     WORSE,
     Difference,
 )
-from fairflare.reporting.layout import number
+from fairflare.reporting.layout import number, sure
 from fairflare.reporting.page.material import Material, PageRow
 from fairflare.reporting.page.outcome import of_summaries
 from fairflare.reporting.standing import who_is_behind
@@ -32,6 +33,54 @@ def synthetic(material: Material) -> str:
         return ""
     which = "The data are" if count == len(runs) else f"The data of {count} of {len(runs)} runs are"
     return f"{which} SYNTHETIC (generated images): these figures say nothing about patients."
+
+
+def answer(material: Material) -> str:
+    """What was found, in one sentence: who was fairer than the reference, and which site is behind."""
+    if not material.tested:
+        return "There are no test results, so nothing is said of fairness."
+    label = material.reference or material.rows[0].label
+    row = next(row for row in material.rows if row.label == label)
+    said = [_fairer(material, label)] if len(material.rows) > 1 else []
+    text = "; ".join([*said, _behind(row, material)])
+    return f"{text[0].upper()}{text[1:]}." if said else f"{text}."
+
+
+def _fairer(material: Material, reference: str) -> str:
+    spreads = [d for d in material.differences if d.measure == "std"]
+    if not any(math.isfinite(d.low) for d in spreads):
+        return f"whether a method is fairer than {reference} cannot be said of these runs"
+    better = [f"{d.label} (spread {sure(d.mean, (d.high - d.low) / 2)})" for d in spreads if d.verdict == BETTER]
+    if better:
+        return f"fairer than {reference} on these data: {', '.join(better)}"
+    return f"no method was shown to be fairer than {reference} on these data"
+
+
+def _behind(row: PageRow, material: Material) -> str:
+    """Which site is last, by how much, and whether that is more than luck of the test cases."""
+    known = [run.document["inequality"] or {} for run in row.runs]
+    known = [one for one in known if one.get("metric") == material.metric and one["test"]]
+    sign = 1 if material.higher else -1
+    gaps: dict[str, list[float]] = {}
+    for one in known:
+        for site, of in one["sites"].items():
+            if of["expected"] is not None:
+                gaps.setdefault(site, []).append(sign * (of["expected"] - of["value"]))
+    if gaps:
+        last = max(gaps, key=lambda site: statistics.fmean(gaps[site]))
+        shown, runs = sum(last in one["behind"] for one in known), len(known)
+        of_runs = f" in {shown} of {runs} runs" if runs > 1 else ""
+        told = f"shown{of_runs}" if shown else "not shown to be more than luck"
+        equal = statistics.fmean(one["chance_gap"] for one in known)
+        return (
+            f"with {row.label} site {last} is behind by {statistics.fmean(gaps[last]):.2f} ({told}); "
+            f"equal sites would show {equal:.2f}"
+        )
+    found = [summary for summary in row.summaries if math.isfinite(summary.worst)]
+    if not found:
+        return f"{row.label} has no value at any site"
+    last = found[0].worst_site if len(found) == 1 else statistics.mode(summary.worst_site for summary in found)
+    return f"with {row.label} site {last} is worst; whether that is more than luck is not known"
 
 
 def of_run(material: Material) -> list[str]:

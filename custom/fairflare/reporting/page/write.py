@@ -114,6 +114,7 @@ def build(material: Material) -> Page:
         title = f"Run of {material.rows[0].label}"
         subtitle = run.name
         problems += run.problems
+    summary = [words.answer(material), *summary]
     sections = [
         outcome.results(material) or _without_test(material),
         outcome.differences(material),

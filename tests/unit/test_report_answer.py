@@ -1,0 +1,67 @@
+"""The page's first sentence, its digits, and what its style says of paper."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fairflare.reporting.layout import sure
+from fairflare.reporting.page import words, write
+
+TEMPLATES = Path(write.__file__).parent / "templates"
+
+
+@pytest.mark.parametrize(
+    ("value", "half", "told"),
+    [
+        (0.6628, 0.0303, "0.66 ± 0.03"), (0.6628, 0.3, "0.7 ± 0.3"), (0.66284, 0.0012, "0.663 ± 0.001"),
+        (12.34, 3.0, "12 ± 3"), (0.6628, float("nan"), "0.66"), (0.6628, 0.0, "0.66"), (float("nan"), 0.1, "–"),
+    ],
+)  # fmt: skip
+def test_digits_end_where_the_interval_begins(value, half, told):
+    assert sure(value, half) == told or (value != value and not any(c.isdigit() for c in sure(value, half)))
+
+
+def _material(verdict: str, behind: list[str], higher: bool = True) -> Any:
+    sign = 1 if higher else -1
+    sites = {"A": {"value": 0.8, "expected": 0.8 - sign * 0.03}, "C": {"value": 0.6, "expected": 0.6 + sign * 0.07}}
+    said = {"metric": "dice", "test": "t", "behind": behind, "chance_gap": 0.05, "sites": sites}
+    rows = [SimpleNamespace(label="FedAvg", runs=[SimpleNamespace(document={"inequality": said})], summaries=[])]
+    rows.append(SimpleNamespace(label="B", runs=[], summaries=[]))
+    one = SimpleNamespace(label="B", measure="std", verdict=verdict, mean=-0.0412, low=-0.0512, high=-0.0312)
+    return SimpleNamespace(tested=True, reference="FedAvg", rows=rows, metric="dice", higher=higher, differences=[one])
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_the_answer_says_who_is_fairer_and_who_is_behind(higher):
+    assert words.answer(_material("within noise", ["C"], higher)) == (
+        "No method was shown to be fairer than FedAvg on these data; with FedAvg site C is behind by 0.07 (shown); "
+        "equal sites would show 0.05."
+    )
+    fairer = words.answer(_material("better", [], higher))
+    assert fairer.startswith("Fairer than FedAvg on these data: B (spread -0.04 ± 0.01); ")
+    assert "(not shown to be more than luck)" in fairer
+
+
+def _rules(css: str) -> dict[str, str]:
+    """Declarations by selector, of those that stand within ``@media print``."""
+    block = css[css.index("@media print {") + len("@media print {") :]
+    found: dict[str, str] = {}
+    for selectors, body in re.findall(r"([^{}]+)\{([^{}]*)\}", block):
+        for selector in selectors.split(","):
+            found[selector.strip()] = found.get(selector.strip(), "") + body
+    return found
+
+
+def test_paper_has_what_is_folded_and_whole_rows():
+    rules = _rules((TEMPLATES / "page.css").read_text(encoding="utf-8"))
+    assert "content-visibility: visible" in rules["details::details-content"]
+    assert "display: none" not in rules.get("details", "")
+    assert "break-inside: avoid" in rules["tr"]
+    assert "table-header-group" in rules["thead"]
+    assert "break-after: avoid" in rules["h2"]
+    assert "break-after: avoid" in rules["caption"]

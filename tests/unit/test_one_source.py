@@ -81,7 +81,7 @@ def test_one_folder_gives_one_set_of_figures(
     runs = [read_results(path / "server/simulate_job/fairflare") for path in paths]
     runner: Any = SimpleNamespace(all=[], folder=folder, results=lambda: runs)
     monkeypatch.setenv("COLUMNS", "200")
-    assert _report(runner, "fed_avg", None) == 0
+    assert _report(runner, "fed_avg", None)[0] == 0
     capsys.readouterr()
     with (folder / "differences.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -147,7 +147,7 @@ def test_one_folder_gives_one_set_of_figures(
 def test_compare_says_why_there_are_no_differences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [document(name, 0, {"site-1": 0.5, "site-2": 0.6}) for name in ("good", "bad")]
     runner: Any = SimpleNamespace(all=[], folder=tmp_path, results=lambda: runs)
-    assert _report(runner, "fed_avg", None) == 0
+    assert _report(runner, "fed_avg", None)[0] == 0
     assert "no differences: no run of fed_avg completed" in capsys.readouterr().err
     assert not (tmp_path / "differences.csv").exists()
 

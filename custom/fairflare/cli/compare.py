@@ -301,7 +301,7 @@ def _report(
     if not runs:
         errors.print("[red]no run completed[/red]")
         return 1, []
-    if runner.all[0].run.held_out:
+    if any(progress.run.held_out for progress in runner.all):
         from fairflare.cli.unseen_view import report_unseen
 
         return report_unseen(runner, _command(), metric, bool(failed)), []

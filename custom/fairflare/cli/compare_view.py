@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 def plan_in_words(runner: Runner) -> str:
     """``2 rows x 3 seeds: 6 runs to do, 4 at once, in comparison; ...``."""
     rows = len({p.run.entry.label for p in runner.all})
-    seeds = len(runner.all) // rows
+    seeds = len({p.run.seed for p in runner.all})
+    left_out = len({p.run.held_out for p in runner.all if p.run.held_out})
+    turns = f" x {left_out} left-out site{'s' * (left_out > 1)}" if left_out else ""
     missing = sum(p.state != DONE for p in runner.all)
     return (
-        f"{rows} row{'s' * (rows > 1)} x {seeds} seed{'s' * (seeds > 1)}: {missing} runs to do, "
+        f"{rows} row{'s' * (rows > 1)} x {seeds} seed{'s' * (seeds > 1)}{turns}: {missing} runs to do, "
         f"{min(missing, runner.at_once)} at once, in {runner.folder}; a line when one has ended"
     )
 
@@ -45,7 +47,7 @@ def _ended_in_words(runner: Runner, progress: RunProgress, metric: str | None) -
     try:
         name, over = of(progress)
         line += f", {name} {number(over.mean)} on average, worst {number(over.worst)} ({over.worst_site or '-'})"
-        if len(row) == 1 or any(p.state != DONE for p in row):
+        if progress.run.held_out or len(row) == 1 or any(p.state != DONE for p in row):
             return [line + _left(runner)]
         means, worst = (spread([getattr(of(p)[1], of_all) for p in row]) for of_all in ("mean", "worst"))
     except (ValueError, IndexError) as error:  # such a metric: the table says it with all that there is

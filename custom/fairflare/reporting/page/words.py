@@ -50,7 +50,15 @@ def _fairer(material: Material, reference: str) -> str:
     spreads = [d for d in material.differences if d.measure == "std"]
     if not any(math.isfinite(d.low) for d in spreads):
         return f"whether a method is fairer than {reference} cannot be said of these runs"
-    better = [f"{d.label} (spread {sure(d.mean, (d.high - d.low) / 2)})" for d in spreads if d.verdict == BETTER]
+    lost = {d.label for d in material.differences if d.measure != "std" and d.verdict == WORSE}
+    better = [
+        f"{d.label} (spread {sure(d.mean, (d.high - d.low) / 2)}"
+        + (", but a worse average or worst site)" if d.label in lost else ")")
+        for d in spreads
+        if d.verdict == BETTER
+    ]
+    if better and all(d.label in lost for d in spreads if d.verdict == BETTER):
+        return f"no method was fairer than {reference} without a loss: {', '.join(better)}"
     if better:
         return f"fairer than {reference} on these data: {', '.join(better)}"
     return f"no method was shown to be fairer than {reference} on these data"

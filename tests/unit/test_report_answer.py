@@ -11,6 +11,8 @@ import pytest
 
 from fairflare.reporting.layout import sure
 from fairflare.reporting.page import words, write
+from fairflare.reporting.page.material import read_material
+from fairflare.reporting.unseen import Unseen, write_unseen
 
 TEMPLATES = Path(write.__file__).parent / "templates"
 
@@ -45,6 +47,25 @@ def test_the_answer_says_who_is_fairer_and_who_is_behind(higher):
     fairer = words.answer(_material("better", [], higher))
     assert fairer.startswith("Fairer than FedAvg on these data: B (spread -0.04 ± 0.01); ")
     assert "(not shown to be more than luck)" in fairer
+
+
+@pytest.mark.parametrize(("also", "told"), [("worst", "without a loss"), ("average", "without a loss")])
+def test_a_smaller_spread_that_costs_somebody_is_not_fairer(also, told):
+    material = _material("better", [])
+    material.differences.append(SimpleNamespace(label="B", measure=also, verdict="worse", mean=-0.1, low=-0.2, high=0))
+    said = words.answer(material)
+    assert said.startswith(f"No method was fairer than FedAvg {told}: B (spread -0.04 ± 0.01, but a worse average")
+    assert "Fairer than" not in said
+
+
+def test_runs_that_leave_sites_out_are_no_seeds(tmp_path: Path) -> None:
+    for site in ("A", "B"):
+        place = tmp_path / "runs" / f"x-seed0-without-{site}" / "fairflare"
+        place.mkdir(parents=True)
+        (place / "results.json").write_text("{}")
+        write_unseen(place, Unseen(site=site))
+    with pytest.raises(ValueError, match="each leave a site out: unseen.md"):
+        read_material(tmp_path)
 
 
 def _rules(css: str) -> dict[str, str]:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 def report_unseen(runner: Runner, command: list[str], metric: str | None, failed: bool) -> int:
     """What models are worth where they were trained and where they were not, on the screen and as files."""
-
     with user_errors():
         found, runs = runner.unseen(), runner.results()
         typer.echo(unseen_table(found, metric, width=console.width))

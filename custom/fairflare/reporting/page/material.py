@@ -27,6 +27,7 @@ from fairflare.reporting.table import (
     run_notes,
     summary_of,
 )
+from fairflare.reporting.unseen import has_unseen
 
 #: What a run's folder may hold above its results: a simulator's workspace, or a FLARE download.
 BELOW_A_RUN = {"simulator", "server", "simulate_job", "workspace", "fairflare", RESULTS_FILE}
@@ -180,6 +181,11 @@ def read_material(folder: Path, *, metric: str | None = None, reference: str | N
         if reference is not None:
             raise ValueError("--reference is for comparisons; this is one run")
         return of_one(page_run(read_results(paths[0], whole=False)), metric)
+    if any(has_unseen(path.parent) for path in paths):  # they would pass for seeds of one set of sites
+        raise ValueError(
+            f"{folder} holds runs that each leave a site out: unseen.md there has their table; for a page give the "
+            "folder of one run"
+        )
     runs, problems = [], []
     for path in paths:
         try:

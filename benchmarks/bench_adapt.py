@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from scipy.stats import t as student
 
-from fairflare.cli.commands import parse_settings
+from fairflare.cli.plan_options import parse_settings
 from fairflare.core.batch_norms import recalibrate
 from fairflare.federation.local import run_local
 from fairflare.federation.plan import make_plan

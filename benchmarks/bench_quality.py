@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 import fairflare
-from fairflare.cli.commands import parse_settings
+from fairflare.cli.plan_options import parse_settings
 from fairflare.cli.provenance import checksums, commit_of, processor
 from fairflare.federation.local import run_local
 from fairflare.federation.plan import Plan, make_plan

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fairflare.cli.commands import parse_settings
+from fairflare.cli.plan_options import parse_settings
 from fairflare.federation.plan import make_plan
 from fairflare.methods.site_run import SiteStore
 from fairflare.methods.training import LocalTraining, SiteRun

@@ -35,7 +35,8 @@ from fairflare.exchange.messages import (
     for_site,
     says_nothing,
 )
-from fairflare.federation.influence import FOR_HOSPITALS, Bounds, Influence, in_words
+from fairflare.federation.bounds import FOR_HOSPITALS, Bounds, in_words
+from fairflare.federation.influence import Influence
 from fairflare.federation.rounds import Rounds, Stopped
 from fairflare.federation.run_settings import Place, RunSettings
 from fairflare.federation.transport import Listener, Question

@@ -31,7 +31,7 @@ import liar
 from fairflare.core.settings import build, field_names, values_of
 from fairflare.core.task import LOSS, Metric, evaluating
 from fairflare.exchange.messages import TASK_ANCHOR, TASK_TRAIN, Message
-from fairflare.federation.influence import FOR_HOSPITALS
+from fairflare.federation.bounds import FOR_HOSPITALS
 from fairflare.federation.local import LocalTransport
 from fairflare.federation.phase import RoundFailed
 from fairflare.federation.rounds import Rounds

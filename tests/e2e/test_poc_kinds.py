@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairflare.federation.influence import FOR_HOSPITALS
+from fairflare.federation.bounds import FOR_HOSPITALS
 from fairflare.federation.local import run_local
 from fairflare.recipes import FairRecipe
 

@@ -12,8 +12,8 @@ import torch
 from fairflare import __version__
 from fairflare.core.layers import layers_of
 from fairflare.exchange.messages import Message
+from fairflare.federation.bounds import Bounds
 from fairflare.federation.collector import Collector, LikeReceived
-from fairflare.federation.influence import Bounds
 from fairflare.methods.reports import Field
 from fairflare.methods.rule import Rule, TwoPhase, Weighing, anchor_fields
 from tests.methods.support import net_state as small_state

@@ -15,8 +15,9 @@ import torch
 from fairflare.core.clipping import clipped_states
 from fairflare.core.settings import build, described
 from fairflare.exchange.messages import Message
+from fairflare.federation.bounds import FOR_HOSPITALS, Bounds, auto_share, in_words
 from fairflare.federation.collector import Collector
-from fairflare.federation.influence import FOR_HOSPITALS, Bounds, Influence, auto_share, in_words
+from fairflare.federation.influence import Influence
 from fairflare.federation.plan import make_plan
 from fairflare.methods.catalog import all_methods
 from fairflare.methods.fed_avg import FedAvg

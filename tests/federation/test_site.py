@@ -12,12 +12,12 @@ import pytest
 import torch
 from PIL import Image
 
+from fairflare.core.files import safe_name
 from fairflare.core.states import difference
 from fairflare.data.datalist import SPLITS, write_datalist
 from fairflare.exchange.messages import clean_meta, clean_state
 from fairflare.federation.site import round_seed
 from fairflare.federation.site_file import own_settings, read_site_file
-from fairflare.federation.site_state import safe_name
 from fairflare.methods.fed_ism import SharpnessAwareTraining
 from fairflare.methods.fed_lwr import LayerSimilarityReport
 from fairflare.methods.fed_mas import RescueTraining

@@ -8,8 +8,8 @@ import pytest
 from benchmarks.bench_trips import Trip, whole
 
 from fairflare.core.settings import build
+from fairflare.federation.bounds import FOR_HOSPITALS, Bounds
 from fairflare.federation.collector import Collector
-from fairflare.federation.influence import FOR_HOSPITALS, Bounds
 from fairflare.methods.catalog import all_methods
 
 from .examples import whole_round

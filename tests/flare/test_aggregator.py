@@ -22,8 +22,8 @@ from nvflare.job_config.api import FedJob
 
 from fairflare.core.settings import build, values_of
 from fairflare.exchange.staging import Staging
+from fairflare.federation.bounds import FOR_HOSPITALS
 from fairflare.federation.collector import QuorumError
-from fairflare.federation.influence import FOR_HOSPITALS
 from fairflare.flare.aggregator import FairAggregator
 from fairflare.flare.wire import META_KEY
 from fairflare.methods.catalog import all_methods

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import fairflare
 from fairflare.cli.commands import app
 from fairflare.core.settings import field_names, values_of
-from fairflare.federation.influence import FOR_HOSPITALS
+from fairflare.federation.bounds import FOR_HOSPITALS
 from fairflare.federation.plan import TASKS_BY_KIND, load_task_class, site_list
 from fairflare.methods.catalog import all_methods
 from fairflare.recipes import FairRecipe, FedAvgRecipe, FedLWRRecipe

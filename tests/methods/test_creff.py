@@ -17,7 +17,8 @@ from fairflare.core.federated_features import (
     matching_loss,
     retrained_classifier,
 )
-from fairflare.federation.influence import FOR_HOSPITALS, Bounds, Influence
+from fairflare.federation.bounds import FOR_HOSPITALS, Bounds
+from fairflare.federation.influence import Influence
 from fairflare.federation.local import run_local
 from fairflare.federation.plan import make_plan
 from fairflare.federation.rounds import Stopped

@@ -16,7 +16,7 @@ from fairflare.core.reputations import cffl_reputations, cffl_shares, cgsv_reput
 from fairflare.core.settings import build, values_of
 from fairflare.core.updates import cosines_with_mean
 from fairflare.exchange.messages import decode_task, for_site
-from fairflare.federation.influence import FOR_HOSPITALS
+from fairflare.federation.bounds import FOR_HOSPITALS
 from fairflare.federation.rounds import Stopped
 from fairflare.methods.catalog import all_methods
 from fairflare.methods.cffl import CFFL, ClippedUpdates

@@ -14,8 +14,8 @@ from nvflare.app_opt.pt.fedce import FedCEConstants, FedCEModelAggregator, PTFed
 from fairflare import __version__
 from fairflare.core.settings import build
 from fairflare.exchange.messages import Message
+from fairflare.federation.bounds import Bounds
 from fairflare.federation.collector import Collector, LikeReceived
-from fairflare.federation.influence import Bounds
 from fairflare.federation.local import run_local
 from fairflare.federation.plan import make_plan
 from fairflare.flare.aggregator import FairAggregator

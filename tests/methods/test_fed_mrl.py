@@ -22,7 +22,7 @@ from hypothesis import settings as trying
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from fairflare.cli.commands import parse_settings
+from fairflare.cli.plan_options import parse_settings
 from fairflare.core import losses
 from fairflare.core.mu_rewards import MU_GRID
 from fairflare.core.settings import build, described, values_of

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from fairflare.core.task import evaluating
-from fairflare.federation.influence import Bounds, Influence
+from fairflare.federation.bounds import Bounds
+from fairflare.federation.influence import Influence
 from fairflare.federation.local import run_local
 from fairflare.federation.plan import make_plan
 from fairflare.federation.transport import Listener

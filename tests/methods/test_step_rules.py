@@ -14,8 +14,8 @@ import torch
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 from fairflare.core.fair_rules import AccumulatedSteps
+from fairflare.federation.bounds import Bounds
 from fairflare.federation.collector import Collector
-from fairflare.federation.influence import Bounds
 from fairflare.flare.aggregator import FairAggregator
 from fairflare.flare.wire import META_KEY
 from fairflare.methods.fed_avg import FedAvg

@@ -31,8 +31,8 @@ from fairflare.cli.run_view import RunView
 from fairflare.cli.site_names import run_sites
 from fairflare.core.settings import Part, choices, described, settings, typed, values_of
 from fairflare.data.preparers.__main__ import make_parser
+from fairflare.federation.bounds import Bounds
 from fairflare.federation.describe import sections
-from fairflare.federation.influence import Bounds
 from fairflare.federation.plan import TASKS_BY_KIND, load_task_class, make_plan
 from fairflare.methods.catalog import all_methods
 from fairflare.methods.fed_mrl import FedMRL

@@ -45,7 +45,7 @@ def check_data(
     as_json: AsJson = False,
 ) -> None:
     """Reads every image as training does and says all that is wrong. Exit code 1 when training must not begin so."""
-    from fairflare.cli.commands import parse_settings
+    from fairflare.cli.plan_options import parse_settings
     from fairflare.tasks.data_check import check_sites
 
     with one_document(as_json) as put:

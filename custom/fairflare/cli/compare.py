@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairflare.cli import completion
-from fairflare.cli.commands import (
+from fairflare.cli.commands import app
+from fairflare.cli.in_process import stopped_by_signals
+from fairflare.cli.plan_options import (
     WithPaper,
-    app,
     parse_settings,
     say_what_is_shared,
     say_what_lacks,
@@ -22,7 +23,6 @@ from fairflare.cli.commands import (
     say_whose_setting,
     which_paper,
 )
-from fairflare.cli.in_process import stopped_by_signals
 from fairflare.cli.run_folder import site_settings
 from fairflare.cli.screen import AsJson, console, errors, one_document, user_errors
 from fairflare.cli.site_names import parse_sites, run_sites

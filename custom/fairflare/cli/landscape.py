@@ -16,7 +16,8 @@ from rich.table import Table
 
 from fairflare.cli import completion, screen
 from fairflare.cli.check_data import sites_of
-from fairflare.cli.commands import Overwrite, app
+from fairflare.cli.commands import app
+from fairflare.cli.plan_options import Overwrite
 from fairflare.cli.run_folder import file_in
 from fairflare.cli.site_names import parse_sites
 from fairflare.core.checks import nearest

@@ -29,7 +29,7 @@ def phantom(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier call wrote.")] = False,
 ) -> None:
     """Writes the synthetic images of several sites to disk, in the form that `fairflare prepare` gives data sets."""
-    from fairflare.cli.commands import parse_settings
+    from fairflare.cli.plan_options import parse_settings
     from fairflare.core.checks import choice
     from fairflare.core.settings import field_names
     from fairflare.data.phantoms import PhantomPlan

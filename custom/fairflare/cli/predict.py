@@ -17,7 +17,8 @@ from rich.table import Table
 from fairflare.cli import screen
 from fairflare.core.files import write_whole
 from fairflare.data.datalist import DataError
-from fairflare.data.image_file import SUFFIXES, Dicom, Unknown, files_of_series, image_file, kind_of
+from fairflare.data.dicom_files import files_of_series
+from fairflare.data.image_file import SUFFIXES, Dicom, Unknown, image_file, kind_of
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from fairflare.cli import completion
-from fairflare.cli.commands import Overwrite, app
+from fairflare.cli.commands import app
+from fairflare.cli.plan_options import Overwrite
 from fairflare.cli.screen import console, user_errors
 
 HELP = """Writes one self-contained HTML page about a run, a FLARE download of a job, or a comparison.

@@ -222,3 +222,16 @@ def _no_formula(text: str) -> str:
     except ValueError:
         return f"'{text}" if text.lstrip()[0] in "=+-@" else text
     return text
+
+
+def safe_name(name: str) -> str:
+    """A folder name for an experiment or site; refuses what could leave the folder.
+
+    Raises:
+        ValueError: empty, or not made of letters, digits, ``.``, ``_``, ``-``, ``@``.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_@-][A-Za-z0-9._@-]{0,127}", name):
+        raise ValueError(
+            f"name {name!r} must be 1 to 128 letters, digits, '.', '_', '-' or '@', and not start with '.'"
+        )
+    return name

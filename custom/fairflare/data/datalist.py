@@ -41,8 +41,9 @@ from typing import Any
 from fairflare.core import checks
 from fairflare.core.files import lies_in, real_folders
 from fairflare.core.stopping import check_stop
+from fairflare.data.dicom_files import files_of_series
 from fairflare.data.image_file import PICTURES as PICTURES
-from fairflare.data.image_file import SUFFIXES, files_of_series, kind_of
+from fairflare.data.image_file import SUFFIXES, kind_of
 from fairflare.data.image_file import suffix_of as suffix_of
 
 SPLITS = ("training", "validation", "test")
@@ -50,7 +51,6 @@ MAX_NAME = 60  # characters of a class's name
 EXTRA_TEST = "test_"  # how the names of further test lists begin
 EXTRA_NAME = re.compile(EXTRA_TEST + "[A-Za-z0-9_-]+")
 LINKS = "list the folder in 'linked_roots' of the site's fairflare.json if links may lead there"
-TOP_PERCENTILE = 99.0  # of an image without a fixed scale: brighter than this is white
 
 
 class DataError(ValueError):

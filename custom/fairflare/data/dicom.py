@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflare.core.stopping import check_stop
-from fairflare.data.image_file import files_of_series
+from fairflare.data.dicom_files import files_of_series
 from fairflare.data.intensity import between
 
 DEFLATED = "1.2.840.10008.1.2.1.99"  # the whole file is packed: how large it becomes nobody says

@@ -16,6 +16,8 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from fairflare.data.dicom_files import has_dicom_mark
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -26,7 +28,6 @@ ARRAYS = (".npy",)
 VOLUMES = (".nii", ".nii.gz")
 DICOM = (".dcm", ".dicom", ".ima")
 SUFFIXES = (*PICTURES, *ARRAYS, *VOLUMES, *DICOM)
-DICOM_MARK, DICOM_MARK_AT = b"DICM", 128  # a DICOM file without an ending is known by it
 #: Of one decoded image or volume. A CT of 512x512x2000 in 16 bits, or one of 512x512x512 that the file scales (64 bits
 #: a value), passes; the four that may be kept at once take 4 GiB at most.
 MAX_IMAGE_BYTES = 2**30
@@ -247,31 +248,13 @@ def kind_of(path: Path, is_folder: bool | None = None) -> type[ImageFile]:
     """
     if path.is_dir() if is_folder is None else is_folder:
         return Dicom
-    return KINDS.get(suffix_of(path)) or (Dicom if _has_dicom_mark(path) else Unknown)
+    return KINDS.get(suffix_of(path)) or (Dicom if has_dicom_mark(path) else Unknown)
 
 
 def suffix_of(path: Path) -> str:
     """The ending of a file, in small letters, both parts of ``.nii.gz``."""
     name = path.name.lower()
     return ".nii.gz" if name.endswith(".nii.gz") else Path(name).suffix
-
-
-def files_of_series(folder: Path) -> list[Path]:
-    """The DICOM files of a folder, in the order of their names; other files and hidden ones are passed over."""
-    return [
-        path
-        for path in sorted(folder.iterdir())
-        if not path.name.startswith(".") and path.name != "DICOMDIR" and path.is_file() and _has_dicom_mark(path)
-    ]
-
-
-def _has_dicom_mark(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            file.seek(DICOM_MARK_AT)
-            return file.read(len(DICOM_MARK)) == DICOM_MARK
-    except OSError:
-        return False
 
 
 def _check(size: int, limit: int) -> None:

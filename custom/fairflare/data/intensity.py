@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.data.datalist import TOP_PERCENTILE
+TOP_PERCENTILE = 99.0  # of an image without a fixed scale: brighter than this is white
 
 Intensity = Literal["auto", "range", "percentile", "window", "zscore"]
 INTENSITIES: tuple[str, ...] = get_args(Intensity)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairflare.core.task import SPLIT_GLOBAL, SiteData
 from fairflare.exchange.messages import TASK_CHECK, Message, SiteTask, encode_task
+from fairflare.federation.facts import GLOBAL_LIST
 from fairflare.federation.phase import Exchange, Phase, RoundFailed
 from fairflare.federation.replies import MAX_SAMPLES, printable, read_head, reasons
 from fairflare.federation.roster import Roster
@@ -21,13 +22,9 @@ from fairflare.federation.transport import Transport
 from fairflare.methods.reports import Field, ReportError, read_report
 
 if TYPE_CHECKING:
-    import torch
-
-    from fairflare.core.floor import Floor
     from fairflare.core.task import Batches, Metric, Task
     from fairflare.federation.journal import Journal
 
-GLOBAL_LIST = "global_list"
 MAX_LISTS = 100  # of images, at a site
 MAX_WORDS = 100_000  # characters of all names in a report together
 #: What a site says in the report of ``check``. A site of the user's own script may say nothing of it.
@@ -72,57 +69,6 @@ FIELDS = (
     Field("device", "text", required=False, doc="`cpu` or `cuda`", reveals="whether the site has a GPU"),
     Field("computing", "text", required=False, doc="`precision`, `channels_last`, `compile`, `deterministic` there"),
 )  # fmt: skip
-
-
-# ------------------------------------------------------------------------------------------------ at a site
-
-
-def facts_of(data: SiteData, device: torch.device, sends_classes: bool, floor: Floor) -> dict[str, Any]:
-    """What a site says of its opened data; of real ones, an image of each list is read to see whether it can be.
-
-    Args:
-        data: of the site.
-        device: that it trains on.
-        sends_classes: False: which classes it has stays at home.
-        floor: lists with too few cases are named, and their sizes stay at home.
-
-    Raises:
-        DataError: the image of a list cannot be read.
-    """
-    splits = ["training", "validation", *data.test_splits]
-    if not data.synthetic:
-        for split in splits:
-            next(iter(data.batches(split, batch_size=1)), None)
-    told = [split for split in splits if floor.holds(split)]
-    facts: dict[str, Any] = {
-        "splits": told,
-        "images": [data.num_samples(split) for split in told],
-        **({"suppressed": [split for split in splits if split not in told]} if len(told) < len(splits) else {}),
-        **({"min_cases": floor.least} if floor.least > 1 else {}),
-        "synthetic": bool(data.synthetic),
-        "device": device.type,
-    }
-    if SPLIT_GLOBAL in told and (fingerprint := data.fingerprint(SPLIT_GLOBAL)) is not None:
-        facts[GLOBAL_LIST] = fingerprint
-    if data.class_names is not None:
-        facts["class_names"] = list(data.class_names)
-    if data.class_groups is not None:
-        facts["class_groups"] = [f"{name} {number}" for name, own in data.class_groups.items() for number in own]
-    # Where no names tell it, the last class is one that the site has.
-    last = sends_classes and all(floor.holds(split) for split in splits) and _has_many(data.num_classes, floor)
-    if data.num_classes is not None and (last or data.class_names is not None):
-        facts["num_classes"] = data.num_classes
-    return facts
-
-
-def _has_many(num_classes: int | None, floor: Floor) -> bool:
-    enough = floor.classes("training") if floor.least > 1 else None
-    if enough is None or num_classes is None:
-        return floor.least <= 1
-    return num_classes <= len(enough) and bool(enough[num_classes - 1])
-
-
-# ------------------------------------------------------------------------------------------------ at the server
 
 
 def read_check(site: str, message: Message, current_round: int) -> dict[str, Any]:

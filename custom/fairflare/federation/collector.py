@@ -24,9 +24,10 @@ from fairflare.core.threads import one_thread
 from fairflare.exchange.messages import Message
 from fairflare.exchange.staging import Staging
 from fairflare.exchange.tensor_file import Layout
+from fairflare.federation.bounds import Bounds
 from fairflare.federation.incoming import Incoming, Shape, layout_of
 from fairflare.federation.incoming import LikeReceived as LikeReceived
-from fairflare.federation.influence import Bounds, Influence
+from fairflare.federation.influence import Influence
 from fairflare.federation.replies import (
     COUNTS,
     IN_REPORT,

@@ -9,13 +9,13 @@ from typing import Any
 from fairflare.core.acting import needs_of
 from fairflare.core.checks import nearest
 from fairflare.core.settings import Part, Setting, described, field_names, markdown, typed, values_of
-from fairflare.federation.influence import Bounds
+from fairflare.federation.bounds import Bounds
 from fairflare.federation.plan import TASKS_BY_KIND, dealt_to, load_task_class, make_plan
 from fairflare.federation.run_settings import LIKE_SETTINGS, RunSettings
 from fairflare.methods.catalog import Method, all_methods, get_method, page_of
 from fairflare.methods.rule import TwoPhase
 
-#: In a preinstalled job other defaults hold, see :data:`fairflare.federation.influence.FOR_HOSPITALS`.
+#: In a preinstalled job other defaults hold, see :data:`fairflare.federation.bounds.FOR_HOSPITALS`.
 BOUNDS_TITLE = "Every method, at the server: bounds on one site's influence"
 RUN_TITLE = "Every run: the best model, and which models are tested"
 

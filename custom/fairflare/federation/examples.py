@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairflare.core.files import private_folder
+from fairflare.core.files import private_folder, safe_name
 from fairflare.core.stopping import TaskStopped
 from fairflare.exchange.messages import SPLIT_VALIDATION
-from fairflare.federation.site_state import safe_name
 from fairflare.methods.training import SiteError
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from fairflare.core.files import private_opener
 from fairflare.core.temporary import OwnedFolder
 from fairflare.exchange.messages import SiteReply, decode_task, encode_reply, for_site
 from fairflare.exchange.tensor_file import write_tensors
+from fairflare.federation.calls import LocalTransport
 from fairflare.federation.incoming import layout_of
 from fairflare.federation.isolation import LAST_WORDS, SiteProcess, speaking
-from fairflare.federation.local import LocalTransport
 from fairflare.federation.plan import TASK_MODULE, load_task_class
 from fairflare.federation.site import refusal
 from fairflare.federation.transport import Question

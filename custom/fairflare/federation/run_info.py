@@ -13,7 +13,7 @@ from fairflare.core.files import sha256_of
 from fairflare.core.settings import values_of
 from fairflare.exchange.anchor_forms import MODEL
 from fairflare.exchange.messages import num_bytes
-from fairflare.federation.influence import bounds_of
+from fairflare.federation.bounds import bounds_of
 from fairflare.federation.run_settings import Place, RunSettings
 from fairflare.federation.site_training import training_of
 from fairflare.methods.rule import FollowsNumRounds, Rule, State

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from fairflare.core.acting import OnlyWith, only_with
 from fairflare.core.checks import number
+from fairflare.core.files import safe_name
 from fairflare.core.resampling import MOST
 from fairflare.core.settings import (
     Flag,
@@ -23,8 +24,7 @@ from fairflare.core.settings import (
     settings,
 )
 from fairflare.exchange.anchor_forms import MODEL, AnchorAs
-from fairflare.federation.influence import Bounds
-from fairflare.federation.site_state import safe_name
+from fairflare.federation.bounds import Bounds
 
 #: Options of the run that are given like a method's settings.
 LIKE_SETTINGS = (

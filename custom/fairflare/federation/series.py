@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core import checks
+from fairflare.core.files import safe_name
 from fairflare.federation.plan import Plan, make_plan
-from fairflare.federation.site_state import safe_name
 
 OWN = "own"  # train_like: every method with its own training
 

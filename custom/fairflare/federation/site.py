@@ -48,8 +48,8 @@ from fairflare.exchange.messages import (
     clean_state,
 )
 from fairflare.federation import norm_moments
-from fairflare.federation.check import facts_of
 from fairflare.federation.examples import draw_examples, examples_folder
+from fairflare.federation.facts import facts_of
 from fairflare.federation.leaving import (
     TRAINS_BELOW,
     Gate,

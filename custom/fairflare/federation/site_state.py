@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairflare.core.files import private_folder, remove_partials
+from fairflare.core.files import private_folder, remove_partials, safe_name
 from fairflare.core.locks import Held, locked
 from fairflare.methods.site_run import SiteError, SiteStore
 
@@ -28,19 +28,6 @@ NO_RUN = "run"  # the folder of a task that names no run
 LOCK = "lock"  # in each run's folder; its time is when the run was last worked on
 _GONE = ".gone"
 _OLD_PARTIAL = re.compile(r".+\.tmp\d+")  # of earlier versions
-
-
-def safe_name(name: str) -> str:
-    """A folder name for an experiment or site; refuses what could leave the folder.
-
-    Raises:
-        ValueError: empty, or not made of letters, digits, ``.``, ``_``, ``-``, ``@``.
-    """
-    if not re.fullmatch(r"[A-Za-z0-9_@-][A-Za-z0-9._@-]{0,127}", name):
-        raise ValueError(
-            f"name {name!r} must be 1 to 128 letters, digits, '.', '_', '-' or '@', and not start with '.'"
-        )
-    return name
 
 
 class SiteFolder:

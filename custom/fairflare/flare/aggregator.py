@@ -22,9 +22,9 @@ from fairflare.core.settings import PositiveInt, settings
 from fairflare.core.states import check_state
 from fairflare.exchange.messages import STATUS_OK, Message, clean_tensor
 from fairflare.exchange.tensor_file import Layout
+from fairflare.federation.bounds import Bounds
 from fairflare.federation.collector import Collector
 from fairflare.federation.incoming import Conformed, Incoming, in_words, layout_of
-from fairflare.federation.influence import Bounds
 from fairflare.federation.replies import is_finite, printable
 from fairflare.flare.wire import META_KEY, from_model
 from fairflare.methods.reports import ReportError

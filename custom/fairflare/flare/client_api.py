@@ -25,6 +25,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 
 from fairflare import __version__
 from fairflare.core.checks import whole
+from fairflare.core.files import safe_name
 from fairflare.core.sharpness import search_distance, sharpness
 from fairflare.exchange.messages import (
     STATUS_FAILED,
@@ -39,7 +40,6 @@ from fairflare.exchange.messages import (
 from fairflare.federation.leaving import METRICS_BY_CLASS, MIN_CASES
 from fairflare.federation.script import ScriptSite, built_training
 from fairflare.federation.site import refusal
-from fairflare.federation.site_state import safe_name
 from fairflare.flare.wire import META_KEY, TRAINING_KEY, from_model, to_model
 from fairflare.tasks.scripts import Criterion, LoopTask, ScriptData
 

@@ -15,6 +15,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
+from fairflare.core.files import safe_name
 from fairflare.core.settings import Flag, settings
 from fairflare.core.task import Task
 from fairflare.exchange.messages import (
@@ -33,7 +34,6 @@ from fairflare.exchange.messages import (
 from fairflare.federation.isolation import perform_isolated
 from fairflare.federation.site import SiteWorker, refusal
 from fairflare.federation.site_file import DECODED_PLACE, SITE_FILE, read_site_file
-from fairflare.federation.site_state import safe_name
 from fairflare.flare.stock_tasks import SUBMIT_MODEL, NotServed, check_submission, is_stock, metrics_of, validation
 from fairflare.flare.wire import from_model, to_model
 from fairflare.methods.training import LocalTraining, SiteError

@@ -12,7 +12,7 @@ from nvflare.recipe.spec import Recipe
 
 from fairflare.core.checks import choice
 from fairflare.core.task import Task
-from fairflare.federation.influence import FOR_HOSPITALS
+from fairflare.federation.bounds import FOR_HOSPITALS
 from fairflare.federation.plan import TASKS_BY_KIND, make_plan
 from fairflare.federation.run_settings import RunSettings
 from fairflare.flare.job import PACKAGINGS, PERSISTOR, TENSORBOARD, make_job
@@ -43,7 +43,7 @@ class FairRecipe(Recipe):
         packaging: ``"task_file"``: the job carries ``app/custom/task.py`` and sites must permit custom code;
             ``"preinstalled"``: no custom code, sites need the package and its classes in their allow list;
             ``"bundle"``: the job carries the whole package. A ``"preinstalled"`` job is for hospitals: one site's
-            influence is bounded in it (:data:`fairflare.federation.influence.FOR_HOSPITALS`); ``settings`` go before.
+            influence is bounded in it (:data:`fairflare.federation.bounds.FOR_HOSPITALS`); ``settings`` go before.
         task: ``"segmentation"`` or ``"classification"``, or a task as an object; default: what the method's paper
             learns.
         run: rounds, quorum, seed, timeouts as an object; the next arguments then stay out.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairflare.core.settings import build, field_names
-from fairflare.federation.influence import Bounds
+from fairflare.federation.bounds import Bounds
 from fairflare.federation.plan import Plan, Script, check_idle, check_run, following, route_settings, site_list
 from fairflare.federation.run_settings import RunSettings
 from fairflare.methods.catalog import get_method

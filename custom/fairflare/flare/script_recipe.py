@@ -9,7 +9,7 @@ from typing import Any
 from nvflare.recipe.spec import Recipe
 
 from fairflare.core.checks import choice
-from fairflare.federation.influence import FOR_HOSPITALS
+from fairflare.federation.bounds import FOR_HOSPITALS
 from fairflare.federation.plan import Script
 from fairflare.flare.job import PACKAGINGS, SCRIPT_TASK, make_job
 from fairflare.flare.script_plan import make_script_plan

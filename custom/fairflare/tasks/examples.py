@@ -17,7 +17,6 @@ import torch
 
 from fairflare.core.files import write_whole
 from fairflare.core.task import evaluating
-from fairflare.tasks.class_scores import MeasuresClasses
 from fairflare.tasks.dice_scores import HALF, DiceScores
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from fairflare.core.task import Device, SiteData
+    from fairflare.tasks.class_scores import MeasuresClasses
     from fairflare.tasks.segmentation import SegmentationTask
 
 PICTURE, TABLE = "examples.png", "examples.csv"

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from typing_extensions import Unpack
 
 from fairflare.core.checks import choice
-from fairflare.data.datalist import TOP_PERCENTILE, DataError
+from fairflare.data.datalist import DataError
+from fairflare.data.intensity import TOP_PERCENTILE
 from fairflare.data.preparers.common import (
     Item,
     Preparer,

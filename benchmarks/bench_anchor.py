@@ -21,10 +21,10 @@ import torch
 from fairflare.core.weighting import dissimilarity_weights
 from fairflare.exchange.anchor_forms import lighter
 from fairflare.exchange.messages import Message, num_bytes
-from fairflare.federation import local as in_process
-from fairflare.federation.local import LocalTransport, run_local
-from fairflare.federation.plan import Plan, make_plan
-from fairflare.federation.transport import Question
+from fairflare.federation.collecting.transport import Question
+from fairflare.federation.plan.plan import Plan, make_plan
+from fairflare.federation.transports import local as in_process
+from fairflare.federation.transports.local import LocalTransport, run_local
 
 FORMS: tuple[Any, ...] = ("model", "bf16", "difference")
 SETTINGS: dict[str, Any] = {"image_size": [32, 32], "features": [8, 8, 16, 32, 64, 8], "local_epochs": 1}

@@ -87,7 +87,7 @@ def modules_of_a_round(job: Path) -> list[str]:
     config = json.loads((job / "app" / "config" / "config_fed_client.json").read_text())
     site = built(config["executors"][0]["executor"])
     from fairflare.exchange.messages import TASK_ANCHOR, TASK_CHECK, TASK_TRAIN, TASK_VALIDATE, SiteTask, clean_state
-    from fairflare.federation.site import SiteWorker
+    from fairflare.federation.site.worker import SiteWorker
 
     with tempfile.TemporaryDirectory(prefix="fairflare_imports_") as folder:
         worker = SiteWorker("site-1", site.task, site.training, {}, Path(folder), num_threads=1)

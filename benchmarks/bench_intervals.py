@@ -2,7 +2,7 @@
 
 Differences of two methods are made up: what all runs share is the patients of the test splits, on which one method may
 be better than on others; seeds, and what one seed's model does on one patient and image, are luck. The draws are those
-of :func:`fairflare.core.resampling.draws`, and the formulas those that the tables use.
+of :func:`fairflare.base.cases.resampling.draws`, and the formulas those that the tables use.
 
     python benchmarks/bench_intervals.py                # both tables of docs/compare.md, about two minutes
     python benchmarks/bench_intervals.py --repeats 200  # quicker, and rougher
@@ -18,8 +18,17 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtrit
 
-from fairflare.core.intervals import LEVEL, Estimate, degrees, estimate, holm, of_sites, shared_variance, widened
-from fairflare.core.resampling import draws
+from fairflare.base.cases.resampling import draws
+from fairflare.core.statistics.intervals import (
+    LEVEL,
+    Estimate,
+    degrees,
+    estimate,
+    holm,
+    of_sites,
+    shared_variance,
+    widened,
+)
 
 Array = npt.NDArray[np.float64]
 SITES, DRAWS = 4, 200

@@ -56,7 +56,7 @@ def main() -> None:
 
 def measured(way: str, size: int, steps: int) -> tuple[float, float, float]:
     """Milliseconds and page faults of a step, and the peak of this process's memory in MB."""
-    from fairflare.core.memory_reuse import reused_memory
+    from fairflare.base.machine.memory_reuse import reused_memory
 
     torch.set_num_threads(1)
     with nullcontext() if way == "plain" else reused_memory("cpu"):
@@ -81,8 +81,8 @@ def steps_of(way: str, size: int) -> Callable[[], Any]:
     inputs, targets = torch.randn(8, 1, size, size), torch.randint(0, 2, (8, 1, size, size)).float()
     criterion = torch.nn.BCEWithLogitsLoss()
     if way == "ours":
-        from fairflare.methods.local_loop import LocalLoop, make_optimizer
-        from fairflare.methods.training import LocalTraining
+        from fairflare.methods.base.local_loop import LocalLoop, make_optimizer
+        from fairflare.methods.base.training import LocalTraining
 
         training = LocalTraining(weight_decay=0.0)
         own = make_optimizer(training, model.parameters())

@@ -16,7 +16,7 @@ import time
 import numpy as np
 import torch
 
-from fairflare.core.mu_rewards import observation, reward
+from fairflare.core.agents.mu_rewards import observation, reward
 from fairflare.core.qmix import QMix
 
 

@@ -34,9 +34,9 @@ def run_case(args: argparse.Namespace) -> dict[str, float]:
     import torch
 
     from fairflare.exchange.messages import SiteTask
-    from fairflare.federation.site import SiteWorker
+    from fairflare.federation.site.worker import SiteWorker
+    from fairflare.methods.base.training import LocalTraining
     from fairflare.methods.fed_mas import RescueTraining
-    from fairflare.methods.training import LocalTraining
     from fairflare.tasks.classification import ClassificationTask
     from fairflare.tasks.priors import build_encoder
 

@@ -32,11 +32,11 @@ import torch
 import fairflare
 from fairflare.cli.plan_options import parse_settings
 from fairflare.cli.provenance import checksums, commit_of, processor
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import Plan, make_plan
-from fairflare.federation.run_info import versions
-from fairflare.federation.site_file import own_settings
-from fairflare.methods.catalog import all_methods
+from fairflare.federation.plan.plan import Plan, make_plan
+from fairflare.federation.record.run_info import versions
+from fairflare.federation.site.site_file import own_settings
+from fairflare.federation.transports.local import run_local
+from fairflare.methods.base.catalog import all_methods
 
 #: The network and the phantom in place of the papers', and steps for few images.
 SMALLER: dict[str, dict[str, Any]] = {

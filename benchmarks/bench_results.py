@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fairflare.federation.checkpoint import Checkpoint, CheckpointFolder
+from fairflare.federation.record.checkpoint import Checkpoint, CheckpointFolder
+from fairflare.methods.base.rule import RoundInputs
 from fairflare.methods.fed_lwr import FedLWR
-from fairflare.methods.rule import RoundInputs
 from fairflare.reporting.results import LeftOut, PhaseRecord, ResultsStore, RoundRecord
 
 

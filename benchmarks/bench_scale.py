@@ -61,9 +61,9 @@ def one(method: str, sites: int, rounds: int) -> None:
     """One run, here."""
     import logging
 
-    from fairflare.federation.local import run_local
-    from fairflare.federation.plan import make_plan
-    from fairflare.federation.transport import Listener
+    from fairflare.federation.collecting.transport import Listener
+    from fairflare.federation.plan.plan import make_plan
+    from fairflare.federation.transports.local import run_local
 
     class Clock(Listener):
         ends: Sequence[float] = ()

@@ -117,10 +117,10 @@ def in_process(count: int, megabytes: int, rounds: int, models_in_memory: int | 
     """One run of Fed-LWR with sites that answer at once, in this process."""
     import instant_sites
     from fairflare import __version__
-    from fairflare.core.layers import layers_of
+    from fairflare.core.features.layers import layers_of
     from fairflare.exchange.messages import TASK_ANCHOR, TASK_TRAIN, Message
-    from fairflare.federation.rounds import Rounds
-    from fairflare.federation.run_settings import Place, RunSettings
+    from fairflare.federation.plan.run_settings import Place, RunSettings
+    from fairflare.federation.server.rounds import Rounds
     from fairflare.methods.fed_lwr import FedLWR
 
     class Instant:

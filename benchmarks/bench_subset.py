@@ -26,9 +26,9 @@ import torch
 from bench_anchor import SETTINGS as ANCHOR_SETTINGS
 from bench_anchor import planned, run_parser
 from fairflare.core.weighting import dissimilarity_weights
-from fairflare.federation.local import run_local
-from fairflare.methods.anchor_report import LayerSimilarityReport
-from fairflare.methods.training import SiteRun
+from fairflare.federation.transports.local import run_local
+from fairflare.methods.base.training import SiteRun
+from fairflare.methods.parts.anchor_report import LayerSimilarityReport
 
 ESTIMATORS: tuple[Any, ...] = ("full_biased", "full_unbiased")
 SETTINGS = {**ANCHOR_SETTINGS, "phantom_cases": 3.0}

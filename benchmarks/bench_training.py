@@ -25,10 +25,10 @@ from typing import Any
 import torch
 
 from fairflare.exchange.messages import SiteTask
-from fairflare.federation.local import LocalTransport
-from fairflare.federation.plan import Plan, make_plan
-from fairflare.federation.site import SiteWorker
-from fairflare.methods.local_loop import make_optimizer
+from fairflare.federation.plan.plan import Plan, make_plan
+from fairflare.federation.site.worker import SiteWorker
+from fairflare.federation.transports.local import LocalTransport
+from fairflare.methods.base.local_loop import make_optimizer
 
 SMALL: dict[str, dict[str, Any]] = {
     "segmentation": {"phantom_cases": 3.0, "batch_size": 8},

@@ -27,7 +27,7 @@ from unittest import mock
 import fairflare
 
 ROOT = str(Path(fairflare.__file__).parent)
-CHECKS = ("core/checks.py", "base/checks.py")
+CHECKS = ("base/checks.py", "base/checks.py")
 SITES, IMAGES, CLASSES = ("site-1", "site-2"), 16, 2
 SMALL: dict[str, Any] = {
     "image_size": [33, 33], "features": [4, 4, 8, 8], "num_classes": CLASSES, "local_epochs": 1, "batch_size": 8,
@@ -116,10 +116,10 @@ def written(folder: Path) -> dict[str, Any]:
 def measured(settings: list[str], bounded: bool = False) -> dict[str, Trip]:
     """The trips, by name; ``bounded``: with the bounds of an exported job."""
     from fairflare.cli.plan_options import parse_settings
-    from fairflare.federation.collector import Collector
-    from fairflare.federation.local import run_local
-    from fairflare.federation.plan import make_plan
-    from fairflare.methods.training import LocalTraining
+    from fairflare.federation.collecting.collector import Collector
+    from fairflare.federation.plan.plan import make_plan
+    from fairflare.federation.transports.local import run_local
+    from fairflare.methods.base.training import LocalTraining
 
     trips = {name: Trip() for name in ("--set", "image to batch", "reply read", "reply kept", "reports to sum")}
 

@@ -13,16 +13,16 @@ from collections.abc import Callable
 import numpy as np
 from scipy import stats
 
-from fairflare.core.inequality import (
+from fairflare.base.cases.sampling import BINS, case_scores, standard_error
+from fairflare.core.statistics.inequality import (
     errors_test,
     mean_interval,
     mean_of_shares_interval,
     permutation_test,
     share_interval,
 )
-from fairflare.core.sampling import BINS, case_scores, standard_error
-from fairflare.federation.best_model import BestModel
-from fairflare.federation.run_settings import RunSettings
+from fairflare.federation.plan.run_settings import RunSettings
+from fairflare.federation.record.best_model import BestModel
 
 Generator = np.random.Generator
 MIDDLES = ((np.arange(BINS) + 0.5) / BINS).tolist()

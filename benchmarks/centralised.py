@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from fairflare.cli.plan_options import parse_settings
-from fairflare.federation.plan import make_plan
-from fairflare.methods.site_run import SiteStore
-from fairflare.methods.training import LocalTraining, SiteRun
+from fairflare.federation.plan.plan import make_plan
+from fairflare.methods.base.site_run import SiteStore
+from fairflare.methods.base.training import LocalTraining, SiteRun
 from fairflare.tasks.classification import ClassificationTask, PhantomClasses
 from fairflare.tasks.images import PhantomImages
 
 if TYPE_CHECKING:
-    from fairflare.core.task import Batch
+    from fairflare.base.task import Batch
 
 EACH = 40  # images of every class in the common test set
 

@@ -26,8 +26,8 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from compare_methods import EXPERIMENTS, prepare
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.transports.local import run_local
 from fairflare.reporting.results import read_results
 
 Candidate = tuple[str, Mapping[str, Any]]  # (method, settings)

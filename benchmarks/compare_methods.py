@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from fairflare.reporting.comparison import compare
+from fairflare.reporting.compare.comparison import compare
 from fairflare.reporting.results import read_results
 
 Variants = Mapping[str, tuple[str, Mapping[str, Any]]]  # label -> (method, settings)

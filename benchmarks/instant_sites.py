@@ -22,10 +22,10 @@ from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fairflare import __version__
-from fairflare.core.task import Metric, SiteData
-from fairflare.core.task import Task as BaseTask
+from fairflare.base.task import Metric, SiteData
+from fairflare.base.task import Task as BaseTask
 from fairflare.exchange.messages import TASK_TRAIN, TASK_VALIDATE, Message
-from fairflare.flare.wire import from_model, to_model
+from fairflare.flare.messages.wire import from_model, to_model
 
 MEGABYTES_A_LAYER = 4
 

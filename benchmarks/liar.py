@@ -1,6 +1,6 @@
 """One liar of six sites, and two: the weight they get, and how far one moves the model, without and with the bounds.
 
-Real rounds (:class:`fairflare.federation.rounds.Rounds`) whose sites are a few lines: nobody trains, every reply is
+Real rounds (:class:`fairflare.federation.server.rounds.Rounds`) whose sites are a few lines: nobody trains, every reply is
 made by hand. In round 0 one site lies, from round 1 on it is honest; a pair lies in every round. Prints the tables of
 ``docs/robustness.md``.
 
@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from fairflare import __version__
-from fairflare.core.layers import layers_of
-from fairflare.core.settings import build
+from fairflare.base.settings import build
+from fairflare.core.features.layers import layers_of
 from fairflare.exchange.messages import (
     TASK_ANCHOR,
     TASK_CHECK,
@@ -35,14 +35,14 @@ from fairflare.exchange.messages import (
     for_site,
     says_nothing,
 )
-from fairflare.federation.bounds import FOR_HOSPITALS, Bounds, in_words
-from fairflare.federation.influence import Influence
-from fairflare.federation.rounds import Rounds, Stopped
-from fairflare.federation.run_settings import Place, RunSettings
-from fairflare.federation.transport import Listener, Question
-from fairflare.methods.catalog import Method, all_methods
+from fairflare.federation.collecting.influence import Influence
+from fairflare.federation.collecting.transport import Listener, Question
+from fairflare.federation.plan.bounds import FOR_HOSPITALS, Bounds, in_words
+from fairflare.federation.plan.run_settings import Place, RunSettings
+from fairflare.federation.server.rounds import Rounds, Stopped
+from fairflare.methods.base.catalog import Method, all_methods
+from fairflare.methods.base.rule import MakesTensors, TwoPhase
 from fairflare.methods.creff import CReFF
-from fairflare.methods.rule import MakesTensors, TwoPhase
 from fairflare.reporting.documents import RoundRecord
 from fairflare.tasks.base import Metric, SiteData, Task
 from fairflare.tasks.networks import GivenHead

@@ -1,7 +1,7 @@
 """Running statistics of batch norms after averaging: error, exchanges, bytes, seconds, and what validation says.
 
 FedAvg trains for some rounds on a phantom; then the last average gets its statistics in each of the ways, over the
-same calls that a run makes (``federation/recalibration.py``), and is compared with all sites' images in one place, in
+same calls that a run makes (``federation/server/recalibration.py``), and is compared with all sites' images in one place, in
 float64. Error: the largest over all channels, of means in standard deviations, of variances as a share. Seconds are
 those of one round with the sites one after the other in one process on one thread, beside those of its training.
 
@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-from fairflare.core.batch_norms import MEAN, VARIANCE, recalibrate, running_norms
-from fairflare.federation.local import LocalTransport, run_local
-from fairflare.federation.plan import Plan, make_plan
-from fairflare.federation.rounds import Rounds
-from fairflare.federation.run_settings import Place, RunSettings
+from fairflare.core.features.batch_norms import MEAN, VARIANCE, recalibrate, running_norms
+from fairflare.federation.plan.plan import Plan, make_plan
+from fairflare.federation.plan.run_settings import Place, RunSettings
+from fairflare.federation.server.rounds import Rounds
+from fairflare.federation.transports.local import LocalTransport, run_local
 from fairflare.reporting.documents import RoundRecord
 
 SETTINGS: dict[str, dict[str, Any]] = {

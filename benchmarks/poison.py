@@ -26,17 +26,17 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-import fairflare.federation.journal as journal
+import fairflare.federation.record.journal as journal
 import liar
-from fairflare.core.settings import build, field_names, values_of
-from fairflare.core.task import LOSS, Metric, evaluating
+from fairflare.base.settings import build, field_names, values_of
+from fairflare.base.task import LOSS, Metric, evaluating
 from fairflare.exchange.messages import TASK_ANCHOR, TASK_TRAIN, Message
-from fairflare.federation.bounds import FOR_HOSPITALS
-from fairflare.federation.local import LocalTransport
-from fairflare.federation.phase import RoundFailed
-from fairflare.federation.rounds import Rounds
-from fairflare.federation.run_settings import Place, RunSettings
-from fairflare.methods.catalog import Method, all_methods
+from fairflare.federation.collecting.phase import RoundFailed
+from fairflare.federation.plan.bounds import FOR_HOSPITALS
+from fairflare.federation.plan.run_settings import Place, RunSettings
+from fairflare.federation.server.rounds import Rounds
+from fairflare.federation.transports.local import LocalTransport
+from fairflare.methods.base.catalog import Method, all_methods
 from fairflare.reporting.results import read_results
 from fairflare.tasks.base import SiteData, Task
 from fairflare.tasks.networks import Classifier

@@ -12,10 +12,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from fairflare.federation import describe, privacy
-from fairflare.flare.recipes import FairRecipe
-from fairflare.methods import papers
-from fairflare.methods.catalog import all_methods, plugin_of
+from fairflare.federation import privacy
+from fairflare.federation.plan import describe
+from fairflare.flare.export.recipes import FairRecipe
+from fairflare.methods.base import papers
+from fairflare.methods.base.catalog import all_methods, plugin_of
 
 ROOT = Path(__file__).parents[1]
 TABLE, PRIVACY, PAPERS, JOBS = Path("docs/methods.md"), Path("docs/privacy.md"), Path("docs/papers.md"), Path("jobs")

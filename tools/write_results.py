@@ -284,7 +284,7 @@ def holm_keeps(figures: Sequence[Figure]) -> list[Figure]:
     """
     from scipy.special import stdtr, stdtrit
 
-    from fairflare.core.intervals import LEVEL, holm
+    from fairflare.core.statistics.intervals import LEVEL, holm
 
     found = []
     for figure in figures:
@@ -459,7 +459,7 @@ def take(folder: Path, page: str, table: str, title: str) -> None:
     Raises:
         ValueError: the folder lacks something (says what), or was made with several codes or data.
     """
-    from fairflare.reporting.comparison_page import what_ran
+    from fairflare.reporting.compare.comparison_page import what_ran
 
     values, against = (_read(folder / name) for name in ("table.csv", "differences.csv"))
     sessions = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))["sessions"]

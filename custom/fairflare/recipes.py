@@ -1,17 +1,17 @@
 """A FLARE Recipe for each method: ``FedAvgRecipe``, ``FedISMRecipe`` ...; ``docs/recipes.md`` shows them at work.
 
 The classes of single methods are made when they are asked for, from the settings that the method declares; see
-:mod:`fairflare.flare.method_recipes`.
+:mod:`fairflare.flare.export.method_recipes`.
 """
 
 import warnings
 from typing import Any
 
-from fairflare.federation.run_settings import RunSettings
-from fairflare.flare.environments import PocEnv
-from fairflare.flare.method_recipes import class_names, make_class
-from fairflare.flare.recipes import FairRecipe
-from fairflare.flare.script_recipe import ScriptRecipe
+from fairflare.federation.plan.run_settings import RunSettings
+from fairflare.flare.export.environments import PocEnv
+from fairflare.flare.export.method_recipes import class_names, make_class
+from fairflare.flare.export.recipes import FairRecipe
+from fairflare.flare.export.script_recipe import ScriptRecipe
 
 _ALWAYS = {"FairRecipe": FairRecipe, "PocEnv": PocEnv, "RunSettings": RunSettings, "ScriptRecipe": ScriptRecipe}
 #: Names of 0.2 and before, which go with the next release.

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from fairflare.federation.local import run_local
+from fairflare.federation.transports.local import run_local
 from fairflare.recipes import FairRecipe
 
 from .conftest import TINY

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.federation.local import run_local
-from fairflare.methods.catalog import all_methods
+from fairflare.federation.transports.local import run_local
+from fairflare.methods.base.catalog import all_methods
 from fairflare.recipes import FairRecipe
 
 from .conftest import TINY, run_simulator

@@ -67,8 +67,8 @@ def test_killed_child_is_one_failed_task_and_the_site_is_back_next_round(job, si
 PARENT = """
 import json, pathlib, sys
 from fairflare.exchange.messages import SiteTask
-from fairflare.federation.isolation import perform_isolated
-from fairflare.methods.training import LocalTraining
+from fairflare.federation.transports.isolation import perform_isolated
+from fairflare.methods.base.training import LocalTraining
 from tests.e2e.held_task import Task
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.federation.local import run_local
+from fairflare.federation.transports.local import run_local
 
 from .conftest import run_simulator, tiny_recipe
 from .poc_tools import MARK, end_processes, processes, wait_for

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairflare.federation.bounds import FOR_HOSPITALS
-from fairflare.federation.local import run_local
+from fairflare.federation.plan.bounds import FOR_HOSPITALS
+from fairflare.federation.transports.local import run_local
 from fairflare.recipes import FairRecipe
 
 from .poc_tools import SERVER, PocSystem, poc_system

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from fairflare.federation.local import run_local
+from fairflare.federation.transports.local import run_local
 from fairflare.recipes import FairRecipe
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from fairflare.core.locks import locked
-from fairflare.core.temporary import OWNER, OwnedFolder, sweep
+from fairflare.base.disk.locks import locked
+from fairflare.base.disk.temporary import OWNER, OwnedFolder, sweep
 from fairflare.reporting.results import find_results, read_results
 
 pytestmark = pytest.mark.e2e

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fairflare.federation.local import run_local
+from fairflare.federation.transports.local import run_local
 from fairflare.provision import job_classes
 from fairflare.recipes import FairRecipe
 from tests.bundles import two_sites, write_bundle

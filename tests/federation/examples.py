@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from fairflare import __version__
-from fairflare.core.layers import layers_of
+from fairflare.core.features.layers import layers_of
 from fairflare.exchange.messages import Message
-from fairflare.federation.bounds import Bounds
-from fairflare.federation.collector import Collector, LikeReceived
-from fairflare.methods.reports import Field
-from fairflare.methods.rule import Rule, TwoPhase, Weighing, anchor_fields
+from fairflare.federation.collecting.collector import Collector, LikeReceived
+from fairflare.federation.plan.bounds import Bounds
+from fairflare.methods.base.reports import Field
+from fairflare.methods.base.rule import Rule, TwoPhase, Weighing, anchor_fields
 from tests.methods.support import net_state as small_state
 
 SITES = ("a", "b", "c")

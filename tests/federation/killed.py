@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.transports.local import run_local
 from fairflare.reporting.results import read_results
 
 ROUNDS = 3

@@ -13,12 +13,12 @@ import torch
 
 from fairflare import __version__
 from fairflare.exchange.messages import TASK_CHECK, Message, for_site, says_nothing
-from fairflare.federation.replies import VALIDATED
-from fairflare.federation.rounds import Rounds
-from fairflare.federation.run_settings import Place, RunSettings
-from fairflare.federation.transport import Listener, Question
+from fairflare.federation.collecting.transport import Listener, Question
+from fairflare.federation.plan.run_settings import Place, RunSettings
+from fairflare.federation.server.rounds import Rounds
+from fairflare.federation.site.replies import VALIDATED
+from fairflare.methods.base.rule import Rule
 from fairflare.methods.fed_avg import FedAvg
-from fairflare.methods.rule import Rule
 from fairflare.tasks.base import Metric, SiteData, Task
 
 SITES = ["site-1", "site-2", "site-3"]

@@ -11,10 +11,10 @@ import torch
 
 from fairflare.exchange.anchor_forms import lighter, restored
 from fairflare.exchange.messages import Message, decode_task, num_bytes
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
-from fairflare.methods.anchor_report import LayerSimilarityReport
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.transports.local import run_local
 from fairflare.methods.fed_lwr import FedLWR
+from fairflare.methods.parts.anchor_report import LayerSimilarityReport
 
 from ..methods.support import SEGMENTATION, State, at_site, initial, net_state, request, same
 from .network import Run, good

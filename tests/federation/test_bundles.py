@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.core.bundle_files import bundle_checksum
+from fairflare.base.disk.bundle_files import bundle_checksum
 from fairflare.core.similarity import parameter_layers
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.transports.local import run_local
+from fairflare.methods.base.training import LocalTraining, SiteRun
 from fairflare.methods.fed_lwr import LayerSimilarityReport
-from fairflare.methods.training import LocalTraining, SiteRun
 from tests.bundles import train_config, two_sites, write_bundle
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -13,12 +13,12 @@ import pytest
 from PIL import Image
 
 from fairflare.exchange.messages import Message, says_nothing
-from fairflare.federation.check import MAX_LISTS, read_check
-from fairflare.federation.local import run_local
-from fairflare.federation.phase import RoundFailed
-from fairflare.federation.plan import make_plan
-from fairflare.methods.reports import ReportError
-from fairflare.methods.training import LocalTraining
+from fairflare.federation.collecting.phase import RoundFailed
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.server.check import MAX_LISTS, read_check
+from fairflare.federation.transports.local import run_local
+from fairflare.methods.base.reports import ReportError
+from fairflare.methods.base.training import LocalTraining
 from fairflare.reporting.table import fairness_table
 
 from .network import SILENT, SITES, Line, Run, good, misbehave

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.core.files import sha256_of
-from fairflare.core.record_log import RecordLog
+from fairflare.base.disk.files import sha256_of
+from fairflare.base.disk.record_log import RecordLog
 from fairflare.exchange import tensor_folder
-from fairflare.federation import checkpoint as module
-from fairflare.federation.checkpoint import (
+from fairflare.federation.record import checkpoint as module
+from fairflare.federation.record.checkpoint import (
     Checkpoint,
     CheckpointError,
     CheckpointFolder,

@@ -14,16 +14,16 @@ import pytest
 import torch
 
 from fairflare import __version__
-from fairflare.core.settings import settings
+from fairflare.base.settings import settings
+from fairflare.exchange import received_state as incoming
 from fairflare.exchange.messages import Message, num_bytes
-from fairflare.federation import incoming
-from fairflare.federation.collector import Collector, QuorumError
-from fairflare.federation.replies import MAX_SAMPLES, is_finite, printable, read_head, read_metrics, reasons
+from fairflare.federation.collecting.collector import Collector, QuorumError
+from fairflare.federation.site.replies import MAX_SAMPLES, is_finite, printable, read_head, read_metrics, reasons
+from fairflare.methods.base.reports import Field, ReportError, read_report, shortened
+from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_ism import FedISM
 from fairflare.methods.fed_lwr import FedLWR
-from fairflare.methods.reports import Field, ReportError, read_report, shortened
-from fairflare.methods.rule import RoundInputs, Rule, Weighing
 
 from .examples import (
     LAYERS,

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.core import computing
-from fairflare.core.computing import Overflow
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
-from fairflare.federation.rounds import RoundFailed
+from fairflare.base.machine import computing
+from fairflare.base.machine.computing import Overflow
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.server.rounds import RoundFailed
+from fairflare.federation.transports.local import run_local
 
 TINY: dict[str, Any] = {
     "image_size": [33, 33], "features": [4, 4, 8, 8], "phantom": "fundus", "phantom_sites": 2, "phantom_samples": 60,

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fairflare.base.settings import field_names
+from fairflare.base.task import Metric
 from fairflare.core.fairness import BEFORE_RECORDED, declared_as, higher_is_better
-from fairflare.core.settings import field_names
-from fairflare.core.task import Metric
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import TASKS_BY_KIND, Plan, load_task_class, make_plan
-from fairflare.federation.replies import read_metrics, read_stats
-from fairflare.federation.rounds import RoundFailed
-from fairflare.methods.reports import ReportError
+from fairflare.federation.plan.plan import TASKS_BY_KIND, Plan, load_task_class, make_plan
+from fairflare.federation.server.rounds import RoundFailed
+from fairflare.federation.site.replies import read_metrics, read_stats
+from fairflare.federation.transports.local import run_local
+from fairflare.methods.base.reports import ReportError
 from fairflare.reporting.results import find_results, read_results
 from fairflare.reporting.table import direction_of, fairness_table
 from fairflare.tasks.scripts import LoopTask, ScriptTask
@@ -95,7 +95,7 @@ def test_classes_called_like_losses_and_errors_through_a_whole_run(by_job: bool,
 
 HAUSDORFF = """
 from tests.methods.own import Plane
-from fairflare.core.task import LOSS, Metric
+from fairflare.base.task import LOSS, Metric
 
 
 class Task(Plane):

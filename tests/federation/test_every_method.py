@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.core.settings import build
-from fairflare.methods.catalog import all_methods
-from fairflare.methods.reports import Field, ReportError
-from fairflare.methods.rule import Rule, TwoPhase, Weighing, anchor_fields
+from fairflare.base.settings import build
+from fairflare.methods.base.catalog import all_methods
+from fairflare.methods.base.reports import Field, ReportError
+from fairflare.methods.base.rule import Rule, TwoPhase, Weighing, anchor_fields
 
 from .examples import (
     LAYERS,

@@ -14,17 +14,17 @@ import pytest
 import torch
 from PIL import Image
 
-from fairflare.core.stopping import TaskStopped
+from fairflare.base.stopping import TaskStopped
 from fairflare.data.datalist import SPLITS, write_datalist
 from fairflare.exchange.messages import SPLIT_TEST, SPLIT_VALIDATION
-from fairflare.federation.isolation import perform_isolated
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.transports.isolation import perform_isolated
+from fairflare.federation.transports.local import run_local
+from fairflare.methods.base.training import LocalTraining, SiteError
 from fairflare.methods.ditto import DittoTraining
-from fairflare.methods.training import LocalTraining, SiteError
-from fairflare.tasks import examples
 from fairflare.tasks.base import Task
 from fairflare.tasks.classification import ClassificationTask
+from fairflare.tasks.scores import examples
 from fairflare.tasks.segmentation import SegmentationTask
 
 from ..methods.support import SEGMENTATION, at_site, initial, request, same

@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.core.settings import settings
+from fairflare.base.settings import settings
 from fairflare.exchange.messages import Message
-from fairflare.federation import experiment as module
-from fairflare.federation.checkpoint import CheckpointError
-from fairflare.federation.phase import ServerFault
-from fairflare.federation.rounds import RoundFailed, Stopped
-from fairflare.federation.run_info import following_rounds
+from fairflare.federation.collecting.phase import ServerFault
+from fairflare.federation.record import experiment as module
+from fairflare.federation.record.checkpoint import CheckpointError
+from fairflare.federation.record.run_info import following_rounds
+from fairflare.federation.server.rounds import RoundFailed, Stopped
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_ism import FedISM
 from fairflare.methods.fed_lwr import FedLWR
 from fairflare.methods.fed_mrl import FedMRL
-from fairflare.methods.mu_policy import FixedMu
+from fairflare.methods.parts.mu_policy import FixedMu
 from fairflare.reporting.results import read_results
 
 from .network import SILENT, SITES, Network, Run, good
@@ -91,7 +91,7 @@ def test_the_lock_is_free_after_every_end(tmp_path: Path) -> None:
 HOLDS = """
 import sys, time
 from pathlib import Path
-from fairflare.core.locks import FolderLock
+from fairflare.base.disk.locks import FolderLock
 
 lock = FolderLock(Path(sys.argv[1]), {"job_id": "far away"})
 lock.take()
@@ -178,7 +178,7 @@ def test_another_torch_is_said(tmp_path: Path) -> None:
 
 
 def test_other_sites_and_more_rounds_are_said(tmp_path: Path) -> None:
-    half = {"path": "fairflare.methods.training.LocalTraining", "args": {}}
+    half = {"path": "fairflare.methods.base.training.LocalTraining", "args": {}}
     Run(tmp_path, num_rounds=1, experiment="e", min_sites=3, site_half=half)()
     sites = ["site-1", "site-2", "site-4"]
     run = Run(tmp_path, num_rounds=2, experiment="e", min_sites=2, sites=sites, site_half=half)()
@@ -193,7 +193,7 @@ def test_other_sites_and_more_rounds_are_said(tmp_path: Path) -> None:
     [
         ({"rule": FedISM(rho=0.1, tau=0.5)}, r"rule\.tau"),
         ({"rule": FedMRL()}, r"rule\.mu_policy\.explore"),
-        ({"site_half": {"path": "fairflare.methods.training.LocalTraining", "args": {"schedule": "cosine"}}},
+        ({"site_half": {"path": "fairflare.methods.base.training.LocalTraining", "args": {"schedule": "cosine"}}},
          r"training\.schedule"),
         ({"site_half": {"path": "fairflare.methods.fed_ism.SharpnessAwareTraining", "args": {"tau": 0.5}}},
          r"training\.tau"),

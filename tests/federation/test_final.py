@@ -10,16 +10,16 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from fairflare.core.task import LOSS, Metric
+from fairflare.base.task import LOSS, Metric
 from fairflare.exchange.messages import Message, SiteReply, encode_reply
-from fairflare.federation import final_test
-from fairflare.federation.best_model import BestModel
-from fairflare.federation.final_test import mean_of
-from fairflare.federation.plan import make_plan
-from fairflare.federation.replies import VALIDATED
-from fairflare.federation.rounds import RoundFailed
-from fairflare.federation.run_settings import RunSettings
-from fairflare.federation.transport import Listener
+from fairflare.federation.collecting import final_test
+from fairflare.federation.collecting.final_test import mean_of
+from fairflare.federation.collecting.transport import Listener
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.plan.run_settings import RunSettings
+from fairflare.federation.record.best_model import BestModel
+from fairflare.federation.server.rounds import RoundFailed
+from fairflare.federation.site.replies import VALIDATED
 from fairflare.methods.fed_ism import FedISM
 from fairflare.methods.fed_lwr import FedLWR
 from fairflare.reporting.table import fairness_table

@@ -22,24 +22,24 @@ from nvflare.fuel.utils import fobs
 from PIL import Image
 from typer.testing import CliRunner
 
+from fairflare.base.cases.floor import Floor, cases_of_classes, hidden_classes, may_leave
+from fairflare.base.task import Metric, Task
 from fairflare.cli.commands import app
-from fairflare.core.floor import Floor, cases_of_classes, hidden_classes, may_leave
-from fairflare.core.mu_rewards import label_entropy, observation, told_entropy
-from fairflare.core.task import Metric, Task
+from fairflare.core.agents.mu_rewards import label_entropy, observation, told_entropy
 from fairflare.exchange.messages import SiteReply, SiteTask, encode_reply
-from fairflare.federation import norm_moments
-from fairflare.federation.leaving import Gate
-from fairflare.federation.local import LocalTransport, run_local
-from fairflare.federation.plan import Plan, make_plan
-from fairflare.federation.replies import STATS, read_metrics
-from fairflare.federation.site import SiteWorker
-from fairflare.flare.recipes import FairRecipe
+from fairflare.federation.plan.plan import Plan, make_plan
+from fairflare.federation.site import norm_moments
+from fairflare.federation.site.gate import Gate
+from fairflare.federation.site.replies import STATS, read_metrics
+from fairflare.federation.site.worker import SiteWorker
+from fairflare.federation.transports.local import LocalTransport, run_local
+from fairflare.flare.export.recipes import FairRecipe
 from fairflare.flare.stock_tasks import NotServed, metrics_of
-from fairflare.methods.catalog import all_methods
-from fairflare.methods.reports import ByClass, Field, ReportError, read_report
-from fairflare.methods.rule import TwoPhase, anchor_fields
-from fairflare.methods.training import LocalTraining
-from fairflare.reporting.comparison import compare
+from fairflare.methods.base.catalog import all_methods
+from fairflare.methods.base.reports import ByClass, Field, ReportError, read_report
+from fairflare.methods.base.rule import TwoPhase, anchor_fields
+from fairflare.methods.base.training import LocalTraining
+from fairflare.reporting.compare.comparison import compare
 from fairflare.reporting.page.content import Table
 from fairflare.reporting.page.material import read_material
 from fairflare.reporting.page.outcome import results as results_section

@@ -14,11 +14,11 @@ import torch
 from PIL import Image
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, recall_score, roc_auc_score
 
-from fairflare.core.task import SPLIT_GLOBAL
+from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.data.datalist import load_datalist
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import Plan, make_plan
-from fairflare.reporting.comparison import compare, comparison_of, row_table
+from fairflare.federation.plan.plan import Plan, make_plan
+from fairflare.federation.transports.local import run_local
+from fairflare.reporting.compare.comparison import compare, comparison_of, row_table
 from fairflare.reporting.page import outcome
 from fairflare.reporting.page.content import Spread, Table
 from fairflare.reporting.page.material import of_one, page_run

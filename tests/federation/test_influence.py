@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.core.clipping import clipped_states
-from fairflare.core.settings import build, described
+from fairflare.base.settings import build, described
+from fairflare.core.aggregation.clipping import clipped_states
 from fairflare.exchange.messages import Message
-from fairflare.federation.bounds import FOR_HOSPITALS, Bounds, auto_share, in_words
-from fairflare.federation.collector import Collector
-from fairflare.federation.influence import Influence
-from fairflare.federation.plan import make_plan
-from fairflare.methods.catalog import all_methods
+from fairflare.federation.collecting.collector import Collector
+from fairflare.federation.collecting.influence import Influence
+from fairflare.federation.plan.bounds import FOR_HOSPITALS, Bounds, auto_share, in_words
+from fairflare.federation.plan.plan import make_plan
+from fairflare.methods.base.catalog import all_methods
+from fairflare.methods.base.rule import Rule, TwoPhase, Weighing, anchor_fields
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_ism import FedISM
 from fairflare.methods.fed_lwr import FedLWR
-from fairflare.methods.rule import Rule, TwoPhase, Weighing, anchor_fields
 
 from .examples import (
     RECEIVED,
@@ -198,7 +198,7 @@ def test_the_sites_are_measured_once_a_round(tmp_path: Path, monkeypatch: pytest
         measured.append(sorted(states))
         return clipped_states(states, received, factor)
 
-    monkeypatch.setattr("fairflare.federation.influence.clipped_states", count)
+    monkeypatch.setattr("fairflare.federation.collecting.influence.clipped_states", count)
     Run(tmp_path, sends(1e6), rule=FedLWR(), num_rounds=2, max_update_norm=3)()
     assert measured == [["site-1", "site-2", "site-3"]] * 2
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
-from fairflare.federation.run_settings import Place, RunSettings
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.plan.run_settings import Place, RunSettings
+from fairflare.federation.transports.local import run_local
 from fairflare.reporting.results import read_results
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask

@@ -103,8 +103,8 @@ def test_a_site_with_classes_of_its_own_needs_no_phantom(tmp_path: Path) -> None
 RUN = """
 import json, sys
 from pathlib import Path
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
+from fairflare.federation.transports.local import run_local
+from fairflare.federation.plan.plan import make_plan
 
 sites = {"site-1": {"data_root": sys.argv[1]}, "site-2": {"data_root": sys.argv[2]}}
 plan = make_plan("fed_avg", task="segmentation", sites=list(sites), num_rounds=1, settings=json.loads(sys.argv[4]))

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import TASKS_BY_KIND, make_plan
-from fairflare.federation.rounds import Stopped
-from fairflare.federation.site import SiteWorker
-from fairflare.federation.transport import Listener
+from fairflare.federation.collecting.transport import Listener
+from fairflare.federation.plan.plan import TASKS_BY_KIND, make_plan
+from fairflare.federation.server.rounds import Stopped
+from fairflare.federation.site.worker import SiteWorker
+from fairflare.federation.transports.local import run_local
+from fairflare.methods.base.training import LocalTraining, SiteError
 from fairflare.methods.fed_lwr import LayerSimilarityReport
-from fairflare.methods.training import LocalTraining, SiteError
 
 SITES = ["site-1", "site-2", "site-3"]
 METRICS = {"accuracy", "balanced_accuracy", "auc_ovo", "auc_ovr", "f1_macro", "loss"}

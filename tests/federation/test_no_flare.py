@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fairflare.methods.catalog import all_methods
+from fairflare.methods.base.catalog import all_methods
 
 PACKAGE = Path(__file__).parents[2] / "custom"
 TINY = {
@@ -34,7 +34,7 @@ sys.meta_path.insert(0, Refuse())
 """
 IMPORTS = """
 import importlib, pkgutil
-import fairflare.federation, fairflare.federation.local, fairflare.methods
+import fairflare.federation, fairflare.federation.transports.local, fairflare.methods
 
 for package in (fairflare.federation, fairflare.methods):
     for module in pkgutil.iter_modules(package.__path__):
@@ -43,8 +43,8 @@ for package in (fairflare.federation, fairflare.methods):
 RUN = """
 import json
 from pathlib import Path
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
+from fairflare.federation.transports.local import run_local
+from fairflare.federation.plan.plan import make_plan
 
 method, folder, settings = sys.argv[1:]
 plan = make_plan(method, sites=2, num_rounds=2, settings=json.loads(settings))

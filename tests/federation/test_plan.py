@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
-from fairflare.methods.catalog import all_methods
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.transports.local import run_local
+from fairflare.methods.base.catalog import all_methods
 
 TINY = {
     "image_size": [33, 33], "features": [4, 4, 8, 8], "phantom": "fundus", "phantom_samples": 120, "phantom_test": 40,

@@ -12,22 +12,22 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from fairflare.base.cases.floor import Floor
+from fairflare.base.task import Metric, Task
 from fairflare.cli.commands import app
-from fairflare.core.floor import Floor
-from fairflare.core.task import Metric, Task
 from fairflare.exchange.messages import Message, SiteReply, SiteTask, encode_reply, encode_task
-from fairflare.federation import norm_moments
-from fairflare.federation.check import FIELDS
-from fairflare.federation.leaving import Gate
-from fairflare.federation.local import LocalTransport, run_local
-from fairflare.federation.plan import Plan, make_plan
+from fairflare.federation.plan.plan import Plan, make_plan
 from fairflare.federation.privacy import ENVELOPE, HOLDERS, TOLD, field_row, page
-from fairflare.federation.replies import COUNTS, STATS, VALIDATED
-from fairflare.methods.catalog import all_methods
+from fairflare.federation.server.check import FIELDS
+from fairflare.federation.site import norm_moments
+from fairflare.federation.site.gate import Gate
+from fairflare.federation.site.replies import COUNTS, STATS, VALIDATED
+from fairflare.federation.transports.local import LocalTransport, run_local
+from fairflare.methods.base.catalog import all_methods
+from fairflare.methods.base.reports import Field
+from fairflare.methods.base.rule import MakesTensors, TwoPhase, anchor_fields
+from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.crt import ClassifierAverage
-from fairflare.methods.reports import Field
-from fairflare.methods.rule import MakesTensors, TwoPhase, anchor_fields
-from fairflare.methods.training import LocalTraining
 from fairflare.tasks.base import evaluating
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
@@ -130,7 +130,7 @@ def test_nothing_else_is_in_a_message() -> None:
 
 
 def test_nothing_is_added_on_the_way_through_flare() -> None:
-    from fairflare.flare.wire import META_KEY, NUM_STEPS, to_model
+    from fairflare.flare.messages.wire import META_KEY, NUM_STEPS, to_model
 
     reply = encode_reply(SiteReply("ok", metrics={"dice": 0.5}, num_steps=3), 0)
     assert to_model(reply).meta == {META_KEY: reply.meta, NUM_STEPS: 3}

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from fairflare.core.files import private_folder, write_whole
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
+from fairflare.base.disk.files import private_folder, write_whole
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.transports.local import run_local
 from fairflare.reporting.page.write import OFF
 
 SITES = ["site-1", "site-2"]

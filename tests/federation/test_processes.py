@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import Plan, make_plan
-from fairflare.federation.rounds import Stopped
-from fairflare.federation.transport import Listener
+from fairflare.federation.collecting.transport import Listener
+from fairflare.federation.plan.plan import Plan, make_plan
+from fairflare.federation.server.rounds import Stopped
+from fairflare.federation.transports.local import run_local
 
 from .slow_task import SlowTask
 from .test_local import TINY, model, read, without_times

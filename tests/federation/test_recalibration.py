@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.core.batch_norms import measure, next_group, running_norms
+from fairflare.core.features.batch_norms import measure, next_group, running_norms
 from fairflare.exchange.messages import TASK_NORMS, Message, decode_task
-from fairflare.federation.isolation import perform_isolated
-from fairflare.federation.local import run_local
-from fairflare.federation.norm_moments import whole_pass
-from fairflare.federation.phase import RoundFailed
-from fairflare.federation.plan import Plan, make_plan
-from fairflare.federation.rounds import Stopped
-from fairflare.federation.script import ScriptSite
-from fairflare.federation.site_training import HalvesDiffer, check_halves
+from fairflare.federation.collecting.phase import RoundFailed
+from fairflare.federation.plan.plan import Plan, make_plan
+from fairflare.federation.plan.site_training import HalvesDiffer, check_halves
+from fairflare.federation.server.rounds import Stopped
+from fairflare.federation.site.norm_moments import whole_pass
+from fairflare.federation.site.script import ScriptSite
+from fairflare.federation.transports.isolation import perform_isolated
+from fairflare.federation.transports.local import run_local
+from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_lwr import FedLWR
-from fairflare.methods.training import LocalTraining
 from fairflare.tasks.networks import build_classifier
 from fairflare.tasks.scripts import LoopTask, ScriptData
 
@@ -441,7 +441,7 @@ def test_a_model_that_is_not_finite_is_refused_by_the_norm_s_name(tmp_path: Path
 
 def test_what_a_site_reports_is_what_the_server_reads(tmp_path: Path) -> None:
     from fairflare.exchange.messages import SiteTask, encode_reply, encode_task
-    from fairflare.federation.recalibration import read_norms
+    from fairflare.federation.server.recalibration import read_norms
 
     task = SiteTask(TASK_NORMS, initial(), 1, 3, 0, directives={"done": [], "exchange": 0, "one_pass": True})
     reply = at_site(tmp_path).perform(decode_task(TASK_NORMS, encode_task(task), "site-1"))
@@ -495,7 +495,7 @@ def test_settings() -> None:
 
 
 def test_server_and_sites_agree_on_the_statistics() -> None:
-    half = {"path": "fairflare.methods.training.LocalTraining", "args": {"norm_statistics": "recalibrated"}}
+    half = {"path": "fairflare.methods.base.training.LocalTraining", "args": {"norm_statistics": "recalibrated"}}
     check_halves(FedLWR(), half, "recalibrated")
     with pytest.raises(HalvesDiffer, match="is 'average' at the server and 'recalibrated' at the sites"):
         check_halves(FedLWR(), half, "average")

@@ -13,11 +13,11 @@ import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score
 
-from fairflare.core.resampling import draws, units_of
+from fairflare.base.cases.resampling import draws, units_of
 from fairflare.data.datalist import DataError, load_datalist
 from fairflare.exchange.messages import Message
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import Plan, make_plan
+from fairflare.federation.plan.plan import Plan, make_plan
+from fairflare.federation.transports.local import run_local
 from tests.federation.network import Run, good, misbehave
 
 SITES = ["site-1", "site-2", "site-3"]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.federation.retraining import Retraining
-from fairflare.federation.run_settings import RunSettings
+from fairflare.federation.plan.run_settings import RunSettings
+from fairflare.federation.server.retraining import Retraining
 from fairflare.methods.afl import AFL
 from fairflare.tasks.classification import ClassificationTask
 

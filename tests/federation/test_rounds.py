@@ -18,20 +18,20 @@ from typing import Any
 import pytest
 import torch
 
+from fairflare.base.settings import settings
 from fairflare.core.fairness import summarize
-from fairflare.core.settings import settings
 from fairflare.exchange.messages import Message, says_nothing
 from fairflare.exchange.staging import Staging
-from fairflare.federation import phase
-from fairflare.federation.phase import Exchange, Phase, ServerFault
-from fairflare.federation.replies import VALIDATED
-from fairflare.federation.roster import Roster
-from fairflare.federation.rounds import RoundFailed, Stopped
-from fairflare.federation.run_settings import RunSettings
-from fairflare.federation.transport import Listener, Question
+from fairflare.federation.collecting import phase
+from fairflare.federation.collecting.phase import Exchange, Phase, ServerFault
+from fairflare.federation.collecting.roster import Roster
+from fairflare.federation.collecting.transport import Listener, Question
+from fairflare.federation.plan.run_settings import RunSettings
+from fairflare.federation.server.rounds import RoundFailed, Stopped
+from fairflare.federation.site.replies import VALIDATED
+from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_lwr import FedLWR
-from fairflare.methods.rule import RoundInputs, Rule, Weighing
 from fairflare.reporting.results import ResultsStore, RoundRecord
 
 from .network import SILENT, SITES, Line, Network, Run, good, misbehave, number

@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from fairflare.core.settings import build
+from fairflare.base.settings import build
 from fairflare.exchange.messages import STATUS_FAILED, STATUS_OK, SiteReply, clean_meta, clean_state
-from fairflare.federation.plan import Plan, make_plan
-from fairflare.federation.script import ScriptSite, built_training, needs, told_training
-from fairflare.federation.site import SiteWorker, round_seed
-from fairflare.methods.catalog import all_methods
+from fairflare.federation.plan.plan import Plan, make_plan
+from fairflare.federation.site.script import ScriptSite, built_training, needs, told_training
+from fairflare.federation.site.worker import SiteWorker, round_seed
+from fairflare.methods.base.catalog import all_methods
+from fairflare.methods.base.local_loop import make_optimizer, rate
+from fairflare.methods.base.rule import TwoPhase
+from fairflare.methods.base.training import LocalTraining, SiteError
 from fairflare.methods.fed_ism import SharpnessAwareTraining
 from fairflare.methods.fed_mrl import FairProximalTraining
-from fairflare.methods.local_loop import make_optimizer, rate
-from fairflare.methods.rule import TwoPhase
-from fairflare.methods.training import LocalTraining, SiteError
 from fairflare.tasks.scripts import LoopTask, ScriptData
 from tests.methods.support import request, same
 

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from fairflare.core.settings import Part, field_names
-from fairflare.federation.plan import Plan, make_plan
-from fairflare.federation.series import Series, entries_of
-from fairflare.methods.catalog import all_methods
-from fairflare.methods.papers import table_of, tables
-from fairflare.methods.training import LocalTraining
+from fairflare.base.settings import Part, field_names
+from fairflare.federation.plan.plan import Plan, make_plan
+from fairflare.federation.plan.series import Series, entries_of
+from fairflare.methods.base.catalog import all_methods
+from fairflare.methods.base.papers import table_of, tables
+from fairflare.methods.base.training import LocalTraining
 
 METHODS = list(all_methods())
 NUMBERS = Path(__file__).parents[1] / "papers.md"
@@ -155,7 +155,7 @@ def test_settings_of_the_run_go_before_the_papers() -> None:
 
 
 def test_a_job_has_what_the_plan_has(tmp_path: Path) -> None:
-    from fairflare.flare.recipes import FairRecipe
+    from fairflare.flare.export.recipes import FairRecipe
 
     recipe = FairRecipe("fed_mas", small=False, paper="fed_mas_isic", sites=None)
     recipe.export(str(tmp_path))

@@ -12,18 +12,18 @@ import pytest
 import torch
 from PIL import Image
 
-from fairflare.core.files import safe_name
+from fairflare.base.disk.files import safe_name
 from fairflare.core.states import difference
 from fairflare.data.datalist import SPLITS, write_datalist
 from fairflare.exchange.messages import clean_meta, clean_state
-from fairflare.federation.site import round_seed
-from fairflare.federation.site_file import own_settings, read_site_file
+from fairflare.federation.site.site_file import own_settings, read_site_file
+from fairflare.federation.site.worker import round_seed
+from fairflare.methods.base.training import LocalTraining, SiteError
 from fairflare.methods.fed_ism import SharpnessAwareTraining
 from fairflare.methods.fed_lwr import LayerSimilarityReport
 from fairflare.methods.fed_mas import RescueTraining
 from fairflare.methods.fed_mrl import FairProximalTraining
 from fairflare.methods.fed_prox import ProximalTraining
-from fairflare.methods.training import LocalTraining, SiteError
 from fairflare.tasks.base import Task
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
@@ -53,7 +53,7 @@ def test_metrics_are_of_the_received_model(worker):
 def test_a_task_computes_in_memory_that_is_reused(worker, monkeypatch):
     devices = []
     monkeypatch.setattr(
-        "fairflare.federation.site.reused_memory", lambda device: devices.append(device) or nullcontext()
+        "fairflare.federation.site.worker.reused_memory", lambda device: devices.append(device) or nullcontext()
     )
     assert worker().perform(request("train", initial())).status == "ok"
     assert devices == ["cpu"]

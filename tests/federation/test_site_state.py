@@ -20,17 +20,17 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.core import files
-from fairflare.core.files import write_whole
-from fairflare.core.locks import Held, locked
-from fairflare.core.stopping import TaskStopped, stoppable
-from fairflare.federation import site_state
-from fairflare.federation.site import SiteWorker
-from fairflare.federation.site_state import SiteFolder
+from fairflare.base.disk import files
+from fairflare.base.disk.files import write_whole
+from fairflare.base.disk.locks import Held, locked
+from fairflare.base.stopping import TaskStopped, stoppable
+from fairflare.federation.site import site_state
+from fairflare.federation.site.site_state import SiteFolder
+from fairflare.federation.site.worker import SiteWorker
+from fairflare.methods.base.home import LOCAL_MODEL
+from fairflare.methods.base.site_run import SiteStore
+from fairflare.methods.base.training import LocalTraining, SiteError
 from fairflare.methods.fed_lwr import LayerSimilarityReport
-from fairflare.methods.home import LOCAL_MODEL
-from fairflare.methods.site_run import SiteStore
-from fairflare.methods.training import LocalTraining, SiteError
 
 from ..methods.support import at_site, initial, request, same
 from .network import Run, good
@@ -617,7 +617,7 @@ def test_the_reason_has_the_systems_words_and_no_path(
     def fails(*_: Any, **__: Any) -> None:
         raise OSError(number, os.strerror(number), str(tmp_path / "secret"))
 
-    monkeypatch.setattr("fairflare.core.locks.os.open", fails)
+    monkeypatch.setattr("fairflare.base.disk.locks.os.open", fails)
     reply = here.perform(request("train", state))
     assert reply.status == "failed"
     assert reply.reason == f"site 'site-1': train failed with {said} (details in the site's log)"

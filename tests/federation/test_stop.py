@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 import torch
 
+from fairflare.base.stopping import StoppableData, TaskStopped, check_stop, stoppable
 from fairflare.core.similarity import layerwise_cka, layerwise_cosine
-from fairflare.core.stopping import StoppableData, TaskStopped, check_stop, stoppable
 from fairflare.data.datalist import load_datalist
 from fairflare.data.phantoms import prostate_site
 from fairflare.exchange.messages import SiteReply
-from fairflare.federation.isolation import perform_isolated
-from fairflare.federation.site import SiteWorker
+from fairflare.federation.site.worker import SiteWorker
+from fairflare.federation.transports.isolation import perform_isolated
+from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_ism import SharpnessAwareTraining
 from fairflare.methods.fed_lwr import LayerSimilarityReport
 from fairflare.methods.fed_mas import RescueTraining
 from fairflare.methods.fed_mrl import FairProximalTraining
-from fairflare.methods.training import LocalTraining
 from fairflare.tasks.base import SiteData
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.core.task import LOSS, Metric
+from fairflare.base.task import LOSS, Metric
 from fairflare.exchange.messages import MEASURE_TRAINED, Message
-from fairflare.federation.plan import make_plan
-from fairflare.federation.suspects import Suspects
+from fairflare.federation.collecting.suspects import Suspects
+from fairflare.federation.plan.plan import make_plan
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_ism import FedISM
 from fairflare.reporting.documents import RoundRecord
@@ -221,8 +221,8 @@ def test_the_counters_outlive_the_job(tmp_path: Path) -> None:
 
 
 def test_a_site_that_claims_nonsense_is_refused() -> None:
-    from fairflare.federation.replies import STATS
-    from fairflare.methods.reports import ReportError, read_report
+    from fairflare.federation.site.replies import STATS
+    from fairflare.methods.base.reports import ReportError, read_report
 
     with pytest.raises(ReportError, match="trained_metric"):
         read_report({"trained_metric": "good"}, STATS, "site-1", "stats")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from fairflare.core.settings import settings
+from fairflare.base.settings import settings
+from fairflare.methods.base.rule import RoundInputs, Weighing
 from fairflare.methods.fed_avg import FedAvg
-from fairflare.methods.rule import RoundInputs, Weighing
 
 from .examples import whole_round
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from benchmarks.bench_trips import Trip, whole
 
-from fairflare.core.settings import build
-from fairflare.federation.bounds import FOR_HOSPITALS, Bounds
-from fairflare.federation.collector import Collector
-from fairflare.methods.catalog import all_methods
+from fairflare.base.settings import build
+from fairflare.federation.collecting.collector import Collector
+from fairflare.federation.plan.bounds import FOR_HOSPITALS, Bounds
+from fairflare.methods.base.catalog import all_methods
 
 from .examples import whole_round
 

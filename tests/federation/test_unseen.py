@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
-from fairflare.federation.series import Entry, Run, Series, leaving_out
-from fairflare.federation.unseen import RUN_DIR, at_unseen, without
-from fairflare.reporting.unseen import Unseen, unseen_table
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.plan.series import Entry, Run, Series, leaving_out
+from fairflare.federation.transports.local import run_local
+from fairflare.federation.transports.unseen import RUN_DIR, at_unseen, without
+from fairflare.reporting.compare.unseen import Unseen, unseen_table
 
 SMALL = {"local_epochs": 1, "image_size": [32, 32], "phantom_cases": 0.2}
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import Plan, make_plan
-from fairflare.federation.series import Entry, Series, leaving_out
-from fairflare.federation.site_file import own_settings
-from fairflare.federation.unseen import at_unseen
-from fairflare.reporting.unseen import Unseen, read_unseen, unseen_table
+from fairflare.federation.plan.plan import Plan, make_plan
+from fairflare.federation.plan.series import Entry, Series, leaving_out
+from fairflare.federation.site.site_file import own_settings
+from fairflare.federation.transports.local import run_local
+from fairflare.federation.transports.unseen import at_unseen
+from fairflare.reporting.compare.unseen import Unseen, read_unseen, unseen_table
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.3, "phantom_sites": 3}

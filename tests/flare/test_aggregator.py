@@ -20,20 +20,20 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_common.workflows.fedavg import FedAvg as StockFedAvg
 from nvflare.job_config.api import FedJob
 
-from fairflare.core.settings import build, values_of
+from fairflare.base.settings import build, values_of
 from fairflare.exchange.staging import Staging
-from fairflare.federation.bounds import FOR_HOSPITALS
-from fairflare.federation.collector import QuorumError
+from fairflare.federation.collecting.collector import QuorumError
+from fairflare.federation.plan.bounds import FOR_HOSPITALS
 from fairflare.flare.aggregator import FairAggregator
-from fairflare.flare.wire import META_KEY
-from fairflare.methods.catalog import all_methods
+from fairflare.flare.messages.wire import META_KEY
+from fairflare.methods.base.catalog import all_methods
+from fairflare.methods.base.rule import MakesTensors, TwoPhase
 from fairflare.methods.cffl import CFFL
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_ism import FedISM
 from fairflare.methods.fed_lwr import FedLWR
 from fairflare.methods.fed_nova import FedNova
 from fairflare.methods.q_fed_avg import QFedAvg
-from fairflare.methods.rule import MakesTensors, TwoPhase
 
 from ..federation.examples import example_report
 from ..unit.test_settings import Builder

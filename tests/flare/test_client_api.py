@@ -14,11 +14,11 @@ from nvflare.app_common.abstract.fl_model import FLModel
 
 from fairflare import client
 from fairflare.exchange.messages import Message, clean_meta, clean_state, encode_task
-from fairflare.federation.script import told_training
+from fairflare.federation.site.script import told_training
 from fairflare.flare import client_api
-from fairflare.flare.wire import META_KEY, TRAINING_KEY, from_model, to_model
+from fairflare.flare.messages.wire import META_KEY, TRAINING_KEY, from_model, to_model
+from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_lwr import LayerSimilarityReport
-from fairflare.methods.training import LocalTraining
 from fairflare.recipes import ScriptRecipe
 from fairflare.tasks.scripts import ScriptTask
 from tests.federation.test_script import Net, batches

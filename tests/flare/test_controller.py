@@ -24,18 +24,18 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from fairflare import __version__
-from fairflare.core.settings import field_names, values_of
+from fairflare.base.settings import field_names, values_of
 from fairflare.exchange.messages import BySite, Message, for_site
-from fairflare.federation.rounds import RoundFailed
-from fairflare.federation.site_training import check_halves, training_of
+from fairflare.federation.plan.site_training import check_halves, training_of
+from fairflare.federation.server.rounds import RoundFailed
 from fairflare.flare.controller import RoundsController
 from fairflare.flare.executor import SiteExecutor
+from fairflare.flare.messages.wire import META_KEY, NUM_STEPS, from_model, to_model
 from fairflare.flare.tracking import FlareEvents
-from fairflare.flare.wire import META_KEY, NUM_STEPS, from_model, to_model
-from fairflare.methods.catalog import all_methods
+from fairflare.methods.base.catalog import all_methods
+from fairflare.methods.base.rule import SendsParts
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_lwr import FedLWR
-from fairflare.methods.rule import SendsParts
 from fairflare.recipes import FairRecipe
 from fairflare.reporting.results import RoundRecord
 
@@ -464,7 +464,7 @@ def test_resume_notices_other_settings_at_the_sites(tmp_path: Path) -> None:
     config.parent.mkdir(parents=True)
 
     def write(rate: float) -> None:
-        training = {"path": "fairflare.methods.training.LocalTraining", "args": {"learning_rate": rate}}
+        training = {"path": "fairflare.methods.base.training.LocalTraining", "args": {"learning_rate": rate}}
         config.write_text(json.dumps({"executors": [{"executor": {"args": {"training": training}}}]}))
 
     write(0.1)
@@ -505,7 +505,7 @@ def test_a_second_job_of_the_same_experiment_is_refused(tmp_path: Path) -> None:
 def test_a_schedule_in_the_sites_configuration_holds_the_number_of_rounds(tmp_path: Path) -> None:
     config = tmp_path / "app" / "config" / "config_fed_client.json"
     config.parent.mkdir(parents=True)
-    training = {"path": "fairflare.methods.training.LocalTraining", "args": {"schedule": "cosine"}}
+    training = {"path": "fairflare.methods.base.training.LocalTraining", "args": {"schedule": "cosine"}}
     config.write_text(json.dumps({"executors": [{"executor": {"args": {"training": training}}}]}))
     Server(tmp_path, num_rounds=1, experiment="e").run()
     with pytest.raises(ValueError, match=r"num_rounds=1, is 2, and training\.schedule depends on it.*Set num_rounds=1"):

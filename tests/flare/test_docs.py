@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 import fairflare.methods
 import fairflare.recipes as fairflare_recipes
+from fairflare.base.settings import described
 from fairflare.cli.commands import app
-from fairflare.core.settings import described
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
-from fairflare.methods.catalog import all_methods
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.transports.local import run_local
+from fairflare.methods.base.catalog import all_methods
 from fairflare.recipes import FairRecipe
 
 ROOT = Path(__file__).parents[2]

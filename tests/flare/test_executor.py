@@ -18,8 +18,8 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from fairflare import __version__
 from fairflare.exchange.messages import Message, SiteTask, encode_task
 from fairflare.flare.executor import SiteExecutor
-from fairflare.flare.wire import from_model, to_model
-from fairflare.methods.training import LocalTraining, SiteError
+from fairflare.flare.messages.wire import from_model, to_model
+from fairflare.methods.base.training import LocalTraining, SiteError
 
 from ..federation.network import Line
 

@@ -28,15 +28,15 @@ from nvflare.fuel.utils.fobs import FOBSContextKey
 from safetensors.torch import save_file
 
 from fairflare import __version__
-from fairflare.core.settings import build
+from fairflare.base.settings import build
 from fairflare.exchange.messages import Message, num_bytes
-from fairflare.federation.collector import Collector
+from fairflare.federation.collecting.collector import Collector
 from fairflare.flare.aggregator import FairAggregator
-from fairflare.flare.wire import META_KEY, from_model, to_model
-from fairflare.methods.catalog import all_methods
+from fairflare.flare.messages.wire import META_KEY, from_model, to_model
+from fairflare.methods.base.catalog import all_methods
+from fairflare.methods.base.reports import ReportError
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_lwr import FedLWR
-from fairflare.methods.reports import ReportError
 
 from ..federation.examples import RECEIVED, SITES, anchor_message, begun, finish, net_state, take, train_message
 from ..federation.network import misbehave

@@ -27,17 +27,17 @@ from nvflare.recipe.utils import (
 
 import fairflare.recipes
 from fairflare import results
-from fairflare.core.settings import described, parts_of, values_of
-from fairflare.federation.describe import sections
-from fairflare.federation.plan import TASKS_BY_KIND, load_task_class
-from fairflare.federation.run_settings import RunSettings
-from fairflare.flare.method_recipes import class_names
-from fairflare.flare.recipes import FairRecipe
-from fairflare.methods.catalog import all_methods
+from fairflare.base.settings import described, parts_of, values_of
+from fairflare.federation.plan.describe import sections
+from fairflare.federation.plan.plan import TASKS_BY_KIND, load_task_class
+from fairflare.federation.plan.run_settings import RunSettings
+from fairflare.flare.export.method_recipes import class_names
+from fairflare.flare.export.recipes import FairRecipe
+from fairflare.methods.base.catalog import all_methods
+from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_bn import FedBNTraining
 from fairflare.methods.fed_ism import FedISM, SharpnessAwareTraining
-from fairflare.methods.training import LocalTraining
 from fairflare.recipes import FedAvgRecipe, FedISMRecipe, FedMRLRecipe, PocEnv
 from fairflare.tasks.classification import ClassificationTask
 
@@ -485,7 +485,7 @@ def test_a_poc_keeps_what_flare_removes(tmp_path: Path, monkeypatch: pytest.Monk
     download.mkdir(parents=True)
     (download / "x").write_text("1")
     found: list[str | None] = [str(download.parent), None]
-    monkeypatch.setattr("fairflare.flare.environments.StockPocEnv.get_job_result", lambda *args: found.pop(0))
+    monkeypatch.setattr("fairflare.flare.export.environments.StockPocEnv.get_job_result", lambda *args: found.pop(0))
     monkeypatch.setenv("NVFLARE_POC_WORKSPACE", str(tmp_path / "poc"))
     env = PocEnv(num_clients=2, results=tmp_path / "kept")
     assert env.get_job_result("abc") == str(tmp_path / "kept" / "abc")

@@ -30,18 +30,18 @@ from nvflare.private.fed.utils.fed_utils import authorize_build_component
 from nvflare.private.json_configer import ConfigContext, JsonConfigurator
 
 import fairflare
-from fairflare.core.settings import _hints, field_names, parts_of
+from fairflare.base.settings import _hints, field_names, parts_of
 from fairflare.exchange.messages import TASK_ANCHOR, TASK_CHECK, TASK_TRAIN, TASK_VALIDATE
-from fairflare.federation.rounds import Rounds
-from fairflare.federation.run_settings import Place, RunSettings
-from fairflare.federation.site import SiteWorker
-from fairflare.flare.provision import MLFLOW, job_classes
-from fairflare.flare.recipes import FairRecipe
-from fairflare.flare.script_recipe import ScriptRecipe
-from fairflare.methods.catalog import all_methods
+from fairflare.federation.plan.run_settings import Place, RunSettings
+from fairflare.federation.server.rounds import Rounds
+from fairflare.federation.site.worker import SiteWorker
+from fairflare.flare.export.provision import MLFLOW, job_classes
+from fairflare.flare.export.recipes import FairRecipe
+from fairflare.flare.export.script_recipe import ScriptRecipe
+from fairflare.methods.base.catalog import all_methods
+from fairflare.methods.base.rule import Rule
+from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_avg import FedAvg
-from fairflare.methods.rule import Rule
-from fairflare.methods.training import LocalTraining
 from fairflare.tasks.base import Task
 from tests.federation.network import Line, Network, says_nothing
 from tests.methods.support import request
@@ -62,7 +62,7 @@ TINY: dict[str, dict[str, Any]] = {
     "FairAggregator": {"rule": {"path": "fairflare.methods.fed_avg.FedAvg", "args": {}}},
     "SiteExecutor": {
         "task": {"path": "fairflare.tasks.classification.ClassificationTask", "args": {}},
-        "training": {"path": "fairflare.methods.training.LocalTraining", "args": {}},
+        "training": {"path": "fairflare.methods.base.training.LocalTraining", "args": {}},
     },
 }  # fmt: skip
 for _of in ("RoundsController", "SiteExecutor"):
@@ -300,7 +300,11 @@ def test_the_packaged_list_admits_nothing_else_of_the_package(tmp_path: Path, tr
                 admitted.add(config["path"])
     assert admitted == set(job_classes()) - {MLFLOW}
     assert names > 2000
-    for path in ("fairflare.flare.job.ClientAPIExecutor", "fairflare.federation.plan.make_plan", "subprocess.Popen"):
+    for path in (
+        "fairflare.flare.export.job.ClientAPIExecutor",
+        "fairflare.federation.plan.plan.make_plan",
+        "subprocess.Popen",
+    ):
         with pytest.raises(Exception, match="not in allow_list"):
             build(path, {})
 
@@ -422,14 +426,14 @@ PLACES = {
     "data/preparers/listed.py re.search": "the same",
     "data/preparers/skin.py KEYS.format": "a text of the module",
     "data/preparers/writing.py NO_KEY.format": "a text of the module",
-    "federation/plan.py importlib.util.spec_from_file_location": "--task-file of the user's own command line",
-    "federation/site_training.py importlib.import_module": "of fairflare.methods; only a LocalTraining is made",
-    "federation/suspects.py reason.format": "a text of the module",
-    "methods/catalog.py importlib.import_module": "modules of fairflare.methods",
-    "methods/site_run.py re.fullmatch": "escaped",
+    "federation/plan/plan.py importlib.util.spec_from_file_location": "--task-file of the user's own command line",
+    "federation/plan/site_training.py importlib.import_module": "of fairflare.methods; only a LocalTraining is made",
+    "federation/collecting/suspects.py reason.format": "a text of the module",
+    "methods/base/catalog.py importlib.import_module": "modules of fairflare.methods",
+    "methods/base/site_run.py re.fullmatch": "escaped",
     "prediction/recall.py importlib.import_module": "a packaged Task, and only of the package",
     "reporting/page/words.py seen.format": "a text of the module",
-    "tasks/bundle_config.py ConfigParser": "a bundle is code: only a task.py of the job's own says in which folder",
+    "tasks/bundles/bundle_config.py ConfigParser": "a bundle is code: only a task.py of the job's own says in which folder",
     "tasks/classification.py re.sub": "names of the module",
     "tasks/priors.py re.fullmatch": "a text of the package",
     "tasks/scripts.py importlib.import_module": "on the server's own list, or of a job that carries code",

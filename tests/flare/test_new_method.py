@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 import fairflare.recipes as fairflare_recipes
 from fairflare.cli.commands import app
 from fairflare.exchange.messages import Message
-from fairflare.federation.rounds import Stopped
+from fairflare.federation.server.rounds import Stopped
 from fairflare.flare.aggregator import FairAggregator
-from fairflare.methods import catalog
-from fairflare.methods.catalog import all_methods
-from fairflare.methods.rule import Rule
+from fairflare.methods.base import catalog
+from fairflare.methods.base.catalog import all_methods
+from fairflare.methods.base.rule import Rule
 from tests.federation.network import SITES, Run, good, number
 
 ROOT = Path(__file__).parents[2]

@@ -17,11 +17,11 @@ from nvflare.fuel.utils.component_builder import ComponentBuilder
 from typer.testing import CliRunner
 
 import fairflare
+from fairflare.base.settings import field_names, values_of
 from fairflare.cli.commands import app
-from fairflare.core.settings import field_names, values_of
-from fairflare.federation.bounds import FOR_HOSPITALS
-from fairflare.federation.plan import TASKS_BY_KIND, load_task_class, site_list
-from fairflare.methods.catalog import all_methods
+from fairflare.federation.plan.bounds import FOR_HOSPITALS
+from fairflare.federation.plan.plan import TASKS_BY_KIND, load_task_class, site_list
+from fairflare.methods.base.catalog import all_methods
 from fairflare.recipes import FairRecipe, FedAvgRecipe, FedLWRRecipe
 from tests.old_jobs import OLD_JOB, as_exported_before
 
@@ -163,11 +163,11 @@ def test_parts_are_nested_and_built_back(tmp_path, build):
     rule = server["workflows"][0]["args"]["rule"]
     assert rule["path"] == "fairflare.methods.fed_mrl.FedMRL"
     assert sorted(rule["args"]) == ["fair_mean", "mean_loss", "mu_policy", "weighting"]
-    assert rule["args"]["mu_policy"]["path"] == "fairflare.methods.mu_policy.VdnMu"
+    assert rule["args"]["mu_policy"]["path"] == "fairflare.methods.parts.mu_policy.VdnMu"
     assert rule["args"]["mu_policy"]["args"]["actions"] == [0.0, 0.5]
     assert rule["args"]["mu_policy"]["args"]["warmup"] == 3
     assert rule["args"]["mu_policy"]["args"]["gamma"] == 0.99  # defaults are written too: the folder is there to edit
-    assert rule["args"]["weighting"]["path"] == "fairflare.methods.weightings.BySom"
+    assert rule["args"]["weighting"]["path"] == "fairflare.methods.parts.weightings.BySom"
     assert rule["args"]["weighting"]["args"]["grid"] == [2, 3]
     assert rule == without_nothing(json.loads(json.dumps(values_of(recipe.plan.rule))))
     built = build(tmp_path / "fed_mrl" / "app", rule)
@@ -179,8 +179,8 @@ def test_parts_are_nested_and_built_back(tmp_path, build):
     other.export(str(tmp_path / "other"))
     server, _ = configs(tmp_path / "other" / "fed_mrl")
     args = server["workflows"][0]["args"]["rule"]["args"]
-    assert args["mu_policy"] == {"path": "fairflare.methods.mu_policy.FixedMu", "args": {"by_site": {}}}
-    assert args["weighting"] == {"path": "fairflare.methods.weightings.BySamples", "args": {}}
+    assert args["mu_policy"] == {"path": "fairflare.methods.parts.mu_policy.FixedMu", "args": {"by_site": {}}}
+    assert args["weighting"] == {"path": "fairflare.methods.parts.weightings.BySamples", "args": {}}
 
 
 def test_what_a_user_adds_to_the_recipe_is_exported(tmp_path, build):

@@ -17,8 +17,8 @@ from nvflare.fuel.f3.streaming.download_service import DownloadService, request_
 from nvflare.fuel.utils import fobs
 from nvflare.fuel.utils.fobs import dots
 
-from fairflare.flare import sending
-from fairflare.flare.sending import Sent, Turns, sent_in_turns
+from fairflare.flare.messages import sending
+from fairflare.flare.messages.sending import Sent, Turns, sent_in_turns
 
 from ..e2e.poc_tools import free_ports
 

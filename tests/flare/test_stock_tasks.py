@@ -18,14 +18,14 @@ from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_opt.pt.file_model_locator import PTFileModelLocator
 
 from fairflare.exchange.messages import SiteReply, SiteTask, encode_task
-from fairflare.federation.best_model import BestModel
-from fairflare.federation.models import ModelFiles
-from fairflare.federation.run_settings import RunSettings
-from fairflare.federation.site_state import SiteFolder
+from fairflare.federation.plan.run_settings import RunSettings
+from fairflare.federation.record.best_model import BestModel
+from fairflare.federation.record.models import ModelFiles
+from fairflare.federation.site.site_state import SiteFolder
 from fairflare.flare.persistor import RunModels
+from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.ditto import DittoTraining
 from fairflare.methods.solo import SoloTraining
-from fairflare.methods.training import LocalTraining
 from fairflare.tasks.segmentation import SegmentationTask
 
 from ..methods.support import SEGMENTATION, initial

@@ -15,7 +15,7 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-from fairflare.methods.catalog import all_methods
+from fairflare.methods.base.catalog import all_methods
 
 from .bench import OUTCOMES, Verdict, attack, phases_of
 

@@ -23,13 +23,13 @@ from unittest import mock
 
 import torch
 
-from fairflare.core.record_log import RecordLog
-from fairflare.core.settings import build
+from fairflare.base.disk.record_log import RecordLog
+from fairflare.base.settings import build
 from fairflare.exchange.messages import TASK_NORMS
-from fairflare.federation.rounds import Rounds
+from fairflare.federation.server.rounds import Rounds
 from fairflare.flare.tracking import FlareEvents
-from fairflare.methods.catalog import get_method
-from fairflare.methods.rule import TwoPhase
+from fairflare.methods.base.catalog import get_method
+from fairflare.methods.base.rule import TwoPhase
 
 from ..federation.network import SITES
 from .expected import expectations
@@ -342,8 +342,8 @@ class Bench:
         own.propagate = False
         try:
             with (
-                mock.patch("fairflare.federation.journal.draw_pictures", return_value=[]),
-                mock.patch("fairflare.federation.journal.write_run_page", return_value=[]),
+                mock.patch("fairflare.federation.record.journal.draw_pictures", return_value=[]),
+                mock.patch("fairflare.federation.record.journal.write_run_page", return_value=[]),
                 mock.patch("os.fsync", return_value=None),
             ):
                 yield lines

@@ -27,11 +27,11 @@ from nvflare.fuel.f3.cellnet.utils import decode_payload, encode_payload
 from nvflare.fuel.f3.message import Message as CellMessage
 
 from fairflare import __version__
-from fairflare.core.layers import layers_of
+from fairflare.core.features.layers import layers_of
 from fairflare.exchange.messages import TASK_CHECK, TASK_NORMS, Message
 from fairflare.flare.controller import RoundsController
-from fairflare.flare.wire import to_model
-from fairflare.methods.rule import MakesTensors, Rule, anchor_fields
+from fairflare.flare.messages.wire import to_model
+from fairflare.methods.base.rule import MakesTensors, Rule, anchor_fields
 from fairflare.tasks.base import Task
 from fairflare.tasks.networks import GivenHead
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fairflare.core.settings import build
+from fairflare.base.settings import build
 from fairflare.exchange.messages import clean_state
 from fairflare.flare.aggregator import FairAggregator
-from fairflare.flare.wire import META_KEY
-from fairflare.methods.catalog import all_methods
+from fairflare.flare.messages.wire import META_KEY
+from fairflare.methods.base.catalog import all_methods
 
 from ..federation.network import SITES
 from .bench import LONGEST

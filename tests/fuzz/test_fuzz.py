@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fairflare.methods.catalog import all_methods
+from fairflare.methods.base.catalog import all_methods
 
 from .__main__ import memory_folder, told
 from .bench import Bench, attack, phases_of

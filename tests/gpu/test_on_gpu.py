@@ -14,11 +14,11 @@ import torch
 from monai.networks.nets import BasicUNet
 from torch import Tensor, nn
 
-from fairflare.core.computing import Computing
+from fairflare.base.machine.computing import Computing
 from fairflare.core.sharpness import GSAM
 from fairflare.core.similarity import layerwise_cka
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.transports.local import run_local
 
 pytestmark = [
     pytest.mark.gpu,
@@ -201,7 +201,7 @@ def test_a_gsam_step_waits_a_few_times() -> None:
 @pytest.mark.xfail(strict=True, reason="on an H100, with torch 2.11, two waits a step were counted; where is not known")
 def test_plain_training_does_not_wait_in_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four times the steps of an epoch, no more waits but for the look at every sixteenth."""
-    from fairflare.methods.training import LocalTraining
+    from fairflare.methods.base.training import LocalTraining
 
     counted: list[tuple[int, Counter[str]]] = []
     plain = LocalTraining._one_epoch

@@ -14,10 +14,10 @@ import numpy.typing as npt
 import torch
 
 from fairflare.exchange.messages import SiteReply, SiteTask
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import Plan, make_plan
-from fairflare.federation.site import SiteWorker
-from fairflare.methods.training import LocalTraining
+from fairflare.federation.plan.plan import Plan, make_plan
+from fairflare.federation.site.worker import SiteWorker
+from fairflare.federation.transports.local import run_local
+from fairflare.methods.base.training import LocalTraining
 from fairflare.tasks.classification import ClassificationTask
 
 Vector = npt.NDArray[np.float64]

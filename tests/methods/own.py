@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from fairflare.core.settings import values_of
-from fairflare.core.task import evaluating
+from fairflare.base.settings import values_of
+from fairflare.base.task import evaluating
 from fairflare.exchange.messages import Message, decode_task, encode_reply
-from fairflare.federation.site import SiteWorker
-from fairflare.methods.training import LocalTraining
+from fairflare.federation.site.worker import SiteWorker
+from fairflare.methods.base.training import LocalTraining
 from fairflare.tasks.base import Metric, SiteData, Task
 from tests.federation.network import Run
 
 if TYPE_CHECKING:
-    from fairflare.core.task import Batch
+    from fairflare.base.task import Batch
 
 SITES = ["site-1", "site-2"]
 Answer = Callable[[str, str, Message], Any]

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from fairflare.exchange.messages import STATUS_OK, SiteReply, SiteTask, clean_state, encode_reply
-from fairflare.federation.collector import Collector, LikeReceived
-from fairflare.federation.site import SiteWorker
-from fairflare.methods.reports import ReportError
-from fairflare.methods.rule import RoundInputs, Rule
-from fairflare.methods.training import LocalTraining
+from fairflare.federation.collecting.collector import Collector, LikeReceived
+from fairflare.federation.site.worker import SiteWorker
+from fairflare.methods.base.reports import ReportError
+from fairflare.methods.base.rule import RoundInputs, Rule
+from fairflare.methods.base.training import LocalTraining
 from fairflare.tasks.base import Task
 from fairflare.tasks.segmentation import SegmentationTask
 

@@ -24,11 +24,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 
 from fairflare.exchange.messages import STATUS_OK, SiteReply, encode_reply
-from fairflare.federation.collector import Collector, LikeReceived
+from fairflare.federation.collecting.collector import Collector, LikeReceived
 from fairflare.methods.afl import AFL
+from fairflare.methods.base.rule import RoundInputs, Rule, SeesModel
+from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.cffl import CFFL, ClippedUpdates
 from fairflare.methods.cgsv import CGSV, NormalisedUpdates
-from fairflare.methods.classifier_retraining import DIRECTIVE, balanced_draws
 from fairflare.methods.creff import MADE, REPORTED, CReFF
 from fairflare.methods.ditto import DittoTraining
 from fairflare.methods.fair_fed import FairFed
@@ -44,12 +45,11 @@ from fairflare.methods.fed_nova import FedNova, NovaTraining
 from fairflare.methods.fed_prox import ProximalTraining
 from fairflare.methods.ldam import MarginTraining
 from fairflare.methods.moon import ContrastiveTraining
-from fairflare.methods.mu_policy import FixedMu
+from fairflare.methods.parts.classifier_retraining import DIRECTIVE, balanced_draws
+from fairflare.methods.parts.mu_policy import FixedMu
+from fairflare.methods.parts.weightings import Uniform
 from fairflare.methods.q_fed_avg import QFedAvg
-from fairflare.methods.rule import RoundInputs, Rule, SeesModel
 from fairflare.methods.solo import SoloTraining
-from fairflare.methods.training import LocalTraining
-from fairflare.methods.weightings import Uniform
 
 from .own import Plane, Points, run
 from .support import at_site, request
@@ -273,7 +273,7 @@ def downloads(rule: Any, half: Any, authors: Any, said: Any, raw: Any, samples: 
             names = [n for n in part if not n.endswith("/which")]
             if names:  # entry by entry, into one vector
                 like = {n: torch.zeros_like(t) for n, t in state.items()}
-                from fairflare.core.entries import with_entries
+                from fairflare.core.aggregation.entries import with_entries
 
                 got = with_entries(like, part)
                 sent = stores[site].get(("sent", r), {}).get("w")
@@ -735,7 +735,7 @@ def creff() -> float:
 
 def crt() -> float:
     """Kang et al., section 4.2: encoder in evaluation mode, classes in equal parts, plain cross-entropy, head alone."""
-    from fairflare.federation.site import round_seed
+    from fairflare.federation.site.worker import round_seed
 
     state, worst = started(Tiny()), 0.0
     for site in SITES:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from fairflare.methods import rule as room
-from fairflare.methods.catalog import all_methods
+from fairflare.methods.base import rule as room
+from fairflare.methods.base.catalog import all_methods
+from fairflare.methods.base.rule import GONE, Rule
 from fairflare.methods.fed_avg import FedAvg
-from fairflare.methods.model_average import ReportsMean
-from fairflare.methods.rule import GONE, Rule
+from fairflare.methods.parts.model_average import ReportsMean
 
 PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
 CAPABILITIES = {

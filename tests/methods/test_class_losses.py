@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.federation.plan import make_plan
+from fairflare.federation.plan.plan import make_plan
+from fairflare.methods.base.training import LocalTraining, SiteError
 from fairflare.methods.ldam import MarginTraining
 from fairflare.methods.logit_adjustment import CalibratedTraining
-from fairflare.methods.training import LocalTraining, SiteError
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.networks import CosineHead
 

@@ -11,24 +11,24 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.core.federated_features import (
+from fairflare.core.features.federated_features import (
     classifier_gradient,
     matched_features,
     matching_loss,
     retrained_classifier,
 )
-from fairflare.federation.bounds import FOR_HOSPITALS, Bounds
-from fairflare.federation.influence import Influence
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
-from fairflare.federation.rounds import Stopped
-from fairflare.federation.site import round_seed
+from fairflare.federation.collecting.influence import Influence
+from fairflare.federation.plan.bounds import FOR_HOSPITALS, Bounds
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.server.rounds import Stopped
+from fairflare.federation.site.worker import round_seed
+from fairflare.federation.transports.local import run_local
 from fairflare.flare.aggregator import FairAggregator
+from fairflare.methods.base.reports import ReportError
+from fairflare.methods.base.rule import MakesTensors
+from fairflare.methods.base.training import LocalTraining, SiteError
 from fairflare.methods.creff import REPORTED, ClassGradientTraining, CReFF
 from fairflare.methods.fed_avg import FedAvg
-from fairflare.methods.reports import ReportError
-from fairflare.methods.rule import MakesTensors
-from fairflare.methods.training import LocalTraining, SiteError
 from fairflare.tasks.classification import ClassificationTask
 
 from . import support

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
-from fairflare.federation.rounds import RoundFailed, Stopped
-from fairflare.federation.run_settings import RunSettings
-from fairflare.federation.transport import Listener
-from fairflare.methods.classifier_retraining import DIRECTIVE, ClassifierRetraining, balanced_draws
+from fairflare.federation.collecting.transport import Listener
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.plan.run_settings import RunSettings
+from fairflare.federation.server.rounds import RoundFailed, Stopped
+from fairflare.federation.transports.local import run_local
+from fairflare.methods.base.rule import Weighing
+from fairflare.methods.base.training import LocalTraining, SiteError
 from fairflare.methods.crt import ClassifierAverage
 from fairflare.methods.logit_adjustment import CalibratedTraining
-from fairflare.methods.rule import Weighing
-from fairflare.methods.training import LocalTraining, SiteError
+from fairflare.methods.parts.classifier_retraining import DIRECTIVE, ClassifierRetraining, balanced_draws
 from fairflare.tasks.classification import ClassificationTask
 
 from . import support
@@ -132,7 +132,7 @@ def test_against_a_loop(tmp_path):
     settings = {**QUICK, "momentum": 0.0, "weight_decay": 0.0}
     here = at_site(tmp_path, CalibratedTraining(**settings, schedule="cosine"), task=task)
     reply = here.perform(request("train", state, 3, directives=told(mask_absent=False)))
-    from fairflare.federation.site import round_seed
+    from fairflare.federation.site.worker import round_seed
 
     seed = round_seed(0, "site-1", 3)
     model = task.build_model().eval()
@@ -164,8 +164,8 @@ def test_networks_and_tasks_without_a_classifier_are_refused():
 
 
 def test_a_script_of_the_sites_own_is_refused(tmp_path):
-    from fairflare.federation.plan import Script
-    from fairflare.flare.script_plan import make_script_plan
+    from fairflare.federation.plan.plan import Script
+    from fairflare.flare.export.script_plan import make_script_plan
 
     with pytest.raises(ValueError, match="crt_rounds: a script's own loop"):
         make_script_plan("crt", Script(tmp_path / "train.py"), model="Net")
@@ -248,8 +248,8 @@ def test_the_methods_own_rounds_are_as_without(retrained, tmp_path):
 
 def make_plan_site(name: str) -> dict[str, Any]:
     """What acts of the local training of a method's small job, so that another one can be given the same."""
-    from fairflare.core.acting import idle
-    from fairflare.core.settings import field_names
+    from fairflare.base.acting import idle
+    from fairflare.base.settings import field_names
 
     training = make_plan(name, task="classification", settings={**TINY, **QUICK, "local_epochs": 1}).training
     return {key: getattr(training, key) for key in field_names(LocalTraining) if not [*idle([training], [key])]}

@@ -10,14 +10,14 @@ import torch
 from nvflare.app_opt.pt.ditto import PTDittoHelper
 from torch import nn
 
-from fairflare.core.settings import values_of
-from fairflare.federation.plan import Script, make_plan
-from fairflare.federation.site import round_seed
-from fairflare.flare.script_plan import make_script_plan
+from fairflare.base.settings import values_of
+from fairflare.federation.plan.plan import Script, make_plan
+from fairflare.federation.site.worker import round_seed
+from fairflare.flare.export.script_plan import make_script_plan
+from fairflare.methods.base.local_loop import make_optimizer
+from fairflare.methods.base.training import LocalTraining, NotFinite
 from fairflare.methods.ditto import DittoTraining, SecondModel
-from fairflare.methods.local_loop import make_optimizer
 from fairflare.methods.solo import SoloTraining
-from fairflare.methods.training import LocalTraining, NotFinite
 
 from .own import SITES, Plane, Sites, run
 from .support import request, same

@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch import nn
 
-from fairflare.core.entries import WHICH, with_entries
-from fairflare.core.reputations import cffl_reputations, cffl_shares, cgsv_reputations, cgsv_shares
-from fairflare.core.settings import build, values_of
-from fairflare.core.updates import cosines_with_mean
+from fairflare.base.settings import build, values_of
+from fairflare.core.aggregation.entries import WHICH, with_entries
+from fairflare.core.aggregation.reputations import cffl_reputations, cffl_shares, cgsv_reputations, cgsv_shares
+from fairflare.core.aggregation.updates import cosines_with_mean
 from fairflare.exchange.messages import decode_task, for_site
-from fairflare.federation.bounds import FOR_HOSPITALS
-from fairflare.federation.rounds import Stopped
-from fairflare.methods.catalog import all_methods
+from fairflare.federation.plan.bounds import FOR_HOSPITALS
+from fairflare.federation.server.rounds import Stopped
+from fairflare.methods.base.catalog import all_methods
+from fairflare.methods.base.rule import RoundInputs, Rule
+from fairflare.methods.base.training import LocalTraining, Trained
 from fairflare.methods.cffl import CFFL, ClippedUpdates
 from fairflare.methods.cgsv import CGSV, NormalisedUpdates
-from fairflare.methods.rule import RoundInputs, Rule
-from fairflare.methods.training import LocalTraining, Trained
 from fairflare.reporting.table import fairness_table
 from tests.federation.network import Run
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from fairflare.core.norms import norm_tensors, running_statistics
+from fairflare.core.features.norms import norm_tensors, running_statistics
 from fairflare.core.states import add_update
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
-from fairflare.federation.rounds import RoundFailed
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.server.rounds import RoundFailed
+from fairflare.federation.transports.local import run_local
+from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_bn import FedBNTraining
 from fairflare.methods.solo import SoloTraining
-from fairflare.methods.training import LocalTraining
 from fairflare.reporting.results import read_results
 from fairflare.tasks.classification import ClassificationTask
 from tests.federation.test_privacy import TINY

@@ -12,15 +12,15 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_opt.pt.fedce import FedCEConstants, FedCEModelAggregator, PTFedCEHelper
 
 from fairflare import __version__
-from fairflare.core.settings import build
+from fairflare.base.settings import build
 from fairflare.exchange.messages import Message
-from fairflare.federation.bounds import Bounds
-from fairflare.federation.collector import Collector, LikeReceived
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
+from fairflare.federation.collecting.collector import Collector, LikeReceived
+from fairflare.federation.plan.bounds import Bounds
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.transports.local import run_local
 from fairflare.flare.aggregator import FairAggregator
+from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_ce import FedCE, MinusModel
-from fairflare.methods.training import LocalTraining
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
 from tests.federation.network import Run, good

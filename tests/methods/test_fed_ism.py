@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
-from fairflare.federation.site import round_seed
-from fairflare.federation.transport import Listener
+from fairflare.federation.collecting.transport import Listener
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.site.worker import round_seed
+from fairflare.federation.transports.local import run_local
+from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_ism import FedISM, SharpnessAwareTraining, distance
-from fairflare.methods.training import LocalTraining
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
 

@@ -13,11 +13,11 @@ import torch
 
 from fairflare.core.weighting import dissimilarity_weights
 from fairflare.exchange.messages import clean_state
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
-from fairflare.federation.site import round_seed
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.site.worker import round_seed
+from fairflare.federation.transports.local import run_local
+from fairflare.methods.base.reports import ReportError
 from fairflare.methods.fed_lwr import FedLWR, LayerSimilarityReport
-from fairflare.methods.reports import ReportError
 from fairflare.reporting.results import read_results
 from fairflare.tasks.segmentation import SegmentationTask
 

@@ -14,16 +14,16 @@ import torch
 from fairflare.core.priors import prior_distance
 from fairflare.core.sharpness import GSAM
 from fairflare.exchange.messages import SPLIT_TEST, SPLIT_VALIDATION
-from fairflare.federation.collector import QuorumError
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
-from fairflare.federation.rounds import RoundFailed
-from fairflare.federation.site import round_seed
+from fairflare.federation.collecting.collector import QuorumError
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.server.rounds import RoundFailed
+from fairflare.federation.site.worker import round_seed
+from fairflare.federation.transports.local import run_local
+from fairflare.methods.base.catalog import get_method
+from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.bsm import SETTINGS
-from fairflare.methods.catalog import get_method
 from fairflare.methods.fed_mas import FedMAS, RescueTraining
-from fairflare.methods.prior_features import FeatureCache, SitePrior
-from fairflare.methods.training import LocalTraining
+from fairflare.methods.parts.prior_features import FeatureCache, SitePrior
 from fairflare.tasks.base import SiteData, evaluating
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.networks import Classifier
@@ -160,7 +160,7 @@ def test_rescue_factor_is_what_was_gathered(worker, epochs, augment, kept, monke
         return found
 
     monkeypatch.setattr(SitePrior, "distances", spy)
-    monkeypatch.setattr("fairflare.methods.prior_features.prior_distance", distance)
+    monkeypatch.setattr("fairflare.methods.parts.prior_features.prior_distance", distance)
     site = worker(RescueTraining(**QUICK, local_epochs=epochs, augment=augment, cache_features=kept))
     reply = train(site)
     kept = divergence(site)

@@ -22,26 +22,26 @@ from hypothesis import settings as trying
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from fairflare.base.settings import build, described, values_of
 from fairflare.cli.plan_options import parse_settings
 from fairflare.core import losses
-from fairflare.core.mu_rewards import MU_GRID
-from fairflare.core.settings import build, described, values_of
+from fairflare.core.agents.mu_rewards import MU_GRID
 from fairflare.exchange.messages import STATUS_FAILED, STATUS_OK, SiteReply, SiteTask, encode_reply
-from fairflare.federation import site as site_half
-from fairflare.federation.checkpoint import CheckpointFolder
-from fairflare.federation.collector import Collector, LikeReceived
-from fairflare.federation.journal import Journal
-from fairflare.federation.local import LocalTransport, run_local
-from fairflare.federation.plan import make_plan
-from fairflare.federation.site import SiteWorker
-from fairflare.methods.catalog import get_method
+from fairflare.federation.collecting.collector import Collector, LikeReceived
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.record.checkpoint import CheckpointFolder
+from fairflare.federation.record.journal import Journal
+from fairflare.federation.site import worker as site_half
+from fairflare.federation.site.worker import SiteWorker
+from fairflare.federation.transports.local import LocalTransport, run_local
+from fairflare.methods.base.catalog import get_method
+from fairflare.methods.base.reports import ReportError
+from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_mrl import FairProximalTraining, FedMRL, winsorised
 from fairflare.methods.fed_prox import ProximalTraining
-from fairflare.methods.mu_policy import FixedMu, QMixMu, RandomMu, VdnMu
-from fairflare.methods.reports import ReportError
-from fairflare.methods.training import LocalTraining
-from fairflare.methods.weightings import BySamples, BySom, Uniform
+from fairflare.methods.parts.mu_policy import FixedMu, QMixMu, RandomMu, VdnMu
+from fairflare.methods.parts.weightings import BySamples, BySom, Uniform
 from fairflare.tasks.segmentation import SegmentationTask
 
 from ..unit.test_som import Reference
@@ -363,8 +363,8 @@ def test_an_ablation_is_another_part(given, policy, weighting, way):
             found = getattr(getattr(rule, part), setting)
             assert (list(found) if isinstance(found, tuple) else found) == value
     args = values_of(rule)["args"]
-    assert args["mu_policy"]["path"] == f"fairflare.methods.mu_policy.{policy.__name__}"
-    assert args["weighting"]["path"] == f"fairflare.methods.weightings.{weighting.__name__}"
+    assert args["mu_policy"]["path"] == f"fairflare.methods.parts.mu_policy.{policy.__name__}"
+    assert args["weighting"]["path"] == f"fairflare.methods.parts.weightings.{weighting.__name__}"
     assert args["mean_loss"] == given.get("mean_loss", "mean")
 
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from fairflare.core import losses
-from fairflare.federation.plan import make_plan
-from fairflare.methods.catalog import get_method
+from fairflare.federation.plan.plan import make_plan
+from fairflare.methods.base.catalog import get_method
+from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_prox import ProximalTraining
-from fairflare.methods.training import LocalTraining
 
 from .mrl import PLAIN, Regression, differences, federation, model_of, norm, same, start, train
 

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.core.task import evaluating
-from fairflare.federation.bounds import Bounds
-from fairflare.federation.influence import Influence
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
-from fairflare.federation.transport import Listener
+from fairflare.base.task import evaluating
+from fairflare.federation.collecting.influence import Influence
+from fairflare.federation.collecting.transport import Listener
+from fairflare.federation.plan.bounds import Bounds
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.transports.local import run_local
 from fairflare.methods.afl import AFL
+from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fair_fed import FairFed, ReportAccuracy
 from fairflare.methods.fed_ga import LOCAL_LOSS, FedGA, ReportGap
-from fairflare.methods.training import LocalTraining
 from fairflare.tasks.classification import ClassificationTask
 from tests.federation.network import Run, good
 

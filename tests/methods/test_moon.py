@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.federation.plan import make_plan
-from fairflare.methods.home import LOCAL_MODEL
+from fairflare.federation.plan.plan import make_plan
+from fairflare.methods.base.home import LOCAL_MODEL
+from fairflare.methods.base.training import LocalTraining, SiteError
 from fairflare.methods.moon import ContrastiveTraining
-from fairflare.methods.training import LocalTraining, SiteError
 from fairflare.tasks.classification import ClassificationTask
 
 from . import support

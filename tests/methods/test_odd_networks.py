@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from fairflare.core.sam import SAM
-from fairflare.core.spectral import singular_vectors
+from fairflare.core.aggregation.spectral import singular_vectors
+from fairflare.core.objectives.sam import SAM
 from fairflare.core.states import layerwise_average, weighted_average
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.transports.local import run_local
 from fairflare.reporting.results import read_results
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.core.settings import build, values_of
+from fairflare.base.settings import build, values_of
 from fairflare.exchange.messages import STATUS_OK, SiteReply, SiteTask, decode_task, encode_reply, encode_task
-from fairflare.federation.collector import Collector, LikeReceived
-from fairflare.federation.rounds import RoundFailed, Stopped
-from fairflare.methods.catalog import all_methods
+from fairflare.federation.collecting.collector import Collector, LikeReceived
+from fairflare.federation.server.rounds import RoundFailed, Stopped
+from fairflare.methods.base.catalog import all_methods
+from fairflare.methods.base.home import Home, OwnModel
+from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_avg import FedAvg
-from fairflare.methods.home import Home, OwnModel
-from fairflare.methods.training import LocalTraining
-from fairflare.reporting.comparison import compare
+from fairflare.reporting.compare.comparison import compare
 from fairflare.reporting.table import fairness_table
 from tests.federation.network import SILENT, Run
 

@@ -13,18 +13,18 @@ import pytest
 import torch
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
-from fairflare.core.fair_rules import AccumulatedSteps
-from fairflare.federation.bounds import Bounds
-from fairflare.federation.collector import Collector
+from fairflare.core.aggregation.fair_rules import AccumulatedSteps
+from fairflare.federation.collecting.collector import Collector
+from fairflare.federation.plan.bounds import Bounds
 from fairflare.flare.aggregator import FairAggregator
-from fairflare.flare.wire import META_KEY
+from fairflare.flare.messages.wire import META_KEY
+from fairflare.methods.base.rule import RoundInputs
+from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_nova import FedNova, NovaTraining
 from fairflare.methods.fed_prox import ProximalTraining
-from fairflare.methods.probes import LossProbe
+from fairflare.methods.parts.probes import LossProbe
 from fairflare.methods.q_fed_avg import QFedAvg
-from fairflare.methods.rule import RoundInputs
-from fairflare.methods.training import LocalTraining
 from fairflare.tasks.classification import ClassificationTask
 from tests.federation.network import Line, Run, good
 

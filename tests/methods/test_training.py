@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairflare.core.norms import lone_samples
-from fairflare.core.settings import field_names
+from fairflare.base.settings import field_names
+from fairflare.core.features.norms import lone_samples
 from fairflare.exchange.messages import SiteReply
-from fairflare.federation.plan import make_plan
-from fairflare.federation.site import round_seed
-from fairflare.methods.catalog import all_methods
-from fairflare.methods.classifier_retraining import ClassifierRetraining
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.site.worker import round_seed
+from fairflare.methods.base.catalog import all_methods
+from fairflare.methods.base.local_loop import rate
+from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_ism import SharpnessAwareTraining
 from fairflare.methods.fed_mas import RescueTraining
 from fairflare.methods.fed_mrl import FairProximalTraining
-from fairflare.methods.local_loop import rate
-from fairflare.methods.probes import ReportsScore
-from fairflare.methods.training import LocalTraining
+from fairflare.methods.parts.classifier_retraining import ClassifierRetraining
+from fairflare.methods.parts.probes import ReportsScore
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.networks import build_classifier
 
@@ -203,7 +203,7 @@ def test_other_batches_do_not_notice(worker, monkeypatch, batch_size):
     assert task.open_site("site-1", {}).num_samples("training") % batch_size > 1
     asked = request("train", initial(task))
     watched = worker(LocalTraining(batch_size=batch_size), "a", task=task).perform(asked)
-    monkeypatch.setattr("fairflare.methods.local_loop.lone_samples", lambda model: nullcontext())
+    monkeypatch.setattr("fairflare.methods.base.local_loop.lone_samples", lambda model: nullcontext())
     plain = worker(LocalTraining(batch_size=batch_size), "b", task=task).perform(asked)
     assert watched.status == plain.status == "ok"
     assert same(watched.update, plain.update)

@@ -6,13 +6,13 @@ from typing import Any, ClassVar
 
 import pytest
 
-from fairflare.core.acting import OnlyWith, idle, needs_of, only_with
-from fairflare.core.settings import NonNegative, field_names, settings
-from fairflare.federation.plan import TASKS_BY_KIND, load_task_class, make_plan
-from fairflare.federation.run_settings import RunSettings
-from fairflare.federation.series import Series, read_entry
-from fairflare.flare.recipes import FairRecipe
-from fairflare.methods.catalog import all_methods
+from fairflare.base.acting import OnlyWith, idle, needs_of, only_with
+from fairflare.base.settings import NonNegative, field_names, settings
+from fairflare.federation.plan.plan import TASKS_BY_KIND, load_task_class, make_plan
+from fairflare.federation.plan.run_settings import RunSettings
+from fairflare.federation.plan.series import Series, read_entry
+from fairflare.flare.export.recipes import FairRecipe
+from fairflare.methods.base.catalog import all_methods
 
 VAIN: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [  # and what lets it act
     ("fed_avg", {"momentum": 0.5}, "optimizer=sgd, and optimizer is 'adam'", {"optimizer": "sgd"}),

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from fairflare.cli import as_json, commands, doctor
 from fairflare.data.datalist import SPLITS, write_datalist
-from fairflare.methods.catalog import all_methods
+from fairflare.methods.base.catalog import all_methods
 from tests.unit.report_runs import document
 
 PAGE = Path(__file__).parents[2] / "docs" / "command_line.md"

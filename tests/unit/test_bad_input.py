@@ -18,10 +18,10 @@ from fairflare.core.fairness import summarize
 from fairflare.core.similarity import layerwise_cka, linear_cka
 from fairflare.core.states import layerwise_average, weighted_average
 from fairflare.core.weighting import layer_weights, power_weights
-from fairflare.federation.describe import in_lines, in_use
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
-from fairflare.federation.rounds import RoundFailed
+from fairflare.federation.plan.describe import in_lines, in_use
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.server.rounds import RoundFailed
+from fairflare.federation.transports.local import run_local
 
 STATE = {"w": torch.ones(2)}
 NET = torch.nn.Sequential(torch.nn.Linear(2, 2))

@@ -11,7 +11,7 @@ import torch
 from monai.networks.nets.basic_unet import BasicUNet
 from torch import nn
 
-from fairflare.core.batch_norms import (
+from fairflare.core.features.batch_norms import (
     Moments,
     Unmeasurable,
     measure,

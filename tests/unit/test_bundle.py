@@ -12,12 +12,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from fairflare.base.disk.bundle_files import bundle_checksum, bundle_files, copy_bundle, grouped
 from fairflare.cli import commands as cli
-from fairflare.core.bundle_files import bundle_checksum, bundle_files, copy_bundle, grouped
-from fairflare.federation.plan import make_plan
-from fairflare.flare.recipes import FairRecipe
-from fairflare.methods.local_loop import make_optimizer
-from fairflare.methods.training import LocalTraining
+from fairflare.federation.plan.plan import make_plan
+from fairflare.flare.export.recipes import FairRecipe
+from fairflare.methods.base.local_loop import make_optimizer
+from fairflare.methods.base.training import LocalTraining
 from fairflare.prediction.recall import recall
 from fairflare.tasks.bundle import MonaiBundleTask
 from tests.bundles import train_config, write_bundle
@@ -384,7 +384,7 @@ def test_a_job_carries_it_as_custom_code(tmp_path: Path) -> None:
     task = json.loads(text)["executors"][0]["executor"]["args"]["task"]
     assert task["path"] == "task.Task"
     assert task["args"]["bundle_sha256"] == grouped(bundle_checksum(folder))
-    from fairflare.federation.plan import load_task_class
+    from fairflare.federation.plan.plan import load_task_class
 
     cls = load_task_class(app / "custom" / "task.py")
     assert cls(**task["args"]).primary_metric == "dice"

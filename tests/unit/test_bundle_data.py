@@ -13,13 +13,13 @@ from monai.inferers import sliding_window_inference
 from monai.metrics import DiceMetric, MeanIoU
 from monai.networks.utils import one_hot
 
-from fairflare.core.resampling import draws, units_of
-from fairflare.core.stopping import TaskStopped, stoppable
-from fairflare.core.task import SiteData
+from fairflare.base.cases.resampling import draws, units_of
+from fairflare.base.stopping import TaskStopped, stoppable
+from fairflare.base.task import SiteData
 from fairflare.data.datalist import DataError
 from fairflare.data.phantoms import volumes_site
 from fairflare.data.preparers.phantoms import prepare_phantom
-from fairflare.federation.plan import make_plan
+from fairflare.federation.plan.plan import make_plan
 from fairflare.tasks.bundle import MonaiBundleTask
 from tests.bundles import train_config, write_bundle, write_volumes
 

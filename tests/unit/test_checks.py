@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairflare.core import checks
+from fairflare.base import checks
 
 CORE = Path(checks.__file__).parent
 

@@ -23,8 +23,8 @@ from fairflare.data.phantoms import class_site as phantom_site
 from fairflare.tasks import transforms
 from fairflare.tasks.base import SiteData
 from fairflare.tasks.classification import ClassificationTask, FolderClasses, phantom_index
-from fairflare.tasks.metrics import classification_metrics
 from fairflare.tasks.networks import Classifier
+from fairflare.tasks.scores.metrics import classification_metrics
 
 # Five classes; about 60 images to draw for a site.
 SMALL: dict[str, Any] = {

@@ -25,16 +25,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
+from fairflare.base.settings import Part, choices, described, settings, typed, values_of
 from fairflare.cli import commands as cli
 from fairflare.cli import doctor
 from fairflare.cli.run_view import RunView
 from fairflare.cli.site_names import run_sites
-from fairflare.core.settings import Part, choices, described, settings, typed, values_of
 from fairflare.data.preparers.__main__ import make_parser
-from fairflare.federation.bounds import Bounds
-from fairflare.federation.describe import sections
-from fairflare.federation.plan import TASKS_BY_KIND, load_task_class, make_plan
-from fairflare.methods.catalog import all_methods
+from fairflare.federation.plan.bounds import Bounds
+from fairflare.federation.plan.describe import sections
+from fairflare.federation.plan.plan import TASKS_BY_KIND, load_task_class, make_plan
+from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.fed_mrl import FedMRL
 from fairflare.provision import job_classes
 from tests.bundles import write_bundle
@@ -354,7 +354,7 @@ def test_a_broken_task_file_is_one_line(tmp_path: Path, text: str, message: str)
 
 BUG = """
 import sys
-import fairflare.flare.recipes
+import fairflare.flare.export.recipes
 from fairflare.cli import commands as cli
 from fairflare.cli import doctor
 
@@ -363,7 +363,7 @@ def broken(*arguments, **named):
     return "a" + 1
 
 
-fairflare.flare.recipes.make_plan = broken
+fairflare.flare.export.recipes.make_plan = broken
 sys.argv = ["fairflare", *sys.argv[1:]]
 cli.main()
 """
@@ -372,7 +372,7 @@ cli.main()
 TASK_WITH_SETTING = """
 from __future__ import annotations
 
-from fairflare.core.settings import PositiveInt, settings
+from fairflare.base.settings import PositiveInt, settings
 from fairflare.tasks.segmentation import SegmentationTask
 
 

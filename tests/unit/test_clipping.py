@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairflare.core.clipping import COUNTERS, PARAMETERS, STATISTICS, VARIANCES, Clip, clipped_states
+from fairflare.core.aggregation.clipping import COUNTERS, PARAMETERS, STATISTICS, VARIANCES, Clip, clipped_states
 
 RECEIVED = {
     "conv.weight": torch.tensor([[1.0, -2.0], [0.5, 3.0]]),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fairflare.cli.compare_runs import PLAN_FILE, Runner
-from fairflare.federation.series import Series, read_entry
+from fairflare.federation.plan.series import Series, read_entry
 from tests.unit.report_runs import document
 
 

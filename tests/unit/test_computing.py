@@ -11,7 +11,7 @@ import pytest
 import torch
 from monai.networks.nets import BasicUNet
 
-from fairflare.core.computing import Computing, LossScale, NoSuchForm, Overflow, plainly
+from fairflare.base.machine.computing import Computing, LossScale, NoSuchForm, Overflow, plainly
 from fairflare.core.similarity import layerwise_cka
 
 pytestmark = pytest.mark.usefixtures("one_thread")

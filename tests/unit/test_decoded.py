@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.core.task import SiteData
+from fairflare.base.task import SiteData
 from fairflare.data import reading
 from fairflare.data.datalist import SPLITS, DataError, Sample, write_datalist
 from fairflare.data.decoded import DECODED_BYTES, UNUSED_DAYS, DecodedVolumes
 from fairflare.data.image_file import KINDS, ImageFile
 from fairflare.data.reading import Reading, read_image
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
-from fairflare.federation.site import SiteWorker
-from fairflare.methods.training import LocalTraining
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.site.worker import SiteWorker
+from fairflare.federation.transports.local import run_local
+from fairflare.methods.base.training import LocalTraining
 from fairflare.tasks.segmentation import SegmentationTask
 
 from .dicom_files import series

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fairflare.core.resampling import draws, units_of
-from fairflare.reporting.comparison import compare, comparison_of, row_table
-from fairflare.reporting.difference_table import difference_table
-from fairflare.reporting.differences import MEASURES, Difference, differences, paired
+from fairflare.base.cases.resampling import draws, units_of
+from fairflare.reporting.compare.comparison import compare, comparison_of, row_table
+from fairflare.reporting.compare.difference_table import difference_table
+from fairflare.reporting.compare.differences import MEASURES, Difference, differences, paired
 
 
 def run(label: str, seed: int, by_site: dict[str, float | None], **head: Any) -> dict[str, Any]:

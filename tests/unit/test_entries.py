@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairflare.core.entries import WHICH, Steps, largest, largest_overall, packed, unpacked, with_entries
+from fairflare.core.aggregation.entries import WHICH, Steps, largest, largest_overall, packed, unpacked, with_entries
 from fairflare.core.states import sq_norm
 
 numbers = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=40)

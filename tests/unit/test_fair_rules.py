@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairflare.core.fair_rules import (
+from fairflare.core.aggregation.fair_rules import (
     AccumulatedSteps,
     contributions,
     fair_fed_gaps,
@@ -24,7 +24,7 @@ from fairflare.core.fair_rules import (
     updated_share,
     with_newcomers,
 )
-from fairflare.core.updates import leave_one_out_cosines, squared_norms
+from fairflare.core.aggregation.updates import leave_one_out_cosines, squared_norms
 from fairflare.core.weighting import power_weights
 
 NAN = math.nan

@@ -12,7 +12,8 @@ import pytest
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from fairflare.core.inequality import (
+from fairflare.base.cases.sampling import BINS, case_scores, jackknife, num_cases, of_mean, standard_error
+from fairflare.core.statistics.inequality import (
     Compared,
     errors_test,
     mean_interval,
@@ -20,7 +21,6 @@ from fairflare.core.inequality import (
     permutation_test,
     share_interval,
 )
-from fairflare.core.sampling import BINS, case_scores, jackknife, num_cases, of_mean, standard_error
 
 RIGHT = [0.0, 1.0]
 MIDDLES = ((np.arange(BINS) + 0.5) / BINS).tolist()

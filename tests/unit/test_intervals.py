@@ -9,7 +9,7 @@ import pytest
 from benchmarks import bench_intervals
 from scipy import stats
 
-from fairflare.core.intervals import degrees, estimate, holm, of_sites, shared_variance, widened
+from fairflare.core.statistics.intervals import degrees, estimate, holm, of_sites, shared_variance, widened
 
 RNG = np.random.default_rng(0)
 

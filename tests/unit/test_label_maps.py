@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.neighbors import NearestCentroid
 
-from fairflare.core.label_maps import features_of, in_words, label_maps
+from fairflare.core.statistics.label_maps import features_of, in_words, label_maps
 
 CLASSES, SITES = 5, [f"site-{k}" for k in range(1, 6)]
 

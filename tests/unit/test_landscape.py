@@ -18,10 +18,10 @@ from torch import nn
 from typer.testing import CliRunner
 
 from fairflare.cli import app
-from fairflare.core.landscape import coordinates, direction, filter_norms, numbers, surface
+from fairflare.core.objectives.landscape import coordinates, direction, filter_norms, numbers, surface
 from fairflare.data.datalist import SPLITS, write_datalist
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.transports.local import run_local
 from fairflare.prediction.landscape import Grid, landscape_at, load_trained, mean_loss
 from fairflare.reporting.landscape import draw
 from fairflare.tasks.classification import ClassificationTask

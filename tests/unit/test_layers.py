@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from fairflare.core import similarity
-from fairflare.core.layers import layer_of, layers_of, parameter_layers
+from fairflare.core.features.layers import layer_of, layers_of, parameter_layers
 
 
 class Block(nn.Module):

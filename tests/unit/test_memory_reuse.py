@@ -9,15 +9,15 @@ import sys
 
 import pytest
 
-from fairflare.core import memory_reuse
-from fairflare.core.memory_reuse import reused_memory
+from fairflare.base.machine import memory_reuse
+from fairflare.base.machine.memory_reuse import reused_memory
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc gives these limits")
 
 PROGRAM = """
 import resource
 import numpy as np
-from fairflare.core.memory_reuse import reused_memory
+from fairflare.base.machine.memory_reuse import reused_memory
 
 def faults(times=20):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairflare.data.phantoms import PHANTOMS
-from fairflare.tasks.metrics import NAMES, classification_metrics
+from fairflare.tasks.scores.metrics import NAMES, classification_metrics
 
 Array = npt.NDArray[np.floating]
 

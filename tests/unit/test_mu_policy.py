@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.core.mu_rewards import MU_GRID
+from fairflare.base.settings import build, choices, field_names
+from fairflare.core.agents.mu_rewards import MU_GRID
 from fairflare.core.qmix import QMix
-from fairflare.core.settings import build, choices, field_names
-from fairflare.methods import mu_policy
-from fairflare.methods.mu_policy import FixedMu, MuPolicy, QMixMu, RandomMu, VdnMu
+from fairflare.methods.parts import mu_policy
+from fairflare.methods.parts.mu_policy import FixedMu, MuPolicy, QMixMu, RandomMu, VdnMu
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SITES = ("a", "b", "c")
@@ -506,7 +506,7 @@ def test_a_run_too_short_to_learn_says_so(kind, num_rounds, settings, rounds, en
 @pytest.mark.parametrize("num_rounds", [3, 27])
 def test_policies_that_do_not_learn_are_silent(kind, num_rounds, caplog):
     """But for a word where agents could have learnt."""
-    with caplog.at_level(logging.INFO, logger="fairflare.methods.mu_policy"):
+    with caplog.at_level(logging.INFO, logger="fairflare.methods.parts.mu_policy"):
         policy = kind()
         for r in range(2):
             policy.choose(inputs(everybody(), r, num_rounds=num_rounds))
@@ -527,7 +527,7 @@ def test_policies_that_do_not_learn_are_silent(kind, num_rounds, caplog):
 def test_one_network_for_all_beyond_eight_sites(kind, num_sites, agents, shared, caplog):
     names = [f"s{k}" for k in range(num_sites)]
     policy = kind(agents=agents, hidden=6)
-    with caplog.at_level(logging.INFO, logger="fairflare.methods.mu_policy"):
+    with caplog.at_level(logging.INFO, logger="fairflare.methods.parts.mu_policy"):
         policy.choose(inputs({name: report() for name in names}, num_rounds=60, asked=names))
     first = state_of(policy)["online"]["agents.0.weight"]
     assert first.shape == ((1, 4 + num_sites + 10, 6) if shared else (num_sites, 4, 6))

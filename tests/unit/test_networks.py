@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
 
-from fairflare.core.norms import lone_samples
+from fairflare.core.features.norms import lone_samples
 from fairflare.tasks.networks import (
     IMAGENET_MEAN,
     IMAGENET_STD,

@@ -12,15 +12,15 @@ import pytest
 import torch
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.transports.local import run_local
 from fairflare.flare.aggregator import FairAggregator
-from fairflare.flare.wire import META_KEY
-from fairflare.methods.catalog import all_methods
+from fairflare.flare.messages.wire import META_KEY
+from fairflare.methods.base.catalog import all_methods
+from fairflare.methods.base.rule import Rule, Weighing
 from fairflare.methods.q_fed_avg import QFedAvg
-from fairflare.methods.rule import Rule, Weighing
-from fairflare.reporting.comparison import compare
-from fairflare.reporting.no_effect import faults_of, same_weights, short_step, zero_everywhere
+from fairflare.reporting.compare.comparison import compare
+from fairflare.reporting.compare.no_effect import faults_of, same_weights, short_step, zero_everywhere
 from fairflare.reporting.table import fairness_table
 
 TINY: dict[str, Any] = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.3, "local_epochs": 1}

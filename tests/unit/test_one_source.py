@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from fairflare.base.cases.resampling import units_of
 from fairflare.cli.commands import app
 from fairflare.cli.compare import _report
-from fairflare.core.resampling import units_of
-from fairflare.reporting.differences import MEASURES
+from fairflare.reporting.compare.differences import MEASURES
 from fairflare.reporting.page.material import read_material
 from fairflare.reporting.page.pareto import set_apart
 from fairflare.reporting.page.write import write_report

@@ -19,9 +19,9 @@ from fairflare.data.datalist import DataError, load_datalist
 from fairflare.data.patients import on_both_sides, suggested
 from fairflare.data.preparers.__main__ import main as prepare
 from fairflare.data.preparers.listed import groups_by_site
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
-from fairflare.federation.shared_images import refuse_shared_images
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.transports.local import run_local
+from fairflare.federation.transports.shared_images import refuse_shared_images
 
 
 def site(folder: Path, *, colour: bool = True, size: tuple[int, int] = (100, 130), patient: bool = False) -> Path:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fairflare.core.stopping import StoppableData
+from fairflare.base.stopping import StoppableData
 from fairflare.data.datalist import SPLITS, write_datalist
 from fairflare.tasks.placing import back_in_place, centred, inner_size, masks_placed, overlaps, smooth
 from fairflare.tasks.segmentation import SegmentationTask

@@ -35,8 +35,8 @@ from fairflare.data.preparers import (
 from fairflare.data.preparers.eyes import RIF_SITES
 from fairflare.data.preparers.rsna import KINDS
 from fairflare.data.preparers.skin import CENTRES, FEDISM
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.transports.local import run_local
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

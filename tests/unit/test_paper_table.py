@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fairflare.methods.papers import tables
+from fairflare.methods.base.papers import tables
+from fairflare.reporting.compare.paper_table import paper_table
 from fairflare.reporting.page.content import Spread
 from fairflare.reporting.page.material import read_material
 from fairflare.reporting.page.sweep import half_width, sweep
 from fairflare.reporting.page.write import write_report
-from fairflare.reporting.paper_table import paper_table
 from fairflare.tasks.classification import ClassificationTask
 from tests.unit.report_runs import document
 

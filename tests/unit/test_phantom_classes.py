@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fairflare.core.settings import field_names
+from fairflare.base.settings import field_names
 from fairflare.data.corruptions import corrupt, image_seed
 from fairflare.data.partitions import iid_partition, stratified_split
 from fairflare.data.phantoms import PHANTOMS, PhantomPlan, class_site, classes

@@ -13,15 +13,15 @@ import pytest
 from typer.testing import CliRunner
 
 from fairflare.cli.commands import app
-from fairflare.flare.recipes import FairRecipe
-from fairflare.methods import catalog
-from fairflare.methods.catalog import all_methods, plugin_of
+from fairflare.flare.export.recipes import FairRecipe
+from fairflare.methods.base import catalog
+from fairflare.methods.base.catalog import all_methods, plugin_of
 
 RULE = """
-from fairflare.core.settings import NonNegative, settings
-from fairflare.methods.catalog import Method
-from fairflare.methods.rule import Rule, Weighing
-from fairflare.methods.training import LocalTraining
+from fairflare.base.settings import NonNegative, settings
+from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.rule import Rule, Weighing
+from fairflare.methods.base.training import LocalTraining
 
 
 @settings
@@ -135,7 +135,7 @@ def test_a_plugin_in_a_process_of_its_own(installed: Installed, tmp_path: Path) 
         ("import nothing_of_this_name", "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
         ("def METHODS(:", "SyntaxError: "),
         ("raise SystemExit(3)", "SystemExit: 3"),
-        ("METHODS = ['fed_avg']", "TypeError: 'fed_avg' is no fairflare.methods.catalog.Method"),
+        ("METHODS = ['fed_avg']", "TypeError: 'fed_avg' is no fairflare.methods.base.catalog.Method"),
         ("METHODS = 3", "TypeError: 'int' object is not iterable"),
         (
             RULE.replace("LocalTraining)]", "LocalTraining, server={'shar': 1})]"),

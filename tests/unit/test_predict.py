@@ -17,19 +17,19 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from fairflare import __version__
+from fairflare.base.task import metric_name
 from fairflare.cli import commands as cli
-from fairflare.core.task import metric_name
 from fairflare.data.datalist import write_datalist
-from fairflare.federation.local import run_local
-from fairflare.federation.phase import Stopped
-from fairflare.federation.plan import make_plan
-from fairflare.federation.task_record import TaskRecorder
+from fairflare.federation.collecting.phase import Stopped
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.record.task_record import TaskRecorder
+from fairflare.federation.transports.local import run_local
 from fairflare.prediction.masks import coded, in_size, label_map, labels_of
 from fairflare.prediction.predictor import load_predictor
 from fairflare.prediction.recall import recall
 from fairflare.prediction.saved_model import find_model, read_model
 from fairflare.tasks.classification import ClassificationTask
-from fairflare.tasks.metrics import classification_metrics
+from fairflare.tasks.scores.metrics import classification_metrics
 from fairflare.tasks.scripts import ScriptTask
 from fairflare.tasks.segmentation import SegmentationTask
 

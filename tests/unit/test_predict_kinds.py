@@ -15,8 +15,8 @@ from typer.testing import CliRunner, Result
 
 from fairflare.cli import commands as cli
 from fairflare.data.datalist import write_datalist
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.transports.local import run_local
 from fairflare.prediction.predictor import load_predictor
 from fairflare.prediction.recall import recall
 from fairflare.prediction.saved_model import find_model, read_model

@@ -11,8 +11,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fairflare.cli import commands as cli
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.transports.local import run_local
 from fairflare.prediction.predictor import PERSONAL_NOTE, load_predictor
 from fairflare.prediction.saved_model import read_model
 

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from fairflare.base.disk.files import sha256_of
 from fairflare.cli.commands import app
-from fairflare.core.files import sha256_of
 from fairflare.data.corruptions import gaussian_noise, image_seed
 from fairflare.data.datalist import SPLITS, DataError, load_datalist
 from fairflare.data.preparers import Dealing, prepare_images, prepare_masks

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fairflare.cli.provenance import FILE, checksums, commit_of, note_session, processor, sessions_of
-from fairflare.reporting.comparison_page import provenance_lines
+from fairflare.reporting.compare.comparison_page import provenance_lines
 
 
 @pytest.fixture

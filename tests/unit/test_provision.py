@@ -14,7 +14,7 @@ from nvflare.lighter.provision import prepare_project
 from nvflare.lighter.provisioner import Provisioner
 
 from fairflare import provision as import_path
-from fairflare.flare.provision import AUTHORIZATION, SitePolicyBuilder, job_classes
+from fairflare.flare.export.provision import AUTHORIZATION, SitePolicyBuilder, job_classes
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fairflare.core import mu_rewards, q_learning, qmix
-from fairflare.core.mu_rewards import MU_GRID, global_accuracy, label_entropy, observation, reward
-from fairflare.core.q_learning import MANY_AGENTS, Mixer, SummaryMixer, available, mix, td_target
+from fairflare.core import qmix
+from fairflare.core.agents import mu_rewards, q_learning
+from fairflare.core.agents.mu_rewards import MU_GRID, global_accuracy, label_entropy, observation, reward
+from fairflare.core.agents.q_learning import MANY_AGENTS, Mixer, SummaryMixer, available, mix, td_target
 from fairflare.core.qmix import QMix, Step, epsilon_at
 
 pytestmark = pytest.mark.usefixtures("one_thread")

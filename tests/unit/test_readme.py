@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from fairflare.federation.describe import overview
-from fairflare.federation.plan import TASKS_BY_KIND
-from fairflare.methods.catalog import all_methods
+from fairflare.federation.plan.describe import overview
+from fairflare.federation.plan.plan import TASKS_BY_KIND
+from fairflare.methods.base.catalog import all_methods
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from fairflare.cli import app
 from fairflare.exchange.messages import Message
-from fairflare.federation.rounds import RoundFailed
+from fairflare.federation.server.rounds import RoundFailed
 from fairflare.reporting.documents import MAX_PROBLEMS
 from fairflare.reporting.page import pareto, style, write
 from fairflare.reporting.page.content import MAX_ROWS, Picture, Spread, Table, digits, printable, shown
@@ -192,7 +192,7 @@ def _same(cell: str, deviation: str, text: str) -> bool:
 @pytest.mark.long
 def test_the_pages_own_csv_equals_what_compare_writes(tmp_path):
     """Two ways to the same figures: the page's and those of ``fairflare compare``."""
-    from fairflare.reporting.comparison import compare
+    from fairflare.reporting.compare.comparison import compare
 
     runs = three({"a": [0.2, 0.4], "b": [0.25, 0.5]})
     folder = write_comparison(tmp_path / "c", runs)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from fairflare.reporting.compare.unseen import Unseen, write_unseen
 from fairflare.reporting.layout import sure
 from fairflare.reporting.page import words, write
 from fairflare.reporting.page.material import read_material
-from fairflare.reporting.unseen import Unseen, write_unseen
 
 TEMPLATES = Path(write.__file__).parent / "templates"
 

@@ -22,11 +22,11 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from fairflare.base.disk.record_log import RecordLog
 from fairflare.cli import app
 from fairflare.core.fairness import summarize
-from fairflare.core.record_log import RecordLog
-from fairflare.federation.checkpoint import Checkpoint, CheckpointFolder
-from fairflare.reporting.comparison import compare
+from fairflare.federation.record.checkpoint import Checkpoint, CheckpointFolder
+from fairflare.reporting.compare.comparison import compare
 from fairflare.reporting.documents import read_head, read_rounds
 from fairflare.reporting.layout import csv_lines
 from fairflare.reporting.results import (

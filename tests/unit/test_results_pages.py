@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from fairflare.reporting.comparison import compare
-from fairflare.reporting.difference_table import difference_table
-from fairflare.reporting.differences import differences
+from fairflare.reporting.compare.comparison import compare
+from fairflare.reporting.compare.difference_table import difference_table
+from fairflare.reporting.compare.differences import differences
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"

@@ -11,12 +11,12 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from fairflare.base.settings import field_names, values_of
 from fairflare.cli.commands import app
 from fairflare.cli.plan_options import which_paper
-from fairflare.core.settings import field_names, values_of
-from fairflare.federation.series import Entry, Series, entries_of, read_entry, read_file, seeds_of
-from fairflare.methods.papers import table_of, tables
-from fairflare.methods.training import LocalTraining
+from fairflare.federation.plan.series import Entry, Series, entries_of, read_entry, read_file, seeds_of
+from fairflare.methods.base.papers import table_of, tables
+from fairflare.methods.base.training import LocalTraining
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from nvflare.fuel.utils.class_utils import ModuleScanner, get_component_init_par
 from nvflare.fuel.utils.component_builder import ComponentBuilder
 from nvflare.job_config.api import FedJob
 
-from fairflare.core.settings import (
+from fairflare.base.settings import (
     BelowOne,
     Flag,
     Fraction,
@@ -36,7 +36,7 @@ from fairflare.core.settings import (
     settings,
     values_of,
 )
-from fairflare.methods.catalog import all_methods
+from fairflare.methods.base.catalog import all_methods
 
 
 @settings

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fairflare.core import sam
 from fairflare.core import sharpness as module
 from fairflare.core.losses import logit_adjusted_cross_entropy
+from fairflare.core.objectives import sam
 from fairflare.core.sharpness import GSAM, SAM, Sharpness, search_distance, sharpness
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from monai.networks.nets import BasicUNet, SwinUNETR
 from torch import Tensor, nn
 
-from fairflare.core import joint_pass
+from fairflare.core.features import joint_pass
 from fairflare.core.similarity import (
     COSINE_MODES,
     ESTIMATORS,
@@ -37,8 +37,8 @@ from fairflare.core.similarity import (
     parameter_layers,
 )
 from fairflare.core.similarity import store as stored
-from fairflare.methods import anchor_report
 from fairflare.methods.fed_lwr import LayerSimilarityReport
+from fairflare.methods.parts import anchor_report
 
 FULL = ("biased", "unbiased")
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from fairflare.cli import app
-from fairflare.federation.local import run_local
-from fairflare.federation.plan import make_plan
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.transports.local import run_local
 from fairflare.tasks.segmentation import SegmentationTask
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.long]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from fairflare.core.stabilise import mixed, smoothed, tempered
-from fairflare.core.units import execution_order, units
+from fairflare.core.aggregation.stabilise import mixed, smoothed, tempered
+from fairflare.core.features.units import execution_order, units
 from fairflare.core.weighting import normalise, uniform_weights
 
 weights = st.dictionaries(st.sampled_from("abcdefg"), st.floats(1e-6, 1e3), min_size=1).map(normalise)

@@ -14,15 +14,15 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from fairflare.core.inequality import mean_interval
-from fairflare.core.sampling import BINS
-from fairflare.reporting.comparison import compare, comparison_of
-from fairflare.reporting.difference_table import difference_table
-from fairflare.reporting.differences import differences, fell
+from fairflare.base.cases.sampling import BINS
+from fairflare.core.statistics.inequality import mean_interval
+from fairflare.reporting.compare.comparison import compare, comparison_of
+from fairflare.reporting.compare.difference_table import difference_table
+from fairflare.reporting.compare.differences import differences, fell
+from fairflare.reporting.compare.standing import CASES, ERRORS, WITHIN, standing, who_is_behind
 from fairflare.reporting.documents import as_json
 from fairflare.reporting.page.material import of_one, page_run
 from fairflare.reporting.page.write import build, write_report
-from fairflare.reporting.standing import CASES, ERRORS, WITHIN, standing, who_is_behind
 from fairflare.reporting.table import class_table, fairness_table, rich_table
 from tests.unit.report_runs import document, write_comparison, write_run
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import median_abs_deviation
 
-from fairflare.core.suspicion import contradicted, lower_than_others, points_away
+from fairflare.core.aggregation.suspicion import contradicted, lower_than_others, points_away
 
 
 def test_far_below_the_others() -> None:

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.core.settings import build, choices, described, field_names, settings, values_of
+from fairflare.base.settings import build, choices, described, field_names, settings, values_of
 from fairflare.core.som import SelfOrganizingMap
-from fairflare.methods.weightings import BySamples, BySom, Uniform, Weighting
+from fairflare.methods.parts.weightings import BySamples, BySom, Uniform, Weighting
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from fairflare.reporting.comparison import Comparison, Row, suppressed_in
-from fairflare.reporting.difference_table import notes_of_differences
+from fairflare.reporting.compare.comparison import Comparison, Row, suppressed_in
+from fairflare.reporting.compare.difference_table import notes_of_differences
 from fairflare.reporting.layout import spread
 from fairflare.reporting.table import by_site_of, known_metric, label_of, metrics_of, run_notes, summary_of
 
 if TYPE_CHECKING:
     from fairflare.cli.compare_runs import Progress
     from fairflare.cli.doctor import Finding
-    from fairflare.federation.describe import InUse, Listed
+    from fairflare.federation.plan.describe import InUse, Listed
     from fairflare.tasks.data_check import DataReport
 
 
@@ -32,7 +32,7 @@ class _Document(_Part):
 
 
 class ListedMethod(_Part):
-    """A method, as :class:`fairflare.federation.describe.Listed` has it."""
+    """A method, as :class:`fairflare.federation.plan.describe.Listed` has it."""
 
     name: str
     title: str
@@ -125,7 +125,7 @@ class ComparedRow(_Part):
 
 
 class ComparedDifference(_Part):
-    """A row's difference to the reference, as :class:`fairflare.reporting.differences.Difference` has it."""
+    """A row's difference to the reference, as :class:`fairflare.reporting.compare.differences.Difference` has it."""
 
     label: str
     measure: str

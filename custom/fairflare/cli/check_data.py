@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import typer
 from rich.progress import Progress
 
+from fairflare.base.disk.files import unreadable
 from fairflare.cli.own_data import manifest_of, prepared_for
 from fairflare.cli.screen import AsJson, console, errors, one_document, user_errors
-from fairflare.core.files import unreadable
 from fairflare.data.datalist import SPLITS
 
 MOST = 20  # lines of a site, unless --all
@@ -78,7 +78,7 @@ def sites_of(path: Path) -> dict[str, dict[str, Any]]:
     Raises:
         ValueError: there is nothing to look at; says what was expected.
     """
-    from fairflare.federation.site_file import own_settings
+    from fairflare.federation.site.site_file import own_settings
 
     if path.is_dir():
         file = next((path / name for name in ("fairflare.json", "datalist.json") if (path / name).is_file()), None)
@@ -116,7 +116,7 @@ def make_task(
     Without a kind it is what the labels are; without ``num_classes`` a classification has as many classes as the
     datalists name, else as the highest label says. ``data``: where they are, for what their manifest says.
     """
-    from fairflare.federation.plan import make_plan
+    from fairflare.federation.plan.plan import make_plan
     from fairflare.tasks.images import ImageTask
 
     labels, names = _labels(sites)
@@ -221,8 +221,8 @@ def _pictures(out: Path, sites: Sequence[str], overwrite: bool) -> dict[str, tup
 def _write_pictures(
     sites: Sequence[Any], out: Path, targets: Mapping[str, tuple[Path, Path]], names: Sequence[str] | None
 ) -> None:
-    from fairflare.core.files import csv_text
-    from fairflare.tasks.data_pictures import contact_sheet, histogram
+    from fairflare.base.disk.files import csv_text
+    from fairflare.tasks.scores.data_pictures import contact_sheet, histogram
 
     rows: list[list[Any]] = [["site", "split", "class", "images"]]
     for site in sites:

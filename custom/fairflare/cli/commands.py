@@ -53,7 +53,7 @@ def top(
 ) -> None:
     """Fair federated learning for medical images on NVIDIA FLARE."""
     if version:
-        from fairflare.federation.run_info import versions
+        from fairflare.federation.record.run_info import versions
 
         console.print(
             ", ".join(f"{name} {number}" for name, number in versions().items()), highlight=False, soft_wrap=True
@@ -70,7 +70,7 @@ def list_methods(
 ) -> None:
     """The methods, with what they do and where they come from."""
     from fairflare.cli.methods_view import print_methods
-    from fairflare.federation.describe import method_table, overview
+    from fairflare.federation.plan.describe import method_table, overview
 
     with user_errors():
         one_form(as_json, markdown=markdown)
@@ -93,7 +93,7 @@ def describe(
     as_json: AsJson = False,
 ) -> None:
     """Settings of a method, for --set: type and range, the value that a run has (and a paper's), meaning."""
-    from fairflare.federation.describe import in_lines, in_use, page, quick_job
+    from fairflare.federation.plan.describe import in_lines, in_use, page, quick_job
 
     with user_errors(), one_document(as_json) as put:
         one_form(as_json, markdown=markdown)
@@ -153,11 +153,11 @@ def run(
     overwrite: Overwrite = False,
 ) -> None:
     """Runs a method in FLARE's simulator and prints the fairness table. Exit code 1 when the run failed."""
+    from fairflare.base.disk.files import safe_name
     from fairflare.cli.own_data import in_words, looked_at, prepared_for, suited_settings
     from fairflare.cli.simulate import RUN_FOLDER, simulate
-    from fairflare.core.files import safe_name
-    from fairflare.federation.shared_images import refuse_shared_images
-    from fairflare.flare.recipes import FairRecipe
+    from fairflare.federation.transports.shared_images import refuse_shared_images
+    from fairflare.flare.export.recipes import FairRecipe
     from fairflare.reporting.results import mark_ended
 
     with user_errors():
@@ -227,8 +227,8 @@ def export(
     overwrite: Overwrite = False,
 ) -> None:
     """Writes a method as a FLARE job folder, with bounds on what a site can do to a round (docs/robustness.md)."""
-    from fairflare.federation.bounds import FOR_HOSPITALS, in_words
-    from fairflare.flare.recipes import FairRecipe
+    from fairflare.federation.plan.bounds import FOR_HOSPITALS, in_words
+    from fairflare.flare.export.recipes import FairRecipe
 
     with user_errors():
         if preinstalled and bundle:
@@ -281,8 +281,8 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """The fairness table of a run; of several runs a comparison, with the differences to the first row."""
-    from fairflare.reporting.comparison import comparison_of, row_table
-    from fairflare.reporting.difference_table import difference_table
+    from fairflare.reporting.compare.comparison import comparison_of, row_table
+    from fairflare.reporting.compare.difference_table import difference_table
     from fairflare.reporting.results import find_results, read_results
     from fairflare.reporting.table import fairness_table, rich_table
 
@@ -346,7 +346,7 @@ def doctor(
 ) -> None:
     """Looks at versions, GPU, disk, a site's data, a start-up kit and ports. Exit code 1 when something cannot work."""
     from fairflare.cli.doctor import examine
-    from fairflare.federation.plan import make_plan
+    from fairflare.federation.plan.plan import make_plan
 
     with user_errors(), one_document(as_json):
         names = parse_sites(sites) if sites else None

@@ -28,11 +28,11 @@ from fairflare.cli.screen import AsJson, console, errors, one_document, user_err
 from fairflare.cli.site_names import parse_sites, run_sites
 
 if TYPE_CHECKING:
+    from fairflare.base.task import Task
     from fairflare.cli.compare_runs import Runner
-    from fairflare.core.task import Task
-    from fairflare.federation.series import Series
-    from fairflare.methods.papers import PaperTable
-    from fairflare.reporting.comparison import Comparison
+    from fairflare.federation.plan.series import Series
+    from fairflare.methods.base.papers import PaperTable
+    from fairflare.reporting.compare.comparison import Comparison
 
 DONE = "completed"  # state of a run; compare_runs is not imported for a mere TAB
 
@@ -139,8 +139,8 @@ def compare_command(
             "bootstrap": bootstrap,
         }
         from fairflare.cli.compare_runs import Runner
-        from fairflare.federation.series import leaving_out
-        from fairflare.methods.papers import table_of
+        from fairflare.federation.plan.series import leaving_out
+        from fairflare.methods.base.papers import table_of
 
         if preset is not None and plan_file is not None:
             raise ValueError("--plan and --preset exclude each other")
@@ -176,7 +176,7 @@ def compare_command(
 
 def _say_what_is_run(series: Series, own_data: bool) -> None:
     """Whose settings the rows have, and what they still have to be given."""
-    from fairflare.methods.catalog import all_methods
+    from fairflare.methods.base.catalog import all_methods
 
     plans = [run.make() for run in series.runs()[: len(series.entries)]]
     for plan in {plan.paper.name: plan for plan in plans if plan.paper is not None}.values():
@@ -190,7 +190,7 @@ def _say_what_is_run(series: Series, own_data: bool) -> None:
 
 def packaged(table: PaperTable, told: Mapping[str, Any]) -> dict[str, Any]:
     """A paper's table as a plan file would say it; with ``--paper`` its rows are trained as the paper has each."""
-    from fairflare.federation.series import entries_of
+    from fairflare.federation.plan.series import entries_of
 
     plan = table.as_plan(small=told.get("small", True))
     return {"entries": entries_of(f"--preset {table.name}", plan.pop("methods")), **plan}
@@ -202,7 +202,7 @@ def _check_metric(metric: str, task: Task) -> None:
     Raises:
         ValueError: the task has no such metric (suggests the nearest).
     """
-    from fairflare.core.checks import choice
+    from fairflare.base.checks import choice
 
     names = [declared.name for declared in task.declared_metrics()]
     for part in [metric] if metric in names else metric.split("+"):
@@ -215,7 +215,7 @@ def _series(
     rows: list[str], plan: Path | Mapping[str, Any] | None, told: Mapping[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
     """What is compared, and the sites' private settings; the command line goes before the plan."""
-    from fairflare.federation.series import Series, read_entry, read_file
+    from fairflare.federation.plan.series import Series, read_entry, read_file
 
     file = read_file(plan) if isinstance(plan, Path) else dict(plan or {})
     given = {"sites": "default", **file, **told, "settings": {**file.get("settings", {}), **told.get("settings", {})}}
@@ -236,7 +236,7 @@ def _series(
 def _on_own_data(series: Series, local: Mapping[str, Any], data: Path | None) -> Series:
     """The series as it suits the sites' own images, where there are such and nothing else is said."""
     from fairflare.cli.own_data import in_words, looked_at, prepared_for, suited_settings
-    from fairflare.federation.shared_images import refuse_shared_images
+    from fairflare.federation.transports.shared_images import refuse_shared_images
 
     plan = series.runs()[0].make()
     refuse_shared_images(plan.sites or (), local)
@@ -289,10 +289,10 @@ def _report(
         The exit code; the comparison of the final models, and of the last ones where every run has such.
     """
     from fairflare.cli.provenance import sessions_of
-    from fairflare.reporting.comparison import comparison_of, row_table
-    from fairflare.reporting.comparison_page import comparison_page
-    from fairflare.reporting.difference_table import difference_table
-    from fairflare.reporting.paper_table import paper_table
+    from fairflare.reporting.compare.comparison import comparison_of, row_table
+    from fairflare.reporting.compare.comparison_page import comparison_page
+    from fairflare.reporting.compare.difference_table import difference_table
+    from fairflare.reporting.compare.paper_table import paper_table
 
     failed = [progress for progress in runner.all if progress.state != DONE]
     for progress in failed:

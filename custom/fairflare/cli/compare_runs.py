@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from fairflare.base.disk.files import write_whole
 from fairflare.cli.run_folder import refused
-from fairflare.core.files import write_whole
-from fairflare.federation.series import Run, Series
+from fairflare.federation.plan.series import Run, Series
+from fairflare.reporting.compare.unseen import Unseen, has_unseen, read_unseen
 from fairflare.reporting.results import find_results, read_results, results_in
-from fairflare.reporting.unseen import Unseen, has_unseen, read_unseen
 
 POLL = 0.2
 WAIT_FOR_END = 30.0  # seconds for a run that is told to end

@@ -1,7 +1,7 @@
 """One run of a comparison in a process of its own; ends when its parent does.
 
 ``python -m fairflare.cli.compare_worker`` reads a line of JSON from its input: ``plan`` (arguments of
-:func:`fairflare.federation.plan.make_plan`), ``workspace``, ``local`` (content of ``local/fairflare.json``), ``log``,
+:func:`fairflare.federation.plan.plan.make_plan`), ``workspace``, ``local`` (content of ``local/fairflare.json``), ``log``,
 ``simulator`` (workers; null: in this process), and ``held_out`` (a site that is no part of the run, or empty: the
 run's model is tested there in the end). The input stays open as long as the parent lives.
 """
@@ -45,7 +45,7 @@ def main() -> int:
 def _run(given: Mapping[str, Any], view: Console, stop: Stop) -> int:
     if not (site := given.get("held_out")):
         return _simulate(given, view, stop) if given["simulator"] else _in_process(given, stop)
-    from fairflare.federation.unseen import at_unseen, completed, without
+    from fairflare.federation.transports.unseen import at_unseen, completed, without
 
     alone = {**given, "local": without(given["local"], site)}
     if not completed(Path(given["workspace"])):  # else only the test is missing
@@ -63,9 +63,9 @@ def _run(given: Mapping[str, Any], view: Console, stop: Stop) -> int:
 
 
 def _in_process(given: Mapping[str, Any], stop: Stop) -> int:
-    from fairflare.federation.local import run_local
-    from fairflare.federation.plan import make_plan
-    from fairflare.federation.rounds import Stopped
+    from fairflare.federation.plan.plan import make_plan
+    from fairflare.federation.server.rounds import Stopped
+    from fairflare.federation.transports.local import run_local
 
     logging.basicConfig(filename=given["log"], filemode="a", level=logging.INFO, format=LINES, encoding="utf-8")
     try:
@@ -80,7 +80,7 @@ def _in_process(given: Mapping[str, Any], stop: Stop) -> int:
 
 def _simulate(given: Mapping[str, Any], view: Console, stop: Stop) -> int:
     from fairflare.cli.simulate import simulate
-    from fairflare.flare.recipes import FairRecipe
+    from fairflare.flare.export.recipes import FairRecipe
 
     recipe, place, log = FairRecipe(**given["plan"]), Path(given["workspace"]), Path(given["log"])
     return simulate(recipe, place, given["simulator"], given["local"], log, view, stop)

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import typer
 
-from fairflare.core.files import write_whole
+from fairflare.base.disk.files import write_whole
 
 PACKAGE = Path(__file__).parents[1]  # asking Python for the modules of fairflare.methods would import them
-PLUGINS = "fairflare.methods"  # the group of entry points, see fairflare.methods.catalog
+PLUGINS = "fairflare.methods"  # the group of entry points, see fairflare.methods.base.catalog
 
 
 def methods(incomplete: str) -> list[str]:
@@ -33,14 +33,14 @@ def kinds_of_task(incomplete: str) -> list[str]:
 
 def papers(incomplete: str) -> list[str]:
     """Experiments of papers that begin so."""
-    from fairflare.methods.papers import experiments
+    from fairflare.methods.base.papers import experiments
 
     return [name for name in experiments() if name.startswith(incomplete)]
 
 
 def presets(incomplete: str) -> list[str]:
     """Tables of papers that begin so."""
-    from fairflare.methods.papers import tables
+    from fairflare.methods.base.papers import tables
 
     return [name for name in tables() if name.startswith(incomplete)]
 
@@ -93,8 +93,8 @@ def _seen() -> list[str]:
 
 def print_known() -> None:
     """For :func:`_known`, in a process of its own."""
-    from fairflare.federation.describe import sections
-    from fairflare.methods.catalog import all_methods
+    from fairflare.federation.plan.describe import sections
+    from fairflare.methods.base.catalog import all_methods
 
     found = {name: sorted({s.name for group in sections(name).values() for s in group}) for name in all_methods()}
     print(json.dumps(found))

@@ -14,8 +14,8 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any, Literal
 
+from fairflare.base.disk.files import unreadable
 from fairflare.cli.run_folder import file_in
-from fairflare.core.files import unreadable
 
 State = Literal["ok", "warning", "problem"]
 PREFIX = "fairflare"
@@ -106,7 +106,7 @@ def site_file(
     path: Path, sites: Sequence[str] | None, open_site: Callable[[str, Mapping[str, Any]], Any] | None
 ) -> Iterator[Finding]:
     """The private file of one site, or of all sites of a simulator, and the data that it names."""
-    from fairflare.federation.site_file import own_settings
+    from fairflare.federation.site.site_file import own_settings
 
     path = file_in(path)
     try:

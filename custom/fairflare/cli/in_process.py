@@ -60,8 +60,8 @@ def run_here(
         was stopped by Ctrl-C, 143 by SIGTERM.
     """
     from fairflare.cli.run_view import view_of
-    from fairflare.federation.local import run_local
-    from fairflare.federation.rounds import Stopped
+    from fairflare.federation.server.rounds import Stopped
+    from fairflare.federation.transports.local import run_local
 
     handler = logging.FileHandler(log_path, mode="w", encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s - %(name)s - %(levelname)s - %(message)s"))

@@ -14,14 +14,14 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
+from fairflare.base.checks import nearest
+from fairflare.base.disk.files import unreadable, write_whole
 from fairflare.cli import completion, screen
 from fairflare.cli.check_data import sites_of
 from fairflare.cli.commands import app
 from fairflare.cli.plan_options import Overwrite
 from fairflare.cli.run_folder import file_in
 from fairflare.cli.site_names import parse_sites
-from fairflare.core.checks import nearest
-from fairflare.core.files import unreadable, write_whole
 
 if TYPE_CHECKING:
     from fairflare.prediction.landscape import Grid, Landscape, Trained
@@ -114,7 +114,7 @@ def settings_of_runs(
     Raises:
         ValueError: they differ, or a run says nothing of real data.
     """
-    from fairflare.federation.site_file import SHELL_SETTINGS, own_settings
+    from fairflare.federation.site.site_file import SHELL_SETTINGS, own_settings
 
     sites = names or _sites_of_run(trained)
     first: dict[str, dict[str, Any]] | None = None
@@ -211,7 +211,7 @@ def _compute(
 
 
 def _write(found: Sequence[Landscape], grid: Grid, trained: Sequence[Trained], out: Path) -> None:
-    from fairflare.core.files import csv_text
+    from fairflare.base.disk.files import csv_text
     from fairflare.reporting import landscape
 
     out.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from fairflare.federation.describe import Listed, overview
+from fairflare.federation.plan.describe import Listed, overview
 
 WIDE = 110  # columns that the sources need beside the rest
 WIDEST_TITLE, WIDEST_SOURCE = 14, 36

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from fairflare.federation.plan import Plan
+    from fairflare.federation.plan.plan import Plan
 
 MOST_PIXELS = 96  # of a side, so that a run without further settings stays quick
 LOOKED_AT = 3  # images of a site: enough to know their kind
@@ -24,7 +24,7 @@ def looked_at(plan: Plan, local: Mapping[str, Any]) -> list[npt.NDArray[np.float
     """
     from fairflare.data.datalist import DataError, load_datalist
     from fairflare.data.reading import read_image
-    from fairflare.federation.site_file import own_settings
+    from fairflare.federation.site.site_file import own_settings
     from fairflare.tasks.images import ImageTask, SiteSettings
 
     if not isinstance(plan.task, ImageTask):

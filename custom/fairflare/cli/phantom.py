@@ -29,9 +29,9 @@ def phantom(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier call wrote.")] = False,
 ) -> None:
     """Writes the synthetic images of several sites to disk, in the form that `fairflare prepare` gives data sets."""
+    from fairflare.base.checks import choice
+    from fairflare.base.settings import field_names
     from fairflare.cli.plan_options import parse_settings
-    from fairflare.core.checks import choice
-    from fairflare.core.settings import field_names
     from fairflare.data.phantoms import PhantomPlan
     from fairflare.data.preparers.__main__ import counting_files, say
     from fairflare.data.preparers.phantoms import PROSTATE, VOLUMES, prepare_phantom

@@ -17,7 +17,7 @@ from fairflare.cli.screen import errors, user_errors
 from fairflare.cli.site_names import parse_sites
 
 if TYPE_CHECKING:
-    from fairflare.federation.plan import Plan
+    from fairflare.federation.plan.plan import Plan
 
 PAPER_HELP = (
     "The paper's rounds, sites, network and training, not those of a quick job; with a name (fed_lwr, fed_lwr_rif, "
@@ -46,14 +46,14 @@ class WithPaper(TyperCommand):
 
 def _no_paper(word: str) -> bool:
     """Whether what stands behind ``--paper`` is nothing, an option or a method (else a paper, or one mistyped)."""
-    from fairflare.methods.catalog import all_methods
-    from fairflare.methods.papers import experiments
+    from fairflare.methods.base.catalog import all_methods
+    from fairflare.methods.base.papers import experiments
 
     return word not in experiments() and (word[:1] in ("", "-") or word.partition(":")[0] in all_methods())
 
 
 def which_paper(name: str | None) -> dict[str, Any]:
-    """``--paper`` as arguments of :func:`fairflare.federation.plan.make_plan`."""
+    """``--paper`` as arguments of :func:`fairflare.federation.plan.plan.make_plan`."""
     return {"small": name is None, "paper": None if name == FIRST_PAPER else name}
 
 
@@ -124,7 +124,7 @@ def plan_options(
         float, typer.Option(help="Seconds for late sites once enough answered; 0: the whole timeout.")
     ] = 0.0,
 ) -> dict[str, Any]:
-    """The options that say what is run: arguments of :class:`fairflare.flare.recipes.FairRecipe`."""
+    """The options that say what is run: arguments of :class:`fairflare.flare.export.recipes.FairRecipe`."""
     return {
         "method": method,
         "task": task,
@@ -201,7 +201,7 @@ def say_how_to_go_on(workspace: Path, experiment: str) -> None:
 
 def say_what_was_left() -> None:
     """Removes the temporary folders of dead runs, which hold models of single sites, and says so."""
-    from fairflare.core.temporary import sweep
+    from fairflare.base.disk.temporary import sweep
 
     for text in sweep():
         errors.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -14,8 +14,8 @@ from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
+from fairflare.base.disk.files import write_whole
 from fairflare.cli import screen
-from fairflare.core.files import write_whole
 from fairflare.data.datalist import DataError
 from fairflare.data.dicom_files import files_of_series
 from fairflare.data.image_file import SUFFIXES, Dicom, Unknown, image_file, kind_of
@@ -203,8 +203,8 @@ def pick_device(device: str | None) -> torch.device:
     Raises:
         ValueError: it is not there.
     """
-    from fairflare.federation import site_file
-    from fairflare.methods.training import SiteError
+    from fairflare.federation.site import site_file
+    from fairflare.methods.base.training import SiteError
 
     try:
         return site_file.pick_device("", device)

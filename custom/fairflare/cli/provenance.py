@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from fairflare.core.files import sha256_of, write_whole
+from fairflare.base.disk.files import sha256_of, write_whole
 
 FILE = "provenance.json"
 
@@ -31,7 +31,7 @@ def note_session(folder: Path, command: Sequence[str], local: Mapping[str, Any],
         OSError: the folder cannot be written.
         ValueError: what is there cannot be read.
     """
-    from fairflare.federation.run_info import versions
+    from fairflare.federation.record.run_info import versions
 
     session = {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -107,8 +107,8 @@ def checksums(local: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         no site names a ``data_root``: made-up data, or a task that reads its data from elsewhere. Of data that cannot
         be read ``{"not recorded": why}``.
     """
-    from fairflare.federation.site_file import own_settings
-    from fairflare.methods.training import SiteError
+    from fairflare.federation.site.site_file import own_settings
+    from fairflare.methods.base.training import SiteError
 
     blocks = local.get("sites")
     names = [name for name in blocks if name != "server"] if isinstance(blocks, Mapping) and blocks else ["all sites"]

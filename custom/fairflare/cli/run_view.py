@@ -16,10 +16,10 @@ from rich.table import Column
 from rich.text import Text
 
 from fairflare.core.fairness import higher_is_better
-from fairflare.federation.transport import Listener
+from fairflare.federation.collecting.transport import Listener
 
 if TYPE_CHECKING:
-    from fairflare.flare.recipes import FairRecipe
+    from fairflare.flare.export.recipes import FairRecipe
 
 MAX_NAME = 20  # letters of a name beside a bar; it is cut in the middle, since the ends tell names apart
 

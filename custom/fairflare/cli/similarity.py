@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
+from fairflare.base.disk.files import unreadable
 from fairflare.cli import completion, screen
 from fairflare.cli.commands import app
 from fairflare.cli.landscape import settings_of_data, settings_of_runs, site_names_of
 from fairflare.cli.plan_options import Overwrite
-from fairflare.core.files import unreadable
 
 HELP = """Draws the CKA between the local models of each two sites of a run, layer by layer (Fig. 1b of Fed-LWR).
 

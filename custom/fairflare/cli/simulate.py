@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from rich.console import Console
 
+from fairflare.base.disk.temporary import OwnedFolder
 from fairflare.cli.in_process import Stop
 from fairflare.cli.run_view import RunView, view_of
-from fairflare.core.temporary import OwnedFolder
 from fairflare.reporting.results import mark_ended
 
 if TYPE_CHECKING:
-    from fairflare.flare.recipes import FairRecipe
+    from fairflare.flare.export.recipes import FairRecipe
 
 RUN_FOLDER = Path("server") / "simulate_job" / "fairflare"  # in the simulator's workspace
 

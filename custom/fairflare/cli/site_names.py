@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from fairflare.core.checks import nearest
+from fairflare.base.checks import nearest
 
 Chosen = int | list[str] | Literal["default"] | None
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 if TYPE_CHECKING:
-    from fairflare.flare.recipes import FairRecipe
+    from fairflare.flare.export.recipes import FairRecipe
 
 ON_DISK = ("file:", "sqlite:")
 

@@ -8,8 +8,8 @@ import typer
 
 from fairflare.cli.provenance import sessions_of
 from fairflare.cli.screen import console, user_errors
-from fairflare.reporting.comparison_page import comparison_page
-from fairflare.reporting.unseen import unseen_table
+from fairflare.reporting.compare.comparison_page import comparison_page
+from fairflare.reporting.compare.unseen import unseen_table
 
 if TYPE_CHECKING:
     from fairflare.cli.compare_runs import Runner

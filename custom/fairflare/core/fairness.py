@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fairflare.core import checks
+from fairflare.base import checks
 
 T = TypeVar("T")
 

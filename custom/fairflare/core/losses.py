@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fairflare.core import checks
+from fairflare.base import checks
 
 __all__ = [
     "balanced_softmax",

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fairflare.core import checks
+from fairflare.base import checks
 
 __all__ = ["RF_MODES", "RunningClassMean", "class_means", "prior_distance", "rescue_factor"]
 

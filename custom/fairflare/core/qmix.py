@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fairflare.core import checks
-from fairflare.core.mu_rewards import INITIAL_MU, MU_GRID
-from fairflare.core.q_learning import OBSERVATION_SIZE, Learner, Step, available
+from fairflare.base import checks
+from fairflare.core.agents.mu_rewards import INITIAL_MU, MU_GRID
+from fairflare.core.agents.q_learning import OBSERVATION_SIZE, Learner, Step, available
 
 __all__ = ["QMix", "Step", "epsilon_at"]
 
@@ -36,7 +36,7 @@ class QMix:
 
     Agent h has a network :math:`Q_h(o_h, a)`; the mixer makes of their values a joint one. Since it rises with each of
     them, each agent can choose by its own network alone. State and work of a step grow in proportion to the number of
-    agents; for the mixer of more than eight see :class:`fairflare.core.q_learning.SummaryMixer`.
+    agents; for the mixer of more than eight see :class:`fairflare.core.agents.q_learning.SummaryMixer`.
 
     Args:
         agents: names, one or more. Their number is fixed: an absent one keeps its last observation and action.

@@ -2,7 +2,7 @@ r"""Sharpness: how flat a model is on a data set, and the optimizers that look f
 
 All ask how much the loss grows at a distance rho uphill: at :math:`\theta + \epsilon`,
 :math:`\epsilon = \rho\, g / (\lVert g \rVert_2 + 10^{-12})`, with one norm over all parameters.
-:class:`SAM` and :class:`GSAM` (:mod:`fairflare.core.sam`) do so for every mini-batch while a site trains,
+:class:`SAM` and :class:`GSAM` (:mod:`fairflare.core.objectives.sam`) do so for every mini-batch while a site trains,
 :func:`sharpness` once for the whole local data set and the received model.
 """
 
@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fairflare.core import checks, tensors
-from fairflare.core.sam import GSAM, NORM_EPS, SAM
+from fairflare.base import checks
+from fairflare.core.objectives import tensors
+from fairflare.core.objectives.sam import GSAM, NORM_EPS, SAM
 
 __all__ = ["GSAM", "SAM", "Sharpness", "search_distance", "sharpness"]
 

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fairflare.core import checks
+from fairflare.base import checks
 from fairflare.core.weighting import normalise
 
 __all__ = ["SelfOrganizingMap", "SomResult", "grid_sq_steps", "model_similarity", "pull", "som_weights", "u_matrix"]

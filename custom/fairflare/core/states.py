@@ -16,8 +16,8 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from fairflare.core import checks
-from fairflare.core.spectral import singular_vectors
+from fairflare.base import checks
+from fairflare.core.aggregation.spectral import singular_vectors
 
 log = logging.getLogger(__name__)
 State: TypeAlias = Mapping[str, torch.Tensor]
@@ -68,7 +68,7 @@ def weighted_average(
     Floating tensors are accumulated in float64 and cast back; where sites differ in precision, the result has
     the promoted dtype. Integer and boolean tensors (``num_batches_tracked``) are the maximum over the sites,
     a ``running_var`` is floored at 0, and a spectral norm's vectors are those of the averaged weight
-    (:mod:`fairflare.core.spectral`).
+    (:mod:`fairflare.core.aggregation.spectral`).
 
     Args:
         states: ``{site: state}``, whose states may read a tensor from disk when it is asked for: tensor by

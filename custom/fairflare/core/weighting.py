@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Literal, TypeAlias, get_args
 
-from fairflare.core import checks
+from fairflare.base import checks
 
 NonFinite: TypeAlias = Literal["raise", "mean", "median"]
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.core.checks import choice, number, whole
+from fairflare.base.checks import choice, number, whole
 
 Image = npt.NDArray[np.uint8]
 

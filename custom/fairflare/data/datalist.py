@@ -38,9 +38,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fairflare.core import checks
-from fairflare.core.files import lies_in, real_folders
-from fairflare.core.stopping import check_stop
+from fairflare.base import checks
+from fairflare.base.disk.files import lies_in, real_folders
+from fairflare.base.stopping import check_stop
 from fairflare.data.dicom_files import files_of_series
 from fairflare.data.image_file import PICTURES as PICTURES
 from fairflare.data.image_file import SUFFIXES, kind_of

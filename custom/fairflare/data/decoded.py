@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.core.files import private_folder, remove_partials, write_whole
+from fairflare.base.disk.files import private_folder, remove_partials, write_whole
 from fairflare.data.image_file import ImageFile
 from fairflare.data.intensity import Bounds
 

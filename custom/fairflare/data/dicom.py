@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.core.stopping import check_stop
+from fairflare.base.stopping import check_stop
 from fairflare.data.dicom_files import files_of_series
 from fairflare.data.intensity import between
 

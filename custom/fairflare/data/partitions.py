@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.core.checks import choice, number, numbers, whole
+from fairflare.base.checks import choice, number, numbers, whole
 
 Indices = npt.NDArray[np.int64]
 
@@ -366,5 +366,5 @@ def _generator(seed: Any, *more: int) -> np.random.Generator:
 
 
 def _whole(name: str, value: Any, low: int = 1) -> int:
-    """As :func:`fairflare.core.checks.whole`, NumPy's integers too."""
+    """As :func:`fairflare.base.checks.whole`, NumPy's integers too."""
     return whole(name, value.item() if isinstance(value, np.integer) else value, low=low)

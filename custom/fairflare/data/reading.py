@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.core.stopping import TaskStopped
+from fairflare.base.stopping import TaskStopped
 from fairflare.data.datalist import DataError, Sample
 from fairflare.data.decoded import DecodedVolumes
 from fairflare.data.image_file import MAX_IMAGE_BYTES, Facts, ImageFile, TooLarge, Volume, image_file, kind_of

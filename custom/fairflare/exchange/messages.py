@@ -2,7 +2,7 @@
 
 FLARE's serializer ends the server job on a tensor it cannot decode and ends a site's loop on a value it cannot encode,
 so nothing is sent that did not pass :func:`clean_state` or :func:`clean_meta`. A :class:`Message` is what arrives: its
-values are a site's own words, and nobody reads one that :mod:`fairflare.federation.collector` did not check.
+values are a site's own words, and nobody reads one that :mod:`fairflare.federation.collecting.collector` did not check.
 """
 
 from __future__ import annotations

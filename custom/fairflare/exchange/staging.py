@@ -18,7 +18,7 @@ import psutil
 import torch
 from safetensors import SafetensorError, safe_open
 
-from fairflare.core.files import private_folder, remove_partials, write_whole
+from fairflare.base.disk.files import private_folder, remove_partials, write_whole
 from fairflare.exchange.tensor_file import DTYPES, Layout, LazyState, can_be_written, write_tensors
 from fairflare.exchange.tensor_folder import SUFFIX, file_of, names_in
 

@@ -14,8 +14,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from fairflare.core.files import LONGEST_NAME, private_folder, write_whole
-from fairflare.core.temporary import OwnedFolder
+from fairflare.base.disk.files import LONGEST_NAME, private_folder, write_whole
+from fairflare.base.disk.temporary import OwnedFolder
 
 SUFFIX = ".safetensors"
 _KEY = "tensor"

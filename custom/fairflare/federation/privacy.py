@@ -8,19 +8,20 @@ from typing import Any
 
 import jinja2
 
-from fairflare.core.checks import in_words
-from fairflare.core.settings import build
-from fairflare.core.task import Metric, Task
+from fairflare.base.checks import in_words
+from fairflare.base.settings import build
+from fairflare.base.task import Metric, Task
 from fairflare.exchange.messages import TASK_ANCHOR, TASK_CHECK, TASK_NORMS, TASK_TRAIN, TASK_VALIDATE
-from fairflare.federation import check, norm_moments
-from fairflare.federation.leaving import METRICS_BY_CLASS, MIN_CASES, TRAINS_BELOW
-from fairflare.federation.plan import TASKS_BY_KIND, load_task_class
-from fairflare.federation.replies import COUNTS, MAX_REASON, STATS
-from fairflare.federation.sampling import SAMPLING
-from fairflare.methods.catalog import Method, all_methods
+from fairflare.federation.plan.plan import TASKS_BY_KIND, load_task_class
+from fairflare.federation.server import check
+from fairflare.federation.site import norm_moments
+from fairflare.federation.site.gate import METRICS_BY_CLASS, MIN_CASES, TRAINS_BELOW
+from fairflare.federation.site.replies import COUNTS, MAX_REASON, STATS
+from fairflare.federation.site.sampling import SAMPLING
+from fairflare.methods.base.catalog import Method, all_methods
+from fairflare.methods.base.reports import Field
+from fairflare.methods.base.rule import anchor_fields
 from fairflare.methods.crt import ClassifierAverage
-from fairflare.methods.reports import Field
-from fairflare.methods.rule import anchor_fields
 
 TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("fairflare.federation", "templates"), trim_blocks=True, keep_trailing_newline=True,

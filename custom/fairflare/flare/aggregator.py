@@ -18,17 +18,17 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 
 from fairflare import __version__
-from fairflare.core.settings import PositiveInt, settings
+from fairflare.base.settings import PositiveInt, settings
 from fairflare.core.states import check_state
 from fairflare.exchange.messages import STATUS_OK, Message, clean_tensor
+from fairflare.exchange.received_state import Conformed, Incoming, in_words, layout_of
 from fairflare.exchange.tensor_file import Layout
-from fairflare.federation.bounds import Bounds
-from fairflare.federation.collector import Collector
-from fairflare.federation.incoming import Conformed, Incoming, in_words, layout_of
-from fairflare.federation.replies import is_finite, printable
-from fairflare.flare.wire import META_KEY, from_model
-from fairflare.methods.reports import ReportError
-from fairflare.methods.rule import MakesTensors, Rule, State, TwoPhase, Weighing
+from fairflare.federation.collecting.collector import Collector
+from fairflare.federation.plan.bounds import Bounds
+from fairflare.federation.site.replies import is_finite, printable
+from fairflare.flare.messages.wire import META_KEY, from_model
+from fairflare.methods.base.reports import ReportError
+from fairflare.methods.base.rule import MakesTensors, Rule, State, TwoPhase, Weighing
 
 log = logging.getLogger(__name__)
 Signature = tuple[Any, ...]

@@ -24,8 +24,8 @@ import torch
 from nvflare.app_common.abstract.fl_model import FLModel
 
 from fairflare import __version__
-from fairflare.core.checks import whole
-from fairflare.core.files import safe_name
+from fairflare.base.checks import whole
+from fairflare.base.disk.files import safe_name
 from fairflare.core.sharpness import search_distance, sharpness
 from fairflare.exchange.messages import (
     STATUS_FAILED,
@@ -37,10 +37,10 @@ from fairflare.exchange.messages import (
     decode_task,
     encode_reply,
 )
-from fairflare.federation.leaving import METRICS_BY_CLASS, MIN_CASES
-from fairflare.federation.script import ScriptSite, built_training
-from fairflare.federation.site import refusal
-from fairflare.flare.wire import META_KEY, TRAINING_KEY, from_model, to_model
+from fairflare.federation.site.gate import METRICS_BY_CLASS, MIN_CASES
+from fairflare.federation.site.script import ScriptSite, built_training
+from fairflare.federation.site.worker import refusal
+from fairflare.flare.messages.wire import META_KEY, TRAINING_KEY, from_model, to_model
 from fairflare.tasks.scripts import Criterion, LoopTask, ScriptData
 
 __all__ = ["Site", "search_distance", "sharpness_report", "site_name", "with_report"]

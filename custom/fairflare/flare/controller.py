@@ -1,4 +1,4 @@
-"""FLARE's side of the server: the transport of :class:`fairflare.federation.rounds.Rounds` over FLARE's tasks."""
+"""FLARE's side of the server: the transport of :class:`fairflare.federation.server.rounds.Rounds` over FLARE's tasks."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_common.workflows.model_controller import ModelController
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
-from fairflare.core.settings import Flag, Positive, settings, values_of
-from fairflare.core.task import Task
-from fairflare.core.temporary import sweep
+from fairflare.base.disk.temporary import sweep
+from fairflare.base.settings import Flag, Positive, settings, values_of
+from fairflare.base.task import Task
 from fairflare.exchange.messages import TASK_CHECK, Message, clean_meta, for_site, says_nothing
-from fairflare.federation.replies import printable
-from fairflare.federation.rounds import Rounds, Stopped
-from fairflare.federation.run_settings import Place, RunSettings
-from fairflare.federation.script import told_training
-from fairflare.federation.site_file import SITE_FILE, read_site_file
-from fairflare.federation.transport import Question
-from fairflare.flare.memory import job_cell, memory_given_back, replies_on_disk
-from fairflare.flare.sending import sent_in_turns
+from fairflare.federation.collecting.transport import Question
+from fairflare.federation.plan.run_settings import Place, RunSettings
+from fairflare.federation.server.rounds import Rounds, Stopped
+from fairflare.federation.site.replies import printable
+from fairflare.federation.site.script import told_training
+from fairflare.federation.site.site_file import SITE_FILE, read_site_file
+from fairflare.flare.messages.memory import job_cell, memory_given_back, replies_on_disk
+from fairflare.flare.messages.sending import sent_in_turns
+from fairflare.flare.messages.wire import META_KEY, TRAINING_KEY, from_model, to_model
 from fairflare.flare.tracking import FlareEvents
-from fairflare.flare.wire import META_KEY, TRAINING_KEY, from_model, to_model
-from fairflare.methods.reports import shortened
-from fairflare.methods.rule import OLD_JOB, Rule
-from fairflare.methods.training import LocalTraining
+from fairflare.methods.base.reports import shortened
+from fairflare.methods.base.rule import OLD_JOB, Rule
+from fairflare.methods.base.training import LocalTraining
 
 _UNKNOWN = ReturnCode.TASK_UNKNOWN
 
@@ -79,7 +79,7 @@ class RoundsController(RunSettings, ModelController):
     # -- the workflow
 
     def run(self) -> None:
-        """FLARE's entry; see :class:`fairflare.federation.rounds.Rounds`."""
+        """FLARE's entry; see :class:`fairflare.federation.server.rounds.Rounds`."""
         self.fl_ctx.set_prop(AppConstants.NUM_ROUNDS, self.rounds_in_all, private=True, sticky=False)
         place = self._place()
         for text in sweep():

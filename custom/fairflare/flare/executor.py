@@ -15,9 +15,9 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fairflare.core.files import safe_name
-from fairflare.core.settings import Flag, settings
-from fairflare.core.task import Task
+from fairflare.base.disk.files import safe_name
+from fairflare.base.settings import Flag, settings
+from fairflare.base.task import Task
 from fairflare.exchange.messages import (
     STATUS_FAILED,
     STATUS_OK,
@@ -31,12 +31,12 @@ from fairflare.exchange.messages import (
     decode_task,
     encode_reply,
 )
-from fairflare.federation.isolation import perform_isolated
-from fairflare.federation.site import SiteWorker, refusal
-from fairflare.federation.site_file import DECODED_PLACE, SITE_FILE, read_site_file
+from fairflare.federation.site.site_file import DECODED_PLACE, SITE_FILE, read_site_file
+from fairflare.federation.site.worker import SiteWorker, refusal
+from fairflare.federation.transports.isolation import perform_isolated
+from fairflare.flare.messages.wire import from_model, to_model
 from fairflare.flare.stock_tasks import SUBMIT_MODEL, NotServed, check_submission, is_stock, metrics_of, validation
-from fairflare.flare.wire import from_model, to_model
-from fairflare.methods.training import LocalTraining, SiteError
+from fairflare.methods.base.training import LocalTraining, SiteError
 
 
 @settings

@@ -9,13 +9,13 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.model import ModelLearnable
 from nvflare.app_opt.pt.file_model_persistor import PTFileModelPersistor
 
-from fairflare.federation.models import BEST_MODEL_FILE, MODEL_FILE
+from fairflare.federation.record.models import BEST_MODEL_FILE, MODEL_FILE
 
 
 class RunModels(PTFileModelPersistor):
     """``FL_global_model.pt`` and ``best_FL_global_model.pt`` of the run directory, for FLARE's locators to read.
 
-    :class:`fairflare.federation.models.ModelFiles` alone writes them, in FLARE's layout; FLARE's event of a new best
+    :class:`fairflare.federation.record.models.ModelFiles` alone writes them, in FLARE's layout; FLARE's event of a new best
     model is fired when that file is there already, so nothing is written twice. Under our prefix, since FLARE's own
     class is not on its default allow list.
     """

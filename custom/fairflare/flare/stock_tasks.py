@@ -13,13 +13,13 @@ from nvflare.apis.shareable import Shareable
 from nvflare.app_common.app_constant import AppConstants, ModelName
 
 from fairflare.exchange.messages import STATUS_OK, STATUS_SKIPPED, TASK_VALIDATE, SiteReply, SiteTask, clean_state
-from fairflare.federation.incoming import in_words
-from fairflare.federation.replies import suppressed_in
-from fairflare.federation.site import SiteWorker
-from fairflare.federation.site_file import SUBMITS
-from fairflare.flare.wire import META_KEY
-from fairflare.methods.home import OwnModel
-from fairflare.methods.reports import SUPPRESSED, TOO_FEW
+from fairflare.exchange.received_state import in_words
+from fairflare.federation.site.replies import suppressed_in
+from fairflare.federation.site.site_file import SUBMITS
+from fairflare.federation.site.worker import SiteWorker
+from fairflare.flare.messages.wire import META_KEY
+from fairflare.methods.base.home import OwnModel
+from fairflare.methods.base.reports import SUPPRESSED, TOO_FEW
 
 SUBMIT_MODEL = AppConstants.TASK_SUBMIT_MODEL
 

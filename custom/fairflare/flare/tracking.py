@@ -15,7 +15,7 @@ from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver
 
 from fairflare.core.fairness import higher_is_better, summarize
-from fairflare.federation.transport import Listener, RoundRecord
+from fairflare.federation.collecting.transport import Listener, RoundRecord
 
 EVENT = "analytix_log_stats"
 
@@ -29,7 +29,7 @@ class FlareEvents(Listener):
 
     Args:
         controller: fires them.
-        directions: of the task's metrics, see :meth:`fairflare.core.task.Task.directions`.
+        directions: of the task's metrics, see :meth:`fairflare.base.task.Task.directions`.
     """
 
     def __init__(self, controller: Any, directions: Mapping[str, bool] | None = None) -> None:

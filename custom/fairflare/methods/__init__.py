@@ -1,1 +1,1 @@
-"""One file per method, both halves; :mod:`fairflare.methods.catalog` finds them."""
+"""One file per method, both halves; :mod:`fairflare.methods.base.catalog` finds them."""

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from fairflare.core.acting import OnlyWith, only_with
-from fairflare.core.fair_rules import finite_or_mean, simplex_projection, updated_share, with_newcomers
-from fairflare.core.settings import Positive, settings
+from fairflare.base.acting import OnlyWith, only_with
+from fairflare.base.settings import Positive, settings
+from fairflare.core.aggregation.fair_rules import finite_or_mean, simplex_projection, updated_share, with_newcomers
 from fairflare.core.weighting import normalise
-from fairflare.methods.catalog import Method
+from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.rule import RoundInputs, Weighing
 from fairflare.methods.fed_ism import JOB, SETTINGS
-from fairflare.methods.model_average import ReportsMean
-from fairflare.methods.probes import PROBE_LOSS, LossProbe
-from fairflare.methods.rule import RoundInputs, Weighing
+from fairflare.methods.parts.model_average import ReportsMean
+from fairflare.methods.parts.probes import PROBE_LOSS, LossProbe
 
 
 @settings

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from fairflare.methods.catalog import Method
+from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_avg import FedAvg
-from fairflare.methods.training import LocalTraining
 
 # Of the paper (HyperKvasir) and, where it is silent, its code.
 SETTINGS: dict[str, Any] = {

@@ -11,20 +11,20 @@ from typing import Any, Literal
 
 import torch
 
-from fairflare.core.entries import largest_overall, packed, with_entries
-from fairflare.core.fair_rules import finite_or_mean
-from fairflare.core.reputations import cffl_reputations, cffl_shares, whole
-from fairflare.core.settings import Positive, Share, settings
+from fairflare.base.settings import Positive, Share, settings
+from fairflare.core.aggregation.entries import largest_overall, packed, with_entries
+from fairflare.core.aggregation.fair_rules import finite_or_mean
+from fairflare.core.aggregation.reputations import cffl_reputations, cffl_shares, whole
 from fairflare.core.states import difference
 from fairflare.core.weighting import normalise
-from fairflare.methods.catalog import Method
-from fairflare.methods.downloads import Downloads
-from fairflare.methods.home import BUFFERS_STAY, OwnModel, buffers
-from fairflare.methods.local_loop import Trained
-from fairflare.methods.probes import ReportsScore, score
-from fairflare.methods.reports import VALIDATION, Field
-from fairflare.methods.rule import RoundInputs, State, Steps, Weighing, sample_weights
-from fairflare.methods.training import LocalTraining, SiteRun
+from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.home import BUFFERS_STAY, OwnModel, buffers
+from fairflare.methods.base.local_loop import Trained
+from fairflare.methods.base.reports import VALIDATION, Field
+from fairflare.methods.base.rule import RoundInputs, State, Steps, Weighing, sample_weights
+from fairflare.methods.base.training import LocalTraining, SiteRun
+from fairflare.methods.parts.downloads import Downloads
+from fairflare.methods.parts.probes import ReportsScore, score
 
 SENT = "sent"  # in the site's store: the update, of which the server sends a part back
 

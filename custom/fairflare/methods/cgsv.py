@@ -12,17 +12,17 @@ from typing import Any
 
 import torch
 
-from fairflare.core.entries import largest, packed, with_entries
-from fairflare.core.reputations import cgsv_reputations, cgsv_shares, whole
-from fairflare.core.settings import BelowOne, Positive, settings
+from fairflare.base.settings import BelowOne, Positive, settings
+from fairflare.core.aggregation.entries import largest, packed, with_entries
+from fairflare.core.aggregation.reputations import cgsv_reputations, cgsv_shares, whole
+from fairflare.core.aggregation.updates import cosines_with_mean
 from fairflare.core.states import difference, sq_norm
-from fairflare.core.updates import cosines_with_mean
 from fairflare.core.weighting import normalise
-from fairflare.methods.catalog import Method
-from fairflare.methods.downloads import Downloads
-from fairflare.methods.home import BUFFERS_STAY, OwnModel, buffers
-from fairflare.methods.rule import RoundInputs, State, Weighing, sample_weights
-from fairflare.methods.training import LocalTraining, SiteRun
+from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.home import BUFFERS_STAY, OwnModel, buffers
+from fairflare.methods.base.rule import RoundInputs, State, Weighing, sample_weights
+from fairflare.methods.base.training import LocalTraining, SiteRun
+from fairflare.methods.parts.downloads import Downloads
 
 TINY = 1e-7  # the authors': added to the norm of an update
 

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from fairflare.core.acting import OnlyWith, only_with
-from fairflare.core.federated_features import classifier_gradient, matched_features, retrained_classifier
-from fairflare.core.settings import NonNegative, NonNegativeInt, Positive, PositiveInt, Whole, settings
+from fairflare.base.acting import OnlyWith, only_with
+from fairflare.base.settings import NonNegative, NonNegativeInt, Positive, PositiveInt, Whole, settings
+from fairflare.core.features.federated_features import classifier_gradient, matched_features, retrained_classifier
+from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.reports import TRAINING, Field, ReportError
+from fairflare.methods.base.rule import MakesTensors, RoundInputs, State, Weighing, sample_weights
 from fairflare.methods.bsm import JOB, LEARNS, SETTINGS
-from fairflare.methods.catalog import Method
-from fairflare.methods.class_gradients import MADE, REPORTED, ClassGradientTraining
-from fairflare.methods.reports import TRAINING, Field, ReportError
-from fairflare.methods.rule import MakesTensors, RoundInputs, State, Weighing, sample_weights
+from fairflare.methods.parts.class_gradients import MADE, REPORTED, ClassGradientTraining
 
 if TYPE_CHECKING:
-    from fairflare.core.task import Task
+    from fairflare.base.task import Task
 
 MAX_GRADIENT = 1e6
 _SHORT = 1e-12  # a gradient this short has no direction

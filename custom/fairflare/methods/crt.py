@@ -2,7 +2,7 @@ r"""cRT: after a method's rounds the classifier is trained anew, with classes in
 
 Kang et al., "Decoupling Representation and Classifier for Long-Tailed Recognition", ICLR 2020; as a plug-in of
 federated methods: Elbatel et al., DeCaF @ MICCAI 2023, Table 2. The setting ``crt_rounds`` of a run adds it to any
-method (:mod:`fairflare.federation.retraining`); the entry ``crt`` is FedAvg with it.
+method (:mod:`fairflare.federation.server.retraining`); the entry ``crt`` is FedAvg with it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from fairflare.core.settings import Flag, NonNegativeInt, PositiveInt, Whole, settings
+from fairflare.base.settings import Flag, NonNegativeInt, PositiveInt, Whole, settings
 from fairflare.core.weighting import normalise
+from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.rule import RoundInputs, Rule, SiteWeights, Weighing, sample_weights
+from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.bsm import JOB, LEARNS, SETTINGS
-from fairflare.methods.catalog import Method
-from fairflare.methods.classifier_retraining import CLASSIFIER, DIRECTIVE
 from fairflare.methods.fed_avg import FedAvg
-from fairflare.methods.rule import RoundInputs, Rule, SiteWeights, Weighing, sample_weights
-from fairflare.methods.training import LocalTraining
+from fairflare.methods.parts.classifier_retraining import CLASSIFIER, DIRECTIVE
 
 
 @settings
@@ -27,7 +27,7 @@ class ClassifierAverage(Rule):
     Args:
         weights: ``"samples"``: by number of training samples; ``"method"``: the weights of the method's last round
             (those of the layer ``head``, where they are by layer); a site without one has the mean of the others.
-        epochs, mask_absent, seed: what the sites are told, see :mod:`fairflare.methods.classifier_retraining`.
+        epochs, mask_absent, seed: what the sites are told, see :mod:`fairflare.methods.parts.classifier_retraining`.
         first_round: of the re-training, from 0.
     """
 

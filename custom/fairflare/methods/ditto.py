@@ -10,15 +10,15 @@ from dataclasses import replace
 
 import torch
 
-from fairflare.core.settings import NonNegative, PositiveInt, field_names, settings
+from fairflare.base.settings import NonNegative, PositiveInt, field_names, settings
 from fairflare.exchange.messages import clean_state
-from fairflare.methods.catalog import Method
+from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.home import OWN_MODEL, Home, as_returned, last_kept
+from fairflare.methods.base.local_loop import MOMENTS, make_optimizer
+from fairflare.methods.base.rule import State
+from fairflare.methods.base.training import LocalTraining, NotFinite, SiteRun
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_prox import ProximalTraining, Pull
-from fairflare.methods.home import OWN_MODEL, Home, as_returned, last_kept
-from fairflare.methods.local_loop import MOMENTS, make_optimizer
-from fairflare.methods.rule import State
-from fairflare.methods.training import LocalTraining, NotFinite, SiteRun
 
 OWN = "own_"  # in front of what the second model's training keeps in the store
 

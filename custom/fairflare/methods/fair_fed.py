@@ -11,15 +11,15 @@ from typing import Any, Literal
 
 import torch
 
-from fairflare.core.fair_rules import fair_fed_gaps, fair_fed_weights
-from fairflare.core.settings import NonNegative, settings
+from fairflare.base.settings import NonNegative, settings
+from fairflare.core.aggregation.fair_rules import fair_fed_gaps, fair_fed_weights
 from fairflare.core.weighting import normalise
-from fairflare.methods.catalog import Method
+from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.reports import TRAINING, VALIDATION, Field
+from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
+from fairflare.methods.base.training import LocalTraining, SiteRun
 from fairflare.methods.fed_ism import JOB, SETTINGS
-from fairflare.methods.probes import ReportsScore, score, score_in
-from fairflare.methods.reports import TRAINING, VALIDATION, Field
-from fairflare.methods.rule import RoundInputs, Rule, Weighing, sample_weights
-from fairflare.methods.training import LocalTraining, SiteRun
+from fairflare.methods.parts.probes import ReportsScore, score, score_in
 
 
 @settings

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fairflare.core.settings import settings
-from fairflare.methods.catalog import Method
-from fairflare.methods.rule import RoundInputs, Rule, Weighing, sample_weights
-from fairflare.methods.training import LocalTraining
+from fairflare.base.settings import settings
+from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
+from fairflare.methods.base.training import LocalTraining
 
 
 @settings

@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 import torch
 
-from fairflare.core.norms import norm_tensors
-from fairflare.core.settings import settings
-from fairflare.methods.catalog import Method
+from fairflare.base.settings import settings
+from fairflare.core.features.norms import norm_tensors
+from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.home import Home
+from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_prox import JOB, SETTINGS
-from fairflare.methods.home import Home
-from fairflare.methods.training import LocalTraining, SiteError, SiteRun
 
 
 @settings

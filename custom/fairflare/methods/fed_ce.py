@@ -12,16 +12,16 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fairflare.core.fair_rules import contributions, finite_or_mean, minus_state
-from fairflare.core.settings import Flag, NonNegative, settings
-from fairflare.core.updates import leave_one_out_cosines
+from fairflare.base.settings import Flag, NonNegative, settings
+from fairflare.core.aggregation.fair_rules import contributions, finite_or_mean, minus_state
+from fairflare.core.aggregation.updates import leave_one_out_cosines
 from fairflare.core.weighting import normalise
 from fairflare.exchange.messages import BySite
-from fairflare.methods.catalog import Method
-from fairflare.methods.probes import ReportsScore, score
-from fairflare.methods.reports import TRAINING, VALIDATION, Field
-from fairflare.methods.rule import RoundInputs, Rule, Weighing
-from fairflare.methods.training import LocalTraining, SiteRun
+from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.reports import TRAINING, VALIDATION, Field
+from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
+from fairflare.methods.base.training import LocalTraining, SiteRun
+from fairflare.methods.parts.probes import ReportsScore, score
 
 Preset = Literal["original", "fedism"]
 OWN_MODEL, SCORES = "own_model", "minus_scores"  # in the site's store

@@ -11,14 +11,14 @@ from typing import Any, Literal
 
 import torch
 
-from fairflare.core.settings import Flag, Positive, settings
+from fairflare.base.settings import Flag, Positive, settings
 from fairflare.core.weighting import fedga_weights, normalise
-from fairflare.methods.catalog import Method
+from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.reports import TRAINING, Field
+from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
+from fairflare.methods.base.training import SiteRun
 from fairflare.methods.fed_ism import JOB, SETTINGS
-from fairflare.methods.probes import MAX_LOSS, LossProbe, mean_loss
-from fairflare.methods.reports import TRAINING, Field
-from fairflare.methods.rule import RoundInputs, Rule, Weighing
-from fairflare.methods.training import SiteRun
+from fairflare.methods.parts.probes import MAX_LOSS, LossProbe, mean_loss
 
 LOCAL_LOSS = "local_loss"  # in the site's store
 STEPS = {"fedism": 0.05, "original": 0.2}  # times 1 / K

@@ -18,16 +18,16 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fairflare.core.acting import OnlyWith, only_with
-from fairflare.core.computing import plainly
-from fairflare.core.settings import Flag, NonNegative, Positive, Share, settings
+from fairflare.base.acting import OnlyWith, only_with
+from fairflare.base.machine.computing import plainly
+from fairflare.base.settings import Flag, NonNegative, Positive, Share, settings
 from fairflare.core.sharpness import GSAM, search_distance, sharpness
 from fairflare.core.weighting import moving_average, normalise, power_weights
-from fairflare.methods.catalog import Method
-from fairflare.methods.probes import MAX_LOSS
-from fairflare.methods.reports import TRAINING, Field
-from fairflare.methods.rule import RoundInputs, Rule, Weighing, sample_weights
-from fairflare.methods.training import LocalTraining, SiteError, SiteRun, criterion_losses
+from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.reports import TRAINING, Field
+from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
+from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, criterion_losses
+from fairflare.methods.parts.probes import MAX_LOSS
 
 VARIANTS = {"S": "sharpness", "L": "perturbed_loss"}
 

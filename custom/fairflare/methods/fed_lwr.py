@@ -20,18 +20,18 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fairflare.core.layers import layers_of
-from fairflare.core.settings import BelowOne, Fraction, NonNegative, NonNegativeInt, settings
-from fairflare.core.stabilise import mixed, smoothed, tempered
+from fairflare.base.settings import BelowOne, Fraction, NonNegative, NonNegativeInt, settings
+from fairflare.core.aggregation.stabilise import mixed, smoothed, tempered
+from fairflare.core.features.layers import layers_of
 from fairflare.core.weighting import CKA_RANGE, dissimilarity_weights, uniform_weights
-from fairflare.methods.anchor_report import FromPreset, Granularity, LayerSimilarityReport, Preset
-from fairflare.methods.catalog import Method
-from fairflare.methods.layer_scores import Scores, by_granularity, filled, from_layer, most_common_units
-from fairflare.methods.reports import NO_IMAGES, TRAINING, Field, ReportError
-from fairflare.methods.rule import LayerWeights, RoundInputs, TwoPhase, Weighing
+from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.reports import NO_IMAGES, TRAINING, Field, ReportError
+from fairflare.methods.base.rule import LayerWeights, RoundInputs, TwoPhase, Weighing
+from fairflare.methods.parts.anchor_report import FromPreset, Granularity, LayerSimilarityReport, Preset
+from fairflare.methods.parts.layer_scores import Scores, by_granularity, filled, from_layer, most_common_units
 
 if TYPE_CHECKING:
-    from fairflare.core.task import Task
+    from fairflare.base.task import Task
 
 __all__ = ["METHODS", "FedLWR", "LayerSimilarityReport"]
 

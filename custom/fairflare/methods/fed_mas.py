@@ -21,19 +21,19 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import torch
 from pydantic import Field as Bounds
 
-from fairflare.core.acting import OnlyWith, only_with
+from fairflare.base.acting import OnlyWith, only_with
+from fairflare.base.settings import Flag, NonNegative, PositiveInt, Text, settings
 from fairflare.core.priors import TIMM, RunningClassMean, rescue_factor
-from fairflare.core.settings import Flag, NonNegative, PositiveInt, Text, settings
 from fairflare.core.weighting import rescue_weights
+from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.reports import NO_IMAGES, TRAINING, Field
+from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
+from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, criterion_loss, criterion_losses
 from fairflare.methods.bsm import JOB, LEARNS
-from fairflare.methods.catalog import Method
-from fairflare.methods.prior_features import Priors, SitePrior
-from fairflare.methods.reports import NO_IMAGES, TRAINING, Field
-from fairflare.methods.rule import RoundInputs, Rule, Weighing, sample_weights
-from fairflare.methods.training import LocalTraining, SiteError, SiteRun, criterion_loss, criterion_losses
+from fairflare.methods.parts.prior_features import Priors, SitePrior
 
 if TYPE_CHECKING:
-    from fairflare.core.task import Task
+    from fairflare.base.task import Task
 
 Encoder = Literal["embedded", "resnet18", "resnet50", "densenet121"] | Annotated[str, Bounds(pattern=TIMM)]
 MAX_RESCUE_FACTOR = 16e6  # 16 E |C|, for a million of epochs times classes
@@ -165,7 +165,7 @@ class RescueTraining(LocalTraining):
 
     def _look_at_all(self, run: SiteRun, model: torch.nn.Module) -> None:
         """One pass over the images as they are: w of the received model, and the features that are not known yet."""
-        from fairflare.core.task import evaluating
+        from fairflare.base.task import evaluating
 
         order = run.data.order("training")
         own: _Rescue = run.own

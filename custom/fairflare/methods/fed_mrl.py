@@ -5,8 +5,8 @@ MICCAI 2024. The published code neither runs nor follows the paper; this is the 
 Three parts, each of which can be another one:
 
 - A, at the sites: the objective, :math:`\ell + \frac{\mu_h}{2} \lVert w - w^r \rVert^2 + \lambda (\ell - \bar F)^2`;
-- B, at the server: weights from a self-organizing map of the local models (:mod:`fairflare.methods.weightings`);
-- C, at the server: agents, one a site, that choose :math:`\mu_h` (:mod:`fairflare.methods.mu_policy`).
+- B, at the server: weights from a self-organizing map of the local models (:mod:`fairflare.methods.parts.weightings`);
+- C, at the server: agents, one a site, that choose :math:`\mu_h` (:mod:`fairflare.methods.parts.mu_policy`).
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from fairflare.base.acting import OnlyWith, only_with
+from fairflare.base.settings import Flag, NonNegative, Positive, settings
 from fairflare.core import losses
-from fairflare.core.acting import OnlyWith, only_with
-from fairflare.core.mu_rewards import INITIAL_MU, told_entropy
-from fairflare.core.settings import Flag, NonNegative, Positive, settings
+from fairflare.core.agents.mu_rewards import INITIAL_MU, told_entropy
 from fairflare.exchange.messages import BySite
-from fairflare.methods.catalog import Method
+from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.reports import NO_IMAGES, TRAINING, VALIDATION, Field, ReportError
+from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
+from fairflare.methods.base.training import SiteRun, criterion_loss
 from fairflare.methods.fed_prox import JOB, SETTINGS, ProximalTraining, Pull
-from fairflare.methods.mu_policy import NO_USE, SHOWN, MuPolicy, QMixMu
-from fairflare.methods.probes import MAX_LOSS, ReportsScore, mean_loss, score, score_in
-from fairflare.methods.reports import NO_IMAGES, TRAINING, VALIDATION, Field, ReportError
-from fairflare.methods.rule import RoundInputs, Rule, Weighing
-from fairflare.methods.training import SiteRun, criterion_loss
-from fairflare.methods.weightings import BySamples, BySom, Weighting
+from fairflare.methods.parts.mu_policy import NO_USE, SHOWN, MuPolicy, QMixMu
+from fairflare.methods.parts.probes import MAX_LOSS, ReportsScore, mean_loss, score, score_in
+from fairflare.methods.parts.weightings import BySamples, BySom, Weighting
 
 log = logging.getLogger(__name__)
 WIDTH = 4.0  # a loss counts in F between the median / WIDTH and WIDTH times it,

@@ -13,14 +13,14 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fairflare.core.acting import OnlyWith, only_with
-from fairflare.core.fair_rules import AccumulatedSteps, most_accumulated, nova_weights
-from fairflare.core.settings import Flag, NonNegative, settings
-from fairflare.methods.catalog import Method
+from fairflare.base.acting import OnlyWith, only_with
+from fairflare.base.settings import Flag, NonNegative, settings
+from fairflare.core.aggregation.fair_rules import AccumulatedSteps, most_accumulated, nova_weights
+from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.reports import NO_IMAGES, Field, ReportError
+from fairflare.methods.base.rule import RoundInputs, Steps, Weighing, sample_weights
+from fairflare.methods.base.training import SiteRun
 from fairflare.methods.fed_prox import JOB, SETTINGS, ProximalTraining, Pull
-from fairflare.methods.reports import NO_IMAGES, Field, ReportError
-from fairflare.methods.rule import RoundInputs, Steps, Weighing, sample_weights
-from fairflare.methods.training import SiteRun
 
 log = logging.getLogger(__name__)
 

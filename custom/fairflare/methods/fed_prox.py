@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
+from fairflare.base.settings import NonNegative, settings
 from fairflare.core import losses
-from fairflare.core.settings import NonNegative, settings
-from fairflare.methods.catalog import Method
+from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.training import LocalTraining, SiteRun, criterion_loss
 from fairflare.methods.fed_avg import FedAvg
-from fairflare.methods.training import LocalTraining, SiteRun, criterion_loss
 
 FALLBACK_MU = 1e-5  # in place of one that a server sends and that is no proximal coefficient
 

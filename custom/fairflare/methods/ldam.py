@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fairflare.base.settings import BelowOne, Fraction, NonNegative, settings
 from fairflare.core.losses import drw_weights, ldam_loss
-from fairflare.core.settings import BelowOne, Fraction, NonNegative, settings
+from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun
 from fairflare.methods.bsm import JOB, LEARNS, SETTINGS
-from fairflare.methods.catalog import Method
 from fairflare.methods.fed_avg import FedAvg
-from fairflare.methods.training import LocalTraining, SiteError, SiteRun
 
 if TYPE_CHECKING:
-    from fairflare.core.task import Task
+    from fairflare.base.task import Task
 
 NEEDED = "set classifier='cosine' of the classification task"
 

@@ -10,13 +10,13 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fairflare.core.acting import OnlyWith
+from fairflare.base.acting import OnlyWith
+from fairflare.base.settings import Flag, NonNegative, settings
 from fairflare.core.losses import fedlc_loss
-from fairflare.core.settings import Flag, NonNegative, settings
+from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.training import LocalTraining, SiteRun, class_counts
 from fairflare.methods.bsm import JOB, LEARNS, SETTINGS
-from fairflare.methods.catalog import Method
 from fairflare.methods.fed_avg import FedAvg
-from fairflare.methods.training import LocalTraining, SiteRun, class_counts
 
 
 @settings

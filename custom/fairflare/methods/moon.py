@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from fairflare.core.acting import OnlyWith, only_with
+from fairflare.base.acting import OnlyWith, only_with
+from fairflare.base.settings import NonNegative, Positive, settings
 from fairflare.core.losses import model_contrastive_loss
-from fairflare.core.settings import NonNegative, Positive, settings
+from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.home import LOCAL_MODEL, Home
+from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, criterion_loss
 from fairflare.methods.bsm import JOB, LEARNS, SETTINGS
-from fairflare.methods.catalog import Method
 from fairflare.methods.fed_avg import FedAvg
-from fairflare.methods.home import LOCAL_MODEL, Home
-from fairflare.methods.training import LocalTraining, SiteError, SiteRun, criterion_loss
 
 if TYPE_CHECKING:
-    from fairflare.core.task import Task
+    from fairflare.base.task import Task
 
 
 @dataclass

@@ -9,13 +9,13 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from fairflare.core.fair_rules import finite_or_mean, q_bend, q_step
-from fairflare.core.settings import NonNegative, Positive, settings
-from fairflare.core.updates import squared_norms
+from fairflare.base.settings import NonNegative, Positive, settings
+from fairflare.core.aggregation.fair_rules import finite_or_mean, q_bend, q_step
+from fairflare.core.aggregation.updates import squared_norms
 from fairflare.core.weighting import POWER_FLOOR, power_weights, uniform_weights
-from fairflare.methods.catalog import Method
-from fairflare.methods.probes import PROBE_LOSS, LossProbe
-from fairflare.methods.rule import RoundInputs, Steps, Weighing
+from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.rule import RoundInputs, Steps, Weighing
+from fairflare.methods.parts.probes import PROBE_LOSS, LossProbe
 
 
 @settings

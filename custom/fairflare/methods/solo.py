@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fairflare.core.settings import settings
-from fairflare.methods.catalog import Method
+from fairflare.base.settings import settings
+from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.home import Home
+from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_avg import FedAvg
-from fairflare.methods.home import Home
-from fairflare.methods.training import LocalTraining
 
 
 @settings

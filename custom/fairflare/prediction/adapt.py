@@ -14,9 +14,16 @@ from typing import Any, Literal
 
 import torch
 
-from fairflare.core.batch_norms import MEAN, VARIANCE, Unmeasurable, other_running, recalibrate, registered_names
-from fairflare.core.files import save_torch, sha256_of, write_whole
-from fairflare.core.memory_reuse import reused_memory
+from fairflare.base.disk.files import save_torch, sha256_of, write_whole
+from fairflare.base.machine.memory_reuse import reused_memory
+from fairflare.core.features.batch_norms import (
+    MEAN,
+    VARIANCE,
+    Unmeasurable,
+    other_running,
+    recalibrate,
+    registered_names,
+)
 from fairflare.data.datalist import DataError
 from fairflare.data.reading import slices_in
 from fairflare.prediction.predictor import BATCH, Predictor

@@ -1,4 +1,4 @@
-"""The loss around a run's model on the data of sites; the maths is :mod:`fairflare.core.landscape`."""
+"""The loss around a run's model on the data of sites; the maths is :mod:`fairflare.core.objectives.landscape`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fairflare.core.landscape import coordinates, direction, numbers, surface
-from fairflare.core.task import Task, evaluating
-from fairflare.federation.site_file import SHELL_SETTINGS
+from fairflare.base.task import Task, evaluating
+from fairflare.core.objectives.landscape import coordinates, direction, numbers, surface
+from fairflare.federation.site.site_file import SHELL_SETTINGS
 from fairflare.prediction.recall import recall
 from fairflare.prediction.saved_model import PERSONAL_NOTE, SavedModel, read_whole
 from fairflare.tasks.networks import load_fitting
 
 if TYPE_CHECKING:
-    from fairflare.core.task import Batch, Device
+    from fairflare.base.task import Batch, Device
 
 BATCH = 32  # images
 
@@ -77,8 +77,8 @@ class Landscape:
         run, site: names.
         images: number of them.
         synthetic: they are made up.
-        losses: of :func:`fairflare.core.landscape.surface`.
-        numbers: of :func:`fairflare.core.landscape.numbers`.
+        losses: of :func:`fairflare.core.objectives.landscape.surface`.
+        numbers: of :func:`fairflare.core.objectives.landscape.numbers`.
     """
 
     run: str

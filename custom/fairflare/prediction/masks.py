@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fairflare.core.files import write_whole
+from fairflare.base.disk.files import write_whole
 from fairflare.data.datalist import Sample
 from fairflare.data.image_file import ARRAYS, SUFFIXES, VOLUMES, Dicom, image_file, suffix_of
 from fairflare.data.orientation import Turn, back, turned

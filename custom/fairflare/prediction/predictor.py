@@ -16,8 +16,8 @@ from typing import Literal
 
 import torch
 
-from fairflare.core.memory_reuse import reused_memory
-from fairflare.core.task import evaluating
+from fairflare.base.machine.memory_reuse import reused_memory
+from fairflare.base.task import evaluating
 from fairflare.data.datalist import DataError
 from fairflare.data.reading import slices_in
 from fairflare.prediction.recall import Recalled, recall

@@ -1,4 +1,4 @@
-"""A task made again from what its model's file says; see :mod:`fairflare.federation.task_record`."""
+"""A task made again from what its model's file says; see :mod:`fairflare.federation.record.task_record`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from fairflare import __version__
-from fairflare.core.files import sha256_of
-from fairflare.core.settings import field_names
-from fairflare.core.task import Task
-from fairflare.federation.plan import load_task_class
-from fairflare.federation.run_settings import RESULTS_FOLDER
-from fairflare.federation.task_record import PACKAGE, TASK_FILE, origin
+from fairflare.base.disk.files import sha256_of
+from fairflare.base.settings import field_names
+from fairflare.base.task import Task
+from fairflare.federation.plan.plan import load_task_class
+from fairflare.federation.plan.run_settings import RESULTS_FOLDER
+from fairflare.federation.record.task_record import PACKAGE, TASK_FILE, origin
 
 OF_BUNDLE = "fairflare.tasks.bundle.MonaiBundleTask"
 
@@ -38,7 +38,7 @@ def recall(record: Mapping[str, Any], folder: Path, task_file: Path | None = Non
     """The task of a record.
 
     Args:
-        record: of a :class:`fairflare.federation.task_record.TaskRecorder`; ``{}``: there is none.
+        record: of a :class:`fairflare.federation.record.task_record.TaskRecorder`; ``{}``: there is none.
         folder: of the model's file.
         task_file: with the task's own code. It is run; without it only packaged code is.
 

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import torch
 
-from fairflare.federation.models import BEST_MODEL_FILE, MODEL_FILE
-from fairflare.federation.run_settings import RESULTS_FOLDER
-from fairflare.federation.site_training import PERSONAL
+from fairflare.federation.plan.run_settings import RESULTS_FOLDER
+from fairflare.federation.plan.site_training import PERSONAL
+from fairflare.federation.record.models import BEST_MODEL_FILE, MODEL_FILE
 from fairflare.reporting.results import RESULTS_FILE, read_results
 from fairflare.tasks.networks import read_checkpoint
 
@@ -32,7 +32,7 @@ class SavedModel:
         state: its tensors, on the CPU.
         made: the round that made it, from 0; -1: none did; ``None``: the file does not say.
         method: class of the rule; empty: it does not say.
-        record: of :class:`fairflare.federation.task_record.TaskRecorder`; empty: there is none.
+        record: of :class:`fairflare.federation.record.task_record.TaskRecorder`; empty: there is none.
         personal: the run was measured with what each site has of its own, not with this model.
         at_sites: how many of its tensors no site sent: they are as they were in the beginning.
         adapted: pictures that its norm statistics were measured on afterwards; 0: they are the run's.

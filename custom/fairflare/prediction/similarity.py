@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from fairflare.core.similarity import layerwise_cka
 from fairflare.exchange.staging import Staging
-from fairflare.federation.run_settings import RESULTS_FOLDER
-from fairflare.federation.site_file import SHELL_SETTINGS
+from fairflare.federation.plan.run_settings import RESULTS_FOLDER
+from fairflare.federation.site.site_file import SHELL_SETTINGS
 from fairflare.prediction.landscape import BATCH, Trained
 from fairflare.tasks.networks import load_fitting
 

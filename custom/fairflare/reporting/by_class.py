@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairflare.core.files import csv_text, write_whole
+from fairflare.base.disk.files import csv_text, write_whole
 from fairflare.reporting.page import style
 
 if TYPE_CHECKING:

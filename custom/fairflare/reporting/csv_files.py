@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fairflare.core.files import csv_text, write_whole
-from fairflare.core.record_log import RecordLog
+from fairflare.base.disk.files import csv_text, write_whole
+from fairflare.base.disk.record_log import RecordLog
 from fairflare.reporting.documents import SUPPRESSED
 
 #: Columns of the CSV files.

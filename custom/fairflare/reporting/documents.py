@@ -26,9 +26,9 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from fairflare.core.resampling import UNITS
-from fairflare.core.settings import Flag, Number, Whole
-from fairflare.reporting.standing import TESTS
+from fairflare.base.cases.resampling import UNITS
+from fairflare.base.settings import Flag, Number, Whole
+from fairflare.reporting.compare.standing import TESTS
 
 SCHEMA_VERSION = 1
 SUPPRESSED = "suppressed"  # in place of a value that its site keeps for too few cases

@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from fairflare.core.intervals import LEVEL
-from fairflare.core.sampling import MEAN_RECALL
-from fairflare.core.task import metric_name
-from fairflare.reporting.standing import Said, Site
+from fairflare.base.cases.sampling import MEAN_RECALL
+from fairflare.base.task import metric_name
+from fairflare.core.statistics.intervals import LEVEL
+from fairflare.reporting.compare.standing import Said, Site
 
 GLOBAL = "global/"  # in front of its metrics, wherever they stand among those of the sites
-ALL = "all"  # mean of the groups, as fairflare.tasks.metrics has it
+ALL = "all"  # mean of the groups, as fairflare.tasks.scores.metrics has it
 
 
 def global_test(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.core.files import write_whole
+from fairflare.base.disk.files import write_whole
 from fairflare.reporting.page import style
 
 if TYPE_CHECKING:

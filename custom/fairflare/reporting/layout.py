@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from fairflare.core.files import csv_text
+from fairflare.base.disk.files import csv_text
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairflare.core.files import write_whole
+from fairflare.base.disk.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,9 +13,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from fairflare.core import checks
-from fairflare.core.files import private_folder, private_opener, remove_partials, write_whole
-from fairflare.core.record_log import DamagedLog, RecordLog, records
+from fairflare.base import checks
+from fairflare.base.disk.files import private_folder, private_opener, remove_partials, write_whole
+from fairflare.base.disk.record_log import DamagedLog, RecordLog, records
 from fairflare.reporting.csv_files import CSV_COLUMNS, CsvFiles, final_rows
 from fairflare.reporting.documents import (
     SCHEMA_VERSION,

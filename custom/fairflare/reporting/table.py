@@ -7,14 +7,14 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from fairflare.core import checks
+from fairflare.base import checks
 from fairflare.core.fairness import BEFORE_RECORDED, FairnessSummary, declared_as, higher_is_better, summarize
 from fairflare.reporting.attendance import attendance
+from fairflare.reporting.compare.no_effect import zero_everywhere
+from fairflare.reporting.compare.standing import interval_cell, recall_of, shown_behind, who_is_behind
 from fairflare.reporting.documents import SUPPRESSED
 from fairflare.reporting.global_test import GLOBAL, global_notes, global_values
 from fairflare.reporting.layout import MISSING, Cell, Shown, Table, number, wrapped
-from fairflare.reporting.no_effect import zero_everywhere
-from fairflare.reporting.standing import interval_cell, recall_of, shown_behind, who_is_behind
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -21,12 +21,12 @@ from monai.transforms import (
 )
 from torch.utils.data import DataLoader, Dataset
 
-from fairflare.core.task import Batches
-from fairflare.tasks.dice_scores import BatchOf
+from fairflare.base.task import Batches
+from fairflare.tasks.scores.dice_scores import BatchOf
 
 if TYPE_CHECKING:
-    from fairflare.core.task import Batch
-    from fairflare.tasks.dice_scores import Origin
+    from fairflare.base.task import Batch
+    from fairflare.tasks.scores.dice_scores import Origin
 
 LUMA = torch.tensor([0.299, 0.587, 0.114])  # of red, green and blue (ITU-R 601)
 

@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from fairflare.core import checks
-from fairflare.core.bundle_files import BUNDLE_FOLDER, BundleError, bundle_checksum, copy_bundle
-from fairflare.core.settings import Flag, NonNegativeInt, Text, settings
-from fairflare.core.stopping import check_stop
-from fairflare.core.temporary import OwnedFolder
+from fairflare.base import checks
+from fairflare.base.disk.bundle_files import BUNDLE_FOLDER, BundleError, bundle_checksum, copy_bundle
+from fairflare.base.disk.temporary import OwnedFolder
+from fairflare.base.settings import Flag, NonNegativeInt, Text, settings
+from fairflare.base.stopping import check_stop
 from fairflare.data.datalist import DataError, load_datalist
 from fairflare.tasks.base import LOSS, Metric, SiteData, Task, evaluating
-from fairflare.tasks.bundle_config import Bundle, first_cause
-from fairflare.tasks.bundle_metric import means
-from fairflare.tasks.bundle_parts import BundleParts
+from fairflare.tasks.bundles.bundle_config import Bundle, first_cause
+from fairflare.tasks.bundles.bundle_metric import means
+from fairflare.tasks.bundles.bundle_parts import BundleParts
 from fairflare.tasks.images import CACHE_BYTES, Filename, read_settings, setting_error
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-    from fairflare.core.resampling import Drawn
-    from fairflare.core.task import Batch, Device
+    from fairflare.base.cases.resampling import Drawn
+    from fairflare.base.task import Batch, Device
 
 PRED = "pred"  # what MONAI's engines call the network's output
 
@@ -232,7 +232,7 @@ class MonaiBundleTask(Task):
         self, model: torch.nn.Module, batches: Iterable[Batch], device: Device
     ) -> tuple[list[npt.NDArray[np.float64]], list[float]]:
         """Of each image: the metric by structure, and the loss."""
-        from fairflare.tasks.bundle_data import item_of
+        from fairflare.tasks.bundles.bundle_data import item_of
 
         def network(inputs: torch.Tensor, *args: Any, **named: Any) -> Any:
             check_stop()  # a volume has many windows
@@ -274,7 +274,7 @@ class MonaiBundleTask(Task):
 
     def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:
         """The images that the site's datalist names, through the bundle's transforms."""
-        from fairflare.tasks.bundle_data import BundleData
+        from fairflare.tasks.bundles.bundle_data import BundleData
 
         own = read_settings(BundleSite, site, settings)  # type: ignore[arg-type]
         if own.data_root is None:

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fairflare.core import checks
-from fairflare.core.acting import OnlyWith, only_with
-from fairflare.core.floor import cases_of_classes
-from fairflare.core.sampling import SHARES
-from fairflare.core.settings import Flag, Fraction, NonNegativeInt, Positive, PositiveInt, settings
+from fairflare.base import checks
+from fairflare.base.acting import OnlyWith, only_with
+from fairflare.base.cases.floor import cases_of_classes
+from fairflare.base.cases.sampling import SHARES
+from fairflare.base.settings import Flag, Fraction, NonNegativeInt, Positive, PositiveInt, settings
 from fairflare.data.datalist import DataError, Datalist, Sample
 from fairflare.tasks.base import LOSS, Metric, SiteData
-from fairflare.tasks.class_scores import MeasuresClasses
 from fairflare.tasks.images import (
     Augmentations,
     Coding,
@@ -33,13 +32,14 @@ from fairflare.tasks.images import (
     setting_error,
     setting_of,
 )
-from fairflare.tasks.metrics import MEANINGS, NAMES, REVEALS
+from fairflare.tasks.scores.class_scores import MeasuresClasses
+from fairflare.tasks.scores.metrics import MEANINGS, NAMES, REVEALS
 
 if TYPE_CHECKING:
     import torch
     from monai.transforms import Compose
 
-    from fairflare.core.task import Batch, PriorNetwork
+    from fairflare.base.task import Batch, PriorNetwork
     from fairflare.data.phantoms import ClassPhantom, PhantomPlan
     from fairflare.tasks.networks import Classifier
 

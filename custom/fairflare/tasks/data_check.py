@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.core.label_maps import features_of, in_words, label_maps
-from fairflare.core.task import SPLIT_GLOBAL
+from fairflare.base.task import SPLIT_GLOBAL
+from fairflare.core.statistics.label_maps import features_of, in_words, label_maps
 from fairflare.data.datalist import SPLITS, DataError, Datalist, Sample, load_datalist
 from fairflare.data.patients import on_both_sides
 from fairflare.data.reading import read_image

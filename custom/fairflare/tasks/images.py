@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from fairflare.core import checks
-from fairflare.core.settings import Flag, NonNegativeInt, Number, Positive, PositiveInt, field_names, settings
-from fairflare.core.stopping import check_stop
+from fairflare.base import checks
+from fairflare.base.settings import Flag, NonNegativeInt, Number, Positive, PositiveInt, field_names, settings
+from fairflare.base.stopping import check_stop
 from fairflare.data.datalist import DataError, Datalist, Sample, load_datalist, suggest
 from fairflare.data.decoded import DECODED_BYTES, DecodedVolumes
 from fairflare.data.image_file import MAX_IMAGE_BYTES
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from monai.data import CacheDataset
     from monai.transforms import Compose
 
-    from fairflare.core.task import Batch
-    from fairflare.tasks.dice_scores import Origin
+    from fairflare.base.task import Batch
+    from fairflare.tasks.scores.dice_scores import Origin
 
 CACHE_BYTES = 2**30  # decoded images of a site that are kept in memory, all splits together
 OTHER_KEYS = (  # of the site file, not the task's business

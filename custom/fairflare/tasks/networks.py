@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fairflare.core import checks
+from fairflare.base import checks
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)

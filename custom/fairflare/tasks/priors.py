@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fairflare.core import checks
+from fairflare.base import checks
 from fairflare.core.priors import TIMM
 from fairflare.tasks.networks import (
     HEADS,

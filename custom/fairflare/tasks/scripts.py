@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from fairflare.core.checks import nearest
-from fairflare.core.settings import Text, settings
-from fairflare.core.task import Metric, PriorNetwork, SiteData, Task, evaluating
+from fairflare.base.checks import nearest
+from fairflare.base.settings import Text, settings
+from fairflare.base.task import Metric, PriorNetwork, SiteData, Task, evaluating
 from fairflare.data.datalist import DataError
 from fairflare.tasks import priors
 
 if TYPE_CHECKING:
-    from fairflare.core.task import Batch, Device
+    from fairflare.base.task import Batch, Device
 
 Criterion = Callable[[Any, Any], torch.Tensor]
 PAIR = "(inputs, targets), or a dict with 'image' and 'label'"

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fairflare.core import checks
-from fairflare.core.acting import OnlyWith, only_with
-from fairflare.core.settings import Flag, NonNegativeInt, PositiveInt, settings
+from fairflare.base import checks
+from fairflare.base.acting import OnlyWith, only_with
+from fairflare.base.settings import Flag, NonNegativeInt, PositiveInt, settings
 from fairflare.data.datalist import SPLITS, Datalist, Sample
 from fairflare.tasks.base import LOSS, Metric, SiteData, evaluating
 from fairflare.tasks.images import (
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     import torch
     from monai.transforms import Compose
 
-    from fairflare.core.task import Batch, Device
-    from fairflare.tasks.dice_scores import Origin
+    from fairflare.base.task import Batch, Device
+    from fairflare.tasks.scores.dice_scores import Origin
     from fairflare.tasks.transforms import Structured
 
 THRESHOLD = 0.5
@@ -209,7 +209,7 @@ class SegmentationTask(ImageTask):
             ``dice``, ``loss``, of slices of volumes ``volume_dice``; with several structures the same of each,
             ``dice_<class name>``.
         """
-        from fairflare.tasks.dice_scores import DiceScores
+        from fairflare.tasks.scores.dice_scores import DiceScores
 
         scores = DiceScores()
         losses: list[float] = []
@@ -237,7 +237,7 @@ class SegmentationTask(ImageTask):
         self, model: torch.nn.Module, data: SiteData, folder: Path, *, batch_size: int, device: Device, title: str
     ) -> bool:
         """By the Dice of an image, with the outlines of truth and of what was found."""
-        from fairflare.tasks import examples
+        from fairflare.tasks.scores import examples
 
         examples.write(examples.of_segmentation(self, model, data, batch_size, device), folder, self.names(), title)
         return True
@@ -290,7 +290,7 @@ class FolderData(FolderImages):
         return with_masks(read, masks, task.in_channels, task.image_size, task.resize, task.mask_resize)
 
     def origins(self, split: str, indices: Sequence[int]) -> Sequence[Origin] | None:
-        from fairflare.tasks.dice_scores import Origin
+        from fairflare.tasks.scores.dice_scores import Origin
 
         samples = [self.datalist.splits[split][index] for index in indices]
         own_size = self.task.evaluate_at == "image"

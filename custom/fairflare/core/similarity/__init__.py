@@ -7,7 +7,7 @@ which may be 1e-4 or less: so the *difference* of the two models' features is st
 K - L is summed from it. Rounding is then relative to the difference.
 """
 
-from fairflare.core.layers import parameter_layers
+from fairflare.core.features.layers import parameter_layers
 from fairflare.core.similarity.formulas import LEAST_SAMPLES, LayerSimilarity, center, gram, hsic, linear_cka
 from fairflare.core.similarity.layerwise import COSINE_MODES, ESTIMATORS, layerwise_cka, layerwise_cosine
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairflare.core.checks import choice, whole
+from fairflare.base.checks import choice, whole
 
 LEAST_SAMPLES = {"biased": 2, "unbiased": 4}  # by estimator of HSIC
 COSINE_EPS = 1e-8  # least norm in a cosine

@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fairflare.core.checks import choice, number
-from fairflare.core.joint_pass import JointPass
+from fairflare.base.checks import choice, number
+from fairflare.base.stopping import check_stop
+from fairflare.core.features.joint_pass import JointPass
 from fairflare.core.similarity.formulas import LEAST_SAMPLES, UNDEFINED, Alignment, LayerSimilarity, cosine_distance
 from fairflare.core.similarity.store import Store
-from fairflare.core.stopping import check_stop
 
 ESTIMATORS = ("biased", "unbiased", "minibatch_biased", "minibatch_unbiased")
 COSINE_MODES = ("sample", "matrix")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.core.checks import number, whole
+from fairflare.base.checks import number, whole
 from fairflare.data.phantoms.canvas import Colour, grid
 
 BALANCE = (0.05, 0.11)  # least and most: deviation of the logarithms of the three channels' gains

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.core.checks import number
-from fairflare.core.stopping import check_stop
+from fairflare.base.checks import number
+from fairflare.base.stopping import check_stop
 from fairflare.data.corruptions import corrupt, image_seed
 from fairflare.data.partitions import (
     apportion,

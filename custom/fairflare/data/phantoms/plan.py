@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from fairflare.core.checks import choice, number
-from fairflare.core.settings import Flag, Fraction, NonNegative, NonNegativeInt, PositiveInt, field_names, settings
+from fairflare.base.checks import choice, number
+from fairflare.base.settings import Flag, Fraction, NonNegative, NonNegativeInt, PositiveInt, field_names, settings
 from fairflare.data.corruptions import CORRUPTIONS, SEVERITIES
 from fairflare.data.partitions import SHARD_MODES
 from fairflare.data.phantoms.canvas import Canvas

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.core.checks import number, whole
-from fairflare.core.stopping import check_stop
+from fairflare.base.checks import number, whole
+from fairflare.base.stopping import check_stop
 
 Array = npt.NDArray[np.float32]
 

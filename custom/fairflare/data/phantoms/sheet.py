@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fairflare.core.checks import choice, whole
+from fairflare.base.checks import choice, whole
 from fairflare.data.phantoms.camera import camera_of
 from fairflare.data.phantoms.plan import MIN_SIZE, PHANTOMS, Images
 from fairflare.data.phantoms.prostate import SCANNERS, prostate_site

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.core.checks import number, whole
-from fairflare.core.stopping import check_stop
+from fairflare.base.checks import number, whole
+from fairflare.base.stopping import check_stop
 from fairflare.data.datalist import SPLITS
 
 Array = npt.NDArray[np.float32]

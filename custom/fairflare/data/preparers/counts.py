@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fairflare.core.files import csv_row
+from fairflare.base.disk.files import csv_row
 
 Counts = Mapping[str, Mapping[str, "Counter[int | None]"]]  # site, split, class (None: it has a mask)
 

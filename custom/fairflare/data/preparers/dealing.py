@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal, get_args
 import numpy as np
 from pydantic import Field
 
-from fairflare.core.checks import choice, number
-from fairflare.core.settings import Flag, Fraction, NonNegativeInt, PositiveInt, field_names, settings
-from fairflare.core.task import SPLIT_GLOBAL
+from fairflare.base.checks import choice, number
+from fairflare.base.settings import Flag, Fraction, NonNegativeInt, PositiveInt, field_names, settings
+from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.data import partitions
 from fairflare.data.corruptions import CORRUPTIONS, SEVERITIES, image_seed
 from fairflare.data.datalist import DataError

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from fairflare import __version__
-from fairflare.core.files import sha256_of
-from fairflare.core.locks import Held, locked
+from fairflare.base.disk.files import sha256_of
+from fairflare.base.disk.locks import Held, locked
 from fairflare.data.datalist import DataError, suffix_of
 from fairflare.data.preparers.items import Source, pixels_of, stamp
 

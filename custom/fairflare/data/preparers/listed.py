@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fairflare.core.checks import nearest
+from fairflare.base.checks import nearest
 from fairflare.data.datalist import SPLITS, DataError, suffix_of
 from fairflare.data.preparers.common import Item, file_name
 from fairflare.data.preparers.tables import Images, read_table

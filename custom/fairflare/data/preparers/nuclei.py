@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from typing_extensions import Unpack
 
-from fairflare.core.checks import whole
+from fairflare.base.checks import whole
 from fairflare.data.datalist import DataError
 from fairflare.data.preparers.common import Item, Preparer, Writing, mask_items, npz_files, write_sites
 

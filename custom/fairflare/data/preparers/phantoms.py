@@ -8,8 +8,8 @@ from tempfile import TemporaryDirectory
 
 from typing_extensions import Unpack
 
-from fairflare.core.checks import choice, whole
-from fairflare.core.settings import field_names
+from fairflare.base.checks import choice, whole
+from fairflare.base.settings import field_names
 from fairflare.data.phantoms import PHANTOMS, PhantomPlan, class_site, prostate_site, volumes_site
 from fairflare.data.phantoms.prostate import SLICES
 from fairflare.data.preparers.items import Item

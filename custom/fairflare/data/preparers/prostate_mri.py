@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Unpack
 
-from fairflare.core.checks import choice
+from fairflare.base.checks import choice
 from fairflare.data.datalist import DataError
 from fairflare.data.intensity import TOP_PERCENTILE
 from fairflare.data.preparers.common import (

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import Unpack
 
-from fairflare.core.checks import choice, number, whole
+from fairflare.base.checks import choice, number, whole
 from fairflare.data.corruptions import image_seed
 from fairflare.data.datalist import PICTURES, DataError
 from fairflare.data.partitions import apportion

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from fairflare.core.checks import numbers
+from fairflare.base.checks import numbers
 from fairflare.data.corruptions import image_seed
 from fairflare.data.datalist import SPLITS, DataError
 from fairflare.data.partitions import stratified_folds, stratified_split

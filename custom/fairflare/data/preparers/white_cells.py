@@ -8,7 +8,7 @@ from pathlib import Path
 
 from typing_extensions import Unpack
 
-from fairflare.core.checks import choice
+from fairflare.base.checks import choice
 from fairflare.data.preparers.common import (
     Dealing,
     Item,

@@ -15,9 +15,9 @@ from typing import Any, TypedDict
 from typing_extensions import Unpack
 
 from fairflare import __version__
-from fairflare.core.checks import whole
-from fairflare.core.files import sha256_of
-from fairflare.core.task import SPLIT_GLOBAL
+from fairflare.base.checks import whole
+from fairflare.base.disk.files import sha256_of
+from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.data.datalist import DataError, load_datalist, write_datalist
 from fairflare.data.preparers import counts as counting
 from fairflare.data.preparers.dealing import Dealing, corrupted_sites, deal

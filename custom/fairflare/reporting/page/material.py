@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.fairness import FairnessSummary
-from fairflare.reporting.comparison import comparison_of, complete_runs
-from fairflare.reporting.differences import Difference
+from fairflare.reporting.compare.comparison import comparison_of, complete_runs
+from fairflare.reporting.compare.differences import Difference
+from fairflare.reporting.compare.standing import who_is_behind
+from fairflare.reporting.compare.unseen import has_unseen
 from fairflare.reporting.documents import ROUND, cut, read_head, read_rounds
 from fairflare.reporting.page.layers import LayerSums
 from fairflare.reporting.pictures import in_order
 from fairflare.reporting.results import RESULTS_FILE, read_results, results_in
-from fairflare.reporting.standing import who_is_behind
 from fairflare.reporting.table import (
     by_site_of,
     direction_of,
@@ -27,7 +28,6 @@ from fairflare.reporting.table import (
     run_notes,
     summary_of,
 )
-from fairflare.reporting.unseen import has_unseen
 
 #: What a run's folder may hold above its results: a simulator's workspace, or a FLARE download.
 BELOW_A_RUN = {"simulator", "server", "simulate_job", "workspace", "fairflare", RESULTS_FILE}

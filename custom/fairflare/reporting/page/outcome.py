@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fairflare.core.intervals import LEVEL
-from fairflare.reporting.difference_table import figures_of, interval_of, notes_of_differences
-from fairflare.reporting.differences import BETTER, MEASURES, WORSE, Difference
+from fairflare.core.statistics.intervals import LEVEL
+from fairflare.reporting.compare.difference_table import figures_of, interval_of, notes_of_differences
+from fairflare.reporting.compare.differences import BETTER, MEASURES, WORSE, Difference
 from fairflare.reporting.documents import SUPPRESSED
 from fairflare.reporting.global_test import global_metrics, global_values
 from fairflare.reporting.layout import number, spread

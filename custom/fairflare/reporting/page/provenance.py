@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fairflare.core.settings import by_name
+from fairflare.base.settings import by_name
 from fairflare.reporting.page.content import Cell, Picture, Section, Table, printable
 from fairflare.reporting.page.material import Material, PageRow, PageRun
 

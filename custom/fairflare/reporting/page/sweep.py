@@ -17,7 +17,7 @@ from fairflare.reporting.page.style import GRID, figure, label, legend, log_scal
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SWEPT = re.compile(r"(.+), ([\w.]+)=(-?\d[\d.e+-]*)")  # as fairflare.federation.series calls the rows of a sweep
+SWEPT = re.compile(r"(.+), ([\w.]+)=(-?\d[\d.e+-]*)")  # as fairflare.federation.plan.series calls the rows of a sweep
 PANELS = (("mean", "average"), ("worst", "worst site"))
 Lines = dict[str, list[tuple[float, PageRow]]]
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fairflare.reporting.differences import (
+from fairflare.reporting.compare.differences import (
     BETTER,
     MEASURES,
     NOISE,
@@ -17,10 +17,10 @@ from fairflare.reporting.differences import (
     WORSE,
     Difference,
 )
+from fairflare.reporting.compare.standing import who_is_behind
 from fairflare.reporting.layout import number, sure
 from fairflare.reporting.page.material import Material, PageRow
 from fairflare.reporting.page.outcome import of_summaries
-from fairflare.reporting.standing import who_is_behind
 
 CALLED = {"average": "the average", "std": "the spread (std)", "worst": "the worst site"}
 

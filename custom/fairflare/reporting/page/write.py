@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 
 from fairflare import __version__
-from fairflare.core.files import write_whole
+from fairflare.base.disk.files import write_whole
 from fairflare.reporting.page import course, outcome, pareto, provenance, reports, sweep, weights, words
 from fairflare.reporting.page.content import MAX_COLUMNS, Page, Picture, Section, Table, printable, shown
 from fairflare.reporting.page.material import Material, of_one, page_run, read_material

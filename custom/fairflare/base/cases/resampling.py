@@ -1,0 +1,85 @@
+"""Draws of a site's test patients or images with replacement: the same in every run, which are compared on them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fairflare.base import checks
+
+MOST = 10_000  # draws that a site makes
+PATIENTS, VOLUMES, IMAGES, CASES = "patients", "volumes", "images", "cases"
+#: What is drawn; cases: patients where an image names one, else volumes or single images.
+UNITS = (PATIENTS, VOLUMES, IMAGES, CASES)
+KINDS = {"patient": PATIENTS, "volume": VOLUMES, "image": IMAGES}  # of a case
+
+Drawn = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Units:
+    """What of a split is independent of each other, so that it is drawn as a whole.
+
+    Attributes:
+        kind: one of :data:`UNITS`.
+        members: indices of the images of each unit, in the order of the split; each image in one unit.
+    """
+
+    kind: str
+    members: tuple[Drawn, ...]
+
+    def drawn(self, site: str, count: int) -> list[Drawn]:
+        """Indices of the images of each draw, those of a unit that is drawn twice there twice.
+
+        Raises:
+            ValueError: as :func:`draws`.
+        """
+        found = draws(site, len(self.members), count)
+        if len(self.members) == sum(map(len, self.members)):
+            return list(found)  # each image by itself, in the order of the split
+        return [np.concatenate([self.members[unit] for unit in one]) for one in found]
+
+
+def units_of(cases: Sequence[Hashable] | None, num_images: int) -> Units:
+    """Puts images together by the patient or volume that they are of.
+
+    Args:
+        cases: of each image of a split ``(kind, name)``, see :meth:`fairflare.base.task.SiteData.cases`; ``None``: each
+            image is by itself.
+        num_images: of the split.
+    """
+    whose = [("image", index) for index in range(num_images)] if cases is None else cases
+    members: dict[Hashable, list[int]] = {}
+    for index, key in enumerate(whose):
+        members.setdefault(key, []).append(index)
+    kinds = {KINDS.get(key[0], CASES) if isinstance(key, tuple) and key else CASES for key in members}
+    kind = kinds.pop() if len(kinds) == 1 else CASES
+    return Units(kind, tuple(np.array(indices, np.int64) for indices in members.values()))
+
+
+def draws(site: str, num_units: int, count: int) -> Drawn:
+    """Draws bootstrap samples of a site's units.
+
+    Args:
+        site: name. Together with the other two it decides the draws, whatever the method and the run's seed.
+        num_units: patients or images of the test split, ``>= 1``.
+        count: number of draws, from 1 to :data:`MOST`.
+
+    Returns:
+        (count, num_units), indices of units in the order of the split.
+
+    Raises:
+        ValueError: a number out of range.
+
+    Source:
+        Efron, "Bootstrap methods: another look at the jackknife", Annals of Statistics 1979. That clusters are drawn
+        whole: Davison and Hinkley, Bootstrap Methods and their Application, 1997, section 3.8.
+    """
+    checks.whole(f"site {site!r}: number of test {PATIENTS} or {IMAGES}", num_units)
+    checks.number("number of draws", count, low=1, high=MOST, whole=True)
+    digest = hashlib.sha256(f"{site}/{num_units}".encode()).digest()
+    return np.random.default_rng(int.from_bytes(digest[:8], "little")).integers(0, num_units, (count, num_units))

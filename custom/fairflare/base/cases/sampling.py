@@ -1,0 +1,136 @@
+"""How far chance moves a site's metric: its standard error over the site's own test cases, and how these score.
+
+A *case* is what is drawn independently: a patient where the data say whose an image is, else an image.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fairflare.base import checks
+
+SHARES = ("accuracy", "recall")  # metrics that are the share of images whose class was told
+MEAN_RECALL = "balanced_accuracy"  # the one that is the mean recall of the classes that occur
+BINS = 20  # of a metric's range, in which cases are counted
+MOST_GROUPS = 100  # of cases that are left out in turn
+
+Cases = Sequence[Hashable]
+
+
+def standard_error(influence: npt.NDArray[np.floating], cases: Cases | None = None) -> float:
+    r"""Gives the standard error of a metric that is, but for a constant, a sum over images.
+
+    .. math:: \sqrt{\frac{G}{G - 1} \sum_{g=1}^{G} \Big(\sum_{i \in g} u_i\Big)^2}
+
+    Args:
+        influence: u, (images,): how far an image moves the metric; they sum to 0. Of a mean (x - mean) / images.
+        cases: of each image; ``None``: each is one by itself, and of a mean this is s / sqrt(n).
+
+    Returns:
+        ``>= 0``; NaN with fewer than two cases.
+
+    Source:
+        Liang and Zeger, Biometrika 1986 (sums within clusters); the factor is the usual one for few of them.
+    """
+    _, number = _numbered(len(influence), cases)
+    count = int(number.max(initial=-1)) + 1
+    if count < 2:
+        return math.nan
+    sums = np.bincount(number, weights=np.asarray(influence, np.float64), minlength=count)
+    return float(np.sqrt(count / (count - 1) * np.square(sums).sum()))
+
+
+def jackknife(metric: Callable[[npt.NDArray[np.int64]], float], images: int, cases: Cases | None = None) -> float:
+    r"""Gives the standard error of any metric: what it is without each case in turn.
+
+    .. math:: \sqrt{\frac{G - 1}{G} \sum_{g=1}^{G} (m_{-g} - \bar m)^2}
+
+    More than :data:`MOST_GROUPS` cases are left out in that many groups, the first case with the 101st and so on.
+
+    Args:
+        metric: of the images with these numbers.
+        images: how many there are.
+        cases: of each image; ``None``: each is one by itself.
+
+    Returns:
+        ``>= 0``; NaN with fewer than two cases, or where the metric is not defined without one of the groups.
+
+    Source:
+        Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 11.
+    """
+    count, number = _numbered(images, cases)
+    groups = min(count, MOST_GROUPS)
+    if groups < 2:
+        return math.nan
+    left = np.array([metric(np.flatnonzero(number % groups != group)) for group in range(groups)])
+    return float(np.sqrt((groups - 1) / groups * np.square(left - left.mean()).sum()))
+
+
+def case_scores(scores: npt.NDArray[np.floating], cases: Cases | None, low: float, high: float) -> list[int]:
+    """Counts cases by their mean score, in :data:`BINS` equal bins of [low, high].
+
+    Args:
+        scores: (images,) in [low, high]; those beyond count as the nearest bound.
+        cases: of each image; ``None``: each is one by itself.
+        low, high: finite, low < high.
+
+    Returns:
+        Numbers of cases, from the lowest bin to the highest, which has ``high`` in it.
+    """
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise ValueError(f"the range of the scores must be finite with low < high, got [{low}, {high}]")
+    count, number = _numbered(len(scores), cases)
+    sums = np.bincount(number, weights=np.asarray(scores, np.float64), minlength=count)
+    means = sums / np.bincount(number, minlength=count)
+    # A score on a border is in the bin above it, also where its sum is a rounding error below.
+    places = np.floor((means - low) / (high - low) * BINS + 1e-9).clip(0, BINS - 1).astype(np.int64)
+    return [int(n) for n in np.bincount(places, minlength=BINS)]
+
+
+def of_mean(
+    scores: Sequence[float] | npt.NDArray[np.floating], cases: Cases | None, low: float, high: float
+) -> dict[str, Any]:
+    """Gives what a site says of a metric that is the mean of its images' scores.
+
+    Args:
+        scores: by image; NaN: the image does not count.
+        cases: of each image; ``None``: each is one by itself.
+        low, high: of the scores.
+
+    Returns:
+        ``test_cases``, ``standard_error`` (from two cases on), ``case_scores`` (of a finite range).
+    """
+    found = np.asarray(scores, np.float64)
+    kept = np.flatnonzero(np.isfinite(found))
+    if not len(kept):
+        return {}
+    own, whose = found[kept], None if cases is None else [cases[int(i)] for i in kept]
+    said: dict[str, Any] = {"test_cases": num_cases(len(own), whose)}
+    error = standard_error((own - own.mean()) / len(own), whose)
+    if math.isfinite(error):
+        said["standard_error"] = error
+    if math.isfinite(low) and math.isfinite(high) and low < high:
+        said["case_scores"] = case_scores(own, whose, low, high)
+    return said
+
+
+def num_cases(images: int, cases: Cases | None) -> int:
+    """Counts the cases behind so many images."""
+    return _numbered(images, cases)[0]
+
+
+def _numbered(images: int, cases: Cases | None) -> tuple[int, npt.NDArray[np.int64]]:
+    """Number of cases, and of each image the number of its case, in the order in which they appear."""
+    checks.whole("the number of images", images)
+    if cases is None:
+        return images, np.arange(images)
+    if len(cases) != images:
+        raise ValueError(f"{len(cases)} cases are named for {images} images")
+    known: dict[Hashable, int] = {}
+    number = np.array([known.setdefault(case, len(known)) for case in cases], np.int64)
+    return len(known), number

@@ -1,0 +1,1 @@
+"""Files: written whole or not at all, locks, a log of records, temporary folders."""

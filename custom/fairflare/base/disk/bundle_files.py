@@ -1,0 +1,64 @@
+"""The files of a MONAI bundle: which of them go with a job, their checksum, a copy. What they say is not read here."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+from fairflare.base.disk.files import sha256_of
+
+#: Beside the job's ``task.py``.
+BUNDLE_FOLDER = "monai_bundle"
+#: Not carried: weights (``initial_ckpt`` names one), and what Python and hidden tools leave.
+LEFT_OUT = ("models", "__pycache__")
+
+
+class BundleError(ValueError):
+    """A MONAI bundle cannot be used; the text names it, the file and the key."""
+
+
+def bundle_files(folder: Path) -> list[str]:
+    """The files that a job carries, below ``folder``, with ``/``, sorted: all but hidden ones and :data:`LEFT_OUT`.
+
+    Raises:
+        BundleError: no such folder, or a link to a folder in it, which a copy would lack.
+    """
+    if not folder.is_dir():
+        raise BundleError(f"MONAI bundle {folder} is no folder; give the one that holds the bundle's configs/")
+    found: list[str] = []
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name not in LEFT_OUT and not name.startswith("."))
+        for name in folders:
+            if Path(place, name).is_symlink():
+                raise BundleError(
+                    f"MONAI bundle {folder}: {Path(place, name).relative_to(folder)} is a link to a folder; put the "
+                    "folder itself there"
+                )
+        wanted = [name for name in files if not name.startswith(".") and not name.endswith(".pyc")]
+        found += [Path(place, name).relative_to(folder).as_posix() for name in wanted]
+    return sorted(found)
+
+
+def bundle_checksum(folder: Path) -> str:
+    """SHA-256 over names and contents of :func:`bundle_files`."""
+    total = hashlib.sha256()
+    for name in bundle_files(folder):
+        total.update(f"{sha256_of(folder / name)}  {name}\n".encode())
+    return total.hexdigest()
+
+
+def grouped(checksum: str) -> str:
+    """In groups of eight: FLARE takes a long hexadecimal number in a job for somebody's secret."""
+    return " ".join(checksum[i : i + 8] for i in range(0, len(checksum), 8))
+
+
+def copy_bundle(folder: Path, target: Path) -> None:
+    """A copy of :func:`bundle_files`; what was at ``target`` is gone."""
+    names = bundle_files(folder)
+    if target.exists():
+        shutil.rmtree(target)
+    for name in names:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / name, target / name)

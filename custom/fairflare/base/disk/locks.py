@@ -1,0 +1,163 @@
+"""Files and folders that one process at a time holds. One that ends, however it ends, holds nothing any more."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from fairflare.base.disk.files import private_folder
+from fairflare.base.stopping import check_stop
+
+log = logging.getLogger(__name__)
+
+POLL = 0.2  # seconds between two tries
+_TAKEN = (errno.EAGAIN, errno.EACCES)
+MAX_HOLDER = 400  # characters that are read of who holds a lock
+LOCK_FILE = "lock"
+
+
+class Held(RuntimeError):
+    """Another process holds the lock; the text is what it said of itself."""
+
+
+@contextmanager
+def locked(path: Path, holder: str, wait: float = 0.0, *, needed: bool = False) -> Iterator[int]:
+    """Holds a lock file, made if need be with its folder; it stays there, free, afterwards. Gives its descriptor.
+
+    Args:
+        path: the file.
+        holder: a few words for others who want it.
+        wait: seconds to try; the signal to stop is heard meanwhile.
+        needed: where the file system knows no locks this is an error; else the log says so, and nothing is held.
+
+    Raises:
+        Held: another one holds it, also another one of this process.
+        OSError: the file cannot be made or written, or not locked where that is ``needed``.
+        TaskStopped: the job was stopped while waiting.
+    """
+    end = time.monotonic() + wait
+    while (descriptor := _try(path, needed)) is None:
+        if time.monotonic() >= end:
+            raise Held(_holder(path))
+        check_stop()
+        time.sleep(POLL)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, holder.encode(), 0)
+        yield descriptor
+    finally:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for child processes that inherited the file
+        os.close(descriptor)
+
+
+class FolderInUse(RuntimeError):
+    """Somebody else holds the folder.
+
+    Attributes:
+        holder: what the holder wrote into the lock: ``pid``, ``host``, ``since`` and its own words; may be empty.
+    """
+
+    def __init__(self, folder: Path, holder: Mapping[str, Any]) -> None:
+        self.holder = dict(holder)
+        super().__init__(f"{folder} is in use by {in_words(holder)}")
+
+
+class FolderLock:
+    """Holds a folder from :meth:`take` to :meth:`release`, or to the end of the process, whatever ends it.
+
+    Two locks of one process exclude each other too.
+
+    Args:
+        folder: made when it does not exist.
+        note: about the holder, JSON-like; others are told.
+    """
+
+    def __init__(self, folder: Path, note: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.note = dict(note)
+        self._held = ExitStack()
+
+    def take(self) -> None:
+        """Takes the lock or refuses at once.
+
+        Raises:
+            FolderInUse: somebody else has it.
+            OSError: the folder cannot be written, or its file system has no locks.
+        """
+        since = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        holder = {**self.note, "pid": os.getpid(), "host": socket.gethostname(), "since": since}
+        try:
+            self._held.enter_context(locked(self.folder / LOCK_FILE, json.dumps(holder), needed=True))
+        except Held as held:
+            raise FolderInUse(self.folder, _note(str(held))) from None
+
+    def release(self) -> None:
+        """Gives the folder back; nothing happens when it is not held."""
+        self._held.close()
+
+
+def in_words(holder: Mapping[str, Any]) -> str:
+    """``job 'x' (process 12 on host 'a', since ...)``."""
+    if not holder:
+        return "another process"
+    what = f"job {holder['job_id']!r}" if holder.get("job_id") else "another run"
+    return f"{what} (process {holder.get('pid')} on {holder.get('host')}, since {holder.get('since')})"
+
+
+def _note(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:  # it is just being written
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _try(path: Path, needed: bool) -> int | None:
+    """An open descriptor that holds the lock; ``None``: somebody else does."""
+    while True:
+        if not path.parent.is_dir():
+            private_folder(path.parent)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except FileNotFoundError:  # the folder was removed in this moment
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _TAKEN:
+                os.close(descriptor)
+                return None
+            if needed:
+                os.close(descriptor)
+                why = f"{path} cannot be locked ({error.strerror}); choose a folder on a file system that has locks"
+                raise OSError(error.errno, why) from error
+            log.warning("%s cannot be locked (%s): keep other processes away from its folder", path, error.strerror)
+        if _is_there(path, descriptor):
+            return descriptor
+        os.close(descriptor)  # who held it has removed it
+
+
+def _is_there(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _holder(path: Path) -> str:
+    try:
+        text = path.read_bytes()[: 4 * MAX_HOLDER].decode(errors="replace")
+    except OSError:
+        return "another process"
+    return "".join(c for c in text if c.isprintable())[:MAX_HOLDER] or "another process"

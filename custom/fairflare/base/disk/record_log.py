@@ -1,0 +1,153 @@
+"""A file of text records that only grows: one compressed piece a record, so that a cut end is seen and left out."""
+
+from __future__ import annotations
+
+import bz2
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from fairflare.base.disk.files import private_opener, to_disk, write_whole
+
+_CHUNK = 1 << 20
+_HEAD = bz2.compress(b" ")[:10]  # that every record begins with: level, and the mark of a block
+
+
+class DamagedLog(ValueError):
+    """A record is not what was written; the text names file and record."""
+
+
+class RecordLog:
+    """Records in a bzip2 file of many streams, which ``bzcat`` and every bzip2 library read as one text.
+
+    Appending costs the size of the record, whatever is there already. What an interrupted append left behind the last
+    whole record is overwritten by the next one.
+
+    Args:
+        path: in a folder that exists when something is appended.
+        durable: each record is on disk when :meth:`append` returns.
+
+    Attributes:
+        size: bytes of the whole records.
+    """
+
+    def __init__(self, path: Path, *, durable: bool = True) -> None:
+        self.path = path
+        self.durable = durable
+        self.size = 0
+        self._hash = hashlib.sha256()
+
+    @property
+    def sha256(self) -> str:
+        """Of the whole records as they are on disk."""
+        return self._hash.hexdigest()
+
+    def append(self, text: str) -> None:
+        """Adds a record.
+
+        Raises:
+            OSError: the disk is full or cannot be written; the log is then as it was.
+        """
+        self._add(bz2.compress(text.encode()))
+
+    def take_over(self, other: RecordLog) -> None:
+        """Copies what another log, which begins with all of this one's records, has more."""
+        if not other.path.exists():
+            return
+        with other.path.open("rb") as file:
+            file.seek(self.size)
+            while self.size < other.size:
+                data = file.read(min(_CHUNK, other.size - self.size))
+                if not data:
+                    raise DamagedLog(f"{other.path} ends before its {other.size} bytes")
+                self._add(data)
+
+    def open_at(self, size: int) -> None:
+        """Takes the first ``size`` bytes for the whole records; what follows is forgotten with the next append.
+
+        Raises:
+            DamagedLog: the file is shorter.
+        """
+        found, left = hashlib.sha256(), size
+        if size:
+            with self.path.open("rb") as file:
+                while left and (data := file.read(min(_CHUNK, left))):
+                    found.update(data)
+                    left -= len(data)
+        if left:
+            raise DamagedLog(f"{self.path} ends {left} bytes early")
+        self.size, self._hash = size, found
+
+    def salvage(self, size: int) -> int:
+        """Takes the undamaged records among the first ``size`` bytes for the whole log; how many these are.
+
+        Raises:
+            OSError: the disk is full or cannot be written.
+        """
+        data = self.path.read_bytes()[:size] if self.path.exists() else b""
+        kept = []
+        for piece in data.split(_HEAD)[1:]:
+            try:
+                bz2.decompress(_HEAD + piece)
+            except (OSError, ValueError):
+                continue
+            kept.append(_HEAD + piece)
+        write_whole(self.path, lambda path: path.write_bytes(b"".join(kept)), durable=self.durable)
+        self.open_at(sum(map(len, kept)))
+        return len(kept)
+
+    def clear(self) -> None:
+        """An empty file."""
+        self.open_at(0)
+        write_whole(self.path, lambda path: path.write_bytes(b""), durable=self.durable)
+
+    def read(self) -> Iterator[str]:
+        """The records up to :attr:`size`."""
+        return records(self.path, self.size)
+
+    def _add(self, data: bytes) -> None:
+        new = not self.path.exists()
+        with open(self.path, "xb" if new else "r+b", buffering=0, opener=private_opener) as file:
+            file.truncate(self.size)
+            file.seek(self.size)
+            left = memoryview(data)
+            while left:
+                left = left[file.write(left) :]
+        if self.durable:
+            to_disk(self.path)
+            if new:
+                to_disk(self.path.parent)
+        self.size += len(data)
+        self._hash.update(data)
+
+
+def records(path: Path, size: int | None = None) -> Iterator[str]:
+    """The whole records of a log, one after the other; a cut one at the end is left out.
+
+    Args:
+        path: nothing there: no records.
+        size: bytes to read; ``None``: all.
+
+    Raises:
+        DamagedLog: one that is not the last is damaged.
+    """
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        left = path.stat().st_size if size is None else size
+        data, number = b"", 0
+        while True:
+            stream, pieces = bz2.BZ2Decompressor(), []
+            while not stream.eof:
+                if not data:
+                    data = file.read(min(_CHUNK, left))
+                    left -= len(data)
+                if not data:
+                    return
+                try:
+                    pieces.append(stream.decompress(data))
+                except (OSError, ValueError) as error:
+                    raise DamagedLog(f"{path}: record {number} is damaged ({error})") from error
+                data = stream.unused_data
+            yield b"".join(pieces).decode()
+            number += 1

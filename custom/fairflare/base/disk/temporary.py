@@ -1,0 +1,61 @@
+"""Temporary folders that tell whether their owner is alive, so that what a killed process left can be removed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from fairflare.base.disk.locks import Held, locked
+
+PREFIX = "fairflare-"
+OWNER = ".owner"  # in the folder; locked as long as a process that uses it lives
+
+
+class OwnedFolder(tempfile.TemporaryDirectory[str]):
+    """A temporary folder that holds a lock in itself until it is removed, or until its owner is dead.
+
+    Args:
+        kind: a word of its name.
+
+    Attributes:
+        path: of the folder.
+        descriptor: of the lock; a child process that is given it holds the lock too. ``None``: the file system knows no
+            locks, and nobody will remove what is left.
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(prefix=f"{PREFIX}{kind}-")
+        self.path = Path(self.name)
+        self.descriptor: int | None = None
+        self._held = ExitStack()
+        with suppress(OSError):
+            owner = f"process {os.getpid()}"
+            self.descriptor = self._held.enter_context(locked(self.path / OWNER, owner, needed=True))
+
+    def __enter__(self) -> OwnedFolder:  # type: ignore[override]
+        return self
+
+    def cleanup(self) -> None:
+        self._held.close()
+        super().cleanup()
+
+
+def sweep() -> list[str]:
+    """Removes the folders of this user whose owner is provably dead; says which, a sentence each.
+
+    A folder without an owner's note, or whose lock somebody holds, stays.
+    """
+    found = []
+    for folder in sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")):
+        with suppress(OSError, Held):
+            note = folder / OWNER
+            if folder.is_symlink() or folder.stat().st_uid != os.getuid() or not note.stat().st_size:
+                continue
+            who = note.read_text(encoding="utf-8", errors="replace")[:40]
+            with locked(note, who, needed=True):
+                shutil.rmtree(folder)
+            found.append(f"removed {folder}, which a dead process left ({who})")
+    return found

@@ -1,0 +1,1 @@
+"""How a network computes on the site's machine: precision, threads, memory."""

@@ -1,0 +1,435 @@
+"""Settings declared once: a class's typed fields are its arguments, their checks, their export and their documentation.
+
+.. code-block:: python
+
+    @settings
+    class FedISM(Rule):
+        '''SAGA.
+
+        Args:
+            q: exponent.
+        '''
+        variant: Literal["S", "L"] = "S"
+        q: NonNegative = 2.0
+
+``FedISM(q=-1)`` says ``q must be a number >= 0, got -1``; FLARE's job export writes the fields and its component
+builder gives them back; :func:`described` lists them with type, default, range and meaning (from the docstring).
+
+A field may be another such object (a *part*): in a job it is a nested ``{"path", "args"}``, on the command line
+``part=KIND`` and ``part.setting=value``; see :func:`build`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+import types
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+import annotated_types
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler, ValidationError
+from pydantic.dataclasses import dataclass
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, core_schema
+from typing_extensions import dataclass_transform
+
+from fairflare.base import checks
+
+__all__ = [
+    "BelowOne", "Flag", "Fraction", "NonNegative", "NonNegativeInt", "Number", "Part", "Positive", "PositiveInt",
+    "Setting", "Share", "Text", "Whole", "build", "choices", "described", "field_names", "markdown", "meanings",
+    "parts_of", "settings", "typed", "values_of",
+]  # fmt: skip
+
+# Numbers as JSON has them: a text is no number, nor is true.
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0)]
+Positive = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0)]
+Fraction = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1)]
+Whole = Annotated[int, Field(strict=True)]
+NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
+PositiveInt = Annotated[int, Field(strict=True, ge=1)]
+BelowOne = Annotated[float, Field(strict=True, ge=0, lt=1)]
+Share = Annotated[float, Field(strict=True, gt=0, le=1)]
+Flag = Annotated[bool, Field(strict=True)]
+Text = Annotated[str, Field(strict=True, min_length=1)]
+
+C = TypeVar("C", bound=type)
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+class Part:
+    """Base of what a setting can be instead of a plain value; subclasses that can be chosen have a ``kind``."""
+
+    kind: ClassVar[str]
+
+
+@dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(Field, dataclasses.field))
+def settings(cls: C) -> C:
+    """Makes the annotated fields of a class, and those of its bases, its keyword arguments.
+
+    What a base class needs done in its own ``__init__`` is called from ``__post_init__``; a ``ValueError`` raised there
+    reaches the caller with its own text. A subclass with an ``__init__`` of its own that passes ``**`` on keeps what it
+    adds under attributes of the same names.
+
+    Raises:
+        ValueError: (by the class) a setting that is unknown, missing, of another type or out of range: one line with
+            the setting's name.
+    """
+    made: Any = dataclass(
+        kw_only=True,
+        eq=False,
+        repr=False,
+        config=ConfigDict(extra="forbid", arbitrary_types_allowed=True, use_enum_values=True),
+    )(cls)
+    check = made.__init__
+
+    def __init__(self: Any, **arguments: Any) -> None:
+        try:
+            check(self, **arguments)
+        except ValidationError as error:
+            raise ValueError(_in_one_line(type(self), error)) from None
+
+    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+    for field in dataclasses.fields(made):
+        parameters.append(
+            inspect.Parameter(
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=_default(field), annotation=field.type
+            )
+        )
+    # FLARE's exporter and builder look at the signature of __init__.
+    __init__.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    __init__.__qualname__ = f"{cls.__qualname__}.__init__"
+    made.__init__ = __init__
+
+    def __init_subclass__(below: type[Any], /, **options: Any) -> None:
+        super(made, below).__init_subclass__(**options)
+        _name_what_is_passed_on(below)
+
+    made.__init_subclass__ = classmethod(__init_subclass__)
+    made.__get_pydantic_core_schema__ = classmethod(_schema)
+    made._complete = True
+    # FLARE's exporter leaves out what equals the default; a job folder is what a user edits, so it shows all.
+    made._always_serialize_args = property(_shown)
+    return cast(C, made)
+
+
+def _schema(cls: type, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    """As a field of another class: an object of this one. Pydantic would make one of any dict."""
+    if "_complete" in vars(cls):
+        return core_schema.is_instance_schema(cls)
+    return handler(source)
+
+
+def _name_what_is_passed_on(cls: type) -> None:
+    """Gives a subclass's own ``__init__(..., **more)`` the signature it has in effect: an export goes by it."""
+    own: Any = vars(cls).get("__init__")
+    if own is None:
+        return
+    signature = inspect.signature(own)
+    named = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    if len(named) == len(signature.parameters):
+        return
+    known = {p.name for p in named}
+    parent: Any = cls.__mro__[1]
+    passed_on = [p for p in inspect.signature(parent.__init__).parameters.values() if p.name not in known]
+    more = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in passed_on if p.kind in _BY_NAME]
+    own.__signature__ = signature.replace(parameters=[*named, *more])
+
+
+def _shown(component: Any) -> list[str]:
+    fields = dataclasses.fields(component)
+    return [f.name for f in fields if getattr(component, f.name) is not None or _default(f) is not None]
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    """The default's value; ``inspect.Parameter.empty`` when there is none."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    default = field.default
+    if isinstance(default, FieldInfo):
+        return inspect.Parameter.empty if default.is_required() else default.get_default(call_default_factory=True)
+    return inspect.Parameter.empty if default is dataclasses.MISSING else default
+
+
+# ------------------------------------------------------------------------------------------------ in words
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One setting, as people read it.
+
+    Attributes:
+        name: with the part's in front (``mu_policy.gamma``).
+        wanted: type and range (``a number in [0, 1)``).
+        default: its value; ``None`` may mean "not set".
+        required: there is no default.
+        meaning: of the class's docstring; literals stand in backticks.
+        only: the kinds of a part that have it (``mu_policy=qmix, vdn``); empty: it is always there.
+    """
+
+    name: str
+    wanted: str
+    default: Any
+    required: bool
+    meaning: str
+    only: str = ""
+
+
+def described(cls: type, prefix: str = "") -> list[Setting]:
+    """The settings of a class, those of its parts behind each part; what several kinds have alike stands there once."""
+    found: list[Setting] = []
+    texts = meanings(cls)
+    for field in dataclasses.fields(cls):
+        default = _default(field)
+        required = default is inspect.Parameter.empty
+        kinds = parts_of(cls, field.name)
+        if kinds:
+            wanted = f"one of {_listed(kinds)}"
+            shown = None if required else type(default).kind
+        else:
+            wanted, shown = _wanted(_hints(cls)[field.name]), None if required else default
+        found.append(Setting(prefix + field.name, wanted, shown, required, texts.get(field.name, "")))
+        owners: dict[str, tuple[Setting, list[str]]] = {}
+        for kind, part in kinds.items():
+            for inner in described(part, f"{prefix}{field.name}."):
+                owners.setdefault(repr(inner), (inner, []))[1].append(kind)
+        for inner, having in owners.values():
+            found.append(dataclasses.replace(inner, only=f"{prefix}{field.name}={', '.join(having)}"))
+    return found
+
+
+def markdown(found: Sequence[Setting]) -> str:
+    """A table for the docs."""
+    rows = ["| setting | wanted | default | meaning |", "| --- | --- | --- | --- |"]
+    for s in found:
+        default = "required" if s.required else "" if s.default in (None, "") else f"`{typed(s.default)}`"
+        cells = [f"`{s.name}`", s.wanted, default, f"{s.meaning} (`{s.only}`)" if s.only else s.meaning]
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(rows)
+
+
+def typed(value: Any) -> str:
+    """A value as ``--set`` takes it: a text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def meanings(cls: type) -> dict[str, str]:
+    """``{setting: text}`` from the ``Args:`` of the class and its bases, the class's own first."""
+    found: dict[str, str] = {}
+    for base in cls.__mro__:
+        text = inspect.cleandoc(vars(base).get("__doc__") or "")
+        block = re.search(r"^Args:\n((?:(?: {4}.*)?\n?)*)", text, re.MULTILINE)
+        for entry in re.split(r"\n(?= {4}\S)", "\n" + block.group(1).rstrip() if block else ""):
+            names, colon, meaning = entry.strip().partition(":")
+            if colon:
+                for name in names.split(","):
+                    plain = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", meaning.replace("``", "`"))
+                    found.setdefault(name.strip(), " ".join(plain.split()))
+    return found
+
+
+def _listed(names: Collection[Any]) -> str:
+    return ", ".join(repr(name) for name in names)
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls, include_extras=True)
+
+
+def _wanted(hint: Any) -> str:
+    """A type as a person reads it."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _ranged(inner[0], inner[1:])
+    if origin is Literal:
+        return f"one of {_listed(inner)}" if len(inner) > 1 else repr(inner[0])
+    if isinstance(hint, type) and issubclass(hint, Part):
+        return f"a {hint.__name__} ({', '.join(kind.__name__ for kind in choices(hint).values())})"
+    if origin in (Union, types.UnionType):
+        options = [_wanted(option) for option in inner if option is not type(None)]
+        return " or ".join(options) + (" or nothing" if type(None) in inner else "")
+    if origin is tuple and inner and inner[-1] is not Ellipsis:
+        return f"{len(inner)} entries, each {_wanted(inner[0])}"
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return f"a dict of {_wanted(inner[0])} to {_wanted(inner[1])}" if inner else "a dict"
+    if isinstance(origin, type) and issubclass(origin, (Sequence, set, frozenset)):
+        return f"a list, each entry {_wanted(inner[0])}" if inner else "a list"
+    plain = {
+        int: "an integer",
+        float: "a number",
+        bool: "true or false",
+        str: "a text",
+        dict: "a dict",
+        Any: "anything",
+    }
+    return plain.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _ranged(kind: Any, notes: Sequence[Any]) -> str:
+    """An annotated type with its bounds."""
+    found: dict[str, Any] = {}
+    for note in notes:
+        for constraint in note.metadata if isinstance(note, FieldInfo) else [note]:
+            for bound in ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length"):
+                if hasattr(constraint, bound):
+                    found[bound] = getattr(constraint, bound)
+            if isinstance(constraint, annotated_types.Predicate):
+                found["also"] = constraint
+    base = f"a multiple of {found['multiple_of']:g}" if "multiple_of" in found else _wanted(kind)
+    bottom, top = found.get("ge", found.get("gt")), found.get("le", found.get("lt"))
+    if bottom is not None and top is not None:
+        return f"{base} in {'[' if 'ge' in found else '('}{bottom:g}, {top:g}{']' if 'le' in found else ')'}"
+    if bottom is not None:
+        return f"{base} {'>=' if 'ge' in found else '>'} {bottom:g}"
+    if top is not None:
+        return f"{base} {'<=' if 'le' in found else '<'} {top:g}"
+    if "min_length" in found and found.get("max_length") == found["min_length"]:
+        return f"{base} of {found['min_length']}"
+    if found.get("min_length"):
+        return f"{base}, at least {found['min_length']}" if found["min_length"] > 1 else f"{base}, not empty"
+    return base
+
+
+def _in_one_line(cls: type, error: ValidationError) -> str:
+    """The first problem that pydantic found, in our words; a retired setting goes first, as it explains the others."""
+    problems = error.errors(include_url=False)
+    unknown = {str(p["loc"][0]) for p in problems if p["type"] == "unexpected_keyword_argument"}
+    for name, now in getattr(cls, "retired", {}).items():
+        if name in unknown:
+            return f"{cls.__name__} has no setting {name!r} any more: {now}"
+    problem = problems[0]
+    kind, place, value = problem["type"], problem["loc"], problem["input"]
+    if kind == "value_error":  # our own words, from __post_init__ or a validator
+        text = str(problem["ctx"]["error"])
+        return text if not place or str(place[0]) in text else f"{place[0]}: {text}"
+    if kind == "unexpected_keyword_argument":
+        known = [field.name for field in dataclasses.fields(cls)]
+        near = checks.nearest(place[0], known) or ";"
+        rest = f"{near} Available: {', '.join(sorted(known))}" if known else "; it has none"
+        return f"{cls.__name__} has no setting {place[0]!r}{rest}"
+    if kind.startswith("missing") and len(place) == 1:
+        return f"{cls.__name__} needs the setting {place[0]!r}"
+    if not place or not isinstance(place[0], str):
+        return f"{cls.__name__}: {problem['msg']}"
+    hint = _hints(cls)[place[0]]
+    wanted = _wanted(hint)
+    near = checks.nearest(value, re.findall("'([^']+)'", wanted)) if kind == "literal_error" else ""
+    inside = place[1] if len(place) > 1 and (isinstance(place[1], int) or _is_dict(hint)) else None
+    if inside is None or kind.startswith("missing"):
+        return f"{place[0]} must be {wanted}, got {value!r:.80}{near}"
+    return f"{place[0]} must be {wanted}; entry {inside!r:.80} is {value!r:.80}{near}"
+
+
+def _is_dict(hint: Any) -> bool:
+    kinds = (hint, *get_args(hint))
+    return any(isinstance(get_origin(kind), type) and issubclass(get_origin(kind), Mapping) for kind in kinds)
+
+
+# ------------------------------------------------------------------------------------------------ values
+
+
+def field_names(cls: type) -> list[str]:
+    """Names of the settings of a class; those of its bases too where its own ``__init__`` passes ``**`` on."""
+    found: dict[str, None] = {}
+    for base in cls.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        parameters = inspect.signature(vars(base)["__init__"]).parameters
+        kinds = {parameter.kind for parameter in parameters.values()}
+        found.update({name: None for name, p in parameters.items() if name != "self" and p.kind in _BY_NAME})
+        if inspect.Parameter.VAR_KEYWORD not in kinds:
+            break
+    return list(found)
+
+
+def values_of(component: Any) -> dict[str, Any]:
+    """Class path and settings as plain values, parts nested the same way: what a job folder holds.
+
+    Of a class without :func:`settings`: the arguments of its ``__init__`` that it keeps under their own names.
+    """
+    kept = {name: getattr(component, name) for name in field_names(type(component)) if hasattr(component, name)}
+    path = f"{type(component).__module__}.{type(component).__name__}"
+    return {"path": path, "args": {name: _plain(value) for name, value in kept.items()}}
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return values_of(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    return [_plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+
+
+def choices(base: type) -> dict[str, type]:
+    """Kinds of a part: the subclasses of ``base`` with a ``kind``, by that name."""
+    found: dict[str, type] = {}
+    for cls in _subclasses(base):
+        kind = vars(cls).get("kind")
+        if isinstance(kind, str):
+            found[kind] = cls
+    return found
+
+
+def _subclasses(base: type) -> Iterator[type]:
+    yield base
+    below: list[type] = type.__subclasses__(base)
+    for cls in below:
+        yield from _subclasses(cls)
+
+
+def parts_of(cls: type, name: str) -> dict[str, type]:
+    """Kinds that a field can be, ``{}`` when it is no part."""
+    hint = _hints(cls).get(name)
+    return choices(hint) if isinstance(hint, type) and issubclass(hint, Part) else {}
+
+
+def build(cls: type, given: Mapping[str, Any]) -> Any:
+    """An object from settings by name, where ``part=KIND`` and ``part.setting=value`` describe a part.
+
+    Args:
+        cls: a :func:`settings` class.
+        given: such as ``{"weighting": "som", "weighting.grid": [4, 4]}``; a setting of a part without its kind changes
+            the default part.
+
+    Raises:
+        ValueError: unknown kind, a setting that this kind does not have, or as the class says.
+    """
+    arguments = {key: value for key, value in given.items() if "." not in key}
+    inner: dict[str, dict[str, Any]] = {}
+    for key, value in given.items():
+        part, dot, rest = key.partition(".")
+        if dot:
+            inner.setdefault(part, {})[rest] = value
+    for field in dataclasses.fields(cls):
+        kinds = parts_of(cls, field.name)
+        kind = arguments.get(field.name)
+        if not kinds or isinstance(kind, Part) or (kind is None and field.name not in inner):
+            continue
+        name = checks.choice(field.name, kind, kinds) if kind is not None else type(_default(field)).kind
+        try:
+            arguments[field.name] = build(kinds[name], inner.pop(field.name, {}))
+        except ValueError as error:
+            raise ValueError(f"{field.name}={name}: {error}") from None
+    if inner:
+        part = next(iter(inner))
+        known = [f.name for f in dataclasses.fields(cls) if parts_of(cls, f.name)]
+        raise ValueError(f"{cls.__name__} has no part {part!r}{checks.nearest(part, known)}")
+    return cls(**arguments)
+
+
+def by_name(value: Any, name: str = "") -> dict[str, Any]:
+    """``{"rule.q": 2.0, ...}``: what :func:`values_of` gives, by the names that a person sets."""
+    if not isinstance(value, Mapping):
+        return {name: value}
+    found: dict[str, Any] = {}
+    for key, entry in value.items():
+        inside = name if key == "args" and "path" in value else f"{name}.{key}".strip(".")
+        found.update(by_name(entry, inside))
+    return found

@@ -1,0 +1,67 @@
+"""A task that is told to stop: heard deep inside its loops, without every function on the way handing the signal on.
+
+Whoever performs a task opens :func:`stoppable`; whatever loops for long calls :func:`check_stop` in each step. Outside
+of a task nothing is asked. Threads that a step starts do not hear it; the step does, when they are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from fairflare.base.task import Proxy
+
+if TYPE_CHECKING:
+    from fairflare.base.task import Batch, Batches
+
+_asked: ContextVar[Callable[[], bool] | None] = ContextVar("fairflare_should_stop", default=None)
+
+
+class TaskStopped(Exception):
+    """The job was stopped while a task was performed."""
+
+
+@contextmanager
+def stoppable(should_stop: Callable[[], bool]) -> Iterator[None]:
+    """Inside, in this thread, :func:`check_stop` asks ``should_stop``."""
+    token = _asked.set(should_stop)
+    try:
+        yield
+    finally:
+        _asked.reset(token)
+
+
+def check_stop() -> None:
+    """Does nothing, or ends the task.
+
+    Raises:
+        TaskStopped: the job was stopped.
+    """
+    should_stop = _asked.get()
+    if should_stop is not None and should_stop():
+        raise TaskStopped("the job was stopped")
+
+
+class StoppableData(Proxy):
+    """A site's data; going through their batches ends with :class:`TaskStopped` when the job is stopped.
+
+    So training, probes, evaluation and similarity hear it, those of methods and tasks to come too.
+    """
+
+    def batches(self, split: str, **options: Any) -> Batches:
+        """See :meth:`fairflare.base.task.SiteData.batches`."""
+        return _StoppableBatches(self._inner.batches(split, **options))
+
+
+class _StoppableBatches(Proxy):
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __iter__(self) -> Iterator[Batch]:
+        check_stop()
+        for batch in self._inner:
+            check_stop()  # reading took its time
+            yield batch
+            check_stop()

@@ -1,0 +1,467 @@
+"""What a site learns: the seam between a task and the parts that run it.
+
+A :class:`Task` names model, loss, metric and data source. A :class:`SiteData` is one site's data, opened. The
+executor, the methods and the benchmarks use nothing else, so a new kind of task is one subclass of each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import unicodedata
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from fairflare.base.checks import number
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import TypeAlias
+
+    import torch
+
+    from fairflare.base.cases.resampling import Drawn
+
+    Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # inputs, targets
+    Device: TypeAlias = torch.device | str
+
+__all__ = ["Batches", "Metric", "PriorNetwork", "Proxy", "SiteData", "Task", "evaluating", "metric_name"]
+
+#: A test list of images that belong to no site alone: the common model is measured on it once, for all sites.
+SPLIT_GLOBAL = "test_global"
+
+
+class Batches(Protocol):
+    """Batches of (inputs, targets) on the CPU that can be gone through any number of times."""
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+    def __len__(self) -> int: ...
+
+
+class PriorNetwork(Protocol):
+    """A frozen image encoder that a method compares with (Fed-MAS)."""
+
+    name: str
+    width: int  # of the features
+    fingerprint: str  # the same for the same weights anywhere
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        """(n, width) features of a batch of inputs."""
+
+    def to(self, device: Device) -> Any:
+        """The network on a device."""
+
+
+class SiteData(ABC):
+    """One site's data, opened.
+
+    Attributes:
+        synthetic: True when the data are made up; the log and the results say so.
+        description: one line about the data for the site's own log; no file names.
+        num_classes: number of classes as far as the data tell: of those that they name, else the highest number of a
+            class and one; ``None``: they have no classes, or do not tell.
+        class_names: names of all classes, where the data have them.
+        class_groups: numbers of the classes of each group (head, medium, tail), where the data have them.
+        test_splits: ``"test"``, and further test lists ``"test_<name>"`` (for instance a corrupted copy, or one
+            skin tone); their metrics are reported as ``<name>/<metric>``. ``"test_global"`` is of all sites together.
+    """
+
+    synthetic: bool = False
+    description: str = ""
+    num_classes: int | None = None
+    class_names: tuple[str, ...] | None = None
+    class_groups: Mapping[str, tuple[int, ...]] | None = None
+    test_splits: tuple[str, ...] = ("test",)
+
+    @abstractmethod
+    def num_samples(self, split: str) -> int:
+        """Number of samples of ``"training"``, ``"validation"`` or one of ``test_splits``."""
+
+    def class_counts(self, split: str) -> torch.Tensor | None:
+        """Number of samples of each class, (classes,) int64; ``None`` where samples have no class."""
+        return None
+
+    def cases(self, split: str) -> Sequence[Hashable] | None:
+        """Whose each sample of the list is: those with one key (of a patient, of a volume) are no independent draws.
+
+        A key is ``(kind, name)``, of kind patient, volume or image; the site's own, and in no message. ``None``:
+        each is a case by itself, or it is not known.
+        """
+        return None
+
+    def num_cases(self, split: str) -> int:
+        """Number of different cases of a split."""
+        cases = self.cases(split)
+        return self.num_samples(split) if cases is None else len(set(cases))
+
+    def class_cases(self, split: str) -> torch.Tensor | None:
+        """Number of different cases of each class, (classes,) int64; ``None``: samples have no class, or of
+        this split it is not known.
+        """
+        return self.class_counts(split) if self.cases(split) is None else None
+
+    def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
+        """Which sample of the list each one of :meth:`batches` is, for this seed; ``None``: not known."""
+        return None
+
+    def fingerprint(self, split: str) -> str | None:
+        """The same at all sites that have the same list (``test_global``), else another; ``None``: not known."""
+        return None
+
+    @abstractmethod
+    def batches(
+        self, split: str, *, batch_size: int, shuffle_seed: int | None = None, augment: bool = False
+    ) -> Batches:
+        """Batches of a split, every sample exactly once, the last batch smaller if need be.
+
+        Args:
+            split: ``"training"``, ``"validation"`` or one of ``test_splits``.
+            batch_size: samples in a batch, ``>= 1``.
+            shuffle_seed: None keeps the order of the site's list. A number gives the order (and the
+                augmentation) that belongs to that number, the same every time it is asked for; use another
+                one for each epoch.
+            augment: random flips and the like; needs a ``shuffle_seed``.
+
+        Raises:
+            DataError: the split cannot be read, or a sample of it is not usable.
+        """
+
+
+class Proxy:
+    """A site's data, or batches of them, of which a subclass does something else: all the rest is the inner one's.
+
+    Args:
+        inner: what is behind it.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inner":  # not there yet
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+
+def metric_name(text: str) -> str:
+    """How a metric is called wherever it leaves a site: ASCII letters, digits and ``_ / . -``.
+
+    Anything else becomes ``_``, accents go, and where a letter is lost six digits of a checksum keep such names apart.
+
+    >>> metric_name("recall_bone loss"), metric_name("recall_café (1)"), metric_name("recall_肺")
+    ('recall_bone_loss', 'recall_cafe_1_', 'recall__.69810a')
+    """
+    plain = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
+    found = re.sub(r"[^A-Za-z0-9_/.-]+", "_", plain)
+    return found if plain.isascii() and found else f"{found}.{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A metric of :meth:`Task.evaluate`, declared.
+
+    Args:
+        name: its key; kept as :func:`metric_name` has it.
+        doc: what it is; for ``docs/privacy.md``.
+        reveals: what it says about a site's data.
+        by_class: it is about one class, or tells which classes a site has: stays at a site that wants it so.
+        family: how the documentation calls all of its kind (``recall_<class>``); default: ``name``.
+        low, high: closed range; infinite: none on that side. What lies outside is refused by the site and the server.
+        higher_is_better: its direction, never guessed from its name; ``None``: not declared, which ends a run before it
+            begins.
+        unit: in which it is measured (``mm``); empty: it has none.
+        mean_of_images: it is the mean of what :meth:`Task.evaluate` gives for each image by itself.
+        of_classes: numbers of the classes that it is about; none: every image of the split counts in it; ``None``: it
+            does not say, and stays at home with the metrics of a class that has too few cases.
+    """
+
+    name: str
+    doc: str
+    reveals: str = ""
+    by_class: bool = False
+    family: str = ""
+    low: float = 0.0
+    high: float = 1.0
+    higher_is_better: bool | None = None
+    unit: str = ""
+    mean_of_images: bool = False
+    of_classes: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        start, sign, rest = self.name.partition("<")  # dice_<class> stands for a family
+        object.__setattr__(self, "name", metric_name(start) + sign + rest if start and sign else metric_name(self.name))
+        for name in ("low", "high"):
+            value = getattr(self, name)
+            if value not in (-math.inf, math.inf):
+                number(f"{name} of metric {self.name!r}", value)
+        if not self.low < self.high:
+            raise ValueError(f"metric {self.name!r}: low must be below high, got {self.low} and {self.high}")
+
+    def holds(self, value: float) -> bool:
+        """Whether a finite value lies in its range."""
+        return self.low <= value <= self.high
+
+    @property
+    def range(self) -> str:
+        """In signs: ``[0, 1]``, ``[0, inf) mm``."""
+        ends = "(" if math.isinf(self.low) else "[", ")" if math.isinf(self.high) else "]"
+        return f"{ends[0]}{self.low:g}, {self.high:g}{ends[1]}{self.unit and f' {self.unit}'}"
+
+    def told(self) -> dict[str, Any]:
+        """Direction, range and unit as plain values; ``None``: no limit."""
+        limits = {name: value if math.isfinite(value := getattr(self, name)) else None for name in ("low", "high")}
+        return {**limits, **{name: getattr(self, name) for name in ("higher_is_better", "unit", "mean_of_images")}}
+
+
+LOSS = Metric(
+    name="loss", doc="mean loss of the evaluated images", low=-math.inf, high=math.inf, higher_is_better=False
+)
+
+
+class Task(ABC):
+    """Model, loss, metric and data source of what the sites learn together.
+
+    Arguments of a subclass's constructor are plain values (numbers, strings, lists, dicts) and are kept under
+    the same attribute names, since the export of a job reads them back; a class made by
+    :func:`fairflare.base.settings.settings` does so by itself.
+    """
+
+    primary_metric: ClassVar[str]
+    #: Metrics in the fairness table; empty: all. The results file has all of them.
+    shown_metrics: ClassVar[tuple[str, ...]] = ()
+    #: Whether it has an optimizer of its own: ``optimizer="task"`` of the site halves.
+    has_optimizer: bool = False
+    #: Whether a sample has one of several classes; ``None``: not known.
+    has_classes: ClassVar[bool | None] = None
+
+    @property
+    def classes(self) -> int | None:
+        """Number of classes that the network tells; ``None``: it tells none, or this is not known."""
+        return None
+
+    def groups(self) -> Mapping[str, Sequence[int]]:
+        """Numbers of the classes of each group (head, medium, tail) whose mean recalls are metrics; default: none."""
+        return {}
+
+    def check(self) -> None:
+        """Looks, where a run is put together, whether the task can be learned at all.
+
+        Raises:
+            ValueError: it cannot.
+        """
+        return
+
+    def permit(self, settings: Mapping[str, Any]) -> None:
+        """Is told, at the server and before anything is built, what the server's own file says.
+
+        Args:
+            settings: ``local/fairflare.json``; a task that a job lets name code looks there for what it may name.
+
+        Raises:
+            ValueError: a key of the task's there is not usable.
+        """
+        return
+
+    def training_settings(self, given: Collection[str] = ()) -> dict[str, Any]:
+        """Settings of a site half that the task brings along; those that the user gives, and ``keeps``, go before.
+
+        Args:
+            given: names of those that the user gives.
+
+        Raises:
+            ValueError: what the task wants cannot be had.
+        """
+        return {}
+
+    def make_optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        """The task's own optimizer; its learning rate is set before each round.
+
+        Raises:
+            ValueError: it has none.
+        """
+        raise ValueError(f"{type(self).__name__} has no optimizer of its own; set optimizer to adam, adamw or sgd")
+
+    def suited_to(self, data: SiteData) -> Task:
+        """The task as a site learns it on its opened data: itself, or a copy that calls the classes as the data do."""
+        return self
+
+    def check_site(self, model: torch.nn.Module, data: SiteData, device: Device) -> None:
+        """Looks, at a site and before any training, whether network and loss can do with the site's images.
+
+        Raises:
+            DataError: they cannot.
+        """
+        return
+
+    @abstractmethod
+    def build_model(self) -> torch.nn.Module:
+        """A new model, initialised from torch's current random state."""
+
+    def initialise(self, model: torch.nn.Module, checkpoint: str | None = None) -> str:
+        """Loads what the federation starts from into a new model, at the server; one line about it for the log.
+
+        Args:
+            model: of :meth:`build_model`.
+            checkpoint: ``initial_weights`` of the server's private file, where it has one.
+
+        Raises:
+            ValueError: the checkpoint cannot be used.
+        """
+        if checkpoint is not None:
+            raise ValueError(f"{type(self).__name__} does not load initial_weights ({checkpoint!r}); take the key out")
+        return "random initial weights"
+
+    def load_prior(self, network: str, checkpoint: str | None, image_size: int | None) -> PriorNetwork:
+        """A frozen encoder of the task's images, from a file.
+
+        Raises:
+            ValueError: the task has none, or the file cannot be used.
+        """
+        raise ValueError(f"{type(self).__name__} has no prior networks; choose a classification task")
+
+    @abstractmethod
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Scalar training loss, the mean over the samples of the batch."""
+
+    def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Loss of each sample, (n,). The mean is :meth:`loss`; subclasses may compute all at once."""
+        import torch
+
+        return torch.stack([self.loss(o[None], t[None]) for o, t in zip(outputs, targets, strict=True)])
+
+    @abstractmethod
+    def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
+        """Metrics over all samples of ``batches``, independent of how they were cut into batches.
+
+        Returns:
+            the primary metric, ``"loss"`` and, where there are several, metrics by class: each as it is declared by
+            :meth:`declared_metrics`.
+        """
+
+    def resampled(
+        self, model: torch.nn.Module, data: SiteData, drawn: Sequence[Drawn], device: Device
+    ) -> list[float] | None:
+        """The primary metric on draws of a site's test images.
+
+        Args:
+            model: to measure.
+            data: whose test split.
+            drawn: indices of images in the order of the split for each draw, of different lengths where patients are
+                drawn; see :class:`fairflare.base.cases.resampling.Units`.
+            device: to measure on.
+
+        Returns:
+            one value for each draw, NaN where the metric is not defined on it; ``None``: this task does not say how its
+            metric is made of images (:attr:`Metric.mean_of_images`; other tasks override this).
+        """
+        import numpy as np
+
+        scores = self.image_scores(model, data, device)
+        return None if scores is None else [float(np.asarray(scores)[one].mean()) for one in drawn]
+
+    def image_scores(self, model: torch.nn.Module, data: SiteData, device: Device) -> list[float] | None:
+        """The primary metric of each test image; NaN: the image does not count in the mean; ``None``: it is no mean."""
+        if not self.primary.mean_of_images:
+            return None
+        return [self.evaluate(model, [b], device)[self.primary_metric] for b in data.batches("test", batch_size=1)]
+
+    def sampling(self, model: torch.nn.Module, data: SiteData, device: Device) -> dict[str, Any]:
+        """How far chance in the choice of a site's test cases moves the primary metric: nothing of a single case.
+
+        Returns:
+            some of ``test_cases`` (number of independent ones), ``standard_error`` of the metric over them,
+            ``case_scores`` (:func:`fairflare.base.cases.sampling.case_scores`), and ``classes`` with ``class_support``
+            (names, numbers of test images); see :data:`fairflare.federation.site.sampling.SAMPLING`. A task whose primary
+            metric is not declared as a mean over images overrides this, or its sites have no intervals.
+        """
+        from fairflare.base.cases.sampling import of_mean
+
+        scores = self.image_scores(model, data, device)
+        return {} if scores is None else of_mean(scores, data.cases("test"), self.primary.low, self.primary.high)
+
+    @property
+    def primary(self) -> Metric:
+        """The primary metric, declared."""
+        own = {metric.name: metric for metric in self.declared_metrics()}
+        return own.get(self.primary_metric) or Metric(name=self.primary_metric, doc="the primary metric")
+
+    def write_examples(
+        self, model: torch.nn.Module, data: SiteData, folder: Path, *, batch_size: int, device: Device, title: str
+    ) -> bool:
+        """Draws the best, the median and the worst test image with what the model says of them, for the site itself.
+
+        Args:
+            model: to look at.
+            data: of the site.
+            folder: that gets the files; it exists, and is nobody's but the site's.
+            batch_size, device: of the evaluation.
+            title: over the picture.
+
+        Returns:
+            False: this task draws none (the default).
+        """
+        return False
+
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        """All that :meth:`evaluate` gives, each with its direction and range: what is not listed here is refused.
+
+        Of a site that keeps metrics by class, what is listed as not by class leaves, the primary metric and the loss.
+        """
+        return (Metric(name=self.primary_metric, doc="the primary metric"), LOSS)  # of unknown direction
+
+    def by_name(self) -> dict[str, Metric]:
+        """The declared metrics and the loss; ``dice_<class>`` stands for every name that begins with ``dice_``.
+
+        Raises:
+            ValueError: the primary metric is not among them, or one has no direction; says where to declare it.
+        """
+        found = {LOSS.name: LOSS, **{metric.name: metric for metric in self.declared_metrics()}}
+        lacking = [name for name, metric in found.items() if metric.higher_is_better is None]
+        if self.primary_metric not in found:
+            lacking.append(self.primary_metric)
+        if lacking:
+            raise ValueError(self.asks_for(lacking[0]))
+        return found
+
+    def asks_for(self, metric: str) -> str:
+        """What is asked of whoever wrote a task that does not say of a metric what is good, or what it can be."""
+        return (
+            f"declare whether more of {metric!r} is better, and its range unless that is [0, 1], in declared_metrics() "
+            f"of the task ({type(self).__name__}): Metric(name={metric!r}, doc=..., higher_is_better=True or False)"
+        )
+
+    def directions(self) -> dict[str, bool]:
+        """Whether more is better, of every declared metric.
+
+        Raises:
+            ValueError: one is not declared, see :meth:`by_name`.
+        """
+        return {name: bool(metric.higher_is_better) for name, metric in self.by_name().items()}
+
+    @abstractmethod
+    def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:
+        """Open the data of ``site`` as its own private settings say.
+
+        Raises:
+            DataError: the settings or the data that they name are not usable.
+        """
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """No gradients and evaluation mode inside; afterwards every module is in the mode of before."""
+    import torch
+
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training

@@ -1,0 +1,1 @@
+"""Reinforcement learning at the server."""

@@ -1,0 +1,165 @@
+"""What FedMRL's agents choose from, see and earn: the grid of mu, the observation of a site, the common reward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from fairflare.base import checks
+
+__all__ = [
+    "INITIAL_MU",
+    "MU_GRID",
+    "global_accuracy",
+    "label_entropy",
+    "observation",
+    "reward",
+    "told_entropy",
+]
+
+#: The proximal coefficient before an agent has chosen one.
+INITIAL_MU = 1e-5
+#: Actions of the specification.
+MU_GRID = (1e-5, 1e-3, 1e-2, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
+#: A loss counts as this one at most.
+LOSS_CAP = 10.0
+#: Scaled entropy of a site that does not tell it. It never changes, so to the site's own network any number is as good.
+UNKNOWN_ENTROPY = -0.5
+#: Accuracy of a site that does not tell it.
+UNKNOWN_ACCURACY = 0.5
+#: Decimals of the entropy that leaves a site: as it stands, it tells the class counts exactly.
+ENTROPY_DECIMALS = 1
+
+
+def label_entropy(counts: Sequence[int]) -> float:
+    r"""Entropy of a site's labels with the paper's sign.
+
+    .. math:: E_h = \sum_c \frac{n_{hc}}{n_h} \log \frac{n_{hc}}{n_h}
+
+    Args:
+        counts: training images of each class, ``>= 0``, at least one image.
+
+    Returns:
+        E in [-log C, 0]: 0 when all labels are alike, -log C when the classes are balanced. Natural logarithm.
+
+    Raises:
+        ValueError: a negative or non-finite count, or no image.
+
+    Source:
+        Sahoo et al., MICCAI 2024 (FedMRL), Eq. (6), which has no minus sign. The authors' code uses the count of
+        class 0 in every logarithm.
+    """
+    for label, count in enumerate(counts):
+        checks.number(f"count of class {label}", count, low=0)
+    total = math.fsum(counts)
+    if total <= 0:
+        raise ValueError(f"counts must hold at least one image, got {list(counts)}")
+    return math.fsum(count / total * math.log(count / total) for count in counts if count > 0) + 0.0
+
+
+def told_entropy(counts: Sequence[int]) -> float:
+    """:func:`label_entropy` to :data:`ENTROPY_DECIMALS`, as a site reports it.
+
+    What an agent sees of it, E / log C, moves by at most 0.05 / log C; it is a constant of the site.
+    """
+    return round(label_entropy(counts), ENTROPY_DECIMALS) + 0.0
+
+
+def observation(
+    entropy: float | None, share: float, accuracy: float, loss: float, *, num_classes: int
+) -> tuple[float, float, float, float]:
+    r"""What an agent sees of its site, scaled for a network.
+
+    .. math:: o_h = (E_h / \log C,\; P_h,\; acc_h,\; \min(loss_h, 10) / 10)
+
+    Args:
+        entropy: E_h as :func:`label_entropy` gives it; None where the site withholds it: then -0.5.
+        share: P_h, share of the site in all training images, in [0, 1].
+        accuracy: of the local model after training, on the site's validation images, in [0, 1]; NaN where the site
+            withholds it: then 0.5.
+        loss: mean training loss of the last local epoch, ``>= 0``. Where it is not finite, it counts as the
+            largest and the accuracy as 0.
+        num_classes: C, ``>= 1``.
+
+    Returns:
+        Four numbers in [-1, 1].
+
+    Raises:
+        ValueError: a value out of range (names it).
+
+    Source:
+        Sahoo et al., MICCAI 2024 (FedMRL), Eqs. (5) to (7); the scaling is our specification's.
+    """
+    most = math.log(checks.whole("num_classes", num_classes))
+    if entropy is None:
+        scaled = UNKNOWN_ENTROPY
+    elif not -most - 1e-6 <= entropy <= 1e-6:
+        raise ValueError(f"entropy must be in [-log {num_classes}, 0], got {entropy}")
+    else:
+        scaled = max(min(entropy, 0.0) / most, -1.0) if most else 0.0
+    checks.number("share", share, low=0, high=1)
+    if not math.isfinite(loss):
+        return scaled, float(share), 0.0, 1.0
+    accuracy = UNKNOWN_ACCURACY if math.isnan(accuracy) else checks.number("accuracy", accuracy, low=0, high=1)
+    checks.number("loss", loss, low=0)
+    return scaled, float(share), float(accuracy), min(float(loss), LOSS_CAP) / LOSS_CAP
+
+
+def global_accuracy(
+    accuracies: Mapping[str, float | None], num_validation: Mapping[str, float] | None = None
+) -> float | None:
+    r"""Accuracy of the global model over the validation images of all sites.
+
+    .. math:: acc = \sum_h n^{val}_h gacc_h / \sum_h n^{val}_h
+
+    Args:
+        accuracies: of the *received* model at each site, before local training, in [0, 1]. None or NaN where a site
+            has no validation images; it is left out.
+        num_validation: n_val by site, ``>= 0``; None: every site counts the same.
+
+    Returns:
+        The accuracy, or None where no site measured one.
+
+    Raises:
+        ValueError: a value out of range, or a site without a count (names the site).
+    """
+    total = weighted = 0.0
+    for site in sorted(accuracies):
+        value = accuracies[site]
+        if value is None or math.isnan(value):
+            continue
+        checks.number(f"accuracy of site {site!r}", value, low=0, high=1)
+        if num_validation is not None and site not in num_validation:
+            raise ValueError(f"site {site!r} has an accuracy and no number of validation images")
+        count = 1.0 if num_validation is None else num_validation[site]
+        total += checks.number(f"number of validation images of site {site!r}", count, low=0)
+        weighted += count * value
+    return weighted / total if total > 0 else None
+
+
+def reward(accuracy: float, zeta: float = 0.95) -> float:
+    r"""Common reward of all agents.
+
+    .. math:: R = e^{acc - \zeta} - 1
+
+    Args:
+        accuracy: of the global model, in [0, 1] (:func:`global_accuracy`). Validation images: the paper's test
+            images would leak into the training.
+        zeta: target accuracy, in [0, 1].
+
+    Returns:
+        R, ``> 0`` where the target is surpassed.
+
+    Raises:
+        ValueError: a value out of range; percentages are, on purpose.
+
+    Source:
+        Sahoo et al., MICCAI 2024 (FedMRL), section 3.1. The authors' code has zeta = 95 and no exponential.
+
+    Example:
+        >>> round(reward(0.8), 6)
+        -0.139292
+    """
+    checks.number("accuracy", accuracy, low=0, high=1)
+    checks.number("zeta", zeta, low=0, high=1)
+    return math.exp(accuracy - zeta) - 1.0

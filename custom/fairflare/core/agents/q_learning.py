@@ -1,0 +1,308 @@
+r"""Networks that value the action of every agent and, through a monotonic mixer, all of them; and their training."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fairflare.base import checks
+
+__all__ = ["Learner", "Mixer", "Step", "SummaryMixer", "available", "mix", "td_target"]
+
+OBSERVATION_SIZE = 4  # numbers that an agent sees
+EMBED = 32  # width of the mixer
+CAPACITY, BATCH, TARGET_EVERY = 1000, 32, 10  # transitions: remembered, per gradient step, between target copies
+CLIP = 10.0  # largest norm of the gradient
+MANY_AGENTS = 8  # with more: one network for all by default, and a mixer that does not grow with their square
+INDEX = torch.int16  # of an action, where it is remembered
+
+
+def mix(q: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, v: Tensor) -> Tensor:
+    r"""Joint value of the agents' values, which no agent can raise by lowering its own.
+
+    .. math:: Q_{tot} = \mathrm{ELU}(q^T |W_1| + b_1) \cdot |W_2| + V
+
+    Args:
+        q: value of each agent's action, (..., H).
+        w1, b1, w2, v: what the hypernetworks make of the state, before the absolute value: (..., H, E), (..., E),
+            (..., E), (...).
+
+    Returns:
+        Q_tot, (...).
+
+    Source:
+        Rashid et al., ICML 2018 (QMIX), section 4.
+    """
+    hidden = nn.functional.elu((q.unsqueeze(-2) @ w1.abs()).squeeze(-2) + b1)
+    return (hidden * w2.abs()).sum(dim=-1) + v
+
+
+def td_target(rewards: Tensor, next_q_tot: Tensor, done: Tensor, gamma: float) -> Tensor:
+    r"""What Q_tot should have been, :math:`y = R + \gamma (1 - done)\, Q_{tot}^{target}(s', a')`.
+
+    Args:
+        rewards, next_q_tot: (n,).
+        done: (n,), 1 where the episode ended with this reward.
+        gamma: discount in [0, 1].
+    """
+    return rewards + gamma * (1.0 - done) * next_q_tot
+
+
+class _Linear(nn.Module):
+    """``nn.Linear``, drawn from a generator of our own; with ``copies``, so many side by side, for (copies, n, in)."""
+
+    def __init__(self, fan_in: int, fan_out: int, generator: torch.Generator, copies: int | None = None) -> None:
+        super().__init__()
+        bound = 1.0 / math.sqrt(fan_in)
+
+        def drawn(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.rand(shape, generator=generator) * (2 * bound) - bound)
+
+        self.weight = drawn(fan_in, fan_out) if copies is None else drawn(copies, fan_in, fan_out)
+        self.bias = drawn(fan_out) if copies is None else drawn(copies, 1, fan_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight + self.bias
+
+
+class Mixer(nn.Module):
+    """:func:`mix`, with weights that hypernetworks compute from the state, the agents' observations in a row."""
+
+    def __init__(self, num_agents: int, generator: torch.Generator) -> None:
+        super().__init__()
+        size = num_agents * OBSERVATION_SIZE
+        self.w1 = _Linear(size, num_agents * EMBED, generator)
+        self.w2 = _Linear(size, EMBED, generator)
+        self.b1 = _Linear(size, EMBED, generator)
+        self.v = nn.Sequential(_Linear(size, EMBED, generator), nn.ReLU(), _Linear(EMBED, 1, generator))
+
+    def forward(self, q: Tensor, seen: Tensor) -> Tensor:
+        """(n, H) and (n, H, 4) to (n,)."""
+        state = seen.flatten(1)
+        w1 = self.w1(state).unflatten(-1, (q.shape[-1], -1))
+        return mix(q, w1, self.b1(state), self.w2(state), self.v(state).squeeze(-1))
+
+
+class SummaryMixer(nn.Module):
+    """:class:`Mixer` for many agents: its size does not depend on their number (ours; the paper has few sites).
+
+    The state is mean and spread of the observations, (8,). An agent's row of W_1 is what one network for all makes of
+    the state and its own observation, divided by the number of agents, so that Q_tot keeps its scale.
+    """
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        size = 2 * OBSERVATION_SIZE
+        self.w1 = _Linear(OBSERVATION_SIZE + size, EMBED, generator)
+        self.w2 = _Linear(size, EMBED, generator)
+        self.b1 = _Linear(size, EMBED, generator)
+        self.v = nn.Sequential(_Linear(size, EMBED, generator), nn.ReLU(), _Linear(EMBED, 1, generator))
+
+    def forward(self, q: Tensor, seen: Tensor) -> Tensor:
+        """(n, H) and (n, H, 4) to (n,)."""
+        state = torch.cat([seen.mean(dim=1), seen.std(dim=1, correction=0)], dim=1)
+        each = torch.cat([seen, state.unsqueeze(1).expand(-1, seen.shape[1], -1)], dim=2)
+        return mix(q, self.w1(each) / q.shape[1], self.b1(state), self.w2(state), self.v(state).squeeze(-1))
+
+
+class _Networks(nn.Module):
+    """Q_h(o_h, a) of every agent, two hidden layers with ReLU and linear output, and the mixer over them.
+
+    The first layer's inputs are the four numbers seen; with one network for all, who is asked and its action before,
+    one-hot. One-hot inputs pick rows of the weights, so that a step grows with the
+    number of agents and not with its square.
+    """
+
+    def __init__(
+        self, num_agents: int, num_actions: int, gen: torch.Generator, *, hidden: int, shared: bool, mixer: str
+    ) -> None:
+        super().__init__()
+        self.shared = shared
+        copies, extras = (1, num_agents + num_actions) if shared else (num_agents, 0)
+        self.agents = nn.Sequential(
+            _Linear(OBSERVATION_SIZE + extras, hidden, gen, copies),
+            nn.ReLU(),
+            _Linear(hidden, hidden, gen, copies),
+            nn.ReLU(),
+            _Linear(hidden, num_actions, gen, copies),
+        )
+        few = num_agents <= MANY_AGENTS
+        self.mixer = None if mixer == "vdn" else Mixer(num_agents, gen) if few else SummaryMixer(gen)
+
+    def forward(self, seen: Tensor, previous: Tensor) -> Tensor:
+        """Q of every action: (n, H, 4) and (n, H) to (n, H, actions)."""
+        first: Any = self.agents[0]
+        weight = first.weight
+        x = seen.transpose(0, 1) @ weight[:, :OBSERVATION_SIZE] + first.bias  # (H, n, hidden)
+        if self.shared:
+            who, before = weight[0, OBSERVATION_SIZE:].split([len(x), weight.shape[1] - OBSERVATION_SIZE - len(x)])
+            x = x + who.unsqueeze(1) + before[previous.T]
+        for layer in list(self.agents)[1:]:
+            x = layer(x)
+        q: Tensor = x.transpose(0, 1)
+        return q
+
+    def joint(self, q: Tensor, action: Tensor, seen: Tensor) -> Tensor:
+        """Q_tot of the agents' actions: (n, H, actions), (n, H) and (n, H, 4) to (n,)."""
+        taken = q.gather(2, action.unsqueeze(2)).squeeze(2)
+        total: Tensor = taken.sum(dim=-1) if self.mixer is None else self.mixer(taken, seen)
+        return total
+
+
+class Step(NamedTuple):
+    """One decision of all agents, agents in sorted order.
+
+    Attributes:
+        observation: (H, 4); all of them are what the mixer sees.
+        present: (H,); an absent agent can only do again what it did before.
+        previous: (H,), index of the actions before.
+        action: (H,), index of the actions chosen.
+    """
+
+    observation: Tensor
+    present: Tensor
+    previous: Tensor
+    action: Tensor
+
+
+def available(present: Tensor, previous: Tensor, num_actions: int) -> Tensor:
+    """Which actions are open: (..., H) and (..., H) to (..., H, actions)."""
+    return present.unsqueeze(-1) | nn.functional.one_hot(previous, num_actions).bool()
+
+
+class Learner:
+    r"""Agents and mixer with target networks and replay.
+
+    Agent h has a network :math:`Q_h(o_h, a)`; the mixer makes of their values a joint one. They are trained together to
+
+    .. math:: y = R + \gamma (1 - done)\, Q_{tot}^{target}\bigl((\max_a Q_h^{target}(o'_h, a))_h, s'\bigr)
+
+    Args:
+        num_agents: H.
+        num_actions: from which each of them chooses.
+        generator: of weights and batches.
+        mixer, shared, gamma, lr, hidden, warmup, updates: of :class:`fairflare.core.qmix.QMix`.
+    """
+
+    def __init__(
+        self,
+        num_agents: int,
+        num_actions: int,
+        generator: torch.Generator,
+        *,
+        mixer: str = "qmix",
+        shared: bool | None = None,
+        gamma: float = 0.99,
+        lr: float = 1e-3,
+        hidden: int = 64,
+        warmup: int = 10,
+        updates: int = 8,
+    ) -> None:
+        checks.choice("mixer", mixer, ("qmix", "vdn"))
+        shared = num_agents > MANY_AGENTS if shared is None else bool(shared)
+        self.num_actions = num_actions
+        self.gamma = checks.number("gamma", gamma, low=0, high=1)
+        self.warmup = checks.number("warmup", warmup, low=1, high=CAPACITY, whole=True)
+        self.updates = checks.whole("updates", updates)
+        self.observed = 0  # transitions
+        self._generator = generator
+        #: What must agree for a state to mean the same here.
+        self.settings: dict[str, Any] = {"mixer": mixer, "shared": shared, "hidden": checks.whole("hidden", hidden)}
+        self._online = _Networks(num_agents, num_actions, generator, **self.settings)
+        self._target = copy.deepcopy(self._online).requires_grad_(False)
+        lr = checks.number("lr", lr, above=0)
+        # without foreach the sums have one order on every machine
+        self._optimizer = torch.optim.Adam(self._online.parameters(), lr=lr, foreach=False)
+        self._replay: deque[dict[str, Tensor]] = deque(maxlen=CAPACITY)
+
+    @property
+    def warming_up(self) -> bool:
+        """Too few transitions to learn from."""
+        return len(self._replay) < self.warmup
+
+    @torch.no_grad()
+    def values(self, step: Step) -> Tensor:
+        """Q_h of each action, (H, actions)."""
+        q: Tensor = self._online(step.observation[None], step.previous[None])[0]
+        return q
+
+    @torch.no_grad()
+    def joint_value(self, step: Step) -> float:
+        """Q_tot of a decision."""
+        return float(self._q_tot({name: tensor[None] for name, tensor in step._asdict().items()}))
+
+    def observe(self, step: Step, reward: float, following: Step, done: bool) -> float | None:
+        """Remembers a transition, 38 bytes an agent, and learns from the memory.
+
+        Returns:
+            Squared TD error, mean over the updates; None during the warm-up.
+        """
+        transition = step._asdict() | {"next_observation": following.observation, "next_present": following.present}
+        transition |= {name: transition[name].to(INDEX) for name in ("previous", "action")}
+        self._replay.append({**transition, "reward": torch.tensor(float(reward)), "done": torch.tensor(float(done))})
+        self.observed += 1
+        if self.warming_up:
+            return None
+        losses = [self._update() for _ in range(self.updates)]
+        if self.observed % TARGET_EVERY == 0:
+            self._target.load_state_dict(self._online.state_dict())
+        return math.fsum(losses) / len(losses)
+
+    def _update(self) -> float:
+        """One gradient step on transitions drawn without replacement; their mean squared TD error."""
+        drawn = torch.randperm(len(self._replay), generator=self._generator)[:BATCH]
+        batch = _stacked(self._replay[place] for place in drawn.tolist())
+        batch |= {name: batch[name].long() for name in ("previous", "action")}
+        loss = ((self._q_tot(batch) - self._wanted(batch)) ** 2).mean()
+        self._optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self._online.parameters(), CLIP, foreach=False)
+        self._optimizer.step()
+        return loss.item()
+
+    def _q_tot(self, batch: Mapping[str, Tensor]) -> Tensor:
+        q = self._online(batch["observation"], batch["previous"])
+        return self._online.joint(q, batch["action"], batch["observation"])
+
+    @torch.no_grad()
+    def _wanted(self, batch: Mapping[str, Tensor]) -> Tensor:
+        q = self._target(batch["next_observation"], batch["action"])
+        open_to = available(batch["next_present"], batch["action"], self.num_actions)
+        best = q.masked_fill(~open_to, -math.inf).argmax(dim=2)
+        q_tot = self._target.joint(q, best, batch["next_observation"])
+        return td_target(batch["reward"], q_tot, batch["done"], self.gamma)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values and tensors, shared with this object."""
+        moments = self._optimizer.state
+        return {
+            "online": dict(self._online.state_dict()),
+            "target": dict(self._target.state_dict()),
+            "optimizer": {name: dict(moments[p]) for name, p in self._online.named_parameters() if p in moments},
+            "replay": _stacked(self._replay),
+            "observed": self.observed,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes back what :meth:`state_dict` gave, and keeps it."""
+        self._online.load_state_dict(state["online"])
+        self._target.load_state_dict(state["target"])
+        names = [name for name, _ in self._online.named_parameters()]
+        moments = {names.index(name): values for name, values in state["optimizer"].items()}
+        groups = self._optimizer.state_dict()["param_groups"]  # this object's learning rate
+        self._optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        replay = state["replay"]
+        self._replay.clear()
+        self._replay.extend(dict(zip(replay, row, strict=True)) for row in zip(*replay.values(), strict=True))
+        self.observed = int(state["observed"])
+
+
+def _stacked(transitions: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    rows = list(transitions)
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]} if rows else {}

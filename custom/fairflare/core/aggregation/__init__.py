@@ -1,0 +1,1 @@
+"""From reports and updates to weights and changes."""

@@ -1,0 +1,166 @@
+"""Updates that are far larger than those of the other sites, scaled down to a multiple of the median norm.
+
+Three kinds of tensors are looked at apart, because one would hide the others: the parameters, the running statistics of
+batch norm, and integers (counters). Nothing is written: a site that exceeds gets a view of its state that changes a
+tensor when it is read, so that no more than one tensor is held.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from fairflare.base import checks
+from fairflare.core.aggregation.updates import pairs, square, total
+from fairflare.core.features.layers import is_statistic
+from fairflare.core.states import State
+
+PARAMETERS, STATISTICS, COUNTERS, VARIANCES = "parameters", "running statistics", "counters", "running variances"
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One thing of a site that was cut.
+
+    Attributes:
+        site: whose.
+        what: ``PARAMETERS`` or ``STATISTICS``: L2 norm of the change; ``COUNTERS``: largest change of an integer;
+            ``VARIANCES``: lowest running variance, which counts as 0.
+        value, used: as sent; as it counts (infinite where float64 cannot hold the norm).
+    """
+
+    site: str
+    what: str
+    value: float
+    used: float
+
+
+def clipped_states(
+    states: Mapping[str, State], received: State | None, factor: float
+) -> tuple[dict[str, State], list[Clip]]:
+    r"""The sites' states with changes that are limited relative to the median over the sites.
+
+    .. math:: w_k \leftarrow w^r + \min(1, f\,\mathrm{med}_j \lVert \Delta_j \rVert / \lVert \Delta_k \rVert)\,
+              \Delta_k, \quad \Delta_k = w_k - w^r
+
+    once over all floating tensors but running statistics (``running_mean``, ``running_var``), once over these. Of an
+    integer tensor no entry may change by more than f times the median of the sites' largest changes of that tensor. In
+    whole models a ``running_var`` below 0 counts as 0, so that the average keeps the share of the other sites.
+
+    With two sites the median is their mean and (from f = 2 on) nothing exceeds; one liar of three or more is held.
+
+    Args:
+        states: by site, the same tensors in each, finite; read tensor by tensor, once here and again when used.
+        received: what the sites started from; ``None``: the states are updates themselves.
+        factor: f, ``>= 1``.
+
+    Returns:
+        The states, a changed one as a lazy view and the others as they are; and what was cut, sites in sorted order.
+
+    Raises:
+        ValueError: factor out of range.
+
+    Source:
+        Norm clipping at a quantile of the sites' norms: Andrew et al., "Differentially Private Learning with Adaptive
+        Clipping", NeurIPS 2021, who clip at the median itself (f = 1, without their noise).
+    """
+    factor = float(checks.number("factor", factor, low=1))
+    found = {site: _measured(states[site], received) for site in sorted(states)}
+    if not found:
+        return {}, []
+    limits = {w: factor * statistics.median(m.norms[w] for m in found.values()) for w in (PARAMETERS, STATISTICS)}
+    names = next(iter(found.values())).counters
+    steps = {name: math.floor(factor * statistics.median(m.counters[name] for m in found.values())) for name in names}
+    bounded: dict[str, State] = dict(states)
+    clips: list[Clip] = []
+    for site, measured in found.items():
+        scale = {what: limit / norm for what, limit in limits.items() if (norm := measured.norms[what]) > limit}
+        clips += [Clip(site, what, measured.norms[what], limits[what]) for what in scale]
+        over = {name: steps[name] for name, change in measured.counters.items() if change > steps[name]}
+        if over:
+            worst = max(sorted(over), key=lambda name: measured.counters[name])
+            clips.append(Clip(site, COUNTERS, float(measured.counters[worst]), float(steps[worst])))
+        negative = received is not None and measured.lowest_variance < 0
+        if negative:
+            clips.append(Clip(site, VARIANCES, measured.lowest_variance, 0.0))
+        if scale or over or negative:
+            bounded[site] = _Clipped(states[site], received, scale, over)
+    return bounded, clips
+
+
+# ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Measured:
+    """Of one site: norm of the change by kind, largest change of every integer tensor, lowest variance."""
+
+    norms: dict[str, float] = field(default_factory=lambda: {PARAMETERS: 0.0, STATISTICS: 0.0})
+    counters: dict[str, int] = field(default_factory=dict)
+    lowest_variance: float = math.inf
+
+
+def _kind(name: str) -> str:
+    return STATISTICS if is_statistic(name) else PARAMETERS  # also a counter that a filter made floating
+
+
+def _measured(state: State, received: State | None) -> _Measured:
+    measured = _Measured()
+    squares: dict[str, list[float]] = {what: [] for what in measured.norms}
+    for name in state:
+        tensor, base = state[name], None if received is None else received[name]
+        if not tensor.is_floating_point():
+            change = tensor.long() if base is None else tensor.long() - base.long()
+            # From the extremes: the lowest integer has no positive counterpart.
+            measured.counters[name] = max(int(change.max()), -int(change.min())) if change.numel() else 0
+            continue
+        squares[_kind(name)] += [square(*pair) for pair in pairs(tensor, base)]
+        if name.rpartition(".")[2] == "running_var" and tensor.numel():
+            measured.lowest_variance = min(measured.lowest_variance, float(tensor.min()))
+    measured.norms = {what: math.sqrt(total(parts)) for what, parts in squares.items()}
+    return measured
+
+
+class _Clipped(Mapping[str, torch.Tensor]):
+    """A site's state as it counts; tensors are changed when they are read."""
+
+    def __init__(
+        self, state: State, received: State | None, scale: Mapping[str, float], steps: Mapping[str, int]
+    ) -> None:
+        self._state, self._received = state, received
+        self._scale, self._steps = dict(scale), dict(steps)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor = self._state[name]
+        base = None if self._received is None else self._received[name]
+        if tensor.is_floating_point():
+            factor = self._scale.get(_kind(name))
+            tensor = tensor if factor is None else _scaled(tensor, base, factor)
+            is_variance = base is not None and name.rpartition(".")[2] == "running_var"
+            return tensor.clamp(min=0.0) if is_variance else tensor
+        if name not in self._steps:
+            return tensor
+        limit, start = self._steps[name], torch.zeros_like(tensor) if base is None else base
+        return (start.long() + (tensor.long() - start.long()).clamp(-limit, limit)).to(tensor.dtype)
+
+    def __contains__(self, name: object) -> bool:  # the inherited one would read the tensor
+        return name in self._state
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._state)
+
+    def __len__(self) -> int:
+        return len(self._state)
+
+
+def _scaled(tensor: torch.Tensor, base: torch.Tensor | None, factor: float) -> torch.Tensor:
+    if factor == 0.0:  # also for a change that float64 cannot hold
+        return torch.zeros_like(tensor) if base is None else base.to(tensor.dtype, copy=True)
+    if base is None:
+        return (tensor.double() * factor).to(tensor.dtype)
+    wide = base.double()
+    return (wide + (tensor.double() - wide) * factor).to(tensor.dtype)

@@ -1,0 +1,143 @@
+"""The largest entries of a model's change, and how they travel: some of a tensor's numbers and which they are."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+import numpy as np
+import torch
+
+from fairflare.base import checks
+from fairflare.core.states import State
+
+WHICH = "/which"  # behind a tensor's name: one bit for each of its numbers; without it, all of them came
+
+
+def largest(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Which entries have the largest magnitude.
+
+    Args:
+        values: finite, of any shape.
+        count: how many, ``>= 0``; at most all.
+
+    Returns:
+        A flat boolean mask with exactly so many; of equal ones the first.
+    """
+    return _largest(values.detach().reshape(-1).abs(), count)
+
+
+def _largest(flat: torch.Tensor, count: int) -> torch.Tensor:
+    """The same of magnitudes."""
+    count = min(int(checks.number("count", count, low=0, whole=True)), flat.numel())
+    if count in (0, flat.numel()):
+        return torch.full((flat.numel(),), count > 0)
+    flat = flat if flat.dtype == torch.float64 else flat.float()
+    ordered = flat.numpy().copy()
+    ordered.partition(flat.numel() - count)
+    least = ordered[flat.numel() - count].item()
+    del ordered  # of the model's size, where this is about a whole one
+    mask: torch.Tensor = flat > least
+    ties = torch.nonzero(flat == least).reshape(-1)
+    mask[ties[: count - int(mask.sum())]] = True
+    return mask
+
+
+def largest_overall(state: State, count: int) -> dict[str, torch.Tensor]:
+    """The same over all tensors of a state together; a mask for each, ties in the state's order."""
+    sizes = {name: state[name].numel() for name in state}
+    wide = any(state[name].dtype == torch.float64 for name in state)
+    flat, at = torch.empty(sum(sizes.values()), dtype=torch.float64 if wide else torch.float32), 0
+    for name, size in sizes.items():
+        flat[at : at + size] = state[name].detach().reshape(-1).abs()
+        at += size
+    return dict(zip(sizes, _largest(flat, count).split(list(sizes.values())), strict=True)) if sizes else {}
+
+
+def packed(name: str, tensor: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The entries of one tensor that a mask names, as they are sent: nothing, all, or some with :data:`WHICH`."""
+    if bool(mask.all()):
+        return {name: tensor}
+    if not bool(mask.any()):
+        return {}
+    bits = torch.from_numpy(np.packbits(mask.numpy()))
+    return {name: tensor.reshape(-1)[mask], name + WHICH: bits}
+
+
+def unpacked(download: State, like: State) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """What :func:`packed` made of some tensors: name, flat mask, and the numbers where it is True.
+
+    Args:
+        download: their union.
+        like: the model.
+
+    Raises:
+        ValueError: a tensor that the model does not have, or another number of entries than it says (names it).
+    """
+    for name in (name for name in download if not name.endswith(WHICH)):
+        if name not in like:
+            raise ValueError(f"tensor {name!r} came, which the model does not have")
+        size, values = like[name].numel(), download[name].reshape(-1)
+        bits = download.get(name + WHICH)
+        if bits is None:
+            mask = torch.ones(size, dtype=torch.bool)
+        else:
+            mask = torch.from_numpy(np.unpackbits(bits.numpy(), count=size).astype(bool))
+        if int(mask.sum()) != values.numel():
+            raise ValueError(f"tensor {name!r}: {values.numel()} numbers came for {int(mask.sum())} places")
+        yield name, mask, values
+
+
+def with_entries(
+    state: State, download: State, minus: State | None = None, weight: float = 0.0
+) -> dict[str, torch.Tensor]:
+    r"""A model with downloaded entries of a change added.
+
+    .. math:: w_i \leftarrow w_i + d_i - a\,m_i \quad \text{where an entry came}
+
+    Args:
+        state: w.
+        download: see :func:`unpacked`.
+        minus: m, what the change holds of this model's own; tensors of the same names.
+        weight: a.
+
+    Returns:
+        A new state, summed in float64; tensors of which nothing came are those of ``state``.
+
+    Raises:
+        ValueError: as :func:`unpacked`.
+    """
+    found: dict[str, torch.Tensor] = dict(state)
+    for name, mask, values in unpacked(download, state):
+        flat = state[name].detach().clone().reshape(-1)
+        total = flat[mask].double() + values.double()
+        if minus is not None:
+            total -= weight * minus[name].reshape(-1)[mask].double()
+        flat[mask] = total.to(flat.dtype)
+        found[name] = flat.reshape(state[name].shape)
+    return found
+
+
+class Steps(Mapping[str, torch.Tensor]):
+    """The change between two models, each tensor made when it is asked for.
+
+    Args:
+        now, before: the models.
+        names: tensors to look at; integer ones are left out.
+    """
+
+    def __init__(self, now: State, before: State, names: Collection[str]) -> None:
+        self.now, self.before = now, before
+        self.names = [name for name in now if name in names and now[name].is_floating_point()]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        now = self.now[name]
+        return (now.double() - self.before[name].double()).to(now.dtype)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)

@@ -1,0 +1,257 @@
+"""Formulas of the weighting baselines: FedNova, q-FedAvg, agnostic federated learning, FairFed, FedCE.
+
+Pure functions of dicts by site; float64; sites sorted; no argument is changed.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from fairflare.base import checks
+from fairflare.core.states import State
+from fairflare.core.weighting import POWER_FLOOR, normalise, power_weights
+
+LEAST_VARIANCE = 1e-5  # of a batch norm in a model from which another was taken away
+
+# ------------------------------------------------------------------------------------------------ what several share
+
+
+def finite_or_mean(values: Mapping[str, float], before: Mapping[str, float] | None = None) -> dict[str, float]:
+    """The values, with those that are not finite replaced: by the site's own of ``before``, else by the mean.
+
+    Returns:
+        By site, sorted; 1 for all where no value is finite.
+    """
+    known = {**(before or {}), **{site: value for site, value in values.items() if math.isfinite(value)}}
+    finite = [known[site] for site in sorted(values) if site in known]
+    mean = statistics.fmean(finite) if finite else 1.0
+    return {site: float(known.get(site, mean)) for site in sorted(values)}
+
+
+def updated_share(memory: Mapping[str, float], fresh: Mapping[str, float]) -> dict[str, float]:
+    """A memory of weights in which the sites of ``fresh`` share anew what they held together; the others keep theirs.
+
+    Args:
+        memory: by site, ``>= 0``; has the sites of ``fresh``.
+        fresh: by site; negative counts as 0. All 0: equal shares.
+    """
+    held = math.fsum(memory[site] for site in fresh)
+    return dict(sorted({**memory, **{site: held * share for site, share in normalise(fresh).items()}}.items()))
+
+
+# ------------------------------------------------------------------------------------------------ FedNova
+
+
+@dataclass
+class AccumulatedSteps:
+    r"""How much the gradients of a local training weigh in its update, together: FedNova's norm of a.
+
+    .. math:: w_k - w^r = -\eta \sum_s a_s g_s, \quad \lVert a \rVert_1 = \sum_s a_s
+
+    Found by making the optimizer's steps with a gradient of 1. Plain SGD: the number of steps; with momentum (rho, T
+    steps) :math:`[T - \rho (1 - \rho^T) / (1 - \rho)] / (1 - \rho)`; with a proximal term
+    :math:`[1 - (1 - \eta \mu)^T] / (\eta \mu)`; with both, what the optimizer does.
+
+    Source:
+        Wang et al., NeurIPS 2020, section 3 and appendix; their code adds up momentum and proximal term one after the
+        other where both are on.
+    """
+
+    total: float = 0.0
+    velocity: float = 0.0
+
+    def add(self, *, momentum: float = 0.0, nesterov: bool = False, pull: float = 0.0) -> None:
+        """One step.
+
+        Args:
+            momentum: rho of SGD.
+            nesterov: as PyTorch's SGD does it.
+            pull: learning rate times the strength mu of a proximal term.
+        """
+        push = 1.0 - pull * self.total
+        self.velocity = momentum * self.velocity + push
+        self.total += push + momentum * self.velocity if nesterov else self.velocity
+
+
+def most_accumulated(num_steps: int) -> float:
+    """The most that so many steps can come to: momentum 1 in Nesterov's form."""
+    return num_steps * (num_steps + 3) / 2
+
+
+def nova_weights(
+    shares: Mapping[str, float], norms: Mapping[str, float], steps: Mapping[str, float] | None = None
+) -> tuple[dict[str, float], float]:
+    r"""FedNova: every site's update as if it had made one step, and the length of the common step.
+
+    .. math:: w \leftarrow w^r + \tau_{eff} \sum_k p_k \frac{w_k - w^r}{\lVert a_k \rVert_1}, \quad
+              \tau_{eff} = \sum_k p_k \lVert a_k \rVert_1
+
+    Args:
+        shares: p by site, sum 1.
+        norms: of a by site, ``> 0``.
+        steps: in place of the norms in :math:`\tau_{eff}` (the authors, with a proximal term).
+
+    Returns:
+        Weights in proportion to p / norm, sum 1; and the factor of the average change, 1 where all norms are equal.
+    """
+    of = checks.numbers("norm", norms, above=0)
+    given = checks.numbers("number of steps", steps or of, above=0)
+    if len(set(of.values())) == 1 and given == of:
+        return dict(sorted(checks.shares(shares).items())), 1.0
+    ratios = {site: shares[site] / of[site] for site in sorted(of)}
+    effective = math.fsum(shares[site] * given[site] for site in sorted(of))
+    return normalise(ratios), effective * math.fsum(ratios.values())
+
+
+# ------------------------------------------------------------------------------------------------ q-FedAvg
+
+
+def q_bend(losses: Mapping[str, float], squares: Mapping[str, float], q: float) -> float:
+    r"""Gives how much the sites' changes are for their losses: the part of q-FedAvg's step that L multiplies.
+
+    .. math:: b = \sum_k a_k \lVert w_k - w^r \rVert^2 / F_k, \quad a_k = F_k^q / \sum_j F_j^q
+
+    Args:
+        losses: F by site, finite; at least 1e-10 counts.
+        squares: squared norm of the change by site; may be infinite.
+        q: ``>= 0``.
+
+    Returns:
+        ``>= 0``, may be infinite.
+    """
+    shares = power_weights(losses, q)
+    return math.fsum(share * squares[site] / max(losses[site], POWER_FLOOR) for site, share in shares.items() if share)
+
+
+def q_step(losses: Mapping[str, float], squares: Mapping[str, float], q: float, lipschitz: float) -> float:
+    r"""Length of q-FedAvg's step, as a factor of the average change with weights in proportion to F^q.
+
+    .. math:: \frac{L \sum F_k^q}{\sum_k (q F_k^{q-1} \lVert L (w^r - w_k) \rVert^2 + L F_k^q)}
+              = \frac{1}{1 + q L b}
+
+    with b of :func:`q_bend`.
+
+    Args:
+        losses: F by site, finite; at least 1e-10 counts.
+        squares: squared norm of the change by site; may be infinite.
+        q: ``>= 0``.
+        lipschitz: L, ``> 0``.
+
+    Returns:
+        In [0, 1]; 1 for q = 0.
+
+    Source:
+        Li et al., ICLR 2020, Algorithm 2 and their code.
+    """
+    return 1.0 if q == 0 else 1.0 / (1.0 + q * lipschitz * q_bend(losses, squares, q))
+
+
+# ------------------------------------------------------------------------------------------------ agnostic
+
+
+def simplex_projection(values: Mapping[str, float], mass: float = 1.0) -> dict[str, float]:
+    """The nearest weights, in Euclidean distance, that are ``>= 0`` and sum to ``mass``.
+
+    Args:
+        values: by site, finite, not empty.
+        mass: ``>= 0``.
+
+    Source:
+        Duchi et al., ICML 2008.
+    """
+    given = checks.numbers("value", checks.not_empty("the values to project", values))
+    mass = float(checks.number("mass", mass, low=0))
+    total, theta = 0.0, math.inf
+    for count, value in enumerate(sorted(given.values(), reverse=True), start=1):
+        total += value
+        if value + (mass - total) / count > 0 or count == 1:
+            theta = (total - mass) / count
+    return {site: max(given[site] - theta, 0.0) for site in sorted(given)}
+
+
+def with_newcomers(weights: Mapping[str, float], sites: Collection[str]) -> dict[str, float]:
+    """AFL's weights with sites that were not seen before: each has the mean weight, then all are projected again."""
+    new = sorted(set(sites) - set(weights))
+    if not new:
+        return dict(weights)
+    entry = statistics.fmean(weights.values()) if weights else 1.0 / len(new)
+    return simplex_projection({**weights, **dict.fromkeys(new, entry)})
+
+
+# ------------------------------------------------------------------------------------------------ FairFed
+
+
+def fair_fed_gaps(
+    accuracies: Mapping[str, float], shares: Mapping[str, float], *, summed: bool = True
+) -> dict[str, float]:
+    r"""How far each site's accuracy is from that of all.
+
+    .. math:: \Delta_k = \lvert \textstyle\sum_j p_j A_j - A_k \rvert
+
+    Args:
+        accuracies: A by site, of the received model; a non-finite one has the mean gap.
+        shares: p by site.
+        summed: False: FedISM's code, in which the sum is missing: :math:`\lvert p_k A_k - A_k \rvert`.
+    """
+    finite = {site: accuracies[site] for site in sorted(accuracies) if math.isfinite(accuracies[site])}
+    if not finite:
+        return dict.fromkeys(sorted(accuracies), 0.0)
+    common = math.fsum(w * finite[site] for site, w in normalise({site: shares[site] for site in finite}).items())
+    found = {site: abs((common if summed else shares[site] * value) - value) for site, value in finite.items()}
+    return finite_or_mean({site: found.get(site, math.nan) for site in accuracies})
+
+
+def fair_fed_weights(memory: Mapping[str, float], gaps: Mapping[str, float], beta: float) -> dict[str, float]:
+    r"""FairFed's step: :math:`\omega_k \leftarrow \omega_k - \beta (\Delta_k - \bar\Delta)`, clipped at 0.
+
+    Args:
+        memory: omega by site, ``>= 0``; has the sites of ``gaps``, which share what they held together.
+        gaps: Delta by site, finite.
+        beta: ``>= 0``.
+    """
+    mean = statistics.fmean(gaps[site] for site in sorted(gaps))
+    return updated_share(memory, {site: memory[site] - beta * (gaps[site] - mean) for site in sorted(gaps)})
+
+
+# ------------------------------------------------------------------------------------------------ FedCE
+
+
+def contributions(
+    directions: Mapping[str, float], scores: Mapping[str, float], *, multiply: bool, floor: float
+) -> dict[str, float]:
+    """FedCE's coefficients from the two estimates, each normalised: their sum or their product, normalised.
+
+    Args:
+        directions, scores: by site, finite; at least ``floor`` counts.
+        multiply: the product.
+        floor: ``>= 0``; also of what is combined.
+    """
+
+    def shared(values: Mapping[str, float]) -> dict[str, float]:
+        return normalise({site: max(value, floor) for site, value in values.items()})
+
+    g, e = shared(directions), shared(scores)
+    return shared({site: g[site] * e[site] if multiply else g[site] + e[site] for site in sorted(g)})
+
+
+def minus_state(received: State, own: State, coefficient: float) -> dict[str, torch.Tensor]:
+    r"""The received model without the site's own: :math:`(w^r - c_k w_k) / (1 - c_k)`.
+
+    Integer tensors are the received ones; a ``running_var`` is at least 1e-5.
+
+    Args:
+        received, own: state dicts with the same names.
+        coefficient: c_k, in [0, 1).
+    """
+    found = {}
+    for name, tensor in received.items():
+        found[name] = tensor.detach().clone()
+        if tensor.is_floating_point():
+            rest = (tensor.double() - coefficient * own[name].to(tensor.device).double()) / (1 - coefficient)
+            found[name].copy_(rest.clamp_(min=LEAST_VARIANCE) if name.endswith("running_var") else rest)
+    return found

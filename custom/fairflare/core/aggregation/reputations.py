@@ -1,0 +1,97 @@
+"""What sites have earned in the methods that send every site another part of the model (CFFL, CGSV)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+from fairflare.base import checks
+from fairflare.core.weighting import normalise
+
+LEAST = 1e-3  # CGSV, authors' code
+TOLERANCE = 1e-9
+
+
+def cgsv_reputations(before: Mapping[str, float], cosines: Mapping[str, float], alpha: float) -> dict[str, float]:
+    r"""CGSV's reputations after a round.
+
+    .. math:: r_k \leftarrow \max(\alpha r_k + (1 - \alpha) \varphi_k, 10^{-3})
+
+    brought to the sum that these sites had together; 1 where it was 0.
+
+    Args:
+        before: r by site, of the round's sites, ``>= 0``; 0 for all in the first round.
+        cosines: phi by site, in [-1, 1].
+        alpha: in [0, 1].
+
+    Source:
+        Xu et al., NeurIPS 2021, Eq. 3; the least value: the authors' code.
+    """
+    checks.same_names("cosines", cosines, "reputations", before)
+    found = normalise({s: max(alpha * before[s] + (1 - alpha) * cosines[s], LEAST) for s in sorted(before)})
+    held = sum(before.values()) or 1.0
+    return {site: held * value for site, value in found.items()}
+
+
+def cgsv_shares(reputations: Mapping[str, float], beta: float) -> dict[str, float]:
+    r"""Part of the change that a site is sent; 1 where all are 0.
+
+    .. math:: q_k = \tanh(\beta r_k) / \max_j \tanh(\beta r_j)
+
+    Args:
+        reputations: by site, ``>= 0``.
+        beta: ``> 0``.
+    """
+    values = {site: math.tanh(beta * value) for site, value in reputations.items()}
+    most = max(values.values())
+    return {site: value / most if most > 0 else 1.0 for site, value in values.items()}
+
+
+def cffl_reputations(
+    before: Mapping[str, float], metrics: Mapping[str, float], alpha: float, rep: Literal["paper", "code"]
+) -> dict[str, float]:
+    r"""CFFL's reputations after a round.
+
+    .. math:: x_k = v_k / \sum_j v_j, \quad
+              c \leftarrow \tfrac12 c + \tfrac12 \widehat{\sinh(\alpha x)} \ \text{(paper)}, \quad
+              c \leftarrow \sinh(\alpha (0.8\, c + 0.2\, x)) \ \text{(code)}
+
+    brought to the sum that these sites had together; 1 where it was 0.
+
+    Args:
+        before: c by site, of the reputable sites in the round, ``>= 0``.
+        metrics: v by site, in [0, 1]; all 0: alike. NaN counts as 0.
+        alpha: ``> 0``.
+        rep: the paper's order or the authors'.
+
+    Source:
+        Lyu et al., 2020, as in the authors' code.
+    """
+    checks.same_names("metrics", metrics, "reputations", before)
+    sites = sorted(before)
+    shares = normalise({site: 0.0 if math.isnan(metrics[site]) else metrics[site] for site in sites})
+    held = sum(before.values()) or 1.0
+    kept = {site: before[site] / held for site in sites}
+    if rep == "code":
+        found = normalise({site: math.sinh(alpha * (0.8 * kept[site] + 0.2 * shares[site])) for site in sites})
+    else:
+        earned = normalise({site: math.sinh(alpha * shares[site]) for site in sites})
+        found = normalise({site: 0.5 * kept[site] + 0.5 * earned[site] for site in sites})
+    return {site: held * value for site, value in found.items()}
+
+
+def whole(reputations: Mapping[str, float]) -> dict[str, float]:
+    """Reputations that sum to 1: as they are where they do, else (a site came or was removed) normalised."""
+    same = abs(sum(reputations.values()) - 1) < TOLERANCE
+    return dict(reputations) if same else normalise(reputations)
+
+
+def cffl_shares(reputations: Mapping[str, float], sizes: Mapping[str, float]) -> dict[str, float]:
+    """Part of the change that a site is sent: its reputation and its number of samples, each by the largest."""
+    checks.same_names("numbers of samples", sizes, "reputations", reputations)
+    best, most = max(reputations.values()), max(sizes.values())
+    return {
+        site: (value / best if best > 0 else 1.0) * (sizes[site] / most if most > 0 else 1.0)
+        for site, value in reputations.items()
+    }

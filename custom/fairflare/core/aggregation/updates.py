@@ -1,0 +1,127 @@
+"""What the sites' changes of a model look like: lengths and angles, read tensor by tensor, summed in float64.
+
+Sums run over blocks that stay on one thread, so that they do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+
+import torch
+
+from fairflare.base import checks
+from fairflare.core.states import State, blocks
+
+
+def pairs(tensor: torch.Tensor, base: torch.Tensor | None) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+    """Blocks of a tensor with those of the one that it is compared with."""
+    others = blocks(base) if base is not None else None
+    for index, part in enumerate(blocks(tensor)):
+        yield part, None if others is None else others[index]
+
+
+def change(part: torch.Tensor, base: torch.Tensor | None) -> torch.Tensor:
+    """The difference in float64, a new tensor; ``None``: the part is one itself."""
+    return part.to(torch.float64, copy=True) if base is None else part.double() - base.double()
+
+
+def square(part: torch.Tensor, base: torch.Tensor | None) -> float:
+    """Squared L2 norm of a change."""
+    moved = change(part, base)
+    return float(moved.square_().sum()) if moved.numel() else 0.0
+
+
+def squared_norms(states: Mapping[str, State], received: State | None, names: Collection[str]) -> dict[str, float]:
+    r"""Squared L2 norm of every site's change, :math:`\lVert w_k - w^r \rVert^2`.
+
+    Args:
+        states: by site, finite.
+        received: what they started from; ``None``: the states are changes.
+        names: tensors to look at; integer ones are left out.
+
+    Returns:
+        By site, sorted; infinite where float64 cannot hold it.
+    """
+    found: dict[str, float] = {}
+    for site in sorted(states):
+        parts: list[float] = []
+        for name in (n for n in states[site] if n in names):
+            tensor = states[site][name]
+            if tensor.is_floating_point():
+                base = None if received is None else received[name]
+                parts += [square(*pair) for pair in pairs(tensor, base)]
+        found[site] = total(parts)
+    return found
+
+
+def leave_one_out_cosines(
+    states: Mapping[str, State], received: State | None, weights: Mapping[str, float], names: Collection[str]
+) -> dict[str, float]:
+    r"""How much a site's change points where the others' do.
+
+    .. math:: \cos(\Delta_k, \bar\Delta - c_k \Delta_k), \quad \bar\Delta = \sum_j c_j \Delta_j
+
+    Args:
+        states, received, names: as in :func:`squared_norms`; one tensor of one site is held at a time.
+        weights: c by site, finite, ``>= 0``; the sites of ``states``. Their sum does not matter.
+
+    Returns:
+        By site, in [-1, 1]; 0 where one of the two changes is 0 or float64 cannot hold its norm.
+    """
+    return _cosines(states, received, weights, names, leave_out=True)
+
+
+def cosines_with_mean(
+    states: Mapping[str, State], received: State | None, weights: Mapping[str, float], names: Collection[str]
+) -> dict[str, float]:
+    r"""How much a site's change points where the mean does, its own part included: :math:`\cos(\Delta_k, \bar\Delta)`.
+
+    Arguments and result as in :func:`leave_one_out_cosines`.
+    """
+    return _cosines(states, received, weights, names, leave_out=False)
+
+
+def _cosines(
+    states: Mapping[str, State],
+    received: State | None,
+    weights: Mapping[str, float],
+    names: Collection[str],
+    *,
+    leave_out: bool,
+) -> dict[str, float]:
+    sites = sorted(states)
+    checks.same_names("weights", weights, "states", states)
+    sums: dict[str, tuple[list[float], list[float], list[float]]] = {site: ([], [], []) for site in sites}
+    for name in (n for n in states[sites[0]] if n in names):
+        base = None if received is None else received[name]
+        mean: list[torch.Tensor] = []
+        for site in sites:
+            tensor = states[site][name]
+            if not tensor.is_floating_point():
+                break
+            moved = [weights[site] * change(*pair) for pair in pairs(tensor, base)]
+            mean = [a.add_(b) for a, b in zip(mean, moved, strict=True)] if mean else moved
+        else:
+            for site in sites:  # read again: so one tensor of one site is held at a time
+                for pair, whole in zip(pairs(states[site][name], base), mean, strict=True):
+                    own = change(*pair)
+                    others = whole - weights[site] * own if leave_out else whole
+                    for parts, values in zip(sums[site], (own * others, own.square(), others.square()), strict=True):
+                        parts.append(float(values.sum()))
+    return {site: _cosine(*(total(parts) for parts in sums[site])) for site in sites}
+
+
+def _cosine(dot: float, own: float, others: float) -> float:
+    length = math.sqrt(own) * math.sqrt(others)
+    if length == 0 or not math.isfinite(dot) or not math.isfinite(length):
+        return 0.0
+    return min(max(dot / length, -1.0), 1.0)
+
+
+def total(parts: list[float]) -> float:
+    """Their exact sum; infinite where there is none."""
+    try:
+        return math.fsum(parts)
+    except (OverflowError, ValueError):  # also infinity less infinity, in a product
+        return math.inf

@@ -1,0 +1,1 @@
+"""Layers of a network, their features and norms."""

@@ -1,0 +1,283 @@
+"""Batch norms' running statistics: in which order they can be measured, from what, and how sites' moments are pooled.
+
+A norm's input depends on the norms before it, so its moments are right only when theirs are. The norms of a network
+are therefore measured group by group: first those that no other norm is in front of, then, with their new statistics,
+those that only these are in front of, and so on. Which norms are in front of which is found by running the network.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairflare.base.task import evaluating
+from fairflare.core.features.norms import lone_samples
+
+WIDE = 2**22  # numbers that are held in float64 at once
+MEAN, VARIANCE = "running_mean", "running_var"
+Forward = Callable[[Tensor], object]
+
+
+class Unmeasurable(ValueError):
+    """The input of a norm has no finite moments; the text names the norm."""
+
+
+# ------------------------------------------------------------------------------------------------ which norms
+
+
+def running_norms(model: nn.Module) -> dict[str, nn.Module]:
+    """The batch norms that normalise by running statistics in evaluation, by name.
+
+    A module that is registered under several names is there once, under the first. Of other norms, GroupNorm and
+    LayerNorm have no such statistics, and InstanceNorm's (``track_running_stats=True``) are means over images of what
+    is within one image, which moments over all images are not: see :func:`other_running`.
+    """
+    kind = nn.modules.batchnorm._BatchNorm
+    return {name: module for name, module in model.named_modules() if isinstance(module, kind) and _runs(module)}
+
+
+def other_running(model: nn.Module) -> list[str]:
+    """Names of further modules with running statistics, which stay as they are."""
+    known = set(map(id, running_norms(model).values()))
+    return [name for name, module in model.named_modules() if id(module) not in known and _runs(module)]
+
+
+def registered_names(model: nn.Module) -> dict[str, list[str]]:
+    """``{name: all names of the same module}`` of :func:`running_norms`; the state dict has each."""
+    names: dict[int, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(id(module), []).append(name)
+    return {name: names[id(module)] for name, module in running_norms(model).items()}
+
+
+def _runs(module: nn.Module) -> bool:
+    return isinstance(getattr(module, MEAN, None), Tensor) and isinstance(getattr(module, VARIANCE, None), Tensor)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Norms that can be measured in one pass.
+
+    Attributes:
+        names: in the order of execution.
+        calls: how often each runs in one forward pass.
+        more: the pass reaches further norms, whose turn has not come.
+    """
+
+    names: list[str]
+    calls: dict[str, int]
+    more: bool
+
+
+def next_group(
+    model: nn.Module,
+    images: Tensor,
+    done: Iterable[str] = (),
+    *,
+    all_at_once: bool = False,
+    forward: Forward | None = None,
+) -> Group:
+    """The norms whose input depends on no norm that is still to be measured.
+
+    The outputs of all norms that are not ``done`` are replaced by NaN: whatever is not NaN in front of a norm does not
+    come from them. A norm whose input depends on its own output (weights that are used several times in a row) never
+    gets its turn that way; it is measured, when no other can be, with the statistics that it has.
+
+    Args:
+        model: in any mode; is as before afterwards.
+        images: a batch, on the model's device.
+        done: names of norms that have their new statistics.
+        all_at_once: every norm that the pass reaches.
+        forward: the pass; default: ``model(images)``.
+    """
+    pending = {name: module for name, module in running_norms(model).items() if name not in set(done)}
+    calls: Counter[str] = Counter()
+    tainted: set[str] = set()
+
+    def before(name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+        calls[name] += 1
+        if bool(torch.isnan(args[0]).any()):
+            tainted.add(name)
+
+    def after(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        return output if all_at_once else torch.full_like(output, math.nan)
+
+    with ExitStack() as stack:
+        stack.enter_context(evaluating(model))
+        for name, module in pending.items():
+            stack.callback(module.register_forward_pre_hook(partial(before, name)).remove)
+            stack.callback(module.register_forward_hook(after).remove)
+        (forward or model)(images)
+    reached = list(calls)
+    names = [name for name in reached if all_at_once or name not in tainted] or reached[:1]
+    return Group(names, {name: calls[name] for name in names}, len(names) < len(reached))
+
+
+# ------------------------------------------------------------------------------------------------ moments
+
+
+@dataclass
+class Moments:
+    """Of the values of each channel.
+
+    Attributes:
+        count: values of a channel so far.
+        mean: (channels,) float64.
+        squares: (channels,) float64, sum of squared distances to the mean.
+    """
+
+    count: int
+    mean: Tensor
+    squares: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor) -> Moments:
+        """Of (n, channels, ...), computed in float64; on the CPU where the device has none."""
+        axes = [axis for axis in range(values.ndim) if axis != 1]
+        wide = values.detach().to("cpu" if values.device.type == "mps" else values.device).double()
+        mean = wide.mean(axes)
+        shape = [1, -1, *[1] * (values.ndim - 2)]
+        return cls(values.numel() // values.shape[1], mean, (wide - mean.view(shape)).square_().sum(axes))
+
+    def joined(self, other: Moments) -> Moments:
+        """Of both sets of values.
+
+        Source:
+            Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
+        """
+        count = self.count + other.count
+        gap = other.mean - self.mean
+        mean = self.mean + gap * (other.count / count)
+        return Moments(count, mean, self.squares + other.squares + gap**2 * (self.count * other.count / count))
+
+
+class _Enough(Exception):
+    """No norm of the group comes later in the pass."""
+
+
+def measure(
+    model: nn.Module,
+    batches: Iterable[Tensor],
+    group: Group,
+    *,
+    by_batch: bool = False,
+    forward: Forward | None = None,
+) -> dict[str, Moments]:
+    """Moments of the inputs of the group's norms over all batches, in the order of the group.
+
+    Args:
+        model: in any mode; is as before afterwards.
+        batches: images on the model's device.
+        group: of :func:`next_group`; a pass ends behind its last norm.
+        by_batch: all norms normalise by the batch, as in training, and not by their running statistics, which stay as
+            they are; the rest of the network is in evaluation mode.
+        forward: as there.
+
+    Raises:
+        Unmeasurable: an input is not finite (names the norm).
+    """
+    norms = running_norms(model)
+    found: dict[str, Moments] = {}
+    left = 0
+
+    def add(name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+        nonlocal left
+        values = args[0]
+        for part in values.split(max(1, WIDE // max(1, values[0].numel()))):
+            moments = Moments.of(part)
+            found[name] = found[name].joined(moments) if name in found else moments
+        left -= 1
+        if left == 0:
+            raise _Enough
+
+    with ExitStack() as stack:
+        stack.enter_context(evaluating(model))
+        if by_batch:
+            stack.enter_context(_by_batch(norms.values()))
+            stack.enter_context(lone_samples(model))
+        for name in group.names:
+            stack.callback(norms[name].register_forward_pre_hook(partial(add, name)).remove)
+        for images in batches:
+            left = sum(group.calls.values())
+            try:
+                (forward or model)(images)
+            except _Enough:
+                continue
+    for name in group.names:
+        if name in found and not bool(torch.isfinite(found[name].mean + found[name].squares).all()):
+            raise Unmeasurable(f"the input of norm {name!r} is not finite")
+    return {name: found[name] for name in group.names if name in found}
+
+
+@contextmanager
+def _by_batch(norms: Iterable[Any]) -> Iterator[None]:
+    """Inside, norms take the statistics of the batch, and leave their buffers alone."""
+    with ExitStack() as stack:
+        for module in norms:
+            for name, value in (("training", True), ("track_running_stats", False)):
+                stack.callback(setattr, module, name, getattr(module, name))
+                setattr(module, name, value)
+        yield
+
+
+def pooled(
+    means: Mapping[str, Tensor], variances: Mapping[str, Tensor], weights: Mapping[str, float], count: int
+) -> tuple[Tensor, Tensor]:
+    r"""Running statistics of one norm over the values of all sites.
+
+    .. math:: m = \sum_k p_k m_k, \qquad v = \frac{N}{N - 1} \sum_k p_k \left(v_k + (m_k - m)^2\right)
+
+    With :math:`p_k = n_k / N` these are the moments of all values together (:meth:`Moments.joined` for any number of
+    sites), with the unbiased variance, as torch keeps it.
+
+    Args:
+        means, variances: m_k and the biased v_k by site, (channels,).
+        weights: p_k by site, ``>= 0``, sum 1.
+        count: N, values of a channel at all sites, ``>= 2``.
+
+    Returns:
+        m and v, float64.
+    """
+    sites = sorted(weights)
+    mean = torch.stack([weights[site] * means[site].double() for site in sites]).sum(0)
+    parts = [weights[site] * (variances[site].double() + (means[site].double() - mean) ** 2) for site in sites]
+    return mean, torch.stack(parts).sum(0) * (count / (count - 1))
+
+
+def recalibrate(
+    model: nn.Module,
+    batches: Callable[[], Iterable[Tensor]],
+    *,
+    one_pass: bool = False,
+    measured: list[str] | None = None,
+) -> int:
+    """The same in one place, for data that are in one place: sets the running statistics of all norms reached.
+
+    Args:
+        model: its buffers are changed.
+        batches: gives the batches anew each time.
+        one_pass: as :func:`measure`'s ``by_batch``, all norms in one pass.
+        measured: gets the names of the norms.
+
+    Returns:
+        Number of passes.
+    """
+    done = [] if measured is None else measured
+    passes, more = 0, True
+    norms: dict[str, Any] = dict(running_norms(model))
+    while more and norms:
+        group = next_group(model, next(iter(batches())), done, all_at_once=one_pass)
+        for name, found in measure(model, batches(), group, by_batch=one_pass).items():
+            norms[name].running_mean.copy_(found.mean)
+            norms[name].running_var.copy_(found.squares / max(found.count - 1, 1))
+        done += group.names
+        passes, more = passes + 1, group.more
+    return passes

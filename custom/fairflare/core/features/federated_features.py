@@ -1,0 +1,123 @@
+r"""CReFF's server half: features whose gradients are those of the sites' images, and a classifier trained on them.
+
+Shang et al., "Federated Learning on Heterogeneous and Long-Tailed Data via Classifier Re-Training with Federated
+Features", IJCAI 2022. All is about a linear classifier :math:`\psi = (W, b)` of C classes on d features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fairflare.base import checks
+
+__all__ = ["classifier_gradient", "matched_features", "matching_loss", "retrained_classifier"]
+
+EPSILON = 1e-6  # of the published code, in the cosine's denominator
+
+
+def classifier_gradient(features: Tensor, label: int, weight: Tensor, bias: Tensor) -> Tensor:
+    r"""Gradient of the mean cross-entropy of features of one class, by the classifier's parameters.
+
+    .. math:: \frac1n \sum_i (\mathrm{softmax}(W h_i + b) - e_c) [h_i^\top, 1]
+
+    Args:
+        features: (n, d), n at least 1; the result can be differentiated by them.
+        label: c.
+        weight, bias: (C, d) and (C,).
+
+    Returns:
+        (C, d + 1); the last column belongs to the bias.
+    """
+    residual = torch.softmax(functional.linear(features, weight, bias), 1)
+    residual = residual - functional.one_hot(torch.tensor(label, device=weight.device), len(bias)).to(residual)
+    return torch.cat([residual.T @ features / len(features), residual.mean(0).unsqueeze(1)], 1)
+
+
+def matching_loss(found: Tensor, wanted: Tensor) -> Tensor:
+    r"""How far two gradients of a classifier differ in direction, row by row.
+
+    .. math:: \sum_{j=1}^C (1 - \cos(g_j, g'_j)) + 1 - \cos(g_b, g'_b)
+
+    Args:
+        found, wanted: (C, d + 1), as :func:`classifier_gradient` gives them.
+
+    Returns:
+        A scalar in [0, 2 (C + 1)]: 0 for equal ones, C + 1 where all directions are orthogonal. The denominator of the
+        cosine has 1e-6 added, so that a zero row counts 1.
+
+    Source:
+        Shang et al., Eq. (6), and code.
+    """
+    checks.same_shape("found", found, "wanted", wanted)
+    pairs = ((found[:, :-1], wanted[:, :-1]), (found[:, -1:].T, wanted[:, -1:].T))
+    return torch.stack([(1 - _cosines(a, b)).sum() for a, b in pairs]).sum()
+
+
+def _cosines(a: Tensor, b: Tensor) -> Tensor:
+    # No gradient of a norm at 0, which would be NaN.
+    norms: Tensor = a.square().sum(1).clamp_min(torch.finfo(a.dtype).tiny).sqrt() * torch.linalg.vector_norm(b, dim=1)
+    return (a * b).sum(1) / (norms + EPSILON)
+
+
+def matched_features(
+    features: Tensor, wanted: Mapping[int, Tensor], weight: Tensor, bias: Tensor, *, steps: int, learning_rate: float
+) -> tuple[Tensor, float, float]:
+    r"""Features moved by gradient descent until their gradients point where the sites' do.
+
+    Args:
+        features: S, (C, n, d); not changed.
+        wanted: mean gradient by class, (C, d + 1); the features of other classes stay.
+        weight, bias: of the classifier that the gradients belong to.
+        steps, learning_rate: of plain SGD on the sum of :func:`matching_loss` over the classes.
+
+    Returns:
+        New features, and that sum before and after; 0 without a class.
+    """
+    moved = features.clone()
+    before = after = 0.0
+    with torch.enable_grad():
+        for label in sorted(wanted):  # the sum falls apart by class
+            own = features[label].clone().requires_grad_(True)
+            for step in range(steps + 1):
+                loss = matching_loss(classifier_gradient(own, label, weight, bias), wanted[label])
+                before += float(loss.detach()) if step == 0 else 0.0
+                if step == steps:
+                    after += float(loss.detach())
+                    break
+                (gradient,) = torch.autograd.grad(loss, own)
+                own = (own - learning_rate * gradient).detach().requires_grad_(True)
+            moved[label] = own.detach()
+    return moved, before, after
+
+
+def retrained_classifier(
+    features: Tensor, *, epochs: int, learning_rate: float, batch_size: int, seed: int
+) -> tuple[Tensor, Tensor]:
+    """A linear classifier trained from scratch on features of classes in equal parts.
+
+    Args:
+        features: (C, n, d).
+        epochs, learning_rate, batch_size: of plain SGD on the cross-entropy.
+        seed: of the start (PyTorch's for a linear layer) and of the order.
+
+    Returns:
+        Weight (C, d) and bias (C,).
+    """
+    classes, number, width = features.shape
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layer = torch.nn.Linear(width, classes).to(features.dtype)
+    weight, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
+    x, y = features.reshape(-1, width), torch.arange(classes).repeat_interleave(number)
+    targets = functional.one_hot(y, classes).to(x)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(epochs):
+        for chosen in torch.randperm(len(x), generator=generator).split(batch_size):
+            residual = (torch.softmax(functional.linear(x[chosen], weight, bias), 1) - targets[chosen]) / len(chosen)
+            weight -= learning_rate * residual.T @ x[chosen]
+            bias -= learning_rate * residual.sum(0)
+    return weight, bias

@@ -1,0 +1,271 @@
+"""Two models over the same images: the features of each layer side by side, some images at a time."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairflare.base.machine.computing import full_precision
+from fairflare.base.stopping import check_stop
+from fairflare.core.features.layers import parameter_layers
+
+log = logging.getLogger(__name__)
+
+HELD_BYTES = 96 * 2**20  # features of model a that wait for model b: sets how many images go through at once
+SAME = 1e-3  # relative difference of one image's features alone and beside another one: rounding
+SEED = 0
+
+
+class JointPass:
+    """Runs two models on the same images and hands over their features, layer by layer.
+
+    A context manager: inside it both models are in evaluation mode with hooks on their layers, and float32 products
+    and convolutions keep float32's precision; afterwards nothing has a trace of it. Where a layer is called several
+    times for an image, the last call counts; where its output has the images elsewhere than in the first dimension
+    (sequence first, windows of tokens) they are put there. A layer cannot be compared that is not called for every
+    image, not as often in both models, or whose output holds no tensor or none of the images (see
+    :class:`Layout`).
+
+    Raises:
+        ValueError: a layer is missing in one model.
+    """
+
+    def __init__(self, model_a: nn.Module, model_b: nn.Module, layers: Iterable[str] | None) -> None:
+        found = parameter_layers(model_a), parameter_layers(model_b)
+        self.names = list(found[0] if layers is None else dict.fromkeys(layers))
+        for name in [*self.names, *(found[1] if layers is None else ())]:
+            for which, known in zip(("model_a", "model_b"), found, strict=True):
+                if name not in known:
+                    raise ValueError(f"layer {name!r} is not in {which}")
+        self.models = (model_a, model_b)
+        self.modules = tuple({name: known[name] for name in self.names} for known in found)
+        self.images = 0  # seen so far
+        self._layouts: dict[str, Layout] = {}
+        self._odd: dict[str, str] = {}  # layers that cannot be compared, and why
+        self._reached: Counter[str] = Counter()  # images, by layer
+        self._held: dict[str, Tensor] = {}  # features of model a; kept from pass to pass, since new memory is slow
+        self._calls: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+        self._turn: int | None = None
+        self._size = 0
+        self._visit: Callable[[str, Tensor, Tensor], None] = lambda name, a, b: None
+        self._stack = ExitStack()
+        self._divisible = all(map(looks_at_images_alone, self.models))  # else a batch must stay as it is
+
+    def __enter__(self) -> JointPass:
+        with self._stack as stack:  # undone here if this fails, else at the exit
+            stack.enter_context(torch.autocast(_device(self.models[0]).type, enabled=False))
+            stack.enter_context(full_precision())
+            for turn, model in enumerate(self.models):
+                for module in model.modules():
+                    stack.callback(setattr, module, "training", module.training)
+                model.eval()
+                for name, module in self.modules[turn].items():
+                    stack.callback(module.register_forward_hook(partial(self._hook, turn, name)).remove)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._held.clear()
+        self._stack.close()
+
+    def pieces(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
+        """The images again, as many at a time as fit: few large ones, many small ones. The very first one alone.
+
+        What has to be done for each layer and piece is then little beside the passes.
+        """
+        waiting: list[Tensor] = []
+        for batch in batches:
+            if not isinstance(batch, Tensor):
+                raise TypeError(f"batches must give tensors of images, got {type(batch).__name__}")
+            if waiting and (batch.shape[1:] != waiting[0].shape[1:] or not self._divisible):
+                yield torch.cat(waiting)
+                waiting = []
+            waiting.append(batch)
+            while self._divisible and sum(map(len, waiting)) >= (most := self._most()):
+                images = torch.cat(waiting)
+                yield images[:most]
+                waiting = [images[most:]] if len(images) > most else []
+        if sum(map(len, waiting)):
+            yield torch.cat(waiting)
+
+    def run(self, images: Tensor, visit: Callable[[str, Tensor, Tensor], None]) -> None:
+        """One forward pass of each model; ``visit(layer, feature_a, feature_b)`` for each layer that both reach.
+
+        Features are (n, ...), of float32 or float64, on the device of model a; to be read only.
+        """
+        if self.images == 0 and self._divisible:
+            self._layouts = layouts(self.models[0], images[:1].to(_device(self.models[0])), self.modules[0])
+        self._size, self._visit, self._calls = len(images), visit, (Counter(), Counter())
+        with torch.no_grad():
+            for turn, model in enumerate(self.models):
+                check_stop()
+                self._turn = turn
+                model(images.to(_device(model)))
+        self._turn = None
+        self.images += len(images)
+        for name in self.names:
+            calls_a, calls_b = (calls[name] for calls in self._calls)
+            if calls_a != calls_b:
+                self._odd.setdefault(name, f"called {calls_a} times in model_a and {calls_b} times in model_b")
+            elif calls_a:
+                self._reached[name] += len(images)
+
+    def compared(self) -> list[str]:
+        """Layers with features of every image in both models; the log says why others have none.
+
+        Raises:
+            ValueError: there are images and layers, and no layer can be compared.
+        """
+        for name in self.names:
+            if self._reached[name] < self.images:
+                self._odd.setdefault(name, f"called for {self._reached[name]} of {self.images} images")
+        reasons = "; ".join(f"layer {name!r}: {reason}" for name, reason in self._odd.items())
+        if self.names and len(self._odd) == len(self.names):
+            raise ValueError(f"no layer can be compared: {reasons:.1000}")
+        if reasons:
+            log.warning("layers without a similarity: %.1000s", reasons)
+        return [name for name in self.names if name not in self._odd]
+
+    def _most(self) -> int:
+        """Images of a piece."""
+        held = sum(feature[0].nbytes for feature in self._held.values())
+        return max(1, HELD_BYTES // held) if held else 1
+
+    def _hook(self, turn: int, name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if self._turn != turn or name in self._odd:  # the two models may share modules
+            return
+        output = first_tensor(output)
+        if output is not None and name in self._layouts:
+            output = self._layouts[name].by_image(output, self._size)
+        if output is None:
+            self._odd[name] = "its output holds no tensor"
+        elif output.shape[:1] != (self._size,):
+            shape = tuple(output.shape)
+            self._odd[name] = f"the {self._size} images are no dimension of its output, which has shape {shape}"
+        else:
+            self._calls[turn][name] += 1
+            output = output[:, None] if output.ndim == 1 else output  # one feature
+            self._take(turn, name, output if output.dtype in (torch.float32, torch.float64) else output.float())
+
+    def _take(self, turn: int, name: str, feature: Tensor) -> None:
+        held = self._held.get(name)
+        if turn == 0:
+            if held is None or (held.shape, held.dtype) != (feature.shape, feature.dtype):
+                held = self._held[name] = torch.empty_like(feature, memory_format=torch.contiguous_format)
+            held.copy_(feature)  # a later layer may work in place
+        elif held is not None and self._calls[1][name] == self._calls[0][name]:
+            if held.shape != feature.shape:
+                shapes = f"{tuple(held.shape)}, of model_b {tuple(feature.shape)}"
+                raise ValueError(f"layer {name!r}: features of model_a have shape {shapes}")
+            self._visit(name, held, feature.to(held.device))
+
+
+def looks_at_images_alone(model: nn.Module) -> bool:
+    """Whether features of an image do not depend on its batch: a batch norm without running statistics looks at it."""
+    norms = (m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+    return all(norm.running_mean is not None for norm in norms)
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((x.device for part in (model.parameters(), model.buffers()) for x in part), torch.device("cpu"))
+
+
+# Where a layer's output has the images: first, in another dimension, or in several rows each (windows of tokens).
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Of an output in which the images are not simply the first dimension.
+
+    Args:
+        dim: where the images are.
+        rows: so many of each image stand there.
+        together: the rows of one image follow each other (image by image); else row by row, with all images in each.
+    """
+
+    dim: int
+    rows: int
+    together: bool
+
+    def by_image(self, output: Tensor, images: int) -> Tensor:
+        """The output with the images in front, (n, ...); as it is where its shape is another one."""
+        if output.ndim <= self.dim or output.shape[self.dim] != self.rows * images:
+            return output
+        sizes = (images, self.rows) if self.together else (self.rows, images)
+        return torch.movedim(output.unflatten(self.dim, sizes), self.dim if self.together else self.dim + 1, 0)
+
+
+def first_tensor(output: Any) -> Tensor | None:
+    """What counts as a layer's output: itself, or the first tensor in it."""
+    if isinstance(output, (tuple, list)):
+        output = next((part for part in output if isinstance(part, Tensor)), None)
+    return output if isinstance(output, Tensor) else None
+
+
+def layouts(model: nn.Module, image: Tensor, layers: Mapping[str, nn.Module]) -> dict[str, Layout]:
+    """How the layers lay out images, for those that do not have them first; found by trying.
+
+    The image runs alone, and (where a layer has not one row for it) beside another one, made up: what has doubled is
+    the dimension of the images, and what is as before belongs to the first. So windows of tokens (B * windows, tokens,
+    channels) and sequence-first features (tokens, B, channels) are told apart whatever their sizes are.
+
+    Args:
+        model: in evaluation mode, treats images apart from each other (no batch norm without running statistics).
+        image: (1, ...), on the model's device.
+        layers: of the model, by name.
+
+    Returns:
+        Layout by name. Not there: layers with one row for the one image, those whose output depends on no image or on
+        both, and those without a tensor.
+    """
+    alone = _outputs(model, image, layers)
+    odd = [name for name, output in alone.items() if output.shape[:1] != (1,)]
+    if not odd:
+        return {}
+    beside = _outputs(model, torch.cat([image, _another(image)]), {name: layers[name] for name in odd})
+    found = {name: _layout(alone[name], beside[name]) for name in odd if name in beside}
+    return {name: layout for name, layout in found.items() if layout is not None}
+
+
+def _outputs(model: nn.Module, images: Tensor, layers: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """Of the last call of each layer."""
+    found: dict[str, Tensor] = {}
+
+    def keep(name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        tensor = first_tensor(output)
+        if tensor is not None:
+            found[name] = tensor.clone()  # a later layer may work in place
+
+    with ExitStack() as stack, torch.no_grad():
+        for name, module in layers.items():
+            stack.callback(module.register_forward_hook(partial(keep, name)).remove)
+        model(images)
+    return found
+
+
+def _another(image: Tensor) -> Tensor:
+    if not image.is_floating_point():
+        return image.flip(-1)
+    noise = torch.rand(image.shape, generator=torch.Generator().manual_seed(SEED))
+    return noise.to(image)
+
+
+def _layout(alone: Tensor, beside: Tensor) -> Layout | None:
+    if alone.ndim != beside.ndim:
+        return None
+    grown = [dim for dim in range(alone.ndim) if alone.shape[dim] != beside.shape[dim]]
+    if len(grown) != 1 or beside.shape[grown[0]] != 2 * alone.shape[grown[0]]:
+        return None
+    rows = alone.shape[grown[0]]
+    tried = [Layout(grown[0], rows, together) for together in (True, False)]
+    away = [float((layout.by_image(beside, 2)[0].double() - alone.double()).norm()) for layout in tried]
+    best = min(range(len(tried)), key=lambda i: away[i])
+    return tried[best] if away[best] <= SAME * float(alone.double().norm()) else None

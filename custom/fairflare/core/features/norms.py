@@ -1,0 +1,85 @@
+"""Norms by the type of their module: which tensors are theirs; and batch norms with a batch of one sample."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from fairflare.core.features.layers import layers_of, parameter_layers
+
+log = logging.getLogger(__name__)
+_Batch, _Instance = nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm
+#: Kinds of norms by how a setting calls them.
+NORMS: dict[str, tuple[type[nn.Module], ...]] = {
+    "batch": (_Batch,),
+    "all": (_Batch, _Instance, nn.GroupNorm, nn.LayerNorm, *([nn.RMSNorm] if hasattr(nn, "RMSNorm") else [])),
+}
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+def norm_tensors(model: nn.Module, kind: str) -> list[str]:
+    """Names of all tensors, affine and statistics, of the norms of a kind of :data:`NORMS`; in state-dict order."""
+    state, layers = model.state_dict(), parameter_layers(model)
+    return [name for name, owner in layers_of(state).items() if isinstance(layers[owner], NORMS[kind])]
+
+
+def running_statistics(model: nn.Module) -> list[str]:
+    """Names of the running means and variances and the counters of the norms that have them; in state-dict order."""
+    state, layers = model.state_dict(), parameter_layers(model)
+    return [
+        name
+        for name, owner in layers_of(state).items()
+        if isinstance(layers[owner], (_Batch, _Instance)) and name.rpartition(".")[2] in _STATISTICS
+    ]
+
+
+class LoneSample(ValueError):
+    """A batch norm can do nothing with one sample."""
+
+
+@contextmanager
+def lone_samples(model: nn.Module) -> Iterator[None]:
+    """Inside, a batch norm in training mode that gets one value a channel takes its running statistics for it.
+
+    One value (a batch of one sample whose features are 1x1) has no variance, and torch refuses it. The statistics are
+    not changed by it; the log says so once. All other batches pass as ever.
+
+    Raises:
+        LoneSample: inside, from the model: the norm keeps no running statistics (names it).
+
+    Source:
+        Ours; for the projector of Fed-MAS see ``docs/fed_mas.md``.
+    """
+    switched: set[nn.Module] = set()
+    told: list[str] = []
+
+    def before(name: str, module: Any, args: tuple[Any, ...]) -> None:
+        if not module.training or not args or args[0].ndim < 2 or args[0].numel() != args[0].shape[1]:
+            return
+        if module.running_mean is None:
+            raise LoneSample(
+                f"batch norm {name!r} has no running statistics and got one sample with 1x1 features; choose another "
+                "batch_size (its last batch has one sample), or a norm that does not look at the batch"
+            )
+        if not told:
+            told.append(name)
+            log.info("a batch of one sample: batch norm %r takes its running statistics, unchanged", name)
+        switched.add(module)
+        module.training = False
+
+    def after(module: Any, args: tuple[Any, ...], output: Any) -> None:
+        if module in switched:
+            switched.remove(module)
+            module.training = True
+
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                stack.callback(module.register_forward_pre_hook(partial(before, name)).remove)
+                stack.callback(module.register_forward_hook(after, always_call=True).remove)
+        yield

@@ -1,0 +1,1 @@
+"""Sharpness-aware steps and the loss around a model."""

@@ -1,0 +1,275 @@
+r"""Optimizers that look for flat minima: SAM and GSAM.
+
+They ask for every mini-batch how the loss grows at a distance rho uphill: at :math:`\theta + \epsilon`,
+:math:`\epsilon = \rho\, g / (\lVert g \rVert_2 + 10^{-12})`, with one norm over all parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.optim import LBFGS, Optimizer
+
+from fairflare.base import checks
+from fairflare.core.objectives import tensors
+
+__all__ = ["GSAM", "SAM"]
+
+NORM_EPS = 1e-12  # keeps rho * g / |g| finite, as in the authors' code
+
+
+class _NonNegative:
+    """An attribute that may be set at any time, to a finite number ``>= 0``; kept under its name with ``_`` before."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else instance.__dict__[f"_{self.name}"]
+
+    def __set__(self, instance: Any, value: float) -> None:
+        instance.__dict__[f"_{self.name}"] = float(checks.number(self.name, value, low=0))
+
+
+class SAM(Optimizer):
+    r"""Sharpness-aware minimization around any optimizer: step with the gradient of the loss uphill.
+
+    .. math:: d = g_p = \nabla \ell(\theta + \epsilon), \quad \epsilon = \rho\, g / (\lVert g \rVert_2 + 10^{-12})
+
+    A step runs the closure twice, first at the weights and then at the perturbed ones, puts the weights back (from
+    a copy, bit by bit, also when the closure raises) and lets the base optimizer step with d. With ``rho`` 0, or a
+    first gradient of 0, the closure is run once and the step is the base optimizer's own.
+
+    The wrapper has the base optimizer's parameter groups, state and state dict: learning-rate schedulers may be
+    given either of the two, and a checkpoint of one loads into the other. ``rho`` is a setting, not part of it.
+    Hooks of state dicts belong on the base optimizer.
+
+    No weight is updated where a loss (or, with ``rho`` above 0, a gradient) is not finite: the weights and the base
+    optimizer's state are then those from before the step, and ``skipped_steps`` has grown by one. Running statistics
+    of norm layers have seen the batch all the same. Parameters without gradient are left out.
+
+    Args:
+        base_optimizer: an optimizer whose step needs no closure; weight decay is its own and not part of g.
+        rho: search distance, finite and ``>= 0``. May be set between steps (``optimizer.rho = 0.05``).
+        model: whose batch norms (and tracking instance norms) keep the running statistics and batch counters of
+            the first run alone. None: they see both runs.
+
+    Attributes:
+        rho: search distance of the steps to come.
+        skipped_steps: steps left out so far because of a non-finite loss or gradient.
+
+    Raises:
+        ValueError: rho out of range, or a base optimizer that calls the closure itself (LBFGS, SAM).
+        TypeError: base_optimizer is not a torch optimizer, or model not a module.
+
+    Source:
+        Foret et al., ICLR 2021. Not the adaptive variant (ASAM).
+
+    Example:
+        >>> w = torch.tensor([1.0, 1.0], dtype=torch.float64, requires_grad=True)
+        >>> optimizer = SAM(torch.optim.SGD([w], lr=1.0), rho=0.1)
+        >>> def closure():
+        ...     optimizer.zero_grad()
+        ...     loss = 0.5 * (w[0] ** 2 + 4 * w[1] ** 2)
+        ...     loss.backward()
+        ...     return loss
+        >>> optimizer.step(closure).item(), [round(v, 6) for v in w.tolist()]  # w - (1.024254, 4.388057)
+        (2.5, [-0.024254, -3.388057])
+    """
+
+    rho = _NonNegative()
+
+    def __init__(self, base_optimizer: Optimizer, *, rho: float, model: nn.Module | None = None) -> None:
+        if not isinstance(base_optimizer, Optimizer):
+            raise TypeError(f"base_optimizer must be a torch.optim.Optimizer, got {type(base_optimizer).__name__}")
+        if isinstance(base_optimizer, SAM | LBFGS):
+            raise ValueError(f"base_optimizer must not call the closure itself, got {type(base_optimizer).__name__}")
+        if model is not None and not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module or None, got {type(model).__name__}")
+        super().__init__(base_optimizer.param_groups, base_optimizer.defaults)
+        self.rho = rho
+        self.model = model
+        self.skipped_steps = 0
+        self.base_optimizer = base_optimizer
+        self._follow_base()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update.
+
+        Args:
+            closure: zeroes the gradients, computes the loss, backpropagates and returns the loss, a scalar tensor
+                or a number. Run with gradients enabled, twice.
+
+        Returns:
+            What the closure returned at the unperturbed weights.
+
+        Raises:
+            ValueError: no closure, or a gradient that is sparse or complex.
+            TypeError: the closure returned no number.
+        """
+        if closure is None:
+            raise ValueError(f"{type(self).__name__}.step needs a closure, which it runs twice")
+        loss = self._run(closure)
+        if not math.isfinite(_number(loss)):
+            self.skipped_steps += 1
+            return loss
+        params, gradients = self._with_gradient() if self.rho > 0 else ([], [])
+        norm = tensors.norm(gradients)
+        if norm == 0:
+            self.base_optimizer.step()
+            return loss
+        if not math.isfinite(norm):
+            self.skipped_steps += 1
+            return loss
+
+        first = [_taken(p, g) for p, g in zip(params, gradients, strict=True)]
+        del gradients
+        weights = [p.detach().clone() for p in params]
+        statistics = _running_statistics(self.model)
+        try:
+            tensors.add(params, first, self.rho / (norm + NORM_EPS))
+            perturbed_loss = self._run(closure)
+        finally:
+            tensors.copy(params, weights)
+            for buffer, value in statistics:
+                buffer.copy_(value)
+        del weights
+
+        norm = tensors.norm(self._with_gradient()[1])
+        if not (math.isfinite(_number(perturbed_loss)) and math.isfinite(norm)):
+            self.skipped_steps += 1
+            return loss
+        self._turn(params, first, norm)
+        self.base_optimizer.step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """The base optimizer's."""
+        self.base_optimizer.zero_grad(set_to_none=set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The base optimizer's."""
+        return self.base_optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Into the base optimizer."""
+        self.base_optimizer.load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """To the base optimizer."""
+        if "base_optimizer" in self.__dict__:
+            self.base_optimizer.add_param_group(param_group)
+        else:  # called by the constructor of the superclass
+            super().add_param_group(param_group)
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {name: self.__dict__[name] for name in ("base_optimizer", "model", "skipped_steps", "_rho")}
+        return super().__getstate__() | own
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._follow_base()
+
+    def _follow_base(self) -> None:
+        def share(base: Optimizer) -> None:
+            self.defaults, self.state, self.param_groups = base.defaults, base.state, base.param_groups
+
+        share(self.base_optimizer)
+        # Loading replaces its groups and state by new objects, also where it is not done through the wrapper.
+        self.base_optimizer.register_load_state_dict_post_hook(share)
+
+    @staticmethod
+    def _run(closure: Callable[[], Any]) -> Any:
+        with torch.enable_grad():
+            return closure()
+
+    def _with_gradient(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The parameters that have a gradient, and the gradients."""
+        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [p.grad for p in params]
+        for g in gradients:
+            if g.layout != torch.strided or g.is_complex():
+                raise ValueError(f"gradients must be dense and real, got {g.layout} {g.dtype}")
+        return params, gradients
+
+    def _turn(self, params: Sequence[Tensor], first: Sequence[Tensor], norm: float) -> None:
+        """Make ``.grad``, now g_p with this norm, the direction d; ``first`` is g of ``params``."""
+
+
+class GSAM(SAM):
+    r"""Surrogate-gap SAM: also shrinks the gap between the loss uphill and the loss.
+
+    .. math:: d = g_p - \alpha\, g_\perp, \quad
+              g_\perp = g - \frac{\langle g, g_p \rangle}{\lVert g_p \rVert^2}\, g_p
+
+    with inner product and norm over all parameters together. ``alpha`` 0 is :class:`SAM`; if g_p is 0, so is d.
+    A parameter with a gradient in only one of the two runs has 0 as the other one; without one in the second run
+    it is not updated.
+
+    Args:
+        base_optimizer, rho, model: as for :class:`SAM`.
+        alpha: weight of the gap, finite and ``>= 0``.
+
+    Raises:
+        ValueError: alpha out of range, and as for :class:`SAM`.
+
+    Source:
+        Zhuang et al., ICLR 2022; with Adam and alpha 0.1 the local training of FedISM and FedISM+ (Wu et al.).
+    """
+
+    alpha = _NonNegative()
+
+    def __init__(
+        self, base_optimizer: Optimizer, *, rho: float, alpha: float = 0.1, model: nn.Module | None = None
+    ) -> None:
+        super().__init__(base_optimizer, rho=rho, model=model)
+        self.alpha = alpha
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_alpha": self.alpha}
+
+    def _turn(self, params: Sequence[Tensor], first: Sequence[Tensor], norm: float) -> None:
+        if self.alpha == 0 or norm == 0:
+            return
+        pairs = [(g, p.grad) for p, g in zip(params, first, strict=True) if p.grad is not None]
+        g, perturbed = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        along = tensors.dot(g, perturbed) / norm / norm  # in turn: the square of a small norm is 0
+        # d = (1 + alpha c) g_p - alpha g, in place: one pass over the numbers for either term
+        tensors.scale(self._with_gradient()[1], 1.0 + self.alpha * along)
+        tensors.add(perturbed, g, -self.alpha)
+
+
+# ------------------------------------------------------------------------------------------------------------
+
+
+def _taken(param: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient, taken away from the parameter so that the next backward pass does not write into it."""
+    param.grad = None
+    # A view of a larger buffer (data-parallel buckets) is written to by its owner all the same.
+    shared = gradient.untyped_storage().nbytes() > gradient.numel() * gradient.element_size()
+    return gradient.clone() if shared else gradient
+
+
+def _running_statistics(model: nn.Module | None) -> list[tuple[Tensor, Tensor]]:
+    """Buffers of the norm layers and copies of them."""
+    buffers = [
+        buffer
+        for module in (model.modules() if model is not None else ())
+        if isinstance(module, _NormBase)
+        for buffer in module.buffers(recurse=False)
+    ]
+    return [(buffer, buffer.clone()) for buffer in buffers]
+
+
+def _number(loss: Any) -> float:
+    try:
+        return float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
+    except (TypeError, ValueError, RuntimeError) as error:
+        got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise TypeError(f"the closure must return the loss, one number, got {got}") from error

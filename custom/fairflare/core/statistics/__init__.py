@@ -1,0 +1,1 @@
+"""Intervals, inequality between sites, maps of labels."""

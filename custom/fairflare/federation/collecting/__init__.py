@@ -1,0 +1,1 @@
+"""Asking sites and collecting what they answer."""

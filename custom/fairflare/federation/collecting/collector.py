@@ -1,0 +1,380 @@
+"""The path of a reply at the server: checked, staged, and summed once for all methods.
+
+Two steps on purpose. :meth:`Collector.read_training` and its like look at a site's words; whatever is wrong with them
+is a :class:`ReportError` and costs that site its round. :meth:`Collector.keep` stages; what goes wrong there (a full
+disk) is the server's fault and is never booked on a site.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fairflare.base.disk.temporary import OwnedFolder
+from fairflare.base.machine.threads import one_thread
+from fairflare.base.task import Metric
+from fairflare.core.features.layers import is_statistic, layers_of
+from fairflare.core.states import Movement, layerwise_average, weighted_average
+from fairflare.exchange.messages import Message
+from fairflare.exchange.received_state import Incoming, Shape, layout_of
+from fairflare.exchange.received_state import LikeReceived as LikeReceived
+from fairflare.exchange.staging import Staging
+from fairflare.exchange.tensor_file import Layout
+from fairflare.federation.collecting.influence import Influence
+from fairflare.federation.plan.bounds import Bounds
+from fairflare.federation.site.replies import (
+    COUNTS,
+    IN_REPORT,
+    named,
+    printable,
+    read_head,
+    read_metrics,
+    read_stats,
+    reasons,
+    suppressed_in,
+)
+from fairflare.methods.base.reports import Field, ReportError, misfits, numbers, read_report
+from fairflare.methods.base.rule import MakesTensors, RoundInputs, Rule, State, TwoPhase, Weighing
+from fairflare.reporting.compare.no_effect import short_step
+from fairflare.reporting.documents import Warned
+
+log = logging.getLogger(__name__)
+
+
+class QuorumError(RuntimeError):
+    """Fewer usable results than a round needs; the text gives every site's reason."""
+
+
+@dataclass
+class Training:
+    """A site's checked answer to ``train``; ``notes``: what results and log should say of it."""
+
+    site: str
+    state: State  # made tensor by tensor; empty once it is kept
+    report: dict[str, Any]
+    metrics: dict[str, float]
+    stats: dict[str, Any]
+    num_samples: int | None
+    num_steps: int | None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class _Round:
+    """What a round has gathered so far."""
+
+    number: int = 0
+    num_rounds: int = 1
+    asked: list[str] = field(default_factory=list)
+    received: State | None = None
+    trained: dict[str, Training] = field(default_factory=dict)  # without their models, which wait on disk
+    anchor_reports: dict[str, dict[str, Any]] = field(default_factory=dict)
+    rejected: dict[str, str] = field(default_factory=dict)
+    step: float = 1.0  # of the mean change
+
+
+class Collector:
+    """Takes the replies of a round for a rule.
+
+    Args:
+        rule: the method's server half.
+        folder: where local models wait that do not fit into memory; ``None``: a temporary folder.
+        bounds: on what one site can do.
+        seed: of the run, for rules that draw.
+        memory: bytes of local models that wait in memory; the others do on disk. ``None``: a quarter of what is free.
+        metrics: what sites may measure, by name; ``None``: nobody knows the task.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        folder: Path | None = None,
+        bounds: Bounds | None = None,
+        seed: int = 0,
+        memory: float | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+    ) -> None:
+        self.rule, self.seed = rule, seed % 2**63  # a run's may be negative, a generator's may not
+        self.bounds = bounds or Bounds()
+        self.bounds.check_aggregate(rule)
+        #: Sites of the job, for ``max_weight=auto``; ``None``: those of the round.
+        self.num_sites: int | None = None
+        self._influence = Influence(self.bounds)
+        self._temporary = OwnedFolder("staging") if folder is None else None
+        self.staging = Staging(self._temporary.path if self._temporary else folder or Path(), memory)
+        self._round = _Round()
+        self._shape: Shape | None = None
+        self.metrics = metrics
+        #: Names of the model's parameters; ``None``: nobody knows the model, and the tensors' names tell.
+        self.parameters: frozenset[str] | None = None
+
+    def begin(
+        self, current_round: int, num_rounds: int, *, shape: Shape, received: State | None, sites: Sequence[str] = ()
+    ) -> None:
+        """Starts a round; forgets the one before.
+
+        Args:
+            current_round, num_rounds: from 0; total.
+            shape: what models must look like.
+            received: the model the sites received; ``None``: unknown.
+            sites: that are asked.
+        """
+        self.staging.clear()
+        self._round = _Round(current_round, num_rounds, sorted(sites), received)
+        self._shape = shape
+        self._influence = Influence(self.bounds, self.num_sites)
+
+    def at_round(self, current_round: int) -> None:
+        """Under a stock controller the round is known only when the first answer is there."""
+        self._round.number = current_round
+
+    def clear(self) -> None:
+        """Removes the local models of the round, and lets go of the model that the sites received."""
+        self.staging.clear()
+        self._round.received = self._shape = None
+        self._influence = Influence(self.bounds)
+
+    @property
+    def accepted(self) -> list[str]:
+        """Sites whose model is in the round, sorted."""
+        return sorted(self._round.trained)
+
+    @property
+    def rejected(self) -> dict[str, str]:
+        """Why others are not, by site."""
+        return self._round.rejected
+
+    @property
+    def warnings(self) -> list[Warned]:
+        """Where a bound was at work in this round, who held more than half of the weight, and a step that is none."""
+        return [*self._influence.warnings, *short_step(self._round.step)]
+
+    # -- reading what a site says
+
+    def read_training(self, site: str, message: Message, *, needs_metrics: bool = True) -> Training:
+        """A site's answer to ``train``, every value checked.
+
+        Raises:
+            ReportError: it cannot be used (names site, field and value).
+        """
+        if site in self._round.trained:
+            raise ReportError(f"site {site!r} answered twice in round {self._round.number}")
+        meta = read_head(site, message, self._round.number)
+        if not isinstance(message.params, Mapping):
+            raise ReportError(f"site {site!r} sent no model")
+        stats = read_stats(site, meta)
+        report = self._read_report(site, meta, stats, self.rule.report_fields)
+        said = read_report(meta, COUNTS, site)
+        counts = {name: None if count is None else int(count) for name, count in said.items()}
+        report = self.rule.check_report(report, site, counts["num_steps"])
+        assert self._shape is not None
+        state = _or_refused(site, self._shape, message, self.staging.fits)
+        return Training(
+            site=site,
+            state=state,
+            report=report,
+            metrics=read_metrics(
+                site,
+                message.metrics,
+                stats["not_finite"],
+                self.metrics,
+                suppressed=suppressed_in(stats),
+                needed=needs_metrics,
+            ),
+            stats=stats,
+            num_samples=counts["num_samples"],
+            num_steps=counts["num_steps"],
+            notes=state.notes,
+        )
+
+    def read_anchor(self, site: str, message: Message) -> dict[str, Any]:
+        """A site's report about the anchor.
+
+        Raises:
+            ReportError: as above, or the site has no model in this round.
+        """
+        if site not in self._round.trained:
+            raise ReportError(f"site {site!r} reports about the anchor without a model in this round")
+        meta = read_head(site, message, self._round.number)
+        assert isinstance(self.rule, TwoPhase), "nobody else asks"
+        report = self._read_report(site, meta, read_stats(site, meta), self.rule.anchor_fields)
+        return self.rule.check_anchor_report(report, site, list(dict.fromkeys(self._owner().values())))
+
+    @staticmethod
+    def _read_report(
+        site: str, meta: Mapping[str, Any], stats: Mapping[str, Any], fields: Sequence[Field]
+    ) -> dict[str, Any]:
+        return read_report(meta.get("report"), fields, site, suppressed=suppressed_in(stats, IN_REPORT))
+
+    # -- keeping it
+
+    def keep(self, training: Training) -> None:
+        """Puts a checked model where it waits for the others.
+
+        Raises:
+            ReportError: a kind of number that cannot be written.
+            OSError: the server's disk is full or cannot be written.
+        """
+        try:
+            self.staging.put(training.site, training.state)
+        except (TypeError, ValueError) as error:
+            raise ReportError(named(training.site, printable(str(error)))) from error
+        training.state = {}
+        self._round.trained[training.site] = training
+        self._round.rejected.pop(training.site, None)
+
+    def keep_anchor(self, site: str, report: dict[str, Any]) -> None:
+        """Takes a checked report about the anchor into the round."""
+        self._round.anchor_reports[site] = report
+
+    def reject(self, site: str, reason: str) -> None:
+        """Records why a site is not in the round."""
+        self._round.rejected[site] = reason
+
+    def drop(self, site: str, reason: str) -> None:
+        """Takes a site out of the round again."""
+        self._round.trained.pop(site, None)
+        self.staging.discard(site)
+        self.reject(site, reason)
+
+    def screen(self) -> dict[str, str]:
+        """Takes out the sites that differ from the others in what must be alike; why, by site."""
+        reports = {site: self._round.trained[site].report for site in self.accepted}
+        odd: dict[str, str] = {}
+        for declared in self.rule.report_fields:
+            odd |= misfits(reports, declared) if declared.alike else {}
+        for site, reason in odd.items():
+            self.drop(site, reason)
+        return odd
+
+    # -- the sum
+
+    def require(self, min_sites: int) -> None:
+        """Raises :class:`QuorumError` with every site's reason when fewer results are usable."""
+        if len(self._round.trained) < min_sites:
+            why = reasons(self.rejected.items()) or "no answer"
+            raise QuorumError(
+                f"{type(self.rule).__name__}, round {self._round.number}: {len(self._round.trained)} usable result(s) "
+                f"of min_sites={min_sites} ({why})"
+            )
+
+    def anchor_model(self) -> dict[str, torch.Tensor]:
+        """The plain mean of the round's local models (Fed-LWR, Eq. 1): uniform, not by sample counts."""
+        share = 1.0 / len(self.accepted)
+        return weighted_average(self._states(), dict.fromkeys(self.accepted, share))
+
+    def aggregate(self) -> tuple[dict[str, torch.Tensor], Weighing]:
+        """The next global model (or the aggregated update) and how the rule weighed.
+
+        Tensors that stay at the sites are as they were; where all do, nothing is weighed.
+
+        Raises:
+            RuntimeError: the rule gives no weights.
+        """
+        assert self._shape is not None
+        received, stays = self._round.received, self._shape.stays
+        if received is None or not stays:
+            return self._aggregated()
+        if stays.issuperset(received):
+            return dict(received), Weighing()
+        state, weighing = self._aggregated()
+        return {name: received[name] if name in stays else tensor for name, tensor in state.items()}, weighing
+
+    def _aggregated(self) -> tuple[dict[str, torch.Tensor], Weighing]:
+        assert self._shape is not None
+        inputs, rule = self.inputs(), self.rule
+        # One model is its own average: every weight is 1 and there is nothing to ask.
+        alone = isinstance(rule, TwoPhase) and len(inputs.sites) == 1
+        with one_thread():  # the same bits on every server; the long sums are in the average below
+            decided = Weighing(sites=dict.fromkeys(inputs.sites, 1.0)) if alone else rule.weigh(inputs)
+            weighing = self._influence.weighed(decided)
+        if not weighing.reports:
+            found = {site: numbers(report) for site, report in inputs.reports.items()}
+            weighing.reports = {site: values for site, values in found.items() if values}
+        movement = self._movement(inputs, weighing)
+        form: dict[str, Any] = {"updates": self._shape.updates, "how": self.bounds.how, "movement": movement}
+        if weighing.layers is not None:
+            state = layerwise_average(inputs.states, weighing.layers, inputs.owner, **form)
+        elif weighing.sites is not None:
+            shown = ", ".join(f"{site} {weight:.4f}" for site, weight in sorted(weighing.sites.items()))
+            log.info("round %d, weights: %s", self._round.number, shown)
+            state = weighted_average(inputs.states, weighing.sites, **form)
+        else:
+            raise RuntimeError(f"{type(rule).__name__}.weigh() gave neither site nor layer weights")
+        self._round.step = movement.length
+        return {**state, **(rule.made() if isinstance(rule, MakesTensors) else {})}, weighing
+
+    def _movement(self, inputs: RoundInputs, weighing: Weighing) -> Movement:
+        """The rule's :meth:`Rule.move` on the tensors that are trained."""
+
+        def move(change: State) -> State:
+            with one_thread():
+                return self.rule.move(change)
+
+        layout = layout_of(self._first()).items()
+        types = {name: dtype for name, (dtype, _) in layout if dtype.is_floating_point and name in inputs.parameters}
+        return Movement(move, types, partial(inputs.start, self.rule), weighing.buffers)
+
+    def hold(self, sites: Collection[str]) -> None:
+        """These sites get no more than the equal share in this round."""
+        self._influence.held = frozenset(sites)
+
+    def inputs(self) -> RoundInputs:
+        """What the rule is going to see."""
+        sites, trained = self.accepted, self._round.trained
+        return RoundInputs(
+            current_round=self._round.number,
+            num_rounds=self._round.num_rounds,
+            sites=sites,
+            # Without a declared count every site counts the same.
+            num_samples=self._influence.samples({site: trained[site].num_samples or 1 for site in sites}),
+            reports={site: trained[site].report for site in sites},
+            anchor_reports=self._round.anchor_reports,
+            states=self._states(),
+            owner=self._owner(),
+            asked=self._round.asked or sites,
+            received=self._round.received,
+            remembered=self._influence.remembered,
+            moderated=self._influence.moderated,
+            bounded=self._influence.of_made,
+            parameters=self._trained_names(),
+            updates=self._shape is not None and self._shape.updates,
+            seed=self.seed,
+            suppressed={site: suppressed_in(trained[site].stats, IN_REPORT) for site in sites},
+        )
+
+    def _states(self) -> dict[str, State]:
+        """Local models as they count; a tensor is read when it is asked for."""
+        assert self._shape is not None
+        found = {site: self._shape.collected(self.staging.open(site)) for site in self.accepted}
+        return self._influence.states(found, self._round.received)
+
+    def _trained_names(self) -> frozenset[str]:
+        if self.parameters is not None:
+            return self.parameters
+        return frozenset(name for name in self._owner() if not is_statistic(name))
+
+    def _owner(self) -> dict[str, str]:
+        return layers_of(self._first())
+
+    def _first(self) -> State:
+        """The first site's model: what all look like."""
+        assert self._shape is not None
+        return self._shape.collected(self.staging.open(self.accepted[0]))
+
+
+def _or_refused(site: str, shape: Shape, message: Message, fits: Callable[[Layout], bool]) -> Incoming:
+    """The state to collect; whatever a tensor does that is none of ours is its site's fault."""
+    try:
+        return shape.read(message, site, fits)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        text = str(error) if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: {error}"
+        raise ReportError(named(site, printable(text))) from error

@@ -1,0 +1,223 @@
+"""The test of a model on the sites' test splits: everyone is asked, and once more whoever failed or was silent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from fairflare.base.cases.resampling import UNITS
+from fairflare.base.task import SPLIT_GLOBAL
+from fairflare.exchange.messages import SPLIT_TEST, SPLIT_VALIDATION, TASK_VALIDATE, Message
+from fairflare.federation.collecting.phase import Phase
+from fairflare.federation.collecting.roster import Roster
+from fairflare.federation.plan.run_settings import RunSettings
+from fairflare.federation.site.replies import (
+    COUNTS,
+    DRAWN_UNITS,
+    NUM_UNITS,
+    RESAMPLED,
+    VALIDATED,
+    read_head,
+    read_metrics,
+    read_stats,
+    suppressed_in,
+)
+from fairflare.federation.site.sampling import read_sampling
+from fairflare.methods.base.reports import ReportError, read_report
+from fairflare.reporting.documents import LeftOut, PhaseRecord
+
+if TYPE_CHECKING:
+    from fairflare.base.task import Metric
+
+SAID = "sampling"  # beside a reply's stats: those about chance, put together
+AGAIN = 30.0  # seconds at least for whoever is asked again: a site that restarts is back by then
+
+Ask = Callable[..., Phase]
+
+
+@dataclass
+class Tested:
+    """What the sites said of one model.
+
+    Attributes:
+        phase: both exchanges as one: who is in, who is left out and why.
+        validation: ``{site: {metric: value}}`` on the validation split, where it was asked for.
+        phases: the exchanges for the results.
+        of_all: the global test (:func:`fairflare.reporting.global_test.global_test`); ``None``: there is none.
+    """
+
+    phase: Phase
+    validation: dict[str, dict[str, float]] = field(default_factory=dict)
+    phases: list[PhaseRecord] = field(default_factory=list)
+    of_all: dict[str, Any] | None = None
+
+    @property
+    def test(self) -> dict[str, dict[str, float]]:
+        """``{site: {metric: value}}``; NaN: the site measured it, and it is no finite number."""
+        return {site: dict(values) for site, values in sorted(self.phase.good.items())}
+
+    @property
+    def left_out(self) -> list[LeftOut]:
+        """Who is not in it, and why."""
+        return [LeftOut(site, TASK_VALIDATE, reason) for site, reason in sorted(self.phase.left_out.items())]
+
+    @property
+    def resampled(self) -> dict[str, list[float]]:
+        """``{site: values}``: the primary metric on draws of the test patients or images, where they came."""
+        found = {site: self.phase.stats[site][RESAMPLED] for site in sorted(self.phase.good)}
+        return {site: values for site, values in found.items() if values is not None}
+
+    @property
+    def sampling(self) -> dict[str, dict[str, Any]]:
+        """``{site: what it says of how far chance moves its figures}``, of the sites that say so."""
+        found = {site: self.phase.stats[site][SAID] for site in sorted(self.phase.good)}
+        return {site: said for site, said in found.items() if said is not None}
+
+    @property
+    def suppressed(self) -> dict[str, list[str]]:
+        """``{site: metrics}`` of the test splits that stay there, of the sites that keep any."""
+        found = {site: suppressed_in(self.phase.stats[site]) for site in sorted(self.phase.good)}
+        own = {site: [name for name in names if not name.startswith(VALIDATED)] for site, names in found.items()}
+        return {site: names for site, names in own.items() if names}
+
+    @property
+    def units(self) -> dict[str, dict[str, Any]]:
+        """``{site: {"unit", "count"}}``: what these draws are of, of the sites that say it."""
+        told = {site: self.phase.stats[site] for site in self.resampled}
+        return {
+            site: {"unit": stats[DRAWN_UNITS], "count": int(stats[NUM_UNITS])}
+            for site, stats in told.items()
+            if stats[DRAWN_UNITS] is not None and stats[NUM_UNITS] is not None
+        }
+
+    def without(self, metric: str) -> list[str]:
+        """Sites that answered, and whose ``metric`` is not finite."""
+        return sorted(site for site, values in self.phase.good.items() if math.isnan(values.get(metric, 0.0)))
+
+
+class FinalTest:
+    """Asks every site of the job, also those that were dropped while they trained.
+
+    Args:
+        ask: one exchange, as ``Rounds`` has it.
+        roster, run: who there is; how long they may take.
+        say: a line for the server's log.
+        metrics, primary: what sites may measure, and the name of the one that matters.
+    """
+
+    def __init__(
+        self,
+        ask: Ask,
+        roster: Roster,
+        run: RunSettings,
+        say: Callable[..., None],
+        metrics: Mapping[str, Metric],
+        primary: str,
+    ) -> None:
+        self.ask, self.roster, self.run, self.say = ask, roster, run, say
+        self.metrics, self.primary = metrics, primary
+
+    def __call__(
+        self, state: Mapping[str, Any], current_round: int, *, validation: bool = False, resample: int = 0
+    ) -> Tested:
+        """Tests a model.
+
+        Args:
+            state: the model.
+            current_round: that would receive it.
+            validation: on the validation split too.
+            resample: on so many draws of the test patients or images too.
+        """
+        measure = (SPLIT_TEST, SPLIT_VALIDATION) if validation else (SPLIT_TEST,)
+        found: dict[str, dict[str, float]] = {}
+
+        def use(phase: Phase, site: str, message: Message) -> dict[str, float]:
+            metrics = self._read(phase, site, message)
+            stats = phase.stats[site]
+            if stats[RESAMPLED] is not None and len(stats[RESAMPLED]) != resample:
+                told = f"has {len(stats[RESAMPLED])} entries, asked for {resample}"
+                raise ReportError(f"site {site!r}: field {RESAMPLED!r} {told}")
+            if (unit := stats[DRAWN_UNITS]) is not None and unit not in UNITS:
+                told = f"must be one of {', '.join(UNITS)}, got {unit!r:.40}"
+                raise ReportError(f"site {site!r}: field {DRAWN_UNITS!r} {told}")
+            found[site] = {k.removeprefix(VALIDATED): v for k, v in metrics.items() if k.startswith(VALIDATED)}
+            return {name: value for name, value in metrics.items() if not name.startswith(VALIDATED)}
+
+        def exchange(sites: Sequence[str], timeout: float) -> Phase:
+            what = {"measure": measure, "resample": resample}
+            return self.ask(TASK_VALIDATE, current_round, state, list(sites), timeout, use, **what)
+
+        phase = exchange(self.roster.known(), self.run.validate_timeout)
+        tested = Tested(phase, found, [phase.record()])
+        # When nobody could, it is the model. A site that was dropped and stayed away had its time.
+        gone = self.roster.doubtful(phase.left_out)
+        again = sorted(set(phase.left_out) - gone)
+        if phase.good and again:
+            self.say(f"{TASK_VALIDATE}: asking once more: {', '.join(again)}")
+            second = exchange(again, min(self.run.validate_timeout, max(AGAIN, 2 * phase.used_last)))
+            tested.phases.append(second.record())
+            _merge(phase, second)
+        phase.left_out |= self.roster.excluded
+        return tested
+
+    def of_all(
+        self, state: Mapping[str, Any], current_round: int, lists: Sequence[Sequence[str]]
+    ) -> tuple[Tested, list[list[str]]]:
+        """Tests the model that all share on the images that belong to no site alone, each list of them at one site.
+
+        Args:
+            state: the model.
+            current_round: that would receive it.
+            lists: sites that have the same list; where one fails, the next is asked.
+
+        Returns:
+            What was said, and of each site in it the sites that have its list, itself first.
+        """
+        tested = Tested(Phase(TASK_VALIDATE, current_round, []))
+        waiting = [list(sites) for sites in lists]
+        measured = []
+        while waiting := [sites for sites in waiting if sites]:
+            asked = sorted(sites[0] for sites in waiting)
+            timeout, what = self.run.validate_timeout, {"measure": (SPLIT_GLOBAL,)}
+            phase = self.ask(TASK_VALIDATE, current_round, state, asked, timeout, self._read, **what)
+            tested.phases.append(phase.record())
+            _merge(tested.phase, phase)
+            measured += [sites for sites in waiting if sites[0] in phase.good]
+            waiting = [sites[1:] for sites in waiting if sites[0] not in phase.good]
+        return tested, measured
+
+    def _read(self, phase: Phase, site: str, message: Message) -> dict[str, float]:
+        """An answer's metrics; what it says beside them goes into the phase's ``stats``."""
+        head = read_head(site, message, phase.current_round)
+        stats = read_stats(site, head, self.metrics[self.primary])
+        stats[SAID] = read_sampling(site, stats, read_report(head, COUNTS, site)["num_samples"])
+        phase.stats[site] = stats
+        return read_metrics(site, message.metrics, stats["not_finite"], self.metrics, suppressed=suppressed_in(stats))
+
+
+def _merge(first: Phase, second: Phase) -> None:
+    for site in second.asked:
+        again = first.left_out.pop(site, None) is not None
+        if site in second.left_out:
+            first.left_out[site] = f"{second.left_out[site]}{' (asked twice)' if again else ''}"
+    first.good |= second.good
+    first.stats |= second.stats
+    first.unheard = sorted(set(first.unheard) - set(second.asked) | set(second.unheard))
+
+
+def mean_of(tests: Sequence[Mapping[str, Mapping[str, float | None]]]) -> dict[str, dict[str, float]]:
+    """Mean metrics of several models, by site; NaN where one of the models has none: a mean over whoever answered
+    would leave out the models that a site could not use.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for site in sorted({site for test in tests for site in test}):
+        names = {name: None for test in tests for name in test.get(site, ())}
+        values = {name: [_number(test.get(site, {}).get(name)) for test in tests] for name in names}
+        found[site] = {name: sum(given) / len(given) for name, given in values.items()}
+    return found
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

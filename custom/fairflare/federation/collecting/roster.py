@@ -1,0 +1,128 @@
+"""Which sites are asked: all of the job, but those that were silent or late too often."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fairflare.exchange.messages import TASK_ANCHOR, TASK_NORMS
+from fairflare.federation.collecting.transport import Transport
+
+ALL = ""  # of every phase, in place of a phase's name
+
+
+@dataclass
+class _Patience:
+    """With one site, in all phases or in one kind of them.
+
+    Attributes:
+        missed: phases running without an answer in time.
+        drops: how often it was dropped since its last answer in time.
+        again: first round in which it may be asked again.
+        alive: it has shown up since it was dropped.
+    """
+
+    missed: int = 0
+    drops: int = 0
+    again: int = 0
+    alive: bool = False
+
+    def asks(self, current_round: int) -> bool:
+        return not self.drops or (self.alive and current_round >= self.again)
+
+
+class Roster:
+    """Who is asked, by what the sites did so far.
+
+    A site without an answer *in time* in ``max_missed`` phases running is dropped: a dead one and one that is always
+    late cost the run the same. One that is in time for ``train`` and never for ``anchor`` is dropped from that alone.
+
+    A dropped site that shows up is asked again, after 2 rounds the first time, then 4, 8, ...: each time it is late
+    again costs a whole timeout. An answer in time makes all good.
+
+    Args:
+        transport: knows the sites, and when one shows up.
+        max_missed: see above.
+        min_sites: all are asked when fewer would be left.
+
+    Attributes:
+        excluded: sites that are never asked, and why: what they have does not go together with the others'.
+    """
+
+    def __init__(self, transport: Transport, max_missed: int, min_sites: int) -> None:
+        self.transport = transport
+        self.max_missed = max_missed
+        self.min_sites = min_sites
+        self.excluded: dict[str, str] = {}
+        self._patience: dict[tuple[str, str], _Patience] = {}
+        self._lock = threading.Lock()  # sites show up in the transport's threads
+        transport.watch(self.seen)
+
+    def known(self) -> list[str]:
+        """Every site of the job that may be asked, sorted."""
+        return sorted(set(self.transport.sites()) - set(self.excluded))
+
+    def live(self, current_round: int) -> list[str]:
+        """Sites to ask in a round, sorted."""
+        known = self.known()
+        live = [site for site in known if self._asks(site, ALL, current_round)]
+        return live if len(live) >= self.min_sites else known
+
+    def willing(self, sites: Iterable[str], name: str, current_round: int) -> list[str]:
+        """Those of ``sites`` that are asked in a phase after the first of a round, sorted."""
+        return sorted(site for site in sites if self._asks(site, name, current_round))
+
+    def doubtful(self, sites: Iterable[str]) -> set[str]:
+        """Those that were dropped and have not shown up since."""
+        with self._lock:
+            found = ((site, self._patience.get((site, ALL))) for site in sites)
+            return {site for site, p in found if p is not None and p.drops and not p.alive}
+
+    def why_not(self, asked: Iterable[str], name: str = ALL, among: Iterable[str] | None = None) -> dict[str, str]:
+        """Sites that are not asked, and why."""
+        of = f"{name} " if name else ""
+        reason = f"not asked: no answer in time in {self.max_missed} {of}phase{'s' * (self.max_missed > 1)} running"
+        silent = dict.fromkeys(sorted({*(self.known() if among is None else among)} - set(asked)), reason)
+        return silent if among is not None else {**silent, **self.excluded}
+
+    def seen(self, site: str) -> None:
+        """A site is alive, if late."""
+        with self._lock:
+            for (name, _), patience in self._patience.items():
+                if name == site:
+                    patience.alive = True
+
+    def answered(self, site: str, name: str) -> None:
+        """A site answered in time."""
+        with self._lock:
+            self._patience.pop((site, ALL), None)
+            self._patience.pop((site, name), None)
+
+    def missed(self, site: str, name: str, current_round: int) -> None:
+        """A site gave no answer in time."""
+        with self._lock:
+            dropped = self._count(site, ALL, current_round)
+            if name in (TASK_ANCHOR, TASK_NORMS) and self._count(site, name, current_round) and not dropped:
+                dropped = self._patience[site, name]
+        if dropped:
+            self.transport.say(
+                f"site {site!r} gave no answer in time in {dropped.missed} phases running (this one: {name}) and is "
+                f"not asked again until it shows up, and not before round {dropped.again}",
+                warning=True,
+            )
+
+    def _asks(self, site: str, name: str, current_round: int) -> bool:
+        with self._lock:
+            patience = self._patience.get((site, name))
+            return patience is None or patience.asks(current_round)
+
+    def _count(self, site: str, name: str, current_round: int) -> _Patience | None:
+        patience = self._patience.setdefault((site, name), _Patience())
+        patience.missed += 1
+        if patience.missed < self.max_missed:
+            return None
+        patience.drops += 1
+        patience.again = current_round + 2**patience.drops
+        patience.alive = False
+        return patience

@@ -1,0 +1,1 @@
+"""What a run is to do, before it begins."""

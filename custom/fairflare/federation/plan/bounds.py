@@ -1,0 +1,91 @@
+"""The bounds on what one site, or a few together, can do to a round: settings of every run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field as Range
+
+from fairflare.base.settings import PositiveInt, Share, field_names, settings
+from fairflare.core.states import Aggregate
+from fairflare.methods.base.rule import OnlyMean, Rule
+
+AUTO = "auto"
+# What a job for a network has unless told otherwise; the reasons are in docs/robustness.md.
+FOR_HOSPITALS: dict[str, Any] = {
+    "max_weight": AUTO, "max_excess": 0.16, "max_samples": 100_000, "max_update_norm": 3.0,
+}  # fmt: skip
+_MOST, _TIMES_EQUAL = 0.4, 1.5
+
+
+def auto_share(num_sites: int) -> float:
+    """``max_weight=auto``: one and a half times the equal share of the job's sites, at most 0.4.
+
+    With it and ``max_excess`` 0.16 a third of the sites never holds as much as one half.
+    """
+    return min(_MOST, _TIMES_EQUAL / num_sites)
+
+
+@settings
+class Bounds:
+    """Bounds on what one site, or a few together, can do to a round, for every method; without a value there is none.
+
+    Args:
+        max_weight: largest share of one site, in each layer where weights are by layer; what is cut goes to the others
+            in proportion. With K sites at least 1/K. ``auto``: the smaller of 0.4 and 1.5/K, K the sites of the job;
+            an exported job has that.
+        max_excess: largest sum of what sites have above the equal share 1/K, in each layer: any f of K sites together
+            hold at most f/K and this. Beyond it all weights move towards equal ones. An exported job has 0.16.
+        max_samples: a site that claims more training samples counts as having so many. An exported job has 100000.
+        max_update_norm: an update with a norm of more than so many times the round's median is scaled down to that. An
+            exported job has 3.0.
+        aggregate: what is made of the sites' models with the method's weights, number by number: their ``mean``, or,
+            where a few sites may be wrong in any way, the weighted ``median`` or ``trimmed_mean``; not with methods
+            whose sites get models of their own, or whose server makes tensors or steps.
+        trim: of ``trimmed_mean``: so much of the weight is left out at either end; nothing: 0.25.
+    """
+
+    max_weight: Share | Literal["auto"] | None = None
+    max_excess: Share | None = None
+    max_samples: PositiveInt | None = None
+    max_update_norm: Annotated[float, Range(strict=True, allow_inf_nan=False, ge=1)] | None = None
+    aggregate: Literal["mean", "median", "trimmed_mean"] = "mean"
+    trim: Annotated[float, Range(strict=True, gt=0, lt=0.5)] | None = None
+
+    @property
+    def how(self) -> Aggregate:
+        """What is made of the sites' models."""
+        return Aggregate(self.aggregate) if self.trim is None else Aggregate(self.aggregate, self.trim)
+
+    def check_aggregate(self, rule: Rule) -> None:
+        """Refuses what a rule cannot do with, and a ``trim`` that nothing uses.
+
+        Raises:
+            ValueError: says why.
+        """
+        if self.aggregate != "mean" and isinstance(rule, OnlyMean) and rule.only_mean:
+            raise ValueError(
+                f"aggregate={self.aggregate!r} does not go with {type(rule).__name__}: {rule.only_mean}; leave it out"
+            )
+        if self.trim is not None and self.aggregate != "trimmed_mean":
+            raise ValueError(f"trim={self.trim:g} is of aggregate='trimmed_mean', not {self.aggregate!r}; leave it out")
+
+
+def bounds_of(run: Bounds, num_sites: int) -> dict[str, Any]:
+    """The bounds in force among other settings, for a job of so many sites."""
+    found = {name: getattr(run, name) for name in field_names(Bounds)}
+    if run.max_weight == AUTO and num_sites:
+        found["max_weight"] = auto_share(num_sites)
+    return found
+
+
+def in_words(run: Bounds, num_sites: int | None) -> str:
+    """The bounds of a job, in a line; ``num_sites``: None where nobody knows yet how many take part."""
+    found = bounds_of(run, num_sites or 0)
+    auto = run.max_weight == AUTO
+    rule = f"{AUTO} (min(0.4, 1.5/K), K the sites that take part)"
+    numbers = {name: value for name, value in found.items() if name in FOR_HOSPITALS}
+    shown = {name: f"{value:g}" for name, value in numbers.items() if isinstance(value, (int, float))}
+    if auto:
+        shown["max_weight"] = rule if not num_sites else f"{auto_share(num_sites):.4g} ({AUTO}, {num_sites} sites)"
+    return ", ".join(f"{name} {shown[name]}" for name in FOR_HOSPITALS if name in shown)

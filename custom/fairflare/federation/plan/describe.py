@@ -1,0 +1,188 @@
+"""Every setting of a method in words, for ``fairflare describe`` and the docs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fairflare.base.acting import needs_of
+from fairflare.base.checks import nearest
+from fairflare.base.settings import Part, Setting, described, field_names, markdown, typed, values_of
+from fairflare.federation.plan.bounds import Bounds
+from fairflare.federation.plan.plan import TASKS_BY_KIND, dealt_to, load_task_class, make_plan
+from fairflare.federation.plan.run_settings import LIKE_SETTINGS, RunSettings
+from fairflare.methods.base.catalog import Method, all_methods, get_method, page_of
+from fairflare.methods.base.rule import TwoPhase
+
+#: In a preinstalled job other defaults hold, see :data:`fairflare.federation.plan.bounds.FOR_HOSPITALS`.
+BOUNDS_TITLE = "Every method, at the server: bounds on one site's influence"
+RUN_TITLE = "Every run: the best model, and which models are tested"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A method in ``fairflare list`` and the README.
+
+    Attributes:
+        name, title, summary, source: see :class:`fairflare.methods.base.catalog.Method`.
+        phases: how often a round asks each site.
+        learns: kinds of task that it can learn, its paper's first.
+        page: in ``docs``, without ``.md``; ``None``: it has none.
+    """
+
+    name: str
+    title: str
+    summary: str
+    source: str
+    phases: int
+    learns: tuple[str, ...]
+    page: str | None
+
+
+def overview() -> list[Listed]:
+    """Every method, by name."""
+    return [
+        Listed(m.name, m.title, m.summary, m.source, 1 + issubclass(m.rule, TwoPhase), _learns(m), page_of(m.name))
+        for m in all_methods().values()
+    ]
+
+
+def _learns(method: Method) -> tuple[str, ...]:
+    found = []
+    for kind in sorted(TASKS_BY_KIND, key=lambda kind: (kind != method.task, kind)):
+        try:
+            make_plan(method.name, task=kind)
+            found.append(kind)
+        except ValueError:
+            continue
+    return tuple(found)
+
+
+def method_table() -> str:
+    """Every method in Markdown, as the README has it; links are from the repository's root."""
+    rows = ["| job | method | what it does | phases | learns | source | page |", "| --- " * 7 + "|"]
+    for m in overview():
+        page = f"[{m.page}]({m.page}.md)" if m.page else ""
+        cells = (f"`{m.name}`", m.title, m.summary, str(m.phases), ", ".join(m.learns), m.source, page)
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(rows)
+
+
+def sections(name: str) -> dict[str, list[Setting]]:
+    """Settings of a method's rule, training and task, and the bounds, by heading; defaults are of the method's paper,
+    where there is one.
+
+    Raises:
+        ValueError: unknown method.
+    """
+    method = get_method(name)
+    task = load_task_class(TASKS_BY_KIND[method.task])
+    paper = method.published()
+    told = paper.settings if paper else {}
+    dealt = dealt_to((paper or method).num_sites, task)
+    server, site, learns = ({**own, **told} for own in (method.server, method.site, {**dealt, **method.learns}))
+    return {
+        f"{method.title}, at the server: {method.rule.__name__}": _with(described(method.rule), server),
+        f"{method.title}, at the sites: {method.training.__name__}": _with(described(method.training), site),
+        f"{method.title}, task: {method.task}": _with(described(task), learns),
+        BOUNDS_TITLE: described(Bounds),
+        RUN_TITLE: [s for s in described(RunSettings) if s.name in set(LIKE_SETTINGS) - set(field_names(Bounds))],
+    }
+
+
+def page(name: str) -> str:
+    """The same as Markdown.
+
+    Raises:
+        ValueError: unknown method.
+    """
+    return "\n\n".join(f"## {title}\n\n{markdown(found)}" for title, found in sections(name).items())
+
+
+@dataclass(frozen=True)
+class InUse:
+    """A setting as a run without any further word has it.
+
+    Attributes:
+        setting: its default is the value of the quick job, also where a preset puts it there.
+        paper: the value with ``--paper`` where that is another; empty: the same.
+        needs: what it acts with; empty: always.
+    """
+
+    setting: Setting
+    paper: str = ""
+    needs: str = ""
+
+
+def in_use(name: str, only: Sequence[str] = ()) -> dict[str, list[InUse]]:
+    """The settings of :func:`sections` with the values that a run uses.
+
+    Args:
+        name: of the method.
+        only: names of settings; none: all.
+
+    Raises:
+        ValueError: unknown method or setting (suggests the nearest).
+    """
+    groups = sections(name)
+    known = [setting.name for found in groups.values() for setting in found]
+    for wanted in only:
+        if wanted not in known:
+            hint = nearest(wanted, known) or "; `fairflare describe` without it lists them"
+            raise ValueError(f"method {name!r} has no setting {wanted!r}{hint}")
+    quick = make_plan(name)
+    paper = make_plan(name, small=False) if get_method(name).papers else quick
+    found: dict[str, list[InUse]] = {}
+    for place, (title, settings) in enumerate(groups.items()):
+        part, other = ((p.rule, p.training, p.task, p.run, p.run)[place] for p in (quick, paper))
+        needs = needs_of(type(part))
+        found[title] = []
+        for setting in settings:
+            if only and setting.name not in only:
+                continue
+            here, there = (_value(component, setting) for component in (part, other))
+            need = needs.get(setting.name)
+            told = "" if typed(here) == typed(there) else typed(there)
+            found[title].append(InUse(replace(setting, default=here, required=False), told, str(need or "")))
+    return {title: settings for title, settings in found.items() if settings}
+
+
+def _value(component: Any, setting: Setting) -> Any:
+    """What a component has of a setting, a preset's too; of a kind of part that it has not: the default."""
+    for step in setting.name.split("."):
+        value = getattr(component, step, setting.default)
+        if value is None and hasattr(component, "setting"):
+            value = component.setting(step)
+        component = value
+    return component.kind if isinstance(component, Part) else component
+
+
+def in_lines(used: InUse) -> str:
+    """Type, range and value; the meaning; what it belongs to."""
+    setting = used.setting
+    default = "" if setting.default == "" else f"default {typed(setting.default)}"
+    default += f" (--paper: {used.paper})" if used.paper else ""
+    lines = [f"{setting.wanted}; {default}".rstrip("; "), setting.meaning.replace("`", "")]
+    lines += [f"only with {setting.only}"] if setting.only else []
+    return "\n".join([*lines, f"acts only with {used.needs}"] if used.needs else lines)
+
+
+def quick_job(name: str) -> str:
+    """What a job that is quick to try has instead of the paper's settings."""
+    quick, paper = make_plan(name), make_plan(name, small=False)
+    given = []
+    for one, other in ((quick.rule, paper.rule), (quick.training, paper.training), (quick.task, paper.task)):
+        values, usual = values_of(one)["args"], values_of(other)["args"]
+        given += [f"{name}={_shown(getattr(one, name))}" for name in values if values[name] != usual[name]]
+    number = f"{quick.run.num_rounds} rounds, {len(quick.sites or [])} sites"
+    text = f"Without --paper a job has {number}" + (f" and {', '.join(given)}." if given else ".")
+    return text if get_method(name).papers else f"No published setting: the defaults are those of its classes. {text}"
+
+
+def _shown(value: Any) -> str:
+    return str(value.kind) if isinstance(value, Part) else typed(value)
+
+
+def _with(found: list[Setting], chosen: Any) -> list[Setting]:
+    return [replace(s, default=chosen[s.name], required=False) if s.name in chosen else s for s in found]

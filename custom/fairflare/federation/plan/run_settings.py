@@ -1,0 +1,195 @@
+"""What a run is told: how it goes, and where it keeps its things."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from fairflare.base.acting import OnlyWith, only_with
+from fairflare.base.cases.resampling import MOST
+from fairflare.base.checks import number
+from fairflare.base.disk.files import safe_name
+from fairflare.base.settings import (
+    Flag,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    PositiveInt,
+    Whole,
+    field_names,
+    settings,
+)
+from fairflare.exchange.anchor_forms import MODEL, AnchorAs
+from fairflare.federation.plan.bounds import Bounds
+
+#: Options of the run that are given like a method's settings.
+LIKE_SETTINGS = (
+    *field_names(Bounds), "best_by", "best_lambda", "test_last", "test_every", "bootstrap", "recalibration",
+    "anchor_as", "suspects", "crt_rounds", "crt_epochs", "crt_weights", "crt_mask_absent", "min_cases",
+)  # fmt: skip
+RESULTS_FOLDER = "fairflare"  # in the run directory
+
+
+@settings
+class RunSettings(Bounds):
+    """How a run goes, whatever the method.
+
+    Args:
+        num_rounds: communication rounds.
+        min_sites: usable results a round needs.
+        seed: of the initial model and of every site's training.
+        experiment: id under which checkpoint and site state outlive the job; empty: no resume.
+        check_timeout: seconds a site may take, before the first round, to open its data and say what it has.
+        require_all_sites: a site whose data or settings fail that check ends the run; False: the run begins without
+            it, and it is in as soon as it can train, unless its data do not go together with those of most sites. A
+            silent site never ends the run while ``min_sites`` answer.
+        train_timeout, anchor_timeout, norms_timeout, validate_timeout: seconds a phase may take; a site may never
+            answer.
+        straggler_grace: seconds that late sites get once ``min_sites`` answered well; 0: the phase's whole timeout.
+        max_missed: a site without an answer in time in so many phases running is not asked again until it shows up,
+            and then after 2 rounds, 4, 8, ... while it stays late; the final test asks it all the same.
+        keep_local_models: leave each round's local models in the run directory (for audits; large).
+        initial_ckpt: checkpoint that the federation starts from, at the server: a plain state dict or an
+            ``FL_global_model.pt``, of exactly the task's network; empty: as the task says. An absolute path; a relative
+            one is a file that the job carries.
+        label: what tables call this run; default: the class of the rule.
+        best_by: what makes a model the best by the primary metric on the sites' validation splits: ``mean`` over the
+            sites, the ``worst`` site, or ``mean_minus_std``: mean minus ``best_lambda`` times the standard deviation.
+        best_lambda: see there.
+        test_last: of so many last models the test metrics are averaged in the results; each one more than the last
+            costs a ``validate``. The papers' settings have 5.
+        test_every: the model of every so many rounds is tested too, for the test metrics over the rounds; they decide
+            nothing. 0: none.
+        bootstrap: in the final test every site measures the primary metric also on so many draws of its test images
+            with replacement, and sends these values, for the intervals of ``fairflare compare``; 0: none.
+        suspects: what is done with a site that looks as if its labels were off, or as if it worked against the others,
+            in two rounds running (``docs/robustness.md``): ``warn`` says it; ``equal``: it has the equal share at most;
+            ``out``: it is left out for 2 rounds, then asked again, then for 4, 8, ... Data that are unlike the others'
+            can look the same.
+        crt_rounds: of so many more rounds behind ``num_rounds`` the classifier alone is trained anew, on classes in
+            equal parts (cRT, ``docs/crt.md``); 0: none.
+        crt_epochs: of each of them; one is as many draws as the site has training images.
+        crt_weights: of their averages: ``samples``, or those of the ``method`` in its last round.
+        crt_mask_absent: a site leaves the classifier's rows of classes that it does not have as they are.
+        norm_statistics: ``"recalibrated"`` where the site half says so, else ``"average"``; not set by hand.
+        min_cases: of a split, or of a class in it, with fewer cases nothing leaves a site but the update: no metric, no
+            loss, no number by class. A site's own setting holds where it is larger.
+        recalibration: ``"exact"``: in one exchange for each group of norms that do not depend on one another, as if
+            all images were in one place; ``"one_pass"``: in one exchange, with the batch's statistics in front of each
+            norm, an approximation.
+        anchor_as: how the average of the local models travels to the sites, where a method asks about it (Fed-LWR):
+            ``"model"``, as it is; ``"bf16"``, in half the bytes; ``"difference"``, what it differs by from the model
+            that the sites began the round with, in bf16: half the bytes, nearly exact, and a site keeps that model
+            until it is asked.
+    """
+
+    acts: ClassVar[dict[str, OnlyWith | None]] = {
+        "best_lambda": only_with("best_by", "mean_minus_std"),
+        "recalibration": only_with("norm_statistics", "recalibrated"),
+        "crt_epochs": only_with("crt_rounds"),
+        "crt_weights": only_with("crt_rounds"),
+        "crt_mask_absent": only_with("crt_rounds"),
+    }
+
+    num_rounds: PositiveInt = 5
+    min_sites: PositiveInt = 1
+    seed: Whole = 0
+    experiment: str = ""
+    check_timeout: Positive = 600.0
+    require_all_sites: Flag = True
+    train_timeout: Positive = 3600.0
+    anchor_timeout: Positive = 3600.0
+    norms_timeout: Positive = 3600.0
+    validate_timeout: Positive = 3600.0
+    straggler_grace: NonNegative = 0.0
+    max_missed: PositiveInt = 2
+    keep_local_models: Flag = False
+    initial_ckpt: str = ""
+    label: str = ""
+    best_by: Literal["mean", "worst", "mean_minus_std"] = "mean"
+    best_lambda: NonNegative = 1.0
+    test_last: PositiveInt = 1
+    test_every: NonNegativeInt = 0
+    bootstrap: Annotated[NonNegativeInt, Field(le=MOST)] = 0
+    min_cases: PositiveInt = 1
+    norm_statistics: Literal["average", "recalibrated"] = "average"
+    recalibration: Literal["exact", "one_pass"] = "exact"
+    anchor_as: AnchorAs = MODEL
+    suspects: Literal["warn", "equal", "out"] = "warn"
+    crt_rounds: NonNegativeInt = 0
+    crt_epochs: PositiveInt = 1
+    crt_weights: Literal["samples", "method"] = "samples"
+    crt_mask_absent: Flag = True
+
+    @property
+    def rounds_in_all(self) -> int:
+        """With those that train the classifier alone."""
+        return self.num_rounds + self.crt_rounds
+
+    def tests(self, current_round: int) -> bool:
+        """Whether the model that this round makes is tested; that of the last round is so in any case."""
+        every, left = self.test_every, self.rounds_in_all - current_round - 1
+        return left > 0 and (left < self.test_last or (every > 0 and (current_round + 1) % every == 0))
+
+    def __post_init__(self) -> None:
+        if self.experiment:
+            safe_name(self.experiment)
+
+
+@dataclass
+class Place:
+    """Where a run keeps its things, and what the server's private file says.
+
+    Args:
+        run_dir: of this job; results, models and staging.
+        experiments: folder of all checkpoints.
+        job_id: of FLARE, or a name.
+        settings: the server's ``local/fairflare.json``.
+        site_half: the training's settings as the sites have them; ``None``: not known here.
+        carried: folder of the files that the job carries; ``None``: it carries none, and a relative path is one of the
+            working directory.
+    """
+
+    run_dir: Path
+    experiments: Path
+    job_id: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    site_half: Any = None
+    carried: Path | None = None
+
+    @property
+    def models_in_memory(self) -> float | None:
+        """Bytes of local models that may wait in the server's memory; ``None``: a quarter of what is free.
+
+        Raises:
+            ValueError: the server's file says something else than a number of bytes.
+        """
+        found = self.settings.get("models_in_memory")
+        return None if found is None else number("models_in_memory in the server's local/fairflare.json", found, low=0)
+
+    def initial_weights(self, run: RunSettings) -> str | None:
+        """The checkpoint that the federation starts from: the job's, or that of the server's private file.
+
+        Raises:
+            ValueError: both name one; the job's leads out of what it carries.
+        """
+        own = self.settings.get("initial_weights")
+        if not run.initial_ckpt:
+            return own
+        if own is not None:
+            raise ValueError(
+                f"the run starts from initial_ckpt {run.initial_ckpt!r} and the server's local/fairflare.json names "
+                f"initial_weights {own!r}; take out one of them"
+            )
+        path = (self.carried or Path()) / run.initial_ckpt
+        outside = self.carried is not None and not path.resolve().is_relative_to(self.carried.resolve())
+        if outside and not Path(run.initial_ckpt).is_absolute():
+            raise ValueError(
+                f"initial_ckpt {run.initial_ckpt!r:.200} leads out of the files that the job carries; name one of "
+                "them, or give the absolute path of a file at the server"
+            )
+        return str(path)

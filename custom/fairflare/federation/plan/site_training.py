@@ -1,0 +1,129 @@
+"""What the server knows of the sites' training: whether its settings are the rule's, and what stays at the sites."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fairflare.base.settings import field_names, values_of
+from fairflare.exchange.received_state import in_words
+from fairflare.methods.base.home import OwnModel
+from fairflare.methods.base.rule import Rule
+from fairflare.methods.base.training import LocalTraining
+
+COMMON, PERSONAL = "common", "personal"  # which model the figures of a run are of
+
+
+class HalvesDiffer(ValueError):
+    """Server and sites are configured with different values for the same thing."""
+
+
+def training_of(site_half: Any) -> LocalTraining | None:
+    """The sites' half as an object; ``None`` when it cannot be made here."""
+    # Only of this package: a job's client configuration must not make the server load any other class.
+    path = site_half.get("path") if isinstance(site_half, dict) else None
+    module, _, name = path.rpartition(".") if isinstance(path, str) else ("", "", "")
+    if not module.startswith("fairflare.methods."):
+        return None
+    try:
+        cls = getattr(importlib.import_module(module), name)
+        return cls(**site_half.get("args", {})) if issubclass(cls, LocalTraining) else None
+    except (ImportError, AttributeError, TypeError, ValueError):
+        return None
+
+
+def shared_values(cls: type, other: Rule | LocalTraining | None) -> dict[str, Any]:
+    """The settings that a half has in common with the class of the other half; none of ``None``."""
+    names = () if other is None else set(field_names(type(other))) & set(field_names(cls))
+    return {name: getattr(other, name) for name in sorted(names)}
+
+
+def check_shared(rule: Rule, training: LocalTraining) -> None:
+    """Compares two halves before a job is made of them.
+
+    Raises:
+        HalvesDiffer: names the first setting that differs, with both values.
+    """
+    for name, value in shared_values(type(rule), training).items():
+        own, one, other = getattr(rule, name), type(rule).__name__, type(training).__name__
+        if own != value:
+            raise HalvesDiffer(f"{name} is {own!r} in {one} and {value!r} in {other}: give both the same")
+
+
+def check_halves(rule: Rule, site_half: Any, norm_statistics: str) -> None:
+    """Compares the settings that rule and training both have, such as ``preset`` or ``rho``.
+
+    Args:
+        rule: the server's half.
+        norm_statistics: of the run, which is to follow the training's.
+        site_half: ``{"path", "args"}`` of the training; ``None``: not known here, and nothing is compared.
+
+    Raises:
+        HalvesDiffer: names each differing setting with both values.
+    """
+    if not isinstance(site_half, dict):
+        return
+    training = training_of(site_half)
+    sites = (values_of(training) if training is not None else site_half).get("args") or {}
+    server = values_of(rule)["args"]
+    differing = [
+        f"{name} is {server[name]!r} at the server and {sites[name]!r} at the sites"
+        for name in sorted(set(server) & set(sites))
+        if server[name] != sites[name]
+    ]
+    if training is not None and (training.norm_statistics == "recalibrated") != (norm_statistics == "recalibrated"):
+        differing.append(
+            f"norm_statistics is {norm_statistics!r} at the server and {training.norm_statistics!r} at the sites"
+        )
+    if differing:
+        raise HalvesDiffer(
+            f"the two halves of the configuration differ: {'; '.join(differing)}. Set the same value in "
+            "config_fed_server.json (rule) and config_fed_client.json (training), or export the job anew with --set"
+        )
+
+
+@dataclass(frozen=True)
+class AtHome:
+    """What the server knows of it.
+
+    Attributes:
+        tensors: that no site sends; the common model has them as they were in the beginning.
+        measured: ``"personal"`` or ``"common"``; ``None``: the site half is not known here, and the sites say.
+        own_everywhere: no model is the same at all sites; not so where a site has one of its own besides.
+    """
+
+    tensors: frozenset[str] = frozenset()
+    measured: str | None = None
+    own_everywhere: bool = False
+
+    @property
+    def noted(self) -> dict[str, Any]:
+        """What the files of the common model say of it: that the sites have more, without which it was not measured."""
+        return {"measured": PERSONAL, "stays_at_sites": len(self.tensors)} if self.measured == PERSONAL else {}
+
+
+def at_home(site_half: Any, network: torch.nn.Module, say: Callable[..., None]) -> AtHome:
+    """Ask the job's training what stays at the sites, and say it in the log.
+
+    Args:
+        site_half: as in :class:`fairflare.federation.plan.run_settings.Place`.
+        network: the task's.
+        say: a line for the server's log.
+    """
+    training = training_of(site_half)
+    if training is None:
+        return AtHome()
+    home = training.home
+    names = home.stays(network)
+    if training.norm_statistics == "site" and not names:
+        say("norm_statistics='site' changes nothing: the network has no norm with running statistics")
+    if home.model:
+        say(f"every site has a model {home.model}")
+    if names:
+        say(f"at the sites stay {in_words(names)} of {len(network.state_dict())}; every site is measured with its own")
+    own = bool(names) or isinstance(home, OwnModel)
+    return AtHome(frozenset(names), PERSONAL if names or home.model else COMMON, own)

@@ -1,0 +1,1 @@
+"""What the server keeps and writes of a run."""

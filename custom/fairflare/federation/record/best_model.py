@@ -1,0 +1,99 @@
+"""Which of a run's models is the best by its validation metric."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from fairflare.core.fairness import summarize
+from fairflare.federation.plan.run_settings import RunSettings
+
+_UNTRAINED, _PARTLY, _WHOLLY = 0, 1, 2
+
+
+class BestModel:
+    """Compares a run's models, always over the same sites.
+
+    A site *counts* from its first score on; one that gave none in more than ``max_missed`` models running counts no
+    longer, until it is back. A model that a counting site did not score is passed over, so that a round without the
+    worst site cannot win by its absence. Of two models the scores of the sites that scored both are compared. Of equals
+    the later one is better. A model that nobody trained, and one that was not scored by all, are the best only as long
+    as there is no other.
+
+    Args:
+        run: ``best_by``, ``best_lambda`` and ``max_missed``.
+        higher: whether more of the metric is better.
+
+    Attributes:
+        made: round that made the best model; -1: none did, it is the initial one; ``None``: there is none.
+        scores: its metric by site.
+    """
+
+    def __init__(self, run: RunSettings, higher: bool) -> None:
+        self.run, self.higher = run, higher
+        self.forget()
+
+    def forget(self) -> None:
+        """As before the first model."""
+        self.made: int | None = None
+        self.scores: dict[str, float] = {}
+        self._missed: dict[str, int] = {}  # models running, of every site that ever gave a score
+        self._rank = -1
+
+    @property
+    def value(self) -> float | None:
+        """The best model's criterion over the sites that scored it."""
+        return self._criterion(self.scores) if self.scores else None
+
+    def offer(self, scores: Mapping[str, float], made: int, *, last: bool = False) -> bool:
+        """Whether a model is the best so far; if so, it is from now on.
+
+        Args:
+            scores: its validation metric by site; what is not finite counts as no score.
+            made: round that made it; -1: none did.
+            last: there are no more: it is taken when no other was scored by all.
+        """
+        found = {site: float(scores[site]) for site in sorted(scores) if math.isfinite(scores[site])}
+        self._missed |= {site: self._missed[site] + 1 for site in self._missed}
+        self._missed |= dict.fromkeys(found, 0)
+        if not found and not last:
+            return False
+        counting = {site for site, missed in self._missed.items() if missed <= self.run.max_missed}
+        rank = _UNTRAINED if made < 0 else _WHOLLY if found and counting <= set(found) else _PARTLY
+        if not self._better(found, rank, last):
+            return False
+        self.made, self.scores, self._rank = made, found, rank
+        return True
+
+    def _better(self, found: Mapping[str, float], rank: int, last: bool) -> bool:
+        if rank != self._rank or rank != _WHOLLY:
+            return rank > self._rank or (rank == self._rank == _PARTLY and last)
+        both = [site for site in found if site in self.scores]
+        if not both:
+            return True
+        new, old = (self._criterion({site: by[site] for site in both}) for by in (found, self.scores))
+        return new >= old if self.higher else new <= old
+
+    def _criterion(self, scores: Mapping[str, float]) -> float:
+        found = summarize(scores, higher_is_better=self.higher)
+        if self.run.best_by == "worst":
+            return found.worst
+        if self.run.best_by == "mean_minus_std":
+            return found.mean - (1 if self.higher else -1) * self.run.best_lambda * found.std
+        return found.mean
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the results: round that made it, criterion, its value, and over which sites."""
+        by = self.run.best_by
+        criterion = {"by": by} | ({"lambda": self.run.best_lambda} if by == "mean_minus_std" else {})
+        return {"round": self.made, **criterion, "value": self.value, "sites": sorted(self.scores)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint; JSON-able."""
+        return {"made": self.made, "scores": self.scores, "missed": self._missed, "rank": self._rank}
+
+    def load_state_dict(self, state: Any) -> None:
+        """Takes back what :meth:`state_dict` gave."""
+        self.made, self._rank = state["made"], int(state["rank"])
+        self.scores, self._missed = dict(state["scores"]), dict(state["missed"])

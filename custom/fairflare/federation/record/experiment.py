@@ -1,0 +1,282 @@
+"""What of a run outlives its job: where it begins, what is kept after each round, and how it goes back a round."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from fairflare.base.disk.files import remove_partials
+from fairflare.base.disk.locks import FolderInUse, FolderLock, in_words
+from fairflare.core.states import check_state
+from fairflare.exchange.messages import same_version
+from fairflare.federation.collecting.phase import ServerFault
+from fairflare.federation.plan.run_settings import RESULTS_FOLDER, Place, RunSettings
+from fairflare.federation.record.checkpoint import (
+    MEMORY_FOLDER,
+    Checkpoint,
+    CheckpointError,
+    CheckpointFolder,
+    check_same_config,
+    check_same_rounds,
+)
+from fairflare.federation.record.journal import Journal
+from fairflare.federation.record.models import ModelFiles
+from fairflare.federation.record.run_info import following_rounds, knows
+from fairflare.methods.base.rule import State
+
+
+class Keeps(Protocol):
+    """What outlives a round at the server besides the model; a :class:`fairflare.methods.base.rule.Rule` is one."""
+
+    memory_folder: Path | None
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+    def follows_num_rounds(self) -> list[str]: ...
+
+
+class Counts(Protocol):
+    """What counts over the rounds, in plain values."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Experiment:
+    """The checkpoints of a run, and its lock; without an experiment id nothing is kept.
+
+    Args:
+        run, place: settings and folders.
+        rule: the server half; its state is kept, and it is told where its memory lies.
+        journal, files: results and model files, which are taken back too.
+        say: a line for the server's log.
+        also: what counts over the rounds besides, by name; kept as plain values.
+
+    Attributes:
+        run_id: the same for all jobs that go on with one run of an experiment, another one for each new start.
+    """
+
+    def __init__(
+        self,
+        run: RunSettings,
+        place: Place,
+        rule: Keeps,
+        journal: Journal,
+        files: ModelFiles,
+        say: Callable[..., None],
+        also: Mapping[str, Counts] | None = None,
+    ) -> None:
+        self.run, self.place, self.rule = run, place, rule
+        self.journal, self.files, self.say = journal, files, say
+        self.also = dict(also or {})
+        self.run_id = uuid.uuid4().hex[:12]
+        self.folder = CheckpointFolder(place.experiments / run.experiment) if run.experiment else None
+        self.lock = FolderLock(self.folder.folder, {"job_id": place.job_id}) if self.folder else None
+        rule.memory_folder = (self.folder.folder if self.folder else place.run_dir / RESULTS_FOLDER) / MEMORY_FOLDER
+        self._config: dict[str, Any] = {}
+        self._sites: list[str] = []
+
+    def open(self) -> None:
+        """Takes the experiment for this run alone, and clears away what dead processes left.
+
+        Raises:
+            CheckpointError: another run has it (names job, process, host and since when).
+            ServerFault: its folder cannot be written.
+        """
+        if self.lock is not None:
+            try:
+                with writing("the checkpoint folder", self.lock.folder):
+                    self.lock.take()
+            except FolderInUse as error:
+                raise CheckpointError(
+                    f"experiment {self.run.experiment!r} is being run by {in_words(error.holder)}; wait until that "
+                    "run is over or abort it, or give this one another experiment id"
+                ) from None
+            remove_partials(self.lock.folder, mine=True)
+        remove_partials(self.place.run_dir)
+
+    def close(self) -> None:
+        """Lets go of the experiment; without one, removes the rule's memory: nobody can go on with this run."""
+        if self.lock is not None:
+            self.lock.release()
+        elif self.rule.memory_folder is not None:
+            shutil.rmtree(self.rule.memory_folder, ignore_errors=True)
+
+    # -- where a run begins
+
+    def begin(self, start: State, config: Mapping[str, Any], info: dict[str, Any]) -> tuple[int, State]:
+        """The first round to do and its model: ``start``, or where the last job of the experiment stopped.
+
+        Also begins the results, with ``info``.
+
+        Raises:
+            CheckpointError: the checkpoints do not fit these settings or versions, or are damaged.
+            ServerFault: the checkpoint folder or the results cannot be written.
+        """
+        self._config, self._sites = dict(config), list(info["connected"])
+        found = self._load()
+        if found is not None:
+            self._resume(found, info)
+        info.update(run=self.run_id, synthetic=self.journal.synthetic)
+        with writing("the results", self.journal.store.folder):
+            self.journal.store.start(info)
+            if found is not None and self.folder is not None:
+                self.journal.store.load_state_dict(found.results, self.folder.log)
+        if found is not None:
+            return found.next_round, self._take_back(found, start)
+        self.save(0, start)
+        return 0, start
+
+    def _load(self) -> Checkpoint | None:
+        if self.folder is None:
+            return None
+        found = self.folder.load(lambda extra: _check_version(extra, self.run.experiment))
+        if found is None:
+            return None
+        if found.next_round == 0 and not _fits(found, self._config, self.run.experiment):
+            self.say(f"experiment {self.run.experiment!r}: no round was done under other settings; starting anew")
+            return None
+        return found
+
+    def _resume(self, found: Checkpoint, info: dict[str, Any]) -> None:
+        run = self.run
+        check_same_config(found.config, self._config, run.experiment)
+        following = [*following_rounds(self.rule, self.place.site_half), *(["crt_rounds"] if run.crt_rounds else [])]
+        was = found.config["num_rounds"]
+        # The rounds behind the method's own are not counted in either.
+        done = found.next_round if not run.crt_rounds else min(found.next_round, was)
+        check_same_rounds(was, run.num_rounds, done, following, run.experiment)
+        self.run_id = str(found.extra["run"])
+        self.journal.synthetic = bool(found.extra["synthetic"])
+        info["resumed_at_round"] = found.next_round
+        info["said"] = found.extra.get("said", {})  # for the model files, until the sites say it again
+        differences = [*found.passed_over, *self._differences(found, info)]
+        if differences:
+            info["resumed_with"] = differences
+        self.say(f"experiment {run.experiment!r}: going on at round {found.next_round} of {run.rounds_in_all}")
+        for text in differences:
+            self.say(f"experiment {run.experiment!r}: {text}", warning=True)
+
+    def _differences(self, found: Checkpoint, info: Mapping[str, Any]) -> Iterator[str]:
+        """What is not as it was and may change the figures."""
+        was, now = found.extra["versions"], info["versions"]
+        for name in sorted(set(was) | set(now)):
+            if was.get(name) != now.get(name):
+                yield f"{name} was {was.get(name)}, is {now.get(name)}: the last digits may differ"
+        gone = sorted(set(found.extra["sites"]) - set(self._sites))
+        new = sorted(set(self._sites) - set(found.extra["sites"]))
+        if gone:
+            yield f"no longer in the job: {', '.join(gone)}"
+        if new:
+            yield f"new in the job: {', '.join(new)}"
+        if found.config["num_rounds"] != self.run.num_rounds:
+            text = f"num_rounds was {found.config['num_rounds']}, is {self.run.num_rounds}"
+            unknown = "" if knows(self.place.site_half) else "; whether the sites' training depends on it is not known"
+            yield text + unknown
+
+    def _take_back(self, found: Checkpoint, like: State) -> State:
+        """Rule, best model and model files as they were; the global model in the network's own order."""
+        check_state(found.model, like, "checkpoint")
+        self.rule.load_state_dict(found.rule)
+        for name, counts in self.also.items():
+            counts.load_state_dict(found.extra.get(name, {}))  # an older checkpoint has none
+        best = self.folder.best_model(found) if self.folder is not None else None
+        if best is None and found.extra["best_round"] is not None:
+            self.say("the best model so far cannot be read; the best of the rounds to come is kept", warning=True)
+        state = {name: found.model[name] for name in like}  # the file sorts its names
+        with writing("the model", self.files.folder):
+            self.files.take_back(
+                state,
+                found.next_round - 1,
+                None if best is None else {name: best[name] for name in like},
+                found.extra["best"],
+            )
+        return state
+
+    # -- after a round
+
+    def save(self, next_round: int, state: State) -> None:
+        """Keeps the model that ``next_round`` begins with, and all that belongs to it.
+
+        Raises:
+            ServerFault: the disk is full or cannot be written; the checkpoints before are still there.
+        """
+        if self.folder is None:
+            return
+        extra = {
+            "run": self.run_id,
+            "sites": self._sites,
+            "versions": self.journal.info["versions"],
+            "synthetic": self.journal.synthetic,
+            "said": self.journal.info.get("said", {}),
+            "best": self.files.best.state_dict(),
+            "best_round": self.files.best_round,
+            **{name: counts.state_dict() for name, counts in self.also.items()},
+        }
+        checkpoint = Checkpoint(
+            next_round=next_round,
+            model=dict(state),
+            rule=self.rule.state_dict(),
+            results=self.journal.store.state_dict(),
+            config=self._config,
+            extra=extra,
+        )
+        with writing(f"the checkpoint of round {next_round}", self.folder.folder):
+            self.folder.save(checkpoint, self.journal.store.log)
+
+    def go_back(self, current_round: int, like: State, reason: str) -> State | None:
+        """Takes everything back to before the last round; its model, or ``None`` when it is not there any more.
+
+        Raises:
+            ServerFault: a folder cannot be written.
+        """
+        with writing("the checkpoint folder", self.folder.folder if self.folder else self.place.run_dir):
+            found = self.folder.back_from(current_round) if self.folder is not None else None
+        if found is None or self.folder is None:
+            return None
+        self.say(
+            f"{reason}. Going back: round {found.next_round} is done again, from the model before it", warning=True
+        )
+        with writing("the results", self.journal.store.folder):
+            self.journal.store.go_back(found.results, self.folder.log, reason)
+        return self._take_back(found, like)
+
+
+@contextmanager
+def writing(what: str, folder: Path) -> Iterator[None]:
+    """Turns a disk's error into the server's fault, in words for whoever runs it."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ServerFault(
+            f"{what} cannot be written to {folder}: {why}. Free space there, or choose another disk "
+            "(checkpoint_root in the server's local/fairflare.json), and start the run again; with an experiment id it "
+            "goes on after the last whole round"
+        ) from error
+
+
+def _fits(found: Checkpoint, config: Mapping[str, Any], experiment: str) -> bool:
+    try:
+        check_same_config(found.config, config, experiment)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _check_version(extra: Mapping[str, Any], experiment: str) -> None:
+    was = str(extra["versions"].get("fairflare"))
+    if not same_version(was):
+        from fairflare import __version__
+
+        raise CheckpointError(
+            f"experiment {experiment!r} was begun with fairflare {was}, this is {__version__}; install that version to "
+            "go on with it, or give the run another experiment id"
+        )

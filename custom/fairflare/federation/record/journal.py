@@ -1,0 +1,260 @@
+"""What a run says while it goes: results, event log, the server's log, and whoever listens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fairflare.core.fairness import higher_is_better, summarize
+from fairflare.federation.collecting.collector import Training
+from fairflare.federation.collecting.final_test import Tested, mean_of
+from fairflare.federation.collecting.phase import Phase
+from fairflare.federation.collecting.transport import Listener, Transport
+from fairflare.federation.plan.site_training import COMMON, PERSONAL
+from fairflare.federation.record.best_model import BestModel
+from fairflare.federation.record.run_info import directions_of
+from fairflare.federation.site.replies import AT_HOME, printable
+from fairflare.methods.base.reports import SUPPRESSED, TOO_FEW
+from fairflare.methods.base.rule import Weighing
+from fairflare.reporting.compare.no_effect import same_weights
+from fairflare.reporting.compare.standing import standing
+from fairflare.reporting.documents import Warned
+from fairflare.reporting.page.write import write_run_page
+from fairflare.reporting.pictures import draw_pictures
+from fairflare.reporting.results import LeftOut, ResultsStore, RoundRecord, read_results
+from fairflare.reporting.table import fairness_table
+
+if TYPE_CHECKING:
+    from fairflare.base.task import Metric
+
+
+class Journal:
+    """Writes down one run.
+
+    Args:
+        folder: for ``results.json`` and its like.
+        transport: has the server's log.
+        listeners: are told too.
+        metric: the task's primary one.
+    """
+
+    def __init__(self, folder: Path, transport: Transport, listeners: Sequence[Listener], metric: str) -> None:
+        self.store = ResultsStore(folder)
+        self.say = transport.say
+        self.listeners = list(listeners)
+        self.metric = metric
+        self.synthetic = False
+        self._classes_at_home: set[str] = set()
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What the results say of the run."""
+        return self.store.info
+
+    def tell(self, kind: str, **details: Any) -> None:
+        """An event: into the log file and to the listeners."""
+        self.store.event(kind, **details)
+        for listener in self.listeners:
+            listener.event(kind, details)
+
+    def checked(
+        self, phase: Phase, facts: Mapping[str, Mapping[str, Any]], metrics: Mapping[str, Metric] | None = None
+    ) -> None:
+        """What the sites said of their data before the first round, and what they may measure."""
+        if metrics is not None:
+            self.store.update_info(**directions_of(metrics))
+        self.store.update_info(said={site: dict(facts[site]) for site in sorted(facts)})
+        if self.info.get("measured") is None:  # the site half is not known at the server
+            own = sum(bool(found["personal"]) for found in facts.values())  # all are of one job: no site decides alone
+            self.store.update_info(measured=PERSONAL if 2 * own > len(facts) else COMMON)
+        for site in sorted(facts):
+            self.say(f"check: site {site!r} has {_data_in_words(facts[site])}")
+        for site, reason in sorted(phase.left_out.items()):
+            self.say(f"check: site {site!r} is not ready: {reason}", warning=True)
+        if any(found["synthetic"] for found in facts.values()):
+            self._note_synthetic()
+
+    def _note_synthetic(self) -> None:
+        if not self.synthetic:
+            self.synthetic = True
+            self.store.update_info(synthetic=True)
+            self.say("the data are SYNTHETIC (a phantom): the figures say nothing about patients")
+
+    def training(self, phase: Phase, record: RoundRecord) -> None:
+        """What the sites said of their training."""
+        self.left_out(phase, record)
+        record.validation = {site: dict(phase.good[site]) for site in sorted(phase.good)}
+        record.suppressed = {site: own for site, f in sorted(phase.trained.items()) if (own := f.stats[SUPPRESSED])}
+        record.train = {site: self._trained(site, found, record) for site, found in sorted(phase.trained.items())}
+        self._note_classes_at_home(phase)
+        record.notes = [note for _, found in sorted(phase.trained.items()) for note in found.notes]
+        for note in record.notes:
+            self.say(f"round {record.current_round}, {note}")
+        if any(found.stats["synthetic"] for found in phase.trained.values()):
+            self._note_synthetic()
+
+    def _note_classes_at_home(self, phase: Phase) -> None:
+        """A table that lacks a site's metrics says why."""
+        stats = {site: training.stats for site, training in phase.trained.items()} | phase.stats
+        found = {site for site in phase.good if stats[site][AT_HOME]}
+        if not found <= self._classes_at_home:
+            self._classes_at_home |= found
+            self.store.update_info(classes_at_home=sorted(self._classes_at_home))
+            self.say(f"metrics by class stay at home at: {', '.join(sorted(self._classes_at_home))}")
+
+    def _trained(self, site: str, found: Training, record: RoundRecord) -> dict[str, Any]:
+        said = {
+            "loss": found.stats["train_loss"],
+            "num_samples": found.num_samples,
+            "num_steps": found.num_steps,
+            "seconds": found.stats["seconds"],
+        }
+        if lost := printable(found.stats["state_lost"] or ""):
+            said["state_lost"] = lost
+            self.say(f"round {record.current_round}: site {site!r} lost some of its state: {lost}", warning=True)
+        return said
+
+    def left_out(self, phase: Phase, record: RoundRecord) -> None:
+        """An exchange of the round, and who is not in it."""
+        record.phases.append(phase.record())
+        for site, reason in sorted(phase.left_out.items()):
+            record.left_out.append(LeftOut(site=site, phase=phase.name, reason=reason))
+            self.say(f"round {record.current_round}, {phase.name}: site {site!r} left out: {reason}", warning=True)
+
+    def weighed(
+        self, weighing: Weighing, record: RoundRecord, warnings: Sequence[Warned] = (), *, last: bool = False
+    ) -> None:
+        """How the rule decided, and what one site could do or would have done.
+
+        Args:
+            last: it has weighed for the last time, and is asked whether it ever did.
+        """
+        record.site_weights = weighing.sites
+        record.layers = weighing.record or None
+        record.reports = weighing.reports
+        record.values = weighing.values
+        record.details = weighing.details
+        record.warnings = list(warnings)
+        if last:
+            now = {"site_weights": record.site_weights, "layers": record.layers}
+            record.warnings += same_weights([*read_results(self.store.folder)["rounds"], now])
+        for warned in record.warnings:
+            who = f"site {warned.site!r}: " if warned.site else ""
+            self.say(f"round {record.current_round}: {who}{warned.text}", warning=True)
+
+    def round_done(self, record: RoundRecord) -> None:
+        """A whole round."""
+        self.store.add_round(record)
+        for listener in self.listeners:
+            listener.round_done(record, self.metric)
+
+    def new_best(self, state: Mapping[str, Any], best: BestModel) -> None:
+        """The best model so far is another one."""
+        if best.made is None or best.made < 0:
+            return
+        about = "not scored by all" if best.value is None else f"{best.run.best_by} {self.metric} {best.value:.4f}"
+        self.say(f"the best model so far is that of round {best.made} ({about})")
+        for listener in self.listeners:
+            listener.best_model(state, best.made)
+
+    def tested(self, last: Tested, best: BestModel, of_best: Tested | None) -> None:
+        """The final test: every site's metrics, how fair they are, and pictures of the run.
+
+        Args:
+            last, of_best: of the last model and of the best one; ``None``: that is the last one, or cannot be tested
+                because what the sites had of their own then is gone.
+            best: what the latter is.
+        """
+        number = last.phase.current_round
+        for tested, which in ((last, ""), (of_best, ", best model")):
+            for left in tested.left_out if tested is not None else ():
+                self.say(f"validate{which}: site {left.site!r} left out: {left.reason}", warning=True)
+        for site in last.without(self.metric):
+            self.say(f"validate: site {site!r}: its {self.metric!r} is not finite", warning=True)
+        for site in sorted(last.phase.good):
+            if lost := printable(last.phase.stats[site]["state_lost"] or ""):
+                self.say(f"validate: site {site!r} lost some of its state: {lost}", warning=True)
+        self._note_classes_at_home(last.phase)
+        for site, names in last.suppressed.items():
+            self.say(f"validate: site {site!r}: {len(names)} metric(s) {SUPPRESSED}: {TOO_FEW}", warning=True)
+        is_last = best.made == number - 1
+        told = last if is_last else of_best
+        further = {
+            "best": {**best.as_dict(), "is_last": is_last, "left_out": told.left_out if told else []},
+            "test_best": told.test if told else None,
+            "fairness_best": self._fairness(told.test, told.suppressed) if told else None,
+            "last_rounds": self._last_rounds(last, number, best.run.test_last),
+            "resampled": last.resampled or None,
+            "resampled_units": last.units or None,
+            "inequality": standing(last.test, last.sampling, self.info),
+            "suppressed": last.suppressed,
+            "global_test": last.of_all,
+        }
+        self.store.finish(
+            "completed",
+            test=last.test,
+            fairness=self._fairness(last.test, last.suppressed),
+            phases=last.phases + (of_best.phases if of_best is not None else []),
+            left_out=last.left_out,
+            further=further,
+        )
+        results = read_results(self.store.folder)
+        for line in draw_pictures(results, self.store.folder) + write_run_page(results, self.store.folder):
+            self.say(line)
+        self.say("fairness on the sites' test splits\n" + fairness_table(results))
+        for listener in self.listeners:
+            listener.tested(last.test, self.metric, number)
+
+    def _last_rounds(self, last: Tested, number: int, most: int) -> dict[str, Any] | None:
+        """Mean test metrics of the last models, as far as they were tested."""
+        if most == 1:
+            return None
+        rounds = read_results(self.store.folder)["rounds"]
+        before = {r["current_round"]: r["test"] for r in rounds if number - most <= r["current_round"] < number - 1}
+        found = {made: measured for made, measured in before.items() if measured}
+        mean = mean_of([*found.values(), last.test])
+        told = {"rounds": [*found, number - 1], "test": mean, "fairness": self._fairness(mean, last.suppressed)}
+        if last.of_all:
+            of_all = {r["current_round"]: r["global_test"] or {} for r in rounds}
+            tests = [*({"": of_all[made]} for made in found), {"": last.of_all["metrics"]}]
+            told["global_test"] = mean_of(tests).get("", {})
+        return told
+
+    def _fairness(
+        self, test: Mapping[str, Mapping[str, float]], suppressed: Mapping[str, Sequence[str]]
+    ) -> dict[str, Any]:
+        """Of every metric over all sites of the job; who has no value, or keeps it, is named in it."""
+        info = self.info
+        sites = sorted({*info["sites"], *test})
+        found = {}
+        for name in sorted({name for of in (*test.values(), *suppressed.values()) for name in of}):
+            values = {site: test.get(site, {}).get(name, math.nan) for site in sites}
+            found[name] = summarize(
+                values,
+                higher_is_better=higher_is_better(name, info["higher_is_better"]),
+                suppressed=[site for site, names in suppressed.items() if name in names],
+            )
+        return found
+
+    def failed(self, reason: str, phase: Phase | None = None) -> None:
+        """The run ends here, in ``phase`` where the sites are to blame."""
+        left_out = [] if phase is None else [LeftOut(s, phase.name, why) for s, why in sorted(phase.left_out.items())]
+        try:
+            self.store.finish("failed", reason=reason, left_out=left_out)
+        except OSError as error:  # a full disk must not hide the reason
+            self.say(f"the results cannot be written: {error}", warning=True)
+
+
+def _data_in_words(found: Mapping[str, Any]) -> str:
+    """What a site said of its data."""
+    lists = ", ".join(f"{count} {split}" for split, count in found["images"].items())
+    home = found["suppressed"]
+    parts = [f"{lists} images" if lists else "said nothing about its data"] if lists or not home else []
+    parts += [f"{', '.join(home)} {SUPPRESSED} (fewer than {found['min_cases']} cases)"] if home else []
+    parts += ["SYNTHETIC"] if found["synthetic"] else []
+    parts += [f"{found['num_classes']} classes"] if found["num_classes"] is not None else []
+    parts += [f"prior {found['prior']}"] if found["prior"] else []
+    parts += [str(found[key]) for key in ("device", "computing") if found[key]]
+    return ", ".join(parts)

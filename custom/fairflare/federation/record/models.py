@@ -1,0 +1,107 @@
+"""The global model's files in the run directory, in FLARE's own layout so that its tools and examples read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fairflare.base.disk.files import save_torch, write_whole
+from fairflare.federation.record.best_model import BestModel
+
+MODEL_FILE = "FL_global_model.pt"
+BEST_MODEL_FILE = "best_FL_global_model.pt"
+
+
+class ModelFiles:
+    """Writes the current and the best global model.
+
+    Args:
+        folder: run directory.
+        method: noted in the files.
+        best: says which model is the best.
+        learned: says what the models are for; noted in the files.
+
+    Attributes:
+        noted: goes into the files too.
+    """
+
+    def __init__(
+        self, folder: Path, method: str, best: BestModel, learned: Callable[[], Mapping[str, Any]] = dict
+    ) -> None:
+        self.folder = folder
+        self.method = method
+        self.best = best
+        self.noted: dict[str, Any] = {}
+        self.learned = learned
+
+    @property
+    def best_round(self) -> int | None:
+        """The round that received the best model."""
+        return None if self.best.made is None else self.best.made + 1
+
+    def save(self, state: Mapping[str, torch.Tensor], current_round: int, name: str = MODEL_FILE) -> None:
+        """Replaces the file atomically."""
+        conf: dict[str, Any] = {
+            "round": current_round, "method": self.method, "task": dict(self.learned()), **self.noted,
+        }  # fmt: skip
+        if current_round < 0:
+            conf["what"] = "the initial model: no round made it"
+        content = {"model": dict(state), "train_conf": conf}
+        write_whole(self.folder / name, lambda path: save_torch(content, path))
+
+    def keep_best(
+        self,
+        state: Mapping[str, torch.Tensor],
+        validation: Mapping[str, Mapping[str, float]],
+        metric: str,
+        made: int,
+        *,
+        last: bool = False,
+    ) -> bool:
+        """Keeps the model if it is the best so far; whether it is.
+
+        Args:
+            state: what the sites validated.
+            validation: ``{site: {metric: value}}`` of it.
+            metric: the one that decides.
+            made: round that made the model; -1: none did.
+            last: see :meth:`fairflare.federation.record.best_model.BestModel.offer`.
+        """
+        scores = {site: by[metric] for site, by in validation.items() if metric in by}
+        if not self.best.offer(scores, made, last=last):
+            return False
+        self.save(state, made, BEST_MODEL_FILE)
+        return True
+
+    def load_best(self) -> dict[str, torch.Tensor]:
+        """The best model, from its file."""
+        content = torch.load(self.folder / BEST_MODEL_FILE, map_location="cpu", weights_only=True)
+        found: dict[str, torch.Tensor] = content["model"]
+        return found
+
+    def take_back(
+        self,
+        state: Mapping[str, torch.Tensor],
+        made: int,
+        best: Mapping[str, torch.Tensor] | None,
+        kept: Mapping[str, Any],
+    ) -> None:
+        """Both files as they were after an earlier round.
+
+        Args:
+            state: the global model.
+            made: the round that made it; -1: none did.
+            best: the best model; ``None``: there is none.
+            kept: state of :attr:`best`.
+        """
+        for name in (MODEL_FILE, BEST_MODEL_FILE):
+            (self.folder / name).unlink(missing_ok=True)
+        if made >= 0:
+            self.save(state, made)
+        self.best.forget()
+        if best is not None:
+            self.best.load_state_dict(kept)
+            self.save(best, int(kept["made"]), BEST_MODEL_FILE)

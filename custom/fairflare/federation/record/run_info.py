@@ -1,0 +1,124 @@
+"""What a run is: its settings as they are compared on resume, what its results say of it, and the versions at work."""
+
+from __future__ import annotations
+
+import inspect
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fairflare import __version__
+from fairflare.base.disk.files import sha256_of
+from fairflare.base.settings import values_of
+from fairflare.exchange.anchor_forms import MODEL
+from fairflare.exchange.messages import num_bytes
+from fairflare.federation.plan.bounds import bounds_of
+from fairflare.federation.plan.run_settings import Place, RunSettings
+from fairflare.federation.plan.site_training import training_of
+from fairflare.methods.base.rule import FollowsNumRounds, Rule, State
+
+if TYPE_CHECKING:
+    from fairflare.base.task import Metric, Task
+
+
+def config_of(run: RunSettings, place: Place, rule: Rule, task: Task) -> dict[str, Any]:
+    """What must be the same when an experiment goes on."""
+    return {
+        "num_rounds": run.num_rounds,
+        "seed": run.seed,
+        "norm_statistics": run.norm_statistics
+        + (f", {run.recalibration}" if run.norm_statistics == "recalibrated" else ""),
+        "rule": values_of(rule),
+        "task": values_of(task),
+        "training": place.site_half,
+        **({} if run.anchor_as == MODEL else {"anchor_as": run.anchor_as}),
+        **({"retraining": retraining_of(run)} if run.crt_rounds else {}),
+    }
+
+
+def retraining_of(run: RunSettings) -> dict[str, Any]:
+    """How the classifier is trained anew behind the method's rounds."""
+    return {name: getattr(run, name) for name in ("crt_rounds", "crt_epochs", "crt_weights", "crt_mask_absent")}
+
+
+def info_of(
+    run: RunSettings,
+    place: Place,
+    rule: Rule,
+    task: Task,
+    state: State,
+    connected: Sequence[str],
+    expected: Sequence[str],
+    config: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The results' ``info``, see ``docs/results.md``."""
+    method = type(rule).__name__
+    return {
+        "experiment": run.experiment,
+        "job_id": place.job_id,
+        "method": method,
+        "label": run.label or method,
+        "primary_metric": task.primary_metric,
+        "shown_metrics": list(task.shown_metrics),
+        **directions_of(task.by_name()),
+        "metric_range": [task.primary.low, task.primary.high],
+        "num_rounds": run.num_rounds,
+        **({"crt_rounds": run.crt_rounds} if run.crt_rounds else {}),
+        "min_sites": run.min_sites,
+        "bounds": bounds_of(run, len({*expected, *connected})),
+        "best_by": run.best_by,
+        "seed": run.seed,
+        "sites": sorted({*expected, *connected}),
+        "connected": list(connected),
+        "config": dict(config),
+        "task_file": source_of(task),
+        "model_parameters": sum(t.numel() for t in state.values() if t.is_floating_point()),
+        "model_bytes": num_bytes(state),
+        "versions": versions(),
+    }
+
+
+def directions_of(metrics: Mapping[str, Metric]) -> dict[str, dict[str, Any]]:
+    """Gives which metrics are better high, and their units, where they have one."""
+    units = {name: metric.unit for name, metric in metrics.items() if metric.unit}
+    higher = {name: metric.higher_is_better for name, metric in metrics.items()}
+    return {"higher_is_better": higher, **({"units": units} if units else {})}
+
+
+def source_of(task: Task) -> dict[str, str] | None:
+    """Name and checksum of the file that the task's class comes from; ``None``: it comes from none.
+
+    Of a MONAI bundle also the checksum over its files, ``monai_bundle_sha256``.
+    """
+    try:
+        path = Path(inspect.getfile(type(task)))
+        found = {"name": path.name, "sha256": sha256_of(path)}
+    except (OSError, TypeError):
+        return None
+    bundle = getattr(task, "monai_bundle_sha256", None)
+    return found if bundle is None else {**found, "monai_bundle_sha256": bundle}
+
+
+def versions() -> dict[str, str]:
+    """Of this package, Python and what the results depend on."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"fairflare": __version__, "python": platform.python_version()}
+    for name in ("nvflare", "torch", "monai", "numpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def following_rounds(rule: object, site_half: Any) -> list[str]:
+    """Settings whose effect in a round depends on ``num_rounds``, such as ``training.schedule``."""
+    halves = {"rule": rule, "training": training_of(site_half)}.items()
+    return [f"{n}.{s}" for n, half in halves if isinstance(half, FollowsNumRounds) for s in half.follows_num_rounds()]
+
+
+def knows(site_half: Any) -> bool:
+    """Whether the sites' half can be asked here."""
+    return training_of(site_half) is not None

@@ -1,0 +1,89 @@
+"""What a task is, as a model's file holds it: enough to build its network again and to read an image as it did."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fairflare import __version__
+from fairflare.base.disk.files import private_folder, sha256_of, write_whole
+from fairflare.base.settings import values_of
+from fairflare.base.task import Task
+
+TASK_FILE = "task.py"  # in the results folder: a run's own code
+PACKAGE = "fairflare."
+
+
+class TaskRecorder:
+    """Says what a run's models are for.
+
+    Args:
+        task: what is learned.
+        info: the ``info`` of the run's results at the moment: what the sites said of their data.
+        folder: the results folder; keeps a copy of a task's own code.
+    """
+
+    def __init__(self, task: Task, info: Callable[[], Mapping[str, Any]], folder: Path) -> None:
+        self.task, self.info, self.folder = task, info, folder
+        self._source: dict[str, str] | None = None
+
+    def __call__(self) -> dict[str, Any]:
+        """Plain values, see ``docs/predict.md``."""
+        task, info = self.task, self.info()
+        packaged, own = origin(type(task))
+        found: dict[str, Any] = {
+            "class": packaged,
+            "own_code": own,
+            "settings": values_of(task)["args"],
+            "class_names": class_names(task, info),
+            "metric": task.primary_metric,
+            "synthetic": bool(info.get("synthetic")),
+            "fairflare": __version__,
+        }
+        for key in ("in_channels", "image_size", "intensities"):
+            value = getattr(task, key, None)
+            found[key] = list(value) if isinstance(value, tuple) else value
+        if own:
+            found |= self._kept()
+        return found
+
+    def _kept(self) -> dict[str, str]:
+        """Copies the file of the task's class beside the results, once."""
+        if self._source is None:
+            self._source = {}
+            cls = type(self.task)
+            module = sys.modules.get(cls.__module__)
+            file = getattr(module, "__file__", None)
+            if cls.__name__ == "Task" and getattr(module, "Task", None) is cls and file and Path(file).is_file():
+                private_folder(self.folder)
+                write_whole(self.folder / TASK_FILE, lambda path: shutil.copyfile(file, path))
+                self._source = {"task_file": TASK_FILE, "task_file_sha256": sha256_of(self.folder / TASK_FILE)}
+        return self._source
+
+
+def origin(cls: type) -> tuple[str, list[str]]:
+    """The packaged class that a task's class is or builds on, and what is not of it."""
+    own: dict[str, None] = {}
+    for base in cls.__mro__:
+        if base.__module__.startswith(PACKAGE):
+            return f"{base.__module__}.{base.__name__}", list(own)
+        own |= {name: None for name, value in vars(base).items() if not _of_python(name, value)}
+    raise TypeError(f"{cls.__name__} is no Task")
+
+
+def _of_python(name: str, value: Any) -> bool:
+    """What Python puts into a class by itself; one of a task file that has nothing else is the packaged one."""
+    return name == "_abc_impl" or (name.startswith("__") and name.endswith("__") and not callable(value))
+
+
+def class_names(task: Task, info: Mapping[str, Any]) -> list[str] | None:
+    """Names of a task's classes or structures: its own, those of all sites' datalists, or those of the phantom."""
+    names = getattr(task, "names", None)
+    if names is None or task.classes is None or getattr(task, "class_names", None) or info.get("synthetic"):
+        return None if names is None else list(names())
+    said = [found.get("class_names") for found in (info.get("said") or {}).values()]
+    told = {tuple(given) for given in said if given and len(given) == task.classes}
+    return list(told.pop()) if len(told) == 1 else [f"class_{number}" for number in range(task.classes)]

@@ -1,0 +1,1 @@
+"""How the server leads a run."""

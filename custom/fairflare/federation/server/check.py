@@ -1,0 +1,367 @@
+"""The first exchange of a job, ``check``: every site opens its data and says what it has, before anything is trained.
+
+A wrong setting, unreadable data, a task that does not fit the method, made-up data beside real ones, another number of
+classes than the job has: all of it ends the run here, and says who and why. With ``require_all_sites=false`` the run
+goes on without the site that it is about; where sites differ, without those that are not like most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fairflare.base.task import SPLIT_GLOBAL, SiteData
+from fairflare.exchange.messages import TASK_CHECK, Message, SiteTask, encode_task
+from fairflare.federation.collecting.phase import Exchange, Phase, RoundFailed
+from fairflare.federation.collecting.roster import Roster
+from fairflare.federation.collecting.transport import Transport
+from fairflare.federation.plan.run_settings import RunSettings
+from fairflare.federation.site.facts import GLOBAL_LIST
+from fairflare.federation.site.replies import MAX_SAMPLES, printable, read_head, reasons
+from fairflare.federation.site.sampling import BY_CLASS, MOST_CLASSES
+from fairflare.methods.base.reports import Field, ReportError, read_report
+
+if TYPE_CHECKING:
+    from fairflare.base.task import Batches, Metric, Task
+    from fairflare.federation.record.journal import Journal
+
+MAX_LISTS = 100  # of images, at a site
+MAX_WORDS = 100_000  # characters of all names in a report together
+#: What a site says in the report of ``check``. A site of the user's own script may say nothing of it.
+FIELDS = (
+    Field("splits", "names", required=False, doc="names of its lists: training, validation, test, `test_<name>`"),
+    Field("suppressed", "names", required=False, doc="names of those of its lists with fewer cases than `min_cases`"),
+    Field("min_cases", "whole", low=1, required=False, doc="the number that is in force there"),
+    Field(
+        "images", "vector", low=0, high=MAX_SAMPLES, same_length_as="splits", required=False,
+        doc="number of images in each list",
+        keep="of lists with fewer cases: `min_cases`",
+    ),
+    Field(
+        GLOBAL_LIST, "text", required=False,
+        doc="checksum of its list `test_global`, so that one that several sites have counts once",
+        reveals="to whoever has the same images: that the site has this list",
+        keep="leave `test_global` out of the datalist; of fewer cases `min_cases`",
+    ),
+    Field("synthetic", "flag", required=False, doc="whether the data are made up"),
+    Field(
+        "num_classes", "whole", low=1, high=MOST_CLASSES, required=False,
+        doc="number of classes that the datalist names, else the highest label and one",
+        reveals="where the datalist names no classes: that the site has the class of the highest label",
+        keep=f"{BY_CLASS}, and of a class with fewer cases `min_cases`, where the datalist names no classes",
+    ),
+    Field(
+        "class_names", "names", required=False,
+        doc="names of the classes in the datalist, also of those that the site has no image of",
+        keep="leave `class_names` out of the datalist",
+    ),
+    Field(
+        "class_groups", "names", required=False,
+        doc="which class is in which group (head, medium, tail) of the datalist",
+        reveals="which classes have many and which few training images in the data that the groups were made from",
+        keep="leave `class_groups` out of the datalist",
+    ),
+    Field(
+        "prior", "text", required=False,
+        doc="Fed-MAS: fingerprint of the frozen prior network", reveals="which published checkpoint the site holds",
+    ),
+    Field("personal", "flag", required=False, doc="whether it is measured with parts, or a model, that stay with it"),
+    Field("device", "text", required=False, doc="`cpu` or `cuda`", reveals="whether the site has a GPU"),
+    Field("computing", "text", required=False, doc="`precision`, `channels_last`, `compile`, `deterministic` there"),
+)  # fmt: skip
+
+
+def read_check(site: str, message: Message, current_round: int) -> dict[str, Any]:
+    """A site's answer, checked: images by list, and the fields after them; ``None``: it does not say.
+
+    Raises:
+        ReportError: it cannot be used (names site, field and value), or the site says that it cannot take part.
+    """
+    meta = read_head(site, message, current_round)
+    found = read_report(meta.get("report"), FIELDS, site)
+    splits, counts = found.pop("splits") or [], found.pop("images") or []
+    if found["min_cases"] is not None:
+        found["min_cases"] = int(found["min_cases"])
+    names = found["class_names"]
+    if (
+        len(splits) + len(found["suppressed"] or ()) > MAX_LISTS
+        or len(names or ()) > MOST_CLASSES
+        or len(found["class_groups"] or ()) > MOST_CLASSES
+    ):
+        raise ReportError(f"site {site!r}: more than {MAX_LISTS} lists or {MOST_CLASSES} classes or groups")
+    size = sum(map(len, (*splits, *(names or ()), *(found["class_groups"] or ()))))
+    if size > MAX_WORDS:
+        raise ReportError(f"site {site!r}: the names in its report have {size} characters, more than {MAX_WORDS}")
+    for key in (GLOBAL_LIST, "prior", "device", "computing"):
+        found[key] = None if found[key] is None else printable(found[key])
+    for key in ("class_names", "class_groups", "suppressed"):
+        if found[key] is not None:
+            found[key] = [printable(name) for name in found[key]]
+    if found["num_classes"] is not None:
+        found["num_classes"] = int(found["num_classes"])
+    images = {printable(split): int(count) for split, count in zip(splits, counts, strict=False)}
+    return {"images": images, **found}
+
+
+class _Said(SiteData):
+    """A site's data as far as it speaks of them: what its task needs to name the classes as the site does."""
+
+    def __init__(self, found: Mapping[str, Any]) -> None:
+        self.synthetic = bool(found["synthetic"])
+        self.num_classes = found["num_classes"]
+        self.class_names = None if found["class_names"] is None else tuple(found["class_names"])
+        if found["class_groups"] is not None:
+            pairs = [entry.rpartition(" ")[::2] for entry in found["class_groups"]]
+            self.class_groups = {n: tuple(int(c) for g, c in pairs if g == n and c.isdigit()) for n, _ in pairs}
+        self._images = found["images"]
+
+    def num_samples(self, split: str) -> int:
+        return int(self._images.get(split, 0))
+
+    def batches(self, split: str, **options: Any) -> Batches:
+        raise ValueError("the server has no images of a site")
+
+
+class Check:
+    """Asks every site before the first round of a job, also of one that goes on with an experiment.
+
+    Args:
+        task: what is learned.
+        run: settings.
+        transport, roster, journal: of the run.
+        metrics: what sites may measure; gets those of the classes that they name.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        run: RunSettings,
+        transport: Transport,
+        roster: Roster,
+        journal: Journal,
+        metrics: dict[str, Metric] | None = None,
+    ) -> None:
+        self.task, self.settings, self.metrics = task, run, {} if metrics is None else metrics
+        self.roster, self.journal = roster, journal
+        # No grace: a site that needs long to open its data is not late.
+        self.exchange = Exchange(transport, roster, run.min_sites, 0.0, journal.tell)
+        self.facts: dict[str, dict[str, Any]] = {}
+        self.synthetic: bool | None = None
+
+    def run(self, current_round: int, run_id: str) -> None:
+        """The exchange, and what follows from it.
+
+        Args:
+            current_round: the first to do.
+            run_id: see :class:`fairflare.exchange.messages.SiteTask`.
+
+        Raises:
+            RoundFailed: the run cannot begin; says who is to blame and what to do.
+            ServerFault, Stopped: as in any exchange.
+        """
+        run = self.settings
+        before = self.journal.synthetic if current_round > 0 else None
+        task = SiteTask(
+            TASK_CHECK, {}, current_round, run.num_rounds, run.seed, experiment=run.experiment, run=run_id,
+            min_cases=run.min_cases,
+        )  # fmt: skip
+        phase = Phase(TASK_CHECK, current_round, self.roster.known())
+        self.exchange.unless_stopped(
+            self.exchange.run(phase, encode_task(task), run.check_timeout, run.num_rounds, self._take)
+        )
+        problems = list(self._problems(phase, before))
+        for found in self.facts.values():
+            for name, metric in self.task.suited_to(_Said(found)).by_name().items():
+                self.metrics.setdefault(name, metric)  # what the job declares no site can change
+        self.journal.checked(phase, self.facts, self.metrics)
+        said = {found["synthetic"] for found in self.facts.values()} - {None}
+        problems += self._unready(phase)
+        if problems:
+            raise RoundFailed("check, before any training: " + " ".join(map(_ended, problems)), phase)
+        self.synthetic = said.pop() if said else None
+
+    @property
+    def global_lists(self) -> list[list[str]]:
+        """Sites that have the same list ``test_global``, together; a list of which nothing is known is by itself."""
+        found: dict[str, list[str]] = {}
+        for site, said in sorted(self.facts.items()):
+            if SPLIT_GLOBAL in said["images"]:
+                found.setdefault(said[GLOBAL_LIST] or f"of {site}", []).append(site)
+        return list(found.values())
+
+    @property
+    def groups(self) -> Mapping[str, Sequence[int]]:
+        """Groups of classes (head, medium, tail) as the sites have them; none where the task has none."""
+        return next((self.task.suited_to(_Said(found)).groups() for found in self.facts.values()), {})
+
+    def same_kind(self, site: str, synthetic: bool | None) -> None:
+        """Refuses the training of a site whose data are made up where the others' are not, or the reverse.
+
+        Raises:
+            ReportError: it is one.
+        """
+        if None not in (synthetic, self.synthetic) and synthetic != self.synthetic:
+            kinds = ("made up, and the others' are not", "not made up, as the others' are")
+            raise ReportError(f"site {site!r}: its data are {kinds[not synthetic]}; the two are never mixed")
+
+    def _take(self, phase: Phase, site: str, message: Message) -> dict[str, float]:
+        self.facts[site] = read_check(site, message, phase.current_round)
+        return {}
+
+    def _unready(self, phase: Phase) -> Iterator[str]:
+        """Sites that cannot take part."""
+        refused = {site: why for site, why in phase.left_out.items() if site not in phase.unheard}
+        if len(phase.good) < self.settings.min_sites:
+            yield (
+                f"{len(phase.good)} of {len(phase.asked)} site(s) ready, min_sites={self.settings.min_sites}. "
+                f"Not ready: {reasons(phase.left_out.items())}"
+            )
+        elif refused and self.settings.require_all_sites:
+            who = f"{len(refused)} of {len(phase.asked)} site(s) cannot take part: {reasons(refused.items())}"
+            yield (
+                f"{_ended(who)} Correct it there and submit the job again, or let the others go on without it: "
+                "require_all_sites=false (--no-require-all-sites)"
+            )
+
+    def _problems(self, phase: Phase, before: bool | None) -> Iterator[str]:
+        """What does not go together and ends the run; ``before``: whether the rounds so far were on made-up data.
+
+        Where a run may go on without a site, one that differs from most or from the rounds before is left out.
+        """
+        made_up = self._who(lambda found: found["synthetic"] is True)
+        real = self._who(lambda found: found["synthetic"] is False)
+        if before is not None and (made_up or real) and not (made_up if before else real):
+            was, now = ("made-up", "real") if before else ("real", "made-up")
+            yield f"the rounds before were trained on {was} data, and {_names(made_up or real)} has {now} ones now"
+        else:
+            yield from self._same(
+                phase,
+                "synthetic",
+                f"made-up data beside real ones: synthetic at {_names(made_up)}, real at {_names(real)}. Set "
+                f"'data_root' in the fairflare.json of {_names(made_up)}",
+                "its data are of another kind (made up or real) than those of most sites, or of the rounds before; the "
+                "two are never mixed: correct 'data_root' in its fairflare.json",
+                wanted=before,
+            )
+        if real := self._who(lambda found: found["synthetic"] is False):
+            yield from self._classes(phase, real)
+        by_prior = _by_value({site: found["prior"] for site, found in self.facts.items()})
+        if len(by_prior) > 1 and self.settings.require_all_sites:  # else the rule leaves the minority out
+            held = "; ".join(f"{prior!r} at {_names(sites)}" for prior, sites in by_prior.items())
+            yield f"the sites hold different prior networks: {held}. Give every site the same checkpoint ('prior')"
+
+    def _classes(self, phase: Phase, real: Sequence[str]) -> Iterator[str]:
+        """The classes that the sites have, and the network's; of ``real`` data."""
+        for key, verb, remedy in (
+            ("class_names", "name", ""),
+            ("class_groups", "group", ". Write the same 'class_groups' into all"),
+        ):
+            real = [site for site in real if site in self.facts]
+            by_value = _by_value({site: self._said(site, key) for site in real})
+            told = "; ".join(f"{', '.join(value)} at {_names(sites)}" for value, sites in by_value.items())
+            problem = f"the datalists {verb} the classes differently: {told[:600]}{remedy}"
+            reason = f"its datalist {verb}s the classes otherwise than those of most sites; correct {key!r} there"
+            yield from self._same(phase, key, problem, reason, among=real)
+        wanted = self.task.classes
+        counts = {site: self.facts[site]["num_classes"] for site in real if site in self.facts}
+        known = {site: count for site, count in counts.items() if count is not None}
+        if wanted is None or not known:
+            return
+        over = [site for site, count in known.items() if count > wanted]
+        if over and not self.settings.require_all_sites and 2 * len(over) < len(known):
+            for site in over:
+                self._leave_out(phase, site, f"it has {known.pop(site)} classes, the job has num_classes={wanted}")
+        # The last classes may be at a site that does not say, or is not there.
+        everybody = len(known) == len(counts) and not phase.left_out
+        if everybody and max(known.values()) != wanted:
+            yield (
+                f"the job has num_classes={wanted}, the sites have {max(known.values())} classes at most "
+                f"({', '.join(f'{site}: {count}' for site, count in sorted(known.items()))}). Set "
+                f"num_classes={max(known.values())}, or name all classes with 'class_names' in the datalists"
+            )
+
+    def _same(
+        self,
+        phase: Phase,
+        key: str,
+        problem: str,
+        reason: str,
+        *,
+        among: Sequence[str] | None = None,
+        wanted: Any = None,
+    ) -> Iterator[str]:
+        """The problem, where sites say different things and no site can be left out; else leaves out the odd ones.
+
+        Args:
+            phase: of the check.
+            key: of the facts.
+            problem, reason: for everybody, and for a site that is left out.
+            among: those that are compared; ``None``: all that answered.
+            wanted: what it has to be; ``None``: what more than half of those say that say something.
+        """
+        by_value = _by_value({site: self._said(site, key) for site in among or self.facts})
+        if len(by_value) < 2:
+            return
+        most = max(by_value, key=lambda value: len(by_value[value]))
+        if wanted is None and 2 * len(by_value[most]) > sum(map(len, by_value.values())):
+            wanted = most
+        if self.settings.require_all_sites:
+            yield problem
+        elif wanted is None:
+            yield f"{_ended(problem)} No side is that of most sites, so none is left out"
+        else:
+            for site in (site for value, sites in by_value.items() if value != wanted for site in sites):
+                self._leave_out(phase, site, reason)
+
+    def _said(self, site: str, key: str) -> Any:
+        found = self.facts[site][key]
+        return (tuple(found) or None) if isinstance(found, list) else found
+
+    def _leave_out(self, phase: Phase, site: str, reason: str) -> None:
+        """For the whole run: it is not asked again."""
+        self.roster.excluded[site] = f"site {site!r}: {reason}"
+        phase.refuse(site, self.roster.excluded[site])
+        del self.facts[site]
+
+    def _who(self, fits: Any) -> list[str]:
+        return sorted(site for site, found in self.facts.items() if fits(found))
+
+
+def _by_value(values: Mapping[str, Any]) -> dict[Any, list[str]]:
+    found: dict[Any, list[str]] = {}
+    for site, value in sorted(values.items()):
+        if value is not None:
+            found.setdefault(value, []).append(site)
+    return found
+
+
+def _ended(text: str) -> str:
+    """A sentence; a reason may end with a question."""
+    return text if text.endswith((".", "?")) else f"{text}."
+
+
+def _names(sites: list[str]) -> str:
+    return ", ".join(sites)
+
+
+def check_present(named: Iterable[str], connected: Sequence[str], min_sites: int, say: Callable[..., None]) -> None:
+    """Whether a run can begin with the sites that are there.
+
+    Args:
+        named: sites that the job names.
+        connected: those that are there.
+        min_sites: so many it needs.
+        say: a line for the server's log.
+
+    Raises:
+        RoundFailed: it cannot.
+    """
+    if missing := sorted(set(named) - set(connected)):
+        say(f"not connected, though the job names them: {', '.join(missing)}; it goes on without them", warning=True)
+    if not connected:
+        raise RoundFailed("no site is connected")
+    if len(connected) < min_sites:
+        raise RoundFailed(
+            f"{len(connected)} site(s) in the job ({', '.join(connected)}), min_sites={min_sites}; start more sites or "
+            "lower min_sites"
+        )

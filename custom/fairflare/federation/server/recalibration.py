@@ -1,0 +1,340 @@
+"""``norm_statistics="recalibrated"``: the new model's batch norms get the statistics of all sites' training images.
+
+After each aggregation the sites are asked for moments, in one exchange or (``recalibration="exact"``) in one for each
+group of norms, see :mod:`fairflare.core.features.batch_norms`; the first carries the model, the later ones only the statistics
+that are new. Sums leave the sites, no image does. ``docs/norm_statistics.md`` says what it costs and when it matters.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+from fairflare.core.features.batch_norms import MEAN, VARIANCE, other_running, pooled, registered_names
+from fairflare.exchange.messages import TASK_NORMS, Message, SiteTask, encode_task
+from fairflare.federation.collecting.influence import Influence
+from fairflare.federation.collecting.phase import Exchange, Phase, RoundFailed
+from fairflare.federation.plan.run_settings import RunSettings
+from fairflare.federation.site.norm_moments import DONE, EXCHANGE, FIELDS, ONE_PASS
+from fairflare.federation.site.replies import COUNTS, IN_REPORT, printable, read_head, read_stats, suppressed_in
+from fairflare.methods.base.reports import ReportError, read_report, shortened
+from fairflare.methods.base.rule import State, Weighing
+from fairflare.reporting.documents import LeftOut, RoundRecord, Warned
+
+if TYPE_CHECKING:
+    from fairflare.base.task import Task
+    from fairflare.federation.record.journal import Journal
+
+BYTES = 8  # of a number in a report
+
+
+@dataclass(frozen=True)
+class NormReport:
+    """A site's checked answer.
+
+    Attributes:
+        names: of the norms, in the site's order.
+        values: of a channel, by norm.
+        means, variances: (channels,) float64 by norm, the variances biased.
+        images: that the site says it measured on.
+        more: whether further norms come later.
+    """
+
+    names: tuple[str, ...]
+    values: dict[str, int]
+    means: dict[str, torch.Tensor]
+    variances: dict[str, torch.Tensor]
+    images: int
+    more: bool
+
+    @property
+    def group(self) -> tuple[tuple[str, ...], bool]:
+        """What all sites must agree on: which norms, and whether there are more."""
+        return tuple(sorted(self.names)), self.more
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its numbers."""
+        return BYTES * (len(self.values) + 2 * sum(len(mean) for mean in self.means.values()))
+
+
+def read_norms(site: str, message: Message, current_round: int, pending: Mapping[str, int]) -> NormReport:
+    """A site's answer to ``norms``, every value checked.
+
+    Args:
+        site, message: who said what.
+        current_round: that was asked about.
+        pending: channels of each norm that may be in it.
+
+    Raises:
+        ReportError: it cannot be used (names site, field and value).
+    """
+    meta = read_head(site, message, current_round)
+    held = suppressed_in(read_stats(site, meta), IN_REPORT)
+    found = read_report(meta.get("report"), FIELDS, site, suppressed=held)
+    images = read_report(meta, COUNTS, site)["num_samples"]
+    if images is None:
+        raise ReportError(f"site {site!r}: the answer lacks the field 'num_samples'")
+    names = found["norms"]
+    for name in names:
+        if name not in pending:
+            raise ReportError(f"site {site!r}: field 'norms' names {shortened(name)}, which is not asked for")
+    if len(set(names)) != len(names):
+        raise ReportError(f"site {site!r}: field 'norms' names a norm twice")
+    if found["more"] and not names:
+        raise ReportError(f"site {site!r}: field 'more' is true, and field 'norms' is empty")
+    for value in found["values"]:
+        if value != int(value):
+            raise ReportError(f"site {site!r}: field 'values' must hold whole numbers, got {value:.8g}")
+    widths = [pending[name] for name in names]
+    parts: dict[str, dict[str, torch.Tensor]] = {}
+    for key in ("means", "variances"):
+        if len(found[key]) != sum(widths):
+            raise ReportError(
+                f"site {site!r}: field {key!r} has {len(found[key])} entries, these norms have {sum(widths)} channels"
+            )
+        split = torch.tensor(found[key], dtype=torch.float64).split(widths)
+        parts[key] = dict(zip(names, split, strict=True))
+    values = {name: int(value) for name, value in zip(names, found["values"], strict=True)}
+    return NormReport(tuple(names), values, parts["means"], parts["variances"], int(images), found["more"])
+
+
+@dataclass
+class _Chain:
+    """The exchanges of one round."""
+
+    state: dict[str, torch.Tensor]
+    pending: dict[str, int]  # channels, by name
+    total: Phase  # all exchanges as one
+    done: list[str] = field(default_factory=list)
+    new: dict[str, torch.Tensor] = field(default_factory=dict)  # statistics, by the state's names
+    exchanges: int = 0
+    images: dict[str, int] = field(default_factory=dict)
+    warnings: dict[tuple[str, str], Warned] = field(default_factory=dict)
+
+
+class Recalibration:
+    """Brings the running statistics of a new global model in order.
+
+    Args:
+        task: builds the network, which says what is a batch norm.
+        run: settings.
+        exchange, journal: of the run.
+        run_id: see :class:`fairflare.exchange.messages.SiteTask`.
+        too_few: makes the error of a phase with fewer than ``min_sites`` usable answers.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        run: RunSettings,
+        exchange: Exchange,
+        journal: Journal,
+        run_id: Callable[[], str],
+        too_few: Callable[[Phase], RoundFailed],
+    ) -> None:
+        self.task, self.run = task, run
+        self.exchange, self.journal = exchange, journal
+        self.run_id, self.too_few = run_id, too_few
+        self._told: set[str] = set()
+
+    def __call__(self, state: State, record: RoundRecord) -> State:
+        """The model with statistics of the training images of the round's sites; the same model where none is due.
+
+        Args:
+            state: the new global model; is not changed.
+            record: of the round: gets the phase, who is left out of it, and warnings.
+
+        Raises:
+            RoundFailed: fewer than ``min_sites`` usable answers in one of the exchanges.
+            ServerFault, Stopped: as in any exchange.
+        """
+        if self.run.norm_statistics != "recalibrated" or not self._norms:
+            return state
+        sites = self.exchange.roster.willing(record.accepted, TASK_NORMS, record.current_round)
+        if len(sites) < self.run.min_sites:  # as for training: rather late ones than none
+            sites = sorted(record.accepted)
+        total = Phase(TASK_NORMS, record.current_round, sites)
+        total.left_out |= self.exchange.roster.why_not(sites, TASK_NORMS, record.accepted)
+        pending = {name: len(state[f"{name}.{MEAN}"]) for name in self._norms}
+        chain = _Chain(dict(state), pending, total)
+        more = True
+        while more and chain.pending:
+            more = self._exchange(chain)
+        self._note(chain, record)
+        return chain.state
+
+    @cached_property
+    def _norms(self) -> dict[str, list[str]]:
+        """The network's batch norms with running statistics: all names of each, by the first."""
+        with torch.random.fork_rng(devices=[]):  # nobody's random numbers change by it
+            model = self.task.build_model()
+        norms = registered_names(model)
+        if not norms:
+            self.journal.say("norm_statistics: the network has no batch norm with running statistics; nothing is asked")
+        if others := other_running(model):
+            self.journal.say(f"norm_statistics: no batch norms, their running statistics are averaged: {_some(others)}")
+        return norms
+
+    # -- one exchange
+
+    def _exchange(self, chain: _Chain) -> bool:
+        """Asks for the next norms and sets them; whether there are more."""
+        total, run = chain.total, self.run
+        live = [site for site in total.asked if site not in total.left_out]
+        task = SiteTask(
+            TASK_NORMS,
+            dict(chain.new if chain.exchanges else chain.state),
+            total.current_round,
+            run.num_rounds,
+            run.seed,
+            directives={
+                DONE: list(chain.done), EXCHANGE: chain.exchanges, ONE_PASS: run.recalibration == "one_pass",
+            },
+            experiment=run.experiment,
+            run=self.run_id(),
+            min_cases=run.min_cases,
+        )  # fmt: skip
+        phase = Phase(TASK_NORMS, total.current_round, live, doubtful=self.exchange.roster.doubtful(live))
+        reports: dict[str, NormReport] = {}
+
+        def use(phase: Phase, site: str, message: Message) -> dict[str, float]:
+            reports[site] = read_norms(site, message, phase.current_round, chain.pending)
+            phase.bytes_in += reports[site].num_bytes
+            return {}
+
+        self.exchange.run(phase, encode_task(task), run.norms_timeout, run.num_rounds, use)
+        _add(total, phase)
+        self.exchange.unless_stopped(phase)
+        agreed = _agreed(reports)
+        for site, said in sorted(reports.items()):
+            if said.group != agreed:
+                total.refuse(site, _odd(site, said, agreed))
+        usable = {site: said for site, said in sorted(reports.items()) if site in total.good}
+        if len(usable) < run.min_sites or not usable:
+            raise self.too_few(total)
+        chain.exchanges += 1
+        chain.images = {site: said.images for site, said in usable.items()}
+        self._set(chain, usable)
+        return agreed[1]
+
+    def _set(self, chain: _Chain, reports: Mapping[str, NormReport]) -> None:
+        """The norms of these answers, which are of the same norms."""
+        influence = Influence(self.run, len(self.exchange.roster.known()))
+        names = sorted(next(iter(reports.values())).names)
+        counts, warnings = bounded_counts(reports, names, self.run.max_samples)
+        weights = {n: {site: count / sum(by.values()) for site, count in by.items()} for n, by in counts.items()}
+        weights = influence.weighed(Weighing(layers=weights)).layers or {}
+        received = {key: chain.state[key] for name in names for key in (f"{name}.{MEAN}", f"{name}.{VARIANCE}")}
+        states = influence.states({site: _as_state(said) for site, said in reports.items()}, received)
+        for name in names:
+            total = sum(counts[name].values())
+            if total >= 2:  # one value has no variance
+                means, variances = (
+                    {site: state[f"{name}.{kind}"] for site, state in states.items()} for kind in (MEAN, VARIANCE)
+                )
+                for alias in self._norms[name]:
+                    mean, variance = pooled(means, variances, weights[name], total)
+                    chain.new[f"{alias}.{MEAN}"] = mean.to(received[f"{name}.{MEAN}"].dtype, copy=True)
+                    chain.new[f"{alias}.{VARIANCE}"] = variance.to(received[f"{name}.{VARIANCE}"].dtype, copy=True)
+            chain.done.append(name)
+            del chain.pending[name]
+        chain.state.update(chain.new)
+        for found in [*warnings, *(w for w in influence.warnings if w.kind != "majority")]:
+            chain.warnings.setdefault((found.site, found.kind), replace(found, kind=f"{TASK_NORMS}, {found.kind}"))
+
+    # -- what is told
+
+    def _note(self, chain: _Chain, record: RoundRecord) -> None:
+        total = chain.total
+        record.phases.append(total.record())
+        for site, reason in sorted(total.left_out.items()):
+            record.left_out.append(LeftOut(site, TASK_NORMS, reason))
+            self.journal.say(
+                f"round {record.current_round}, {TASK_NORMS}: site {site!r} left out: {reason}", warning=True
+            )
+        record.warnings = [*record.warnings, *chain.warnings.values()]
+        for warned in chain.warnings.values():
+            who = f"site {warned.site!r}: " if warned.site else ""
+            text = f"round {record.current_round}, {TASK_NORMS}: {who}{warned.text}"
+            self.journal.say(text, warning=True)
+        record.details = {
+            **record.details,
+            TASK_NORMS: {"measured": len(chain.done), "exchanges": chain.exchanges, "images": chain.images},
+        }
+        self.journal.say(
+            f"round {record.current_round}: statistics of {len(chain.done)} batch norms from {len(total.good)} site(s) "
+            f"in {chain.exchanges} exchange(s), {total.seconds:.1f} s"
+        )
+        left = sorted(chain.pending)
+        if left and not self._told.issuperset(left):
+            self._told |= set(left)
+            self.journal.say(
+                f"norm_statistics: not in the way of an image, their statistics are averaged: {_some(left)}"
+            )
+
+
+# ------------------------------------------------------------------------------------------------ pieces
+
+
+def bounded_counts(
+    reports: Mapping[str, NormReport], names: list[str], most: int | None
+) -> tuple[dict[str, dict[str, int]], list[Warned]]:
+    """Values of a channel as they count, by norm and site; and who claimed more.
+
+    With ``max_samples`` no site counts as more than so many images, each with as many places as an image has at the
+    median site.
+    """
+    counts = {name: {site: said.values[name] for site, said in reports.items()} for name in names}
+    if most is None:
+        return counts, []
+    warnings: dict[str, Warned] = {}
+    for by in counts.values():
+        limit = max(1, math.floor(most * statistics.median_low([n / reports[site].images for site, n in by.items()])))
+        for site, claimed in sorted(by.items()):
+            if claimed > limit:
+                by[site] = limit
+                text = f"claims {claimed} values a channel, counted as {limit} (max_samples)"
+                warnings.setdefault(site, Warned(site, "max_samples", claimed, limit, text))
+    return counts, list(warnings.values())
+
+
+def _as_state(said: NormReport) -> dict[str, torch.Tensor]:
+    """As the model has them, so that ``max_update_norm`` sees them as it sees those of an update."""
+    found = {f"{name}.{MEAN}": mean for name, mean in said.means.items()}
+    return found | {f"{name}.{VARIANCE}": variance for name, variance in said.variances.items()}
+
+
+def _agreed(reports: Mapping[str, NormReport]) -> tuple[tuple[str, ...], bool]:
+    """What most sites say; of as many, what the first of them by name says."""
+    said = Counter(reports[site].group for site in sorted(reports))
+    return said.most_common(1)[0][0] if said else ((), False)
+
+
+def _odd(site: str, said: NormReport, agreed: tuple[tuple[str, ...], bool]) -> str:
+    if said.group[0] == agreed[0]:
+        return f"site {site!r}: field 'more' is {said.more}, at most sites {agreed[1]}"
+    odd = sorted(set(said.names) ^ set(agreed[0]))
+    return f"site {site!r}: field 'norms' differs from that of most sites in {len(odd)} norm(s), such as {odd[0]!r:.80}"
+
+
+def _add(total: Phase, phase: Phase) -> None:
+    """An exchange to those before; a site must be in all of them."""
+    total.good = dict(phase.good)
+    total.left_out |= phase.left_out
+    total.unheard = sorted({*total.unheard, *phase.unheard})
+    total.seconds += phase.seconds
+    total.bytes_out += phase.bytes_out
+    total.bytes_in += phase.bytes_in
+
+
+def _some(names: list[str], most: int = 5) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return printable(", ".join(names[:most]) + more)

@@ -1,0 +1,103 @@
+"""The rounds behind a method's own, in which the classifier alone is trained anew (cRT); see ``methods/crt.py``.
+
+Nothing is re-initialised at the server: the sites do it, all from the same seed, after they have measured the model
+that they received. So the last model of the method's own rounds is validated like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fairflare.federation.plan.run_settings import RunSettings
+from fairflare.methods.base.rule import FollowsNumRounds, MakesTensors, Rule, SeesModel, SendsParts, State, Weighing
+from fairflare.methods.crt import ClassifierAverage
+from fairflare.methods.parts.classifier_retraining import of_classifier
+from fairflare.methods.parts.model_average import ReportsMean
+
+if TYPE_CHECKING:
+    from fairflare.base.task import Task
+
+
+class Retraining:
+    """Which rule weighs in a round, and which tensors it is about. With ``crt_rounds=0`` always the method's, and all.
+
+    Args:
+        rule: the method's server half.
+        run: settings.
+    """
+
+    def __init__(self, rule: Rule, run: RunSettings) -> None:
+        self.rule, self.run = rule, run
+        self.classifier = ClassifierAverage(
+            weights=run.crt_weights,
+            epochs=run.crt_epochs,
+            mask_absent=run.crt_mask_absent,
+            seed=run.seed,
+            first_round=run.num_rounds,
+        )
+
+    def check(self, task: Task, state: State) -> None:
+        """Raises ``ValueError`` when there is no classifier to train, or what is made last would be lost."""
+        if self.run.crt_rounds and (task.has_classes is False or not of_classifier(state)):
+            raise ValueError("crt_rounds needs a classifier, tensors called 'head.*'; set crt_rounds=0")
+        if self.run.crt_rounds and isinstance(self.rule, SendsParts):
+            raise ValueError(
+                f"with {type(self.rule).__name__} every site has a model of its own, and there is no common one whose "
+                "classifier could be trained; set crt_rounds=0"
+            )
+        averaged = isinstance(self.rule, ReportsMean) and self.rule.report_average
+        if averaged and (self.run.crt_rounds or self.run.norm_statistics == "recalibrated"):
+            raise ValueError(
+                f"{type(self.rule).__name__} ends with a mean over its rounds, which would hold neither a retrained "
+                "classifier nor recalibrated statistics; set report_average=false, or crt_rounds=0 and "
+                "norm_statistics=average"
+            )
+        if self.run.crt_rounds and isinstance(self.rule, MakesTensors):
+            raise ValueError(f"{type(self.rule).__name__} retrains a classifier itself; set crt_rounds=0")
+
+    def rule_at(self, current_round: int) -> Rule:
+        """Server half of a round; of the final test the method's."""
+        behind = self.run.num_rounds <= current_round < self.run.rounds_in_all
+        return self.classifier if behind else self.rule
+
+    def trained(self, state: State, current_round: int) -> State:
+        """Begins a round: the tensors that it is about."""
+        rule = self.rule_at(current_round)
+        if isinstance(rule, SeesModel):
+            rule.begin_round(state)
+        if rule is self.rule:
+            made = rule.makes if isinstance(rule, MakesTensors) else ()
+            return {name: tensor for name, tensor in state.items() if not name.startswith(made)}
+        return {name: state[name] for name in of_classifier(state)}
+
+    def remember(self, weighing: Weighing, current_round: int) -> None:
+        """Takes the method's weights of a round, for ``crt_weights="method"``."""
+        if self.rule_at(current_round) is self.rule:
+            self.classifier.remember(weighing)
+
+    # -- what outlives a round, of both rules
+
+    @property
+    def memory_folder(self) -> Path | None:
+        return self.rule.memory_folder
+
+    @memory_folder.setter
+    def memory_folder(self, folder: Path | None) -> None:
+        self.rule.memory_folder = folder
+
+    def follows_num_rounds(self) -> list[str]:
+        return self.rule.follows_num_rounds() if isinstance(self.rule, FollowsNumRounds) else []
+
+    def state_dict(self) -> dict[str, Any]:
+        if not self.run.crt_rounds:
+            return self.rule.state_dict()
+        return {"rule": self.rule.state_dict(), "classifier": self.classifier.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if not self.run.crt_rounds:
+            self.rule.load_state_dict(state)
+            return
+        self.rule.load_state_dict(state["rule"])
+        self.classifier.load_state_dict(state["classifier"])

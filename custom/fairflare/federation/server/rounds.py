@@ -1,0 +1,364 @@
+"""Rounds for every method: ``check`` first, ``validate`` last; in a round ``train``, perhaps ``anchor`` and ``norms``.
+
+Nothing here knows how messages travel; see :class:`fairflare.federation.collecting.transport.Transport`. Every phase asks an
+explicit list of sites and has a timeout. A site that fails, is silent, or reports nonsense is left out of that phase,
+by name, in log and results. Fewer than ``min_sites`` usable results end the run as failed, and so does a fault of the
+server itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fairflare.base.own_errors import in_one_line
+from fairflare.base.task import LOSS, metric_name
+from fairflare.core.features.layers import parameter_names
+from fairflare.exchange.anchor_forms import MODEL, lighter
+from fairflare.exchange.messages import (
+    TASK_ANCHOR,
+    TASK_TRAIN,
+    Message,
+    SiteTask,
+    clean_state,
+    encode_task,
+)
+from fairflare.federation.collecting.collector import Collector, LikeReceived
+from fairflare.federation.collecting.final_test import FinalTest, Tested
+from fairflare.federation.collecting.phase import Exchange, Phase
+from fairflare.federation.collecting.phase import RoundFailed as RoundFailed
+from fairflare.federation.collecting.phase import Stopped as Stopped
+from fairflare.federation.collecting.roster import Roster
+from fairflare.federation.collecting.suspects import Suspects
+from fairflare.federation.collecting.transport import Listener, Transport
+from fairflare.federation.plan.run_settings import RESULTS_FOLDER, Place, RunSettings
+from fairflare.federation.plan.site_training import PERSONAL, AtHome, at_home, check_halves
+from fairflare.federation.record.best_model import BestModel
+from fairflare.federation.record.experiment import Experiment, writing
+from fairflare.federation.record.journal import Journal
+from fairflare.federation.record.models import ModelFiles
+from fairflare.federation.record.run_info import config_of, info_of
+from fairflare.federation.record.task_record import TaskRecorder
+from fairflare.federation.server.check import Check, check_present
+from fairflare.federation.server.recalibration import Recalibration
+from fairflare.federation.server.retraining import Retraining
+from fairflare.federation.site.replies import reasons
+from fairflare.methods.base.rule import Rule, SendsParts, State, TwoPhase
+from fairflare.methods.parts.model_average import ReportsMean
+from fairflare.reporting.global_test import global_test
+from fairflare.reporting.results import PhaseRecord, RoundRecord
+
+if TYPE_CHECKING:
+    from fairflare.base.task import Task
+
+
+class NobodyCould(RoundFailed):
+    """Sites answered, and not one could use the model: most likely it is the model."""
+
+
+class Rounds:
+    """One run.
+
+    Args:
+        task: what is learned; builds the initial model.
+        rule: the method's server half.
+        run: settings.
+        transport: to the sites.
+        place: folders.
+        listeners: are told how it goes.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        rule: Rule,
+        run: RunSettings,
+        transport: Transport,
+        place: Place,
+        listeners: Sequence[Listener] = (),
+    ) -> None:
+        self.task, self.rule, self.settings = task, rule, run
+        self.transport, self.place, self.listeners = transport, place, list(listeners)
+        self.journal = Journal(place.run_dir / RESULTS_FOLDER, transport, listeners, task.primary_metric)
+        self.metrics = task.by_name()  # those of the sites' own classes come with the check
+        higher = bool(self.metrics[task.primary_metric].higher_is_better)
+        learned = TaskRecorder(task, lambda: self.journal.info, place.run_dir / RESULTS_FOLDER)
+        self.files = ModelFiles(place.run_dir, type(rule).__name__, BestModel(run, higher), learned)
+        self.collector = Collector(
+            rule,
+            place.run_dir / RESULTS_FOLDER / "staging",
+            run,
+            run.seed,
+            place.models_in_memory,
+            self.metrics,
+        )
+        self.roster = Roster(transport, run.max_missed, run.min_sites)
+        self.exchange = Exchange(transport, self.roster, run.min_sites, run.straggler_grace, self.journal.tell)
+        self.retraining = Retraining(rule, run)
+        self.suspects = Suspects(run, self.metrics[task.primary_metric], transport.say)
+        self.experiment = Experiment(
+            run, place, self.retraining, self.journal, self.files, transport.say, also={"suspects": self.suspects}
+        )
+        self.test = FinalTest(self._ask, self.roster, run, transport.say, self.metrics, task.primary_metric)
+        self.check = Check(task, run, transport, self.roster, self.journal, self.metrics)
+        self.at_home = AtHome()
+        self.recalibration = Recalibration(
+            task, run, self.exchange, self.journal, lambda: self.experiment.run_id, self._too_few
+        )
+        self._went_back_from: set[int] = set()
+
+    # -------------------------------------------------------------------------------------------- the run
+
+    def run(self) -> None:
+        """All rounds and the final test.
+
+        Raises:
+            Stopped: the transport said so; the results say failed.
+            RoundFailed, ServerFault, ValueError: the run cannot go on; the results say why.
+        """
+        try:
+            self.experiment.open()
+            current_round, state = self._start()
+            self.check.run(current_round, self.experiment.run_id)
+            while current_round < self.settings.rounds_in_all + 1:
+                try:
+                    state = self._round_or_test(current_round, state)
+                    current_round += 1
+                except NobodyCould as failed:
+                    state = self._go_back(current_round, state, failed)
+                    current_round -= 1
+        except Exception as error:
+            self.journal.failed(str(error), error.phase if isinstance(error, RoundFailed) else None)
+            raise
+        finally:
+            self.collector.clear()
+            self.experiment.close()
+
+    def _new_model(self) -> torch.nn.Module:
+        """The task's network; what is wrong with a user's own is said with its line."""
+        named = f"build_model() of the task ({type(self.task).__name__})"
+        try:
+            model = self.task.build_model()
+        except Exception as error:
+            told = getattr(error, "public", None) or f"{named} failed: {in_one_line(error)}"  # ours, or the user's own
+            raise ValueError(told) from error
+        if not isinstance(model, torch.nn.Module):
+            raise ValueError(f"{named} must give a torch.nn.Module, got {type(model).__name__}")
+        return model
+
+    def _start(self) -> tuple[int, State]:
+        """The first round to do, and initial or checkpointed model."""
+        run, place = self.settings, self.place
+        check_halves(self.rule, place.site_half, run.norm_statistics)
+        self.task.permit(place.settings)
+        if (metric := self.task.primary_metric) != metric_name(metric):
+            raise ValueError(f"primary_metric must be letters, digits, '_', '/', '.' or '-', got {metric!r:.80}")
+        torch.manual_seed(run.seed)
+        model = self._new_model()
+        self.transport.say(self.task.initialise(model, place.initial_weights(run)))
+        state: State = clean_state(model.state_dict())
+        self.retraining.check(self.task, state)
+        self.collector.parameters = parameter_names(model)
+        sites = sorted(self.transport.sites())
+        config = config_of(run, place, self.rule, self.task)
+        info = info_of(run, place, self.rule, self.task, state, sites, self.transport.expected(), config)
+        self.at_home = at_home(place.site_half, model, self.transport.say)
+        info["measured"] = self.at_home.measured
+        self.files.noted = self.at_home.noted
+        found = self.experiment.begin(state, config, info)
+        check_present(info["sites"], sites, run.min_sites, self.transport.say)
+        return found
+
+    def _round_or_test(self, current_round: int, state: State) -> State:
+        if current_round < self.settings.rounds_in_all:
+            return self._round(current_round, state)
+        self._finish(self.rule.reported(state) if isinstance(self.rule, ReportsMean) else state)
+        return state
+
+    def _go_back(self, current_round: int, state: State, failed: NobodyCould) -> State:
+        """The model before the last round, with all that belongs to it; once for a round.
+
+        Without an experiment there is none: a model more in memory, or on the disk of a run that keeps nothing, is a
+        price that whoever wants this pays with an experiment id.
+        """
+        if current_round in self._went_back_from:
+            raise RoundFailed(f"{failed} (going back one round did not help)") from failed
+        self._went_back_from.add(current_round)
+        before = self.experiment.go_back(current_round, state, str(failed)) if current_round > 0 else None
+        if before is None:
+            raise failed
+        return before
+
+    # -------------------------------------------------------------------------------------------- one round
+
+    def _round(self, current_round: int, state: State) -> State:
+        for listener in self.listeners:
+            listener.round_started(current_round)
+        self.transport.say(f"round {current_round} of {self.settings.rounds_in_all}, from 0")
+        live = self.roster.live(current_round)
+        out = self.suspects.left_out(live, current_round)
+        record = RoundRecord(current_round=current_round, sites=[site for site in live if site not in out])
+        rule = self.collector.rule = self.retraining.rule_at(current_round)
+        trained = self.retraining.trained(state, current_round)
+        shape = LikeReceived(trained, self.at_home.tensors)
+        self.collector.num_sites = len({*self.journal.info["sites"], *self.roster.known()})
+        self.collector.begin(current_round, self.settings.num_rounds, shape=shape, received=trained, sites=record.sites)
+        asks_again = isinstance(rule, TwoPhase) and rule.asks_about_anchor(current_round)
+        form = {"anchor_as": self.settings.anchor_as if asks_again else MODEL}
+        timeout = self.settings.train_timeout
+        train = self._ask(TASK_TRAIN, current_round, state, record.sites, timeout, self._trained, **form)
+        train.left_out |= {**self.roster.why_not(record.sites), **out}
+        for site, reason in self.collector.screen().items():
+            train.refuse(site, reason)
+        self._note_left_out(train)
+        record.accepted = self.collector.accepted
+        self.journal.training(train, record)
+        if len(record.accepted) < self.settings.min_sites:
+            raise self._too_few(train)
+        if asks_again and len(record.accepted) > 1:
+            self._ask_about_anchor(record, state)
+        next_state = self._aggregate(record, state, train)
+        if self.settings.tests(current_round):
+            self._test_on_the_way(record, next_state)
+        with writing(f"the results and models of round {current_round}", self.place.run_dir):
+            self._keep_best(state, record.validation, current_round - 1)
+            self.journal.round_done(record)
+            self.files.save(next_state, current_round)
+        self.experiment.save(current_round + 1, next_state)
+        self.journal.tell("round_done", current_round=current_round, num_rounds=self.settings.rounds_in_all)
+        return next_state
+
+    def _ask_about_anchor(self, record: RoundRecord, received: State) -> None:
+        """The second phase; the anchor's memory is free again afterwards."""
+        anchor = lighter(clean_state(self.collector.anchor_model()), received, self.settings.anchor_as)
+        timeout = self.settings.anchor_timeout
+        sites = self.roster.willing(record.accepted, TASK_ANCHOR, record.current_round)
+        form = {"anchor_as": self.settings.anchor_as}
+        phase = self._ask(TASK_ANCHOR, record.current_round, anchor, sites, timeout, self._about_anchor, **form)
+        phase.left_out |= self.roster.why_not(sites, TASK_ANCHOR, record.accepted)
+        self._note_left_out(phase)
+        self.journal.left_out(phase, record)
+
+    def _aggregate(self, record: RoundRecord, received: State, train: Phase) -> State:
+        for listener in self.listeners:
+            listener.before_aggregation()
+        started = time.monotonic()
+        own = self.collector.rule is self.rule
+        cosines = self.suspects.look(self.collector, record) if own else {}
+        self.collector.hold(self.suspects.held())
+        state, weighing = self.collector.aggregate()
+        next_state: State = clean_state({**received, **state})  # of a round about some of them
+        self.retraining.remember(weighing, record.current_round)
+        record.phases.append(PhaseRecord("aggregate", round(time.monotonic() - started, 4), 0, 0, 0, 0))
+        last = record.current_round == self.settings.num_rounds - 1 and self.rule.weighs
+        self.journal.weighed(weighing, record, self.collector.warnings, last=last)
+        if own:
+            self.suspects.judge(record, {site: found.stats for site, found in train.trained.items()}, cosines)
+            # Behind its rounds the encoder stays as it is.
+            next_state = self.recalibration(next_state, record)
+        for listener in self.listeners:
+            listener.aggregated(next_state)
+        if self.settings.keep_local_models:
+            kept = self.place.run_dir / RESULTS_FOLDER / "local_models" / f"round_{record.current_round:04d}"
+            self.collector.staging.write_all(kept)
+        self.collector.clear()
+        return next_state
+
+    # -------------------------------------------------------------------------------------------- the end
+
+    def _finish(self, state: State) -> None:
+        """Test split of every site, of the last and of the best model, and the summary over them."""
+        number = self.settings.rounds_in_all
+        last = self.test(state, number, validation=True, resample=self.settings.bootstrap)
+        last.of_all = self._of_all(state, number, last)
+        undefined = last.without(self.task.primary_metric)
+        if len(last.phase.good) - len(undefined) < self.settings.min_sites:
+            for site in undefined:
+                last.phase.refuse(site, f"site {site!r}: its {self.task.primary_metric!r} is not finite")
+            raise self._too_few(last.phase)
+        with writing("the final model", self.place.run_dir):
+            self.files.save(state, number - 1)
+            self._keep_best(state, last.validation, number - 1, last=True)
+        best = self.files.best
+        # What the sites had of their own when the best model was made is gone: no site could be measured with it.
+        untested = best.made == number - 1 or self.journal.info["measured"] == PERSONAL
+        of_best = None if untested else self.test(self.files.load_best(), number)
+        with writing("the final results", self.place.run_dir):
+            self.journal.tested(last, best, of_best)
+
+    def _test_on_the_way(self, record: RoundRecord, state: State) -> None:
+        """A model on the way; who fails is left out of its figures, and the run goes on."""
+        tested = self.test(state, record.current_round + 1)
+        record.test = tested.test
+        record.global_test = (self._of_all(state, record.current_round + 1, tested) or {}).get("metrics")
+        record.phases += tested.phases
+        record.left_out += tested.left_out
+
+    def _of_all(self, state: State, number: int, tested: Tested) -> dict[str, Any] | None:
+        """What the common model is worth on the images that belong to no site alone; ``None``: there are none."""
+        if not (lists := self.check.global_lists):
+            return None
+        if self.at_home.own_everywhere:
+            return {"metrics": {}, "reason": "no model is the same at all sites: each has parts, or one, of its own"}
+        found, measured = self.test.of_all(state, number, lists)
+        tested.phases += found.phases
+        names = {name for name, metric in self.metrics.items() if metric.mean_of_images or name == LOSS.name}
+        told = found.phase.left_out if len(measured) < len(lists) else {}
+        return global_test(found.test, found.sampling, measured, told, self.journal.info, names, self.check.groups)
+
+    def _keep_best(self, state: State, validation: Any, made: int, *, last: bool = False) -> None:
+        if self.files.keep_best(state, validation, self.task.primary_metric, made, last=last):
+            self.journal.new_best(state, self.files.best)
+
+    # -------------------------------------------------------------------------------------------- one exchange
+
+    def _ask(
+        self, name: str, current_round: int, state: State, sites: list[str], timeout: float, use: Any, **task_of: Any
+    ) -> Phase:
+        rule = self.retraining.rule_at(current_round)
+        told = rule.directives(current_round, self.settings.num_rounds, sites)
+        besides = self.suspects.directives(sites) if name == TASK_TRAIN else {}
+        task = encode_task(
+            SiteTask(
+                name=name,
+                state=dict(state),
+                current_round=current_round,
+                num_rounds=self.settings.num_rounds,
+                seed=self.settings.seed,
+                directives={**told, **besides},
+                experiment=self.settings.experiment,
+                run=self.experiment.run_id,
+                min_cases=self.settings.min_cases,
+                each=rule.each(state) if isinstance(rule, SendsParts) else None,
+                **task_of,
+            )
+        )
+        phase = Phase(name, current_round, sorted(sites), doubtful=self.roster.doubtful(sites))
+        return self.exchange.unless_stopped(self.exchange.run(phase, task, timeout, self.settings.rounds_in_all, use))
+
+    def _trained(self, phase: Phase, site: str, message: Message) -> dict[str, float]:
+        training = self.collector.read_training(site, message)
+        self.check.same_kind(site, training.stats["synthetic"])
+        self.collector.keep(training)
+        phase.trained[site] = training
+        return training.metrics
+
+    def _about_anchor(self, phase: Phase, site: str, message: Message) -> dict[str, float]:
+        self.collector.keep_anchor(site, self.collector.read_anchor(site, message))
+        return {}
+
+    def _note_left_out(self, phase: Phase) -> None:
+        for site, reason in phase.left_out.items():
+            self.collector.reject(site, reason)
+
+    def _too_few(self, phase: Phase) -> RoundFailed:
+        answered = len(phase.asked) - len(phase.unheard)
+        kind = NobodyCould if not phase.good and answered >= self.settings.min_sites else RoundFailed
+        return kind(
+            f"round {phase.current_round}, {phase.name}: {len(phase.good)} usable result(s) of {len(phase.asked)} "
+            f"asked, min_sites={self.settings.min_sites}. Left out: {reasons(phase.left_out.items()) or 'none'}",
+            phase,
+        )

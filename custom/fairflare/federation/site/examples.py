@@ -1,0 +1,85 @@
+"""Example predictions at a site: only where its own file names a folder for them, and nowhere else.
+
+Nothing of them is in an answer; that they could not be drawn costs no round.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fairflare.base.disk.files import private_folder, safe_name
+from fairflare.base.stopping import TaskStopped
+from fairflare.exchange.messages import SPLIT_VALIDATION
+from fairflare.methods.base.training import SiteError
+
+if TYPE_CHECKING:
+    import torch
+
+    from fairflare.exchange.messages import SiteTask
+    from fairflare.methods.base.training import LocalTraining, SiteRun
+
+log = logging.getLogger(__name__)
+EXAMPLES = "examples_folder"  # the setting in local/fairflare.json
+
+
+def examples_folder(site: str, settings: Mapping[str, Any]) -> Path | None:
+    """The site's ``examples_folder``; ``None``, the default: it wants no pictures of its images.
+
+    Raises:
+        SiteError: it is no absolute path (the server is not told what it is).
+    """
+    chosen = settings.get(EXAMPLES)
+    if chosen is None:
+        return None
+    path = Path(chosen).expanduser() if isinstance(chosen, str) and chosen else None
+    if path is None or not path.is_absolute():
+        problem = f"site {site!r}: setting {EXAMPLES!r} must be the absolute path of a folder"
+        raise SiteError(f"{problem}, got {chosen!r:.200}; correct it in local/fairflare.json", public=problem)
+    return path
+
+
+def draw_examples(
+    folder: Path | None, request: SiteTask, run: SiteRun, model: torch.nn.Module, training: LocalTraining
+) -> None:
+    """After the final test: the best, the median and the worst test image, in a folder of this site and run.
+
+    And what the method has measured by class (Fed-MAS: w and w^), as its last round has it.
+
+    Args:
+        folder: of :func:`examples_folder`.
+        request: only the final test of the run's last model is shown; it alone measures the validation split, too.
+        run, model: that were tested.
+        training: whose batch size was that of the test, so that the outputs are the same.
+
+    Raises:
+        TaskStopped: the job was stopped. Anything else that goes wrong is only logged here.
+    """
+    if folder is None or request.as_sent or SPLIT_VALIDATION not in request.measure:
+        return
+    try:
+        place = folder / safe_name(run.site) / safe_name(request.run or "run") / f"rounds-{request.current_round}"
+        private_folder(place)
+        made = "SYNTHETIC data, " if run.data.synthetic else ""
+        title = f"{run.site}: {made}model after {request.current_round} rounds"
+        by_class = getattr(training, "by_class", "")
+        if by_class and (kept := run.store.load_before(by_class, request.current_round)):
+            from fairflare.reporting.by_class import write
+
+            write(place, kept, run.data.class_names, title)
+        drawn = run.task.write_examples(
+            model, run.data, place, batch_size=training.batch_size, device=run.device, title=title
+        )
+    except TaskStopped:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        log.warning("site %s: no example predictions: %s; the test counts all the same", run.site, what)
+        return
+    if drawn:
+        log.info("site %s: best, median and worst test image are in its %s", run.site, EXAMPLES)
+    else:
+        kind = type(run.task).__name__
+        log.warning("site %s: no example predictions: the task (%s) does not know how to draw them", run.site, kind)

@@ -1,0 +1,265 @@
+"""What a site keeps at home although a task measured it: metrics by class where its own file says so, and whatever is
+of too few cases. Every reply goes through :meth:`Gate.keep_home`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fairflare.base.cases.floor import Floor, may_leave
+from fairflare.base.task import metric_name
+from fairflare.exchange.messages import (
+    SPLIT_TEST,
+    SPLIT_VALIDATION,
+    STATUS_OK,
+    TASK_CHECK,
+    TASK_NORMS,
+    TASK_TRAIN,
+    TASK_VALIDATE,
+    SiteReply,
+    SiteTask,
+)
+from fairflare.federation.site import norm_moments
+from fairflare.federation.site.replies import (
+    AT_HOME,
+    DRAWN_UNITS,
+    IN_METRICS,
+    IN_REPORT,
+    IN_STATS,
+    NUM_UNITS,
+    RESAMPLED,
+    STATS,
+    VALIDATED,
+)
+from fairflare.federation.site.sampling import CLASSES, ERROR, SUPPORT
+from fairflare.methods.base.catalog import fields_of
+from fairflare.methods.base.reports import SUPPRESSED, TRAINING, VALIDATION, ByClass, Field
+from fairflare.methods.base.training import SiteError
+
+if TYPE_CHECKING:
+    from fairflare.base.task import Metric, SiteData, Task
+
+log = logging.getLogger(__name__)
+METRICS_BY_CLASS = "metrics_by_class"  # the setting in local/fairflare.json
+MIN_CASES = "min_cases"  # another, and one of the run: the larger counts
+TRAINS_BELOW = "train_below_min_cases"  # another: whether a site with too few cases trains
+#: Of a metric over classes they tell how many images a class has: the error, of a model that guesses.
+OF_DRAWS = (RESAMPLED, DRAWN_UNITS, NUM_UNITS, ERROR)
+
+
+def sends_classes(site: str, settings: Mapping[str, Any]) -> bool:
+    """The site's ``metrics_by_class``; default: True.
+
+    Raises:
+        SiteError: it is neither true nor false.
+    """
+    return _flag(site, settings, METRICS_BY_CLASS)
+
+
+def trains_below(site: str, settings: Mapping[str, Any]) -> bool:
+    """The site's ``train_below_min_cases``; default: True.
+
+    Raises:
+        SiteError: it is neither true nor false.
+    """
+    return _flag(site, settings, TRAINS_BELOW)
+
+
+def min_cases(site: str, settings: Mapping[str, Any]) -> int:
+    """The site's ``min_cases``; default: 1, everything may leave.
+
+    Raises:
+        SiteError: it is no number of cases.
+    """
+    chosen = settings.get(MIN_CASES, 1)
+    if not isinstance(chosen, int) or isinstance(chosen, bool) or chosen < 1:
+        raise SiteError(f"site {site!r}: setting {MIN_CASES!r} must be an integer >= 1, got {chosen!r:.80}")
+    return chosen
+
+
+def _flag(site: str, settings: Mapping[str, Any], name: str) -> bool:
+    chosen = settings.get(name, True)
+    if not isinstance(chosen, bool):
+        raise SiteError(f"site {site!r}: setting {name!r} must be true or false, got {chosen!r:.80}")
+    return chosen
+
+
+def safely_named(site: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics under the names that may leave a site, see :func:`fairflare.base.task.metric_name`.
+
+    Raises:
+        SiteError: two would have the same name (says which in this site's log only).
+    """
+    check_names(site, names := list(map(metric_name, metrics)))
+    return dict(zip(names, metrics.values(), strict=True))
+
+
+def check_names(site: str, names: Collection[str]) -> None:
+    """Refuses metrics of which two would have one name.
+
+    Raises:
+        SiteError: says which in this site's log only.
+    """
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
+    if twice:
+        raise SiteError(
+            f"site {site!r}: more than one metric would be called {twice[0]!r}; rename a class or a group",
+            public=f"site {site!r}: two of its metrics would have the same name; rename a class or a group there",
+        )
+
+
+@dataclass
+class Gate:
+    """The way out of a site.
+
+    Args:
+        site: for its own log.
+        task: declares its metrics; the primary one and the loss leave whatever ``classes`` says.
+        data: of the site.
+        training: the site half; the rules that go with it declare what it reports.
+        classes: whether metrics by class leave.
+        floor: whether splits and classes have enough cases.
+    """
+
+    site: str
+    task: Task
+    data: SiteData
+    training: Any
+    classes: bool
+    floor: Floor
+
+    def keep_home(self, request: SiteTask, reply: SiteReply) -> None:
+        """Takes out of a reply what stays at the site, and says what in its stats (``check`` says it itself)."""
+        if reply.status != STATUS_OK or request.name == TASK_CHECK:
+            return
+        if not self.classes:
+            self._keep_classes_home(reply)
+        held = [*self._of_metrics(request, reply), *self._of_report(request, reply), *self._of_stats(request, reply)]
+        if held:
+            reply.stats[SUPPRESSED] = sorted(held)
+
+    # -- metrics by class
+
+    def _keep_classes_home(self, reply: SiteReply) -> None:
+        """Every metric that the task does not declare as not by class.
+
+        Values on draws of the test images stay too, unless the primary metric is a mean over images.
+        """
+        kept = sorted(name for name in reply.metrics if not self._plain(self._split_and_name(name, TASK_TRAIN)[1]))
+        if kept:  # below what FLARE's log has by default: where a site streams its log, that leaves too
+            shown = {name: reply.metrics[name] for name in kept}
+            log.debug("site %s: metrics that stay at home: %s", self.site, shown)
+            reply.metrics = {name: value for name, value in reply.metrics.items() if name not in shown}
+        # Of a metric over classes, many values tell how many there are.
+        if not self._mean_of_images():
+            for key in OF_DRAWS:
+                reply.stats.pop(key, None)
+        for name in (CLASSES, SUPPORT):
+            reply.stats.pop(name, None)
+        reply.stats[AT_HOME] = True
+
+    def _plain(self, name: str) -> bool:
+        found = self._declared().get(name)
+        return name in (self.task.primary_metric, "loss") or (found is not None and not found.by_class)
+
+    # -- too few cases
+
+    def _of_metrics(self, request: SiteTask, reply: SiteReply) -> Iterator[str]:
+        """Whatever was measured or not: a name that is absent here would tell that there is nothing."""
+        if self.floor.least <= 1 or not reply.metrics:
+            return
+        splits = {self._split_and_name(name, request.name)[0] for name in reply.metrics}
+        names = dict.fromkeys(reply.metrics)
+        for prefix, split in self._prefixes(request.name).items():
+            if split in splits:
+                names |= {prefix + name: None for name in self._declared() if self.classes or self._plain(name)}
+        for name in names:
+            if not self._may_leave(*self._split_and_name(name, request.name)):
+                reply.metrics.pop(name, None)
+                yield IN_METRICS + name
+
+    def _may_leave(self, split: str, name: str) -> bool:
+        if not self.floor.holds(split):
+            return False
+        found = self._declared().get(name)
+        if name in (self.task.primary_metric, "loss") or (found and not found.by_class and found.of_classes is None):
+            return True
+        return may_leave(found.of_classes if found else None, self.floor.hidden(split))
+
+    def _of_report(self, request: SiteTask, reply: SiteReply) -> Iterator[str]:
+        fields: dict[str, Field] = {}
+        if self.floor.least > 1 and request.name == TASK_NORMS:
+            fields = {field.name: field for field in norm_moments.FIELDS}
+        elif self.floor.least > 1:
+            fields = fields_of(type(getattr(self.training, "training", self.training)))
+        for name, value in list(reply.report.items()):
+            splits = self.training.made_of(name) if name in fields else None
+            if splits is None:
+                splits = fields[name].of if name in fields else None
+            if isinstance(value, ByClass):
+                splits = (value.split,)
+                enough = self.floor.classes(value.split)
+                labels = value.rows if enough is None else enough.nonzero().flatten().tolist()
+                reply.report[name] = value.sent([] if enough is None and self.floor.least > 1 else labels)
+            if value is not None and not self._hold(splits):
+                del reply.report[name]
+                yield IN_REPORT + name
+
+    def _of_stats(self, request: SiteTask, reply: SiteReply) -> Iterator[str]:
+        fields = {field.name: field for field in STATS}
+        for name in list(reply.stats):
+            held = self._hold(fields[name].of if name in fields else None)
+            if held and name in (CLASSES, SUPPORT):
+                held = not self._hides_one(SPLIT_TEST)
+            elif held and name in OF_DRAWS and not self._mean_of_images():
+                held = not self._has_few(SPLIT_TEST)
+            if not held:
+                del reply.stats[name]
+                yield IN_STATS + name
+        if request.name == TASK_VALIDATE and not self._hold((SPLIT_TEST,)):
+            reply.num_samples = None
+            yield "num_samples"
+        if request.name == TASK_NORMS and not self._hold(TRAINING):
+            reply.num_samples = None
+            yield "num_samples"
+
+    def _has_few(self, split: str) -> bool:
+        """Whether the draws could be solved for a class with few cases, or nobody knows."""
+        hidden = self.floor.hidden(split)
+        return self.floor.least > 1 and (hidden[1] if hidden is not None else self.task.has_classes is not False)
+
+    def _hides_one(self, split: str) -> bool:
+        """Whether a class has too few cases, or nobody knows: none is too few, and a count of 0 tells it."""
+        hidden = self.floor.hidden(split)
+        return self.floor.least > 1 and (hidden is None or bool(hidden[0]))
+
+    def _hold(self, splits: tuple[str, ...] | None) -> bool:
+        every = (*TRAINING, *VALIDATION, *self.data.test_splits)
+        return all(self.floor.holds(split) for split in (every if splits is None else splits))
+
+    # -- pieces
+
+    def _declared(self) -> dict[str, Metric]:
+        return {metric.name: metric for metric in self.task.declared_metrics()}
+
+    def _mean_of_images(self) -> bool:
+        own = self._declared().get(self.task.primary_metric)
+        return own is not None and own.mean_of_images
+
+    def _prefixes(self, task: str) -> dict[str, str]:
+        """What stands in front of a metric's name, and the split that it is of."""
+        if task != TASK_VALIDATE:
+            return {"": SPLIT_VALIDATION}
+        further = {split.removeprefix("test_") + "/": split for split in self.data.test_splits if split != SPLIT_TEST}
+        return {"": SPLIT_TEST, VALIDATED: SPLIT_VALIDATION, **further}
+
+    def _split_and_name(self, name: str, task: str) -> tuple[str, str]:
+        prefixes = self._prefixes(TASK_VALIDATE)
+        for prefix, split in prefixes.items():
+            if prefix and name.startswith(prefix):
+                return split, name.removeprefix(prefix)
+        return self._prefixes(task)[""], name

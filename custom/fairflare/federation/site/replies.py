@@ -1,0 +1,247 @@
+"""What a reply says besides its model: the declared fields that every method has, and how they are read."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fairflare import __version__
+from fairflare.base.task import LOSS, Metric
+from fairflare.core.fairness import declared_as
+from fairflare.exchange.messages import STATUS_OK, Message, same_version
+from fairflare.federation.site.sampling import SAMPLING
+from fairflare.methods.base.reports import (
+    MAX_TEXT,
+    NO_IMAGES,
+    SUPPRESSED,
+    TRAINING,
+    VALIDATION,
+    Field,
+    ReportError,
+    read_report,
+    shortened,
+)
+
+#: In front of the names of the last model's metrics on the validation split.
+VALIDATED = "validation.split/"  # no test list can be called so
+AT_HOME = "classes_at_home"  # in a reply's stats: metrics by class were kept back
+RESAMPLED = "resampled"  # in a reply's stats: the primary metric on draws of the test images
+DRAWN_UNITS, NUM_UNITS = "drawn_units", "num_units"  # and what was drawn (patients, images), and how many there are
+#: In front of the names in a reply's ``suppressed``: what of it they are of.
+IN_METRICS, IN_REPORT, IN_STATS = "metrics/", "report/", "stats/"
+TRAINED_METRIC = "trained_metric"  # in a reply's stats: the primary metric of the trained model on the validation split
+MAX_SAMPLES = 10**9  # a site that claims more is not believed
+MAX_METRICS = 1000  # entries that are read
+MAX_NAMES = 40_000  # characters of all their names together
+METRIC_NAME = re.compile(r"[A-Za-z0-9_/.-]+")
+MAX_REASON = 300
+#: What a site says about its training besides the rule's report. Shown in results; nothing is computed from it.
+STATS = (
+    Field(
+        "train_loss", nan_ok=True, infinite_ok=True, required=False,
+        doc="mean training loss of the last epoch", of=TRAINING,
+    ),
+    Field(
+        "epoch_losses", "vector", nan_ok=True, infinite_ok=True, required=False,
+        doc="mean training loss of each epoch", of=TRAINING,
+    ),
+    Field(
+        "seconds", low=0, required=False,
+        doc="how long the task took",
+        reveals="the site's hardware, and with it roughly the number of images", of=NO_IMAGES,
+    ),
+    Field("synthetic", "flag", required=False, doc="whether the data are made up", of=NO_IMAGES),
+    Field(
+        "not_finite", "names", required=False,
+        doc="names of the metrics that were measured and are no finite numbers",
+        keep="those by class: `metrics_by_class`", of=NO_IMAGES,
+    ),
+    Field(
+        AT_HOME, "flag", required=False,
+        doc="there, and true, where metrics by class stay at home", of=NO_IMAGES,
+    ),
+    Field(
+        SUPPRESSED, "names", required=False,
+        doc="names of what stays at home for too few cases (`min_cases`): of all that could be there, so that a name "
+        "does not tell whether there is anything",
+        reveals="that a split, or a class in it, has fewer cases than `min_cases`; of a class perhaps none",
+        of=NO_IMAGES,
+    ),
+    Field(
+        RESAMPLED, "vector", low=0, high=1, nan_ok=True, required=False,
+        doc="with `bootstrap`: the primary metric on so many draws of the test patients or images with replacement",
+        reveals="with as many draws as test images, the metric of each single image can be solved for",
+        keep="of a metric over classes: `metrics_by_class`, and `min_cases` where a class has few", of=("test",),
+    ),
+    *SAMPLING,
+    Field(
+        TRAINED_METRIC, nan_ok=True, required=False,
+        doc="the primary metric of the trained model on the validation split; only from a site that the common model "
+        "serves far worse than the others (`suspects`)", of=VALIDATION,
+    ),
+    Field(
+        DRAWN_UNITS, "text", required=False,
+        doc="beside `resampled`: what was drawn, `patients`, `volumes`, `images` or, where only some images name a "
+        "patient or volume, `cases`",
+        keep="as `resampled`", of=("test",),
+    ),
+    Field(
+        NUM_UNITS, "whole", low=1, high=MAX_SAMPLES, required=False,
+        doc="beside `resampled`: how many of these the test split has",
+        reveals="the number of test patients",
+        keep="as `resampled`", of=("test",),
+    ),
+    Field(
+        "state_lost", "text", required=False,
+        doc="what the site had kept of earlier rounds and could not use", of=NO_IMAGES,
+    ),
+)  # fmt: skip
+COUNTS = (
+    Field(
+        "num_samples", "whole", low=1, high=MAX_SAMPLES, required=False,
+        doc="number of training images; in `validate` of test images",
+    ),
+    Field(
+        "num_steps", "whole", low=0, high=MAX_SAMPLES, required=False,
+        doc="optimizer steps of this round; for FLARE's controllers it also stands under `NUM_STEPS_CURRENT_ROUND`",
+        reveals="with the job's batch size the number of images",
+    ),
+)  # fmt: skip
+
+
+def read_head(site: str, message: Message, current_round: int) -> Mapping[str, Any]:
+    """Version, status and round of a reply; its meta.
+
+    Raises:
+        ReportError: another version, a status that is not exactly ``"ok"`` (with the site's own reason), or an answer
+            to another round.
+    """
+    meta = message.meta
+    if not isinstance(meta, Mapping):
+        raise ReportError(f"site {site!r}: the message carries no fairflare part, got {shortened(meta)}")
+    version = meta.get("version")
+    if not isinstance(version, str) or not same_version(version):
+        raise ReportError(f"site {site!r} answers with fairflare {shortened(version)}, the server has {__version__}")
+    status = meta.get("status")
+    if not isinstance(status, str) or status != STATUS_OK:
+        reason = meta.get("reason")
+        if isinstance(reason, str) and reason.strip():
+            raise ReportError(named(site, printable(reason)))
+        raise ReportError(f"site {site!r}: field 'status' must be {STATUS_OK!r}, got {shortened(status)}")
+    if message.current_round is not None and not _is_round(message.current_round, current_round):
+        answered = shortened(message.current_round)
+        raise ReportError(f"site {site!r} answered for round {answered}, asked for round {current_round}")
+    return meta
+
+
+def read_stats(site: str, meta: Mapping[str, Any], primary: Metric | None = None) -> dict[str, Any]:
+    """What a reply says besides report and metrics; ``primary``: whose values on draws may be among it.
+
+    Raises:
+        ReportError: a value of another kind (names site, field and value).
+    """
+    fields: tuple[Field, ...] = STATS
+    if primary is not None:
+        fields = tuple(replace(f, low=primary.low, high=primary.high) if f.name == RESAMPLED else f for f in STATS)
+    return read_report(meta.get("stats"), fields, site, "stats")
+
+
+def suppressed_in(stats: Mapping[str, Any], what: str = IN_METRICS) -> list[str]:
+    """Names of what stays at a site because it has too few cases, by the ``stats`` of its reply: of its metrics, or
+    of its report.
+    """
+    return [name.removeprefix(what) for name in stats[SUPPRESSED] or () if name.startswith(what)]
+
+
+def read_metrics(
+    site: str,
+    metrics: Any,
+    not_finite: Sequence[str] | None = None,
+    declared: Mapping[str, Metric] | None = None,
+    *,
+    suppressed: Sequence[str] = (),
+    needed: bool = True,
+) -> dict[str, float]:
+    """Metrics of a reply: finite numbers in the range that the job declares; NaN for those of which it says so.
+
+    Args:
+        site: name.
+        metrics: what it sent.
+        not_finite: names of the metrics that it measured and that are not finite.
+        declared: of the job's task; ``None``: not known (under a stock controller), then all lie in [0, 1] but losses.
+        suppressed: names of those that stay there; they are in no result.
+        needed: at least one is due.
+
+    Raises:
+        ReportError: none where they are due, too many, one not declared or out of range (names site, metric, value).
+    """
+    undefined = not_finite or ()
+    if metrics is None or (isinstance(metrics, Mapping) and not metrics):
+        if needed and not suppressed:
+            why = f" that is finite (not finite: {printable(', '.join(undefined))})" if undefined else ""
+            raise ReportError(f"site {site!r}: the answer carries no metric{why}")
+        if not suppressed:
+            return {}
+        metrics = {}
+    if not isinstance(metrics, Mapping) or len(metrics) + len(undefined) + len(suppressed) > MAX_METRICS:
+        raise ReportError(f"site {site!r}: metrics must be a dict of at most {MAX_METRICS}, got {shortened(metrics)}")
+    for name in (*metrics, *undefined, *suppressed):
+        if not isinstance(name, str) or len(name) > MAX_TEXT or not METRIC_NAME.fullmatch(name):
+            raise ReportError(
+                f"site {site!r}: a metric is called {shortened(name)}; a name has letters, digits, '_', '/', '.' and "
+                f"'-', at most {MAX_TEXT}"
+            )
+    if (size := sum(map(len, (*metrics, *undefined, *suppressed)))) > MAX_NAMES:
+        raise ReportError(f"site {site!r}: the names of its metrics have {size} characters, more than {MAX_NAMES}")
+    if both := sorted({*metrics, *undefined} & {*suppressed}):
+        raise ReportError(f"site {site!r}: metric {both[0]!r} came, and is said to stay there")
+    found: dict[str, float] = {}
+    for name, value in metrics.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value):
+            raise ReportError(f"site {site!r}: metric {name!r} must be a finite number, got {shortened(value)}")
+        metric = range_of(name, declared)
+        if metric is None:
+            raise ReportError(f"site {site!r}: metric {name!r} is not declared by the job's task")
+        if not metric.holds(value):
+            raise ReportError(f"site {site!r}: metric {name!r} must lie in {metric.range}, got {shortened(value)}")
+        found[name] = float(value)
+    return {**dict.fromkeys(undefined, math.nan), **found}
+
+
+def range_of(name: str, declared: Mapping[str, Metric] | None) -> Metric | None:
+    """What is declared for a metric; without a task a loss, or something in [0, 1]."""
+    if declared is not None:
+        return declared_as(name.removeprefix(VALIDATED), declared)
+    return LOSS if name.rpartition("/")[2] == LOSS.name else Metric(name=name, doc="")
+
+
+def printable(text: str, most: int = MAX_REASON) -> str:
+    """A site's words as a log, a table and a terminal may show them."""
+    clean = "".join(c if c.isprintable() else " " for c in text[: 2 * most])
+    return clean if len(clean) <= most else clean[: most - 3] + "..."
+
+
+def _is_round(answered: Any, current_round: int) -> bool:
+    return isinstance(answered, int) and answered == current_round
+
+
+def named(site: str, reason: str) -> str:
+    """A reason that begins with the site that gave it, whomever else it names."""
+    return reason if reason.startswith(f"site {site!r}") else f"site {site!r}: {reason}"
+
+
+def is_finite(value: Any) -> bool:
+    """Whether a number is one, also an integer that no float can hold."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def reasons(left_out: Iterable[tuple[str, str]]) -> str:
+    """Sites and why they are out, in one line."""
+    found = sorted(left_out)
+    return "; ".join(why if why.startswith(f"site {site!r}") else f"{site}: {why}" for site, why in found)

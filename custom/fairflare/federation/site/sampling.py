@@ -1,0 +1,90 @@
+"""What a site says of how far chance moves its figures in the final test: declared fields, and how they are read.
+
+The site makes them (:meth:`fairflare.base.task.Task.sampling`); none of them is about one case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fairflare.base.cases.sampling import BINS
+from fairflare.methods.base.reports import Field, ReportError
+
+MOST = 10**6  # test cases of a site that are believed
+MOST_CLASSES = 10_000
+CASES, ERROR, SCORES, CLASSES, SUPPORT = "test_cases", "standard_error", "case_scores", "classes", "class_support"
+BY_CLASS = "`metrics_by_class`"
+SAMPLING = (
+    Field(
+        CASES, "whole", low=1, high=MOST, required=False,
+        doc="number of independent cases behind the final model's primary metric: patients where the datalist names "
+        "them, else volumes or images",
+        of=("test",),
+    ),
+    Field(
+        ERROR, low=0, required=False,
+        doc="standard error of that metric over these cases",
+        reveals="with two cases, how each of them scored",
+        keep=f"of a metric over classes: {BY_CLASS}",
+        of=("test",),
+    ),
+    Field(
+        SCORES, "vector", low=0, high=MOST, required=False,
+        doc=f"of a metric that is a mean over images: number of these cases in each of {BINS} equal bins of its range, "
+        "by their mean score",
+        reveals="how single cases scored, to a twentieth of the range, not which; of a model that finds nothing, how "
+        "many cases have nothing to find",
+        of=("test",),
+    ),
+    Field(
+        CLASSES, "names", required=False, doc="names of the classes, also of those that the site has no image of",
+        keep=BY_CLASS,
+        of=("test",),
+    ),
+    Field(
+        SUPPORT, "vector", low=0, high=MOST, same_length_as=CLASSES, required=False,
+        doc="number of test images of each of these classes", reveals="how often each class occurs at the site",
+        keep=BY_CLASS,
+        of=("test",),
+    ),
+)  # fmt: skip
+
+
+def read_sampling(site: str, stats: Mapping[str, Any], images: float | None) -> dict[str, Any] | None:
+    """What of it is in a reply, as the results have it; ``None``: nothing.
+
+    Args:
+        site: name.
+        stats: checked field by field.
+        images: number in the test split, where the site says so.
+
+    Raises:
+        ReportError: numbers that do not go together (names site and field).
+    """
+    cases, scores, support = stats[CASES], stats[SCORES], stats[SUPPORT]
+    for name, found, total in ((SCORES, scores, cases), (SUPPORT, support, images)):
+        if found is None:
+            continue
+        if any(value != int(value) for value in found):
+            raise ReportError(f"site {site!r}: field {name!r} must hold whole numbers")
+        if total is not None and sum(found) != total:
+            raise ReportError(f"site {site!r}: field {name!r} counts {sum(found):.0f}, the site has {total:.0f}")
+    if scores is not None and len(scores) != BINS:
+        raise ReportError(f"site {site!r}: field {SCORES!r} has {len(scores)} entries, not {BINS}")
+    if cases is not None and images is not None and cases > images:
+        raise ReportError(f"site {site!r}: field {CASES!r} is {cases:.0f}, of {images:.0f} test images")
+    names = stats[CLASSES] or ()
+    if len(set(names)) != len(names) or len(names) > MOST_CLASSES or not all(name.isprintable() for name in names):
+        raise ReportError(
+            f"site {site!r}: field {CLASSES!r} must hold at most {MOST_CLASSES} different printable names"
+        )
+    if all(stats[field.name] is None for field in SAMPLING):
+        return None
+    return {
+        "images": None if images is None else int(images),
+        CASES: None if cases is None else int(cases),
+        ERROR: stats[ERROR],
+        SCORES: None if scores is None else [int(value) for value in scores],
+        SUPPORT: None if support is None else dict(zip(stats[CLASSES], map(int, support), strict=True)),
+    }

@@ -1,0 +1,104 @@
+"""A site's private file, ``local/fairflare.json``: what it says to whom, and the settings that the shell reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fairflare.base.machine.computing import LOWER, Computing
+from fairflare.federation.site.examples import EXAMPLES
+from fairflare.federation.site.gate import METRICS_BY_CLASS, MIN_CASES, TRAINS_BELOW
+from fairflare.methods.base.training import LocalTraining, SiteError
+
+SITE_FILE = "fairflare.json"  # in the folder local/ of a FLARE workspace
+DECODED = "decoded_folder"  # the setting of tasks that keep decoded volumes
+DECODED_PLACE = "decoded"  # where: in the site's state root, beside the experiments, which share them
+SUBMITS = "submit_model"  # the setting: the local model may be sent to the other sites
+COMPUTING_KEYS = tuple(field.name for field in fields(Computing))  # a site's own go before the job's
+# Settings of local/fairflare.json that the shell reads; all others belong to the task.
+SHELL_SETTINGS = (
+    "state_root",
+    "checkpoint_root",
+    "models_in_memory",
+    "num_threads",
+    "device",
+    "isolate",
+    *COMPUTING_KEYS,
+    METRICS_BY_CLASS,
+    MIN_CASES,
+    TRAINS_BELOW,
+    SUBMITS,
+    EXAMPLES,
+)
+
+
+def read_site_file(path: Path, identity: str) -> dict[str, Any]:
+    """The private settings of a site or of the server: ``local/fairflare.json`` of its workspace.
+
+    A block ``"sites": {name: {...}}`` overrides for one name, so that one file serves all sites of a simulator. All
+    blocks stay under ``"sites"``: whoever opens the data sees there whether others have some.
+
+    Raises:
+        SiteError: not a JSON object (names the file's place, not its content).
+    """
+    if not path.exists():
+        return {}
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as e:
+        raise SiteError(
+            f"site {identity!r}: {path} is not readable JSON: {e}",
+            public=f"site {identity!r}: local/{SITE_FILE} is not readable JSON",
+        ) from e
+    return own_settings(settings, identity)
+
+
+def own_settings(settings: Any, identity: str) -> dict[str, Any]:
+    """What a site file says to one site; its own block goes before what stands outside. See :func:`read_site_file`.
+
+    Raises:
+        SiteError: not a JSON object.
+    """
+    blocks = settings.get("sites", {}) if isinstance(settings, Mapping) else None
+    if not isinstance(settings, Mapping) or not isinstance(blocks, Mapping):
+        raise SiteError(f"site {identity!r}: local/{SITE_FILE} must hold a JSON object (and 'sites' in it another)")
+    own = blocks.get(identity, {})
+    if not isinstance(own, Mapping):
+        raise SiteError(f"site {identity!r}: 'sites.{identity}' in local/{SITE_FILE} must be a JSON object")
+    return {**settings, **own}
+
+
+def pick_device(site: str, wanted: str | None) -> torch.device:
+    """The site's ``device`` setting, else the first GPU, else the CPU.
+
+    Raises:
+        SiteError: the wanted device does not exist here.
+    """
+    if wanted is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, TypeError) as e:
+        raise SiteError(f"site {site!r}: setting 'device' is {wanted!r}, which is not usable here: {e}") from e
+    return device
+
+
+def pick_computing(site: str, training: LocalTraining, settings: Mapping[str, Any]) -> Computing:
+    """How the network computes here: as the job says, but for what the site's file has.
+
+    Raises:
+        SiteError: a value of another kind (names the key).
+    """
+    chosen = {key: settings.get(key, getattr(training, key)) for key in COMPUTING_KEYS}
+    for key, value in chosen.items():
+        known = (*LOWER, "fp32") if key == "precision" else (True, False)
+        if not any(value is choice or (value == choice and isinstance(value, str)) for choice in known):
+            shown = "one of " + ", ".join(map(repr, known)) if key == "precision" else "true or false"
+            raise SiteError(f"site {site!r}: setting {key!r} must be {shown}, got {value!r:.80}")
+    return Computing(**chosen)

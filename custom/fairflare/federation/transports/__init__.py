@@ -1,0 +1,1 @@
+"""A run on one machine: how tasks reach sites without FLARE."""

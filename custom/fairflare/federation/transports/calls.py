@@ -1,0 +1,94 @@
+"""The transport within one process: sites are asked by calls, one after the other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fairflare.base.disk.files import safe_name
+from fairflare.exchange.messages import Message, decode_task, encode_reply, for_site
+from fairflare.federation.collecting.transport import Question
+from fairflare.federation.site.site_file import DECODED_PLACE, own_settings
+from fairflare.federation.site.worker import SiteWorker, refusal
+from fairflare.methods.base.training import LocalTraining
+
+if TYPE_CHECKING:
+    from fairflare.base.task import Task
+
+log = logging.getLogger(__name__)
+
+
+class LocalTransport:
+    """Asks sites by calling them.
+
+    Args:
+        sites: names.
+        task: what is learned.
+        training: the method's site half.
+        local: content of ``local/fairflare.json``.
+        state: folder of what sites keep, unless ``state_root`` in ``local`` says otherwise.
+        should_stop: asked between the sites and while they train; a text says why.
+    """
+
+    def __init__(
+        self,
+        sites: Sequence[str],
+        task: Task,
+        training: LocalTraining,
+        local: Mapping[str, Any],
+        state: Path,
+        should_stop: Callable[[], bool | str] = lambda: False,
+    ) -> None:
+        self.names = list(sites)
+        self.task, self.training = task, training
+        self.local, self.state = dict(local), state
+        self.stopped = should_stop
+        self._workers: dict[str, SiteWorker] = {}
+
+    def sites(self) -> list[str]:
+        return self.names
+
+    def expected(self) -> list[str]:
+        return self.names
+
+    def ask(self, question: Question) -> None:
+        for site in question.sites:
+            if question.enough() or self.stopped():
+                return
+            question.hand_over(site, self._answer(site, question.name, for_site(question.task, site)))
+
+    def say(self, text: str, *, warning: bool = False) -> None:
+        log.log(logging.WARNING if warning else logging.INFO, "%s", text)
+
+    def watch(self, seen: Callable[[str], None]) -> None:
+        """A site here only ever speaks when it is asked."""
+
+    def _answer(self, site: str, name: str, task: Message) -> Message:
+        try:
+            request = decode_task(name, task, site)
+            reply = self._worker(site, request.experiment).perform(request, lambda: bool(self.stopped()))
+        except Exception as error:  # a setting of one site costs that site its round
+            reply = refusal(site, name, error, tells_all=True)
+        return encode_reply(reply, task.current_round)
+
+    def _worker(self, site: str, experiment: str) -> SiteWorker:
+        if site not in self._workers:
+            arguments = self._arguments(site, experiment)
+            self._workers[site] = SiteWorker(task=self.task, training=self.training, **arguments)
+        return self._workers[site]
+
+    def _arguments(self, site: str, experiment: str) -> dict[str, Any]:
+        """Of the site's :class:`SiteWorker`, without task and site half."""
+        settings = own_settings(self.local, site)
+        kept = Path(settings.get("state_root") or self.state)
+        root = kept if experiment else self.state
+        return {
+            "site": site,
+            "settings": settings,
+            "state_folder": root / safe_name(experiment or "run") / safe_name(site),
+            "num_threads": 1,
+            "tells_all": True,
+            "decoded": kept / DECODED_PLACE / safe_name(site),
+        }

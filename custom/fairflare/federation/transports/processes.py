@@ -1,0 +1,134 @@
+"""The sites of a run on one machine in some processes, each with sites of its own: a round uses the cores.
+
+A site stays with its process, which keeps data and network between tasks. The model is written once for all and read by
+each; what a site keeps between rounds is in its folder, as anywhere. Every process computes with one thread, so results
+are those of sites that work one after the other, bit for bit (on a CPU).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fairflare.base.disk.files import private_opener
+from fairflare.base.disk.temporary import OwnedFolder
+from fairflare.exchange.messages import SiteReply, decode_task, encode_reply, for_site
+from fairflare.exchange.received_state import layout_of
+from fairflare.exchange.tensor_file import write_tensors
+from fairflare.federation.collecting.transport import Question
+from fairflare.federation.plan.plan import TASK_MODULE, load_task_class
+from fairflare.federation.site.worker import refusal
+from fairflare.federation.transports.calls import LocalTransport
+from fairflare.federation.transports.isolation import LAST_WORDS, SiteProcess, speaking
+
+if TYPE_CHECKING:
+    import torch
+
+    from fairflare.federation.plan.plan import Plan
+
+POLL = 0.2  # seconds between two looks whether to stop
+MODEL = "model"
+
+
+@dataclass(frozen=True)
+class _TaskFile:
+    """Where the class of a plan's task comes from: another process must have it before the task arrives there."""
+
+    path: Path
+    bundle: Path | None
+
+    @classmethod
+    def of(cls, plan: Plan) -> _TaskFile | None:
+        """``None``: the class can be imported."""
+        return cls(plan.task_file, plan.monai_bundle) if type(plan.task).__module__ == TASK_MODULE else None
+
+    def load(self) -> None:
+        found: Any = load_task_class(self.path)
+        if self.bundle is not None:
+            found.folder = self.bundle.absolute()
+
+
+class ProcessTransport(LocalTransport):
+    """Asks sites in ``jobs`` processes. A context manager: none of them is left behind.
+
+    Args:
+        jobs: processes, at most one for each site. One starts with the first task for one of its sites, which takes
+            some seconds, and again when it has died; it needs as much memory as a run of its sites alone.
+        plan: what is run, with names of sites.
+        local, state, should_stop: see :class:`LocalTransport`.
+    """
+
+    def __init__(
+        self,
+        jobs: int,
+        plan: Plan,
+        local: Mapping[str, Any],
+        state: Path,
+        should_stop: Callable[[], bool | str] = lambda: False,
+    ) -> None:
+        super().__init__(plan.sites or [], plan.task, plan.training, local, state, should_stop)
+        self._folder = OwnedFolder("models")
+        file = _TaskFile.of(plan)
+        prepare = None if file is None else file.load
+        self._children = [SiteProcess(plan.task, plan.training, prepare) for _ in range(min(jobs, len(self.names)))]
+        self._child_of = {site: self._children[k % len(self._children)] for k, site in enumerate(self.names)}
+
+    def __enter__(self) -> ProcessTransport:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for child in self._children:
+            child.close()
+        self._folder.cleanup()
+
+    def ask(self, question: Question) -> None:
+        queues = {child: deque(s for s in question.sites if self._child_of[s] is child) for child in self._children}
+        model = self._folder.path / MODEL
+        shared = question.task.each is None and bool(question.task.params)
+        if shared:
+            _save(question.task.params, model)
+        stopping: float | None = None  # when it was asked for
+        while True:
+            if stopping is None and self.stopped():
+                stopping = time.monotonic()
+                for child in self._children:
+                    child.stop()
+            elif stopping is not None and time.monotonic() - stopping > LAST_WORDS:
+                for child in self._children:
+                    child.close()
+            for child, queue in queues.items():
+                while queue and not child.busy and stopping is None and not question.enough():
+                    site = queue.popleft()
+                    reply = self._begin(child, site, question, model if shared else None)
+                    if reply is not None:  # it could not even begin
+                        question.hand_over(site, encode_reply(reply, question.task.current_round))
+            busy = [child for child in self._children if child.busy]
+            if not busy:
+                return
+            for child in speaking(busy, POLL):
+                site, name = child.site, question.name
+                reply = child.hear(name)
+                if reply is not None:
+                    question.hand_over(site, encode_reply(reply, question.task.current_round))
+
+    def _begin(self, child: SiteProcess, site: str, question: Question, model: Path | None) -> SiteReply | None:
+        task = for_site(question.task, site)
+        try:
+            request = decode_task(question.name, replace(task, params=None) if model else task, site)
+            arguments = self._arguments(site, request.experiment)
+        except Exception as error:  # a setting of one site costs that site its round
+            return refusal(site, question.name, error)
+        if model is None and request.state:
+            model = Path(self._folder.name) / f"{MODEL}-{self.names.index(site)}"
+            _save(request.state, model)
+        child.begin(arguments, replace(request, state={}), model)
+        return None
+
+
+def _save(state: Mapping[str, torch.Tensor], path: Path) -> None:
+    with open(path, "wb", opener=private_opener) as file:
+        write_tensors(file, state, layout_of(state), {})

@@ -1,0 +1,1 @@
+"""Job folders, recipes and provisioning."""

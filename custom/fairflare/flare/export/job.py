@@ -1,0 +1,134 @@
+"""A plan as a FLARE job: FLARE's own exporter, and the one place where ours differs from it."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+from nvflare.app_common.executors.client_api_executor import ClientAPIExecutor
+from nvflare.client.config import ExchangeFormat
+from nvflare.job_config.api import FedJob
+from nvflare.job_config.fed_job_config import FedJobConfig
+from nvflare.recipe.utils import prepare_initial_ckpt
+
+import fairflare
+from fairflare.base.disk.bundle_files import BUNDLE_FOLDER, copy_bundle
+from fairflare.base.settings import field_names
+from fairflare.exchange.messages import TASKS
+from fairflare.federation.plan.plan import Plan, Script
+from fairflare.flare.controller import RoundsController
+from fairflare.flare.executor import SiteExecutor
+from fairflare.flare.persistor import RunModels
+from fairflare.flare.tracking import TensorBoard
+from fairflare.methods.base.catalog import plugin_of
+from fairflare.tasks import scripts
+
+PACKAGINGS = ("task_file", "preinstalled", "bundle")
+TENSORBOARD, PERSISTOR = "tensorboard", "persistor"  # ids of components
+# A site asks for its next task this often; FLARE's default of 2 s would dominate short phases.
+SERVER_CONFIG = {"server": {"task_request_interval": 0.05}}
+SCRIPT_END = 10.0  # seconds that a script's process has to end by itself when the job is over
+#: The file that a job carries beside a training script: with it the server may build the network that the job names.
+SCRIPT_TASK = Path(scripts.__file__).parent / "templates" / "script_task.py"
+
+
+def make_job(plan: Plan, name: str, packaging: str, *, isolate: bool = False) -> FedJob:
+    """A job with one app for server and sites, deployed to the plan's sites where it names them.
+
+    Args:
+        packaging: ``"task_file"``: the job carries ``app/custom/task.py`` (and a MONAI bundle beside it), or the
+            training script; ``"preinstalled"``: no custom code; ``"bundle"``: the whole package too.
+        isolate: each task in a child process at the site.
+    """
+    deployed = None if plan.sites is None else {"deploy_map": {"app": ["server", *plan.sites]}}
+    job = FedJob(name=name, min_clients=plan.run.min_sites, meta_props=deployed)
+    job.job = _JobConfig(plan, packaging, job_name=name, min_clients=plan.run.min_sites, meta_props=deployed)
+    # What the sites have, or get whole. FLARE carries the files of a plugin's classes where they need not have it.
+    plugin = None if packaging == "bundle" else plugin_of(plan.method)
+    job.set_app_packages(["fairflare", *([plugin] if plugin else [])])
+    settings = {key: getattr(plan.run, key) for key in field_names(type(plan.run))}
+    told = plan.training if plan.script is not None else None
+    if plan.run.initial_ckpt:
+        settings["initial_ckpt"] = _carried(plan.run.initial_ckpt, packaging, job)
+    job.to_server(RoundsController(task=plan.task, rule=plan.rule, training=told, **settings), id="rounds")
+    job.to_server(TensorBoard(), id=TENSORBOARD)
+    job.to_server(RunModels(), id=PERSISTOR)
+    job.to_server(dict(SERVER_CONFIG))
+    if plan.script is not None:
+        job.to_clients(script_executor(plan.script, packaging), tasks=list(TASKS))
+        return job
+    executor = SiteExecutor(task=plan.task, training=plan.training, isolate=isolate)
+    job.to_clients(executor, tasks=list(TASKS))
+    return job
+
+
+def script_executor(script: Script, packaging: str) -> ClientAPIExecutor:
+    """FLARE's executor of training scripts. It hands models on as they are: no conversion, no difference."""
+    formats = {"params_exchange_format": ExchangeFormat.PYTORCH, "server_expected_format": ExchangeFormat.PYTORCH}
+    path = str(script.path) if packaging == "preinstalled" else script.path.name
+    if script.command is None:
+        return ClientAPIExecutor("in_process", task_script_path=path, task_script_args=script.arguments, **formats)
+    # The process starts in the app's folder.
+    place = path if packaging == "preinstalled" else f"custom/{path}"
+    command = [*shlex.split(script.command), place, *shlex.split(script.arguments)]
+    return ClientAPIExecutor("external_process", command=command, shutdown_timeout=SCRIPT_END, **formats)
+
+
+def _carried(checkpoint: str, packaging: str, job: FedJob) -> str:
+    """FLARE's rule: an absolute path is one of the server's, any other a file here, which the job carries."""
+    if Path(checkpoint).is_absolute():
+        return checkpoint
+    if packaging == "preinstalled":
+        raise ValueError(
+            f"initial_ckpt {checkpoint!r} would travel in the job, which packaging 'preinstalled' does not allow; put "
+            "the file on the server and give its absolute path"
+        )
+    if not Path(checkpoint).is_file():
+        raise ValueError(
+            f"initial_ckpt {checkpoint!r} does not exist here; give a file that the job is to carry, or the absolute "
+            "path of one on the server"
+        )
+    carried: str = prepare_initial_ckpt(checkpoint, job)
+    return carried
+
+
+class _JobConfig(FedJobConfig):
+    """FLARE names a class after the file it comes from; the task of a job is of the file that the job carries."""
+
+    def __init__(self, plan: Plan, packaging: str, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.plan = plan
+        self.packaging = packaging
+
+    def _get_class_path(self, obj: Any, custom_dir: str) -> str:
+        carries = self.packaging != "preinstalled"
+        if obj is not self.plan.task or (self.plan.script is not None and not carries):
+            path: str = super()._get_class_path(obj, custom_dir)
+            return path
+        if carries:
+            return "task.Task" if self.plan.script is None else f"{SCRIPT_TASK.stem}.Task"
+        base = type(obj).__mro__[1]  # the packaged class that the template's Task subclasses
+        return f"{base.__module__}.{base.__name__}"
+
+    def generate_job_config(self, job_root: str) -> None:
+        super().generate_job_config(job_root)
+        if self.packaging == "preinstalled":
+            return
+        custom = Path(job_root) / self.job_name / "app" / "custom"
+        custom.mkdir(parents=True, exist_ok=True)
+        if self.plan.script is not None:
+            shutil.copyfile(self.plan.script.path, custom / self.plan.script.path.name)
+            shutil.copyfile(SCRIPT_TASK, custom / SCRIPT_TASK.name)
+        else:
+            shutil.copyfile(self.plan.task_file, custom / "task.py")
+        if self.plan.monai_bundle is not None:
+            copy_bundle(self.plan.monai_bundle, custom / BUNDLE_FOLDER)
+        if self.packaging == "bundle":
+            shutil.copytree(
+                Path(fairflare.__file__).parent,
+                custom / "fairflare",
+                ignore=shutil.ignore_patterns("__pycache__", "*.pyc"),
+                dirs_exist_ok=True,
+            )

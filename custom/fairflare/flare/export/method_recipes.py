@@ -1,0 +1,180 @@
+"""A class for each method, made at run time: the settings that it declares are the arguments."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+import types
+from collections.abc import Iterator, Mapping, Sequence, Set
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+
+from fairflare.base.checks import nearest
+from fairflare.base.settings import Part, choices, described, field_names, meanings, typed
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.plan.run_settings import RunSettings
+from fairflare.flare.export.recipes import OPTIONS, FairRecipe
+from fairflare.methods.base.catalog import Method, all_methods
+
+WIDTH = 116
+MODULE = "fairflare.recipes"  # where the classes are found, also by pickle
+#: Dealt to as many sites as the run has, unless it is given.
+BY_SITES = "phantom_sites"
+HEAD = (
+    "The defaults are those of a job that is quick to try; with ``small=False`` whatever is not given is as in the "
+    'paper, which is said where it differs ("paper: ...").'
+)
+MORE = "further settings by name, such as those of another ``task`` or of your own in ``task_file``."
+RAISES = "Raises:\n    ValueError: a value of another type or out of range: one line with the setting's name."
+
+
+class MethodRecipe(FairRecipe):
+    """Base of the recipes of one method each. What a caller did not give is the quick job's, or the paper's.
+
+    Attributes:
+        method: of ``fairflare list``.
+        dotted: arguments that are settings of a part: ``{"weighting_grid": "weighting.grid"}``.
+
+    Raises:
+        TypeError: an argument that the class does not have (suggests the nearest).
+    """
+
+    method: ClassVar[str]
+    dotted: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, **given: Any) -> None:
+        known = [name for name in inspect.signature(type(self)).parameters if name != "given"]
+        for name in given:
+            if name not in known:
+                raise TypeError(f"{type(self).__name__} has no argument {name!r}{nearest(name, known)}")
+        settings = dict(given.pop("settings", None) or {})
+        options = {name: given.pop(name) for name in (*OPTIONS, *field_names(RunSettings)) if name in given}
+        for name, value in given.items():
+            if name not in self.dotted or value is not None:
+                settings[self.dotted.get(name, name)] = value
+        super().__init__(self.method, settings=settings, **options)
+
+
+def class_names() -> dict[str, Method]:
+    """``{class name: method}``."""
+    return {class_name(method): method for method in all_methods().values()}
+
+
+def class_name(method: Method) -> str:
+    """``"fed_ism_plus_l"`` -> ``"FedISMPlusLRecipe"``: each word as the method's title spells it."""
+    title = "".join(filter(str.isalnum, method.title.replace("+", "Plus")))
+    found = []
+    for word in method.name.split("_"):
+        at = title.lower().find(word)
+        spelled = word if at < 0 else title[at : at + len(word)]
+        found.append(spelled[0].upper() + spelled[1:])
+    return "".join(found) + "Recipe"
+
+
+def make_class(name: str, method: Method) -> type[MethodRecipe]:
+    """The recipe of a method, with signature and docstring.
+
+    Raises:
+        ValueError: two settings would be one argument.
+    """
+    dotted: dict[str, str] = {}
+    parameters: dict[str, inspect.Parameter] = {}
+    lines = []
+    for setting, parameter, meaning in _arguments(method):
+        flat = parameter.name
+        if flat in parameters:
+            if dotted.get(flat, flat) != setting:
+                raise ValueError(f"{method.name}: {setting} and {dotted.get(flat, flat)} would be one argument")
+            continue
+        parameters[flat] = parameter
+        if flat != setting:
+            dotted[flat] = setting
+        text = f"{flat}: {meaning}"
+        lines += textwrap.wrap(text, WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 8, break_long_words=False)
+
+    def __init__(self: MethodRecipe, **given: Any) -> None:
+        MethodRecipe.__init__(self, **given)
+
+    itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    __init__.__signature__ = inspect.Signature([itself, *parameters.values()])  # type: ignore[attr-defined]
+    __init__.__annotations__ = {key: p.annotation for key, p in parameters.items()}
+    __init__.__qualname__ = f"{name}.__init__"
+    head = [f"{method.summary[:1].upper()}{method.summary[1:].rstrip('.')}."]
+    head += [f"Source: {method.source}."] if method.source else []
+    doc = "\n\n".join(
+        [*("\n".join(textwrap.wrap(p, WIDTH)) for p in (*head, HEAD)), "\n".join(["Args:", *lines]), RAISES]
+    )
+    body = {"method": method.name, "dotted": dotted, "__init__": __init__, "__doc__": doc, "__module__": MODULE}
+    return type(name, (MethodRecipe,), body)
+
+
+# ------------------------------------------------------------------------------------------------ the arguments
+
+
+def _arguments(method: Method) -> Iterator[tuple[str, inspect.Parameter, str]]:
+    """Name of the setting, the argument, and what it means: of the run, the server's half, the sites', and the task."""
+    quick = make_plan(method.name, min_sites=2)
+    paper = make_plan(method.name, min_sites=2, small=False) if method.papers else quick
+    of_recipe, declared = meanings(FairRecipe), inspect.signature(FairRecipe, eval_str=True).parameters
+    for name in OPTIONS:
+        yield (
+            name,
+            _parameter(name, declared[name].annotation, declared[name].default),
+            of_recipe[name].replace("`", "``"),
+        )
+    hidden = ("label", "norm_statistics")  # the latter is of the sites, and the run follows it
+    yield from (found for found in _settings(quick.run, paper.run) if found[0] not in hidden)
+    yield "settings", _parameter("settings", Mapping[str, Any] | None, None), MORE
+    for part in ("rule", "training", "task"):
+        yield from _settings(getattr(quick, part), getattr(paper, part))
+
+
+def _settings(quick: Any, paper: Any) -> Iterator[tuple[str, inspect.Parameter, str]]:
+    """Of one part of a plan, as it is in a quick job and in the paper's."""
+    cls = type(quick)
+    hints = get_type_hints(cls, include_extras=True)
+    for setting in described(cls):
+        sentence = setting.meaning.rstrip(".").replace("`", "``")
+        if setting.only:
+            part, _, name = setting.name.partition(".")
+            having = [kind for kind in choices(hints[part]).values() if name in field_names(kind)]
+            kinds = [_plain_type(get_type_hints(kind, include_extras=True)[name]) for kind in having]
+            meaning = f"{sentence}; with {setting.only}, default ``{typed(setting.default)}``."
+            yield setting.name, _parameter(setting.name, reduce(or_, [*kinds, None]), None), meaning
+            continue
+        default, usual = _plain(getattr(quick, setting.name)), _plain(getattr(paper, setting.name))
+        kind, more = _plain_type(hints[setting.name]), ""
+        if setting.name == BY_SITES:
+            kind, default, usual, more = kind | None, None, None, "; default: as many as the run has"
+        more += f" (paper: ``{usual!r}``)" if usual != default else ""
+        meaning = "; ".join(filter(None, (sentence, f"{setting.wanted}{more}.")))
+        yield setting.name, _parameter(setting.name, kind, default), meaning
+
+
+def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name.replace(".", "_"), inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def _plain(value: Any) -> Any:
+    """A part by its kind, a list as a tuple."""
+    if isinstance(value, Part):
+        return value.kind
+    return tuple(map(_plain, value)) if isinstance(value, (tuple, list)) else value
+
+
+def _plain_type(hint: Any) -> Any:
+    """What a person gives for a declared type: bounds are left out, a part is its kind, any sequence will do."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _plain_type(inner[0])
+    if isinstance(hint, type) and issubclass(hint, Part):
+        return Literal[tuple(choices(hint))]
+    if origin in (Union, types.UnionType):
+        return reduce(or_, map(_plain_type, inner))
+    if hint is dict or (isinstance(origin, type) and issubclass(origin, Mapping)):
+        return Mapping[tuple(map(_plain_type, inner)) or (str, Any)]  # type: ignore[misc]
+    if isinstance(origin, type) and issubclass(origin, (Sequence, Set)):
+        entries = dict.fromkeys(_plain_type(entry) for entry in inner if entry is not Ellipsis)
+        return Sequence[reduce(or_, entries)]  # type: ignore[misc]
+    return hint

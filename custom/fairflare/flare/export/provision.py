@@ -1,0 +1,192 @@
+"""A builder for ``nvflare provision``: kits with what FairFlare's jobs need and a hospital should insist on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nvflare.lighter.ctx import ProvisionContext
+from nvflare.lighter.entity import Participant, Project
+from nvflare.lighter.spec import Builder
+from pydantic import Field
+
+from fairflare.base.settings import Flag, Positive, settings
+
+EVERY_SITE = "*"
+PREFIX = "fairflare."
+MLFLOW = "fairflare.flare.mlflow_tracking.MLflow"  # mlflow need not be installed where kits are made
+SITE_FILE: dict[str, Any] = {"min_cases": 5}  # what a site's private file has unless site_settings says otherwise
+# Who may do what at a site, unless the project file says otherwise: nobody may bring code or open a shell. The right to
+# a job's log is in no category of FLARE's, so it has to be named.
+AUTHORIZATION: dict[str, Any] = {
+    "format_version": "1.0",
+    "permissions": {
+        "project_admin": {
+            "submit_job": "any", "clone_job": "any", "manage_job": "any", "download_job": "any", "view": "any",
+            "operate": "any", "shell_commands": "none", "byoc": "none", "get_job_log": "any",
+        },
+        "org_admin": {
+            "submit_job": "none", "clone_job": "none", "manage_job": "o:submitter", "download_job": "none",
+            "view": "any", "operate": "o:site", "shell_commands": "none", "byoc": "none",
+        },
+        "lead": {
+            "submit_job": "any", "clone_job": "n:submitter", "manage_job": "n:submitter",
+            "download_job": "n:submitter", "view": "any", "operate": "o:site", "shell_commands": "none",
+            "byoc": "none", "get_job_log": "n:submitter",
+        },
+        "member": {"view": "any"},
+    },
+}  # fmt: skip
+
+
+@settings
+class SitePolicyBuilder(Builder):
+    """Writes ``local/`` of the server and of every site; goes before the SignatureBuilder.
+
+    ``resources.json``: the classes of our jobs are allowed, and sites do not send their logs to the server.
+    ``authorization.json``: no custom code and no shell. ``privacy.json``: as given. ``fairflare.json``: as given, and a
+    ``min_cases`` of 5 at every site.
+
+    Args:
+        allow_prefixes: entries for the class allow list, full class paths or package prefixes that end in a dot;
+            ``"fairflare."`` stands for :func:`job_classes`: as a prefix it would admit every function of the package.
+        authorization: content of ``authorization.json``; default: :data:`AUTHORIZATION`.
+        privacy: content of every site's ``privacy.json``; ``None``: none is written.
+        site_settings: content of ``fairflare.json`` by site; ``"*"`` holds what every site gets, the server's name
+            what the server gets.
+        log_streaming: sites stream their job logs to the server (FLARE's default; texts of exceptions go along).
+        heart_beat_timeout: seconds without a sign of life after which the server takes a site for dead; ``None``:
+            FLARE's 600.
+        storage_root: folder at the server for FLARE's job store and snapshots; ``None``: FLARE's under ``/tmp``.
+
+    Raises:
+        ValueError: an argument that cannot be meant so (names it).
+    """
+
+    allow_prefixes: list[str] = Field(default_factory=lambda: ["fairflare."])
+    authorization: dict[str, Any] | None = None
+    privacy: dict[str, Any] | None = None
+    site_settings: dict[str, Any] | None = None
+    log_streaming: Flag = False
+    heart_beat_timeout: Positive | None = None
+    storage_root: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        if not all("." in prefix for prefix in self.allow_prefixes):
+            raise ValueError(
+                f"allow_prefixes must list class paths or prefixes that end in a dot, got {self.allow_prefixes!r}"
+            )
+        self._policy = AUTHORIZATION if self.authorization is None else self.authorization
+        _needs("authorization", self._policy, "permissions", dict)
+        if self.privacy is not None:
+            _needs("privacy", self.privacy, "scopes", list)
+        self._of_site = self.site_settings or {}
+        for name, block in self._of_site.items():
+            if not isinstance(block, dict):
+                raise ValueError(f"site_settings of {name!r} must be a mapping, got {block!r}")
+
+    def build(self, project: Project, ctx: ProvisionContext) -> None:
+        """Writes the files of every participant.
+
+        Raises:
+            ValueError: settings for a site that the project does not have, or no server.
+            RuntimeError: the kits are not there yet (the builder stands too early in the project file).
+        """
+        server, clients = project.get_server(), list(project.get_clients())
+        if server is None:
+            raise ValueError("SitePolicyBuilder: the project has no server")
+        known = {EVERY_SITE, server.name, *(client.name for client in clients)}
+        unknown = sorted(set(self._of_site) - known)
+        if unknown:
+            raise ValueError(
+                f"SitePolicyBuilder: site_settings for {', '.join(map(repr, unknown))}, which the project does not "
+                f"have; it has {', '.join(sorted(known - {EVERY_SITE}))}"
+            )
+        self._build_server(server, Path(ctx.get_local_dir(server)))
+        for client in clients:
+            self._build_site(client, Path(ctx.get_local_dir(client)))
+
+    def _build_server(self, server: Participant, local: Path) -> None:
+        resources = self._resources(server, local)
+        if self.heart_beat_timeout is not None:
+            seconds = self.heart_beat_timeout
+            for entry in resources["servers"]:
+                entry["heart_beat_timeout"] = int(seconds) if seconds.is_integer() else seconds
+        if self.storage_root is not None:
+            root = Path(self.storage_root)
+            resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(root / "snapshots")
+            (manager,) = (c for c in resources["components"] if c["id"] == "job_manager")
+            manager["args"]["uri_root"] = str(root / "jobs")
+        _write(local / "resources.json", resources)
+        _write(local / "authorization.json", self._policy)
+        if server.name in self._of_site:
+            _write(local / "fairflare.json", self._of_site[server.name])
+
+    def _build_site(self, site: Participant, local: Path) -> None:
+        resources = self._resources(site, local)
+        resources["allow_log_streaming"] = self.log_streaming
+        _write(local / "resources.json", resources)
+        _write(local / "authorization.json", self._policy)
+        if self.privacy is not None:
+            _write(local / "privacy.json", self.privacy)
+        own = {**SITE_FILE, **self._of_site.get(EVERY_SITE, {}), **self._of_site.get(site.name, {})}
+        _write(local / "fairflare.json", own)
+
+    def _resources(self, participant: Participant, local: Path) -> dict[str, Any]:
+        default = local / "resources.json.default"
+        if not default.is_file():
+            raise RuntimeError(
+                f"SitePolicyBuilder: the kit of {participant.name!r} has no local/resources.json.default yet; list "
+                "this builder after StaticFileBuilder"
+            )
+        resources: dict[str, Any] = json.loads(default.read_text(encoding="utf-8"))
+        listed = resources.setdefault("class_allow_list", [])
+        for prefix in self.allow_prefixes:
+            wanted = job_classes() if prefix == PREFIX else [prefix]
+            listed.extend(entry for entry in wanted if entry not in listed)
+        return resources
+
+
+def job_classes() -> list[str]:
+    """Paths of the classes that a job without custom code names, sorted: what a site's class allow list needs.
+
+    Not the prefix ``"fairflare."``: FLARE calls whatever a job names under it, functions too, with the job's arguments,
+    and some of the package's read files or import them, which is their work on a user's own machine.
+    """
+    from fairflare.base.settings import field_names, parts_of
+    from fairflare.federation.plan.plan import TASKS_BY_KIND, load_task_class
+    from fairflare.flare.aggregator import FairAggregator
+    from fairflare.flare.controller import RoundsController
+    from fairflare.flare.executor import SiteExecutor
+    from fairflare.flare.persistor import RunModels
+    from fairflare.flare.tracking import TensorBoard
+    from fairflare.methods.base.catalog import all_methods
+    from fairflare.methods.base.training import LocalTraining
+    from fairflare.tasks.scripts import ScriptTask
+
+    packaged = [load_task_class(file).__mro__[1] for file in TASKS_BY_KIND.values()]
+    open_: list[type] = [
+        RoundsController, SiteExecutor, RunModels, TensorBoard, FairAggregator, ScriptTask, LocalTraining, *packaged
+    ]  # fmt: skip
+    for method in all_methods().values():
+        open_ += [method.rule, method.training]
+    found = {MLFLOW}
+    while open_:
+        cls = open_.pop()
+        path = f"{cls.__module__}.{cls.__qualname__}"
+        if path not in found and path.startswith(PREFIX):
+            found.add(path)
+            open_ += [part for name in field_names(cls) for part in parts_of(cls, name).values()]
+    return sorted(found)
+
+
+def _needs(name: str, content: Mapping[str, Any], key: str, kind: type) -> None:
+    if not isinstance(content.get(key), kind):
+        raise ValueError(f"{name} must hold a {kind.__name__} {key!r}, got {content!r:.80}")
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,166 @@
+"""A FLARE Recipe for every method; the job folders in ``jobs/`` are their export with default settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver
+from nvflare.job_config.script_runner import FrameworkType
+from nvflare.recipe.spec import Recipe
+
+from fairflare.base.checks import choice
+from fairflare.base.task import Task
+from fairflare.federation.plan.bounds import FOR_HOSPITALS
+from fairflare.federation.plan.plan import TASKS_BY_KIND, make_plan
+from fairflare.federation.plan.run_settings import RunSettings
+from fairflare.flare.export.job import PACKAGINGS, PERSISTOR, TENSORBOARD, make_job
+from fairflare.flare.stock_tasks import SUBMIT_MODEL
+from fairflare.methods.base.catalog import get_method, method_of
+from fairflare.methods.base.rule import Rule
+from fairflare.methods.base.training import LocalTraining
+
+#: Arguments of :class:`FairRecipe` that are neither settings of the method and its task nor of the run.
+OPTIONS = ("name", "packaging", "task", "sites", "small", "paper", "train_like", "task_file", "monai_bundle", "isolate")
+MLFLOW_RECEIVER = "nvflare.app_opt.tracking.mlflow.mlflow_receiver.MLflowReceiver"  # mlflow may not be installed
+
+
+class FairRecipe(Recipe):
+    """Any method as a FLARE job: of typed parts, or by a method's name and settings.
+
+    .. code-block:: python
+
+        FairRecipe(rule=FedISM(rho=0.05), task=ClassificationTask(image_size=(48, 48)), run=RunSettings(num_rounds=2))
+        FairRecipe("fed_ism", settings={"rho": 0.05, "image_size": [48, 48]}, num_rounds=2)
+
+    Args:
+        method: a name of ``fairflare list``; default: the one that ``rule`` and ``training`` are the halves of, and
+            where there is none, a method of the rule's name.
+        rule, training: server half and site half as objects, which are what they say; one that is not given is as in
+            the method's quick job, with the values that the two share.
+        name: of the job; default: the method's.
+        packaging: ``"task_file"``: the job carries ``app/custom/task.py`` and sites must permit custom code;
+            ``"preinstalled"``: no custom code, sites need the package and its classes in their allow list;
+            ``"bundle"``: the job carries the whole package. A ``"preinstalled"`` job is for hospitals: one site's
+            influence is bounded in it (:data:`fairflare.federation.plan.bounds.FOR_HOSPITALS`); ``settings`` go before.
+        task: ``"segmentation"`` or ``"classification"``, or a task as an object; default: what the method's paper
+            learns.
+        run: rounds, quorum, seed, timeouts as an object; the next arguments then stay out.
+        sites: their number (named ``site-1`` ...), their names, or ``None`` for every connected site; 0: as many as the
+            method's small job has.
+        settings: of the method's halves and of the task, by name; see :func:`fairflare.federation.plan.plan.make_plan`.
+        small: False: the paper's settings for whatever is not given.
+        paper: which paper's, without ``small`` (``--paper NAME``); default: the first with a table that has the method.
+        train_like: another method whose set-up this one gets (task, network, data, local training, rounds, number of
+            sites), so that the two can be compared.
+        task_file: a Python file with a class ``Task``: your own network and data.
+        monai_bundle: folder of a MONAI bundle: network, loss, optimizer, transforms and metric are its own.
+        num_rounds: communication rounds; default: the method's small job.
+        min_sites: usable results a round needs; also FLARE's ``min_clients``. Default: 2.
+        phase_timeout: seconds for each of train, anchor, norms and validate; for check at most ten minutes. Default:
+            3600.
+        isolate: each task in a child process at the site.
+        options: further settings of :class:`fairflare.federation.plan.run_settings.RunSettings` by name.
+
+    Raises:
+        ValueError: unknown method, task, packaging or setting (suggests the nearest), a value out of range, or one that
+            is given twice.
+    """
+
+    framework = FrameworkType.PYTORCH  # FLARE's helpers (cross-site evaluation) look at it
+
+    def __init__(
+        self,
+        method: str | None = None,
+        *,
+        rule: Rule | None = None,
+        training: LocalTraining | None = None,
+        name: str | None = None,
+        packaging: str = "task_file",
+        task: str | Task | None = None,
+        run: RunSettings | None = None,
+        sites: int | Sequence[str] | None = 0,
+        settings: Mapping[str, Any] | None = None,
+        small: bool = True,
+        paper: str | None = None,
+        train_like: str | None = None,
+        task_file: str | Path | None = None,
+        monai_bundle: str | Path | None = None,
+        num_rounds: int | None = None,
+        min_sites: int | None = None,
+        phase_timeout: float | None = None,
+        isolate: bool = False,
+        **options: Any,
+    ) -> None:
+        choice("packaging", packaging, PACKAGINGS)
+        if packaging == "preinstalled" and task_file is not None:
+            raise ValueError("a task file is custom code; packaging 'preinstalled' carries none")
+        if packaging == "preinstalled" and monai_bundle is not None:
+            raise ValueError("a MONAI bundle is custom code; packaging 'preinstalled' carries none")
+        if packaging == "preinstalled":
+            given = {k: options.pop(k) for k in FOR_HOSPITALS if k in options}
+            given |= {k: getattr(run, k) for k in FOR_HOSPITALS if run is not None and getattr(run, k) is not None}
+            chosen = method_of(rule, training) if method is None else get_method(method)
+            by_name = {k: v for k, v in chosen.preinstalled.items() if rule is None and training is None}
+            settings = {**FOR_HOSPITALS, **by_name, **given, **(settings or {})}
+        if run is None:
+            timeout = 3600.0 if phase_timeout is None else phase_timeout
+            options = {
+                "min_sites": 2 if min_sites is None else min_sites,
+                **dict.fromkeys(("train_timeout", "anchor_timeout", "norms_timeout", "validate_timeout"), timeout),
+                "check_timeout": min(RunSettings().check_timeout, timeout),
+                **options,
+            }
+        else:
+            singly = {"min_sites": min_sites, "train_timeout": phase_timeout}
+            options |= {key: value for key, value in singly.items() if value is not None}
+        self.plan = make_plan(
+            method,
+            rule=rule,
+            training=training,
+            task=task,
+            run=run,
+            sites=sites,
+            settings=settings,
+            small=small,
+            paper=paper,
+            train_like=train_like,
+            task_file=task_file,
+            monai_bundle=monai_bundle,
+            **{"label": name, "num_rounds": num_rounds, **options},
+        )
+        if packaging == "preinstalled" and self.plan.task_file not in TASKS_BY_KIND.values():
+            raise ValueError("a task of your own is custom code; packaging 'preinstalled' carries none")
+        super().__init__(make_job(self.plan, name or self.plan.method.name, packaging, isolate=isolate))
+        self._job.comp_ids = {"persistor_id": PERSISTOR}  # where FLARE's helpers look for it
+
+    def add_cse_validator_if_needed(self) -> None:
+        """FLARE's ``add_cross_site_evaluation`` calls it: the sites' executor is asked for local models too.
+
+        It gives none unless the site's own file says ``"submit_model": true``.
+        """
+        for defined in self._job._deploy_map["@ALL"].app_config.executors:
+            if SUBMIT_MODEL not in defined.tasks:
+                defined.tasks.append(SUBMIT_MODEL)
+
+    def finalize(self) -> None:
+        """One TensorBoard receiver: FLARE's, where ``add_experiment_tracking`` added it, takes the place of ours. In
+        place of its MLflow receiver, which drops what a server sends, there is ours with the same settings.
+        """
+        components = self._job._deploy_map["server"].app_config.components
+        for key, component in components.items():
+            if f"{type(component).__module__}.{type(component).__name__}" == MLFLOW_RECEIVER:
+                from fairflare.flare.mlflow_tracking import MLflow
+
+                components[key] = MLflow.like(component)
+        others = [c for key, c in components.items() if key != TENSORBOARD]
+        if any(isinstance(component, TBAnalyticsReceiver) for component in others):
+            components.pop(TENSORBOARD, None)
+
+    def _apply_per_site_config(self, config: dict[str, dict[str, Any]]) -> None:
+        raise ValueError(
+            f"{type(self).__name__}: all sites get the same job, so nothing can be set for {', '.join(sorted(config))} "
+            "alone. What is a site's own (data, device, threads) stands in its local/fairflare.json; for SimEnv in the "
+            "block 'sites' of that file in the workspace (docs/data.md)"
+        )

@@ -1,0 +1,97 @@
+"""A FLARE Recipe for sites that train with a script of their own, with any method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nvflare.recipe.spec import Recipe
+
+from fairflare.base.checks import choice
+from fairflare.federation.plan.bounds import FOR_HOSPITALS
+from fairflare.federation.plan.plan import Script
+from fairflare.flare.export.job import PACKAGINGS, SCRIPT_TASK, make_job
+from fairflare.flare.export.script_plan import make_script_plan
+from fairflare.methods.base.catalog import get_method
+
+
+class ScriptRecipe(Recipe):
+    """Any method as a FLARE job whose sites run a training script: FLARE's Client API executor in place of ours.
+
+    Args:
+        method: a name of ``fairflare list``.
+        train_script: the script, with :class:`fairflare.client.Site` in it. It goes with the job; with packaging
+            ``"preinstalled"`` it is an absolute path at every site.
+        model: class of the network, which the server builds: ``"Net"`` of the script (whose top level must then do
+            nothing but define things), or ``"package.module.Net"``.
+        model_args: arguments of that class, plain values.
+        primary_metric: of what the script measures.
+        metrics: ``{name: {"higher_is_better": True, "low": 0, "high": 1, "unit": ""}}`` of all that the script measures
+            but accuracy and the loss; the limits are [0, 1] where they are not given, ``None``: no limit.
+        script_args: of the script's command line.
+        launch_external_process: in a process of its own, not in the site's job process.
+        command: that process's interpreter; each site needs it on its path.
+        name: of the job; default: the method's.
+        packaging: ``"task_file"``: the job carries the script; ``"preinstalled"``: no custom code, see
+            :class:`fairflare.flare.export.recipes.FairRecipe`; ``"bundle"``: the script and the whole package.
+        sites: number of sites (named ``site-1`` ...), their names, or ``None`` for every connected site; 0: as many as
+            the method's small job has.
+        settings: of the method's halves; optimizer, epochs and the like are the script's.
+        num_rounds, min_sites, phase_timeout, run: as for :class:`fairflare.flare.export.recipes.FairRecipe`.
+
+    Raises:
+        ValueError: no such script; unknown method, packaging or setting (suggests the nearest), or a value out of
+            range.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        *,
+        train_script: str | Path,
+        model: str,
+        model_args: Mapping[str, Any] | None = None,
+        primary_metric: str = "accuracy",
+        metrics: Mapping[str, Mapping[str, Any]] | None = None,
+        script_args: str = "",
+        launch_external_process: bool = False,
+        command: str = "python3 -u",
+        name: str | None = None,
+        packaging: str = "task_file",
+        sites: int | Sequence[str] | None = 0,
+        settings: Mapping[str, Any] | None = None,
+        num_rounds: int | None = None,
+        min_sites: int = 2,
+        phase_timeout: float = 3600.0,
+        **run: Any,
+    ) -> None:
+        choice("packaging", packaging, PACKAGINGS)
+        script = Path(train_script)
+        if packaging == "preinstalled":
+            if not script.is_absolute() or "." not in model:
+                raise ValueError(
+                    "packaging 'preinstalled' carries no code: train_script must be an absolute path at the sites and "
+                    f"model a class of an installed package, got {str(script)!r} and {model!r}"
+                )
+            hospitals = {**FOR_HOSPITALS, **get_method(method).preinstalled}
+            settings = {**hospitals, **{k: run.pop(k) for k in FOR_HOSPITALS if k in run}, **(settings or {})}
+        elif not script.is_file() or script.suffix != ".py":
+            raise ValueError(f"train_script must be a Python file, got {str(script)!r}")
+        elif script.name == SCRIPT_TASK.name:
+            raise ValueError(f"train_script: the job has a file {script.name} of its own; call the script otherwise")
+        timeouts = dict.fromkeys(
+            ("train_timeout", "anchor_timeout", "norms_timeout", "validate_timeout"), phase_timeout
+        )
+        self.plan = make_script_plan(
+            method,
+            Script(script, script_args, command if launch_external_process else None),
+            model=model,
+            model_args=model_args,
+            primary_metric=primary_metric,
+            metrics=metrics,
+            sites=sites,
+            settings=settings,
+            **{"num_rounds": num_rounds, "min_sites": min_sites, "label": name, **timeouts, **run},
+        )
+        super().__init__(make_job(self.plan, name or self.plan.method.name, packaging))

@@ -1,0 +1,1 @@
+"""FLARE's messages: what they hold and how they travel."""

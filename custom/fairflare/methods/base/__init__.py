@@ -1,0 +1,1 @@
+"""What every method is made of: rule, training, reports, catalog."""

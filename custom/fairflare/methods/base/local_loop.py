@@ -1,0 +1,226 @@
+"""The loop of local training: epochs of optimizer steps, the learning rate of a round, and what ends it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fairflare.base.machine.computing import LossScale, Overflow
+from fairflare.core.features.norms import LoneSample, lone_samples
+from fairflare.methods.base.site_run import NotFinite, SiteError, SiteRun
+
+if TYPE_CHECKING:
+    from fairflare.base.task import Task
+    from fairflare.methods.base.training import LocalTraining
+
+log = logging.getLogger(__name__)
+
+LOOKED_AT = 16  # so many steps on a GPU go by before somebody looks whether the loss is finite
+LOWEST_SHARE = 1e-3  # of the learning rate, at the end of a cosine: from 0.1 to 1e-4 in Fed-MAS's code
+MOMENTS = "optimizer"  # in the site's store
+
+
+@dataclass
+class Trained:
+    """What :meth:`LocalLoop.train` returns besides the trained model."""
+
+    #: Mean over the samples of each epoch, measured while training. With ``local_steps`` of each pass, the last one
+    #: over what was left of it.
+    epoch_losses: list[float]
+    num_steps: int | None
+    num_samples: int
+
+    def losses(self) -> dict[str, Any]:
+        """For the reply's stats; empty where nobody measured."""
+        return {"train_loss": self.epoch_losses[-1], "epoch_losses": self.epoch_losses} if self.epoch_losses else {}
+
+
+def rate(half: LocalTraining, current_round: int, num_rounds: int) -> float:
+    r"""Learning rate of round r, from 0, of R.
+
+    .. math:: \eta_r = \eta_{low} + \tfrac12 (\eta - \eta_{low}) (1 + \cos(\pi (r + 1) / R))
+
+    for ``"cosine"`` (Fed-MAS's code): the first of many rounds has nearly ``learning_rate``, the last one
+    ``lowest_rate``.
+    """
+    if half.schedule == "constant":
+        return half.learning_rate
+    low = LOWEST_SHARE * half.learning_rate if half.lowest_rate is None else half.lowest_rate
+    turn = math.pi * (current_round + 1) / max(num_rounds, 1)
+    return low + 0.5 * (half.learning_rate - low) * (1 + math.cos(turn))
+
+
+def make_optimizer(
+    half: LocalTraining, parameters: Iterable[torch.nn.Parameter], task: Task | None = None
+) -> torch.optim.Optimizer:
+    """Make a new optimizer with the settings of a site half, or the task's where these say ``"task"``."""
+    params = [parameter for parameter in parameters if parameter.requires_grad]
+    if half.optimizer == "task":
+        if task is None:
+            raise ValueError("optimizer='task' needs the task")
+        return task.make_optimizer(params)
+    common: dict[str, Any] = {"lr": half.learning_rate, "weight_decay": half.weight_decay}
+    if half.optimizer == "sgd":
+        return torch.optim.SGD(params, momentum=half.momentum, nesterov=half.momentum > 0, **common)
+    kind = torch.optim.Adam if half.optimizer == "adam" else torch.optim.AdamW
+    return kind(params, betas=half.betas, **common)
+
+
+@dataclass
+class LocalLoop:
+    """One round of a site half's training; a script's own loop takes its passes from here.
+
+    Args:
+        half: whose settings and hooks count.
+        run: of the task.
+        model: is trained in place.
+        optimizer: of the passes; :meth:`train` makes its own.
+    """
+
+    half: LocalTraining
+    run: SiteRun
+    model: torch.nn.Module
+    optimizer: Any = None
+
+    def begin(self) -> None:
+        """Seed the random numbers, and let the half look at the received model."""
+        run = self.run
+        torch.manual_seed(run.seed)
+        run.scale = LossScale(run.device.type) if run.computing.precision == "fp16" else None
+        run.skipped_steps = 0
+        self.model.train()
+        self.half.begin_round(run, self.model)
+
+    def train(self) -> Trained:
+        """Train the model, deterministically for a given ``run.seed``.
+
+        Raises:
+            NotFinite: a loss or a trained tensor that is not finite (names site, round, and where).
+            SiteError: one sample for a batch norm without running statistics.
+        """
+        half, run = self.half, self.run
+        self.begin()
+        optimizer = self.optimizer = make_optimizer(half, self.model.parameters(), run.task)
+        moments = run.store.load_before(MOMENTS, run.current_round) if half.keep_optimizer_state else None
+        if moments is not None:
+            optimizer.load_state_dict(moments)
+        for group in optimizer.param_groups:
+            group["lr"] = rate(half, run.current_round, run.num_rounds)
+        num_steps, losses = 0, []
+        try:
+            with lone_samples(self.model):
+                for run.epoch in itertools.count() if half.local_steps else range(half.local_epochs):
+                    left = half.local_steps and half.local_steps - num_steps
+                    loss, steps = self._epoch(num_steps, left)
+                    losses.append(loss)
+                    num_steps += steps
+                    if left and steps in (0, left):  # 0: there is nothing to cycle through
+                        break
+        except LoneSample as error:
+            raise SiteError(f"site {run.site!r}: {error}") from error
+        check_finite(run, self.model)
+        if run.skipped_steps:
+            self._say_skipped(num_steps)
+        # Behind the check, and only finite ones: moments of a broken round would break every later one, or (a square
+        # that overflowed) stop its weights for good.
+        if half.keep_optimizer_state and _finite_moments(optimizer):
+            run.store.save(MOMENTS, run.current_round, optimizer.state_dict())
+        return Trained(losses, num_steps - run.skipped_steps, run.data.num_samples("training"))
+
+    def one_pass(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Go forward and backward through a batch on the run's device; the loss, detached."""
+        run = self.run
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.half.loss(run, self.model, inputs, targets)
+        run.first_pass = False
+        # Backpropagating a NaN would only spread it; the caller stops with a message. On a GPU it does so later.
+        if run.device.type != "cpu" or torch.isfinite(loss):
+            if run.scale is None:
+                loss.backward()
+            else:
+                run.scale.backward(loss, self.optimizer)
+        self.clip()
+        return loss.detach()
+
+    def clip(self) -> None:
+        """Limit the gradients where ``max_grad_norm`` is set."""
+        if self.half.max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.half.max_grad_norm)
+
+    def _epoch(self, steps_before: int, most: int | None) -> tuple[float, int]:
+        """Mean loss over the samples gone through, and the number of steps, at most ``most``."""
+        half, run = self.half, self.run
+        seed = run.seed + run.epoch
+        order = run.data.order("training", seed)
+        total, seen, steps = torch.zeros((), dtype=torch.float64, device=run.device), 0, 0
+        # Looking at a number on a GPU waits for all that it was given to do.
+        every = 1 if run.device.type == "cpu" else LOOKED_AT
+        batches = run.data.batches("training", batch_size=half.batch_size, shuffle_seed=seed, augment=half.augment)
+        for inputs, targets in batches:
+            run.batch = None if order is None else order[seen : seen + len(inputs)]
+            total += self._step(inputs, targets).double() * len(inputs)
+            if steps % every == 0:
+                self._check_losses(total, steps_before + steps)
+            seen += len(inputs)
+            steps += 1
+            if steps == most:
+                break
+        self._check_losses(total, steps_before + steps - 1)
+        return float(total) / max(seen, 1), steps
+
+    def _step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        run, optimizer = self.run, self.optimizer
+        closure = partial(self.one_pass, run.on_device(inputs), run.on_device(targets))
+        run.first_pass = True
+        try:
+            return self.half.step(run, self.model, optimizer, closure)
+        except Overflow as overflow:
+            run.skipped_steps += 1
+            return overflow.loss
+
+    def _check_losses(self, total: torch.Tensor, step: int) -> None:
+        """Raises :class:`NotFinite` where the losses so far are not finite, or float16 holds no gradient."""
+        run = self.run
+        where = f"in round {run.current_round}, epoch {run.epoch}"
+        if not math.isfinite(float(total)):
+            by = "" if run.device.type == "cpu" else "by "
+            raise NotFinite(
+                f"site {run.site!r}: the training loss became {float(total)} {where}, {by}step {step}; lower "
+                f"learning_rate (now {self.half.learning_rate:g}), set max_grad_norm, or look for extreme values in "
+                "the images"
+            )
+        if run.scale is not None and run.scale.exhausted:
+            raise NotFinite(
+                f"site {run.site!r}: the gradients overflow in float16 at any scale {where}, step {step}; set "
+                "precision to 'bf16' or 'fp32', or lower learning_rate"
+            )
+
+    def _say_skipped(self, num_steps: int) -> None:
+        """Log how many steps overflowed; raises :class:`NotFinite` where all did, as nothing was learned."""
+        run = self.run
+        line = f"site {run.site!r}: {run.skipped_steps} of {num_steps} steps of round {run.current_round} overflowed in"
+        if run.skipped_steps == num_steps:
+            raise NotFinite(f"{line} float16, so nothing was learned; set precision to 'bf16' or 'fp32'")
+        log.warning("%s float16 and were left out", line)
+
+
+def _finite_moments(optimizer: torch.optim.Optimizer) -> bool:
+    moments = (value for by_name in optimizer.state.values() for value in by_name.values())
+    return all(bool(torch.isfinite(value).all()) for value in moments if isinstance(value, torch.Tensor))
+
+
+def check_finite(run: SiteRun, model: torch.nn.Module) -> None:
+    """Raises :class:`NotFinite` when a tensor of the trained model is not finite (names it)."""
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise NotFinite(
+                f"site {run.site!r}: tensor {name!r} is not finite after training in round {run.current_round}; "
+                "lower learning_rate or set max_grad_norm"
+            )

@@ -1,0 +1,243 @@
+"""What sites report, declared: name, kind and range of every value, checked before anything reads it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from fairflare.base.checks import in_words
+
+__all__ = ["ByClass", "Field", "ReportError", "misfits", "numbers", "read_report"]
+
+MAX_TEXT = 200
+MAX_ARRAY = 2**28  # bytes
+MAX_ENTRIES = 100_000  # of a vector or a list of names; no network has more layers
+SUPPRESSED = "suppressed"  # neither undefined nor missing: a site has fewer cases than its min_cases
+TOO_FEW = "fewer cases than its min_cases"
+TRAINING, VALIDATION = ("training",), ("validation",)  # what most values are made of
+NO_IMAGES: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ByClass:
+    """Numbers by class in a report, before :mod:`fairflare.federation.site.gate` takes out classes with too few cases.
+
+    It cannot be sent as it is, so no class can be forgotten.
+
+    Args:
+        split: whose images they are made of.
+        rows: by class.
+    """
+
+    split: str
+    rows: Mapping[int, np.ndarray[Any, Any]]
+
+    def sent(self, labels: Collection[int]) -> bytes:
+        """What an ``"array"`` field is sent as: of each of these classes its number, then its numbers."""
+        rows = [
+            np.concatenate([[label], self.rows[label].reshape(-1)]) for label in sorted(self.rows) if label in labels
+        ]
+        return np.array(rows, "<f4").tobytes()
+
+
+class ReportError(ValueError):
+    """A site's message cannot be used; the text names the site, the field and the value."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One declared value of a report.
+
+    Args:
+        name: key in the report.
+        kind: ``"number"``, ``"whole"`` (an integer), ``"flag"``, ``"text"`` (at most 200 characters), ``"vector"``
+            (list of numbers), ``"names"`` (list of strings) or ``"array"`` (bytes: many numbers, each a little-endian
+            float of 4 bytes; read as a NumPy array).
+        low, high: closed range of each number.
+        nan_ok: NaN is a legal value with a meaning that the method defines ("undefined here").
+        infinite_ok: so are the infinities; they are read as NaN.
+        same_length_as: a vector or list of names with as many entries as this other field.
+        required: a report without it is refused.
+        doc: what it is, one phrase; every declared field has one (``docs/privacy.md`` is made of them).
+        reveals: what it may say about the site's data; empty: nothing beyond what ``doc`` says.
+        keep: the setting that keeps it at home, in words; empty: none does.
+        of: the splits whose images it is made of: where one has fewer cases than the site's ``min_cases`` it stays at
+            home. Empty: of none. ``None``: it does not say, so any split with too few keeps it at home.
+        home_ok: the method goes on without it where it stays at home; it is NaN then, as with ``nan_ok``.
+        alike: what to do where sites differ in it; a site with another value than most of a round is left out. Empty:
+            they may differ.
+    """
+
+    name: str
+    kind: Literal["number", "whole", "flag", "text", "vector", "names", "array"] = "number"
+    low: float = -math.inf
+    high: float = math.inf
+    nan_ok: bool = False
+    infinite_ok: bool = False
+    same_length_as: str | None = None
+    required: bool = True
+    doc: str = field(default="", kw_only=True)
+    reveals: str = field(default="", kw_only=True)
+    keep: str = field(default="", kw_only=True)
+    of: tuple[str, ...] | None = field(default=None, kw_only=True)
+    home_ok: bool = field(default=False, kw_only=True)
+    alike: str = field(default="", kw_only=True)
+
+    def read(self, report: Mapping[str, Any], site: str, suppressed: Collection[str] = ()) -> Any:
+        """The checked value, ``None`` when it is optional and absent.
+
+        Args:
+            report: with it.
+            site: whose.
+            suppressed: fields that stay there, too few cases being behind them: NaN where the method can do with it.
+
+        Raises:
+            ReportError: missing, of another type, out of range (names site, field and value).
+        """
+        value = report.get(self.name)
+        if value is None and self.name in suppressed:
+            if self.nan_ok or self.home_ok:
+                partner = report.get(self.same_length_as or "")
+                many = len(partner) if isinstance(partner, (list, tuple)) else 0
+                return [math.nan] * many if self.kind == "vector" else math.nan
+            if self.required:
+                raise ReportError(f"site {site!r}: the field {self.name!r} is {SUPPRESSED} there: {TOO_FEW}")
+        if value is None:
+            if self.required:
+                raise ReportError(f"site {site!r}: the report lacks the field {self.name!r}")
+            return None
+        if self.kind in ("number", "whole"):
+            return self._number(value, site, self.name)
+        if self.kind in ("text", "flag"):
+            return self._plain(value, site)
+        if self.kind == "array":
+            return self._array(value, site)
+        checked = self._list(value, site)
+        if self.same_length_as is not None:
+            partner = report.get(self.same_length_as)
+            wanted = len(partner) if isinstance(partner, (list, tuple)) else 0
+            if len(checked) != wanted:
+                raise ReportError(
+                    f"site {site!r}: field {self.name!r} has {len(checked)} entries, "
+                    f"field {self.same_length_as!r} has {wanted}"
+                )
+        return checked
+
+    def _plain(self, value: Any, site: str) -> str | bool:
+        if self.kind == "flag":
+            if not isinstance(value, bool):
+                raise self._wrong(site, self.name, "be true or false", value)
+            return value
+        if not isinstance(value, str) or len(value) > MAX_TEXT:
+            raise self._wrong(site, self.name, f"be a text of at most {MAX_TEXT} characters", value)
+        return value
+
+    def _array(self, value: Any, site: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+        if not isinstance(value, bytes) or len(value) % 4 or len(value) > MAX_ARRAY:
+            raise self._wrong(site, self.name, f"be at most {MAX_ARRAY} bytes, four for each number", value)
+        found = np.frombuffer(value, "<f4").astype(np.float32)
+        outside = ~(np.isfinite(found) & (found >= self.low) & (found <= self.high))
+        if outside.any():
+            place = int(outside.argmax())
+            wanted = f"be finite and lie in [{self.low:g}, {self.high:g}]"
+            raise self._wrong(site, f"{self.name}[{place}]", wanted, float(found[place]))
+        return found
+
+    def _list(self, value: Any, site: str) -> list[Any]:
+        if not isinstance(value, (list, tuple)):
+            raise ReportError(f"site {site!r}: field {self.name!r} must be a list, got {type(value).__name__}")
+        if len(value) > MAX_ENTRIES:
+            raise ReportError(f"site {site!r}: field {self.name!r} has {len(value)} entries, more than {MAX_ENTRIES}")
+        if self.kind == "vector":
+            return [self._number(v, site, f"{self.name}[{i}]") for i, v in enumerate(value)]
+        for entry in value:
+            if not isinstance(entry, str) or len(entry) > MAX_TEXT:
+                raise self._wrong(site, self.name, "list names", entry)
+        return list(value)
+
+    def _number(self, value: Any, site: str, where: str) -> float:
+        allowed = isinstance(value, int) if self.kind == "whole" else isinstance(value, (int, float))
+        if isinstance(value, bool) or not allowed:
+            raise self._wrong(site, where, "be an integer" if self.kind == "whole" else "be a number", value)
+        try:
+            number = float(value)
+        except OverflowError:
+            raise self._wrong(site, where, "be finite", value) from None
+        if math.isnan(number) and self.nan_ok:
+            return number
+        if math.isinf(number) and self.infinite_ok:
+            return math.nan
+        if not math.isfinite(number):
+            raise self._wrong(site, where, "be finite", number)
+        if not self.low <= number <= self.high:
+            raise self._wrong(site, where, f"lie in [{self.low:g}, {self.high:g}]", number)
+        return number
+
+    @staticmethod
+    def _wrong(site: str, where: str, wanted: str, value: Any) -> ReportError:
+        return ReportError(f"site {site!r}: field {where!r} must {wanted}, got {shortened(value)}")
+
+    def range(self) -> str:
+        """Kind and range in words."""
+        kinds = {"flag": "true or false", "text": f"a text of at most {MAX_TEXT} characters", "names": "names"}
+        if self.kind in kinds:
+            return kinds[self.kind]
+        words = in_words(self.low, self.high, whole=self.kind == "whole")
+        many = {"vector": "numbers, each ", "array": "numbers, each "}.get(self.kind, "")
+        return f"{many}{words}{' or NaN' if self.nan_ok else ''}"
+
+
+def shortened(value: Any) -> str:
+    """A value as a message may show it: printable, at most 80 characters."""
+    if isinstance(value, int) and not -(10**40) < value < 10**40:
+        return "an integer of over 40 digits"  # printing it could take minutes
+    if isinstance(value, (bool, int, float, str, bytes)) or value is None:
+        return f"{value if not isinstance(value, (str, bytes)) else value[:80]!r:.80}"
+    return f"a {type(value).__name__}"
+
+
+def read_report(
+    report: Any, fields: Iterable[Field], site: str, where: str = "report", suppressed: Collection[str] = ()
+) -> dict[str, Any]:
+    """The declared fields of a report, checked, absent optional ones as ``None``. Undeclared ones are ignored.
+
+    Args:
+        report: what came.
+        fields: that are declared.
+        site, where: for messages.
+        suppressed: see :meth:`Field.read`.
+
+    Raises:
+        ReportError: as :meth:`Field.read`; a field is required and there is no report; or it is no dict.
+    """
+    fields = tuple(fields)
+    if report is None:
+        if any(f.required for f in fields):
+            raise ReportError(f"site {site!r}: the message carries no {where}")
+        report = {}
+    if not isinstance(report, Mapping):
+        raise ReportError(f"site {site!r}: field {where!r} must be a dict, got {shortened(report)}")
+    return {f.name: f.read(report, site, suppressed) for f in fields}
+
+
+def misfits(reports: Mapping[str, Mapping[str, Any]], declared: Field) -> dict[str, str]:
+    """Sites that differ from most in a field that must be alike, and why they are left out; in a tie all are."""
+    values = {site: report[declared.name] or "none" for site, report in reports.items()}
+    first, *others = Counter(values.values()).most_common(2) or [("", 0)]
+    common = first[0] if not others or others[0][1] < first[1] else None
+    most = f"at most sites {common!r}" if common is not None else "and no value is that of most sites"
+    return {
+        site: f"site {site!r}: field {declared.name!r} is {value!r}, {most}; {declared.alike}"
+        for site, value in values.items()
+        if value != common
+    }
+
+
+def numbers(report: Mapping[str, Any]) -> dict[str, float]:
+    """The single numbers of a report, which results and curves show."""
+    return {name: value for name, value in report.items() if isinstance(value, float)}

@@ -1,0 +1,223 @@
+"""The site half of a method: its settings, its hooks, and the criterion that it trains with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+
+from fairflare.base.acting import OnlyWith, only_with
+from fairflare.base.machine.computing import Precision
+from fairflare.base.settings import BelowOne, Flag, NonNegative, Positive, PositiveInt, settings
+from fairflare.core import losses
+from fairflare.methods.base.home import Home
+from fairflare.methods.base.local_loop import LocalLoop, Trained
+from fairflare.methods.base.site_run import NotFinite as NotFinite
+from fairflare.methods.base.site_run import SiteError as SiteError
+from fairflare.methods.base.site_run import SiteRun as SiteRun
+from fairflare.methods.base.site_run import SiteStore as SiteStore
+
+if TYPE_CHECKING:
+    from fairflare.base.task import Task
+
+
+@settings
+class LocalTraining:
+    """Site half of FedAvg, and base of every other: E epochs over the site's training images.
+
+    A subclass overrides some of twelve hooks: :attr:`acts`, :attr:`home` and the methods. The loop that calls them is
+    :class:`fairflare.methods.base.local_loop.LocalLoop`.
+
+    Args:
+        optimizer: ``"adam"`` (L2 weight decay, as the papers), ``"adamw"`` or ``"sgd"``; ``"task"``: a MONAI bundle's
+            own, of which only the learning rate is set here.
+        learning_rate: step size of the optimizer.
+        weight_decay: of the optimizer.
+        betas: decay rates of Adam's moments.
+        momentum: of SGD, with Nesterov's form when > 0.
+        batch_size: images in a batch.
+        local_epochs: passes over the training images in a round.
+        local_steps: so many optimizer steps in a round, the same at every site, in place of ``local_epochs`` (which
+            then stays 1): passes in new orders until they are done, the last one cut short. ``None``: whole passes.
+        keep_optimizer_state: moments stay at the site between rounds (Fed-LWR's code); else a new optimizer a round.
+        max_grad_norm: gradients are clipped to this global norm; ``None``: not.
+        augment: use the task's training augmentation.
+        criterion: ``"task"`` (the task's own loss), or for classification with the site's class counts
+            ``"logit_adjusted"``, ``"balanced_softmax"`` or ``"fedlc"``.
+        prior_strength: tau of logit adjustment and FedLC; ``None``: the papers' 1 and 0.5.
+        schedule: of the learning rate over the rounds: ``"constant"``, or ``"cosine"``, down to ``lowest_rate`` in the
+            last one; see :func:`fairflare.methods.base.local_loop.rate`.
+        lowest_rate: of the cosine, ``> 0`` and at most ``learning_rate``; ``None``: a thousandth of it.
+        norm_statistics: running means, variances and counters of batch norms: ``"average"`` over the sites (the
+            papers); ``"recalibrated"``: measured again after each aggregation, with the new model over all sites'
+            training images; or ``"site"``: each site has its own, which stay there. What a norm learns is shared all
+            the same. See ``docs/norm_statistics.md``.
+        precision: of training and evaluation: ``"fp32"``, or mixed (``torch.autocast``): ``"bf16"``, ``"fp16"`` (with a
+            scaled loss). Weights, updates and losses stay float32. A site's own file goes first; so for the next three.
+        channels_last: another order of images and kernels in memory, faster for most convolutions.
+        compile: ``torch.compile`` of the network; takes minutes at first.
+        deterministic: on a GPU only operations that give the same bits every time, which are slower; a network that has
+            one without such a form is refused by name. On a CPU results are the same bits anyway.
+
+    Source:
+        Defaults: Yan et al., MICCAI 2024, section 3.1 and the authors' code (betas, moments kept).
+    """
+
+    #: Settings that need another one's value, see :mod:`fairflare.base.acting`.
+    acts: ClassVar[dict[str, OnlyWith | None]] = {
+        "weight_decay": only_with("optimizer", "adam", "adamw", "sgd"),
+        "betas": only_with("optimizer", "adam", "adamw"),
+        "momentum": only_with("optimizer", "sgd"),
+        "prior_strength": only_with("criterion", "logit_adjusted", "fedlc"),
+        "lowest_rate": only_with("schedule", "cosine"),
+    }
+
+    optimizer: Literal["adam", "adamw", "sgd", "task"] = "adam"
+    learning_rate: Positive = 1e-3
+    weight_decay: NonNegative = 1e-4
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.99)
+    momentum: BelowOne = 0.9
+    batch_size: PositiveInt = 8
+    local_epochs: PositiveInt = 1
+    local_steps: PositiveInt | None = None
+    keep_optimizer_state: Flag = True
+    max_grad_norm: Positive | None = None
+    augment: Flag = False
+    criterion: Literal["task", "logit_adjusted", "balanced_softmax", "fedlc"] = "task"
+    prior_strength: NonNegative | None = None
+    schedule: Literal["constant", "cosine"] = "constant"
+    lowest_rate: Positive | None = None
+    norm_statistics: Literal["average", "recalibrated", "site"] = "average"
+    precision: Precision = "fp32"
+    channels_last: Flag = False
+    compile: Flag = False
+    deterministic: Flag = False
+
+    def __post_init__(self) -> None:
+        low = self.lowest_rate
+        if self.schedule == "cosine" and low is not None and low > self.learning_rate:
+            raise ValueError(f"lowest_rate must be at most learning_rate={self.learning_rate!r}, got {low!r}")
+        if self.home.named is not None and self.norm_statistics == "recalibrated":
+            raise ValueError(
+                f"norm_statistics='recalibrated' would change nothing: with {type(self).__name__} those of the "
+                "norms stay at the sites; leave it at 'average'"
+            )
+        if self.local_steps is not None and self.local_epochs != 1:
+            raise ValueError(
+                f"local_steps={self.local_steps!r} and local_epochs={self.local_epochs!r} exclude each other: take one "
+                "of them out"
+            )
+
+    @property
+    def home(self) -> Home:
+        """What of the model stays at the site."""
+        return Home(self)
+
+    # -- before the first round
+
+    def check_task(self, task: Task) -> None:
+        """Refuse a task that this half cannot learn, as far as that is known without data.
+
+        Raises:
+            ValueError: says which setting does not go with it.
+        """
+        if self.criterion != "task" and task.has_classes is False:
+            raise ValueError(f"criterion={self.criterion!r} needs classes; set criterion to 'task'")
+        if self.optimizer == "task" and not task.has_optimizer:
+            raise ValueError("optimizer='task' needs a MONAI bundle's; set optimizer to 'adam', 'adamw' or 'sgd'")
+
+    def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        """Look whether the site's data and the network have what :meth:`train` needs, without training.
+
+        Returns:
+            What the server should know besides: fields of :data:`fairflare.federation.server.check.FIELDS`.
+
+        Raises:
+            SiteError: they have not.
+        """
+        if self.criterion != "task":
+            class_counts(self, run)
+        return {}
+
+    def follows_num_rounds(self) -> list[str]:
+        """Settings whose effect in a round depends on the number of rounds: an experiment cannot go on with another."""
+        return [] if self.schedule == "constant" else ["schedule"]
+
+    # -- in a round
+
+    def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
+        """Look at the received model before training; what later hooks need goes to ``run.own``."""
+
+    def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Objective of one batch: the criterion, unless a method adds terms."""
+        return criterion_loss(self, run, model(inputs), targets)
+
+    def step(
+        self,
+        run: SiteRun,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        closure: Callable[[], torch.Tensor],
+    ) -> torch.Tensor:
+        """Make one optimizer step. ``closure`` zeroes the gradients, backpropagates the loss, clips, returns it."""
+        loss = closure()
+        optimizer.step()
+        return loss
+
+    def train(self, run: SiteRun, model: torch.nn.Module) -> Trained:
+        """Train ``model`` in place; see :meth:`fairflare.methods.base.local_loop.LocalLoop.train`."""
+        return LocalLoop(self, run, model).train()
+
+    def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        """What the rule needs, after training: the fields it declares."""
+        return {}
+
+    def made_of(self, name: str) -> tuple[str, ...] | None:
+        """Splits whose images a reported value is made of, where a setting decides; ``None``: as its field declares."""
+        return None
+
+    def sends(self, names: Iterable[str]) -> list[str]:
+        """Those of the model's tensors whose updates go to the server."""
+        return list(names)
+
+
+# ------------------------------------------------------------------------------------------------ the criterion
+
+
+def criterion_loss(half: LocalTraining, run: SiteRun, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The task's loss, or the chosen loss for imbalanced classes; the mean over the batch."""
+    if half.criterion == "task":
+        return run.task.loss(outputs, targets)
+    return criterion_losses(half, run, outputs, targets).mean()
+
+
+def criterion_losses(half: LocalTraining, run: SiteRun, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The same for each sample, (n,).
+
+    Raises:
+        SiteError: the site's data have no classes to count.
+    """
+    if half.criterion == "task":
+        return run.task.sample_losses(outputs, targets)
+    counts = class_counts(half, run)
+    if half.criterion == "balanced_softmax":
+        return losses.balanced_softmax(outputs, targets, counts, reduction="none")
+    strength = {} if half.prior_strength is None else {"tau": half.prior_strength}
+    by_name = losses.logit_adjusted_cross_entropy if half.criterion == "logit_adjusted" else losses.fedlc_loss
+    return by_name(outputs, targets, counts, reduction="none", **strength)
+
+
+def class_counts(half: LocalTraining, run: SiteRun) -> torch.Tensor:
+    """Training samples of each class, for the criterion.
+
+    Raises:
+        SiteError: the site's data have no classes to count.
+    """
+    counts = run.data.class_counts("training")
+    if counts is None:
+        raise SiteError(
+            f"site {run.site!r}: criterion {half.criterion!r} needs classes, which the task's data do not have; "
+            "set criterion to 'task' or choose a classification task"
+        )
+    return counts

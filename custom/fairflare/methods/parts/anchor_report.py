@@ -1,0 +1,168 @@
+"""Fed-LWR's site half: plain local training, then how alike the features of the local model and of the anchor are."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field as Bounds
+
+from fairflare.base.acting import OnlyWith, only_with
+from fairflare.base.settings import PositiveInt, settings
+from fairflare.core.features.joint_pass import looks_at_images_alone
+from fairflare.core.features.units import units
+from fairflare.core.similarity import LEAST_SAMPLES, LayerSimilarity, layerwise_cka, layerwise_cosine
+from fairflare.methods.base.training import LocalTraining, SiteRun
+from fairflare.methods.parts.image_batches import ImageBatches
+
+log = logging.getLogger(__name__)
+
+Preset = Literal["paper", "authors", "stable"]
+Granularity = Literal["leaf", "unit", "block", "model"]
+PAPER: dict[str, Any] = {
+    "clip_min": 0.0,
+    "clip_max": 1.0,
+    "cka_estimator": "full_biased",
+    "cka_split": "train",
+    "cka_passes": 1,
+    "layer_granularity": "leaf",
+    "warmup_rounds": 0,
+    "mix": 0.0,
+    "power": 1.0,
+    "smooth": 0.0,
+}
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": PAPER,
+    "authors": {
+        **PAPER,
+        "clip_min": 1e-4,
+        "clip_max": 0.99,
+        "cka_estimator": "minibatch_unbiased",
+        "cka_split": "val",
+        "cka_passes": 5,
+    },
+    # Ours, chosen on development data; docs/fed_lwr.md says how.
+    "stable": {**PAPER, "warmup_rounds": 10, "mix": 0.75},
+}
+# Spec name -> name in core.similarity.
+ESTIMATORS = {
+    "full_biased": "biased",
+    "full_unbiased": "unbiased",
+    "minibatch_biased": "minibatch_biased",
+    "minibatch_unbiased": "minibatch_unbiased",
+}
+FEW = 100  # images for each pass: of more the products of all pairs may take longer than the passes
+SPLITS = {"train": "training", "val": "validation"}
+
+
+class FromPreset:
+    """Settings that a preset fills where they are ``None``; both halves have one, and the same."""
+
+    preset: str
+
+    def setting(self, name: str) -> Any:
+        """The setting in force: the argument, else the preset's, where it has one."""
+        value = getattr(self, name)
+        return PRESETS[self.preset].get(name) if value is None else value
+
+
+@settings
+class LayerSimilarityReport(FromPreset, LocalTraining):
+    """Fed-LWR, site half: plain local training, then layer-wise similarity of the local model to the anchor.
+
+    Args:
+        preset: ``"paper"``, ``"authors"`` or ``"stable"``; fills those of the ``cka_*`` settings, and the granularity,
+            that are ``None``.
+        similarity: ``"cka"`` (Eq. 3) or ``"cosine"`` (ablation v1).
+        cka_estimator: ``"full_biased"`` (Eq. 2, all images at once), ``"full_unbiased"`` (HSIC_1 from the same Gram
+            matrices: does not favour sites with many images), ``"minibatch_biased"``, ``"minibatch_unbiased"``.
+        cka_split: images: ``"train"`` (paper, D_k) or ``"val"`` (authors).
+        cka_batch_size: images a forward pass, and of a batch of the minibatch estimators: there at least 2 (biased) or
+            4 (unbiased); what is left of a pass if fewer than these joins its last batch.
+        cka_passes: passes over the images, re-shuffled each time; matters for the minibatch estimators only. Of up to
+            100 images for each of them (500 with five) the features are made once, and kept as for full estimators.
+        cka_max_samples: at most so many images, a fixed seeded choice; ``None``: all.
+        cosine_mode: ``"sample"`` (mean over images) or ``"matrix"`` (one cosine of all features).
+        cka_memory: bytes that features may take in memory; what is beyond waits in a scratch file.
+        layer_granularity: as at the server; with ``"unit"`` the site reports which layers run one behind the other.
+    """
+
+    acts: ClassVar[dict[str, OnlyWith | None]] = {
+        "cka_estimator": only_with("similarity", "cka"),
+        "cka_passes": only_with("cka_estimator", "minibatch_biased", "minibatch_unbiased"),
+        "cosine_mode": only_with("similarity", "cosine"),
+    }
+
+    retired: ClassVar[dict[str, str]] = {"cka_storage": "features are kept as exactly as the result needs"}
+    preset: Preset = "paper"
+    similarity: Literal["cka", "cosine"] = "cka"
+    cka_estimator: Literal["full_biased", "full_unbiased", "minibatch_biased", "minibatch_unbiased"] | None = None
+    cka_split: Literal["train", "val"] | None = None
+    cka_batch_size: PositiveInt = 8
+    cka_passes: PositiveInt | None = None
+    cka_max_samples: Annotated[int, Bounds(strict=True, ge=2)] | None = None
+    cosine_mode: Literal["sample", "matrix"] = "sample"
+    cka_memory: Annotated[int, Bounds(strict=True, ge=0)] = 2**30
+    layer_granularity: Granularity | None = None
+
+    def made_of(self, name: str) -> tuple[str, ...] | None:
+        return (SPLITS[self.setting("cka_split")],) if name in ("cka", "dissimilarity") else None
+
+    def report_anchor(self, run: SiteRun, local: torch.nn.Module, anchor: torch.nn.Module) -> dict[str, Any]:
+        """delta_k (Eq. 3) of every layer: ``layers``, ``cka`` and ``dissimilarity`` (1 - delta, precise when small).
+
+        With units also ``units``: of each layer the first one of its unit.
+        """
+        # All-images estimators see the same value in every pass: one is enough.
+        minibatch = self.similarity == "cka" and str(self.setting("cka_estimator")).startswith("minibatch")
+        least = LEAST_SAMPLES[ESTIMATORS[self.setting("cka_estimator")].removeprefix("minibatch_")] if minibatch else 0
+        images = ImageBatches(
+            run,
+            SPLITS[self.setting("cka_split")],
+            self.cka_batch_size,
+            passes=int(self.setting("cka_passes")) if minibatch else 1,
+            max_samples=self.cka_max_samples,
+            least=least,
+        )
+        if images.count < least:  # one batch: the same in every pass
+            images.passes = 1
+        scores: Mapping[str, LayerSimilarity]
+        if self.similarity == "cosine":
+            scores = layerwise_cosine(local, anchor, images, mode=self.cosine_mode)
+        else:
+            scores = self._cka(local, anchor, images)
+        report = {
+            "layers": list(scores),
+            "cka": [float(s.delta) for s in scores.values()],
+            "dissimilarity": [float(s.dissimilarity) for s in scores.values()],
+        }
+        if self.setting("layer_granularity") == "unit":
+            unit = units(anchor, next(iter(ImageBatches(run, "training", 2))))
+            report["units"] = [unit[name] for name in scores]
+        return report
+
+    def _cka(self, local: torch.nn.Module, anchor: torch.nn.Module, images: ImageBatches) -> dict[str, LayerSimilarity]:
+        compare = partial(
+            layerwise_cka,
+            local,
+            anchor,
+            estimator=ESTIMATORS[self.setting("cka_estimator")],
+            memory=self.cka_memory,
+            scratch=images.run.scratch,
+            expected=images.count,
+        )
+        # An image has the same features in every pass, where its batch does not matter.
+        kept = images.count <= FEW * images.passes or not images.shuffled
+        if images.passes > 1 and kept and looks_at_images_alone(local) and looks_at_images_alone(anchor):
+            try:
+                return compare(replace(images, passes=1), passes=images.numbers())
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                log.warning("site %s: %s; each pass reads the images instead", images.run.site, error.strerror)
+        return compare(images)

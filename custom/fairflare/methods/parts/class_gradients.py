@@ -1,0 +1,98 @@
+"""CReFF's site half: gradients of the server's classifier by class, in front of plain training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from fairflare.base.acting import OnlyWith
+from fairflare.base.settings import PositiveInt, settings
+from fairflare.base.task import evaluating
+from fairflare.core.features.federated_features import classifier_gradient
+from fairflare.methods.base.reports import ByClass
+from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, class_counts
+
+if TYPE_CHECKING:
+    from fairflare.base.task import Task
+
+MADE = "retrained."  # tensors of the server's classifier
+REPORTED = "class_gradients"
+
+
+@settings
+class ClassGradientTraining(LocalTraining):
+    """CReFF, site half: plain training, and before it the gradients of the server's classifier by class.
+
+    For each class of the site: the gradient of the cross-entropy on so many random images of it, encoder in evaluation
+    mode, with random augmentation (the task's); the mean over the repeats.
+
+    Args:
+        gradient_images: of a class, at most, in a repeat.
+        gradient_repeats: each with other images and another augmentation.
+
+    Source:
+        Shang et al., section 3.2 and code.
+    """
+
+    acts: ClassVar[dict[str, OnlyWith | None]] = {"augmentation": None}
+
+    gradient_images: PositiveInt = 32
+    gradient_repeats: PositiveInt = 10
+
+    def check_task(self, task: Task) -> None:
+        super().check_task(task)
+        if task.has_classes is False:
+            raise ValueError("its gradients are by class")
+        if not getattr(task, "retrained_head", True):
+            raise ValueError("it needs a second classifier; set retrained_head=true of the classification task")
+
+    def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        _second_classifier(run, model)
+        return super().check(run, model)
+
+    def sends(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if not name.startswith(MADE)]
+
+    def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
+        classifier = _second_classifier(run, model)
+        sums: dict[int, torch.Tensor] = {}
+        for repeat in range(self.gradient_repeats):
+            for label, features in self._features(run, model, repeat).items():
+                found = classifier_gradient(features, label, classifier.weight, classifier.bias).detach()
+                sums[label] = sums.get(label, 0) + found / self.gradient_repeats
+        run.own = {label: sums[label].cpu() for label in sorted(sums)}
+
+    def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        return {REPORTED: ByClass("training", {label: found.flatten().numpy() for label, found in run.own.items()})}
+
+    def _features(self, run: SiteRun, model: torch.nn.Module, repeat: int) -> dict[int, torch.Tensor]:
+        """By class, of the first images of a random order."""
+        counts = class_counts(self, run).clamp_max(self.gradient_images)
+        found: dict[int, list[torch.Tensor]] = {label: [] for label in counts.nonzero().flatten().tolist()}
+        seed = run.seed + self.local_epochs + repeat  # behind those of the epochs
+        batches = run.data.batches("training", batch_size=self.batch_size, shuffle_seed=seed, augment=True)
+        with evaluating(model):
+            for inputs, targets in batches:
+                chosen: list[int] = []
+                for place, label in enumerate(targets.tolist()):
+                    if len(found[label]) + chosen.count(label) < counts[label]:
+                        chosen.append(label)
+                        targets[place] = -1
+                if chosen:
+                    features = model.embed(inputs[targets == -1].to(run.device))  # type: ignore[operator]
+                    for label, feature in zip(chosen, features, strict=True):
+                        found[label].append(feature)
+                if all(len(own) == counts[label] for label, own in found.items()):
+                    break
+        return {label: torch.stack(own) for label, own in found.items()}
+
+
+def _second_classifier(run: SiteRun, model: torch.nn.Module) -> Any:
+    second = getattr(model, "retrained", None)
+    if second is None or not hasattr(model, "embed"):
+        raise SiteError(
+            f"site {run.site!r}: CReFF needs a second classifier; set retrained_head=true of the classification task"
+        )
+    return second

@@ -1,0 +1,177 @@
+"""cRT's site half: the classifier alone is trained, on features of classes in equal parts."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from fairflare.base.settings import Flag, Whole, field_names, settings
+from fairflare.base.task import Proxy, evaluating
+from fairflare.methods.base.local_loop import Trained
+from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, class_counts, criterion_loss
+
+if TYPE_CHECKING:
+    from fairflare.base.task import Batch, SiteData
+
+CLASSIFIER = "head."  # what the tensors of the classifier are called
+DIRECTIVE = "classifier_retraining"
+
+
+def of_classifier(names: Iterable[str]) -> list[str]:
+    """Those of a model's tensors that cRT trains."""
+    return [name for name in names if name.startswith(CLASSIFIER)]
+
+
+def balanced_draws(targets: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """As many samples as there are, drawn with replacement: each class that is there is equally likely.
+
+    Args:
+        targets: (n,), the class of each sample.
+        generator: on the CPU.
+
+    Returns:
+        (n,), numbers of samples.
+    """
+    share = 1.0 / torch.bincount(targets).double()[targets]
+    return torch.multinomial(share, len(targets), replacement=True, generator=generator)
+
+
+@dataclass
+class _Absent:
+    """Of one task: the classifier's rows of the classes that the site does not have."""
+
+    rows: list[tuple[torch.nn.Parameter, torch.Tensor]]
+    classes: torch.Tensor
+
+
+class _Features(Proxy):
+    """A site's data with the features of the images, drawn anew in each epoch, in place of the images.
+
+    Without augmentation the encoder looks once.
+    """
+
+    def __init__(self, data: SiteData, model: torch.nn.Module, device: torch.device) -> None:
+        super().__init__(data)
+        self._model, self._device = model, device
+        self._looked: Batch | None = None
+
+    def order(self, split: str, shuffle_seed: int | None = None) -> None:
+        """Draws are no list of samples."""
+
+    def batches(self, split: str, *, batch_size: int, shuffle_seed: int, augment: bool) -> Iterator[Batch]:
+        """Features and classes."""
+        if self._looked is None or augment:
+            pairs, encode = [], cast("Callable[[torch.Tensor], torch.Tensor]", self._model.embed)
+            images = self._inner.batches(split, batch_size=batch_size, shuffle_seed=shuffle_seed, augment=augment)
+            with evaluating(self._model):
+                for inputs, targets in images:
+                    pairs.append((encode(inputs.to(self._device)).cpu(), targets))
+            features, classes = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+            self._looked = features, classes
+        features, classes = self._looked
+        for chosen in balanced_draws(classes, torch.Generator().manual_seed(shuffle_seed)).split(batch_size):
+            yield features[chosen], classes[chosen]
+
+
+@settings
+class ClassifierRetraining(LocalTraining):
+    """cRT, site half: cross-entropy on classes in equal parts, for the classifier alone.
+
+    The rest of the network is run in evaluation mode and without gradient, so its parameters and its batch norms'
+    statistics stay as they are to the bit. An epoch is n_k draws. The encoder sees each image once an epoch (without
+    ``augment`` once a round), so that an image that is drawn several times is there with the same augmentation.
+
+    Args:
+        mask_absent: the classifier's rows of classes without a training image at the site stay as they are; their
+            gradients could only push them away.
+        first: the classifier begins anew, from ``seed``: the same at all sites.
+        seed: see there.
+    """
+
+    mask_absent: Flag = True
+    first: Flag = False
+    seed: Whole = 0
+
+    @classmethod
+    def told(cls, training: LocalTraining, directives: Mapping[str, Any]) -> LocalTraining:
+        """The half that trains in this round: ``training``, or this one with its optimizer, batches, augmentation.
+
+        The learning rate is the method's, without its schedule; the optimizer is new in each round; the loss is the
+        task's.
+        """
+        told = directives.get(DIRECTIVE)
+        if told is None:
+            return training
+        usual = {name: getattr(training, name) for name in field_names(LocalTraining)}
+        plain = {"criterion": "task", "schedule": "constant", "lowest_rate": None, "keep_optimizer_state": False}
+        return cls(**{**usual, **plain, **dict(told)})
+
+    def sends(self, names: Iterable[str]) -> list[str]:
+        return of_classifier(names)
+
+    def train(self, run: SiteRun, model: torch.nn.Module) -> Trained:
+        check_network(run, model)
+        with _only_classifier(model):
+            features: Any = _Features(run.data, model, run.device)
+            return super().train(replace(run, data=features), model)
+
+    def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
+        head: Any = model.head
+        if self.first:
+            _begin_anew(run, head, self.seed)
+        counts = class_counts(self, run)
+        rows = [p for p in head.parameters() if self.mask_absent and p.shape[0] == len(counts)]
+        absent = (counts == 0).to(run.device)
+        run.own = _Absent([(p, p.detach()[absent].clone()) for p in rows], absent)
+
+    def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return criterion_loss(self, run, model.head(inputs), targets)  # type: ignore[operator]
+
+    def step(self, run: SiteRun, model: torch.nn.Module, optimizer: Any, closure: Any) -> torch.Tensor:
+        loss = super().step(run, model, optimizer, closure)
+        absent: _Absent = run.own
+        with torch.no_grad():
+            for parameter, before in absent.rows:
+                parameter[absent.classes] = before
+        return loss
+
+
+@contextmanager
+def _only_classifier(model: torch.nn.Module) -> Iterator[None]:
+    """Nothing but the classifier asks for gradients; afterwards everything does that did before."""
+    frozen = [p for name, p in model.named_parameters() if p.requires_grad and not of_classifier([name])]
+    try:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+            parameter.grad = None  # of the round before; clipping would count it
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+
+
+def check_network(run: SiteRun, model: torch.nn.Module) -> None:
+    """Raises :class:`SiteError` when a network has no classifier of its own to be trained."""
+    if not all(hasattr(model, name) for name in ("embed", "head")):
+        raise SiteError(
+            f"site {run.site!r}: crt_rounds needs a network with embed(images) and a module head(features), as the "
+            "classification task's; set crt_rounds=0"
+        )
+
+
+def _begin_anew(run: SiteRun, head: torch.nn.Module, seed: int) -> None:
+    """New parameters from a seed, made on the CPU so that they are the same on every device."""
+    fresh = copy.deepcopy(head).cpu()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers: list[Any] = [module for module in fresh.modules() if hasattr(module, "reset_parameters")]
+        for layer in layers:
+            layer.reset_parameters()
+    if not layers:
+        raise SiteError(f"site {run.site!r}: the network's head has no layer with reset_parameters(); set crt_rounds=0")
+    head.load_state_dict(fresh.state_dict())

@@ -1,0 +1,98 @@
+"""Methods that send every site another part of what the round's updates sum up to (CFFL, CGSV): their server half.
+
+The server's model is the run's common model, and no site gets it: a site has a model of its own, sends how it would
+change it, and is sent some entries of how the common model has changed. These are made when they are sent, from the
+common model now and in the round before. So the server holds three models, whatever the number of sites: these two, and
+the first one, which a site is sent as long as it was not in the round before.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from fairflare.base.settings import settings
+from fairflare.core.aggregation.entries import Steps
+from fairflare.exchange.messages import BySite
+from fairflare.methods.base.rule import RoundInputs, SendsParts, State
+
+
+@settings
+class Downloads(SendsParts):
+    """Base: remembers who was in the last round and what it may have of its change.
+
+    A subclass calls :meth:`remember` when it weighs.
+    """
+
+    directive_docs: ClassVar[dict[str, str]] = {
+        "download": "which part of the last round's change this site gets (`share`), and the weight of its own update "
+        "in it (`own_weight`); nothing of the others"
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._first: dict[str, torch.Tensor] = {}
+        self._before: dict[str, torch.Tensor] = {}
+        self._names: frozenset[str] = frozenset()
+        self._told: dict[str, dict[str, float]] = {}
+
+    @abstractmethod
+    def part(self, change: State, share: float) -> dict[str, torch.Tensor]:
+        """What a site is sent of a change; see :func:`fairflare.core.aggregation.entries.packed`."""
+
+    def remember(self, inputs: RoundInputs, shares: Mapping[str, float], weights: Mapping[str, float]) -> None:
+        """What the sites of this round will be sent of its change.
+
+        Args:
+            inputs: of the round.
+            shares: of the entries, in [0, 1], by site.
+            weights: with which the updates are summed.
+
+        Raises:
+            RuntimeError: under a stock controller, which sends all sites one model.
+        """
+        if inputs.received is None:
+            raise RuntimeError(
+                f"{type(self).__name__} sends every site another part of the model, which a stock controller does not "
+                "do; run it with fairflare.flare.controller.RoundsController"
+            )
+        self._before = dict(inputs.received)
+        self._names = frozenset(inputs.parameters)
+        self._told = {site: {"share": float(shares[site]), "own_weight": float(weights[site])} for site in inputs.sites}
+
+    def begin_round(self, received: State) -> None:
+        self._first = self._first or dict(received)
+
+    def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
+        told = BySite({site: self._told[site] for site in sites if site in self._told})
+        return {"download": told} if self._told else {}
+
+    def each(self, state: State) -> Callable[[str], State]:
+        alone = threading.Lock()  # one download is made at a time
+        first, before, told = self._first, self._before, self._told
+        names = self._names
+
+        def of(site: str) -> State:
+            if site not in told:
+                return first
+            with alone:
+                return self.part(Steps(state, before, names), told[site]["share"])
+
+        return of
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "first": dict(self._first),
+            "before": dict(self._before),
+            "names": sorted(self._names),
+            "told": {site: dict(entry) for site, entry in self._told.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._first, self._before = dict(state["first"]), dict(state["before"])
+        self._names = frozenset(state["names"])
+        self._told = {site: {k: float(v) for k, v in entry.items()} for site, entry in state["told"].items()}

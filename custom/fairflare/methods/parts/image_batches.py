@@ -1,0 +1,84 @@
+"""The images that a site measures features on: a split, as often as asked for, whole or a fixed subset of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from fairflare.methods.base.training import SiteRun
+
+
+@dataclass
+class ImageBatches:
+    """Input batches on the run's device, with deterministic transforms; can be gone through any number of times.
+
+    Args:
+        run: has the data.
+        split: ``"training"``, ``"validation"`` or another one of the data.
+        batch_size: images that are read at a time.
+        passes: over the images, each in another seeded order; 1: once, in the order of the list.
+        max_samples: at most so many images, a seeded choice that is the same in every round; ``None``: all.
+        least: batches are cut anew, to ``batch_size`` images or, where that is more, ``least``; the last one of a pass
+            has what is left. 0: batches as the data give them.
+    """
+
+    run: SiteRun
+    split: str
+    batch_size: int
+    passes: int = 1
+    max_samples: int | None = None
+    least: int = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for number in range(self.passes):
+            for images in self._of_a_pass(None if self.passes == 1 else self.run.seed + number):
+                yield images.to(self.run.device)
+
+    @property
+    def count(self) -> int:
+        """Images of a pass."""
+        total = self.run.data.num_samples(self.split)
+        return total if self.max_samples is None else min(total, self.max_samples)
+
+    @property
+    def shuffled(self) -> bool:
+        """Whether each pass has an order of its own: of a choice only where the data tell their order."""
+        return self.max_samples is None or self.run.data.order(self.split, self.run.seed) is not None
+
+    def numbers(self) -> list[list[torch.Tensor]]:
+        """The batches of each pass in a seeded order, as numbers of images (0: the first one without an order)."""
+        seeds = range(self.run.seed, self.run.seed + self.passes)
+        orders = [torch.randperm(self.count, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+        return [list(self._cut([order])) for order in orders]
+
+    def _of_a_pass(self, seed: int | None) -> Iterator[torch.Tensor]:
+        given = self.run.data.batches(self.split, batch_size=self.batch_size, shuffle_seed=seed)
+        batches: Iterator[torch.Tensor] = (inputs for inputs, _ in given)
+        if self.max_samples is not None:
+            batches = self._chosen(batches, seed, self.max_samples)
+        whole = self.max_samples is None and not self.least
+        return batches if whole else self._cut(batches)
+
+    def _chosen(self, batches: Iterable[torch.Tensor], seed: int | None, count: int) -> Iterator[torch.Tensor]:
+        total = self.run.data.num_samples(self.split)
+        chosen = set(torch.randperm(total, generator=torch.Generator().manual_seed(0))[:count].tolist())
+        order = None if seed is None else self.run.data.order(self.split, seed)
+        numbers = iter(range(total) if order is None else order)
+        for inputs in batches:
+            yield inputs[[i for i, number in zip(range(len(inputs)), numbers, strict=False) if number in chosen]]
+
+    def _cut(self, batches: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """The same rows in batches as ``least`` says; images of another size begin a batch."""
+        size, waiting = max(self.batch_size, self.least), None
+        for batch in batches:
+            if waiting is not None and waiting.shape[1:] != batch.shape[1:]:
+                yield waiting
+                waiting = None
+            waiting = batch if waiting is None else torch.cat([waiting, batch])
+            while len(waiting) >= size:
+                yield waiting[:size]
+                waiting = waiting[size:]
+        if waiting is not None and len(waiting):
+            yield waiting

@@ -1,0 +1,77 @@
+"""Scores by site and layer before they become weights: gaps filled, layers grouped (Fed-LWR)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from fairflare.base.checks import choice
+
+Scores = dict[str, dict[str, float]]  # site -> layer -> value
+GRANULARITIES = ("leaf", "unit", "block", "model")
+
+
+def filled(known: Mapping[str, Mapping[str, float]], sites: Iterable[str], layers: Sequence[str]) -> Scores:
+    """Scores of every site: its own (NaN where it lacks a layer), else the mean of the others.
+
+    Nobody has any: NaN everywhere, which weighs equally.
+    """
+    by_site = {site: {layer: scores.get(layer, math.nan) for layer in layers} for site, scores in sorted(known.items())}
+    mean = {layer: finite_mean(scores[layer] for scores in by_site.values()) for layer in layers}
+    return {site: dict(by_site.get(site, mean)) for site in sites}
+
+
+def by_granularity(
+    scores: Scores, layers: Sequence[str], granularity: str, units: Mapping[str, str] | None = None
+) -> Scores:
+    """Scores where the layers of one group carry their mean.
+
+    Args:
+        scores: by site and layer.
+        layers: of the model.
+        granularity: each layer alone (``"leaf"``), the layers of a unit (``"unit"``), of one top-level child
+            (``"block"``), or all (``"model"``).
+        units: ``{layer: unit}``, see :func:`fairflare.core.features.units.units`; a layer that is not in it stands alone.
+    """
+    if choice("granularity", granularity, GRANULARITIES) == "leaf":
+        return scores
+    group = {layer: "" if granularity == "model" else layer.partition(".")[0] for layer in layers}
+    if granularity == "unit":
+        group = {layer: (units or {}).get(layer, layer) for layer in layers}
+    shared: Scores = {}
+    for site, by in scores.items():
+        means = {name: finite_mean(by[x] for x in layers if group[x] == name) for name in set(group.values())}
+        shared[site] = {layer: means[group[layer]] for layer in layers}
+    return shared
+
+
+def from_layer(scores: Scores, layers: Sequence[str], name: str) -> Scores:
+    """Scores where all layers carry that of one: the named one, or the last one inside the named block.
+
+    Raises:
+        ValueError: the model has no such layer or block.
+    """
+    inside = [layer for layer in layers if layer == name or layer.startswith(name + ".")]
+    if not inside:
+        blocks = sorted({layer.partition(".")[0] for layer in layers})
+        raise ValueError(f"only_layer={name!r} names no layer or block of the model; its blocks are {blocks}")
+    return {site: dict.fromkeys(layers, by[inside[-1]]) for site, by in scores.items()}
+
+
+def most_common_units(reported: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, str], list[str]]:
+    """The units that most sites report (of two equally common ones, the first site's), and who reports others.
+
+    Args:
+        reported: ``{layer: unit}`` by site, not empty. The same network runs in the same order everywhere, so that they
+            differ only where a site is changed.
+    """
+    forms = {site: tuple(sorted(reported[site].items())) for site in sorted(reported)}
+    (common, _), *_ = Counter(forms.values()).most_common(1)
+    return dict(common), [site for site, form in forms.items() if form != common]
+
+
+def finite_mean(values: Iterable[float]) -> float:
+    """NaN when no value is finite."""
+    finite = [v for v in values if math.isfinite(v)]
+    return sum(finite) / len(finite) if finite else math.nan

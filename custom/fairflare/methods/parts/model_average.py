@@ -1,0 +1,122 @@
+"""The mean of the models of several rounds, kept on disk: never more than one tensor of it in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fairflare.base.settings import Flag, settings
+from fairflare.exchange.tensor_folder import TensorFolders
+from fairflare.methods.base.rule import RoundInputs, Rule, State
+
+FOLDER = "average"
+
+
+@settings
+class ReportsMean(Rule):
+    """Capability: a run may end with the mean of the models of all rounds; training goes on from the last one.
+
+    Args:
+        report_average: it does. Needs our own controller.
+    """
+
+    report_average: Flag = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._average = ModelAverage()
+
+    def reported(self, state: State) -> State:
+        """The model that the run ends with, tested and kept, from the one of the last round."""
+        return self._kept().with_last(state) if self.report_average else state
+
+    def take_in(self, inputs: RoundInputs) -> None:
+        """Takes the model that the last round made, when a rule weighs; the initial one is nobody's result.
+
+        Raises:
+            RuntimeError: under a stock controller nobody knows it.
+        """
+        if not self.report_average:
+            return
+        if inputs.received is None:
+            raise RuntimeError(
+                f"{type(self).__name__}'s average needs the models that the sites receive; run it with "
+                "fairflare.flare.controller.RoundsController, or set report_average=False"
+            )
+        if inputs.current_round > 0:
+            self._kept().add(inputs.received)
+
+    def _kept(self) -> ModelAverage:
+        self._average.memory_folder = self.memory_folder
+        return self._average
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"average": self._kept().state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._kept().load_state_dict(state["average"])
+
+
+class ModelAverage:
+    """Mean of models, in float64, numbered by how many they are.
+
+    Attributes:
+        count: models so far.
+        memory_folder: where it outlives this process; ``None``: it travels in :meth:`state_dict`. To be set before
+            the first model and before :meth:`load_state_dict`.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.memory_folder: Path | None = None
+        self._folders: TensorFolders | None = None
+
+    def add(self, state: State) -> None:
+        """Takes a model in; integer tensors are left out."""
+        before = self._kept() if self.count else None
+        keep = self._opened().begin(self.count + 1)
+        for name, tensor in state.items():
+            if tensor.is_floating_point():
+                keep(name, self._mixed(before, name, tensor))
+        self.count += 1
+
+    def with_last(self, state: State) -> dict[str, torch.Tensor]:
+        """The mean of the models so far and this one, in its types; integer tensors are its own."""
+        before = self._kept() if self.count else None
+        return {
+            name: self._mixed(before, name, tensor).to(tensor.dtype) if tensor.is_floating_point() else tensor.clone()
+            for name, tensor in state.items()
+        }
+
+    def _mixed(self, before: State | None, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        wide = tensor.detach().cpu().double()
+        return wide.clone() if before is None else before[name] + (wide - before[name]) / (self.count + 1)
+
+    def _opened(self) -> TensorFolders:
+        if self._folders is None:
+            self._folders = TensorFolders(None if self.memory_folder is None else self.memory_folder / FOLDER)
+        return self._folders
+
+    def _kept(self) -> State:
+        try:
+            return self._opened().at(self.count)
+        except FileNotFoundError:
+            raise RuntimeError(
+                f"the mean of {self.count} model(s) is not in {self._opened().root}; start a new experiment"
+            ) from None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values and, without a folder, tensors."""
+        travels = self.memory_folder is None and self.count > 0
+        return {"count": self.count, "mean": dict(self._kept()) if travels else None}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes back what :meth:`state_dict` gave."""
+        self.count = int(state["count"])
+        if state["mean"] is not None:
+            keep = self._opened().begin(self.count)
+            for name, tensor in state["mean"].items():
+                keep(name, tensor)

@@ -1,0 +1,294 @@
+"""Who chooses the proximal coefficient mu of each site: the site, chance, or agents that learn (FedMRL's part C).
+
+A rule has a policy as a part: it asks for directives before a round, and lets it choose when it weighs.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from fairflare.base.settings import Fraction, NonNegative, NonNegativeInt, Part, Positive, PositiveInt, settings
+from fairflare.core.agents.mu_rewards import INITIAL_MU, MU_GRID, global_accuracy, observation, reward
+from fairflare.core.agents.q_learning import CAPACITY
+from fairflare.core.qmix import REWARD_DELAY, QMix
+
+if TYPE_CHECKING:
+    from fairflare.methods.base.rule import RoundInputs
+
+log = logging.getLogger(__name__)
+SHOWN = 8  # names in a message
+NO_USE = "no result showed a use of it; leave it out"
+FEWEST = 20  # rounds with something learnt; with fewer, a run is told that its agents hardly learn
+
+
+def _ascending(actions: tuple[float, ...]) -> tuple[float, ...]:
+    if list(actions) != sorted(set(actions)):
+        raise ValueError(f"actions must be ascending numbers in [0, 1], at least one, got {list(actions)}")
+    return actions
+
+
+def _no_percentage(zeta: Any) -> Any:
+    if isinstance(zeta, (int, float)) and zeta > 1:
+        raise ValueError(f"zeta is a fraction in [0, 1], got {zeta!r} (a percentage is 100 times too large)")
+    return zeta
+
+
+Actions = Annotated[tuple[Fraction, ...], Field(min_length=1), AfterValidator(_ascending)]
+
+
+class MuPolicy(Part):
+    """What a rule asks of a policy. ``_mu`` is what has been chosen, by site.
+
+    Attributes:
+        warnings: for log and results; whoever passes them on empties the list.
+    """
+
+    def __post_init__(self) -> None:
+        self._mu: dict[str, float] = {}
+        self.warnings: list[str] = []
+
+    @property
+    def tells(self) -> bool:
+        """Whether any site is told its mu."""
+        return True
+
+    def directives(self, asked: Sequence[str]) -> dict[str, float]:
+        """Mu of the coming round by site; a site without an entry keeps its own."""
+        return {site: self._mu.get(site, INITIAL_MU) for site in asked}
+
+    def accepts(self, site: str) -> str:
+        """Why a site's answer cannot be used; empty: it can."""
+        return ""
+
+    def choose(self, inputs: RoundInputs) -> dict[str, float]:
+        """Chooses mu for the next round from what the sites reported of this one; returns values to record.
+
+        The reports hold ``accuracy``, ``train_loss``, ``entropy``, ``num_classes`` (the last two may be None), and of
+        the received model ``global_accuracy`` over ``num_validation`` images.
+        """
+        return {}
+
+    def follows_num_rounds(self) -> list[str]:
+        """Settings whose effect in a round depends on the number of rounds."""
+        return []
+
+    def state_dict(self) -> dict[str, Any]:
+        """What outlives a round: plain values and tensors."""
+        return {"mu": dict(self._mu)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes back what :meth:`state_dict` gave."""
+        self._mu = {site: float(mu) for site, mu in state["mu"].items()}
+
+
+@settings
+class FixedMu(MuPolicy):
+    """The sites keep their own mu, but for those whose mu is given.
+
+    Args:
+        by_site: ``{site: mu}``, told to these sites instead of their own; the same in every round.
+    """
+
+    kind: ClassVar[str] = "fixed"
+    by_site: dict[str, NonNegative] = Field(default_factory=dict)
+
+    @property
+    def tells(self) -> bool:
+        return bool(self.by_site)
+
+    def directives(self, asked: Sequence[str]) -> dict[str, float]:
+        return {site: self.by_site[site] for site in asked if site in self.by_site}
+
+    def choose(self, inputs: RoundInputs) -> dict[str, float]:
+        if inputs.current_round == 0 and (absent := sorted(self.by_site.keys() - inputs.asked)):
+            self.warnings.append(f"mu_policy.by_site names sites that are not in this round: {', '.join(absent)}")
+        if inputs.current_round == 0 and inputs.num_rounds >= QMixMu().enough:
+            log.info("mu is fixed; in %d rounds agents can learn to choose it: mu_policy=qmix", inputs.num_rounds)
+        return {}
+
+
+@settings
+class RandomMu(MuPolicy):
+    """Mu of each site is drawn anew after every round: the control for the agents.
+
+    Args:
+        actions: mu to choose from, ascending.
+        seed: a draw depends on it, the site and the round alone; ``None``: the run's.
+    """
+
+    kind: ClassVar[str] = "random"
+    actions: Actions = MU_GRID
+    seed: NonNegativeInt | None = None
+
+    def choose(self, inputs: RoundInputs) -> dict[str, float]:
+        seed = inputs.seed if self.seed is None else self.seed
+        for site in inputs.sites:
+            self._mu[site] = random.Random(f"{seed}/{site}/{inputs.current_round}").choice(self.actions)
+        return {}
+
+
+@settings
+class QMixMu(MuPolicy):
+    """An agent for each site; QMIX trains them together, on the accuracy of the global model.
+
+    The agents are the sites of the first round, also those that failed in it; a site that joins later is refused. One
+    that is absent keeps its last observation and action.
+
+    Args:
+        actions: mu to choose from, ascending; ``None``: ten from 1e-5 to 1.
+        agents: "own": a network for each site, the paper's; "shared": one for all, which also sees whose turn it is and
+            the action before; "auto": shared with more than 8 sites.
+        zeta: target accuracy of the reward exp(accuracy - zeta) - 1, a fraction.
+        gamma: discount of later rewards.
+        learning_rate: of the agents.
+        hidden: width of an agent's two layers.
+        warmup: transitions (one a round from the third round on) before the first update; a quarter of the rounds
+            where that is less.
+        updates: gradient steps after each transition.
+        explore: share of the rounds in which, after the warm-up, random actions fall from all to 5 %.
+        seed: of everything random in the agents; ``None``: the run's.
+
+    With more than 8 sites the mixer sees mean and spread of the observations instead of all of them (ours: the paper's
+    grows with the square of the sites).
+
+    Source:
+        Sahoo et al., MICCAI 2024 (FedMRL), section 3.1; Rashid et al., ICML 2018 (QMIX).
+    """
+
+    kind: ClassVar[str] = "qmix"
+    retired: ClassVar[dict[str, str]] = {
+        "share_agents": "it is agents=shared or =own now",
+        **dict.fromkeys(("action_mode", "cautious", "double_q"), NO_USE),
+    }
+    actions: Actions | None = None
+    agents: Literal["auto", "own", "shared"] = "auto"
+    zeta: Annotated[Fraction, BeforeValidator(_no_percentage)] = 0.95
+    gamma: Fraction = 0.99
+    learning_rate: Positive = 1e-3
+    hidden: PositiveInt = 64
+    warmup: Annotated[PositiveInt, Field(le=CAPACITY)] = 10
+    updates: PositiveInt = 8
+    explore: Fraction = 0.3
+    seed: NonNegativeInt | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._agents: QMix | None = None
+        self._steps = 0  # decisions until exploration has fallen
+        self._warmup = self.warmup  # of a run as long as this one
+        self._entropy: dict[str, float] = {}  # told once, kept
+        self._classes = 1
+
+    def follows_num_rounds(self) -> list[str]:
+        return ["explore"]  # and the agents learn that the last round is the last
+
+    def accepts(self, site: str) -> str:
+        if self._agents is None or site in self._agents.agents:
+            return ""
+        known = self._agents.agents
+        names = ", ".join(known[:SHOWN]) + (f" and {len(known) - SHOWN} more" if len(known) > SHOWN else "")
+        return (
+            f"site {site!r} joined after the first round; FedMRL has an agent for each site from the start "
+            f"({names}): start a new run"
+        )
+
+    def choose(self, inputs: RoundInputs) -> dict[str, float]:
+        if self._agents is None:
+            self._steps = round(self.explore * inputs.num_rounds)
+            self._warmup = self._warmup_in(inputs.num_rounds)
+            self._agents = self._new_agents({*inputs.asked, *inputs.sites}, inputs.seed)
+            if self._agents.shared and self.agents == "auto":
+                log.info("%d sites: one network for all agents (mu_policy.agents=own: one each)", len(inputs.asked))
+            self._warn(inputs.num_rounds)
+        accuracy = global_accuracy(
+            {site: inputs.reports[site]["global_accuracy"] for site in inputs.sites},
+            {site: _counted(inputs.reports[site]["num_validation"]) for site in inputs.sites},
+        )
+        earned = None if accuracy is None else reward(accuracy, self.zeta)
+        epsilon = self._agents.epsilon
+        last = inputs.current_round == inputs.num_rounds - 1
+        step, loss = self._agents.end_round(self._observations(inputs), earned, done=last)
+        self._mu = self._agents.chosen(step)
+        values = {"reward": earned, "epsilon": epsilon, "q_tot": self._agents.joint_value(step), "td_loss": loss}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _observations(self, inputs: RoundInputs) -> dict[str, Sequence[float]]:
+        seen: dict[str, Sequence[float]] = {}
+        reports = {site: inputs.reports[site] for site in inputs.sites}
+        self._classes = max([self._classes, *(int(report["num_classes"] or 1) for report in reports.values())])
+        self._entropy |= {site: r["entropy"] for site, r in reports.items() if r["entropy"] is not None}
+        total = sum(inputs.num_samples[site] for site in reports)
+        for site, report in reports.items():
+            entropy = self._entropy.get(site)
+            if entropy is not None:  # where sites do not agree on the number of classes
+                entropy = max(entropy, -math.log(self._classes))
+            share = inputs.num_samples[site] / total
+            loss = report["train_loss"]
+            seen[site] = observation(entropy, share, report["accuracy"], loss, num_classes=self._classes)
+        return seen
+
+    def _new_agents(self, names: set[str], run_seed: int) -> QMix:
+        return QMix(
+            names, actions=MU_GRID if self.actions is None else self.actions,
+            mixer=self.kind, shared={"own": False, "shared": True}.get(self.agents),
+            gamma=self.gamma, lr=self.learning_rate, hidden=self.hidden, warmup=self._warmup, updates=self.updates,
+            eps_steps=self._steps, seed=run_seed if self.seed is None else self.seed,
+        )  # fmt: skip
+
+    def _warmup_in(self, num_rounds: int) -> int:
+        return min(self.warmup, max(num_rounds // 4, 1))
+
+    def _learning_rounds(self, num_rounds: int) -> int:
+        return max(num_rounds - REWARD_DELAY - self._warmup_in(num_rounds) + 1, 0)
+
+    @property
+    def enough(self) -> int:
+        """Rounds a run needs for the agents to learn something."""
+        return next(rounds for rounds in count(1) if self._learning_rounds(rounds) >= FEWEST)
+
+    def _warn(self, num_rounds: int) -> None:
+        if self._warmup < self.warmup:
+            log.info("warm-up of %d instead of %d transitions, a quarter of the rounds", self._warmup, self.warmup)
+        rounds = self._learning_rounds(num_rounds)
+        if rounds < FEWEST:
+            self.warnings.append(
+                f"the agents that choose mu can learn in {rounds} of {num_rounds} rounds ({rounds * self.updates} "
+                f"updates; each round from the third on gives a transition, the first update needs {self._warmup} of "
+                f"them), so they hardly do better than chance; take at least {self.enough} rounds, or a policy that "
+                "does not learn ('fixed', 'random')"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        agents = None if self._agents is None else self._agents.state_dict()
+        own = {"entropy": dict(self._entropy), "classes": self._classes}
+        own |= {"steps": self._steps, "warmup": self._warmup}
+        return {**super().state_dict(), **own, "agents": agents}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._entropy = {site: float(entropy) for site, entropy in state["entropy"].items()}
+        self._classes, self._steps, self._warmup = (int(state[name]) for name in ("classes", "steps", "warmup"))
+        self._agents = None
+        if state["agents"] is not None:
+            names = set(state["agents"]["settings"]["agents"])
+            self._agents = self._new_agents(names, run_seed=0)  # whatever it is: their generator is in the state
+            self._agents.load_state_dict(state["agents"])
+
+
+def _counted(number: float) -> float:
+    """A number of images; 0 where the site withholds it, and with it the accuracy."""
+    return 0.0 if math.isnan(number) else number
+
+
+@settings
+class VdnMu(QMixMu):
+    """As :class:`QMixMu`, but the agents' values are simply added (the paper's Eq. 4)."""
+
+    kind: ClassVar[str] = "vdn"

@@ -1,0 +1,179 @@
+"""Fed-MAS's frozen prior network at a site: opened once a process, its features of the images computed once."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fairflare.base.disk.files import lies_in, real_folders
+from fairflare.core.priors import prior_distance
+from fairflare.methods.base.training import SiteError, SiteRun
+
+if TYPE_CHECKING:
+    from fairflare.base.task import PriorNetwork
+
+
+class Priors:
+    """Prior networks and features of a process; one object may serve several sites.
+
+    Args:
+        kind: architecture, see :meth:`fairflare.base.task.Task.load_prior`.
+        checkpoint: file, unless a site names its own; ``None``: the packaged one.
+        image_size: images are resized to this; ``None``: as the task has them.
+    """
+
+    def __init__(self, kind: str, checkpoint: str | None, image_size: int | None) -> None:
+        self.kind, self.checkpoint, self.image_size = kind, checkpoint, image_size
+        self._networks: dict[str | None, PriorNetwork] = {}
+        self._caches: dict[str, FeatureCache] = {}
+
+    def network(self, run: SiteRun, model: torch.nn.Module) -> PriorNetwork:
+        """The prior, on the run's device; the site's own file may name its checkpoint.
+
+        Raises:
+            SiteError: the checkpoint cannot be used, or does not fit the model's projection head.
+        """
+        file = run.settings.get("prior", self.checkpoint)
+        if file is not None and "prior" not in run.settings:
+            check_may_read(run, file)
+        if file is not None and (not isinstance(file, str) or not file):
+            raise SiteError(
+                f"site {run.site!r}: 'prior' in the site's fairflare.json must be a path, got {file!r}",
+                public=f"site {run.site!r}: key 'prior' in the site file is not usable",
+            )
+        if file not in self._networks:
+            try:
+                self._networks[file] = run.task.load_prior(self.kind, file, self.image_size)
+            except ValueError as error:
+                held = f"its checkpoint of the prior network {self.kind!r} cannot be used (details in the site's log)"
+                raise SiteError(
+                    f"site {run.site!r}: {error}",
+                    public=f"site {run.site!r}: {error if file is None else held}",
+                ) from error
+        network = self._networks[file].to(run.device)
+        projector = getattr(model, "projector", None)
+        if projector is None or not all(hasattr(model, name) for name in ("embed", "head")):
+            raise SiteError(
+                f"site {run.site!r}: Fed-MAS needs a projection head next to the classifier; set projector_dim="
+                f"{network.width} of the classification task (a network of your own: embed(images), head(features) and "
+                f"a module projector with {network.width} outputs)"
+            )
+        width = last_width(projector)
+        if width is not None and width != network.width:
+            raise SiteError(
+                f"site {run.site!r}: the prior network {network.name!r} has {network.width} features, the projection "
+                f"head {width}; set projector_dim={network.width} of the task, or choose another prior_network"
+            )
+        return network
+
+    def at_site(self, run: SiteRun, model: torch.nn.Module, *, cached: bool) -> SitePrior:
+        """The prior and what is known of the site's images (where the data say which image is which)."""
+        network = self.network(run, model)
+        if not cached or run.data.order("training") is None:
+            return SitePrior(network)
+        kept = self._caches.get(run.site)
+        if kept is None or kept.fingerprint != network.fingerprint:
+            kept = self._caches[run.site] = FeatureCache(run, network)
+        return SitePrior(network, kept)
+
+
+@dataclass
+class SitePrior:
+    """The prior during one task."""
+
+    network: PriorNetwork
+    cache: FeatureCache | None = None
+
+    def distances(
+        self,
+        run: SiteRun,
+        model: torch.nn.Module,
+        features: torch.Tensor,
+        inputs: torch.Tensor,
+        *,
+        changed: bool = False,
+    ) -> torch.Tensor:
+        """(n,), of the model's projected features of the batch to the prior's of the same inputs.
+
+        Those that are known are of the images as they are, so not for ``changed`` (augmented) inputs.
+        """
+        if self.cache is not None and run.batch is not None and not changed:
+            known = self.cache.features[run.batch].to(run.device)
+        else:
+            known = self.network(inputs)
+        run_head: Any = getattr(model, "project", model.projector)  # a network may do more than run its head
+        return prior_distance(run_head(features), known)
+
+    def look(self, run: SiteRun, inputs: torch.Tensor) -> None:
+        """Computes what is not known of the batch, given without augmentation."""
+        if self.cache is not None and run.batch is not None:
+            self.cache.update(run, self.network, run.batch, inputs)
+
+
+class FeatureCache:
+    """The prior's features of a site's training images, each with a checksum of its image.
+
+    Kept in memory and, because the next round may be another process, in the site's state folder. An image whose
+    checksum differs (the data folder was changed) is computed again.
+    """
+
+    def __init__(self, run: SiteRun, network: PriorNetwork) -> None:
+        self.fingerprint = network.fingerprint
+        count = run.data.num_samples("training")
+        self.checks = torch.full((count,), -1, dtype=torch.int64)
+        self.features = torch.zeros(count, network.width)
+        self.computed = 0  # images that went through the prior
+        self._changed = False
+        kept = run.store.load_before("prior_features", run.current_round)
+        if kept is not None and kept["fingerprint"] == self.fingerprint and len(kept["checks"]) == count:
+            self.checks, self.features = kept["checks"], kept["features"]
+
+    def update(self, run: SiteRun, network: PriorNetwork, numbers: list[int], inputs: torch.Tensor) -> None:
+        """Computes what is not known of these images, given without augmentation."""
+        checks = torch.tensor([zlib.crc32(image.contiguous().numpy().tobytes()) for image in inputs])
+        chosen = torch.tensor(numbers)
+        new = self.checks[chosen] != checks
+        if not bool(new.any()):
+            return
+        found = network(inputs[new].to(run.device)).float().cpu()
+        if not bool(torch.isfinite(found).all()):
+            raise SiteError(f"site {run.site!r}: the prior network gives features that are not finite")
+        self.checks[chosen[new]] = checks[new]
+        self.features[chosen[new]] = torch.nn.functional.normalize(found, dim=1)
+        self.computed += len(found)
+        self._changed = True
+
+    def save(self, run: SiteRun) -> None:
+        """Writes the features if they are new."""
+        if self._changed:
+            value = {"fingerprint": self.fingerprint, "checks": self.checks, "features": self.features}
+            run.store.save("prior_features", run.current_round, value)
+            self._changed = False
+
+
+def check_may_read(run: SiteRun, file: str) -> None:
+    """A job, unlike the site, may name files of the site's data folders only.
+
+    Raises:
+        SiteError: the file, links followed, lies elsewhere.
+    """
+    own, more = run.settings.get("data_root"), run.settings.get("linked_roots", [])
+    if not isinstance(more, list):  # of a text every character would be a folder
+        raise SiteError(f"site {run.site!r}: setting 'linked_roots' must be a list of folders")
+    if not lies_in(Path(file).expanduser(), real_folders([*([own] if own else []), *more])):
+        raise SiteError(
+            f"site {run.site!r}: the job's checkpoint of the prior network, {file!r}, lies outside data_root and "
+            "linked_roots of this site; name it with 'prior' in the site's fairflare.json if it may be read",
+            public=f"site {run.site!r}: it does not let a job name the checkpoint of the prior network; name the file "
+            "with 'prior' in the site's fairflare.json",
+        )
+
+
+def last_width(projector: torch.nn.Module) -> int | None:
+    """Output width of a projector that ends in a linear layer."""
+    layers = [module for module in projector.modules() if isinstance(module, torch.nn.Linear)]
+    return layers[-1].out_features if layers else None

@@ -1,0 +1,167 @@
+"""How the sites of a round are weighted, as parts of a rule: by samples, alike, or by FedMRL's self-organizing map."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from fairflare.base.settings import (
+    Flag,
+    NonNegative,
+    NonNegativeInt,
+    Part,
+    Positive,
+    PositiveInt,
+    field_names,
+    settings,
+)
+from fairflare.core.som import SelfOrganizingMap
+from fairflare.core.weighting import uniform_weights
+from fairflare.exchange.tensor_folder import TensorFolders
+from fairflare.methods.base.rule import RoundInputs, sample_weights
+
+__all__ = ["BySamples", "BySom", "Uniform", "Weighting"]
+
+
+class Weighting(Part, ABC):
+    """A weight for every site of a round, ``>= 0``, sum 1.
+
+    Attributes:
+        needs_received: the weights depend on the model that the sites received.
+        memory_folder: where what is too large for :meth:`state_dict` outlives this process; ``None``: nowhere, it then
+            travels along. To be set before the first round and before :meth:`load_state_dict`.
+    """
+
+    needs_received: ClassVar[bool] = False
+    memory_folder: Path | None = None  # not a setting: this class has none
+
+    @abstractmethod
+    def weigh(self, inputs: RoundInputs) -> tuple[dict[str, float], dict[str, Any]]:
+        """Weight by site, and what to record of how it came about (JSON-like)."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What must outlive a round: plain values and tensors."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes back what :meth:`state_dict` gave."""
+
+
+@settings
+class BySamples(Weighting):
+    """In proportion to the number of training samples, as FedAvg."""
+
+    kind: ClassVar[str] = "samples"
+
+    def weigh(self, inputs: RoundInputs) -> tuple[dict[str, float], dict[str, Any]]:
+        return sample_weights(inputs), {}
+
+
+@settings
+class Uniform(Weighting):
+    """The same for every site."""
+
+    kind: ClassVar[str] = "uniform"
+
+    def weigh(self, inputs: RoundInputs) -> tuple[dict[str, float], dict[str, Any]]:
+        return uniform_weights(inputs.sites), {}
+
+
+@settings
+class BySom(Weighting):
+    """By a self-organizing map of the local models; see :class:`fairflare.core.som.SelfOrganizingMap`.
+
+    Args:
+        grid: rows and columns of the map.
+        init: where neurons start: "sample", around the mean of the first local models, or "uniform", U[0, 1) as in the
+            paper.
+        space: what is on the map: "weights", the local models, or "updates", local minus received.
+        sigma_0: radius of the neighbourhood in the first round.
+        kappa: decay of the radius per round.
+        sigma_min: least radius.
+        eta: learning rate of the map.
+        epochs: passes over the sites in a round.
+        sigma_w: width of the weights.
+        restart: a new map every round; nothing is kept on disk.
+        seed: of the neurons' starts; ``None``: the run's.
+
+    Source:
+        Sahoo et al., MICCAI 2024 (FedMRL), section 3.3.
+    """
+
+    kind: ClassVar[str] = "som"
+    needs_received: ClassVar[bool] = True
+
+    grid: tuple[PositiveInt, PositiveInt] = (5, 5)
+    init: Literal["sample", "uniform"] = "sample"
+    space: Literal["weights", "updates"] = "weights"
+    sigma_0: Positive = 2.0
+    kappa: NonNegative = 0.1
+    sigma_min: Positive = 0.5
+    eta: Positive = 0.5
+    epochs: PositiveInt = 1
+    sigma_w: Positive = 1.0
+    restart: Flag = False
+    seed: NonNegativeInt | None = None
+
+    def __post_init__(self) -> None:
+        given = {name: getattr(self, name) for name in field_names(type(self))}
+        self._map = SelfOrganizingMap(**{**given, "seed": self.seed or 0})
+        self._neurons: TensorFolders | None = None
+
+    def weigh(self, inputs: RoundInputs) -> tuple[dict[str, float], dict[str, Any]]:
+        """A site whose model is not finite has weight 0 and no place on the map.
+
+        Raises:
+            RuntimeError: the received model is unknown, or the neurons are not where they were left.
+            ValueError: as :meth:`SelfOrganizingMap.step` says.
+        """
+        if inputs.received is None:
+            raise RuntimeError("the map needs the model that the sites received")
+        if self.seed is None:
+            self._map.seed = inputs.seed
+        states = {site: inputs.states[site] for site in inputs.sites}
+        if self.restart:
+            found = self._map.step(states, inputs.received)
+        else:
+            rounds = self._map.rounds
+            before = self._kept(rounds) if rounds else None
+            keep = self._folders().begin(rounds + 1)
+            found = self._map.step(states, inputs.received, kept=before, keep=keep)
+        details = {
+            "u_matrix": found.u_matrix.tolist(),
+            "bmu": {site: list(cell) for site, cell in found.bmu.items()},
+            "sigma": found.sigma,
+        }
+        return {site: found.weights.get(site, 0.0) for site in inputs.sites}, {"som": details}
+
+    def _folders(self) -> TensorFolders:
+        """Numbered by rounds done."""
+        if self._neurons is None:
+            self._neurons = TensorFolders(None if self.memory_folder is None else self.memory_folder / "som")
+        return self._neurons
+
+    def _kept(self, rounds: int) -> Mapping[str, Any]:
+        folders = self._folders()
+        try:
+            return folders.at(rounds)
+        except FileNotFoundError:
+            raise RuntimeError(
+                f"the map's neurons after {rounds} round(s) are not in {folders.root}; start a new experiment"
+            ) from None
+
+    def state_dict(self) -> dict[str, Any]:
+        travel = self.memory_folder is None and self._map.rounds and not self.restart
+        return {"map": self._map.state_dict(), "neurons": dict(self._kept(self._map.rounds)) if travel else None}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raises ValueError when the state is of a map with other settings."""
+        if self.seed is None:
+            self._map.seed = int(state["map"]["settings"]["seed"])
+        self._map.load_state_dict(state["map"])
+        if state["neurons"] is not None:
+            keep = self._folders().begin(self._map.rounds)
+            for name, neurons in state["neurons"].items():
+                keep(name, neurons)

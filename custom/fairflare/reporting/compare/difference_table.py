@@ -1,0 +1,109 @@
+"""Differences of rows as text, Markdown or CSV, and how to read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fairflare.base.cases.resampling import CASES
+from fairflare.core.statistics.intervals import POWER
+from fairflare.reporting.compare.differences import BETTER, MEASURES, ONE_SEED, WORSE, Difference, fell
+from fairflare.reporting.layout import MISSING, Cell, Table, wrapped
+
+MARKS = {BETTER: "* ", WORSE: "! "}
+CSV = (
+    "method", "reference", "measure", "seeds", "sites", "mean", "sd", "low", "high", "p", "p_holm", "smallest",
+    "verdict", "images_sd",
+)  # fmt: skip
+
+
+def figures_of(found: Sequence[Difference], columns: Sequence[str], reference: str) -> list[list[Cell]]:
+    """Rows of a table of differences to ``reference``; columns are their attributes, or called as in :data:`CSV`."""
+    rows: list[list[Cell]] = []
+    for d in found:
+        called: dict[str, Cell] = {
+            "method": d.label, "reference": reference, "difference": d.mean, "seeds": len(d.values),
+            "sites": " ".join(d.sites),
+        }  # fmt: skip
+        rows.append([called[name] if name in called else getattr(d, name) for name in columns])
+    return rows
+
+
+def difference_table(
+    found: Sequence[Difference], reference: str, *, style: str = "text", width: int | None = None
+) -> str:
+    """The measures of every row against the reference; sites only in CSV.
+
+    Args:
+        found: of :func:`differences`.
+        reference: label.
+        style: ``text``, ``markdown`` or ``csv``.
+        width: of the text.
+    """
+    if style == "csv":
+        return Table("differences", "", CSV, figures_of(found, CSV, reference)).csv().rstrip("\n")
+    rows = []
+    for d in found:
+        if d.measure in MEASURES:
+            interval = f"[{d.low:+.3f}, {d.high:+.3f}]" if math.isfinite(d.low) else MISSING
+            smallest = f"{d.smallest:.3f}" if math.isfinite(d.smallest) else MISSING
+            verdict = MARKS.get(d.verdict, "") + d.verdict
+            rows.append([d.label, d.measure, f"{d.mean:+.4f}", interval, verdict, _p(d.p), _p(d.p_holm), smallest])
+    head = ["method", "measure", "difference", "95 % interval", "verdict", "p", "p (Holm)", "visible from"]
+    table, notes = Table("differences", "", head, rows, lead=2), notes_of_differences(found, reference)
+    if style == "markdown":
+        return "\n".join([*table.markdown(), "", *notes])
+    return "\n".join([table.text(width), *wrapped(notes, width)])
+
+
+def notes_of_differences(found: Sequence[Difference], reference: str, smallest: str = "visible from") -> list[str]:
+    """How to read them, and what is not in them; ``smallest``: the column of what would have been seen."""
+    notes = [f"Differences to {reference}, paired by seed and site: mean [95 % interval{interval_of(found)}]."]
+    if any(math.isfinite(d.p_holm) for d in found):
+        notes.append(
+            "* better, ! worse: p is below 0.05 after Holm's correction for all rows and measures. All else is within "
+            f'noise: a true difference is seen in {POWER:.0%} of such comparisons from the size under "{smallest}"; '
+            "where that is more than the metric itself, the word is cannot tell."
+        )
+    if any(len(d.values) == 2 and math.isfinite(d.images_sd) for d in found):
+        notes.append("With two seeds the interval is on the safe side: it holds in 95 to 98 of 100 cases.")
+    if any(d.verdict == ONE_SEED for d in found):
+        notes.append("With one seed nothing can be said of noise: give more (--seeds).")
+    totals = [d for d in found if d.measure == MEASURES[0]]
+    for d in totals:
+        if len(d.values) < max(len(other.values) for other in totals):
+            notes.append(
+                f"{d.label}: over seed{'s' * (len(d.values) > 1)} {', '.join(map(str, sorted(d.values)))} only."
+            )
+        if d.lacking:
+            who = [
+                f"{label} lacks {', '.join(sites)}"
+                for label in dict.fromkeys(d.lacking.values())
+                if (sites := [site for site, by in d.lacking.items() if by == label])
+            ]
+            notes.append(
+                f"{d.label}: OTHER SITES than {reference}: {'; '.join(who)}. Its average, std and worst here are over "
+                f"the sites that both have ({', '.join(d.sites)}), and no verdict is given."
+            )
+    return notes + (fell(found, totals[0].higher_is_better) if totals else [])
+
+
+def interval_of(found: Sequence[Difference]) -> str:
+    """Which scatter the intervals hold."""
+    of = [d for d in found if d.measure in MEASURES]
+    with_units = [math.isfinite(d.images_sd) for d in of if math.isfinite(d.low)]
+    if not any(with_units):
+        return " by Student's t over the seeds alone"
+    units = {site: unit for d in of for site, unit in d.units.items()}
+    kinds = sorted({kind for kind, _ in units.values()})
+    what = kinds[0] if len(kinds) == 1 else CASES if CASES in kinds else " or ".join(kinds)
+    counts = sorted({count for _, count in units.values() if count is not None})
+    many = f", {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} a site" if counts else ""
+    some = "" if all(with_units) else "of some rows also "
+    return f" over the seeds and {some}the test {what} (bootstrap{many})"
+
+
+def _p(value: float) -> str:
+    if not math.isfinite(value):
+        return MISSING
+    return "<0.001" if value < 0.001 else f"{value:.3f}"

@@ -1,0 +1,297 @@
+"""How sure it is that a site is behind: an interval for each, and a test whether they differ more than by chance."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fairflare.base.cases.sampling import BINS, MEAN_RECALL, SHARES
+from fairflare.base.task import metric_name
+from fairflare.core.statistics.inequality import (
+    Compared,
+    errors_test,
+    mean_interval,
+    mean_of_shares_interval,
+    permutation_test,
+    share_interval,
+)
+from fairflare.core.statistics.intervals import LEVEL
+from fairflare.reporting.layout import MISSING
+
+Said = Mapping[str, Any]  # what a site says, see federation/site/sampling.py
+SAID = ("images", "test_cases", "standard_error", "case_scores", "class_support")
+WITHIN, CASES, ERRORS = "permutation of test images within classes", "permutation of test cases", "Cochran's Q"
+TESTS = {  # how a reader is told
+    WITHIN: "their test images dealt anew to them within each class",
+    CASES: "their test cases dealt anew to them",
+    ERRORS: "Cochran's Q from their standard errors",
+}
+
+
+def standing(
+    test: Mapping[str, Mapping[str, float]], sampling: Mapping[str, Said], info: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Where each site stands in the primary metric, as ``inequality`` in ``results.json`` (``docs/results.md``).
+
+    Args:
+        test: ``{site: {metric: value}}`` of the last model.
+        sampling: what the sites say of how far chance moves their figures.
+        info: of the results: ``primary_metric``, ``higher_is_better``, ``metric_range``.
+
+    Returns:
+        ``None``: no site says anything.
+    """
+    if not sampling:
+        return None
+    metric = str(info["primary_metric"])
+    higher = bool((info.get("higher_is_better") or {}).get(metric, True))
+    least, most = info.get("metric_range") or (0, 1)
+    low, high = _or(least, -math.inf), _or(most, math.inf)
+    values = {site: _or(found.get(metric), math.nan) for site, found in sorted(test.items())}
+    values = {site: value for site, value in values.items() if math.isfinite(value)}
+    sites = [Site(name, values[name], sampling.get(name) or {}, test[name], metric) for name in values]
+    found = _tested(sites, low, high, higher)
+    common = _common(sites)
+    by_site: dict[str, dict[str, Any]] = {}
+    for site in sites:
+        bottom, top = site.interval(low, high)
+        by_site[site.name] = {
+            "value": site.value, "low": bottom, "high": top, **{key: site.said.get(key) for key in SAID},
+            "expected": None, "p_value": None, "common": site.mean_recall(common) if common else None,
+        }  # fmt: skip
+    result: dict[str, Any] = {
+        "metric": metric, "level": LEVEL, "test": None, "p_value": None, "std": None, "chance_std": None,
+        "gap": None, "gap_site": None, "chance_gap": None, "behind": [], "ahead": [],
+        "common_classes": common, "sites": by_site,
+    }  # fmt: skip
+    if found is None:
+        return result
+    name, tested, compared = found
+    gaps = {}
+    for site, expected, p_value in zip(tested, compared.expected.tolist(), compared.p_sites.tolist(), strict=True):
+        by_site[site.name] |= {"expected": expected, "p_value": p_value}
+        gaps[site.name] = (expected - site.value) * (1 if higher else -1)
+        if p_value <= 1 - LEVEL:
+            result["behind" if gaps[site.name] > 0 else "ahead"].append(site.name)
+    last = max(gaps, key=gaps.__getitem__)
+    return result | {
+        "test": name,
+        "p_value": compared.p_value,
+        "std": statistics.pstdev(site.value for site in tested),
+        "chance_std": compared.chance_std,
+        "gap": gaps[last],
+        "gap_site": last,
+        "chance_gap": compared.chance_gap,
+    }
+
+
+class Site:
+    """A site's value, and what it says of it."""
+
+    def __init__(self, name: str, value: float, said: Said, metrics: Mapping[str, float], metric: str) -> None:
+        self.name, self.value, self.said, self.metric, self.metrics = name, value, said, metric, metrics
+        #: Each image is a case: counts of images are then of independent ones.
+        self.single = said.get("test_cases") is not None and said["test_cases"] == said.get("images")
+        self.support: dict[str, int] = {c: n for c, n in (said.get("class_support") or {}).items() if n}
+        recalls = {name: _or(recall_of(metrics, name), math.nan) for name in self.support}
+        right = {name: recall * self.support[name] for name, recall in recalls.items()}
+        #: Images of each class whose class was told; empty: not known.
+        self.right = {name: round(count) for name, count in right.items() if math.isfinite(count)}
+        if len(self.right) < len(self.support) or any(abs(right[n] - k) > 1e-3 for n, k in self.right.items()):
+            self.right = {}
+
+    def interval(self, low: float, high: float) -> tuple[float, float]:
+        """At :data:`LEVEL`; NaN twice: the cases do not say."""
+        cases = self.said.get("test_cases")
+        if cases is None or cases < 2:
+            return math.nan, math.nan
+        if self.single and self.metric in SHARES and (self.right or self.scores_of_shares):
+            return share_interval(min(self.value * cases, cases), cases)
+        if self.single and self.metric == MEAN_RECALL and self.right:
+            return mean_of_shares_interval(list(self.right.values()), list(self.support.values()))
+        return mean_interval(self.value, _or(self.said.get("standard_error"), math.nan), cases, low, high)
+
+    @property
+    def scores_of_shares(self) -> bool:
+        """Whether the cases' scores are right and wrong."""
+        return not any((self.said.get("case_scores") or [1] * BINS)[1:-1])
+
+    def mean_recall(self, classes: Sequence[str]) -> float | None:
+        """Over some classes."""
+        known = [self.right[name] / self.support[name] for name in classes if name in self.right]
+        return statistics.fmean(known) if known and len(known) == len(classes) else None
+
+
+def _tested(sites: Sequence[Site], low: float, high: float, higher: bool) -> tuple[str, list[Site], Compared] | None:
+    """The test that most sites can take part in, of several the first; ``None``: there are no two such sites."""
+    within = [s for s in sites if s.single and s.right and s.metric in (*SHARES, MEAN_RECALL)]
+    dealt = [s for s in sites if s.said.get("case_scores") is not None]
+    errors = [s for s in sites if (s.said.get("test_cases") or 0) > 1 and (s.said.get("standard_error") or 0) > 0]
+    ways: list[tuple[str, list[Site], Callable[[list[Site]], Compared]]] = [
+        (WITHIN, within, lambda of: _within_classes(of, higher)),
+        (CASES, dealt, lambda of: _of_cases(of, low, high, higher)),
+        (ERRORS, errors, lambda of: errors_test(
+            [s.value for s in of], [s.said["standard_error"] for s in of], [s.said["test_cases"] for s in of],
+            higher_is_better=higher,
+        )),
+    ]  # fmt: skip
+    name, tested, test = max(ways, key=lambda way: len(way[1]))  # the first of equals
+    return (name, tested, test(tested)) if len(tested) > 1 else None
+
+
+def _within_classes(sites: Sequence[Site], higher: bool) -> Compared:
+    names = sorted({name for site in sites for name in site.support})
+    counts = []
+    for name in names:
+        pairs = [(site.support.get(name, 0), site.right.get(name, 0)) for site in sites]
+        counts.append(np.array([[total - right, right] for total, right in pairs], np.int64))
+    sizes = np.array([[site.support.get(name, 0) for name in names] for site in sites], np.float64)
+    shares = sizes if sites[0].metric in SHARES else (sizes > 0).astype(np.float64)
+    weights = shares / shares.sum(1, keepdims=True)
+    return permutation_test(counts, [[0.0, 1.0]] * len(names), weights, higher_is_better=higher)
+
+
+def _of_cases(sites: Sequence[Site], low: float, high: float, higher: bool) -> Compared:
+    if sites[0].metric in SHARES and all(site.scores_of_shares for site in sites):
+        marks = np.linspace(low, high, BINS)  # the first bin is wrong, the last right
+    else:
+        marks = low + (np.arange(BINS) + 0.5) / BINS * (high - low)
+    counts = np.array([site.said["case_scores"] for site in sites], np.int64)
+    used = np.flatnonzero(counts.sum(0))
+    found = permutation_test(
+        [counts[:, used]], [marks[used].tolist()], np.ones((len(sites), 1)), higher_is_better=higher
+    )
+    mean = np.average([site.value for site in sites], weights=counts.sum(1))  # not rounded to bins
+    return replace(found, expected=np.full(len(sites), mean))
+
+
+def _common(sites: Sequence[Site]) -> list[str] | None:
+    """Classes that all sites which tell theirs have; ``None``: these have the same ones, or nobody tells."""
+    of = [set(site.support) for site in sites if site.support]
+    if not of or all(own == of[0] for own in of):
+        return None
+    return sorted(set.intersection(*of))
+
+
+def recall_of(metrics: Mapping[str, Any], name: str) -> Any:
+    """A site's recall of a class called ``name``; earlier results have it under the name as it stands."""
+    plain = f"recall_{name}"
+    return metrics.get(metric_name(plain), metrics.get(plain))
+
+
+def _or(value: Any, otherwise: float) -> float:
+    """A number, else another."""
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else otherwise
+
+
+# ------------------------------------------------------------------------------------------------ words
+
+
+def who_is_behind(results: Mapping[str, Any]) -> list[str]:
+    """Says in sentences who is behind and how sure that is, of a document with test results."""
+    found = results.get("inequality")
+    if not found:
+        metric = (results.get("info") or {}).get("primary_metric")
+        home = sorted(site for site, names in (results.get("suppressed") or {}).items() if metric in names)
+        why = (
+            f"{metric} stays at {', '.join(home)}, with fewer cases than min_cases"
+            if home
+            else "results of an earlier version, or a task that does not say how its metric is made of images: "
+            "Metric.mean_of_images"
+        )
+        return [f"Whether the worst site is behind or unlucky cannot be told: the sites sent no interval ({why})."]
+    lines = [] if not found["test"] else [_of_sites(found), _of_spread(found)]
+    return lines + _without(found) + _of_classes(found)
+
+
+def shown_behind(results: Mapping[str, Any], metric: str) -> list[str]:
+    """Sites of which the test says that they are behind in a metric of the last model; no other is called so."""
+    found = results.get("inequality") or {}
+    return list(found["behind"]) if found.get("metric") == metric else []
+
+
+def interval_cell(of_site: Mapping[str, Any] | None) -> str:
+    """``[0.71, 0.86]``, or the sign for none."""
+    low, high = (_or((of_site or {}).get(end), math.nan) for end in ("low", "high"))
+    return f"[{low:.3f}, {high:.3f}]" if math.isfinite(low) and math.isfinite(high) else MISSING
+
+
+def _of_sites(found: Mapping[str, Any]) -> str:
+    behind, ahead, sites = found["behind"], found["ahead"], found["sites"]
+    chance = f"of equal sites the last is {found['chance_gap']:.4f} behind by chance"
+    told = [f"{name} ({_away(found, name)}, p = {_p(sites[name]['p_value'])})" for name in (*behind, *ahead)]
+    if found["gap"] <= 1e-12:
+        return "No site can be told from the others: all are as expected of equal sites."
+    if behind:
+        text = f"Behind: {', '.join(told[: len(behind)])}; {chance}."
+    else:
+        name = found["gap_site"]
+        text = (
+            f"No site can be told to be behind the others: the furthest is {name} ({_away(found, name)}, "
+            f"p = {_p(sites[name]['p_value'])}); {chance}."
+        )
+    if ahead and not behind:  # a site that is behind makes the others seem ahead
+        text += f" Ahead: {', '.join(told[len(behind) :])}."
+    if not behind and not ahead and found["p_value"] <= 1 - found["level"]:
+        text += f" All together they are more unequal than chance makes equal ones (p = {_p(found['p_value'])})."
+    return text
+
+
+def _away(found: Mapping[str, Any], name: str) -> str:
+    site = found["sites"][name]
+    what = "ahead of" if name in found["ahead"] else "behind"
+    return f"{abs(site['value'] - site['expected']):.4f} {what} the {site['expected']:.4f} expected of equal sites"
+
+
+def _of_spread(found: Mapping[str, Any]) -> str:
+    return (
+        f"Standard deviation between these sites {found['std']:.4f}; equal ones show {found['chance_std']:.4f} by "
+        f"sampling alone (more unequal than that: p = {_p(found['p_value'])}; {TESTS[found['test']]})."
+    )
+
+
+def _without(found: Mapping[str, Any]) -> list[str]:
+    """Who has no interval, or is in no test, and why."""
+    reasons: dict[str, list[str]] = {}
+    for name, site in found["sites"].items():
+        if site["low"] is None or not math.isfinite(site["low"]):
+            cases = site["test_cases"]
+            if cases is None:
+                why = "it sent none"
+            elif cases < 2:
+                why = "one test case"
+            elif site["standard_error"] is None:
+                why = "its standard error stays at home, or is not defined with so few cases of a class"
+            else:
+                why = "its standard error is 0: all its cases, or all of each class, score the same"
+            reasons.setdefault(f"No interval ({why})", []).append(name)
+        if site["p_value"] is None:
+            why = "fewer than two sites can be compared" if not found["test"] else f"{found['test']} needs more"
+            reasons.setdefault(f"Not in the test ({why})", []).append(name)
+    return [f"{why}: {', '.join(names)}." for why, names in reasons.items()]
+
+
+def _of_classes(found: Mapping[str, Any]) -> list[str]:
+    common = found["common_classes"]
+    if common is None:
+        return []
+    if not common:
+        return ["The sites' test images have no class in common: their averages over classes are of different things."]
+    of = {name: site["common"] for name, site in found["sites"].items() if site["common"] is not None}
+    apart = len({f"{value:.4f}" for value in of.values()}) > 1  # as they are shown
+    worst = min(of, key=of.__getitem__) if apart else ""
+    told = ", ".join(f"{name} {value:.4f}" for name, value in of.items())
+    return [
+        f"The sites' test images have different classes, so their averages are of different things. Mean recall of "
+        f"the {len(common)} class{'es' if len(common) > 1 else ''} that all have ({', '.join(common)}): {told}"
+        + (f"; lowest at {worst}." if worst else ".")
+    ]
+
+
+def _p(value: float) -> str:
+    return f"{value:.4f}" if value >= 0.001 else "0.001 or less"

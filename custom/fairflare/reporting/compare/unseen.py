@@ -1,0 +1,137 @@
+"""Models at sites that were no part of their training: the document of a run, and the table of a comparison."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from fairflare.base.disk.files import write_whole
+from fairflare.core.fairness import summarize
+from fairflare.reporting.layout import Cell, Table, spread, wrapped
+from fairflare.reporting.table import by_site_of, direction_of, label_of, metrics_of
+
+UNSEEN_FILE = "unseen.json"
+
+
+class Unseen(BaseModel, extra="forbid"):
+    """What a run's common model is worth at a site that was not there.
+
+    Attributes:
+        site: name.
+        metrics: of its test split; ``None``: undefined there.
+        adapted: the same of the model with norm statistics of the site's own training images; empty: it has no such.
+        images: in its test split.
+        reason: why there is no figure; empty: there is one.
+    """
+
+    site: str
+    metrics: dict[str, float | None] = {}
+    adapted: dict[str, float | None] = {}
+    images: int | None = None
+    reason: str = ""
+
+
+def write_unseen(folder: Path, found: Unseen) -> None:
+    """Writes the document beside a run's ``results.json``."""
+    text = found.model_dump_json(indent=2) + "\n"
+    write_whole(folder / UNSEEN_FILE, lambda path: path.write_text(text, "utf-8"), shared=True)
+
+
+def has_unseen(folder: Path) -> bool:
+    """Whether the document is there."""
+    return (folder / UNSEEN_FILE).is_file()
+
+
+def read_unseen(folder: Path) -> Unseen:
+    """Reads the document.
+
+    Raises:
+        ValueError: it is not there or damaged (names the file).
+    """
+    file = folder / UNSEEN_FILE
+    try:
+        return Unseen.model_validate_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file}: no readable result of a left-out site ({error}); delete it and run again") from error
+
+
+def unseen_table(
+    found: Sequence[tuple[Mapping[str, Any], Unseen]],
+    metric: str | None = None,
+    *,
+    style: str = "text",
+    width: int | None = None,
+) -> str:
+    """Rows side by side at sites they saw and sites they did not: mean ± population standard deviation over the seeds.
+
+    Of each seed, "seen" is the mean over its runs of the mean over the sites that trained; "unseen" and "unseen worst"
+    are mean and worst over the left-out sites, and stand only where every left-out site has a figure; "gap" is seen
+    less unseen. "adapted" is "unseen" of the same models with norm statistics of the left-out site's own training
+    images, which takes no labels. Seeds without all of the left-out sites are left out of them and named.
+
+    Args:
+        found: documents of completed runs, each with its :class:`Unseen`.
+        metric: default: the primary metric of the first run.
+        style: ``"text"``, ``"markdown"`` or ``"csv"``.
+        width: of the text.
+
+    Raises:
+        ValueError: no run, or no run has the metric.
+    """
+    if not found:
+        raise ValueError("no run with a left-out site completed")
+    chosen = metric or metrics_of(found[0][0])[0]
+    higher = direction_of(found[0][0], chosen)
+    sites = sorted({unseen.site for _, unseen in found})
+    rows: list[list[Cell]] = []
+    notes = [_about(chosen, higher)]
+    for label in dict.fromkeys(label_of(run) for run, _ in found):
+        own = [(run, unseen) for run, unseen in found if label_of(run) == label]
+        by_seed: dict[int, dict[str, tuple[float, float, float]]] = {}
+        for run, unseen in own:
+            seen = summarize(by_site_of(run, chosen), higher_is_better=higher).mean
+            by_seed.setdefault(int(run["info"]["seed"]), {})[unseen.site] = (
+                seen, _value(unseen.metrics, chosen), _value(unseen.adapted, chosen)
+            )  # fmt: skip
+        whole = {seed: by for seed, by in by_seed.items() if len(by) == len(sites)}
+        if lacking := sorted(set(by_seed) - set(whole)):
+            notes.append(f"{label}: seeds {', '.join(map(str, lacking))} lack runs: in the sites' columns only.")
+        seen_means = [sum(seen for seen, *_ in by.values()) / len(sites) for by in whole.values()]
+        means = [sum(value for _, value, _ in by.values()) / len(sites) for by in whole.values()]
+        adapted = [sum(value for *_, value in by.values()) / len(sites) for by in whole.values()]
+        worst = [_worst([value for _, value, _ in by.values()], higher) for by in whole.values()]
+        gaps = [a - b for a, b in zip(seen_means, means, strict=True)]
+        each = [[by[site][1] for by in by_seed.values() if site in by] for site in sites]
+        cells = (seen_means, means, worst, gaps, adapted, *each)
+        rows.append([label, len(by_seed), *(spread(values) for values in cells)])
+        notes += [f"{label}: no figure: {reason}." for reason in sorted({u.reason for _, u in own if u.reason})]
+        if any(run["info"].get("measured") == "personal" and not u.reason for run, u in own):
+            notes.append(f"{label}: seen sites are measured with a model of their own, the unseen one with the common.")
+    table = Table("unseen", "", ["method", "seeds", "seen", "unseen", "unseen worst", "gap", "adapted", *sites], rows)
+    if style == "csv":
+        return table.csv().rstrip("\n")
+    if style == "markdown":
+        return "\n".join([*table.markdown(), "", *notes])
+    return "\n".join([table.text(width), *wrapped(notes, width)])
+
+
+def _about(metric: str, higher: bool) -> str:
+    return (
+        f"{metric} ({'higher' if higher else 'lower'} is better) of the last models; a site's column is of models that "
+        "were trained without it, on its test split. Mean ± population standard deviation over the seeds."
+    )
+
+
+def _value(metrics: Mapping[str, float | None], metric: str) -> float:
+    value = metrics.get(metric)
+    return math.nan if value is None else value
+
+
+def _worst(values: Sequence[float], higher: bool) -> float:
+    if not all(map(math.isfinite, values)):
+        return math.nan
+    return min(values) if higher else max(values)

@@ -1,0 +1,1 @@
+"""The parts of a MONAI bundle's task."""

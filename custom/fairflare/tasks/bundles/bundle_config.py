@@ -1,0 +1,251 @@
+"""A MONAI bundle's configuration: which key is what, and the objects that MONAI's ``ConfigParser`` makes of them.
+
+Only what is asked for is made: no data set of the bundle's own, no handler, no engine, no ``initialize`` or ``run``.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fairflare.base.checks import nearest
+from fairflare.base.disk.bundle_files import BundleError
+from fairflare.base.own_errors import in_one_line
+
+CONFIGS, METADATA = "configs", "metadata"
+SUFFIXES = (".json", ".yaml", ".yml")
+#: Where each part is looked for, in this order; the first are those of MONAI's bundle specification.
+PLACES: Mapping[str, tuple[str, ...]] = {
+    "network": ("network_def", "net_def", "network", "net"),
+    "loss": ("loss", "loss_function", "train#loss", "train#trainer#loss_function"),
+    "optimizer": ("optimizer", "train#optimizer", "train#trainer#optimizer"),
+    "train_preprocessing": ("train#preprocessing", "train#dataset#transform"),
+    "train_inferer": ("train#inferer", "train#trainer#inferer"),
+    "train_batch_size": ("train#dataloader#batch_size", "train#trainer#train_data_loader#batch_size"),
+    "validate_preprocessing": ("validate#preprocessing", "validate#dataset#transform"),
+    "validate_inferer": ("validate#inferer", "validate#evaluator#inferer"),
+    "validate_postprocessing": ("validate#postprocessing", "validate#evaluator#postprocessing"),
+    "validate_batch_size": ("validate#dataloader#batch_size", "validate#evaluator#val_data_loader#batch_size"),
+    "key_metric": ("validate#key_metric", "validate#evaluator#key_val_metric"),
+}
+#: Top-level modules of bundles by name, and the bundle's folder that they were imported from.
+_imported_from: dict[str, Path] = {}
+
+
+class Bundle:
+    """A bundle that was read.
+
+    Args:
+        folder: that holds ``configs``.
+        configs: names of the files in it that are read, without ending; what a later one says goes before.
+        ids: ``{part: key}``: where a part is, if not in :data:`PLACES`.
+        overrides: ``{key: value}`` of the configuration that are other ones here.
+
+    Raises:
+        BundleError: no such folder or file, a file that is no JSON or YAML object, an unknown part, no such key.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        configs: Sequence[str] = ("train",),
+        ids: Mapping[str, str] | None = None,
+        overrides: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.folder, self.ids = folder, dict(ids or {})
+        for part in self.ids:
+            if part not in PLACES:
+                hint = nearest(part, PLACES) or ";"
+                raise BundleError(f"bundle_ids has no part {part!r}{hint} parts are {', '.join(PLACES)}")
+        files = [self._file(name) for name in configs]
+        self.where = " and ".join(f"{CONFIGS}/{file.name}" for file in files)
+        self.config = self._read(files)
+        if any((folder / CONFIGS / f"{METADATA}{suffix}").is_file() for suffix in SUFFIXES):
+            self.config["_meta_"] = self._read([self._file(METADATA)])
+        with self.telling("what it says together"):
+            parser = self._parser(self.config)
+            for key, value in (overrides or {}).items():
+                if key not in parser:
+                    raise BundleError(f"bundle_overrides names {key!r}, which {self.where} does not have")
+                parser[key] = value
+            # What lies outside the bundle and what decides for itself where to compute is not the bundle's here.
+            for key, value in (("bundle_root", str(folder)), ("device", "$torch.device('cpu')")):
+                if key in parser:
+                    parser[key] = value
+            parser.parse()
+            self.config = parser.get()
+
+    def place(self, part: str) -> str | None:
+        """The key of a part; ``None``: the bundle has none.
+
+        Raises:
+            BundleError: ``bundle_ids`` names a key that is not there.
+        """
+        parser = self._parser(self.config)
+        if part in self.ids:
+            if self.ids[part] not in parser:
+                raise self.problem(f"bundle_ids says that {part} is {self.ids[part]!r}, which is not there")
+            return self.followed(self.ids[part])
+        found = next((key for key in PLACES[part] if key in parser and parser[key] is not None), None)
+        return None if found is None else self.followed(found)
+
+    def needed(self, part: str) -> str:
+        """The key of a part that the bundle must have."""
+        key = self.place(part)
+        if key is None:
+            looked = ", ".join(map(repr, PLACES[part]))
+            raise self.problem(
+                f"no key for {part}: looked for {looked}. Say where it is with bundle_ids={{{part!r}: 'KEY'}}"
+            )
+        return key
+
+    def followed(self, key: str) -> str:
+        """The key that a reference (``@other``) leads to in the end; one that is none leads to itself."""
+        parser = self._parser(self.config)
+        seen = {key}
+        while isinstance(value := parser[key], str) and value.startswith("@") and value[1:] in parser:
+            if (key := value[1:]) in seen:
+                raise self.problem(f"key {key!r} refers to itself")
+            seen.add(key)
+        return key
+
+    def raw(self, key: str) -> Any:
+        """What the file says under a key; nothing is made of it."""
+        return self._parser(self.config)[key]
+
+    def make(self, key: str) -> Any:
+        """The object under a key, with whatever it refers to; a new one each time.
+
+        Raises:
+            BundleError: it cannot be made (names file, key and the first cause).
+        """
+        with self.telling(f"key {key!r}"), importing_from(self.folder), quiet():
+            return self._parser(self.config).get_parsed_content(key)
+
+    def make_with(self, key: str, **arguments: Any) -> Any:
+        """As :meth:`make`, with arguments in place of those that the file says, which are not made."""
+        with self.telling(f"key {key!r}"), importing_from(self.folder):
+            parser = self._parser(self.config)
+            for name in arguments:
+                parser[f"{key}#{name}"] = None
+            return parser.get_parsed_content(key, instantiate=False).instantiate(**arguments)
+
+    def meta(self, *steps: str) -> Any:
+        """An entry of the metadata; ``None``: it is not there."""
+        found: Any = self.config.get("_meta_")
+        for step in steps:
+            found = found.get(step) if isinstance(found, Mapping) else None
+        return found
+
+    @contextmanager
+    def telling(self, what: str) -> Iterator[None]:
+        """Turns whatever goes wrong into one line with bundle and file."""
+        try:
+            yield
+        except BundleError:
+            raise
+        except Exception as error:  # a bundle's configuration is code, which raises what it likes
+            raise self.problem(f"{what} cannot be made: {first_cause(error)}") from error
+
+    def problem(self, text: str) -> BundleError:
+        """An error that names bundle and files."""
+        return BundleError(f"MONAI bundle {self.folder.name!r}, {self.where}: {text}")
+
+    def _file(self, name: str) -> Path:
+        folder = self.folder / CONFIGS
+        found = [folder / f"{name}{suffix}" for suffix in SUFFIXES if (folder / f"{name}{suffix}").is_file()]
+        if not found:
+            there = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+            raise BundleError(
+                f"MONAI bundle {self.folder}: no {CONFIGS}/{name}.json (or .yaml); there is "
+                f"{', '.join(there) or f'no folder {CONFIGS}'}. A bundle is a folder with {CONFIGS}/train.json in it"
+            )
+        return found[0]
+
+    def _read(self, files: Sequence[Path]) -> dict[str, Any]:
+        from monai.bundle import ConfigParser
+
+        for file in files:
+            try:
+                content = ConfigParser.load_config_file(file)
+            except Exception as error:  # of the JSON or the YAML reader, or two keys of one name
+                where = f"MONAI bundle {self.folder.name!r}: {CONFIGS}/{file.name}"
+                raise BundleError(f"{where} cannot be read: {first_cause(error)}") from error
+            if not isinstance(content, dict):
+                raise BundleError(
+                    f"MONAI bundle {self.folder.name!r}: {CONFIGS}/{file.name} must hold an object, "
+                    f"got a {type(content).__name__}"
+                )
+        found: dict[str, Any] = ConfigParser.load_config_files([str(file) for file in files])
+        return found
+
+    @staticmethod
+    def _parser(config: Mapping[str, Any]) -> Any:
+        from monai.bundle import ConfigParser
+
+        return ConfigParser(copy.deepcopy(dict(config)))
+
+
+def first_cause(error: BaseException) -> str:
+    """The first cause of an error, shortly: MONAI says the same in other words on every step of the way."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return in_one_line(error)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what every LoadImage says of a decoder for GPUs that is not installed."""
+    logging.getLogger("monai.data.nvimgcodec_pydicom_plugin").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="NvImgCodecPydicomReader: nvImageCodec")
+        yield
+
+
+@contextmanager
+def importing_from(folder: Path) -> Iterator[None]:
+    """Modules in a bundle's folder (``scripts.net``) can be imported inside, and are this bundle's.
+
+    Raises:
+        BundleError: a module of the same name is there already, of no bundle.
+    """
+    folder = folder.resolve()
+    for name in _modules_in(folder):
+        _make_way(name, folder)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for name in _modules_in(folder):
+            if name in sys.modules and _lies_in(sys.modules[name], folder):
+                _imported_from[name] = folder
+
+
+def _modules_in(folder: Path) -> list[str]:
+    packages = [p.name for p in folder.iterdir() if p.is_dir() and any(p.glob("*.py"))]
+    return [name for name in (*packages, *(p.stem for p in folder.glob("*.py"))) if name.isidentifier()]
+
+
+def _make_way(name: str, folder: Path) -> None:
+    """Another bundle's module of the same name goes: its classes live on in what was made of them."""
+    module = sys.modules.get(name)
+    if module is None or _lies_in(module, folder):
+        return
+    if name not in _imported_from:
+        raise BundleError(
+            f"MONAI bundle {folder.name!r}: its module {name!r} has the name of one that is loaded already; rename it"
+        )
+    for loaded in [key for key in sys.modules if key == name or key.startswith(f"{name}.")]:
+        del sys.modules[loaded]
+
+
+def _lies_in(module: Any, folder: Path) -> bool:
+    places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
+    return any(place and Path(place).resolve().is_relative_to(folder) for place in places)

@@ -1,0 +1,278 @@
+"""A site's images as a MONAI bundle prepares them: its transforms on the files of the site's own datalist."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from multiprocessing.pool import ThreadPool
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fairflare.base import checks
+from fairflare.base.stopping import check_stop
+from fairflare.base.task import Batches, SiteData
+from fairflare.data.datalist import DataError, Datalist
+from fairflare.tasks.bundles.bundle_config import first_cause
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from monai.transforms import Compose
+
+    from fairflare.base.task import Batch
+
+Item = dict[str, Any]
+TRAINING = "training"
+
+
+class ItemBatch(tuple[torch.Tensor, torch.Tensor]):
+    """A batch (inputs, targets) that knows the dicts it was made of, whose postprocessing may need more of them."""
+
+    items: Sequence[Item]
+
+    def __new__(cls, items: Sequence[Item], keys: tuple[str, str]) -> ItemBatch:
+        inputs, targets = (torch.stack([plain(item[key]) for item in items]) for key in keys)
+        made = super().__new__(cls, (inputs, targets))
+        made.items = items
+        return made
+
+
+class BundleData(SiteData):
+    """The files of a site's datalist through a bundle's transforms.
+
+    A sample is an image of the list, for a bundle that cuts patches too. With ``augment`` the training split goes
+    through all of the training transforms, and each image gives as many patches as they cut. Without, it goes through
+    those that prepare and cut it, and gives one patch, the same each time: what methods measure on is of the size that
+    the network learns. All else goes through the validation transforms, whole.
+
+    Args:
+        datalist: of the site, with files as labels.
+        train, validate: the bundle's transforms.
+        keys: of image and label in the transforms' dicts.
+        validate_batch: images in a batch of other splits than training, at most; they must be of one size.
+        cache_bytes: memory for images as they are before the first random transform.
+        num_workers: threads that prepare the images of a batch up to there.
+
+    Raises:
+        DataError: a list names a slice of a volume.
+    """
+
+    def __init__(
+        self,
+        datalist: Datalist,
+        train: Compose,
+        validate: Compose,
+        *,
+        keys: tuple[str, str] = ("image", "label"),
+        validate_batch: int = 1,
+        cache_bytes: int = 2**30,
+        num_workers: int = 0,
+    ) -> None:
+        self.datalist, self.keys = datalist, keys
+        self.validate_batch, self.num_workers = validate_batch, num_workers
+        self._train, self._cut, self._first_random = _split(train)
+        self._validate = validate
+        self._kept: dict[tuple[str, int], Item] = {}
+        self._left = cache_bytes
+        self.synthetic = datalist.synthetic
+        self.test_splits = tuple(split for split in datalist.splits if split.startswith("test"))
+        made_up = "SYNTHETIC, not patient data: " if datalist.synthetic else ""
+        sizes = ", ".join(f"{len(samples)} {split}" for split, samples in datalist.splits.items())
+        self.description = f"{made_up}images of the site's own folder, for a MONAI bundle: {sizes}"
+        for split, samples in datalist.splits.items():
+            if any(sample.slice is not None for sample in samples):
+                raise DataError(
+                    f"site '{datalist.site}': split '{split}' names slices of volumes, which a bundle's transforms do "
+                    "not know; list whole volumes, or pictures of the slices",
+                    f"site '{datalist.site}': split '{split}' names slices, which a MONAI bundle cannot read",
+                )
+
+    def num_samples(self, split: str) -> int:
+        return len(self.datalist.splits[self._known(split)])
+
+    def cases(self, split: str) -> list[tuple[str, str]]:
+        return self.datalist.cases(self._known(split))
+
+    def fingerprint(self, split: str) -> str | None:
+        return self.datalist.fingerprint(self._known(split))
+
+    def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
+        """Not known of the training split, where an image may give several patches."""
+        return None if self._known(split) == TRAINING else self._order(split, shuffle_seed)
+
+    def batches(
+        self, split: str, *, batch_size: int, shuffle_seed: int | None = None, augment: bool = False
+    ) -> Batches:
+        """See the class. ``batch_size`` is of the training split; of the others at most ``validate_batch``, so that
+        whole volumes fit into memory."""
+        checks.whole("batch_size", batch_size)
+        order = self._order(self._known(split), shuffle_seed)
+        if split != TRAINING:
+            chunks = self._of_one_size(split, order, min(batch_size, self.validate_batch))
+            return _Batches(chunks, lambda chunk: self._prepared(split, chunk), self.keys)
+        chunks = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+        seed = checks.whole("shuffle_seed of augmented batches", shuffle_seed, low=0) if augment else None
+        return _Batches(chunks, lambda chunk: self._patches(chunk, seed), self.keys, self._different)
+
+    def _known(self, split: str) -> str:
+        return checks.choice("split", split, tuple(self.datalist.splits))
+
+    def _order(self, split: str, shuffle_seed: int | None) -> list[int]:
+        count = self.num_samples(split)
+        if shuffle_seed is None:
+            return list(range(count))
+        return torch.randperm(count, generator=torch.Generator().manual_seed(shuffle_seed)).tolist()
+
+    # -- items
+
+    def _of_one_size(self, split: str, order: Sequence[int], most: int) -> list[list[int]]:
+        """Neighbours of one size together; with ``most=1`` nothing is read for it."""
+        if most == 1:
+            return [[index] for index in order]
+        chunks: list[list[int]] = []
+        sizes: list[Any] = []
+        for index in order:
+            size = self._prepared(split, [index])[0][self.keys[0]].shape
+            if not chunks or len(chunks[-1]) == most or sizes[-1] != size:
+                chunks.append([])
+                sizes.append(size)
+            chunks[-1].append(index)
+        return chunks
+
+    def _patches(self, indices: Sequence[int], seed: int | None) -> list[Item]:
+        """All patches of some images, with random changes of this seed: the same however the images are batched.
+
+        Without a seed one patch of each, prepared and cut, always the same.
+        """
+        transform = self._cut if seed is None else self._train
+        found: list[Item] = []
+        for index, item in zip(indices, self._prepared(TRAINING, indices), strict=True):
+            transform.set_random_state(seed=_seed(seed or 0, index))
+            made = self._applied(TRAINING, index, transform, copy.deepcopy(item), start=self._first_random)
+            patches = made if isinstance(made, list) else [made]
+            found += patches[:1] if seed is None else patches
+        return found
+
+    def _prepared(self, split: str, indices: Sequence[int]) -> list[Item]:
+        """Images before the first random transform; whole ones where there is none."""
+        missing = [index for index in indices if (split, index) not in self._kept]
+        read = {}
+        if self.num_workers > 1 and len(missing) > 1:
+            check_stop()
+            with ThreadPool(self.num_workers) as threads:
+                read = dict(zip(missing, threads.map(lambda index: self._read(split, index), missing), strict=True))
+        else:
+            for index in missing:
+                check_stop()
+                read[index] = self._read(split, index)
+        for index, item in read.items():
+            size = sum(value.nbytes for value in item.values() if isinstance(value, (torch.Tensor, np.ndarray)))
+            if size <= self._left:
+                self._left -= size
+                self._kept[split, index] = item
+        return [self._kept.get((split, index)) or read[index] for index in indices]
+
+    def _read(self, split: str, index: int) -> Item:
+        sample = self.datalist.splits[split][index]
+        item: Item = {self.keys[0]: str(sample.image), self.keys[1]: str(sample.label)}
+        if split == TRAINING:
+            found = self._applied(split, index, self._train, item, end=self._first_random)
+        else:
+            found = self._applied(split, index, self._validate, item)
+        if not isinstance(found, dict):
+            raise self._refused(split, index, f"the transforms give a {type(found).__name__} where one image is wanted")
+        if split != TRAINING:
+            for key in self.keys:
+                if not isinstance(found.get(key), (torch.Tensor, np.ndarray)):
+                    raise self._refused(split, index, f"the transforms leave no array under {key!r}")
+        return found
+
+    def _applied(self, split: str, index: int, transform: Compose, item: Item, **part: Any) -> Any:
+        try:
+            return transform(item, **part)
+        except Exception as error:  # a bundle's transforms are code
+            raise self._refused(split, index, first_cause(error)) from error
+
+    def _refused(self, split: str, index: int, problem: str) -> DataError:
+        site, sample = self.datalist.site, self.datalist.splits[split][index]
+        return DataError(
+            f"site '{site}': image '{sample.image}' (label '{sample.label}') of split '{split}' cannot be prepared by "
+            f"the bundle's transforms: {problem}",
+            f"site '{site}': an image of split '{split}' cannot be prepared by the MONAI bundle's transforms",
+            problem,
+        )
+
+    def _different(self, sizes: Sequence[tuple[int, ...]]) -> DataError:
+        listed = ", ".join("x".join(map(str, size)) for size in sizes[:4])
+        return DataError(
+            f"site '{self.datalist.site}': images of different sizes in one training batch ({listed}); let the "
+            "bundle's training transforms cut or pad them to one, or set batch_size=1",
+            f"site '{self.datalist.site}': the training images have different sizes behind the MONAI bundle's "
+            "transforms; they need one, or batch_size=1",
+        )
+
+
+class _Batches:
+    """Lists of images, made into batches one after the other."""
+
+    def __init__(
+        self,
+        chunks: Sequence[Sequence[int]],
+        items: Callable[[Sequence[int]], list[Item]],
+        keys: tuple[str, str],
+        different: Callable[[Sequence[tuple[int, ...]]], DataError] | None = None,
+    ) -> None:
+        self.chunks, self.items, self.keys, self.different = chunks, items, keys, different
+
+    def __len__(self) -> int:
+        return len(self.chunks)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for chunk in self.chunks:
+            items = self.items(chunk)
+            sizes = sorted({tuple(item[key].shape) for item in items for key in self.keys[:1]})
+            if len(sizes) > 1 and self.different is not None:
+                raise self.different(sizes)
+            yield ItemBatch(items, self.keys)
+
+
+def _split(transforms: Compose) -> tuple[Compose, Compose, int]:
+    """The transforms, those of them that are not random or cut, and the place of the first random one."""
+    from monai.transforms import Compose
+
+    steps = list(transforms.flatten().transforms)
+    options = {name: getattr(transforms, name) for name in ("map_items", "unpack_items", "lazy", "overrides")}
+    first = next((i for i, step in enumerate(steps) if _is_random(step)), len(steps))
+    kept = [step for i, step in enumerate(steps) if i < first or not _is_random(step) or _cuts(step)]
+    return Compose(steps, **options), Compose(kept, **options), first
+
+
+def _is_random(step: Any) -> bool:
+    from monai.transforms import RandomizableTrait, Transform
+
+    return isinstance(step, RandomizableTrait) or not isinstance(step, Transform)  # as MONAI's CacheDataset has it
+
+
+def _cuts(step: Any) -> bool:
+    """Whether a random transform says how large what is learned is. One that is not MONAI's may."""
+    places = [base.__module__ for base in type(step).__mro__]
+    return not places[0].startswith("monai.") or any(place.startswith("monai.transforms.croppad") for place in places)
+
+
+def _seed(seed: int, index: int) -> int:
+    return int(np.random.SeedSequence([seed, index]).generate_state(1)[0])
+
+
+def plain(value: Any) -> torch.Tensor:
+    """As a plain tensor: gradients through MONAI's own kind would carry the image's header along."""
+    return torch.as_tensor(value).as_subclass(torch.Tensor)
+
+
+def item_of(batch: Any, number: int, keys: tuple[str, str]) -> Item:
+    """The dict of one image of a batch; of a batch that is not of these data, made of its tensors."""
+    items = getattr(batch, "items", None)
+    if items is not None:
+        return dict(items[number])
+    return {key: tensor[number] for key, tensor in zip(keys, batch, strict=True)}

@@ -1,0 +1,218 @@
+"""Example predictions of a site: its best, its median and its worst test image, as one picture and a table.
+
+They show images of patients: whoever calls this keeps them where the images are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fairflare.base.disk.files import write_whole
+from fairflare.base.task import evaluating
+from fairflare.tasks.scores.dice_scores import HALF, DiceScores
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from fairflare.base.task import Device, SiteData
+    from fairflare.tasks.scores.class_scores import MeasuresClasses
+    from fairflare.tasks.segmentation import SegmentationTask
+
+PICTURE, TABLE = "examples.png", "examples.csv"
+SPLIT = "test"
+THRESHOLD = 0.5  # of a structure's probability, as in the evaluation
+COLOURS = ("#ffdc00", "#00c8ff", "#ff5ac8", "#7dff5a", "#ff8c1e", "#c8a0ff")
+
+
+@dataclass(frozen=True)
+class Example:
+    """One image with what the model says of it.
+
+    Attributes:
+        which: ``"best"``, ``"median"``, ``"worst"``; several in words where one image is several of them.
+        number: its place in the test split, from 0.
+        score: in [0, 1]; of a segmentation its Dice as the evaluation has it, the mean over structures; of a
+            classification the probability of the true class.
+        image: (channels, height, width) in [0, 1], as the network gets it.
+        truth, found: (structures, height, width) bool, or the number of a class.
+        probability: of the class that was told; ``None``: a segmentation.
+    """
+
+    which: str
+    number: int
+    score: float
+    image: npt.NDArray[np.float32]
+    truth: Any
+    found: Any
+    probability: float | None = None
+
+
+def choose(scores: Sequence[float]) -> dict[int, str]:
+    """Which images are shown, and as what.
+
+    Args:
+        scores: of all images, at least one; the more the better.
+
+    Returns:
+        ``{number of the image: "best"}`` and so on, the best one first; one entry says several where one image is
+        several. Of equal scores the first image counts; of an even number of images the median is the lower one.
+
+    Raises:
+        ValueError: there is no image.
+    """
+    if not len(scores):
+        raise ValueError("there is no test image to show")
+    order = np.argsort(np.asarray(scores, np.float64), kind="stable")
+    best = int(np.flatnonzero(np.asarray(scores) == scores[order[-1]])[0])
+    found: dict[int, list[str]] = {}
+    for which, number in (("best", best), ("median", int(order[(len(order) - 1) // 2])), ("worst", int(order[0]))):
+        found.setdefault(number, []).append(which)
+    return {number: " and ".join(names) for number, names in found.items()}
+
+
+def of_segmentation(
+    task: SegmentationTask, model: torch.nn.Module, data: SiteData, batch_size: int, device: Device
+) -> list[Example]:
+    """The best, the median and the worst test image by the Dice of an image."""
+    scores = DiceScores()
+    for inputs, targets, outputs, origins in _outputs(model, data, batch_size, device):
+        scores.add(task.probabilities(outputs) > THRESHOLD, targets.to(outputs.device), origins)
+        del inputs
+    values = scores.images.mean(1).tolist()
+    found = []
+    for which, number, image, target, output in _shown(choose(values), model, data, batch_size, device):
+        counts = (target >= 0).numpy()  # False: pixels that do not count
+        mask = (task.probabilities(output[None])[0] > THRESHOLD).cpu().numpy() & counts
+        found.append(Example(which, number, values[number], image, (target > HALF).numpy(), mask))
+    return found
+
+
+def of_classification(
+    task: MeasuresClasses, model: torch.nn.Module, data: SiteData, batch_size: int, device: Device
+) -> list[Example]:
+    """The best, the median and the worst test image by the probability of its true class."""
+    values: list[float] = []
+    for _, targets, outputs, _ in _outputs(model, data, batch_size, device):
+        values += task.probabilities(outputs)[torch.arange(len(targets)), targets].tolist()
+    found = []
+    for which, number, image, target, output in _shown(choose(values), model, data, batch_size, device):
+        probabilities = task.probabilities(output[None])[0]
+        told = int(probabilities.argmax())
+        found.append(Example(which, number, values[number], image, int(target), told, float(probabilities[told])))
+    return found
+
+
+def _outputs(
+    model: torch.nn.Module, data: SiteData, batch_size: int, device: Device
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, Any]]:
+    """Inputs, targets, outputs and origins of each batch of the test split, in the site's order."""
+    with evaluating(model):
+        for batch in data.batches(SPLIT, batch_size=batch_size):
+            inputs, targets = batch
+            yield inputs, targets, model(inputs.to(device)), getattr(batch, "origins", None)
+
+
+def _shown(
+    chosen: Mapping[int, str], model: torch.nn.Module, data: SiteData, batch_size: int, device: Device
+) -> list[tuple[str, int, npt.NDArray[np.float32], torch.Tensor, torch.Tensor]]:
+    """The chosen images with targets and outputs, which come from the same batches as the scores."""
+    found = {}
+    before = 0
+    for inputs, targets, outputs, _ in _outputs(model, data, batch_size, device):
+        for number in chosen:
+            place = number - before
+            if 0 <= place < len(inputs):
+                found[number] = (inputs[place].numpy().copy(), targets[place].clone(), outputs[place].clone())
+        before += len(inputs)
+        if len(found) == len(chosen):
+            break
+    return [(which, number, *found[number]) for number, which in chosen.items()]
+
+
+# ------------------------------------------------------------------------------------------------ what is written
+
+
+def write(examples: Sequence[Example], folder: Path, names: Sequence[str], title: str) -> None:
+    """Writes the picture and the table.
+
+    Args:
+        examples: of :func:`of_segmentation` or :func:`of_classification`.
+        folder: exists; what it has of these two files is replaced.
+        names: of the structures or classes.
+        title: over the picture.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    from matplotlib import rc_context
+
+    from fairflare.base.disk.files import csv_text
+    from fairflare.reporting.pictures import save_picture
+
+    with rc_context({"text.parse_math": False}):  # a name with two dollars is no formula
+        figure = draw(examples, names, title)
+        write_whole(folder / PICTURE, partial(save_picture, figure), durable=False)
+    text = csv_text(_rows(examples, names))
+    write_whole(folder / TABLE, lambda path: path.write_text(text, encoding="utf-8"), durable=False)
+
+
+def _rows(examples: Sequence[Example], names: Sequence[str]) -> list[list[Any]]:
+    rows: list[list[Any]] = []
+    for example in examples:
+        row = [example.which, example.number, repr(example.score)]
+        if example.probability is not None:
+            row += [names[example.truth], names[example.found], repr(example.probability)]
+        rows.append(row)
+    if examples[0].probability is None:
+        return [["which", "test_image", "dice"], *rows]
+    return [["which", "test_image", "p_true_class", "true_class", "told_class", "p_told_class"], *rows]
+
+
+def draw(examples: Sequence[Example], names: Sequence[str], title: str) -> Figure:
+    """A panel for each image; structures are outlined, the truth whole and what was found dashed."""
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    figure = Figure(figsize=(3.2 * len(examples) + 0.4, 4.4), layout="constrained")
+    panels: Any = figure.subplots(1, len(examples), squeeze=False)[0]
+    for axes, example in zip(panels, examples, strict=True):
+        picture = example.image.transpose(1, 2, 0).clip(0, 1)
+        axes.imshow(picture[..., 0] if picture.shape[2] == 1 else picture, cmap="gray", vmin=0, vmax=1)
+        axes.set_axis_off()
+        if example.probability is None:
+            _outline(axes, example)
+            told = f"Dice {example.score:.3f}"
+        else:
+            told = (
+                f"true: {names[example.truth]} ({example.score:.3f})\n"
+                f"told: {names[example.found]} ({example.probability:.3f})"
+            )
+        axes.set_title(f"{example.which}: test image {example.number}\n{told}", fontsize=9)
+    if examples[0].probability is None:
+        lines = [Line2D([], [], color=c, label=n) for n, c in zip(names, COLOURS * len(names), strict=False)]
+        lines += [
+            Line2D([], [], color="#606060", label="truth"),
+            Line2D([], [], color="#606060", ls="--", label="found"),
+        ]
+        figure.legend(handles=lines if len(names) > 1 else lines[1:], loc="outside lower center", ncols=4, fontsize=8)
+    figure.suptitle(title, fontsize=10)
+    return figure
+
+
+def _outline(axes: Axes, example: Example) -> None:
+    for number, (truth, found) in enumerate(zip(example.truth, example.found, strict=True)):
+        colour = COLOURS[number % len(COLOURS)]
+        for mask, style, width in ((truth, "solid", 1.6), (found, "dashed", 1.2)):
+            if mask.any():  # the frame lets a structure at the edge be closed
+                framed = np.pad(mask.astype(np.float32), 1)
+                place = np.arange(-1, mask.shape[1] + 1), np.arange(-1, mask.shape[0] + 1)
+                axes.contour(*place, framed, levels=[HALF], colors=colour, linestyles=style, linewidths=width)

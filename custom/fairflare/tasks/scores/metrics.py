@@ -1,0 +1,127 @@
+"""Classification metrics by name, as the papers use them; scikit-learn computes them."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from fairflare.base import checks
+
+MEANINGS = {
+    "accuracy": "share of images whose class was told",
+    "balanced_accuracy": "mean recall of the classes that occur",
+    "precision": "precision, weighted by class size",
+    "recall": "recall, weighted by class size",
+    "f1": "F1, weighted by class size",
+    "precision_macro": "mean precision over the classes that occur",
+    "f1_macro": "mean F1 over the classes that occur",
+    "f1_harmonic": "2PR / (P + R) of the weighted two",
+    "auc_ovo": "area under the ROC curve, one versus one; absent where one class only occurs",
+    "auc_ovr": "the same, one versus rest, weighted by class size",
+}
+NAMES = tuple(MEANINGS)
+#: What the figures of one model say, beyond how good it is there.
+STEERED = "a server that sends a model which always answers one class reads off that class's share"
+REVEALS = {
+    "accuracy": STEERED,
+    "recall": STEERED,
+    "precision": STEERED,
+    "f1": STEERED,
+    "balanced_accuracy": "of such a model it is 1 / (number of classes that occur), or 0 where that one does not",
+    "auc_ovo": "there or not: whether the site has more than one class",
+    "auc_ovr": "the same",
+}
+
+
+def classification_metrics(
+    targets: npt.NDArray[np.integer],
+    probabilities: npt.NDArray[np.floating],
+    *,
+    class_names: Sequence[str],
+    groups: Mapping[str, Sequence[int]] | None = None,
+    areas: bool = True,
+) -> dict[str, float]:
+    """Metrics of a test set, each under the name that says which variant it is.
+
+    Args:
+        targets: (n,) class numbers.
+        probabilities: (n, classes), rows sum to 1.
+        class_names: for ``recall_<name>``.
+        groups: ``{"head": [classes], ...}``: ``<group>`` is the mean recall of its classes that occur, ``all`` the
+            mean of the groups (Fed-MAS, Tables 1 and 2).
+        areas: False: without those under the ROC curve, which take most of the time.
+
+    Returns:
+        ``accuracy``; ``balanced_accuracy`` (mean recall of the classes that occur); ``precision``, ``recall``,
+        ``f1`` (weighted by class size, 0 where undefined); ``precision_macro``, ``f1_macro`` (scikit-learn's: over
+        the classes that occur or are predicted, 0 where undefined); ``f1_harmonic`` = 2PR/(P+R) of the weighted two
+        (FedMRL's table); ``auc_ovo`` (one-versus-one, macro: FedISM's AUC); ``auc_ovr`` (one-versus-rest, weighted:
+        FedMRL's); ``recall_<class>``. A class that does not occur has no recall and no AUC; probabilities are
+        renormalised over the rest, and AUC is absent when one class only occurs.
+
+    Raises:
+        ValueError: shapes that do not fit, no sample, a class number out of range.
+    """
+    from sklearn.metrics import accuracy_score, precision_recall_fscore_support
+
+    if targets.ndim != 1 or probabilities.shape != (len(targets), len(class_names)):
+        raise ValueError(
+            f"targets (n,) and probabilities (n, {len(class_names)}) are needed, got {targets.shape} and "
+            f"{probabilities.shape}"
+        )
+    checks.whole("the number of samples", len(targets))
+    for number in (targets.min(), targets.max()):
+        checks.number("class numbers", int(number), low=0, high=len(class_names) - 1, whole=True)
+    found = probabilities.argmax(1)
+    present = np.unique(targets)
+    # Over the classes that occur: one that is only predicted has no recall to balance.
+    _, recalls, _, _ = precision_recall_fscore_support(targets, found, labels=present, zero_division=0)
+    precision, recall, f1, _ = precision_recall_fscore_support(targets, found, average="weighted", zero_division=0)
+    precision_macro, _, f1_macro, _ = precision_recall_fscore_support(targets, found, average="macro", zero_division=0)
+    metrics = {
+        "accuracy": float(accuracy_score(targets, found)),
+        "balanced_accuracy": float(np.mean(recalls)),
+        "precision": float(precision),
+        "recall": float(recall),
+        "f1": float(f1),
+        "precision_macro": float(precision_macro),
+        "f1_macro": float(f1_macro),
+        "f1_harmonic": float(2 * precision * recall / (precision + recall)) if precision + recall > 0 else 0.0,
+    }
+    if areas and len(present) > 1:
+        metrics.update(_areas(targets, probabilities, present))
+    by_class = dict(zip(present.tolist(), recalls.tolist(), strict=True))
+    metrics.update({f"recall_{class_names[c]}": by_class[c] for c in by_class})
+    if groups:
+        means = {}
+        for group, members in groups.items():
+            values = [by_class[c] for c in members if c in by_class]
+            if values:
+                means[group] = math.fsum(values) / len(values)
+        metrics.update(means)
+        if means:
+            metrics["all"] = math.fsum(means.values()) / len(means)
+    return metrics
+
+
+def _areas(
+    targets: npt.NDArray[np.integer], probabilities: npt.NDArray[np.floating], present: npt.NDArray[np.integer]
+) -> dict[str, float]:
+    from sklearn.metrics import roc_auc_score
+
+    shares = probabilities[:, present].astype(np.float64)
+    total = shares.sum(1, keepdims=True)
+    shares = np.where(total > 0, shares / np.where(total > 0, total, 1), 1 / len(present))
+    if len(present) == 2:
+        area = float(roc_auc_score(targets == present[1], shares[:, 1]))
+        return {"auc_ovo": area, "auc_ovr": area}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return {
+            "auc_ovo": float(roc_auc_score(targets, shares, multi_class="ovo", average="macro", labels=present)),
+            "auc_ovr": float(roc_auc_score(targets, shares, multi_class="ovr", average="weighted", labels=present)),
+        }

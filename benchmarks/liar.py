@@ -1,8 +1,8 @@
 """One liar of six sites, and two: the weight they get, and how far one moves the model, without and with the bounds.
 
-Real rounds (:class:`fairflare.federation.server.rounds.Rounds`) whose sites are a few lines: nobody trains, every reply is
-made by hand. In round 0 one site lies, from round 1 on it is honest; a pair lies in every round. Prints the tables of
-``docs/robustness.md``.
+Real rounds (:class:`fairflare.federation.server.rounds.Rounds`) whose sites are a few lines: nobody trains, every reply
+is made by hand. In round 0 one site lies, from round 1 on it is honest; a pair lies in every round. Prints the tables
+of ``docs/robustness.md``.
 
     python benchmarks/liar.py [--into docs/robustness.md]
 """

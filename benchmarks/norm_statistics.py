@@ -1,9 +1,10 @@
 """Running statistics of batch norms after averaging: error, exchanges, bytes, seconds, and what validation says.
 
 FedAvg trains for some rounds on a phantom; then the last average gets its statistics in each of the ways, over the
-same calls that a run makes (``federation/server/recalibration.py``), and is compared with all sites' images in one place, in
-float64. Error: the largest over all channels, of means in standard deviations, of variances as a share. Seconds are
-those of one round with the sites one after the other in one process on one thread, beside those of its training.
+same calls that a run makes (``federation/server/recalibration.py``), and is compared with all sites' images in one
+place, in float64. Error: the largest over all channels, of means in standard deviations, of variances as a share.
+Seconds are those of one round with the sites one after the other in one process on one thread, beside those of its
+training.
 
     python benchmarks/norm_statistics.py [--rounds 3 5] [--kind segmentation] [--seed 0] [--small]
 """

@@ -37,8 +37,8 @@ import importlib, pkgutil
 import fairflare.federation, fairflare.federation.transports.local, fairflare.methods
 
 for package in (fairflare.federation, fairflare.methods):
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{package.__name__}.{module.name}")
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
 """
 RUN = """
 import json

@@ -286,14 +286,15 @@ def test_the_packaged_list_admits_nothing_else_of_the_package(tmp_path: Path, tr
     """FLARE calls functions as readily as classes, and whatever a module imports as its own."""
     build = Builder(tmp_path / "flare", job_classes())
     admitted, names = set(), 0
-    for info in pkgutil.walk_packages(fairflare.__path__, "fairflare."):
-        if info.name.endswith("__main__") or info.name == MLFLOW.rpartition(".")[0]:
+    modules = [info.name for info in pkgutil.walk_packages(fairflare.__path__, "fairflare.")] + list(MOVED)
+    for module in modules:
+        if module.endswith("__main__") or module == MLFLOW.rpartition(".")[0]:
             continue
-        for name, value in vars(importlib.import_module(info.name)).items():
+        for name, value in vars(importlib.import_module(module)).items():
             if not callable(value):
                 continue
             names += 1
-            config = {"path": f"{info.name}.{name}"}
+            config = {"path": f"{module}.{name}"}
             if not authorize_build_component(
                 config, None, None, build.configurator.build_auth_kwargs["fl_ctx"], []
             ):  # fmt: skip
@@ -431,9 +432,10 @@ PLACES = {
     "federation/collecting/suspects.py reason.format": "a text of the module",
     "methods/base/catalog.py importlib.import_module": "modules of fairflare.methods",
     "methods/base/site_run.py re.fullmatch": "escaped",
+    "moved.py importlib.import_module": "a table of the module",
     "prediction/recall.py importlib.import_module": "a packaged Task, and only of the package",
     "reporting/page/words.py seen.format": "a text of the module",
-    "tasks/bundles/bundle_config.py ConfigParser": "a bundle is code: only a task.py of the job's own says in which folder",
+    "tasks/bundles/bundle_config.py ConfigParser": "a bundle is code: only a job's own task.py says in which folder",
     "tasks/classification.py re.sub": "names of the module",
     "tasks/priors.py re.fullmatch": "a text of the package",
     "tasks/scripts.py importlib.import_module": "on the server's own list, or of a job that carries code",

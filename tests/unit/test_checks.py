@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fairflare.base import checks
 
-CORE = Path(checks.__file__).parent
+PACKAGE = Path(checks.__file__).parents[1]
 
 
 # numbers
@@ -195,14 +195,19 @@ def test_indices(make):
 # the rest of core
 
 
-def test_core_imports_none_of_the_other_rooms():
+@pytest.mark.parametrize(
+    ("room", "rooms"), [("base", ("fairflare.base.",)), ("core", ("fairflare.base.", "fairflare.core."))]
+)
+def test_base_and_core_import_none_of_the_rooms_above(room, rooms):
     outside = ("fairflare", "nvflare", "monai", "pydantic", "safetensors", "torchvision")
-    for path in sorted(CORE.rglob("*.py")):
+    files = sorted((PACKAGE / room).rglob("*.py"))
+    assert len(files) > 10
+    for path in files:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or ""]
-            odd = [n for n in names if n.split(".")[0] in outside and not f"{n}.".startswith("fairflare.core.")]
+            odd = [n for n in names if n.split(".")[0] in outside and not f"{n}.".startswith(rooms)]
             if path.name == "settings.py":  # declares, computes nothing
                 odd = [n for n in odd if n.split(".")[0] != "pydantic"]
             assert not odd, f"{path.name} imports {odd}"

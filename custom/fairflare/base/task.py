@@ -376,8 +376,8 @@ class Task(ABC):
         Returns:
             some of ``test_cases`` (number of independent ones), ``standard_error`` of the metric over them,
             ``case_scores`` (:func:`fairflare.base.cases.sampling.case_scores`), and ``classes`` with ``class_support``
-            (names, numbers of test images); see :data:`fairflare.federation.site.sampling.SAMPLING`. A task whose primary
-            metric is not declared as a mean over images overrides this, or its sites have no intervals.
+            (names, numbers of test images); see :data:`fairflare.federation.site.sampling.SAMPLING`. A task whose
+            primary metric is not declared as a mean over images overrides this, or its sites have no intervals.
         """
         from fairflare.base.cases.sampling import of_mean
 

@@ -1,9 +1,9 @@
 """One run of a comparison in a process of its own; ends when its parent does.
 
 ``python -m fairflare.cli.compare_worker`` reads a line of JSON from its input: ``plan`` (arguments of
-:func:`fairflare.federation.plan.plan.make_plan`), ``workspace``, ``local`` (content of ``local/fairflare.json``), ``log``,
-``simulator`` (workers; null: in this process), and ``held_out`` (a site that is no part of the run, or empty: the
-run's model is tested there in the end). The input stays open as long as the parent lives.
+:func:`fairflare.federation.plan.plan.make_plan`), ``workspace``, ``local`` (content of ``local/fairflare.json``),
+``log``, ``simulator`` (workers; null: in this process), and ``held_out`` (a site that is no part of the run, or empty:
+the run's model is tested there in the end). The input stays open as long as the parent lives.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FLARE's side of the server: the transport of :class:`fairflare.federation.server.rounds.Rounds` over FLARE's tasks."""
+"""FLARE's side of the server: how :class:`fairflare.federation.server.rounds.Rounds` reaches sites over FLARE."""
 
 from __future__ import annotations
 

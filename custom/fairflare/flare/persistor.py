@@ -15,9 +15,9 @@ from fairflare.federation.record.models import BEST_MODEL_FILE, MODEL_FILE
 class RunModels(PTFileModelPersistor):
     """``FL_global_model.pt`` and ``best_FL_global_model.pt`` of the run directory, for FLARE's locators to read.
 
-    :class:`fairflare.federation.record.models.ModelFiles` alone writes them, in FLARE's layout; FLARE's event of a new best
-    model is fired when that file is there already, so nothing is written twice. Under our prefix, since FLARE's own
-    class is not on its default allow list.
+    :class:`fairflare.federation.record.models.ModelFiles` alone writes them, in FLARE's layout; FLARE's event of a new
+    best model is fired when that file is there already, so nothing is written twice. Under our prefix, since FLARE's
+    own class is not on its default allow list.
     """
 
     def __init__(self) -> None:

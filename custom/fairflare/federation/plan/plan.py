@@ -25,11 +25,11 @@ from fairflare.methods.base.training import LocalTraining
 
 TASK_MODULE = "fairflare_task_file"  # the name of the module of a task file
 #: The file that a job carries for a MONAI bundle, which lies beside it there.
-BUNDLE_TASK = Path(__file__).parents[1] / "tasks" / "templates" / "bundle_task.py"
+BUNDLE_TASK = Path(__file__).parents[2] / "tasks" / "templates" / "bundle_task.py"
 
 # Kinds of task: the file a job carries for each, with a class Task that the user may edit.
 TASKS_BY_KIND = {
-    kind: Path(__file__).parents[1] / "tasks" / "templates" / f"{kind}_task.py"
+    kind: Path(__file__).parents[2] / "tasks" / "templates" / f"{kind}_task.py"
     for kind in ("segmentation", "classification")
 }
 
@@ -124,12 +124,12 @@ def make_plan(
         settings: of the method's halves and of the task, by name, wherever they belong; on top of those of the
             method's small job unless ``small`` is False. A part of a half is chosen with ``{"weighting": "som"}`` and
             set with ``{"weighting.grid": [4, 4]}``. Also those of the run that
-            :data:`fairflare.federation.plan.run_settings.LIKE_SETTINGS` names. Synthetic data are dealt to as many sites as
-            the run has (every connected one: as the small job has) unless ``phantom_sites`` is among them.
+            :data:`fairflare.federation.plan.run_settings.LIKE_SETTINGS` names. Synthetic data are dealt to as many
+            sites as the run has (every connected one: as the small job has) unless ``phantom_sites`` is among them.
         small: False: the papers' settings, also for what is not named in ``settings``; of a method without a published
             setting the defaults of its classes.
-        paper: which paper's, without ``small``: a name of :func:`fairflare.methods.base.papers.experiments`; default: the
-            first in which the method is.
+        paper: which paper's, without ``small``: a name of :func:`fairflare.methods.base.papers.experiments`; default:
+            the first in which the method is.
         train_like: another method whose set-up this one gets, so that the two can be compared: task, network, data,
             local training (but what is part of this method), rounds and number of sites.
         task_file: a Python file with a class ``Task``; default: the packaged one of the kind of task.

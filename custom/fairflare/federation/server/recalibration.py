@@ -1,8 +1,9 @@
 """``norm_statistics="recalibrated"``: the new model's batch norms get the statistics of all sites' training images.
 
 After each aggregation the sites are asked for moments, in one exchange or (``recalibration="exact"``) in one for each
-group of norms, see :mod:`fairflare.core.features.batch_norms`; the first carries the model, the later ones only the statistics
-that are new. Sums leave the sites, no image does. ``docs/norm_statistics.md`` says what it costs and when it matters.
+group of norms, see :mod:`fairflare.core.features.batch_norms`; the first carries the model, the later ones only the
+statistics that are new. Sums leave the sites, no image does. ``docs/norm_statistics.md`` says what it costs and when it
+matters.
 """
 
 from __future__ import annotations

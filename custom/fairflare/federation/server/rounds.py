@@ -1,9 +1,9 @@
 """Rounds for every method: ``check`` first, ``validate`` last; in a round ``train``, perhaps ``anchor`` and ``norms``.
 
-Nothing here knows how messages travel; see :class:`fairflare.federation.collecting.transport.Transport`. Every phase asks an
-explicit list of sites and has a timeout. A site that fails, is silent, or reports nonsense is left out of that phase,
-by name, in log and results. Fewer than ``min_sites`` usable results end the run as failed, and so does a fault of the
-server itself.
+Nothing here knows how messages travel; see :class:`fairflare.federation.collecting.transport.Transport`. Every phase
+asks an explicit list of sites and has a timeout. A site that fails, is silent, or reports nonsense is left out of that
+phase, by name, in log and results. Fewer than ``min_sites`` usable results end the run as failed, and so does a fault
+of the server itself.
 """
 
 from __future__ import annotations

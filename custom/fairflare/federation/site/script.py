@@ -1,8 +1,8 @@
 """A site whose training loop is its own: the methods' site halves around a loop that somebody else wrote.
 
-A :class:`ScriptSite` does a site's tasks with a :class:`fairflare.federation.site.worker.SiteWorker`, as our executor does.
-The worker runs in a thread of its own; where it would train, the script's thread trains instead and then hands back.
-What the loop lends from the method is its loss and, where it has one, its step.
+A :class:`ScriptSite` does a site's tasks with a :class:`fairflare.federation.site.worker.SiteWorker`, as our executor
+does. The worker runs in a thread of its own; where it would train, the script's thread trains instead and then hands
+back. What the loop lends from the method is its loss and, where it has one, its step.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from nvflare.lighter.spec import Builder
 from pydantic import Field
 
 from fairflare.base.settings import Flag, Positive, settings
+from fairflare.moved import MOVED
 
 EVERY_SITE = "*"
 PREFIX = "fairflare."
@@ -153,8 +154,9 @@ class SitePolicyBuilder(Builder):
 def job_classes() -> list[str]:
     """Paths of the classes that a job without custom code names, sorted: what a site's class allow list needs.
 
-    Not the prefix ``"fairflare."``: FLARE calls whatever a job names under it, functions too, with the job's arguments,
-    and some of the package's read files or import them, which is their work on a user's own machine.
+    Among them are the paths that job folders of the version before name. Not the prefix ``"fairflare."``: FLARE calls
+    whatever a job names under it, functions too, with the job's arguments, and some of the package's read files or
+    import them, which is their work on a user's own machine.
     """
     from fairflare.base.settings import field_names, parts_of
     from fairflare.federation.plan.plan import TASKS_BY_KIND, load_task_class
@@ -180,7 +182,9 @@ def job_classes() -> list[str]:
         if path not in found and path.startswith(PREFIX):
             found.add(path)
             open_ += [part for name in field_names(cls) for part in parts_of(cls, name).values()]
-    return sorted(found)
+    before = {now: old for old, now in MOVED.items()}
+    split = [path.rpartition(".") for path in found]
+    return sorted(found | {f"{before[module]}.{name}" for module, _, name in split if module in before})
 
 
 def _needs(name: str, content: Mapping[str, Any], key: str, kind: type) -> None:

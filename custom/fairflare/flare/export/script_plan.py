@@ -1,4 +1,4 @@
-"""A run whose sites train with a script of their own, put together as :mod:`fairflare.federation.plan.plan` does others."""
+"""A run whose sites train with a script of their own, as :mod:`fairflare.federation.plan.plan` makes others."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def make_script_plan(
         run: of :class:`fairflare.federation.plan.run_settings.RunSettings`.
 
     Raises:
-        ValueError: as for :func:`fairflare.federation.plan.plan.make_plan`; a setting that the loop decides; a method that
-            has a model of its own at every site.
+        ValueError: as for :func:`fairflare.federation.plan.plan.make_plan`; a setting that the loop decides; a method
+            that has a model of its own at every site.
     """
     chosen = get_method(method)
     given = dict(settings or {})

@@ -13,7 +13,7 @@ from typing import Any
 
 from fairflare.base.checks import choice
 
-FOLDER = Path(__file__).parents[1] / "papers"
+FOLDER = Path(__file__).parents[2] / "papers"
 #: In this order a method's papers stand; the first is what ``--paper`` alone means.
 PAPERS = ("fed_lwr", "fed_mrl", "fed_mas", "fed_ism")
 LENGTH = ("rounds", "sites")  # of a run, not of a part of it

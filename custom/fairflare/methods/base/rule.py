@@ -1,7 +1,7 @@
 """The server half of a method: what sites report, how reports become weights, what the sites are told.
 
-A rule collects nothing, stores nothing and sums nothing: :class:`fairflare.federation.collecting.collector.Collector` does that
-once for all methods.
+A rule collects nothing, stores nothing and sums nothing: :class:`fairflare.federation.collecting.collector.Collector`
+does that once for all methods.
 """
 
 from __future__ import annotations

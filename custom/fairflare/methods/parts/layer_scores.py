@@ -32,7 +32,8 @@ def by_granularity(
         layers: of the model.
         granularity: each layer alone (``"leaf"``), the layers of a unit (``"unit"``), of one top-level child
             (``"block"``), or all (``"model"``).
-        units: ``{layer: unit}``, see :func:`fairflare.core.features.units.units`; a layer that is not in it stands alone.
+        units: ``{layer: unit}``, see :func:`fairflare.core.features.units.units`; a layer that is not in it stands
+        alone.
     """
     if choice("granularity", granularity, GRANULARITIES) == "leaf":
         return scores

@@ -46,8 +46,8 @@ class Difference:
         values: by seed, row minus reference.
         mean: of them.
         sd: sample standard deviation; NaN with one seed.
-        low, high: interval for the mean difference at :data:`LEVEL`, see :mod:`fairflare.core.statistics.intervals`; NaN with one
-            seed.
+        low, high: interval for the mean difference at :data:`LEVEL`, see :mod:`fairflare.core.statistics.intervals`;
+            NaN with one seed.
         verdict: ``better`` or ``worse`` where ``p_holm`` is below 0.05, else ``within noise`` or ``cannot tell``;
             ``one seed`` and ``other sites`` where nothing is said.
         images_sd: standard deviation of the mean difference by the test patients or images; NaN: not known.

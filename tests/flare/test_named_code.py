@@ -42,6 +42,7 @@ from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.base.rule import Rule
 from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_avg import FedAvg
+from fairflare.moved import MOVED
 from fairflare.tasks.base import Task
 from tests.federation.network import Line, Network, says_nothing
 from tests.methods.support import request

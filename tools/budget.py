@@ -1,9 +1,9 @@
 """Holds the package to the sizes of ``budget.toml``: python tools/budget.py [--write]
 
 A room is a folder of ``custom/fairflare``. Counted are its statements (of the syntax tree: without docstrings and
-imports) and its lines; of a file and of a class the lines; of a method's file the lines of code (neither blank, nor
-comment, docstring or import). A file or class above the limit stands by name with a size of its own, which may only
-shrink.
+imports), its functions, its lines and its files; of a file and of a class the lines; of a method's file the lines of
+code (neither blank, nor comment, docstring or import). A file or class above the limit stands by name with a size of
+its own, which may only shrink.
 ``--write`` lowers what has shrunk and takes the present sizes of rooms; growth is then a decision that the diff shows.
 """
 
@@ -23,17 +23,20 @@ import tomllib  # of Python 3.11, as CI has
 ROOT = Path(__file__).parents[1]
 PACKAGE, BUDGET = ROOT / "custom" / "fairflare", Path(__file__).with_name("budget.toml")
 HEAD = "# Sizes that tools/budget.py holds; growth is a decision that the diff of this file shows."
-STEP = {"statements": 10, "lines": 50}  # to which a room's budget is rounded up
+STEP = {"statements": 10, "functions": 5, "lines": 50}  # to which a room's budget is rounded up
+KINDS = (*STEP, "file", "class", "method", "folder")
 Sizes = dict[str, dict[str, int]]
 
 
 def measured(package: Path = PACKAGE) -> Sizes:
-    """Size by name for each kind: statements and lines of rooms, lines of files, classes and methods' files."""
-    found: dict[str, Counter[str]] = {kind: Counter() for kind in ("statements", "lines", "file", "class", "method")}
+    """Size by name for each kind of :data:`KINDS`."""
+    found: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
     for path in sorted(package.rglob("*.py")):
         text, name = path.read_text(encoding="utf-8"), path.relative_to(package).as_posix()
         tree, room = ast.parse(text), path.parent.relative_to(package).as_posix()
+        found["folder"][room] += path.name != "__init__.py"
         found["statements"][room] += sum(not is_doc(node) for node in statements(tree))
+        found["functions"][room] += sum(isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)) for n in ast.walk(tree))
         found["file"][name] = len(text.splitlines())
         found["lines"][room] += found["file"][name]
         for node in ast.walk(tree):
@@ -68,7 +71,7 @@ def broken(sizes: Mapping[str, Mapping[str, int]], budget: Mapping[str, Any]) ->
     for kind, limit in budget["limits"].items():
         own = budget["larger"].get(kind, {})
         found += [
-            f"{kind} {name}: {size} lines, at most {own.get(name, limit)}"
+            f"{kind} {name}: {size} {'files' if kind == 'folder' else 'lines'}, at most {own.get(name, limit)}"
             for name, size in sizes[kind].items()
             if size > own.get(name, limit)
         ]
@@ -103,7 +106,7 @@ def written(sizes: Mapping[str, Mapping[str, int]], budget: Mapping[str, Any]) -
     text += ["", "[rooms]"]
     for room in sizes["lines"]:
         most = {kind: math.ceil(sizes[kind][room] / step) * step for kind, step in STEP.items()}
-        text.append(f'"{room}" = {{ statements = {most["statements"]}, lines = {most["lines"]} }}')
+        text.append(f'"{room}" = {{ {", ".join(f"{kind} = {size}" for kind, size in most.items())} }}')
     return "\n".join(text) + "\n"
 
 
@@ -116,7 +119,10 @@ def main() -> None:
         BUDGET.write_text(written(sizes, budget), encoding="utf-8")
         budget = tomllib.loads(BUDGET.read_text(encoding="utf-8"))
     problems = broken(sizes, budget)
-    print("\n".join(problems) or f"within budget: {sum(sizes['statements'].values())} statements")
+    print(
+        "\n".join(problems)
+        or f"within budget: {sum(sizes['statements'].values())} statements, {sum(sizes['functions'].values())} functions"
+    )
     sys.exit(bool(problems))
 
 

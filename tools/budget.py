@@ -119,10 +119,8 @@ def main() -> None:
         BUDGET.write_text(written(sizes, budget), encoding="utf-8")
         budget = tomllib.loads(BUDGET.read_text(encoding="utf-8"))
     problems = broken(sizes, budget)
-    print(
-        "\n".join(problems)
-        or f"within budget: {sum(sizes['statements'].values())} statements, {sum(sizes['functions'].values())} functions"
-    )
+    totals = ", ".join(f"{sum(sizes[kind].values())} {kind}" for kind in STEP)
+    print("\n".join(problems) or f"within budget: {totals}")
     sys.exit(bool(problems))
 
 

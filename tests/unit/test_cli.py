@@ -30,7 +30,7 @@ from fairflare.cli import commands as cli
 from fairflare.cli import doctor
 from fairflare.cli.run_view import RunView
 from fairflare.cli.site_names import run_sites
-from fairflare.data.preparers.__main__ import make_parser
+from fairflare.data.preparers.__main__ import make_app
 from fairflare.federation.plan.bounds import Bounds
 from fairflare.federation.plan.describe import sections
 from fairflare.federation.plan.plan import TASKS_BY_KIND, load_task_class, make_plan
@@ -447,9 +447,9 @@ def test_documented_options_exist(command: str) -> None:
         *(option for parameter in commands[name].params for option in (*parameter.opts, *parameter.secondary_opts)),
     }
     if name == "prepare" and words and words[0].islower():
-        (kinds,) = (action.choices for action in make_parser("prepare")._actions if isinstance(action.choices, dict))
+        kinds = typer.main.get_command(make_app()).commands  # type: ignore[attr-defined]
         assert words[0] in kinds, f"there is no preparer {words[0]!r}"
-        known |= set(kinds[words[0]]._option_string_actions)
+        known |= {flag for option in kinds[words[0]].params for flag in (*option.opts, *option.secondary_opts)}
     elif name == "prepare":
         known |= {"--source", "--out"}
     used = {word.split("=")[0] for word in words if re.match("--[a-z]|-[a-z]$", word)}

@@ -215,7 +215,7 @@ def test_prepare_says_that_patients_are_unknown_and_proposes_a_group(tmp_path: P
     for name in "AB":
         site(tmp_path / name)
     told = prepared(tmp_path, capsys)
-    assert "NOTE: no patients are known at A, B: every image counts as a patient of its own" in told
+    assert "NOTE: no patients are known at A, B: split by image: every file counts as a patient of its own" in told
     proposed = [line.partition("--group ")[2].strip("'") for line in told.splitlines() if "--group" in line]
     assert [text.partition("=")[0] for text in proposed] == ["A", "B"]
     again = prepared(tmp_path, capsys, "--group", proposed[0], "--group", r"B=^p(\d+)")

@@ -11,7 +11,6 @@ from fairflare.data.partitions import (
     apportion,
     dirichlet_partition,
     iid_partition,
-    label_distance,
     quantity_partition,
     shard_partition,
     stratified_folds,
@@ -23,9 +22,7 @@ LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(6), [900, 420,
 DISJOINT = {
     "iid": lambda seed: iid_partition(LABELS, 7, seed=seed),
     "dirichlet": lambda seed: dirichlet_partition(LABELS, 7, 0.5, seed=seed),
-    "balanced": lambda seed: dirichlet_partition(LABELS, 7, 0.5, seed=seed, balanced=True),
     "two_pool": lambda seed: two_pool_partition(LABELS, 7, 2, 1.0, seed=seed),
-    "file_order": lambda seed: two_pool_partition(LABELS, 7, 2, 1.0, seed=seed, file_order=True),
     "literal": lambda seed: shard_partition(LABELS, 7, 0.8, seed=seed),
     "complement": lambda seed: shard_partition(LABELS, 7, 0.8, seed=seed, mode="complement"),
     "quantity": lambda seed: quantity_partition(LABELS, 7, 1.0, seed=seed),
@@ -88,6 +85,13 @@ def test_iid_start_rotates_so_that_small_classes_do_not_all_go_to_the_first_site
 # Dirichlet
 
 
+def label_distance(labels: np.ndarray, parts: list[np.ndarray]) -> float:
+    """How far the label distributions of the parts are from the overall one: mean total variation, 0 to 1."""
+    overall = np.bincount(labels) / len(labels)
+    shares = [np.bincount(labels[part], minlength=len(overall)) / len(part) for part in parts]
+    return float(np.mean([0.5 * np.abs(own - overall).sum() for own in shares]))
+
+
 def test_a_large_alpha_gives_equal_shares_and_a_small_one_distance() -> None:
     near = dirichlet_partition(LABELS, 5, 1e6)
     for part in near:
@@ -110,36 +114,22 @@ def test_min_size_is_kept_or_the_draw_fails() -> None:
         dirichlet_partition(LABELS, 20, 1.0, min_size=100)
 
 
-def test_balanced_sites_have_half_the_mean_size_at_least() -> None:
-    for seed in range(5):
-        sizes = [len(part) for part in dirichlet_partition(LABELS, 8, 0.5, seed=seed, balanced=True)]
-        assert min(sizes) >= 0.5 * len(LABELS) / 8
-    plain = np.mean([np.std([len(p) for p in dirichlet_partition(LABELS, 8, 0.5, seed=s)]) for s in range(8)])
-    even = np.mean(
-        [np.std([len(p) for p in dirichlet_partition(LABELS, 8, 0.5, seed=s, balanced=True)]) for s in range(8)]
-    )
-    assert even < plain
-
-
-def test_balanced_by_the_definition() -> None:
+def test_dirichlet_by_the_definition() -> None:
     """Line by line from README 4.3, with the random numbers drawn in the same order."""
-    seed, sites, alpha = 11, 5, 0.5
+    seed, sites, alpha, least = 11, 5, 0.5, 120
     for attempt in range(100):
         rng = np.random.default_rng([seed, attempt])
         expected: list[list[int]] = [[] for _ in range(sites)]
         for c in range(6):
             members = np.flatnonzero(np.equal(LABELS, c))
             p = rng.dirichlet([alpha] * sites)
-            for j in range(sites):
-                if len(expected[j]) >= len(LABELS) / sites:
-                    p[j] = 0
             shuffled, at = rng.permutation(members).tolist(), 0
             for j, count in enumerate(apportion(p, len(members))):
                 expected[j] += shuffled[at : at + count]
                 at += count
-        if min(map(len, expected)) >= 0.5 * len(LABELS) / sites:
+        if min(map(len, expected)) >= least:
             break
-    parts = dirichlet_partition(LABELS, sites, alpha, seed=seed, balanced=True)
+    parts = dirichlet_partition(LABELS, sites, alpha, seed=seed, min_size=least)
     assert [part.tolist() for part in parts] == [sorted(e) for e in expected]
 
 
@@ -156,29 +146,19 @@ def test_two_pools_of_rsna() -> None:
     np.testing.assert_array_equal(table[:16].sum(0), [round(0.8 * n) for n in counts])  # (K - K_c) / K of each class
 
 
-def test_file_order_cuts_each_class_where_it_stands() -> None:
-    labels = np.array([0, 1] * 50)
-    parts = two_pool_partition(labels, 5, 1, 1.0, file_order=True)
-    np.testing.assert_array_equal(parts[4], np.arange(80, 100))
-    assert not np.array_equal(two_pool_partition(labels, 5, 1, 1.0)[4], parts[4])
-
-
 def test_pools_without_clean_or_without_corrupted_sites() -> None:
     for corrupted in (0, 5):
         assert sum(len(part) for part in two_pool_partition(LABELS, 5, corrupted, 1.0)) == len(LABELS)
 
 
-@pytest.mark.parametrize("file_order", [False, True])
-def test_two_pools_by_the_definition(file_order: bool) -> None:
+def test_two_pools_by_the_definition() -> None:
     """Line by line from README 4.3, with the random numbers drawn in the same order; drawn again until large enough."""
     seed, sites, corrupted, alpha, least = 3, 5, 2, 0.4, 280
     for attempt in range(100):
         rng = np.random.default_rng([seed, attempt])
         expected: list[list[int]] = [[] for _ in range(sites)]
         for c in range(6):
-            members = [i for i, label in enumerate(LABELS) if label == c]
-            if not file_order:
-                members = rng.permutation(members).tolist()
+            members = rng.permutation([i for i, label in enumerate(LABELS) if label == c]).tolist()
             cut = round((sites - corrupted) / sites * len(members))
             for pool, first, count in ((members[:cut], 0, 3), (members[cut:], 3, 2)):
                 p = rng.dirichlet([alpha] * count)
@@ -187,7 +167,7 @@ def test_two_pools_by_the_definition(file_order: bool) -> None:
         if min(map(len, expected)) >= least:
             break
     assert 0 < attempt < 99
-    parts = two_pool_partition(LABELS, sites, corrupted, alpha, seed=seed, min_size=least, file_order=file_order)
+    parts = two_pool_partition(LABELS, sites, corrupted, alpha, seed=seed, min_size=least)
     assert [part.tolist() for part in parts] == [sorted(e) for e in expected]
 
 

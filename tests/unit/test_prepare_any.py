@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -449,8 +450,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert manifest["options"]["partition"] == "iid"
     done = CliRunner().invoke(app, ["check-data", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
-    with pytest.raises(SystemExit):
-        main(["images", "--source", str(source), "--out", str(tmp_path / "x"), "--partition", "iid"])
+    assert main(["images", "--source", str(source), "--out", str(tmp_path / "x"), "--partition", "iid"]) == 1
     assert "needs the number of sites" in capsys.readouterr().err
 
 
@@ -466,10 +466,11 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_options_on_top_of_a_papers(given: list[str], expected: dict[str, Any]) -> None:
     from fairflare.data.preparers import dealing
-    from fairflare.data.preparers.__main__ import make_parser
+    from fairflare.data.preparers.__main__ import make_app
     from fairflare.data.preparers.skin import FEDISM
 
-    options = vars(make_parser("prepare").parse_args(["isic2019", "--source", "s", "--out", "o", *given]))
+    command = typer.main.get_command(make_app()).commands["isic2019"]  # type: ignore[attr-defined]
+    options = command.make_context("prepare", ["--source", "s", "--out", "o", *given]).params
     found = dealing.options_of(dealing.from_options(options, FEDISM))
     assert {name: found[name] for name in expected} == expected
     assert not set(found) & set(options)

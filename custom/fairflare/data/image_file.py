@@ -9,7 +9,8 @@ from __future__ import annotations
 import gzip
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,10 +21,12 @@ from fairflare.data.dicom_files import has_dicom_mark
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    from PIL import Image
 
     from fairflare.data.dicom import Window
 
-PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
+TIFFS = (".tif", ".tiff")
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", *TIFFS)
 ARRAYS = (".npy",)
 VOLUMES = (".nii", ".nii.gz")
 DICOM = (".dcm", ".dicom", ".ima")
@@ -31,6 +34,8 @@ SUFFIXES = (*PICTURES, *ARRAYS, *VOLUMES, *DICOM)
 #: Of one decoded image or volume. A CT of 512x512x2000 in 16 bits, or one of 512x512x512 that the file scales (64 bits
 #: a value), passes; the four that may be kept at once take 4 GiB at most.
 MAX_IMAGE_BYTES = 2**30
+ALPHA = (1, 2)  # of TIFF's extra samples, with and without colours multiplied by it
+TIFF_FLIPS: tuple[tuple[int, ...], ...] = ((), (1,), (0, 1), (0,))  # by the orientation tag; 5 to 8 are transposed
 SCALED = 8  # bytes of a value that a NIfTI header scales: nibabel gives float64
 
 
@@ -55,12 +60,14 @@ class Facts:
         affine: from (row, column, slice) of the decoded array to mm (RAS), (4, 4); None: the file does not say.
         inverted: the lowest value is white.
         window: the first that the header has.
+        shape: of the decoded array, of volumes.
     """
 
     slices: int | None = None
     affine: npt.NDArray[Any] | None = None
     inverted: bool = False
     window: Window | None = None
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,23 +107,55 @@ class ImageFile(ABC):
         """What the header says besides; of a file that could be decoded."""
         return Facts()
 
+    def look(self) -> Facts:
+        """The same of a file that nobody decoded: opens it, and reads its header alone.
+
+        Raises:
+            Exception: what the libraries raise for a file that is none.
+        """
+        return self.facts()
+
 
 class Picture(ImageFile):
-    """By Pillow."""
+    """By Pillow; a TIFF of a kind that Pillow does not know (several samples a pixel, 64 bits), by tifffile."""
 
     def decode(self, *, is_mask: bool, limit: int) -> npt.NDArray[Any]:
         import numpy as np
-        from PIL import Image
         from PIL.ImageMode import getmode
         from PIL.ImageOps import exif_transpose
 
-        # Open: by its name Pillow 13 reads an uncompressed TIFF that is to be turned with its sides exchanged.
-        with self.path.open("rb") as file, Image.open(file) as picture:  # opened, not decoded
+        with self.opened() as picture:
+            if picture is None:
+                return _tiff(self.path, limit)
             mode = _mask_mode(picture.mode) if is_mask else _plain_mode(picture.mode)
             sizes = [len(m.bands) * np.dtype(m.typestr).itemsize for m in (getmode(picture.mode), getmode(mode))]
             _check(picture.width * picture.height * max(sizes), limit)
             exif_transpose(picture, in_place=True)  # what a camera wrote about how it was held
             return np.asarray(picture if mode == picture.mode else picture.convert(mode))
+
+    def look(self) -> Facts:
+        with self.opened() as picture:
+            if picture is None:
+                _tiff(self.path, None)
+        return Facts()
+
+    @contextmanager
+    def opened(self) -> Iterator[Image.Image | None]:
+        """The picture, not decoded; ``None``: tifffile is to read it."""
+        from PIL import Image, UnidentifiedImageError
+
+        # Open: by its name Pillow 13 reads an uncompressed TIFF that is to be turned with its sides exchanged.
+        with ExitStack() as files:
+            file = files.enter_context(self.path.open("rb"))
+            picture = None
+            try:
+                picture = files.enter_context(Image.open(file))
+            except UnidentifiedImageError:
+                if suffix_of(self.path) not in TIFFS:
+                    raise
+            if picture is not None and picture.format == "TIFF":
+                _check_pages(getattr(picture, "n_frames", 1))
+            yield picture
 
 
 class Unknown(Picture):
@@ -187,7 +226,8 @@ class Volume(ImageFile):
         image: Any = nibabel.load(self.path)
         said = int(image.header["qform_code"]) != 0 or int(image.header["sform_code"]) != 0
         affine = np.asarray(image.affine)[:, [1, 0, 2, 3]] if said else None  # else nibabel guesses
-        return Facts(image.shape[2] if len(image.shape) == 3 else None, affine)
+        shape = (*image.shape[1::-1], *image.shape[2:])
+        return Facts(shape[2] if len(shape) == 3 else None, affine, shape=shape)
 
 
 class Dicom(ImageFile):
@@ -210,7 +250,9 @@ class Dicom(ImageFile):
         first = pictures[0]
         frames = max(len(pictures), first.frames)
         several = frames > 1 or self.path.is_dir()
-        return Facts(frames if several else None, dicom.affine_of(pictures), first.inverted, first.window)
+        shape = (first.rows, first.columns, *([frames] if several else []), *([3] if first.colour else []))
+        affine = dicom.affine_of(pictures)
+        return Facts(frames if several else None, affine, first.inverted, first.window, shape)
 
 
 KINDS: dict[str, type[ImageFile]] = {
@@ -255,6 +297,41 @@ def suffix_of(path: Path) -> str:
     """The ending of a file, in small letters, both parts of ``.nii.gz``."""
     name = path.name.lower()
     return ".nii.gz" if name.endswith(".nii.gz") else Path(name).suffix
+
+
+def _tiff(path: Path, limit: int | None) -> npt.NDArray[Any]:
+    """The one page of a TIFF, (height, width) or (height, width, samples), without alpha, turned as its tag says.
+
+    Without a limit nothing is decoded, and the array is empty.
+    """
+    import numpy as np
+    import tifffile
+
+    with tifffile.TiffFile(path) as tiff:
+        _check_pages(len(tiff.pages))
+        page = tiff.pages.first
+        if limit is None:
+            return np.empty(0)
+        _check(page.nbytes, limit)
+        try:
+            array = page.asarray()
+        except ValueError as error:
+            if "imagecodecs" in str(error):
+                raise ValueError(f"{error} (pip install 'fairflare[tiff]')") from error
+            raise
+        array = np.moveaxis(array, 0, 2) if page.axes == "SYX" else array
+        alpha = sum(kind in ALPHA for kind in page.extrasamples)
+        if alpha and array.ndim == 3:
+            array = array[:, :, :-alpha]
+        turn = int(page.tags.valueof("Orientation", 1)) - 1
+    if turn >= len(TIFF_FLIPS):
+        array = array.swapaxes(0, 1)
+    return np.flip(array, TIFF_FLIPS[turn % len(TIFF_FLIPS)])
+
+
+def _check_pages(pages: int) -> None:
+    if pages > 1:
+        raise ValueError(f"it holds {pages} pictures (pages); save each as a file of its own, or a volume as NIfTI")
 
 
 def _check(size: int, limit: int) -> None:

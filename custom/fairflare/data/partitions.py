@@ -49,7 +49,7 @@ def iid_partition(labels: npt.ArrayLike, num_sites: int, *, seed: int = 0) -> li
 
 
 def dirichlet_partition(
-    labels: npt.ArrayLike, num_sites: int, alpha: float, *, seed: int = 0, min_size: int = 10, balanced: bool = False
+    labels: npt.ArrayLike, num_sites: int, alpha: float, *, seed: int = 0, min_size: int = 10
 ) -> list[Indices]:
     r"""Give each site a random share of each class: :math:`p_c \sim Dir(\alpha \cdot 1_K)` for each class c.
 
@@ -62,37 +62,25 @@ def dirichlet_partition(
         alpha: concentration, above 0. Large: nearly IID. Small: most of a class at one site.
         seed: of shares and shuffling.
         min_size: samples that every site must have.
-        balanced: while dealing, a site that already holds n / K samples gets no share of further classes (the
-            other shares are renormalised), and every site must have half of n / K as well as ``min_size``.
 
     Raises:
         ValueError: a bad argument, or no draw that is large enough at every site.
 
     Source:
-        Spec README 4.3; balanced: FedML and CReFF.
+        Spec README 4.3.
     """
     y = _labels(labels)
     sites = _whole("num_sites", num_sites)
     number("alpha", alpha, above=0)
-    least: float = _whole("min_size", min_size, low=0)
+    least = _whole("min_size", min_size, low=0)
     if least * sites > len(y):
         raise ValueError(f"{len(y)} samples are too few for {sites} sites with min_size={min_size}")
-    if balanced:
-        least = max(least, 0.5 * len(y) / sites)
 
     def deal(rng: np.random.Generator) -> Indices:
         owner = np.empty(len(y), np.int64)
-        sizes = np.zeros(sites, np.int64)
         for members in _classes(y):
-            shares = rng.dirichlet(np.full(sites, alpha))
-            if balanced:
-                free = sizes < len(y) / sites
-                shares = np.where(free, shares, 0.0)
-                if shares.sum() <= 0:  # a small alpha gave everything to the full sites
-                    shares = free.astype(float)
-            counts = apportion(shares, len(members))
+            counts = apportion(rng.dirichlet(np.full(sites, alpha)), len(members))
             owner[rng.permutation(members)] = np.repeat(np.arange(sites), counts)
-            sizes += counts
         return owner
 
     return _large_enough(deal, sites, least, seed, f"Dirichlet draw with alpha={alpha:g}")
@@ -106,12 +94,12 @@ def two_pool_partition(
     *,
     seed: int = 0,
     min_size: int = 1,
-    file_order: bool = False,
 ) -> list[Indices]:
     """FedISM's partition: a pool for the clean sites, one for the corrupted (the last) sites, a Dirichlet in each.
 
-    The first round((K - K_c) / K * n_c) samples of each class are the clean pool, the others the corrupted
-    one. In each pool, each class draws its own shares from Dir(alpha), and each sample its site from them.
+    The first round((K - K_c) / K * n_c) samples of each shuffled class are the clean pool, the others the corrupted
+    one. In each pool, each class draws its own shares from Dir(alpha), and each sample its site from them. The authors
+    do not shuffle: an order in their files (by hospital, by year) becomes a difference between the pools.
 
     Args:
         labels: (n,) class index of each sample.
@@ -121,8 +109,6 @@ def two_pool_partition(
         seed: of everything random.
         min_size: samples that every site must have, else all is drawn again, at most 100 times. The authors
             draw once (``min_size=0``).
-        file_order: cut each class in the order given, as the authors do. Default: shuffled before the cut, so
-            that an order in the files (by hospital, by year) does not become a difference between the pools.
 
     Source:
         FedISM, spec README 4.3.
@@ -138,8 +124,7 @@ def two_pool_partition(
     def deal(rng: np.random.Generator) -> Indices:
         owner = np.empty(len(y), np.int64)
         for members in _classes(y):
-            if not file_order:
-                members = rng.permutation(members)
+            members = rng.permutation(members)
             cut = round(clean / sites * len(members))
             for pool, first, count in ((members[:cut], 0, clean), (members[cut:], clean, corrupted)):
                 if count and len(pool):
@@ -325,19 +310,6 @@ def stratified_folds(labels: npt.ArrayLike, num_folds: int, *, seed: int = 0) ->
     y = _labels(labels)
     folds = StratifiedKFold(_whole("num_folds", num_folds, low=2), shuffle=True, random_state=_seed(seed) % 2**32)
     return [np.sort(test).astype(np.int64) for _, test in folds.split(y, y)]
-
-
-def label_distance(labels: npt.ArrayLike, parts: Sequence[npt.ArrayLike]) -> float:
-    """How far the label distributions of the parts are from the overall one: mean total variation, 0 to 1."""
-    y = _labels(labels)
-    num_classes = int(y.max()) + 1
-    overall = np.bincount(y, minlength=num_classes) / len(y)
-    distances = [
-        0.5 * np.abs(np.bincount(y[part], minlength=num_classes) / len(part) - overall).sum()
-        for part in (np.asarray(p, np.int64) for p in parts)
-        if len(part)
-    ]
-    return float(np.mean(distances))
 
 
 def _labels(labels: npt.ArrayLike) -> Indices:

@@ -272,8 +272,8 @@ class _Opened:
         if slices is not None:
             if number is None and slices != 1:
                 reason = (
-                    f"it is a volume of {slices} slices; pick one with the key 'slice' in the datalist, "
-                    "or make slices of it with fairflare.data.preparers"
+                    f"it is a volume of {slices} slices; pick one with the key 'slice' in the datalist: `fairflare "
+                    "prepare volumes --slices axial` writes such a list; or learn it whole, in 3D"
                 )
                 raise self.unreadable(reason)
             if (number or 0) >= slices:

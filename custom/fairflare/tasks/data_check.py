@@ -21,7 +21,7 @@ from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.core.statistics.label_maps import features_of, in_words, label_maps
 from fairflare.data.datalist import SPLITS, DataError, Datalist, Sample, load_datalist
 from fairflare.data.patients import on_both_sides
-from fairflare.data.reading import read_image
+from fairflare.data.reading import Reading, read_image
 from fairflare.tasks.images import ImageTask, SiteSettings, read_settings
 
 BINS = 64  # of the histogram of intensities in [0, 1]
@@ -196,7 +196,8 @@ class _Looker:
         """The image as it is in the file, and as the task gets it with its target."""
         found = _Look()
         try:
-            image = read_image(sample, site=self.report.site, split=split, max_bytes=self.own.max_image_bytes)
+            how = Reading(orientation=self.task.orientation)  # it says what the number of a slice means
+            image = read_image(sample, site=self.report.site, split=split, max_bytes=self.own.max_image_bytes, how=how)
             found.size = (image.shape[0], image.shape[1])
             if (image != image.flat[0]).any():
                 found.content = _hash(np.asarray(image.shape), image)
@@ -353,6 +354,7 @@ def _contradictions(seen: Iterable[_Seen]) -> Iterator[Problem]:
 
 def _unnamed_people(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator[Problem]:
     """Sites whose list names no patient, and whose files' names put some into training and test."""
+    unknown = []
     for _, listed in opened:
         if listed.synthetic or any(s.patient is not None for own in listed.splits.values() for s in own):
             continue
@@ -367,6 +369,14 @@ def _unnamed_people(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator
                 f"them ('patient' in the datalist; `fairflare prepare --group '{expression}'`)"
             )
             yield Problem(listed.site, text, grave=False)
+        else:
+            unknown.append(listed.site)
+    if unknown:
+        text = (
+            f"no 'patient' is named at {', '.join(unknown)}: that nobody is in training and in test is not known, and "
+            "intervals count each volume, or picture, as a patient"
+        )
+        yield Problem("", text, grave=False)
 
 
 def _people(seen: Iterable[_Seen]) -> Iterator[Problem]:

@@ -3,6 +3,8 @@
 ===================  ================================================================================
 ``images``           any images with classes: folders, or a CSV file
 ``masks``            any images with masks: folders, or a CSV file
+``folders``          images with masks in two folders for each site, named one by one
+``volumes``          NIfTI volumes and DICOM series with masks or classes, whole or slice by slice
 ``prostate-mri``     the six-site T2 prostate set (BIDMC, BMC, HK, I2CVB, RUNMC, UCL), NIfTI volumes
 ``rif``              optic disc and cup of four sites
 ``messidor2``        grades of diabetic retinopathy
@@ -16,7 +18,6 @@
 ``white-cells``      three laboratories' white blood cells, from ``wbc_*.npz``
 ``cell-types``       the same cells by type (five classes)
 ``red-cells``        twelve types of red blood cells, long-tailed, from ``rbc12_chula.npz``
-``folders``          pairs of image and mask folders, named one by one
 ===================  ================================================================================
 
 For example::
@@ -34,28 +35,26 @@ Another data set is another module here with a ``PREPARERS``.
 
 from fairflare.data.preparers import (
     eyes,
-    folders,
     hyperkvasir,
-    images,
-    masks,
     nuclei,
+    pictures,
     prostate_mri,
     red_cells,
     rsna,
     skin,
+    volumes,
     white_cells,
 )  # fmt: skip
 from fairflare.data.preparers.common import Dealing, Item, Preparer, split_groups, write_pool, write_sites
 from fairflare.data.preparers.eyes import prepare_messidor2, prepare_rif
-from fairflare.data.preparers.folders import prepare_folders
 from fairflare.data.preparers.hyperkvasir import prepare_hyperkvasir
-from fairflare.data.preparers.images import prepare_images
-from fairflare.data.preparers.masks import prepare_masks
 from fairflare.data.preparers.nuclei import NUCLEI, prepare_nuclei
+from fairflare.data.preparers.pictures import prepare_folders, prepare_images, prepare_masks
 from fairflare.data.preparers.prostate_mri import PROSTATE_SITES, prepare_prostate_mri
 from fairflare.data.preparers.red_cells import prepare_red_cells
 from fairflare.data.preparers.rsna import prepare_rsna
 from fairflare.data.preparers.skin import prepare_flamby, prepare_isic2018, prepare_isic2019, prepare_tones
+from fairflare.data.preparers.volumes import prepare_volumes
 from fairflare.data.preparers.white_cells import (
     CELL_TYPES,
     WHITE_CELL_TARGETS,
@@ -68,9 +67,10 @@ __all__ = [
     "CELL_TYPES", "NUCLEI", "PREPARERS", "PROSTATE_SITES", "WHITE_CELLS", "WHITE_CELL_TARGETS", "Dealing", "Item",
     "Preparer", "prepare_cell_types", "prepare_flamby", "prepare_folders", "prepare_hyperkvasir", "prepare_images",
     "prepare_isic2018", "prepare_isic2019", "prepare_masks", "prepare_messidor2", "prepare_nuclei",
-    "prepare_prostate_mri", "prepare_red_cells", "prepare_rif", "prepare_rsna", "prepare_tones", "prepare_white_cells",
+    "prepare_prostate_mri", "prepare_red_cells", "prepare_rif", "prepare_rsna", "prepare_tones", "prepare_volumes",
+    "prepare_white_cells",
     "split_groups", "write_pool", "write_sites",
 ]  # fmt: skip
 
-MODULES = (images, masks, prostate_mri, eyes, skin, hyperkvasir, rsna, nuclei, white_cells, red_cells, folders)
+MODULES = (pictures, volumes, prostate_mri, eyes, skin, hyperkvasir, rsna, nuclei, white_cells, red_cells)
 PREPARERS: dict[str, Preparer] = {preparer.name: preparer for module in MODULES for preparer in module.PREPARERS}

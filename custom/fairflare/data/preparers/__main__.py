@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import shlex
@@ -11,8 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any
+
+import typer
 
 from fairflare.data.datalist import SPLITS
 from fairflare.data.patients import suggested
@@ -20,70 +22,78 @@ from fairflare.data.preparers import PREPARERS, dealing
 from fairflare.data.preparers import counts as counting
 from fairflare.data.preparers.common import Preparer
 from fairflare.data.preparers.draft import FOLDER
+from fairflare.data.preparers.options import Command, option, values_of
 from fairflare.data.preparers.writing import MANIFEST
 
 INTERRUPTED = 130
+PROG = "python -m fairflare.data.preparers"
+SOURCE = option("source_dir", str, "Folder with the source files.", Parameter.empty, "--source", metavar="SOURCE")
+SHARED = (
+    option("out_dir", str, "Folder to write to.", Parameter.empty, "--out", metavar="OUT"),
+    option("seed", int, "Of everything random.", 0, min=0),
+    option("number", bool, "Call the sites site-1, site-2, ...", False, "--number"),
+    option("overwrite", bool, "Replace what an earlier call wrote.", False, "--overwrite"),
+)
 
 
-def main(arguments: Sequence[str] | None = None, prog: str = "python -m fairflare.data.preparers") -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
     """Prepare one data set and say what was written; returns the exit status.
 
     Args:
         arguments: of the command line; ``None``: this process's own.
         prog: what the command is called.
     """
-    parser = make_parser(prog)
-    options = vars(parser.parse_args(arguments))
-    preparer = PREPARERS[options.pop("command")]
-    out = Path(options["out_dir"])
     try:
-        record: dict[str, Any] = {"preparer": preparer.name}
-        if preparer.dealing is None:
-            record["options"] = _plain(options)
-        else:
-            dealt = dealing.from_options(options, preparer.dealing)
-            record["options"] = {**_plain(options), **dealing.options_of(dealt)}
-            options["dealing"] = dealt
-        picture = find_spec("matplotlib") is not None
-        with counting_files() as progress:
-            written = preparer.prepare(**options, record=record, picture=picture, progress=progress)
-    except (OSError, ValueError, re.error) as error:
-        parser.exit(1, f"{parser.prog}: {error}\n")
-    except KeyboardInterrupt:
-        kept = (out / FOLDER).is_dir()
-        how = f"; what is done waits in {out / FOLDER}, and the same command goes on with it" if kept else ""
-        print(f"interrupted{how}", file=sys.stderr)
-        return INTERRUPTED
-    say(written, out, picture, by_name="group" in options)
+        make_app(prog)(args=None if arguments is None else list(arguments), prog_name=prog)
+    except SystemExit as ended:
+        return int(ended.code or 0)
     return 0
 
 
-def make_parser(prog: str) -> argparse.ArgumentParser:
+def make_app(prog: str = PROG) -> typer.Typer:
     """Every preparer as a command of its own."""
-    parser = argparse.ArgumentParser(prog=prog, description="Per-site folders with datalists from data sets.")
-    commands = parser.add_subparsers(dest="command", required=True)
+    app = typer.Typer(
+        no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+        help="Makes folders with a datalist for every site of public data sets or your own files (docs/datasets.md).",
+    )  # fmt: skip
     for preparer in PREPARERS.values():
-        _add(commands.add_parser(preparer.name, help=preparer.text, description=preparer.text), preparer)
-    return parser
+        app.command(preparer.name, cls=Command, help=preparer.text)(command_of(preparer, prog))
+    return app
 
 
-def _add(sub: argparse.ArgumentParser, preparer: Preparer) -> None:
-    if preparer.has_source:
-        sub.add_argument(
-            "--source", dest="source_dir", metavar="SOURCE", required=True, help="folder with the source files"
-        )
-    sub.add_argument("--out", dest="out_dir", metavar="OUT", required=True, help="folder to write to")
-    sub.add_argument("--seed", type=int, default=0, help="of everything random (default 0)")
-    sub.add_argument("--number", action="store_true", help="call the sites site-1, site-2, ...")
-    sub.add_argument("--overwrite", action="store_true", help="replace what an earlier call wrote")
-    preparer.add_options(sub)
+def command_of(preparer: Preparer, prog: str = PROG) -> Callable[..., None]:
+    """A function with the options of one preparer as its arguments."""
+
+    def run(**options: Any) -> None:
+        try:
+            _prepare(preparer, values_of(given, options))
+        except (OSError, ValueError, re.error) as error:
+            print(f"{prog}: {error}", file=sys.stderr)
+            raise typer.Exit(1) from error
+        except KeyboardInterrupt:
+            draft = Path(options["out_dir"], FOLDER)
+            how = f"; what is done waits in {draft}, and the same command goes on with it" if draft.is_dir() else ""
+            print(f"interrupted{how}", file=sys.stderr)
+            raise typer.Exit(INTERRUPTED) from None
+
+    given = [*([SOURCE] if preparer.has_source else []), *SHARED, *preparer.options]
+    given += dealing.options(preparer.dealing) if preparer.dealing is not None else []
+    run.__signature__ = Signature(given)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in given}
+    return run
+
+
+def _prepare(preparer: Preparer, given: Mapping[str, Any]) -> None:
+    options = dict(given)
+    plain = {name: value for name, value in options.items() if name not in ("out_dir", "overwrite", "seed")}
     if preparer.dealing is not None:
-        dealing.add_options(sub, preparer.dealing)
-
-
-def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options as the manifest has them; not where it went."""
-    return {name: value for name, value in options.items() if name not in ("out_dir", "overwrite", "seed")}
+        options["dealing"] = dealing.from_options(options, preparer.dealing)
+        plain |= dealing.options_of(options["dealing"])
+    picture = find_spec("matplotlib") is not None
+    record = {"preparer": preparer.name, "options": plain}
+    with counting_files() as progress:
+        written = preparer.prepare(**options, record=record, picture=picture, progress=progress)
+    say(written, Path(options["out_dir"]), picture, by_name="group" in options)
 
 
 @contextmanager
@@ -101,7 +111,7 @@ def counting_files() -> Iterator[Callable[[int], None]]:
 
 def say(written: Mapping[str, Path], out: Path, picture: bool, by_name: bool = False) -> None:
     """What every site has now; ``by_name``: the command can tell patients by the names of images (``--group``)."""
-    found: dict[str, dict[str, Counter[int | None]]] = {}
+    counted: dict[str, dict[str, Counter[int | None]]] = {}
     names = None
     unknown: dict[str, list[str]] = {}
     for site, folder in written.items():
@@ -110,18 +120,21 @@ def say(written: Mapping[str, Path], out: Path, picture: bool, by_name: bool = F
         lists = {key: value for key, value in content.items() if key in SPLITS or key.startswith("test_")}
         print(f"{site} ({content['name']}): {', '.join(f'{len(entries)} {key}' for key, entries in lists.items())}")
         if not content.get("synthetic") and not any("patient" in e for own in lists.values() for e in own):
-            unknown[site] = [e["image"] for own in lists.values() for e in own]
-        found[site] = {
+            unknown[site] = list(dict.fromkeys(e["image"] for own in lists.values() for e in own))
+        counted[site] = {
             key: Counter(e["label"] if isinstance(e["label"], int) else None for e in entries)
             for key, entries in lists.items()
         }
-    if counting.classes_of(found, names) != [None]:
-        print(f"\nimages of training, validation and test\n{counting.as_text(found, names)}", end="")
+    if counting.classes_of(counted, names) != [None]:
+        print(f"\nimages of training, validation and test\n{counting.as_text(counted, names)}", end="")
     for line in _patients(unknown, by_name):
         print(line)
     drawn = "counts.csv, counts.png" if picture else "counts.csv (no picture: pip install 'fairflare[plots]')"
     print(f"In {out}: {drawn}, manifest.json with checksums, versions and the seed.")
     manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
+    for site, found in manifest.get("volumes", {}).items():
+        told = (f"{key} {', '.join(found[key])}" for key in ("spacing", "orientation", "label") if found[key])
+        print(f"{site}: {found['volumes']} volumes; {'; '.join(told)}")
     if task := manifest["task"]:
         given = (shlex.quote(f"{name}={json.dumps(value, separators=(',', ':'))}") for name, value in task.items())
         print(f"A run on it needs: {' '.join(f'--set {setting}' for setting in given)}")
@@ -133,8 +146,8 @@ def _patients(unknown: Mapping[str, Sequence[str]], by_name: bool) -> Iterator[s
     if not unknown:
         return
     yield (
-        f"NOTE: no patients are known at {', '.join(unknown)}: every image counts as a patient of its own, so images "
-        "of one person may be in training and in test."
+        f"NOTE: no patients are known at {', '.join(unknown)}: split by image: every file counts as a patient of its "
+        "own, so those of one person may be in training and in test."
     )
     for site, images in unknown.items():
         if by_name and (found := suggested(images)) is not None:

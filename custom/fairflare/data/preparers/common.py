@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import Parameter
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ class Preparer:
         name: of the command.
         text: what it is.
         prepare: the function; gets the options by name.
-        add_options: adds what only this one has.
+        options: what only this one has.
         has_source: whether it reads one folder of source files, ``source_dir``.
         dealing: how its images are dealt to sites unless the options say otherwise; None: they are of their sites.
     """
@@ -40,7 +40,7 @@ class Preparer:
     name: str
     text: str
     prepare: Callable[..., dict[str, Path]]
-    add_options: Callable[[argparse.ArgumentParser], object] = lambda parser: None
+    options: Sequence[Parameter] = ()
     has_source: bool = True
     dealing: Dealing | None = None
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fairflare.base.disk.files import csv_row
+from fairflare.base.disk.files import csv_text
 
 Counts = Mapping[str, Mapping[str, "Counter[int | None]"]]  # site, split, class (None: it has a mask)
 
@@ -38,14 +36,13 @@ def classes_of(counts: Counts, names: Sequence[str] | None) -> list[int | None]:
 
 def as_csv(counts: Counts, names: Sequence[str] | None) -> str:
     """A row for each site, split and class."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["site", "split", "class", "images"])
-    for site, splits in counts.items():
-        for split, found in splits.items():
-            for number in classes_of(counts, names):
-                writer.writerow(csv_row([site, split, class_name(number, names), found[number]]))
-    return buffer.getvalue()
+    rows = [
+        (site, split, class_name(number, names), found[number])
+        for site, splits in counts.items()
+        for split, found in splits.items()
+        for number in classes_of(counts, names)
+    ]
+    return csv_text([("site", "split", "class", "images"), *rows])
 
 
 def as_text(counts: Counts, names: Sequence[str] | None, width: int = 80) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, get_args
+from inspect import Parameter
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -20,10 +20,13 @@ from fairflare.data.datalist import DataError
 from fairflare.data.partitions import apportion
 from fairflare.data.preparers.items import Corrupted, Item, MaskResized, Resized
 from fairflare.data.preparers.names import file_name
+from fairflare.data.preparers.options import option
 from fairflare.data.preparers.splitting import FRACTIONS, check_fractions, drawn_folds, group_labels
 
 Partition = Literal["site", "iid", "dirichlet", "two-pool", "shards", "quantity"]
+ShardMode = Literal["literal", "complement", "authors"]
 BY_CLASS = ("dirichlet", "two-pool", "shards")
+PANEL = "How the images become those of several sites"  # of the help
 NO_CORRUPTION = "none"  # on the command line
 CORRUPTED_SIZE = 224  # pixels: what the constants of the corruptions are meant for
 
@@ -61,7 +64,7 @@ class Dealing:
     sites: PositiveInt | None = None
     alpha: Annotated[float, Field(strict=True, ge=1e-6, le=1e9)] = 1.0
     eta: Fraction = 1.0
-    shard_mode: Literal["literal", "complement", "authors"] = "literal"
+    shard_mode: ShardMode = "literal"
     min_size: NonNegativeInt = 10
     folds: NonNegativeInt = 0
     fractions: tuple[float, ...] = FRACTIONS
@@ -255,41 +258,24 @@ def _sized(item: Item, edge: int) -> Item:
 # ------------------------------------------------------------------------------------------------ command line
 
 
-def add_options(parser: argparse.ArgumentParser, usual: Dealing) -> None:
+def options(usual: Dealing) -> list[Parameter]:
     """The options of :class:`Dealing`; their defaults are those of the data set."""
-    group = parser.add_argument_group("sites", "how the images become those of several sites")
-    add = group.add_argument
-    add("--partition", choices=get_args(Partition), default=usual.partition, help=f"default {usual.partition}")
-    add("--sites", type=int, default=None, metavar="N", help=f"how many (default {usual.sites or 'as they are'})")
-    add("--alpha", type=float, default=usual.alpha, help=f"of dirichlet, two-pool, quantity (default {usual.alpha:g})")
-    add("--eta", type=float, default=usual.eta, help=f"of shards (default {usual.eta:g})")
-    add("--shard-mode", choices=partitions.SHARD_MODES, default=usual.shard_mode, help=f"default {usual.shard_mode}")
-    add("--min-size", type=int, default=usual.min_size, help=f"of a site, in patients or images ({usual.min_size})")
-    add("--folds", type=int, default=usual.folds, help=f"of a cross-validation; 0: none (default {usual.folds})")
-    shares = " ".join(f"{share:g}" for share in usual.fractions)
-    add(
-        "--fractions",
-        type=float,
-        nargs=3,
-        default=usual.fractions,
-        metavar="F",
-        help=f"of the splits (default {shares})",
+    declared: tuple[tuple[str, Any, str, Any], ...] = (
+        ("partition", Partition, "Who gets what; site: as the data say.", usual.partition),
+        ("sites", int | None, f"How many (default: {usual.sites or 'as they are'}).", None),
+        ("alpha", float, "Of dirichlet, two-pool and quantity.", usual.alpha),
+        ("eta", float, "Of shards.", usual.eta),
+        ("shard_mode", ShardMode, "Of shards.", usual.shard_mode),
+        ("min_size", int, "Of a site, in patients, or in images where none are known.", usual.min_size),
+        ("folds", int, "Of a cross-validation; 0: none.", usual.folds),
+        ("fractions", tuple[float, float, float], "Of training, validation and test.", usual.fractions),
+        ("common_test", bool | None, "One test for all sites.", None),
+        ("global_test", bool | None, "A test drawn from all first: test_global, and a share of it at each site.", None),
+        ("corrupt", str | None, "KIND:SEVERITY; gaussian_noise or motion_blur, 1 to 5; or none.", usual.corrupt),
+        ("corrupt_sites", int | None, f"So many last ones (default: {usual.corrupt_sites}).", None),
+        ("size", int, "Bring images to SIZE x SIZE; 0: copied as they are.", usual.size),
     )
-    add("--common-test", action=argparse.BooleanOptionalAction, default=None, help="one for all sites")
-    add(
-        "--global-test",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="drawn from all before these are dealt: test_global, and of each site its share of it as test",
-    )
-    add(
-        "--corrupt",
-        metavar="KIND:SEVERITY",
-        default=usual.corrupt,
-        help="gaussian_noise or motion_blur, 1 to 5; or none",
-    )
-    add("--corrupt-sites", type=int, default=None, metavar="N", help=f"the last ones (default {usual.corrupt_sites})")
-    add("--size", type=int, default=usual.size, help="bring images to SIZE x SIZE; 0: copied as they are")
+    return [option(name, kind, text, default, rich_help_panel=PANEL) for name, kind, text, default in declared]
 
 
 def from_options(options: dict[str, Any], usual: Dealing) -> Dealing:

@@ -22,6 +22,7 @@ from fairflare import __version__
 from fairflare.base.disk.files import sha256_of
 from fairflare.base.disk.locks import Held, locked
 from fairflare.data.datalist import DataError, suffix_of
+from fairflare.data.dicom_files import files_of_series
 from fairflare.data.preparers.items import Source, pixels_of, stamp
 
 FOLDER = ".prepare-draft"
@@ -57,13 +58,20 @@ class Draft:
 
         Args:
             name: path below ``new`` without an ending, with ``/``.
-            source: a path is copied; all else becomes a PNG.
+            source: a path is copied, of a folder (a series) the DICOM files in it; all else becomes a PNG.
         """
+        if isinstance(source, Path) and source.is_dir():
+            for file in files_of_series(source):
+                self._submit(f"{name}/{file.name}", file)
+            return name
         name += suffix_of(source) if isinstance(source, Path) else ".png"
+        self._submit(name, source)
+        return name
+
+    def _submit(self, name: str, source: Source) -> None:
         if len(self._waiting) >= self._most:
             self._waiting.popleft().result()
         self._waiting.append(self._threads.submit(self._write, name, source))
-        return name
 
     def link(self, name: str, other: str) -> None:
         """One file under a second path, when all are written."""

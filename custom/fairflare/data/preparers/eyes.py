@@ -92,7 +92,7 @@ def prepare_messidor2(
     Args:
         source_dir: with the images (anywhere below) and ``messidor_data.csv``: ``image_id, adjudicated_dr_grade``, or
             ``id_code, diagnosis``, and ``adjudicated_gradable``.
-        out_dir, dealing, writing: see :func:`fairflare.data.preparers.images.prepare_images`.
+        out_dir, dealing, writing: see :func:`fairflare.data.preparers.pictures.prepare_images`.
     """
     source = Path(source_dir)
     table = find_table(source, TABLES[:1])

@@ -26,7 +26,7 @@ def prepare_hyperkvasir(
     Args:
         source_dir: with ``labeled-images/`` (or what is in it): ``lower-gi-tract/`` and ``upper-gi-tract/``, in each
             ``<kind of finding>/<class>/*.jpg``.
-        out_dir, dealing, writing: see :func:`fairflare.data.preparers.images.prepare_images`.
+        out_dir, dealing, writing: see :func:`fairflare.data.preparers.pictures.prepare_images`.
     """
     source = Path(source_dir)
     root = source if (source / TRACTS[0]).is_dir() else find_folder(source, ["labeled-images"])

@@ -29,9 +29,9 @@ class Picture(ABC):
             DataError: the file cannot be read.
         """
 
-    @abstractmethod
     def files(self) -> tuple[Path, ...]:
         """What it is made from."""
+        return tuple(path for value in vars(self).values() for path in files_of(value))
 
 
 Source: TypeAlias = "Pixels | Path | Picture"
@@ -50,6 +50,7 @@ class Item:
         site: where the source says that it is from.
         splits: where the source puts it; none: drawn.
         volume, spacing: for the datalist.
+        slices: numbers of those to be listed, each as an entry; None: the file as it is.
         shared: every site has it: its file is written once.
         fold: of a cross-validation in which it is tested, from 0; None: drawn within its site.
         attribute: of the person (skin tone): of a common test set ``test_<attribute>`` has those with it.
@@ -67,6 +68,7 @@ class Item:
     shared: bool = False
     attribute: str = ""
     fold: int | None = None
+    slices: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,6 @@ class Resized(Picture):
     def read(self) -> Pixels:
         return resized(pixels_of(self.source), self.height, self.width)
 
-    def files(self) -> tuple[Path, ...]:
-        return files_of(self.source)
-
 
 @dataclass(frozen=True)
 class MaskResized(Picture):
@@ -104,9 +103,6 @@ class MaskResized(Picture):
 
     def read(self) -> Pixels:
         return resized(mask_of(self.source), self.height, self.width, nearest=True)
-
-    def files(self) -> tuple[Path, ...]:
-        return files_of(self.source)
 
 
 @dataclass(frozen=True)
@@ -125,9 +121,6 @@ class Relabelled(Picture):
 
     def read(self) -> Pixels:
         return np.asarray(self.labels, np.uint8)[np.searchsorted(np.asarray(self.tops), mask_of(self.source))]
-
-    def files(self) -> tuple[Path, ...]:
-        return files_of(self.source)
 
 
 @dataclass(frozen=True)
@@ -151,9 +144,6 @@ class Corrupted(Picture):
         pixels = resized(pixels_of(self.source), self.height, self.width)
         return corrupt(pixels, self.kind, self.severity, self.seed)
 
-    def files(self) -> tuple[Path, ...]:
-        return files_of(self.source)
-
 
 def pixels_of(source: Source) -> Pixels:
     """The pixels of an image as 8 bits, of its own size; those of a file as training reads it."""
@@ -172,7 +162,7 @@ def mask_of(source: Source) -> Pixels:
     return values.astype(np.uint8)
 
 
-def files_of(source: Source | int) -> tuple[Path, ...]:
+def files_of(source: object) -> tuple[Path, ...]:
     """The files that something is made from."""
     if isinstance(source, Picture):
         return source.files()

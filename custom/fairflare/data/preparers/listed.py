@@ -1,16 +1,18 @@
-"""What the generic preparers share: images that a user lists, in folders or in a CSV file with columns of any name."""
+"""What the preparers of own files share: whose an image is, tables with columns of any name, a look at each file."""
 
 from __future__ import annotations
 
-import argparse
+import hashlib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fairflare.base.checks import nearest
 from fairflare.data.datalist import SPLITS, DataError, suffix_of
+from fairflare.data.image_file import image_file
 from fairflare.data.preparers.common import Item, file_name
+from fairflare.data.preparers.names import listing
 from fairflare.data.preparers.tables import Images, read_table
 
 SPLIT_NAMES: Mapping[str, str] = {
@@ -18,6 +20,7 @@ SPLIT_NAMES: Mapping[str, str] = {
     "validation": "validation", "test": "test",
 }  # fmt: skip
 OPTIONAL = ("site", "patient", "split")
+VOLUMES = "`fairflare prepare volumes` takes volumes, with --slices axial as pictures"
 
 Groups = str | Sequence[str] | Mapping[str, str] | None
 
@@ -51,57 +54,84 @@ def groups_by_site(given: Groups, sites: Collection[str]) -> dict[str, str | Non
     return {site: found.get(site, found.get("")) for site in sites}
 
 
-class GroupOption(argparse.Action):
-    """``--group``, once (a text) or for several sites (a list)."""
+def patient_of(text: str, group: str | None, site: str, image: Path) -> str | None:
+    """The patient in a text, by the expression of its site; None: there is no expression.
 
-    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
-        before = getattr(namespace, self.dest)
-        more = [] if before is None else before if isinstance(before, list) else [before]
-        setattr(namespace, self.dest, [*more, values] if more else values)
+    Raises:
+        DataError: it does not match; says the ``site`` and the ``image``.
+    """
+    match = re.search(group, text) if group is not None else None
+    if group is not None and match is None:
+        where = f"site '{site}': " if site else ""
+        raise DataError(
+            f"{where}'{image}' does not match group '{group}', so its patient is not known; give the site an "
+            f"expression of its own (--group '{site or 'SITE'}=EXPR')"
+        )
+    return match.group(1) if match else None
 
 
-def check_listing(csv: str | Path | None, columns: Mapping[str, str] | None) -> None:
-    """Raises ``ValueError``: columns without a file."""
-    if csv is None and columns:
-        raise ValueError("columns are those of a CSV file; give csv, too")
+def person_in_header(path: Path, seed: int) -> str | None:
+    """A key of the patient of a DICOM file: the start of a hash; None: the header says nothing."""
+    import pydicom
+
+    try:
+        header: Any = pydicom.dcmread(path, specific_tags=["PatientID"], stop_before_pixels=True)
+    except Exception as error:  # pydicom raises what it likes for a damaged file
+        raise DataError(f"'{path}' cannot be read: {error}; fetch the file again, or leave it out") from error
+    own = str(header.get("PatientID", ""))
+    return hashlib.sha256(f"{seed}/{own}".encode()).hexdigest()[:16] if own else None
 
 
 def listed_item(
     source: Path, image: Path, target: int | Path, *, site: str = "", patient: str | None = None, split: str = ""
 ) -> Item:
     """An image below the source; what has no patient is its own group."""
-    name = file_name(image.relative_to(source).as_posix()[: -len(suffix_of(image))])
+    name = file_name(image.relative_to(source).as_posix()[: -len(suffix_of(image)) or None])
     key = f"{site}/{patient}" if patient else name
     return Item(name, key, image, target, patient or None, site, (split,) if split else ())
 
 
-def patient_of(text: str, group: str | None, whose: str) -> str | None:
-    """The patient in a text, by the expression of its site; None: there is no expression.
+def table_file(source: Path, csv: str | Path) -> Path:
+    """A table below the source, else as seen from the working folder.
 
     Raises:
-        DataError: it does not match; ``whose``: the image, for the message.
+        DataError: it is in neither place.
     """
-    match = re.search(group, text) if group is not None else None
-    if group is not None and match is None:
-        raise DataError(f"{whose} does not match group '{group}', so its patient is not known")
-    return match.group(1) if match else None
+    places = (source / csv, Path(csv))
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise DataError(f"the table '{csv}' is neither below '{source}' nor below the working folder '{Path.cwd()}'")
+    return found
 
 
-def listed_rows(source: Path, file: Path, columns: Mapping[str, str], of: str) -> list[dict[str, str]]:
+def listed_rows(
+    source: Path, file: Path, columns: Mapping[str, str], of: str, images: Images | None = None
+) -> list[dict[str, str]]:
     """The rows of a CSV file: ``path`` of the image, what stands beside it (``of``), ``site``, ``patient``, ``split``.
+
+    Args:
+        source: folder that the images lie below.
+        file: the table.
+        columns: what columns are called, where not so.
+        of: ``"label"``, or ``"mask"``, which becomes a path too.
+        images: that it may name; default: all of the folder.
 
     Raises:
         DataError: a column or an image is not there, or a split is not known.
     """
     called = called_columns(columns, ("image", of, *OPTIONAL))
     table = read_table(file, [called["image"], called[of]])
-    paths = Images(source).all([row[called["image"]] for row in table], file)
+    images = images or Images(source)
+    paths = images.all([row[called["image"]] for row in table], file)
     rows = []
     for number, (row, path) in enumerate(zip(table, paths, strict=True), 2):
         found = {key: row.get(called[key], "") for key in (of, *OPTIONAL)}
         if not found[of]:
             raise DataError(f"'{file}', line {number}: the {of} is missing")
         rows.append({**found, "path": str(path), "split": split_name(found["split"], file, number)})
+    if of == "mask":
+        masks = images.all([row[of] for row in rows], file)
+        rows = [{**row, of: str(mask)} for row, mask in zip(rows, masks, strict=True)]
     return rows
 
 
@@ -124,28 +154,43 @@ def split_name(text: str, file: Path, line: int) -> str:
     return SPLIT_NAMES.get(text.lower(), "")
 
 
-def parse_pairs(items: Sequence[str] | None) -> dict[str, str]:
-    """``["image=id_code"]`` as a dict."""
-    pairs = [item.partition("=") for item in items or ()]
-    wrong = [name + equals + value for name, equals, value in pairs if not (name and equals and value)]
-    if wrong:
-        raise ValueError(f"expected NAME=VALUE, got {', '.join(wrong)}")
-    return {name: value for name, _, value in pairs}
+def class_names(labels: Sequence[str], given: Sequence[str] | None = None) -> list[str]:
+    """The names of the classes, in the order of their numbers.
+
+    Raises:
+        DataError: there are fewer than two, or a label is none of those that are given.
+    """
+    found = sorted(set(labels))
+    if given:
+        if len(set(given)) != len(given):
+            raise ValueError(f"classes must be different names, got {list(given)}")
+        if strange := [label for label in found if label not in given]:
+            raise DataError(f"an image has the label '{strange[0]}'; the classes are {', '.join(given)}")
+        return list(given)
+    if len(found) < 2:
+        raise DataError(f"expected at least two classes, found {listing(found)}")
+    if all(label.isdigit() for label in found):
+        return [str(number) for number in range(max(map(int, found)) + 1)]
+    return found
 
 
-def add_listing_options(parser: argparse.ArgumentParser, *, of: str, example: str, place: str) -> None:
-    """``--csv``, ``--columns`` and ``--group``; ``of``: what stands beside an image, ``place``: of the patient."""
-    parser.add_argument(
-        "--csv", metavar="FILE", help=f"below SOURCE, or absolute: columns image, {of}, perhaps site, patient, split"
-    )
-    parser.add_argument("--columns", nargs="+", metavar="NAME=COLUMN", help=f"what they are called, such as {example}")
-    add_group_option(parser, place)
+def check_pictures(items: Iterable[Item]) -> None:
+    """Opens the header of every file.
 
-
-def add_group_option(parser: argparse.ArgumentParser, place: str) -> None:
-    """``--group``; ``place``: of the patient."""
-    parser.add_argument(
-        "--group", action=GroupOption, metavar="[SITE=]EXPR",
-        help=f"regular expression; its first part in brackets is the patient, in the {place} of an image; may be "
-        "repeated with one for each site",
-    )  # fmt: skip
+    Raises:
+        DataError: some are volumes (says what takes these), or cannot be opened.
+    """
+    bad: list[str] = []
+    volumes: list[str] = []
+    for path in (path for item in items for path in (item.image, item.mask) if isinstance(path, Path)):
+        try:
+            slices = image_file(path).look().slices
+        except Exception as error:  # the libraries raise what they like for a damaged file
+            bad.append(f"'{path}' ({error})")
+            continue
+        if (slices or 1) > 1:
+            volumes.append(f"'{path}' ({slices} slices)")
+    if volumes:
+        raise DataError(f"{len(volumes)} file(s) are volumes, not pictures, such as {volumes[0]}; {VOLUMES}")
+    if bad:
+        raise DataError(f"{len(bad)} file(s) cannot be opened; repair them or take them out: {listing(bad)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing_extensions import Unpack
 from fairflare.base.checks import whole
 from fairflare.data.datalist import DataError
 from fairflare.data.preparers.common import Item, Preparer, Writing, mask_items, npz_files, write_sites
+from fairflare.data.preparers.options import option
 
 NUCLEI = ("fluo256", "fluo360", "fluo520", "histology256x320", "brightfield1024")
 
@@ -53,8 +53,5 @@ def _middles(site: str, items: Iterable[Item], side: int) -> Iterator[Item]:
         yield replace(item, image=np.ascontiguousarray(image[part]), mask=np.ascontiguousarray(mask[part]))
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--crop", type=int, metavar="PIXELS", help="only the middle of each image; default: all of it")
-
-
-PREPARERS = (Preparer("nuclei", "nucleus segmentation, five acquisition groups", prepare_nuclei, _add_options),)
+OPTIONS = (option("crop", int | None, "Only the middle of each image; default: all of it.", None, metavar="PIXELS"),)
+PREPARERS = (Preparer("nuclei", "nucleus segmentation, five acquisition groups", prepare_nuclei, OPTIONS),)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from fairflare.data.preparers.common import (
     listing,
     write_sites,
 )
+from fairflare.data.preparers.options import option
 from fairflare.data.preparers.tables import say_counts
 
 PROSTATE_SITES: Mapping[str, tuple[str, ...]] = {  # names of the folders that are in use
@@ -168,12 +169,11 @@ def _volumes(
     return volume, inside, (zooms[1], zooms[0], zooms[2])
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--sites", nargs="+", metavar="SITE", help=f"default: {' '.join(PROSTATE_SITES)}")
-    parser.add_argument("--split-unit", choices=list(SPLIT_UNITS), default="patient", help="default: patient")
-    parser.add_argument("--neighbours", action="store_true", help="three neighbouring slices as channels")
-    parser.add_argument("--window", choices=WINDOWS, default="volume", help="of what the 99th percentile is (volume)")
-    parser.add_argument("--order", choices=ORDERS, default="drawn", help="of the cases: drawn, or as the files (drawn)")
-
-
-PREPARERS = (Preparer("prostate-mri", "T2 prostate MRI, six sites", prepare_prostate_mri, _add_options),)
+OPTIONS = (
+    option("sites", list[str] | None, f"Default: {' '.join(PROSTATE_SITES)}.", None, metavar="SITE"),
+    option("split_unit", Literal[SPLIT_UNITS], "What stays together.", "patient"),
+    option("neighbours", bool, "Three neighbouring slices as channels.", False, "--neighbours"),
+    option("window", Literal[WINDOWS], "Of what the 99th percentile is.", "volume"),
+    option("order", Literal[ORDERS], "Of the cases: drawn, or as the files.", "drawn"),
+)
+PREPARERS = (Preparer("prostate-mri", "T2 prostate MRI, six sites", prepare_prostate_mri, OPTIONS),)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import numpy as np
 from typing_extensions import Unpack
@@ -19,6 +17,8 @@ from fairflare.data.datalist import PICTURES, DataError
 from fairflare.data.partitions import apportion
 from fairflare.data.preparers.common import Dealing, Item, Preparer, Writing, file_name, write_pool
 from fairflare.data.preparers.items import Picture, Pixels
+from fairflare.data.preparers.listed import person_in_header
+from fairflare.data.preparers.options import option
 from fairflare.data.preparers.skin import FEDISM
 from fairflare.data.preparers.tables import Images, find_folder, find_table, read_table
 
@@ -58,9 +58,6 @@ class Windowed(Picture):
             scaled = 1 - scaled
         return np.round(scaled * 255).astype(np.uint8)
 
-    def files(self) -> tuple[Path, ...]:
-        return (self.path,)
-
 
 def prepare_rsna(
     source_dir: str | Path, out_dir: str | Path, *, images: int | None = IMAGES, window: Sequence[float] = WINDOW,
@@ -71,7 +68,7 @@ def prepare_rsna(
     Args:
         source_dir: with ``stage_2_train/ID_*.dcm`` (or pictures of these names) and ``stage_2_train.csv``: rows
             ``ID_<slice>_<kind>,0 or 1``, six for each slice.
-        out_dir, dealing, writing: see :func:`fairflare.data.preparers.images.prepare_images`.
+        out_dir, dealing, writing: see :func:`fairflare.data.preparers.pictures.prepare_images`.
         images: so many, the kinds in their shares; None: all.
         window: centre and width in Hounsfield units; of DICOM files.
         split_unit: ``"patient"``: slices of one stay together (DICOM files say whose they are, pictures do not; a hash
@@ -135,28 +132,13 @@ def selected(labels: Mapping[str, int], count: int, seed: int) -> dict[str, int]
 def _people(paths: Sequence[Path], seed: int) -> list[str | None]:
     """A key of the patient of each slice: the start of a hash."""
     with ThreadPoolExecutor() as threads:
-        return list(threads.map(lambda path: _person(path, seed), paths))
+        return list(threads.map(lambda path: person_in_header(path, seed), paths))
 
 
-def _person(path: Path, seed: int) -> str | None:
-    import pydicom
-
-    try:
-        header: Any = pydicom.dcmread(path, specific_tags=["PatientID"], stop_before_pixels=True)
-    except Exception as error:
-        raise DataError(f"'{path}' cannot be read: {error}; fetch the file again, or leave it out") from error
-    own = str(header.get("PatientID", ""))
-    return hashlib.sha256(f"{seed}/{own}".encode()).hexdigest()[:16] if own else None
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--images", type=int, default=IMAGES, help=f"so many (default {IMAGES})")
-    parser.add_argument(
-        "--window", type=float, nargs=2, default=WINDOW, metavar=("CENTRE", "WIDTH"), help="of DICOM (default 40 80)"
-    )
-    parser.add_argument("--split-unit", choices=SPLIT_UNITS, default="patient", help="default: patient")
-
-
-PREPARERS = (
-    Preparer("rsna", "intracranial haemorrhage on CT, five kinds", prepare_rsna, _add_options, dealing=FEDISM),
+OPTIONS = (
+    option("images", int, "So many.", IMAGES),
+    option("window", tuple[float, float], "Centre and width; of DICOM.", WINDOW),
+    option("split_unit", Literal[SPLIT_UNITS], "What stays together.", "patient"),
 )
+TEXT = "intracranial haemorrhage on CT, five kinds"
+PREPARERS = (Preparer("rsna", TEXT, prepare_rsna, OPTIONS, dealing=FEDISM),)

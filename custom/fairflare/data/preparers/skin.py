@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from fairflare.data.datalist import DataError
 from fairflare.data.partitions import iid_partition
 from fairflare.data.phantoms.dermoscopy import ISIC2018, ISIC2018_COUNTS, ISIC2019, ISIC2019_COUNTS
 from fairflare.data.preparers.common import Dealing, Item, Preparer, Writing, file_name, listing, write_pool
+from fairflare.data.preparers.options import option
 from fairflare.data.preparers.splitting import group_labels
 from fairflare.data.preparers.tables import Images, find_below, find_folder, find_table, one_hot, read_table, say_counts
 
@@ -191,14 +191,13 @@ def _number(text: str, below: int) -> int | None:
     return int(number) if number.is_integer() and 0 <= number < below else None
 
 
-def _tone_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tones", required=True, metavar="CSV", help="columns image, skin_tone (light or dark)")
-    parser.add_argument("--sites-per-tone", type=int, default=2, help="default 2")
-
-
+TONE_OPTIONS = (
+    option("tones", str, "Columns image, skin_tone (light or dark).", metavar="CSV"),
+    option("sites_per_tone", int, "How many.", 2),
+)
 PREPARERS = (
     Preparer("isic2018", "skin lesions, 7 classes (ISIC 2018 task 3)", prepare_isic2018, dealing=FEDMRL),
     Preparer("isic2019", "skin lesions, 8 classes (ISIC 2019)", prepare_isic2019, dealing=FEDISM),
     Preparer("isic2019-flamby", "ISIC 2019 by FLamby's six centres", prepare_flamby, dealing=BY_CENTRE),
-    Preparer("isic2019-tones", "ISIC 2019 by skin tone", prepare_tones, _tone_options, dealing=BY_TONE),
+    Preparer("isic2019-tones", "ISIC 2019 by skin tone", prepare_tones, TONE_OPTIONS, dealing=BY_TONE),
 )

@@ -81,12 +81,14 @@ class Images:
     Args:
         folder: to look in.
         endings: of images; default: all that a datalist may name.
+        folders: paths below it that are images as well: of DICOM series.
     """
 
-    def __init__(self, folder: Path, endings: Iterable[str] = SUFFIXES) -> None:
+    def __init__(self, folder: Path, endings: Iterable[str] = SUFFIXES, folders: Iterable[Path] = ()) -> None:
         self.folder = existing_folder(folder)
         self.endings = tuple(endings)
-        self.paths = sorted(path for path in folder.rglob("*") if suffix_of(path) in self.endings and path.is_file())
+        files = (path for path in folder.rglob("*") if suffix_of(path) in self.endings and path.is_file())
+        self.paths = sorted([*files, *folders])
         self._known: dict[str, list[Path]] = {}
         for path in self.paths:
             names = [key for name in (path.relative_to(folder).as_posix(), path.name) for key in self._spellings(name)]

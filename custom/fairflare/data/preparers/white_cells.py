@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 from typing_extensions import Unpack
 
@@ -21,6 +21,7 @@ from fairflare.data.preparers.common import (
     write_pool,
     write_sites,
 )
+from fairflare.data.preparers.options import option
 
 WHITE_CELLS = ("JTSC", "CellaVision", "BCCD")
 WHITE_CELL_TARGETS: Mapping[str, Mapping[str, int] | None] = {  # 0 background, 1 cytoplasm, 2 nucleus
@@ -80,11 +81,8 @@ def _type_items(site: str, file: Path) -> Iterator[Item]:
             yield Item(file_name(str(name)), str(name), image, int(label), site=site)
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--target", choices=list(WHITE_CELL_TARGETS), default="cell", help="default: cell")
-
-
+OPTIONS = (option("target", Literal[tuple(WHITE_CELL_TARGETS)], "What is segmented.", "cell"),)
 PREPARERS = (
-    Preparer("white-cells", "white blood cells, three laboratories", prepare_white_cells, _add_options),
+    Preparer("white-cells", "white blood cells, three laboratories", prepare_white_cells, OPTIONS),
     Preparer("cell-types", "white blood cells by type, three laboratories", prepare_cell_types, dealing=Dealing()),
 )

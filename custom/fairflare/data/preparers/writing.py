@@ -64,6 +64,7 @@ class Form:
         global_test: every site gets the test images of all sites as ``test_global``.
         keys: what says whose an image is, in words; images without such a key are counted, and that is told.
         task: settings of the task that reads these images, other than the usual ones; for the manifest and the screen.
+        notes: for the manifest and the log.
     """
 
     class_names: Sequence[str] | None = None
@@ -77,6 +78,7 @@ class Form:
     global_test: bool = False
     keys: str = ""
     task: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
 
 
 def write_pool(
@@ -88,6 +90,8 @@ def write_pool(
     settings: Mapping[str, Any] | None = None,
     stratified: bool = True,
     keys: str = "",
+    task: Mapping[str, Any] | None = None,
+    notes: Sequence[str] = (),
     **writing: Unpack[Writing],
 ) -> dict[str, Path]:
     """As :func:`write_sites`, but the images are dealt to sites first.
@@ -99,7 +103,7 @@ def write_pool(
         class_names: names of the classes.
         settings: what else ``fairflare.json`` says for every site.
         stratified: split each class in the same shares; images that are dealt are always split so.
-        keys: as in :class:`Form`.
+        keys, task, notes: as in :class:`Form`.
         writing: see :func:`write_sites`.
     """
     sites = deal(items, dealing, whole("seed", writing.get("seed", 0), low=0))
@@ -111,6 +115,8 @@ def write_pool(
         corrupted=corrupted_sites(list(sites), dealing),
         global_test=dealing.global_test,
         keys=keys,
+        task=task or {},
+        notes=notes,
     )
     return write_sites(sites, out_dir, settings, form, **writing)
 
@@ -212,11 +218,13 @@ class _Entry:
     image: str  # paths below the site's folder
     label: str | int
 
-    def content(self) -> dict[str, Any]:
-        """As in a datalist."""
+    def contents(self, whose: str = "") -> list[dict[str, Any]]:
+        """As in a datalist, one for each slice; ``whose``: put before the patient's key."""
         item = self.item
-        more = {"patient": item.patient, "volume": item.volume, "spacing": item.spacing and list(item.spacing)}
-        return {"image": self.image, "label": self.label, **{k: v for k, v in more.items() if v is not None}}
+        patient = item.patient and whose + item.patient
+        more = {"patient": patient, "volume": item.volume, "spacing": item.spacing and list(item.spacing)}
+        found = {"image": self.image, "label": self.label, **{k: v for k, v in more.items() if v is not None}}
+        return [found] if item.slices is None else [{**found, "slice": number} for number in item.slices]
 
 
 class _Result:
@@ -228,7 +236,7 @@ class _Result:
         self._entries: dict[str, list[_Entry]] = {}
         self._shared: dict[str, str] = {}
         self._tested: dict[int, list[dict[str, Any]]] = {}  # by fold: of all sites
-        self.notes: list[str] = []
+        self.notes = list(form.notes)
 
     def write(self, sites: Mapping[str, Iterable[Item]]) -> None:
         """Images, then everything about them."""
@@ -245,18 +253,18 @@ class _Result:
         own = [entry.item for entries in self._entries.values() for entry in entries if not entry.item.shared]
         if self.form.keys and (unknown := sum(item.patient is None for item in own)):
             self.notes.append(NO_KEY.format(unknown, len(own), self.form.keys))
-            log.warning(self.notes[-1])
+        for note in self.notes:
+            log.warning(note)
 
     def _share(self, splits: Mapping[str, Sequence[Sequence[tuple[str, ...]]]]) -> list[tuple[str, str]]:
         """Fills :attr:`_tested`; what every site needs of the others' files."""
         links = []
         for site, found in splits.items():
             for entry, *own in zip(self._entries[site], *found, strict=True):
-                content, folder = entry.content(), self.names[site]
-                if entry.item.patient and entry.item.site:  # a key of this site alone
-                    content["patient"] = f"{site}/{entry.item.patient}"
+                folder = self.names[site]
+                contents = entry.contents(f"{site}/" if entry.item.site else "")  # a key of this site alone
                 for fold in (fold for fold, of in enumerate(own) if "test" in of):
-                    self._tested.setdefault(fold, []).append(content)
+                    self._tested.setdefault(fold, []).extend(contents)
                 if any("test" in of for of in own):
                     files = [file for file in (entry.image, entry.label) if isinstance(file, str)]
                     others = [name for name in self.names.values() if name != folder]
@@ -339,6 +347,7 @@ class _Result:
             images = {split: found.total() for split, found in self.counts[name].items()}
             sites[name] = {
                 "name": site, "images": images, "corrupted": site in self.form.corrupted,
+                "patients": len({entry.item.patient for entry in self._entries[site]} - {None}) or None,
                 "checksums": sha256_of(new / name / CHECKSUMS),
             }  # fmt: skip
             if site in self.form.label_noise:
@@ -379,9 +388,9 @@ def _by_split(entries: Sequence[_Entry], splits: Sequence[tuple[str, ...]]) -> d
     found: dict[str, list[dict[str, Any]]] = {"training": [], "validation": [], "test": []}
     for entry, own in zip(entries, splits, strict=True):
         for split in own:
-            found.setdefault(split, []).append(entry.content())
+            found.setdefault(split, []).extend(entry.contents())
     return found
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False, default=str) + "\n", encoding="utf-8")

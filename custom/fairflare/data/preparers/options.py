@@ -1,0 +1,94 @@
+"""The options of ``fairflare prepare``: declared as parameters, from which typer makes commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+TOGETHER = "\n"  # between words that one value is made of
+Made = Callable[[Any], Any] | None
+
+
+def option(
+    name: str, kind: Any, text: str, default: Any = Parameter.empty, *flags: str, made: Made = None, **more: Any
+) -> Parameter:
+    """An option as the keyword argument of a function.
+
+    Args:
+        name: of the argument; the flag is the same with dashes, unless ``flags`` say otherwise.
+        kind: its type; of a list the values stand one behind the other, or the flag is repeated.
+        text: what it means.
+        default: none: it must be given.
+        flags: how it is written, such as ``"--site"``.
+        made: makes of what is given what the function gets.
+        more: see :func:`typer.Option`. A ``metavar`` of several words takes as many words as one value, which
+            :func:`words_of` takes apart.
+    """
+    declared = typer.Option(*flags, help=text, **more)
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, declared, made])
+
+
+def values_of(declared: Sequence[Parameter], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the function of a command gets of what was given."""
+    made = {parameter.name: parameter.annotation.__metadata__[1] for parameter in declared}
+    return {name: value if made[name] is None else made[name](value) for name, value in given.items()}
+
+
+def words_of(value: str) -> list[str]:
+    """The words of a value whose option takes several."""
+    return value.split(TOGETHER)
+
+
+class Command(TyperCommand):
+    """A command whose lists may be given as ``--classes A B`` and as ``--classes A --classes B``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        lists = {flag: " " in (param.metavar or "") for param in self.params for flag in param.opts if param.multiple}
+        found: list[str] = []
+        flag = ""
+        for word in args:
+            if word.startswith("--"):
+                flag = word if word in lists else ""
+                first = True
+            if word == flag or flag not in lists:
+                found.append(word)
+            elif first:
+                found.append(word)
+                first = False
+            elif lists[flag]:
+                found[-1] += TOGETHER + word
+            else:
+                found += [flag, word]
+        return super().parse_args(ctx, found)
+
+
+def parse_pairs(items: Sequence[str] | None) -> dict[str, str]:
+    """``["image=id_code"]`` as a dict.
+
+    Raises:
+        ValueError: one is no pair.
+    """
+    pairs = [item.partition("=") for item in items or ()]
+    wrong = [name + equals + value for name, equals, value in pairs if not (name and equals and value)]
+    if wrong:
+        raise ValueError(f"expected NAME=VALUE, got {', '.join(wrong)}")
+    return {name: value for name, _, value in pairs}
+
+
+CSV = option(
+    "csv", str | None, "Table of the images: below SOURCE, or as seen from the working folder.", None, metavar="FILE"
+)
+COLUMNS = option(
+    "columns", list[str] | None, "What the columns are called, where not image, label (or mask), site, patient, split.",
+    None, metavar="NAME=COLUMN", made=parse_pairs,
+)  # fmt: skip
+GROUP = option(
+    "group", list[str] | None,
+    "Regular expression, searched in the name of an image (images, volumes: in its path); its first part in brackets "
+    "is the patient. One for all, or repeated with one for each site.",
+    None, metavar="(SITE=)EXPR",
+)  # fmt: skip

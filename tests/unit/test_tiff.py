@@ -1,0 +1,96 @@
+"""TIFFs of the kinds that microscopes, MATLAB and ImageJ write, against the arrays that were written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+
+from fairflare.data.datalist import DataError, Sample
+from fairflare.data.image_file import TooLarge, image_file
+from fairflare.data.reading import read_image, read_mask
+
+COLOURS = np.random.default_rng(3).integers(0, 255, (20, 24, 3)).astype(np.uint8)
+GREY = COLOURS[:, :, 0]
+PLANES = np.ascontiguousarray(COLOURS.transpose(2, 0, 1))
+MATLAB = {"photometric": "minisblack", "planarconfig": "contig"}
+
+
+def decoded(path: Path) -> np.ndarray:
+    return image_file(path).decode(is_mask=False, limit=10**6)
+
+
+@pytest.mark.parametrize(
+    ("array", "options"),
+    [
+        (COLOURS, MATLAB),
+        (COLOURS, {**MATLAB, "compression": "zlib", "predictor": True}),
+        (COLOURS, {**MATLAB, "tile": (16, 16)}),
+        (COLOURS.astype(np.float32) / 7, {"photometric": "rgb"}),
+        (COLOURS.astype(np.uint16) * 200, MATLAB),
+        (GREY.astype(np.float64) / 3, {}),
+        (GREY.astype(np.uint16) * 200, {"imagej": True}),
+        (GREY.astype(np.uint16) * 200, {"tile": (16, 16), "compression": "zlib"}),
+        (GREY.astype(">i2"), {"byteorder": ">"}),
+    ],
+)
+def test_the_values_are_those_that_were_written(tmp_path: Path, array: Any, options: dict[str, Any]) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", array, **options)
+    np.testing.assert_array_equal(decoded(tmp_path / "a.tif"), array)
+
+
+def test_planes_one_behind_the_other_are_channels(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", PLANES.astype(np.float32), photometric="rgb", planarconfig="separate")
+    np.testing.assert_array_equal(decoded(tmp_path / "a.tif"), COLOURS)
+
+
+@pytest.mark.parametrize("compression", ["tiff_lzw", "packbits"])
+def test_pillow_reads_packed_colours(tmp_path: Path, compression: str) -> None:
+    Image.fromarray(COLOURS).save(tmp_path / "a.tif", compression=compression)
+    np.testing.assert_array_equal(decoded(tmp_path / "a.tif"), COLOURS)
+
+
+def test_alpha_is_dropped(tmp_path: Path) -> None:
+    deep = np.dstack([COLOURS, GREY]).astype(np.float32)
+    tifffile.imwrite(tmp_path / "a.tif", deep, photometric="rgb", extrasamples=["unassalpha"])
+    np.testing.assert_array_equal(decoded(tmp_path / "a.tif"), COLOURS)
+
+
+@pytest.mark.parametrize("tag", range(1, 9))
+def test_it_is_turned_as_its_tag_says(tmp_path: Path, tag: int) -> None:
+    """As Pillow turns the same values where it knows the file."""
+    told = [(274, "H", 1, tag, False)]
+    tifffile.imwrite(tmp_path / "known.tif", COLOURS, photometric="rgb", extratags=told)
+    tifffile.imwrite(tmp_path / "other.tif", COLOURS, **MATLAB, extratags=told)
+    np.testing.assert_array_equal(decoded(tmp_path / "other.tif"), decoded(tmp_path / "known.tif"))
+
+
+def test_as_training_reads_it(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "image.tif", COLOURS, **MATLAB)
+    found = read_image(Sample(tmp_path / "image.tif", 0), site="a", split="test")
+    np.testing.assert_allclose(found, COLOURS / 255, atol=1e-6)
+    tifffile.imwrite(tmp_path / "mask.tif", (GREY > 99).astype(np.float64))
+    mask = read_mask(Sample(tmp_path / "image.tif", tmp_path / "mask.tif"), site="a", split="test")
+    np.testing.assert_array_equal(mask, GREY > 99)
+
+
+def test_what_cannot_be_used_says_why(tmp_path: Path) -> None:
+    stack, other = tmp_path / "stack.tif", tmp_path / "other.tif"
+    tifffile.imwrite(stack, np.zeros((5, 20, 24), np.uint16), imagej=True)
+    with pytest.raises(DataError, match=r"it holds 5 pictures \(pages\); save each as a file of its own"):
+        read_image(Sample(stack, 0), site="a", split="test")
+    tifffile.imwrite(other, COLOURS, **MATLAB)
+    size = COLOURS.nbytes
+    assert len(image_file(other).decode(is_mask=False, limit=size)) == 20
+    with pytest.raises(TooLarge, match=f"{size} bytes"):
+        image_file(other).decode(is_mask=False, limit=size - 1)
+    other.write_bytes(other.read_bytes()[:-700])
+    with pytest.raises(DataError, match="cannot be used"):
+        read_image(Sample(other, 0), site="a", split="test")
+    (tmp_path / "none.tif").write_bytes(b"nothing")
+    with pytest.raises(DataError, match="cannot be used"):
+        read_image(Sample(tmp_path / "none.tif", 0), site="a", split="test")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +19,10 @@ from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_opt.pt.file_model_locator import PTFileModelLocator
 
 from fairflare.exchange.messages import SiteReply, SiteTask, encode_task
-from fairflare.federation.plan.run_settings import RunSettings
+from fairflare.federation.plan.run_settings import Place, RunSettings
 from fairflare.federation.record.best_model import BestModel
 from fairflare.federation.record.models import ModelFiles
+from fairflare.federation.server.first_model import first_model
 from fairflare.federation.site.site_state import SiteFolder
 from fairflare.flare.persistor import RunModels
 from fairflare.methods.base.training import LocalTraining
@@ -225,3 +227,39 @@ def test_a_local_model_of_which_parts_stay_at_the_site_is_not_submitted(tmp_path
         site.reply("train", message=encode_task(SiteTask("train", initial(), 0, 1, 0)))
         headers = {AppConstants.SUBMIT_MODEL_NAME: "best_model"}
         assert ask(site, "submit_model", task("submit_model", **headers)).get_return_code() == code
+
+
+class HalfFrozen(SegmentationTask):
+    def build_model(self) -> torch.nn.Module:
+        model = super().build_model()
+        model.conv_0.requires_grad_(False)  # type: ignore[union-attr]
+        return model
+
+
+def test_a_run_that_exchanged_a_part(tmp_path: Path) -> None:
+    """Its files hold that part: a site that the run has asked puts in what it builds, and gives its own model whole."""
+    task_, folder = HalfFrozen(**SEGMENTATION), tmp_path / "run"
+    state, run = initial(task_), RunSettings(exchange="trainable")
+    first = first_model(task_, run, Place(folder, folder, "job"))
+    assert 0 < len(first.state) < len(state)
+    own = Site(tmp_path, task_)
+    whole = from_shareable(validate(own, state)).data
+    asked = SiteTask("train", first.state, 0, 1, 0, **first.form(run, ()))
+    assert own.reply("train", message=encode_task(asked)).meta["status"] == "ok"
+    assert from_shareable(validate(own, first.state)).data == whole
+    kept = own.executor._workers.popitem()[1].local_model(asked, 0)
+    assert kept is not None
+    assert kept.keys() == state.keys()
+    assert all(torch.equal(kept[name], state[name]) for name in state if name not in first.state)
+
+
+@pytest.mark.long
+def test_the_first_model_of_a_process_that_ends(tmp_path: Path) -> None:
+    """The same as one that is made here."""
+    task_, run = HalfFrozen(**SEGMENTATION), RunSettings(exchange="trainable", seed=3)
+    here, there = (first_model(task_, run, Place(tmp_path, tmp_path, "job", apart=apart)) for apart in (False, True))
+    assert list(here.state) == list(there.state)
+    assert all(torch.equal(tensor, there.state[name]) for name, tensor in here.state.items())
+    assert replace(here, state={}) == replace(there, state={})
+    with pytest.raises(ValueError, match="matches no tensor"):
+        first_model(task_, RunSettings(exchange="nowhere"), Place(tmp_path, tmp_path, "job", apart=True))

@@ -235,7 +235,7 @@ def test_the_report_changes_neither_model(tmp_path):
     kept, anchor = here.state.store().load_at("local_model", 0), initial(seed=1)
     assert here.perform(request("anchor", anchor, 0)).status == "ok"
     assert same(here.state.store().load_at("local_model", 0), kept)
-    assert same(clean_state(here._model.state_dict()), anchor)
+    assert same(clean_state(here.network.model.state_dict()), anchor)
 
 
 # ------------------------------------------------------------------------------------------------ the weights

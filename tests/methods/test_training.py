@@ -418,7 +418,7 @@ def test_the_same_number_of_steps_whatever_the_data(worker, half, steps):
         order = data.order("training", round_seed(0, "site-1", 1) + number)
         expected += [(number, order[start : start + 10]) for start in range(0, count, 10)]
     assert seen == expected[:steps]
-    counters = {int(t) for n, t in here._model.state_dict().items() if n.endswith("num_batches_tracked")}
+    counters = {int(t) for n, t in here.network.model.state_dict().items() if n.endswith("num_batches_tracked")}
     assert steps in counters
 
 

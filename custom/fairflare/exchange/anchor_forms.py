@@ -9,6 +9,7 @@ import torch
 
 AnchorAs = Literal["model", "bf16", "difference"]
 MODEL: AnchorAs = "model"
+BF16: AnchorAs = "bf16"
 DIFFERENCE: AnchorAs = "difference"
 State = Mapping[str, torch.Tensor]
 

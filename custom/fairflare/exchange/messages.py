@@ -16,6 +16,9 @@ import numpy as np
 import torch
 
 from fairflare import __version__
+from fairflare.exchange.sent_tensors import ALL
+
+FLOAT32 = "float32"  # of an update: as it is
 
 TASK_CHECK = "check"  # carries no model
 TASK_TRAIN = "train"
@@ -89,6 +92,10 @@ class SiteTask:
     resample: int = 0  # of validate: the primary metric on so many draws of the test images, too
     anchor_as: str = "model"  # of train and anchor: how this round's anchor travels, see exchange.anchor_forms
     min_cases: int = 1  # of every task: the site keeps home what is of fewer cases; its own setting may be larger
+    exchange: str = ALL  # which tensors travel, see exchange.sent_tensors
+    makes: tuple[str, ...] = ()  # beginnings of names: tensors that the server makes, which travel too
+    rest: str = ""  # fingerprint of those that do not; empty: all travel
+    update_dtype: str = FLOAT32  # of train: in which the update is sent
     as_sent: bool = False  # of validate: the model as it came, whatever the site has of its own; not in the message
 
 
@@ -107,7 +114,7 @@ class SiteReply:
 
 
 def encode_task(task: SiteTask) -> Message:
-    """The server's request: a full model (``check``: none; ``norms``: after the first, a part) and directives."""
+    """The server's request: directives, and what is sent of a model (``check``: nothing, ``norms``: in parts)."""
     meta = {
         "version": __version__,
         "experiment": task.experiment,
@@ -120,6 +127,10 @@ def encode_task(task: SiteTask) -> Message:
         "resample": task.resample,
         "anchor_as": task.anchor_as,
         "min_cases": task.min_cases,
+        "exchange": task.exchange,
+        "makes": list(task.makes),
+        "rest": task.rest,
+        "update_dtype": task.update_dtype,
     }
     state = None if task.each is not None else clean_state(task.state) or None
     by_site = tuple(name for name, value in task.directives.items() if isinstance(value, BySite))
@@ -173,6 +184,10 @@ def decode_task(name: str, message: Message, site: str) -> SiteTask:
         resample=int(meta.get("resample") or 0),
         anchor_as=str(meta.get("anchor_as") or "model"),
         min_cases=int(meta.get("min_cases") or 1),
+        exchange=str(meta.get("exchange") or ALL),
+        makes=tuple(str(name) for name in meta.get("makes") or ()),
+        rest=str(meta.get("rest") or ""),
+        update_dtype=str(meta.get("update_dtype") or FLOAT32),
     )
 
 

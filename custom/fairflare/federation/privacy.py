@@ -67,6 +67,12 @@ TOLD = {
     "min_cases": "what is of fewer cases stays at home, unless the site's own number is larger anyway",
     "anchor_as": "in `train` and `anchor`: in which form the average of the local models comes (`model`, `bf16`, "
     "`difference`)",
+    "exchange": "which tensors travel: `all`, `trainable` or a regular expression",
+    "makes": "beginnings of the names of tensors that the method's server makes, which travel too",
+    "rest": "SHA-256 over the tensors that do not travel, as the server builds them; a site with others refuses the "
+    "task, and its refusal has the first 12 digits of its own: they tell whether its encoder is a file "
+    "that the reader knows",
+    "update_dtype": "in `train`: in which type the update is sent (`float32`, `bfloat16`)",
     "directives": "what the method tells the sites, see below; in `norms`: which norms are done (`done`), the "
     "question's number in the round (`exchange`), whether all norms are meant at once (`one_pass`); "
     "in `train`: whether the site is to measure the model that it trained, too (`measure_trained`), see `suspects`",

@@ -115,6 +115,7 @@ class RoundsController(RunSettings, ModelController):
             settings=own,
             site_half=self._site_half(),
             carried=Path(self.get_app_dir()) / "custom",
+            apart=True,
         )
 
     def _site_half(self) -> Any:

@@ -61,7 +61,7 @@ class SiteExecutor(Executor):
         self._settings: dict[str, Any] | None = None
         self._workers: dict[str, SiteWorker] = {}
         self._asked: SiteTask | None = None  # by our server, last, without its model
-        self._trained: tuple[str, int] | None = None  # run and round
+        self._trained: int | None = None  # the round
         self._received: Shareable | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -105,7 +105,7 @@ class SiteExecutor(Executor):
         self._asked = replace(request, state={})
         reply = self._perform(request, site, fl_ctx, abort_signal)
         if task_name == TASK_TRAIN:
-            self._trained = (request.run, request.current_round) if reply.status == STATUS_OK else None
+            self._trained = request.current_round if reply.status == STATUS_OK else None
         return reply
 
     def _for_flare(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
@@ -115,8 +115,7 @@ class SiteExecutor(Executor):
             if task_name == SUBMIT_MODEL:
                 answer = self._local_model(shareable, site, fl_ctx)
             else:
-                experiment, run = (self._asked.experiment, self._asked.run) if self._asked else ("", "")
-                request = validation(shareable, experiment, run)
+                request = validation(shareable, self._asked)
                 answer = metrics_of(self._perform(request, site, fl_ctx, abort_signal), self.task.primary_metric)
         except NotServed as error:
             self.log_warning(fl_ctx, f"{task_name}: {error}")
@@ -132,8 +131,8 @@ class SiteExecutor(Executor):
         """The last one: a site validates what it receives, so it knows no better one of its own."""
         experiment = self._asked.experiment if self._asked else ""
         worker = self._worker(self._worker_arguments(site, experiment, self._site_settings(site, fl_ctx), fl_ctx))
-        check_submission(shareable, worker)
-        local = None if self._trained is None else worker.local_model(*self._trained)
+        check_submission(shareable, worker, self._asked)
+        local = None if self._trained is None or self._asked is None else worker.local_model(self._asked, self._trained)
         if local is None:
             raise NotServed(ReturnCode.EMPTY_RESULT, "this process has trained no model that could be sent")
         return DXO(DataKind.WEIGHTS, data=clean_state(local))

@@ -50,13 +50,13 @@ def is_stock(task_name: str, shareable: Shareable) -> bool:
         return False
 
 
-def validation(shareable: Shareable, experiment: str, run: str) -> SiteTask:
+def validation(shareable: Shareable, asked: SiteTask | None) -> SiteTask:
     """The request to test the model of a stock ``validate`` task, exactly as it came: tensors or NumPy arrays.
 
     With a method that keeps parts of the model at the site that is the common model, or another site's, without them.
 
     Args:
-        experiment, run: that the site works on.
+        asked: by our server, last: whose run it is, and which tensors its model files hold; ``None``: it has not yet.
 
     Raises:
         NotServed: it holds no whole model.
@@ -68,14 +68,18 @@ def validation(shareable: Shareable, experiment: str, run: str) -> SiteTask:
         state = clean_state(dxo.data)
     except (AttributeError, TypeError, ValueError) as error:
         raise NotServed(ReturnCode.BAD_TASK_DATA, f"the model to validate cannot be used: {error}") from error
+    of_run = asked or SiteTask(TASK_VALIDATE, {}, current_round=0, num_rounds=1, seed=0)
     return SiteTask(
         name=TASK_VALIDATE,
         state=state,
         current_round=0,
         num_rounds=1,
-        seed=0,
-        experiment=experiment,
-        run=run,
+        seed=of_run.seed,
+        experiment=of_run.experiment,
+        run=of_run.run,
+        exchange=of_run.exchange,
+        makes=of_run.makes,
+        rest=of_run.rest,
         as_sent=True,
     )
 
@@ -98,7 +102,7 @@ def metrics_of(reply: SiteReply, primary: str) -> DXO:
     return DXO(DataKind.METRICS, data=found)
 
 
-def check_submission(shareable: Shareable, worker: SiteWorker) -> None:
+def check_submission(shareable: Shareable, worker: SiteWorker, asked: SiteTask | None = None) -> None:
     """Whether this site may and can give the model that is asked for.
 
     Raises:
@@ -120,8 +124,8 @@ def check_submission(shareable: Shareable, worker: SiteWorker) -> None:
         raise NotServed(
             ReturnCode.TASK_UNSUPPORTED, "the local model is not given: by the job's method it is this site's alone"
         )
-    if worker.stays:
+    if stays := worker.stays(asked):
         raise NotServed(
             ReturnCode.TASK_UNSUPPORTED,
-            f"the local model is not given: {in_words(worker.stays)} of it stay at this site by the job's method",
+            f"the local model is not given: {in_words(stays)} of it stay at this site by the job's method",
         )

@@ -90,7 +90,10 @@ class CReFF(MakesTensors):
         """Raises ``ValueError`` when the network has no second classifier."""
         names = [MADE + part for part in ("weight", "bias")]
         if not all(name in received for name in names):
-            raise ValueError("CReFF needs a second classifier in the network; set retrained_head=true of the task")
+            raise ValueError(
+                "CReFF needs a second classifier in the network; set retrained_head=true of the task, and let "
+                "exchange match its tensors 'retrained.*'"
+            )
         self._classifier = received[names[0]], received[names[1]]
 
     def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:

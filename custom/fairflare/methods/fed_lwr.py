@@ -26,7 +26,7 @@ from fairflare.core.features.layers import layers_of
 from fairflare.core.weighting import CKA_RANGE, dissimilarity_weights, uniform_weights
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import NO_IMAGES, TRAINING, Field, ReportError
-from fairflare.methods.base.rule import LayerWeights, RoundInputs, TwoPhase, Weighing
+from fairflare.methods.base.rule import LayerWeights, RoundInputs, SeesModel, State, TwoPhase, Weighing
 from fairflare.methods.parts.anchor_report import FromPreset, Granularity, LayerSimilarityReport, Preset
 from fairflare.methods.parts.layer_scores import Scores, by_granularity, filled, from_layer, most_common_units
 
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 @settings
-class FedLWR(FromPreset, TwoPhase):
+class FedLWR(FromPreset, TwoPhase, SeesModel):
     r"""Fed-LWR, server half: weights by layer from the sites' similarity scores.
 
     .. math:: \rho_k^m = \frac{1 - \delta_k^m}{\sum_i (1 - \delta_i^m)}, \qquad \hat w_m = \sum_k \rho_k^m w_{k,m}
@@ -123,6 +123,11 @@ class FedLWR(FromPreset, TwoPhase):
         if task is not None and self.only_layer is not None:  # building the network takes a moment
             layers = list(dict.fromkeys(layers_of(task.build_model().state_dict()).values()))
             from_layer({}, layers, self.only_layer)
+
+    def begin_round(self, received: State) -> None:
+        """Raises ``ValueError`` when nothing of ``only_layer`` travels."""
+        if self.only_layer is not None:
+            from_layer({}, list(dict.fromkeys(layers_of(received).values())), self.only_layer)
 
     def check_anchor_report(self, report: dict[str, Any], site: str, layers: Sequence[str]) -> dict[str, Any]:
         names = report["layers"]

@@ -81,7 +81,7 @@ class ContrastiveTraining(LocalTraining):
         kept = run.store.load_before(LOCAL_MODEL, run.current_round)
         previous = None if kept is None else _frozen(model)
         if previous is not None and kept is not None:
-            previous.load_state_dict(kept)
+            previous.load_state_dict({**(run.sent.rest(previous.state_dict()) if run.sent else {}), **kept})
         run.own = _Contrast(_frozen(model), previous)
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,6 @@ from fairflare.core.objectives.landscape import coordinates, direction, numbers,
 from fairflare.federation.site.site_file import SHELL_SETTINGS
 from fairflare.prediction.recall import recall
 from fairflare.prediction.saved_model import PERSONAL_NOTE, SavedModel, read_whole
-from fairflare.tasks.networks import load_fitting
 
 if TYPE_CHECKING:
     from fairflare.base.task import Batch, Device
@@ -149,8 +148,7 @@ def landscape_at(
     images = data.num_samples(grid.split)
     if not images:
         raise ValueError(f"site {site!r} has no image in its split {grid.split!r}; choose another with --split")
-    model = task.build_model()
-    load_fitting(model, saved.state, f"{saved.path} does not fit the network of its task", "")
+    model = saved.network(task)
     first, second = (direction(model, grid.seed, number) for number in (0, 1))
     model.to(device)
     batches = data.batches(grid.split, batch_size=BATCH)

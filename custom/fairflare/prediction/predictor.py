@@ -23,7 +23,6 @@ from fairflare.data.reading import slices_in
 from fairflare.prediction.recall import Recalled, recall
 from fairflare.prediction.saved_model import PERSONAL_NOTE, SavedModel, read_whole
 from fairflare.tasks.classification import ClassificationTask
-from fairflare.tasks.networks import load_fitting
 from fairflare.tasks.segmentation import SegmentationTask
 
 BATCH = 8  # slices at once
@@ -75,9 +74,7 @@ class Predictor:
         self.task, self.model, self.device, self.notes = task, model, device, list(recalled.notes)
         if model.personal:
             self.notes.append(PERSONAL_NOTE)
-        self.network = task.build_model()
-        remedy = "; the settings of the task are not those of its training"
-        load_fitting(self.network, model.state, f"{model.path} does not fit the network of its task", remedy)
+        self.network = model.network(task, "; the settings of the task are not those of its training")
         self.network.to(device)
 
     @property

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from fairflare.base.task import Task
+from fairflare.exchange.sent_tensors import rebuilt
 from fairflare.federation.plan.run_settings import RESULTS_FOLDER
 from fairflare.federation.plan.site_training import PERSONAL
 from fairflare.federation.record.models import BEST_MODEL_FILE, MODEL_FILE
 from fairflare.reporting.results import RESULTS_FILE, read_results
-from fairflare.tasks.networks import read_checkpoint
+from fairflare.tasks.networks import load_fitting, read_checkpoint
 
 #: Where a run's model files are: beside the given folder's own name, in a simulator's workspace, in a FLARE download.
 PLACES = (".", "server/simulate_job", "workspace", "..")
@@ -35,6 +37,7 @@ class SavedModel:
         record: of :class:`fairflare.federation.record.task_record.TaskRecorder`; empty: there is none.
         personal: the run was measured with what each site has of its own, not with this model.
         at_sites: how many of its tensors no site sent: they are as they were in the beginning.
+        exchange: which of the model's tensors the file holds, and how the others are built; empty: all.
         adapted: pictures that its norm statistics were measured on afterwards; 0: they are the run's.
     """
 
@@ -46,6 +49,15 @@ class SavedModel:
     personal: bool = False
     at_sites: int = 0
     adapted: int = 0
+    exchange: Mapping[str, Any] = field(default_factory=dict)
+
+    def network(self, task: Task, remedy: str = "") -> torch.nn.Module:
+        """The task's network with the model in it.
+
+        Raises:
+            ValueError: the two do not fit, or the task builds another frozen part than that of the run.
+        """
+        return network_with(task, self, self.state, f"{self.path} does not fit the network of its task", remedy)
 
     def in_words(self) -> str:
         """Where it comes from, in a line."""
@@ -55,6 +67,18 @@ class SavedModel:
         by = f" ({metric})" if metric and self.path.name == BEST_MODEL_FILE else ""
         own = f"norm statistics of {self.adapted} other pictures" if self.adapted else ""
         return ", ".join(text for text in (f"{which}{by}" if which else "", rounds, self.method, own) if text)
+
+
+def network_with(
+    task: Task, model: SavedModel, state: Mapping[str, torch.Tensor], refusal: str, remedy: str = ""
+) -> torch.nn.Module:
+    """The task's network with a state of the run that ``model`` is of."""
+    try:
+        network, whole = rebuilt(task.build_model, state, model.exchange)
+    except ValueError as error:
+        raise ValueError(f"{model.path}: {error}") from error
+    load_fitting(network, whole, refusal, remedy)
+    return network
 
 
 def find_model(place: Path, which: Literal["best", "last"] | None = None) -> Path:
@@ -123,6 +147,7 @@ def read_model(path: Path) -> SavedModel:
         personal=PERSONAL in (conf.get("measured"), info.get("measured")),  # results alone: a site half of its own
         at_sites=at_sites if isinstance(at_sites, int) else 0,
         adapted=_pictures(conf.get("adapted")),
+        exchange=dict(conf.get("exchange") or {}),
     )
 
 

@@ -12,7 +12,7 @@ from fairflare.exchange.staging import Staging
 from fairflare.federation.plan.run_settings import RESULTS_FOLDER
 from fairflare.federation.site.site_file import SHELL_SETTINGS
 from fairflare.prediction.landscape import BATCH, Trained
-from fairflare.tasks.networks import load_fitting
+from fairflare.prediction.saved_model import network_with
 
 if TYPE_CHECKING:
     import torch
@@ -52,8 +52,8 @@ def pairwise_cka(
     """
     models = {}
     for site, state in Staging(kept).open_all().items():
-        models[site] = trained.task.build_model()
-        load_fitting(models[site], dict(state), f"the local model of site {site!r} does not fit its task", "")
+        refusal = f"the local model of site {site!r} does not fit its task"
+        models[site] = network_with(trained.task, trained.saved, dict(state), refusal)
         models[site].to(device)
     if len(models) < 2:
         raise ValueError(f"{kept} has the local models of {len(models)} site(s); a pair needs two")

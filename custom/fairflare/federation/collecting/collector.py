@@ -111,8 +111,9 @@ class Collector:
         self._round = _Round()
         self._shape: Shape | None = None
         self.metrics = metrics
-        #: Names of the model's parameters; ``None``: nobody knows the model, and the tensors' names tell.
+        #: Names of the parameters that are trained; ``None``: nobody knows the model, and the tensors' names tell.
         self.parameters: frozenset[str] | None = None
+        self.frozen: frozenset[str] = frozenset()  # names of tensors that no training changes
 
     def begin(
         self, current_round: int, num_rounds: int, *, shape: Shape, received: State | None, sites: Sequence[str] = ()
@@ -344,6 +345,7 @@ class Collector:
             moderated=self._influence.moderated,
             bounded=self._influence.of_made,
             parameters=self._trained_names(),
+            frozen=self.frozen,
             updates=self._shape is not None and self._shape.updates,
             seed=self.seed,
             suppressed={site: suppressed_in(trained[site].stats, IN_REPORT) for site in sites},

@@ -24,12 +24,14 @@ from fairflare.base.settings import (
     settings,
 )
 from fairflare.exchange.anchor_forms import MODEL, AnchorAs
+from fairflare.exchange.sent_tensors import ALL, check_exchange
 from fairflare.federation.plan.bounds import Bounds
 
 #: Options of the run that are given like a method's settings.
 LIKE_SETTINGS = (
     *field_names(Bounds), "best_by", "best_lambda", "test_last", "test_every", "bootstrap", "recalibration",
-    "anchor_as", "suspects", "crt_rounds", "crt_epochs", "crt_weights", "crt_mask_absent", "min_cases",
+    "exchange", "update_dtype", "anchor_as", "suspects", "crt_rounds", "crt_epochs", "crt_weights", "crt_mask_absent",
+    "min_cases",
 )  # fmt: skip
 RESULTS_FOLDER = "fairflare"  # in the run directory
 
@@ -78,6 +80,11 @@ class RunSettings(Bounds):
         norm_statistics: ``"recalibrated"`` where the site half says so, else ``"average"``; not set by hand.
         min_cases: of a split, or of a class in it, with fewer cases nothing leaves a site but the update: no metric, no
             loss, no number by class. A site's own setting holds where it is larger.
+        exchange: which tensors of the model travel, in both directions: ``"all"``, ``"trainable"`` (those that training
+            can change), or a regular expression that finds their names; parameters that it does not find are frozen.
+            All others each site builds for itself, and has to have the server's, see ``docs/exchange.md``.
+        update_dtype: in which sites send their updates: ``"float32"``, as they are; ``"bfloat16"``: matrices and
+            kernels in half the bytes, each number with an error of at most 2**-8 of itself.
         recalibration: ``"exact"``: in one exchange for each group of norms that do not depend on one another, as if
             all images were in one place; ``"one_pass"``: in one exchange, with the batch's statistics in front of each
             norm, an approximation.
@@ -118,6 +125,8 @@ class RunSettings(Bounds):
     min_cases: PositiveInt = 1
     norm_statistics: Literal["average", "recalibrated"] = "average"
     recalibration: Literal["exact", "one_pass"] = "exact"
+    exchange: str = ALL
+    update_dtype: Literal["float32", "bfloat16"] = "float32"
     anchor_as: AnchorAs = MODEL
     suspects: Literal["warn", "equal", "out"] = "warn"
     crt_rounds: NonNegativeInt = 0
@@ -138,6 +147,7 @@ class RunSettings(Bounds):
     def __post_init__(self) -> None:
         if self.experiment:
             safe_name(self.experiment)
+        check_exchange(self.exchange)
 
 
 @dataclass
@@ -152,6 +162,7 @@ class Place:
         site_half: the training's settings as the sites have them; ``None``: not known here.
         carried: folder of the files that the job carries; ``None``: it carries none, and a relative path is one of the
             working directory.
+        apart: the sites are in other processes, and this one should not hold what does not travel.
     """
 
     run_dir: Path
@@ -160,6 +171,7 @@ class Place:
     settings: Mapping[str, Any] = field(default_factory=dict)
     site_half: Any = None
     carried: Path | None = None
+    apart: bool = False
 
     @property
     def models_in_memory(self) -> float | None:

@@ -12,11 +12,12 @@ from fairflare import __version__
 from fairflare.base.disk.files import sha256_of
 from fairflare.base.settings import values_of
 from fairflare.exchange.anchor_forms import MODEL
-from fairflare.exchange.messages import num_bytes
+from fairflare.exchange.messages import FLOAT32
+from fairflare.exchange.sent_tensors import ALL
 from fairflare.federation.plan.bounds import bounds_of
 from fairflare.federation.plan.run_settings import Place, RunSettings
 from fairflare.federation.plan.site_training import training_of
-from fairflare.methods.base.rule import FollowsNumRounds, Rule, State
+from fairflare.methods.base.rule import FollowsNumRounds, Rule
 
 if TYPE_CHECKING:
     from fairflare.base.task import Metric, Task
@@ -33,6 +34,7 @@ def config_of(run: RunSettings, place: Place, rule: Rule, task: Task) -> dict[st
         "task": values_of(task),
         "training": place.site_half,
         **({} if run.anchor_as == MODEL else {"anchor_as": run.anchor_as}),
+        **{n: getattr(run, n) for n in ("exchange", "update_dtype") if getattr(run, n) not in (ALL, FLOAT32)},
         **({"retraining": retraining_of(run)} if run.crt_rounds else {}),
     }
 
@@ -47,7 +49,6 @@ def info_of(
     place: Place,
     rule: Rule,
     task: Task,
-    state: State,
     connected: Sequence[str],
     expected: Sequence[str],
     config: Mapping[str, Any],
@@ -73,8 +74,6 @@ def info_of(
         "connected": list(connected),
         "config": dict(config),
         "task_file": source_of(task),
-        "model_parameters": sum(t.numel() for t in state.values() if t.is_floating_point()),
-        "model_bytes": num_bytes(state),
         "versions": versions(),
     }
 

@@ -146,6 +146,7 @@ class Check:
         # No grace: a site that needs long to open its data is not late.
         self.exchange = Exchange(transport, roster, run.min_sites, 0.0, journal.tell)
         self.facts: dict[str, dict[str, Any]] = {}
+        self.form: dict[str, Any] = {}  # of the task: which tensors travel
         self.synthetic: bool | None = None
 
     def run(self, current_round: int, run_id: str) -> None:
@@ -163,7 +164,7 @@ class Check:
         before = self.journal.synthetic if current_round > 0 else None
         task = SiteTask(
             TASK_CHECK, {}, current_round, run.num_rounds, run.seed, experiment=run.experiment, run=run_id,
-            min_cases=run.min_cases,
+            min_cases=run.min_cases, **self.form,
         )  # fmt: skip
         phase = Phase(TASK_CHECK, current_round, self.roster.known())
         self.exchange.unless_stopped(

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -145,6 +145,7 @@ class Recalibration:
         self.exchange, self.journal = exchange, journal
         self.run_id, self.too_few = run_id, too_few
         self._told: set[str] = set()
+        self.form: dict[str, Any] = {}  # of the task: which tensors travel
 
     def __call__(self, state: State, record: RoundRecord) -> State:
         """The model with statistics of the training images of the round's sites; the same model where none is due.
@@ -201,7 +202,7 @@ class Recalibration:
             },
             experiment=run.experiment,
             run=self.run_id(),
-            min_cases=run.min_cases,
+            min_cases=run.min_cases, **self.form,
         )  # fmt: skip
         phase = Phase(TASK_NORMS, total.current_round, live, doubtful=self.exchange.roster.doubtful(live))
         reports: dict[str, NormReport] = {}

@@ -12,11 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from fairflare.base.own_errors import in_one_line
 from fairflare.base.task import LOSS, metric_name
-from fairflare.core.features.layers import parameter_names
 from fairflare.exchange.anchor_forms import MODEL, lighter
 from fairflare.exchange.messages import (
     TASK_ANCHOR,
@@ -35,7 +31,7 @@ from fairflare.federation.collecting.roster import Roster
 from fairflare.federation.collecting.suspects import Suspects
 from fairflare.federation.collecting.transport import Listener, Transport
 from fairflare.federation.plan.run_settings import RESULTS_FOLDER, Place, RunSettings
-from fairflare.federation.plan.site_training import PERSONAL, AtHome, at_home, check_halves
+from fairflare.federation.plan.site_training import PERSONAL, AtHome, check_halves
 from fairflare.federation.record.best_model import BestModel
 from fairflare.federation.record.experiment import Experiment, writing
 from fairflare.federation.record.journal import Journal
@@ -43,10 +39,11 @@ from fairflare.federation.record.models import ModelFiles
 from fairflare.federation.record.run_info import config_of, info_of
 from fairflare.federation.record.task_record import TaskRecorder
 from fairflare.federation.server.check import Check, check_present
+from fairflare.federation.server.first_model import first_model
 from fairflare.federation.server.recalibration import Recalibration
 from fairflare.federation.server.retraining import Retraining
 from fairflare.federation.site.replies import reasons
-from fairflare.methods.base.rule import Rule, SendsParts, State, TwoPhase
+from fairflare.methods.base.rule import MakesTensors, Rule, SendsParts, State, TwoPhase
 from fairflare.methods.parts.model_average import ReportsMean
 from fairflare.reporting.global_test import global_test
 from fairflare.reporting.results import PhaseRecord, RoundRecord
@@ -105,6 +102,7 @@ class Rounds:
         self.test = FinalTest(self._ask, self.roster, run, transport.say, self.metrics, task.primary_metric)
         self.check = Check(task, run, transport, self.roster, self.journal, self.metrics)
         self.at_home = AtHome()
+        self._form: dict[str, Any] = {}  # which tensors travel, as the sites are told
         self.recalibration = Recalibration(
             task, run, self.exchange, self.journal, lambda: self.experiment.run_id, self._too_few
         )
@@ -137,18 +135,6 @@ class Rounds:
             self.collector.clear()
             self.experiment.close()
 
-    def _new_model(self) -> torch.nn.Module:
-        """The task's network; what is wrong with a user's own is said with its line."""
-        named = f"build_model() of the task ({type(self.task).__name__})"
-        try:
-            model = self.task.build_model()
-        except Exception as error:
-            told = getattr(error, "public", None) or f"{named} failed: {in_one_line(error)}"  # ours, or the user's own
-            raise ValueError(told) from error
-        if not isinstance(model, torch.nn.Module):
-            raise ValueError(f"{named} must give a torch.nn.Module, got {type(model).__name__}")
-        return model
-
     def _start(self) -> tuple[int, State]:
         """The first round to do, and initial or checkpointed model."""
         run, place = self.settings, self.place
@@ -156,18 +142,22 @@ class Rounds:
         self.task.permit(place.settings)
         if (metric := self.task.primary_metric) != metric_name(metric):
             raise ValueError(f"primary_metric must be letters, digits, '_', '/', '.' or '-', got {metric!r:.80}")
-        torch.manual_seed(run.seed)
-        model = self._new_model()
-        self.transport.say(self.task.initialise(model, place.initial_weights(run)))
-        state: State = clean_state(model.state_dict())
+        makes = self.rule.makes if isinstance(self.rule, MakesTensors) else ()
+        first = first_model(self.task, run, place, makes)
+        for text, warning in first.said:
+            self.transport.say(text, warning=warning)
+        state: State = first.state
+        first.check_norms(run.norm_statistics)
         self.retraining.check(self.task, state)
-        self.collector.parameters = parameter_names(model)
+        self.collector.parameters, self.collector.frozen = first.parameters, first.frozen
+        self.check.form = self.recalibration.form = self._form = first.form(run, makes)
         sites = sorted(self.transport.sites())
         config = config_of(run, place, self.rule, self.task)
-        info = info_of(run, place, self.rule, self.task, state, sites, self.transport.expected(), config)
-        self.at_home = at_home(place.site_half, model, self.transport.say)
+        info = info_of(run, place, self.rule, self.task, sites, self.transport.expected(), config)
+        info |= {"model_parameters": first.numbers, "model_bytes": first.nbytes, **first.note(run)}
+        self.at_home = first.at_home
         info["measured"] = self.at_home.measured
-        self.files.noted = self.at_home.noted
+        self.files.noted = {**self.at_home.noted, **first.note(run)}
         found = self.experiment.begin(state, config, info)
         check_present(info["sites"], sites, run.min_sites, self.transport.say)
         return found
@@ -333,6 +323,8 @@ class Rounds:
                 run=self.experiment.run_id,
                 min_cases=self.settings.min_cases,
                 each=rule.each(state) if isinstance(rule, SendsParts) else None,
+                update_dtype=self.settings.update_dtype,
+                **self._form,
                 **task_of,
             )
         )

@@ -30,8 +30,9 @@ from fairflare.base.own_errors import in_one_line
 from fairflare.base.stopping import StoppableData, TaskStopped, stoppable
 from fairflare.base.task import SPLIT_GLOBAL, Proxy
 from fairflare.core.fairness import declared_as
-from fairflare.exchange.anchor_forms import DIFFERENCE, restored
+from fairflare.exchange.anchor_forms import BF16, DIFFERENCE, lighter
 from fairflare.exchange.messages import (
+    FLOAT32,
     MEASURE_TRAINED,
     SPLIT_TEST,
     SPLIT_VALIDATION,
@@ -61,8 +62,9 @@ from fairflare.federation.site.gate import (
 )
 from fairflare.federation.site.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED, TRAINED_METRIC, VALIDATED
 from fairflare.federation.site.site_file import DECODED, SHELL_SETTINGS, pick_computing, pick_device
+from fairflare.federation.site.site_network import SiteNetwork, whole_anchor
 from fairflare.federation.site.site_state import SiteFolder
-from fairflare.methods.base.home import LOCAL_MODEL, RECEIVED_MODEL
+from fairflare.methods.base.home import LOCAL_MODEL, RECEIVED_MODEL, OwnModel
 from fairflare.methods.base.reports import MAX_TEXT, TOO_FEW
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, SiteStore
 from fairflare.methods.parts.classifier_retraining import ClassifierRetraining
@@ -131,11 +133,11 @@ class SiteWorker:
             raise SiteError(f"site {site!r}: setting 'num_threads' must be an integer >= 1, got {threads!r}")
         self.threads: int | None = threads
         self._data: SiteData | None = None
-        self._model: torch.nn.Module | None = None
+        self.network = SiteNetwork(site, self.device, self.computing)
 
     def use(self, model: torch.nn.Module) -> None:
         """The network to load models into, in place of one of the task's."""
-        self._model = model
+        self.network.use(model)
 
     def perform(self, request: SiteTask, should_stop: Callable[[], bool] = lambda: False) -> SiteReply:
         """Perform one task; whatever goes wrong becomes a reply with a reason, and details go to this site's log.
@@ -154,7 +156,7 @@ class SiteWorker:
                 reply = self._perform(request)
                 self._keep_home(request, reply)
         except (torch.cuda.OutOfMemoryError, MemoryError) as e:
-            self._model = None
+            self.network.model = None
             traceback.clear_frames(e.__traceback__)  # they hold the model and its gradients
             e.__traceback__ = None  # and so do the closures that ran on them
             gc.collect()  # an optimizer may refer to itself
@@ -208,22 +210,26 @@ class SiteWorker:
             log.warning("site %s, round %d: %s", self.site, request.current_round, "; ".join(store.lost))
         return reply
 
-    def local_model(self, run: str, current_round: int) -> dict[str, torch.Tensor] | None:
-        """What this site trained in a round; ``None``: it is not kept, or damaged."""
-        return self.state.store(run).load_at(LOCAL_MODEL, current_round)
+    def local_model(self, asked: SiteTask, current_round: int) -> dict[str, torch.Tensor] | None:
+        """What this site trained in a round of the run that ``asked``, whole; ``None``: it is not kept, or damaged."""
+        kept = self.state.store(asked.run).load_at(LOCAL_MODEL, current_round)
+        if kept is None:
+            return None
+        self.network.of(self.task, asked)
+        return dict(self.network.whole(kept))
 
-    @property
-    def stays(self) -> list[str]:
-        """Tensors of the model that this site does not send."""
-        return self.training.home.stays(self._network())
+    def stays(self, request: SiteTask | None = None) -> list[str]:
+        """Tensors of the model that the method keeps at this site."""
+        return self.training.home.stays(self.network.of(self.task, request))
 
     # -- the tasks
 
     def _check(self, request: SiteTask, store: SiteStore) -> SiteReply:
         run = self._run(request, store)
         check_names(self.site, [metric.name for metric in self.task.declared_metrics()])
-        answers = self.training.check(run, self._network())
-        self.task.check_site(self._network(), run.data, self.device)
+        model = self.network.of(self.task, request)
+        answers = self.training.check(run, model)
+        self.task.check_site(model, run.data, self.device)
         facts = {
             **facts_of(run.data, self.device, self.sends_classes, run.floor),
             "personal": self._has_its_own(request),
@@ -236,6 +242,7 @@ class SiteWorker:
             return self._trained(request, store)
         except BaseException:  # the server has no such round of this site
             store.forget(request.current_round)
+            self.network.forget()
             raise
 
     def _trained(self, request: SiteTask, store: SiteStore) -> SiteReply:
@@ -250,17 +257,19 @@ class SiteWorker:
         training = ClassifierRetraining.told(self.training, run.directives)
         trained = training.train(run, model)
         local = clean_state(model.state_dict())
+        self.network.check_unchanged(received, local)
         report = training.report(run, model)
         stats = {**trained.losses(), "synthetic": bool(run.data.synthetic)}
         if run.directives.get(MEASURE_TRAINED):
             stats[TRAINED_METRIC] = self._evaluate(model, run, "validation")[self.task.primary_metric]
         if request.anchor_as == DIFFERENCE:  # the anchor of this round will be told from it
             store.save(RECEIVED_MODEL, request.current_round, request.state, kept=1)
-        store.save(LOCAL_MODEL, request.current_round, local, kept=home.local_models)
-        update = home.finish(run, model, received, local)
+        store.save(LOCAL_MODEL, request.current_round, self.network.part(local), kept=home.local_models)
+        update = self.network.part(home.finish(run, model, received, local))
+        sent = {name: update[name] for name in training.sends(update)}
         return SiteReply(
             STATUS_OK,
-            update={name: update[name] for name in training.sends(update)},
+            update=sent if request.update_dtype == FLOAT32 else lighter(sent, {}, BF16),
             metrics=metrics,
             report=report,
             stats=stats,
@@ -277,10 +286,11 @@ class SiteWorker:
                 f"with{why}",
                 skipped=True,
             )
-        run, anchor = self._open(self._whole_anchor(request, store), store)
+        run, anchor = self._open(whole_anchor(request, store, self.site), store)
         local = self.task.build_model().to(self.device)
-        local.load_state_dict(kept)
-        anchor.load_state_dict({name: kept[name] for name in self.stays}, strict=False)  # of this round
+        whole = self.network.whole(kept)
+        local.load_state_dict(whole)
+        anchor.load_state_dict({name: whole[name] for name in self.stays(request)}, strict=False)  # of this round
         report_anchor = getattr(self.training, "report_anchor", None)
         if report_anchor is None:
             raise SiteError(
@@ -289,21 +299,6 @@ class SiteWorker:
             )
         with plainly(anchor):  # what is compared differs little
             return SiteReply(STATUS_OK, report=report_anchor(run, local, anchor))
-
-    def _whole_anchor(self, request: SiteTask, store: SiteStore) -> SiteTask:
-        if request.anchor_as != DIFFERENCE:
-            return request
-        base = store.load_at(RECEIVED_MODEL, request.current_round)
-        if base is None:
-            raise SiteError(
-                f"site {self.site!r} has not kept the model that it was sent for round {request.current_round}, which "
-                "the anchor is told from",
-                skipped=True,
-            )
-        try:
-            return replace(request, state=restored(request.state, base))
-        except ValueError as error:
-            raise SiteError(f"site {self.site!r}: {error}") from error
 
     def _norms(self, request: SiteTask, store: SiteStore) -> SiteReply:
         state = norm_moments.with_kept(request, store, self.site)
@@ -357,22 +352,20 @@ class SiteWorker:
                     f"{self.task.asks_for(name)}"
                 )
 
-    def _network(self) -> torch.nn.Module:
-        if self._model is None:
-            self._model = self.computing.apply(self.task.build_model().to(self.device), self.device)
-        return self._model
-
     def _has_its_own(self, request: SiteTask) -> bool:
         """Whether a task of this kind is done with what the site has of its own."""
-        return not request.as_sent and bool(self.training.home.model or self.stays)
+        return not request.as_sent and bool(self.training.home.model or self.stays(request))
 
     def _open(self, request: SiteTask, store: SiteStore) -> tuple[SiteRun, torch.nn.Module]:
         """The task's network with the received model, and the site's own parts in it."""
-        run, model = self._run(request, store), self._network()
-        as_sent = request.as_sent or request.name == TASK_ANCHOR
-        state = request.state if as_sent else self.training.home.begin(run, model, request.state)
+        run, model = self._run(request, store), self.network.of(self.task, request)
+        run.sent, home, state = self.network.sent, self.training.home, request.state
+        if not request.as_sent and request.name != TASK_ANCHOR:
+            # A model of the site's own is sent entries, which are no part of a model.
+            received = state if isinstance(home, OwnModel) else self.network.whole(state)
+            state = home.begin(run, model, received)
         try:
-            model.load_state_dict(state)
+            model.load_state_dict(self.network.whole(state))
         except RuntimeError as e:
             raise SiteError(
                 f"site {self.site!r}: the server's model does not fit the task's network here: {e}",

@@ -80,6 +80,7 @@ def run_local(
         job_id="in_process",
         settings=own,
         site_half=values_of(plan.training),
+        apart=jobs > 1,
     )
     # Two runs in one folder would write each other's results; of one experiment they exclude each other anyway.
     for text in sweep():

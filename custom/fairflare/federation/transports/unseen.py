@@ -14,6 +14,7 @@ from fairflare.base.machine.threads import one_thread
 from fairflare.base.settings import values_of
 from fairflare.core.features.batch_norms import MEAN, VARIANCE, recalibrate, registered_names
 from fairflare.exchange.messages import SPLIT_TEST, STATUS_OK, TASK_VALIDATE, SiteTask
+from fairflare.exchange.sent_tensors import rebuilt
 from fairflare.federation.plan.plan import Plan, make_plan
 from fairflare.federation.plan.run_settings import RESULTS_FOLDER
 from fairflare.federation.plan.site_training import at_home
@@ -70,8 +71,8 @@ def at_unseen(
     plan = make_plan(**arguments)
     if site in (plan.sites or ()):
         raise ValueError(f"site {site!r} was part of the run: it is not unseen; leave it out of the run's sites")
-    state = torch.load(workspace / RUN_DIR / MODEL_FILE, map_location="cpu", weights_only=True)["model"]
-    network = plan.task.build_model()
+    content = torch.load(workspace / RUN_DIR / MODEL_FILE, map_location="cpu", weights_only=True)
+    network, state = rebuilt(plan.task.build_model, content["model"], content["train_conf"].get("exchange") or {})
     network.load_state_dict(state)
     home = at_home(values_of(plan.training), network, lambda *_, **__: None)
     found = Unseen(site=site, reason=NO_MODEL)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairflare.base.settings import build, field_names
+from fairflare.exchange.sent_tensors import ALL
 from fairflare.federation.plan.bounds import Bounds
 from fairflare.federation.plan.plan import Plan, Script, check_idle, check_run, following, route_settings, site_list
 from fairflare.federation.plan.run_settings import RunSettings
@@ -13,6 +14,7 @@ from fairflare.methods.base.catalog import get_method
 from fairflare.methods.base.training import LocalTraining
 from fairflare.tasks.scripts import ScriptTask
 
+OF_THE_RUN = ("recalibration", "anchor_as", "exchange", "update_dtype")
 #: Settings of a site half that its loop decides, which is the script's.
 OF_THE_LOOP = (
     "optimizer", "learning_rate", "weight_decay", "betas", "momentum", "local_epochs", "local_steps",
@@ -61,11 +63,13 @@ def make_script_plan(
         )
     if (statistics := run.pop("norm_statistics", None)) is not None:
         given["norm_statistics"] = statistics
-    bounds = {name: given.pop(name) for name in (*field_names(Bounds), "recalibration", "anchor_as") if name in given}
+    bounds = {name: given.pop(name) for name in (*field_names(Bounds), *OF_THE_RUN) if name in given}
     server, site, _ = route_settings(given, chosen, LocalTraining)
     names = site_list(chosen.num_sites if sites == 0 else sites)
     wanted = {key: value for key, value in {**run, **bounds}.items() if value is not None}
     settings_of_run = RunSettings(**{"num_rounds": chosen.num_rounds, "label": chosen.name, **chosen.run, **wanted})
+    if settings_of_run.exchange != ALL:
+        raise ValueError(f"exchange={settings_of_run.exchange!r}: a script's own loop trains the whole model; leave it")
     if settings_of_run.crt_rounds:
         raise ValueError("crt_rounds: a script's own loop does not train a classifier alone; set crt_rounds=0")
     rule = build(chosen.rule, {**chosen.server, **server})

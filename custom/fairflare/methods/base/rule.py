@@ -7,7 +7,7 @@ does that once for all methods.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
@@ -61,9 +61,14 @@ class RoundInputs:
     bounded: Callable[[SiteWeights], SiteWeights] = dict
     #: Names of the tensors that are trained; what else is floating is a buffer.
     parameters: Collection[str] = frozenset()
+    frozen: Collection[str] = frozenset()  # tensors that no training changes
     updates: bool = False  # ``states`` are updates, not models
     suppressed: Mapping[str, Collection[str]] = field(default_factory=dict)  # fields that stay at a site: too few cases
     seed: int = 0  # the run's; under stock controllers, which have none, 0
+
+    def changing(self, state: State) -> State:
+        """What of a state a training can change; read when it is asked for."""
+        return _Changing(state, self.frozen) if self.frozen else state
 
     def start(self, rule: Rule) -> State | None:
         """What a site's change is the difference to; ``None``: the states are changes themselves.
@@ -103,6 +108,20 @@ class Weighing:
     reports: dict[str, dict[str, float]] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
+
+
+class _Changing(Mapping[str, torch.Tensor]):
+    def __init__(self, state: State, frozen: Collection[str]) -> None:
+        self._state, self._names = state, [name for name in state if name not in frozen]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._state[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 @settings

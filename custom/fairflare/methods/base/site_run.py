@@ -18,6 +18,7 @@ from fairflare.base.machine.computing import Computing, LossScale
 
 if TYPE_CHECKING:
     from fairflare.base.task import SiteData, Task
+    from fairflare.exchange.sent_tensors import SentTensors
 
 log = logging.getLogger(__name__)
 
@@ -170,6 +171,7 @@ class SiteRun:
     #: What the site half keeps from one hook to the next. Here and not on the half, so that nothing outlives the task:
     #: after an out-of-memory an optimizer kept elsewhere would hold a second model.
     own: Any = None
+    sent: SentTensors | None = None  # which tensors travel; ``None``: all
     min_cases: int = 1  # fewer: nothing of a split, or of a class in it, leaves the site
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
@@ -15,6 +15,7 @@ from pydantic import Field as Bounds
 from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import PositiveInt, settings
 from fairflare.core.features.joint_pass import looks_at_images_alone
+from fairflare.core.features.layers import layers_of
 from fairflare.core.features.units import units
 from fairflare.core.similarity import LEAST_SAMPLES, LayerSimilarity, layerwise_cka, layerwise_cosine
 from fairflare.methods.base.training import LocalTraining, SiteRun
@@ -131,11 +132,13 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
         )
         if images.count < least:  # one batch: the same in every pass
             images.passes = 1
+        # Of a layer of which nothing travels the features are the same in both.
+        layers = None if run.sent is None else run.sent.layers(layers_of(run.sent.names))
         scores: Mapping[str, LayerSimilarity]
         if self.similarity == "cosine":
-            scores = layerwise_cosine(local, anchor, images, mode=self.cosine_mode)
+            scores = layerwise_cosine(local, anchor, images, layers=layers, mode=self.cosine_mode)
         else:
-            scores = self._cka(local, anchor, images)
+            scores = self._cka(local, anchor, images, layers)
         report = {
             "layers": list(scores),
             "cka": [float(s.delta) for s in scores.values()],
@@ -143,14 +146,18 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
         }
         if self.setting("layer_granularity") == "unit":
             unit = units(anchor, next(iter(ImageBatches(run, "training", 2))))
-            report["units"] = [unit[name] for name in scores]
+            first: dict[str, str] = {}  # of a unit, the first of the layers that are told
+            report["units"] = [first.setdefault(unit[name], name) for name in scores]
         return report
 
-    def _cka(self, local: torch.nn.Module, anchor: torch.nn.Module, images: ImageBatches) -> dict[str, LayerSimilarity]:
+    def _cka(
+        self, local: torch.nn.Module, anchor: torch.nn.Module, images: ImageBatches, layers: Sequence[str] | None
+    ) -> dict[str, LayerSimilarity]:
         compare = partial(
             layerwise_cka,
             local,
             anchor,
+            layers=layers,
             estimator=ESTIMATORS[self.setting("cka_estimator")],
             memory=self.cka_memory,
             scratch=images.run.scratch,

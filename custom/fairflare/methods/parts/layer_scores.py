@@ -56,7 +56,9 @@ def from_layer(scores: Scores, layers: Sequence[str], name: str) -> Scores:
     inside = [layer for layer in layers if layer == name or layer.startswith(name + ".")]
     if not inside:
         blocks = sorted({layer.partition(".")[0] for layer in layers})
-        raise ValueError(f"only_layer={name!r} names no layer or block of the model; its blocks are {blocks}")
+        raise ValueError(
+            f"only_layer={name!r} names no layer or block of what is sent of the model; its blocks are {blocks}"
+        )
     return {site: dict.fromkeys(layers, by[inside[-1]]) for site, by in scores.items()}
 
 

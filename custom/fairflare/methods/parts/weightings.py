@@ -122,14 +122,15 @@ class BySom(Weighting):
             raise RuntimeError("the map needs the model that the sites received")
         if self.seed is None:
             self._map.seed = inputs.seed
-        states = {site: inputs.states[site] for site in inputs.sites}
+        states = {site: inputs.changing(inputs.states[site]) for site in inputs.sites}
+        received = inputs.changing(inputs.received)
         if self.restart:
-            found = self._map.step(states, inputs.received)
+            found = self._map.step(states, received)
         else:
             rounds = self._map.rounds
             before = self._kept(rounds) if rounds else None
             keep = self._folders().begin(rounds + 1)
-            found = self._map.step(states, inputs.received, kept=before, keep=keep)
+            found = self._map.step(states, received, kept=before, keep=keep)
         details = {
             "u_matrix": found.u_matrix.tolist(),
             "bmu": {site: list(cell) for site, cell in found.bmu.items()},

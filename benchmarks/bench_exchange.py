@@ -1,0 +1,127 @@
+"""Bytes and the server's memory with a large frozen encoder: ``exchange=trainable`` beside ``exchange=all``.
+
+The encoder is random (seeded), each site builds it, and a head of some thousand numbers is trained by FedAvg.
+``processes``: FairFlare without FLARE, the server in one process and the sites in others; ``simulator``: FLARE's, where
+the server is the simulator's own process. Bytes are those of ``phases.csv`` a site in the last round; the peak is the
+largest resident size (``VmHWM``) of the server's process, and ``child`` that of the process in which the network is
+built once and which ends.
+
+    python benchmarks/bench_exchange.py [--parameters 300e6] [--sites 4] [--rounds 2] [--how processes simulator]
+        [--exchange trainable all]
+
+With 300e6 parameters each site holds 1.2 GB of network and as much again while it trains; ``processes`` works on
+``--jobs`` sites at a time, the simulator on all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+TASK = Path(__file__).with_name("frozen_task.py")
+ROLES = {"simulator_worker": "sites", "simulator.simulator": "server", "spawn_main": "child"}
+
+
+class Found(NamedTuple):
+    """Of one run: MB of the server's process and of its children, bytes a site and round, seconds."""
+
+    peaks: dict[str, float]
+    down: float
+    up: float
+    model: int
+    seconds: float
+
+
+def role(process: psutil.Process, how: str, main: int) -> str:
+    """Whose process it is; in ``processes`` the command itself is the server."""
+    if process.pid == main:
+        return "server" if how == "processes" else "command"
+    line = " ".join(process.cmdline())
+    return next((name for part, name in ROLES.items() if part in line), "other")
+
+
+def peak(pid: int) -> float:
+    """Largest resident size so far, MB."""
+    with Path(f"/proc/{pid}/status").open(encoding="ascii") as file:
+        return next((int(line.split()[1]) / 1024 for line in file if line.startswith("VmHWM")), 0.0)
+
+
+def watched(command: list[str], how: str, environment: dict[str, str]) -> dict[str, float]:
+    """Runs a command to its end; the largest process of each role."""
+    peaks: dict[str, float] = {}
+    with tempfile.TemporaryFile("w+") as log:
+        running = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        top = psutil.Process(running.pid)
+        while running.poll() is None:
+            try:
+                for process in (top, *top.children(recursive=True)):
+                    name = role(process, how, running.pid)
+                    peaks[name] = max(peaks.get(name, 0.0), peak(process.pid))
+            except (psutil.Error, OSError):
+                pass  # one has just ended
+            time.sleep(0.05)
+        if running.returncode:
+            log.seek(0)
+            raise RuntimeError(log.read()[-3000:])
+    return peaks
+
+
+def run(how: str, exchange: str, parameters: int, sites: int, rounds: int, jobs: int, folder: Path) -> Found:
+    """One run in a workspace of its own."""
+    workspace = folder / f"{how}-{exchange}"
+    command = [sys.executable, "-m", "fairflare.cli.commands", "run", "fed_avg", "--task", "classification"]
+    command += ["--task-file", str(TASK), "--sites", str(sites), "--rounds", str(rounds), "--workspace", str(workspace)]
+    command += ["--set", f"exchange={exchange}", "--set", "keep_optimizer_state=false", "--timeout", "3000"]
+    command += ["--in-process", "--jobs", str(jobs)] if how == "processes" else ["--threads", str(sites)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "FAIRFLARE_BENCH_PARAMETERS": str(parameters)}
+    started = time.monotonic()
+    peaks = watched(command, how, environment)
+    seconds = time.monotonic() - started
+    results = next(workspace.rglob("phases.csv"))
+    row = [row for row in csv.DictReader(results.open()) if row["phase"] == "train"][-1]
+    size = (results.parents[1] / "FL_global_model.pt").stat().st_size
+    return Found(peaks, int(row["bytes_out"]) / sites, int(row["bytes_in"]) / sites, size, seconds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parameters", type=float, default=300e6)
+    parser.add_argument("--sites", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--jobs", type=int, default=2, help="processes of sites, for `processes`")
+    parser.add_argument("--how", nargs="+", choices=["processes", "simulator"], default=["processes", "simulator"])
+    parser.add_argument("--exchange", nargs="+", default=["trainable", "all"])
+    args = parser.parse_args()
+    print(f"{args.parameters / 1e6:.0f} M frozen parameters, {args.sites} sites, {args.rounds} rounds, FedAvg")
+    columns = (
+        "run",
+        "exchange",
+        "down, B/site/round",
+        "up, B/site/round",
+        "server MB",
+        "child MB",
+        "model file B",
+        "s",
+    )
+    print(" | ".join(columns), flush=True)
+    with tempfile.TemporaryDirectory(prefix="fairflare_bench_") as name:
+        for how in args.how:
+            for exchange in args.exchange:
+                found = run(how, exchange, int(args.parameters), args.sites, args.rounds, args.jobs, Path(name))
+                # In `processes` sites are such children too.
+                child = "-" if how == "processes" or exchange == "all" else f"{found.peaks.get('child', 0):.0f}"
+                cells = (how, exchange, f"{found.down:.0f}", f"{found.up:.0f}", f"{found.peaks.get('server', 0):.0f}")
+                print(" | ".join((*cells, child, str(found.model), f"{found.seconds:.0f}")), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""Which tensors of a network travel: ``exchange = all | trainable | REGEX``, the one place that says so.
+
+Server and sites build the same network (from the run's seed, or a task loads its encoder from a file), so what no
+training changes need not travel, in either direction, ever. A checksum over it says whether they have the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from fairflare.core.aggregation.spectral import LEFT, RIGHT
+from fairflare.core.features.norms import running_statistics
+
+ALL, TRAINABLE = "all", "trainable"
+State = Mapping[str, torch.Tensor]
+
+
+class SentTensors:
+    """The tensors of a network that server and sites send each other.
+
+    ``"all"``: every one. ``"trainable"``: those that training can change. Any other text is a regular expression: the
+    tensors whose name :func:`re.search` finds it in, and the buffers that training changes; a parameter that does not
+    match is frozen (``requires_grad`` of ``model`` is set to False), so that nothing is trained and then thrown away.
+
+    Training can change
+
+    - a parameter with ``requires_grad`` in the network as the task builds it;
+    - running mean, running variance and counter of a batch or instance norm that is in training mode after
+      ``model.train()``, whether or not its weight and bias are frozen;
+    - the running vectors of a spectral norm (``torch.nn.utils.parametrizations``) in that mode;
+
+    and so does, in effect, a tensor that the method's server makes itself (``makes``; CReFF's second classifier). Every
+    other buffer stays. One that a training changes all the same is found by :meth:`check_unchanged`.
+
+    Args:
+        model: of the task; with a regular expression its unmatched parameters are frozen.
+        exchange: as above.
+        makes: beginnings of the names of tensors that the server makes.
+
+    Attributes:
+        names: that are sent, in the order of the state dict.
+        changing: those of all tensors that training can change.
+        parameters: those of ``changing`` that an optimizer sees.
+
+    Raises:
+        ValueError: no regular expression, one that matches nothing, or nothing that is sent is trained.
+    """
+
+    def __init__(self, model: torch.nn.Module, exchange: str = ALL, makes: Iterable[str] = ()) -> None:
+        check_exchange(exchange)
+        self.exchange = exchange
+        every = list(model.state_dict())
+        matched = [name for name in every if exchange in (ALL, TRAINABLE) or re.search(exchange, name)]
+        if not matched:
+            raise ValueError(
+                f"exchange={exchange!r} matches no tensor of the task's network; its tensors are called "
+                f"{', '.join(every[:3])}, ..."
+            )
+        named = dict(model.named_parameters(remove_duplicate=False))
+        shared = {id(named[name]) for name in matched if name in named}
+        if exchange not in (ALL, TRAINABLE):
+            for parameter in named.values():
+                parameter.requires_grad_(parameter.requires_grad and id(parameter) in shared)
+            matched += [name for name, parameter in named.items() if id(parameter) in shared]  # under every name
+        self.parameters = frozenset(name for name, parameter in named.items() if parameter.requires_grad)
+        self.changing = self.parameters | _changing_buffers(model)
+        if exchange != ALL and not self.parameters:
+            which = "every parameter" if exchange == TRAINABLE else "every parameter that it matches"
+            raise ValueError(
+                f"exchange={exchange!r}: nothing would be trained, {which} of the task's network is frozen "
+                "(requires_grad=False); unfreeze some in the task's build_model, or choose another exchange"
+            )
+        made = [name for name in every if name.startswith(tuple(makes))]
+        chosen = self.changing.union(made, () if exchange == TRAINABLE else matched)
+        self.names = [name for name in every if exchange == ALL or name in chosen]
+        self._sent = frozenset(self.names)
+
+    def of(self, state: State) -> dict[str, torch.Tensor]:
+        """What of a state is sent."""
+        return {name: tensor for name, tensor in state.items() if name in self._sent}
+
+    def rest(self, state: State) -> dict[str, torch.Tensor]:
+        """What of it stays."""
+        return {name: tensor for name, tensor in state.items() if name not in self._sent}
+
+    def whole(self, sent: State, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+        """A state that was sent, with what stays of ``model``; one that is whole already is as it came."""
+        return {**self.rest(model.state_dict()), **sent}
+
+    def layers(self, owner: Mapping[str, str]) -> list[str] | None:
+        """Layers that a tensor that is sent belongs to (``owner``: layer by tensor); ``None``: all."""
+        return None if self.exchange == ALL else list(dict.fromkeys(owner[name] for name in self.names))
+
+    def check_unchanged(self, before: State, after: State) -> None:
+        """Look, after a training, whether what stays is as it was.
+
+        Raises:
+            ValueError: a tensor is not (names it).
+        """
+        if self.exchange == ALL:
+            return
+        changed = [n for n, tensor in self.rest(after).items() if not torch.equal(tensor, before[n].to(tensor.device))]
+        if changed:
+            raise ValueError(
+                f"training changed {len(changed)} tensor(s) that exchange={self.exchange!r} does not send, such as "
+                f"{changed[0]!r}; give a regular expression that matches them, or exchange=all"
+            )
+
+
+def check_exchange(exchange: str) -> None:
+    """Raises ``ValueError`` for what is neither ``all`` nor ``trainable`` nor a regular expression."""
+    try:
+        if exchange.strip():
+            re.compile(exchange)
+            return
+        error: object = "it is empty"
+    except re.error as raised:
+        error = raised
+    raise ValueError(f"exchange must be 'all', 'trainable' or a regular expression, got {exchange!r:.200}: {error}")
+
+
+def fingerprint(tensors: State) -> str:
+    """SHA-256 over names, dtypes, shapes and bytes of tensors, in the order of their names, as hex digits."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def seeded(build: Callable[[], Any], seed: int) -> Any:
+    """What ``build`` makes, from a seed; nobody else's random numbers change by it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build()
+
+
+def rebuilt(
+    build: Callable[[], torch.nn.Module], sent: State, note: Mapping[str, Any]
+) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    """A task's network, and the whole of a model whose file holds only what was sent.
+
+    Args:
+        build: of the task.
+        sent: tensors of the file.
+        note: ``exchange`` of the file; empty: the model is whole.
+
+    Returns:
+        the network, and its whole state with ``sent`` in it, which is not loaded yet.
+
+    Raises:
+        ValueError: what the task builds besides is not what it was in the run.
+    """
+    if not note:
+        return build(), dict(sent)
+    model: torch.nn.Module = seeded(build, int(note["seed"]))
+    state = model.state_dict()
+    rest = {name: tensor for name, tensor in state.items() if name not in sent}
+    if (found := fingerprint(rest)) != note["fingerprint"]:
+        raise ValueError(
+            f"the file holds {len(sent)} of the model's {note['tensors']} tensors, those that the run exchanged "
+            f"({note['setting']}); the others are built by the task, and here they are not those of the run (sha256 "
+            f"{found[:12]}, needed is {str(note['fingerprint'])[:12]}): give the task the same encoder file, and the "
+            "same versions"
+        )
+    return model, {**rest, **sent}
+
+
+def _changing_buffers(model: torch.nn.Module) -> frozenset[str]:
+    modes = {module: module.training for module in model.modules()}
+    model.train()
+    names: Iterable[str] = [*running_statistics(model), *_spectral_vectors(model)]
+    found = frozenset(name for name in names if model.get_submodule(name.rpartition(".")[0]).training)
+    for module, mode in modes.items():
+        module.training = mode
+    return found
+
+
+def _spectral_vectors(model: torch.nn.Module) -> list[str]:
+    return [n for n in model.state_dict() if "parametrizations." in n and n.rpartition(".")[2] in (LEFT, RIGHT)]

@@ -1,0 +1,183 @@
+"""The model that a run begins with: built, loaded, and cut to what travels, where need be in a process that ends.
+
+Of a network with a large frozen part the server needs only names, a checksum and the tensors that are sent. So a server
+that is a process of its own lets another process build it, and never holds the rest.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load as load_bytes
+from safetensors.torch import save as save_bytes
+
+from fairflare.base.own_errors import in_one_line
+from fairflare.core.features.norms import running_statistics
+from fairflare.exchange.messages import clean_state, num_bytes
+from fairflare.exchange.sent_tensors import ALL, SentTensors, fingerprint
+from fairflare.federation.plan.plan import TASK_MODULE, load_task_class
+from fairflare.federation.plan.run_settings import Place, RunSettings
+from fairflare.federation.plan.site_training import AtHome, at_home
+
+if TYPE_CHECKING:
+    from fairflare.base.task import Task
+
+
+@dataclass
+class FirstModel:
+    """What the server knows of the task's network.
+
+    Attributes:
+        state: the tensors that travel; all others stay where the sites build them.
+        parameters: names of those that are trained.
+        frozen: names of those that travel and that no training changes.
+        rest: fingerprint of what does not travel; empty: all does.
+        at_home: what the method keeps at the sites.
+        numbers, nbytes, tensors: of the whole model: floating numbers, bytes, tensors.
+        still: names of the norms' statistics that do not travel.
+        said: lines for the log, each with whether it is a warning.
+    """
+
+    state: dict[str, torch.Tensor]
+    parameters: frozenset[str]
+    frozen: frozenset[str]
+    rest: str
+    at_home: AtHome
+    numbers: int
+    nbytes: int
+    tensors: int
+    still: list[str]
+    said: list[tuple[str, bool]] = field(default_factory=list)
+
+    def form(self, run: RunSettings, makes: tuple[str, ...]) -> dict[str, Any]:
+        """Of every task for the sites: which tensors travel."""
+        return {"exchange": run.exchange, "makes": makes, "rest": self.rest}
+
+    def check_norms(self, norm_statistics: str) -> None:
+        """Raises ``ValueError`` when statistics are to be measured of norms that do not travel."""
+        if norm_statistics == "recalibrated" and self.still:
+            raise ValueError(
+                f"norm_statistics='recalibrated' measures every batch norm anew, and {self.still[0]!r} is in a part of "
+                "the network that does not travel; set norm_statistics=average, or exchange=all"
+            )
+
+    def note(self, run: RunSettings) -> dict[str, Any]:
+        """For results and model files; empty: all travels."""
+        if not self.rest:
+            return {}
+        about = {"setting": run.exchange, "seed": run.seed, "sent": len(self.state), "tensors": self.tensors}
+        return {"exchange": {**about, "bytes": num_bytes(self.state), "fingerprint": self.rest}}
+
+
+def first_model(task: Task, run: RunSettings, place: Place, makes: tuple[str, ...] = ()) -> FirstModel:
+    """Build the task's network and load what the federation starts from.
+
+    Args:
+        task, run, place: of the run.
+        makes: beginnings of the names of tensors that the rule makes.
+
+    Raises:
+        ValueError: it cannot be built, or ``exchange`` does not go with it.
+    """
+    make = partial(_made, task, run.seed, run.exchange, makes, place.initial_weights(run), place.site_half)
+    if run.exchange == ALL or not place.apart:
+        return make()
+    file = getattr(sys.modules.get(type(task).__module__), "__file__", None)
+    source = (file, getattr(type(task), "folder", None)) if type(task).__module__ == TASK_MODULE else None
+    prepare = partial(_prepare, source)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=prepare) as pool:
+        try:
+            names, first, content = pool.submit(_plain, make).result()
+        except BrokenProcessPool as error:
+            raise ValueError(
+                "the process that builds the task's network ended before it was done; is there memory enough for it?"
+            ) from error
+    tensors = load_bytes(content)
+    return replace(first, state={name: tensors[name] for name in names})
+
+
+def build(task: Task) -> torch.nn.Module:
+    """The task's network; what is wrong with a user's own is said with its line."""
+    named = f"build_model() of the task ({type(task).__name__})"
+    try:
+        model = task.build_model()
+    except Exception as error:
+        told = getattr(error, "public", None) or f"{named} failed: {in_one_line(error)}"  # ours, or the user's own
+        raise ValueError(told) from error
+    if not isinstance(model, torch.nn.Module):
+        raise ValueError(f"{named} must give a torch.nn.Module, got {type(model).__name__}")
+    return model
+
+
+def _made(
+    task: Task, seed: int, exchange: str, makes: tuple[str, ...], checkpoint: str | None, site_half: Any
+) -> FirstModel:
+    torch.manual_seed(seed)  # as each site that builds the network for itself
+    model = build(task)
+    sent = SentTensors(model, exchange, makes)
+    rest = sent.rest(model.state_dict())
+    before = fingerprint(rest) if rest else ""
+    said = [(task.initialise(model, checkpoint), False)]
+    state = clean_state(model.state_dict())
+    if rest and fingerprint(sent.rest(state)) != before:
+        raise ValueError(
+            f"exchange={exchange!r}: the initial weights change tensors that are not sent, and the sites have not "
+            "got them; load them in the task's build_model from a file that every site has, or set exchange=all"
+        )
+    if exchange != ALL:
+        said.append(_told(sent, state))
+    home = at_home(site_half, model, lambda text, warning=False: said.append((text, warning)))
+    return FirstModel(
+        state={name: tensor.clone() for name, tensor in sent.of(state).items()} if rest else state,
+        parameters=sent.parameters,
+        frozen=frozenset(sent.names) - sent.changing,
+        rest=before,
+        at_home=home,
+        numbers=sum(t.numel() for t in state.values() if t.is_floating_point()),
+        nbytes=num_bytes(state),
+        tensors=len(state),
+        still=[name for name in running_statistics(model) if name in rest],
+        said=said,
+    )
+
+
+def _told(sent: SentTensors, state: dict[str, torch.Tensor]) -> tuple[str, bool]:
+    part = sent.of(state)
+    if len(part) == len(state):
+        return f"exchange={sent.exchange!r} leaves nothing out: all {len(state)} tensors of the network travel", True
+    text = (
+        f"exchange={sent.exchange!r}: {len(part)} of {len(state)} tensors travel, {num_bytes(part)} of "
+        f"{num_bytes(state)} bytes; the others are built at each site"
+    )
+    return text, False
+
+
+# -- in the other process
+
+
+def _prepare(source: tuple[str | None, Any] | None) -> None:
+    """A task's class that lies in a file must be there before the task arrives."""
+    if source is not None and source[0] is not None:
+        from pathlib import Path
+
+        found: Any = load_task_class(Path(source[0]))
+        if source[1] is not None:
+            found.folder = source[1]
+
+
+def _plain(make: Callable[[], FirstModel]) -> tuple[list[str], FirstModel, bytes]:
+    """Names, the rest, and the tensors as bytes; errors as such that can travel."""
+    try:
+        torch.set_num_threads(1)
+        first = make()
+        return list(first.state), replace(first, state={}), save_bytes(first.state)
+    except Exception as error:
+        raise ValueError(str(error) if isinstance(error, ValueError) else in_one_line(error)) from None

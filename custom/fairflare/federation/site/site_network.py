@@ -1,0 +1,141 @@
+"""A site's network: built when it is needed, kept between the tasks of one process, with its own part of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from fairflare.base.machine.computing import Computing
+from fairflare.base.own_errors import in_one_line
+from fairflare.exchange.anchor_forms import DIFFERENCE, restored
+from fairflare.exchange.messages import SiteTask
+from fairflare.exchange.sent_tensors import ALL, SentTensors, fingerprint, seeded
+from fairflare.methods.base.home import RECEIVED_MODEL
+from fairflare.methods.base.site_run import SiteError, SiteStore
+
+if TYPE_CHECKING:
+    from fairflare.base.task import Task
+
+
+Terms = tuple[str, tuple[str, ...], int, str]  # what travels, what the server makes, seed and checksum of the rest
+WHOLE: Terms = (ALL, (), 0, "")
+
+
+@dataclass
+class SiteNetwork:
+    """The task's network at one site, and which of its tensors travel.
+
+    Args:
+        site: name.
+        device, computing: where and how it computes.
+
+    Attributes:
+        model: the network; ``None``: the next task builds it.
+        sent: see there.
+    """
+
+    site: str
+    device: torch.device
+    computing: Computing
+    model: torch.nn.Module | None = None
+    sent: SentTensors | None = None
+    _terms: Terms = WHOLE
+    _own: bool = False
+
+    def of(self, task: Task, request: SiteTask | None = None) -> torch.nn.Module:
+        """The network, with what does not travel in ``request`` as the run has it.
+
+        Raises:
+            SiteError: it cannot be built, or what this site builds is not what the server has.
+        """
+        terms = self._terms
+        if request is not None:
+            partly = (request.exchange, request.makes, request.seed, request.rest)
+            terms = WHOLE if request.exchange == ALL else partly
+        if self._own and terms[0] != ALL:
+            raise SiteError(
+                f"site {self.site!r}: a script of its own trains the whole model; set exchange=all for this run"
+            )
+        if self.model is None or terms != self._terms:
+            self.model, self._terms = None, terms
+            self.model = self._built(task, *terms)
+        return self.model
+
+    def use(self, model: torch.nn.Module) -> None:
+        """Take a network of the user's script, in place of the task's."""
+        self.model, self._own = model, True
+
+    def whole(self, state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """What was sent, with what stays."""
+        return state if self.sent is None or self.model is None else self.sent.whole(state, self.model)
+
+    def part(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What of a state is sent, or kept: the rest is in the network."""
+        return dict(state) if self.sent is None else self.sent.of(state)
+
+    def forget(self) -> None:
+        """The next task builds it anew: a training that ended early may have left anything in it."""
+        if self.sent is not None:
+            self.model = None
+
+    def check_unchanged(self, before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> None:
+        """Raises :class:`SiteError` when a training changed what is not sent."""
+        if self.sent is None:
+            return
+        try:
+            self.sent.check_unchanged(before, after)
+        except ValueError as error:
+            raise SiteError(f"site {self.site!r}: {error}") from error
+
+    def _built(self, task: Task, exchange: str, makes: tuple[str, ...], seed: int, rest: str) -> torch.nn.Module:
+        self.sent = None
+        if exchange == ALL:
+            return self.computing.apply(task.build_model().to(self.device), self.device)
+        model = self._seeded(task.build_model, seed)
+        self.sent = SentTensors(model, exchange, makes)
+        own = fingerprint(self.sent.rest(model.state_dict()))
+        if own != rest:
+            raise SiteError(
+                f"site {self.site!r}: the part of the network that is not sent (exchange={exchange!r}) is another one "
+                f"than the server's: sha256 {own[:12]}, the server has {rest[:12]}; give this site the same encoder "
+                "file and the same versions as the server, or let all tensors travel (exchange=all)"
+            )
+        return self.computing.apply(model.to(self.device), self.device)
+
+    def _seeded(self, build: Callable[[], torch.nn.Module], seed: int) -> torch.nn.Module:
+        try:
+            model: torch.nn.Module = seeded(build, seed)
+        except (MemoryError, torch.cuda.OutOfMemoryError):
+            raise
+        except Exception as error:
+            why = getattr(error, "public", None) or type(error).__name__
+            raise SiteError(
+                f"site {self.site!r}: its network cannot be built: {in_one_line(error)}",
+                public=f"site {self.site!r}: its network, of which only a part is sent, cannot be built here ({why}); "
+                "give this site the encoder's file, or let all tensors travel (exchange=all)",
+            ) from error
+        return model
+
+
+def whole_anchor(request: SiteTask, store: SiteStore, site: str) -> SiteTask:
+    """The question about an anchor with the anchor itself, where it came as a difference to the received model.
+
+    Raises:
+        SiteError: this site has not kept that model, or the two do not fit.
+    """
+    if request.anchor_as != DIFFERENCE:
+        return request
+    base = store.load_at(RECEIVED_MODEL, request.current_round)
+    if base is None:
+        raise SiteError(
+            f"site {site!r} has not kept the model that it was sent for round {request.current_round}, which the "
+            "anchor is told from",
+            skipped=True,
+        )
+    try:
+        return replace(request, state=restored(request.state, base))
+    except ValueError as error:
+        raise SiteError(f"site {site!r}: {error}") from error

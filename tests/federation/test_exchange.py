@@ -1,0 +1,407 @@
+"""``exchange``: what is frozen stays, what is trained travels, and the model is the same to the bit."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+import re
+import signal
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from fairflare.base.settings import field_names, values_of
+from fairflare.exchange.sent_tensors import SentTensors, fingerprint
+from fairflare.exchange.staging import Staging
+from fairflare.federation.collecting.transport import Listener
+from fairflare.federation.plan.plan import Plan, make_plan
+from fairflare.federation.site.worker import SiteWorker
+from fairflare.federation.transports.local import run_local
+from fairflare.methods.base.catalog import all_methods
+from fairflare.methods.base.training import LocalTraining
+from fairflare.prediction.predictor import load_predictor
+from fairflare.reporting.results import read_results
+from fairflare.tasks.classification import ClassificationTask
+from tests.federation.network import Run
+from tests.methods.own import Plane, Sites
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CLASSES: dict[str, Any] = {
+    "image_size": [33, 33], "features": [4, 4, 8, 8], "phantom": "fundus", "phantom_samples": 60, "phantom_test": 40,
+    "phantom_own_test": 20, "partition": "iid", "corrupted_sites": 0, "local_epochs": 1, "batch_size": 16,
+    "phantom_min_share": 0.0,
+}  # fmt: skip
+OWN: dict[str, dict[str, Any]] = {
+    "fed_mrl": {"weighting.grid": [2, 2]},
+    "fed_lwr_last_layer": {"only_layer": "encoder.layer4"},
+    "creff": {"gradient_repeats": 1, "classifier_epochs": 5, "feature_steps": 5},
+}
+ENCODER = ("encoder.conv1", "encoder.bn1", "encoder.layer1", "encoder.layer2", "encoder.layer3")
+
+
+def half_frozen(model: nn.Module, encoder: tuple[str, ...] = ENCODER) -> nn.Module:
+    """The encoder's parameters are frozen; its last norms stay in evaluation mode, the others go on counting."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not name.startswith(encoder))
+    norms = [m for n, m in model.named_modules() if n.startswith(encoder) and isinstance(m, nn.BatchNorm2d)]
+    for norm in norms[-2:]:
+        norm.train = partial(_stays_still, norm)  # type: ignore[method-assign]
+        norm.eval()
+    return model
+
+
+def _stays_still(norm: nn.Module, mode: bool = True) -> nn.Module:
+    return nn.Module.train(norm, False)
+
+
+class FrozenClassifier(ClassificationTask):
+    def build_model(self) -> nn.Module:
+        return half_frozen(super().build_model())
+
+
+def plan_of(method: str, exchange: str, task: type | None = None, **more: Any) -> Plan:
+    settings = {**CLASSES, **OWN.get(method, {})}
+    options = {"num_rounds": 2, "exchange": exchange, **more}
+    found = make_plan(method, task="classification", sites=2, settings=settings, **options)
+    cls = task or FrozenClassifier
+    return replace(found, task=cls(**{n: getattr(found.task, n) for n in field_names(type(found.task))}))
+
+
+def model_in(results: Path, name: str = "FL_global_model.pt") -> dict[str, torch.Tensor]:
+    return torch.load(results.parent / name, weights_only=True)["model"]  # type: ignore[no-any-return]
+
+
+def bytes_of(results: Path, phase: str) -> tuple[int, int]:
+    rows = list(csv.DictReader((results / "phases.csv").open()))
+    found = next(row for row in rows if row["phase"] == phase and row["round"] == "1")
+    return int(found["bytes_out"]), int(found["bytes_in"])
+
+
+def figures(results: Path) -> Any:
+    rounds = read_results(results / "results.json")["rounds"]
+    keys = ("validation", "train", "site_weights", "reports", "values", "details")
+    return [{key: _timeless(entry[key]) for key in keys} for entry in rounds]
+
+
+def _timeless(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {key: _timeless(inner) for key, inner in value.items() if key != "seconds"}
+
+
+@pytest.fixture(autouse=True)
+def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing it takes most of the time."""
+    monkeypatch.setattr("fairflare.federation.record.journal.write_run_page", lambda results, folder: [])
+
+
+@pytest.mark.many
+@pytest.mark.parametrize("method", list(all_methods()))
+def test_the_same_bits_of_every_method(method: str, tmp_path: Path) -> None:
+    whole = run_local(plan_of(method, "all"), tmp_path / "all")
+    part = run_local(plan_of(method, "trainable"), tmp_path / "trainable")
+    every, sent = model_in(whole), model_in(part)
+    assert 0 < len(sent) < len(every)
+    assert {name for name in every if name not in sent} >= {n for n in every if n.startswith(ENCODER) and "conv" in n}
+    assert all(torch.equal(sent[name], every[name]) for name in sent)
+    if not method.startswith("fed_lwr"):  # it has weights of the layers that travel, and of no others
+        assert json.dumps(figures(whole)) == json.dumps(figures(part))
+
+
+# ---------------------------------------------------------------------------------------------- which tensors
+
+
+class Net(nn.Module):
+    """Everything that a rule must decide about."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.BatchNorm2d(4))
+        self.table = nn.Module()
+        self.table.register_buffer("index", torch.arange(5))
+        self.head = parametrizations.spectral_norm(nn.Linear(4, 2))
+        self.encoder.requires_grad_(False)
+        self.encoder[2].train = partial(_stays_still, self.encoder[2])  # type: ignore[method-assign]
+
+
+STATISTICS = ["running_mean", "running_var", "num_batches_tracked"]
+HEAD = [f"head.{name}" for name in ("bias", "parametrizations.weight.original")]
+VECTORS = [f"head.parametrizations.weight.0.{name}" for name in ("_u", "_v")]
+COUNTING = [f"encoder.1.{name}" for name in STATISTICS]
+
+
+def test_trainable_is_what_training_changes() -> None:
+    sent = SentTensors(Net(), "trainable")
+    assert sorted(sent.names) == sorted(HEAD + VECTORS + COUNTING)
+    assert sent.parameters == frozenset(HEAD)
+    assert len(SentTensors(Net(), "all").names) == len(Net().state_dict())
+
+
+def test_training_changes_nothing_else() -> None:
+    """The rule against what torch does in a step."""
+    torch.manual_seed(0)
+    model = Net().train()
+    sent, before = SentTensors(model, "trainable"), {n: t.clone() for n, t in model.state_dict().items()}
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
+    for _ in range(2):  # the vectors follow the weight a step later
+        model.head(model.encoder(torch.rand(4, 3, 8, 8)).mean((2, 3))).square().mean().backward()
+        optimizer.step()
+    after = model.state_dict()
+    assert {n for n in after if not torch.equal(after[n], before[n])} == set(sent.names)
+    sent.check_unchanged(before, after)
+    with pytest.raises(ValueError, match=r"training changed 1 tensor.*'table.index'"):
+        sent.check_unchanged(before, {**after, "table.index": after["table.index"] + 1})
+
+
+def test_a_pattern_freezes_what_it_does_not_match() -> None:
+    model = Net()
+    model.encoder.requires_grad_(True)
+    sent = SentTensors(model, r"^encoder\.0|table")
+    assert sorted(sent.names) == sorted(["encoder.0.weight", "encoder.0.bias", "table.index", *COUNTING, *VECTORS])
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained == sent.parameters == {"encoder.0.weight", "encoder.0.bias"}
+
+
+@pytest.mark.parametrize(
+    ("exchange", "words"),
+    [
+        ("nowhere", "exchange='nowhere' matches no tensor"),
+        ("encoder", "nothing would be trained, every parameter that it matches .* is frozen"),
+        ("(", "exchange must be 'all', 'trainable' or a regular expression, got '\\('"),
+        (" ", "it is empty"),
+    ],
+)
+def test_what_cannot_be_is_refused(exchange: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        SentTensors(Net(), exchange)
+
+
+def test_everything_frozen_is_refused() -> None:
+    with pytest.raises(ValueError, match="every parameter of the task's network"):
+        SentTensors(Net().requires_grad_(False), "trainable")
+
+
+def test_the_fingerprint_is_of_names_types_shapes_and_bytes() -> None:
+    """Against hashlib over NumPy's bytes."""
+    tensors = {"b": torch.tensor([[1.5, 2.0]]), "a": torch.tensor(3), "h": torch.tensor([1.0], dtype=torch.bfloat16)}
+    digest = hashlib.sha256()
+    for name, head in (("a", "torch.int64\0()"), ("b", "torch.float32\0(1, 2)")):
+        digest.update(f"{name}\0{head}\0".encode() + tensors[name].numpy().tobytes())
+    digest.update(b"h\0torch.bfloat16\0(1,)\0" + bytes([0x80, 0x3F]))
+    assert fingerprint(tensors) == digest.hexdigest()
+    others = [{**tensors, "a": torch.tensor(4)}, {**tensors, "b": tensors["b"].T}, {**tensors, "c": torch.tensor(3)}]
+    assert len({fingerprint(one) for one in (tensors, *others)}) == 4
+
+
+# ---------------------------------------------------------------------------------------------- a whole run
+
+
+@pytest.mark.long
+def test_what_travels_is_counted_and_the_file_says_what_is_missing(tmp_path: Path) -> None:
+    plan = plan_of("fed_lwr", "trainable", num_rounds=2)
+    results = run_local(plan, tmp_path / "run")
+    sent = model_in(results)
+    size = sum(tensor.nbytes for tensor in sent.values())
+    assert bytes_of(results, "train") == (2 * size, 2 * size)
+    assert bytes_of(results, "anchor") == (2 * size, 0)
+    info = read_results(results / "results.json")["info"]
+    network = seeded_network(plan)
+    rest = {name: tensor for name, tensor in network.state_dict().items() if name not in sent}
+    assert info["exchange"] == {
+        "setting": "trainable", "seed": 0, "sent": len(sent), "tensors": len(network.state_dict()), "bytes": size,
+        "fingerprint": fingerprint(rest),
+    }  # fmt: skip
+    assert info["model_bytes"] == sum(tensor.nbytes for tensor in network.state_dict().values())
+    assert "frozen" not in json.dumps(info["config"])
+    assert info["config"]["exchange"] == "trainable"
+    record = read_results(results / "results.json")["rounds"][0]
+    assert set(record["layers"]) == {name.rpartition(".")[0] for name in sent}
+
+
+def seeded_network(plan: Plan) -> nn.Module:
+    torch.manual_seed(plan.run.seed)
+    return plan.task.build_model()
+
+
+def test_predict_builds_what_the_file_lacks(tmp_path: Path) -> None:
+    """The network of ``fairflare predict`` is that of a run in which everything travelled."""
+    file = tmp_path / "task.py"
+    file.write_text("from tests.federation.test_exchange import FrozenClassifier\nclass Task(FrozenClassifier): ...\n")
+    whole = run_local(plan_of("fed_avg", "all"), tmp_path / "all")
+    part = run_local(plan_of("fed_avg", "trainable"), tmp_path / "trainable")
+    torch.manual_seed(5)  # of no concern
+    found = load_predictor(part.parent, "last", task_file=file).network.state_dict()
+    assert all(torch.equal(tensor, found[name]) for name, tensor in model_in(whole).items())
+    other = tmp_path / "other.py"
+    other.write_text(
+        "from tests.federation.test_exchange import FrozenClassifier\nclass Task(FrozenClassifier):\n"
+        "    def build_model(self):\n        model = super().build_model()\n"
+        "        model.encoder.conv1.weight.data.add_(1)\n        return model\n"
+    )
+    with pytest.raises(ValueError, match=r"those that the run exchanged \(trainable\).*here they are not those"):
+        load_predictor(part.parent, "last", task_file=other)
+
+
+class Killed(Listener):
+    """Ends the process without a word when a round's model is made and not kept yet."""
+
+    def __init__(self, current_round: int) -> None:
+        self.left = current_round
+
+    def aggregated(self, state: Any) -> None:
+        self.left -= 1
+        if self.left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["fed_lwr"])
+def test_killed_and_resumed(method: str, tmp_path: Path) -> None:
+    whole = run_local(plan_of(method, "all", num_rounds=3), tmp_path / "all")
+    plan = plan_of(method, "trainable", num_rounds=3, experiment="study")
+    child = os.fork()
+    if child == 0:
+        run_local(plan, tmp_path / "run", listeners=[Killed(1)])
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    part = run_local(plan, tmp_path / "run")
+    info = read_results(part / "results.json")["info"]
+    assert info["resumed_at_round"] == 1
+    every, sent = model_in(whole), model_in(part)
+    assert all(torch.equal(sent[name], every[name]) for name in sent)
+    with pytest.raises(ValueError, match="exchange: was 'trainable'"):
+        run_local(replace(plan, run=replace(plan.run, exchange="all", num_rounds=4)), tmp_path / "run")
+
+
+def test_half_the_bytes_up(tmp_path: Path) -> None:
+    """An update in bfloat16: the model differs by at most 2**-8 of what changed, and vectors by nothing."""
+    exact = run_local(plan_of("fed_avg", "trainable", num_rounds=1), tmp_path / "float")
+    half = run_local(plan_of("fed_avg", "trainable", num_rounds=1, update_dtype="bfloat16"), tmp_path / "half")
+    start = seeded_network(plan_of("fed_avg", "all")).state_dict()
+    first, second = model_in(exact), model_in(half)
+    locals_ = plan_of("fed_avg", "trainable", num_rounds=1, keep_local_models=True)
+    kept = run_local(locals_, tmp_path / "kept") / "local_models" / "round_0000"
+    changes = [{n: (t - start[n]).abs() for n, t in state.items()} for state in Staging(kept).open_all().values()]
+    for name, tensor in first.items():
+        if tensor.ndim > 1:
+            most = torch.stack([change[name] for change in changes]).amax(0)
+            assert bool(((second[name] - tensor).abs() <= most * 2**-8 + 1e-7).all())
+        else:
+            assert torch.equal(second[name], tensor)
+    rows = list(csv.DictReader((half / "phases.csv").open()))
+    row = next(row for row in rows if row["phase"] == "train")
+    matrices = sum(t.nbytes for t in first.values() if t.ndim > 1)
+    assert int(row["bytes_in"]) == int(row["bytes_out"]) - 2 * matrices // 2
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "words"),
+    [
+        ("fed_lwr_last_layer", {"only_layer": "encoder.conv1"}, "only_layer='encoder.conv1' names no layer"),
+        ("fed_avg", {"norm_statistics": "recalibrated"}, "in a part of the network that does not travel"),
+        ("creff", {"exchange": "head"}, ""),
+    ],
+)
+def test_a_method_that_cannot_says_so(method: str, settings: dict[str, Any], words: str, tmp_path: Path) -> None:
+    options = {"exchange": "trainable", **settings}
+    options.pop("only_layer", None)
+    plan = plan_of(method, **options)
+    if "only_layer" in settings:
+        plan = replace(plan, rule=replace_rule(plan, settings))
+    if not words:
+        assert run_local(plan, tmp_path)  # what the server makes travels in any case
+        return
+    with pytest.raises((RuntimeError, ValueError), match=words):
+        run_local(plan, tmp_path)
+    assert not list(tmp_path.rglob("FL_global_model.pt"))
+
+
+def replace_rule(plan: Plan, settings: dict[str, Any]) -> Any:
+    found = values_of(plan.rule)
+    return type(plan.rule)(**{**found["args"], **settings})
+
+
+# ---------------------------------------------------------------------------------------------- another encoder
+
+
+class HalfPlane(Plane):
+    """The first layer is frozen."""
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        model[0].requires_grad_(False)  # type: ignore[index]
+        return model
+
+
+class Another(HalfPlane):
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        model[0].bias.data[0] += 1e-6  # type: ignore[index,union-attr]
+        return model
+
+
+class Absent(HalfPlane):
+    def build_model(self) -> nn.Module:
+        raise FileNotFoundError(2, "No such file", "/secret/encoder.safetensors")
+
+
+class Mixed(Sites):
+    """One of the sites has another task than the others."""
+
+    other: Any = None
+
+    def worker(self, site: str) -> SiteWorker:
+        task = self.other if site == "site-2" and self.other is not None else self.task
+        return SiteWorker(site, task, self.training, {}, self.folder / site, num_threads=1)
+
+
+def mixed(folder: Path, other: Any, job: str = "run", **settings: Any) -> Run:
+    they = Mixed(folder / "state", LocalTraining(batch_size=4), HalfPlane())
+    they.other = other
+    sites = ["site-1", "site-2", "site-3"]
+    half = values_of(they.training)
+    made = Run(
+        folder, they, sites=sites, task=HalfPlane(), site_half=half, exchange="trainable", job=job,
+        **{"num_rounds": 2, **settings},
+    )  # fmt: skip
+    made.net.ready = lambda site, message: they.perform(site, "check", message)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (Another, "the part of the network that is not sent .* is another one than the server's: sha256 .*; give this"),
+        (Absent, "cannot be built here .FileNotFoundError.; give this site the encoder's file"),
+    ],
+)
+def test_a_site_with_another_encoder_is_out_by_name(other: type, words: str, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=f"1 of 3 site.s. cannot take part: site 'site-2': .*{words}"):
+        mixed(tmp_path / "all", other())()
+    run = mixed(tmp_path / "most", other(), require_all_sites=False)()
+    for number in range(2):
+        assert run.results["rounds"][number]["accepted"] == ["site-1", "site-3"]
+        phase, reason = run.left_out(number)["site-2"]
+        assert phase == "train"
+        assert re.search(words, reason)
+        assert "/secret" not in reason
+    assert any("site-2" in text and re.search(words, text) for text in run.net.warned)
+
+
+def test_it_is_out_in_a_run_that_goes_on(tmp_path: Path) -> None:
+    common: dict[str, Any] = {"experiment": "study", "require_all_sites": False}
+    first = mixed(tmp_path, None, "first", **common)
+    assert "left_out" in first().results["rounds"][0]
+    assert first.results["rounds"][1]["accepted"] == ["site-1", "site-2", "site-3"]
+    second = mixed(tmp_path, Another(), "second", num_rounds=3, **common)()
+    assert second.results["info"]["resumed_at_round"] == 2
+    assert second.results["rounds"][2]["accepted"] == ["site-1", "site-3"]
+    assert "another one than the server's" in second.left_out(2)["site-2"][1]

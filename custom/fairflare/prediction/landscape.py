@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from fairflare.base.task import Task, evaluating
+from fairflare.core.features.adapting import network_of
 from fairflare.core.objectives.landscape import coordinates, direction, numbers, surface
 from fairflare.federation.site.site_file import SHELL_SETTINGS
 from fairflare.prediction.recall import recall
@@ -149,7 +150,7 @@ def landscape_at(
     images = data.num_samples(grid.split)
     if not images:
         raise ValueError(f"site {site!r} has no image in its split {grid.split!r}; choose another with --split")
-    model = task.build_model()
+    model = network_of(task)
     load_fitting(model, saved.state, f"{saved.path} does not fit the network of its task", "")
     first, second = (direction(model, grid.seed, number) for number in (0, 1))
     model.to(device)

@@ -18,6 +18,7 @@ import torch
 
 from fairflare.base.machine.memory_reuse import reused_memory
 from fairflare.base.task import evaluating
+from fairflare.core.features.adapting import network_of
 from fairflare.data.datalist import DataError
 from fairflare.data.reading import slices_in
 from fairflare.prediction.recall import Recalled, recall
@@ -75,7 +76,7 @@ class Predictor:
         self.task, self.model, self.device, self.notes = task, model, device, list(recalled.notes)
         if model.personal:
             self.notes.append(PERSONAL_NOTE)
-        self.network = task.build_model()
+        self.network = network_of(task)
         remedy = "; the settings of the task are not those of its training"
         load_fitting(self.network, model.state, f"{model.path} does not fit the network of its task", remedy)
         self.network.to(device)

@@ -7,6 +7,7 @@ from itertools import chain, combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fairflare.core.features.adapting import network_of
 from fairflare.core.similarity import layerwise_cka
 from fairflare.exchange.staging import Staging
 from fairflare.federation.plan.run_settings import RESULTS_FOLDER
@@ -52,7 +53,7 @@ def pairwise_cka(
     """
     models = {}
     for site, state in Staging(kept).open_all().items():
-        models[site] = trained.task.build_model()
+        models[site] = network_of(trained.task)
         load_fitting(models[site], dict(state), f"the local model of site {site!r} does not fit its task", "")
         models[site].to(device)
     if len(models) < 2:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fairflare.core.features.adapting import network_of
 from fairflare.core.features.batch_norms import MEAN, VARIANCE, other_running, pooled, registered_names
 from fairflare.exchange.messages import TASK_NORMS, Message, SiteTask, encode_task
 from fairflare.federation.collecting.influence import Influence
@@ -175,7 +176,7 @@ class Recalibration:
     def _norms(self) -> dict[str, list[str]]:
         """The network's batch norms with running statistics: all names of each, by the first."""
         with torch.random.fork_rng(devices=[]):  # nobody's random numbers change by it
-            model = self.task.build_model()
+            model = network_of(self.task)
         norms = registered_names(model)
         if not norms:
             self.journal.say("norm_statistics: the network has no batch norm with running statistics; nothing is asked")

@@ -16,6 +16,7 @@ import torch
 
 from fairflare.base.own_errors import in_one_line
 from fairflare.base.task import LOSS, metric_name
+from fairflare.core.features.adapting import network_of, products_of
 from fairflare.core.features.layers import parameter_names
 from fairflare.exchange.anchor_forms import MODEL, lighter
 from fairflare.exchange.messages import (
@@ -141,7 +142,7 @@ class Rounds:
         """The task's network; what is wrong with a user's own is said with its line."""
         named = f"build_model() of the task ({type(self.task).__name__})"
         try:
-            model = self.task.build_model()
+            model = network_of(self.task)
         except Exception as error:
             told = getattr(error, "public", None) or f"{named} failed: {in_one_line(error)}"  # ours, or the user's own
             raise ValueError(told) from error
@@ -154,6 +155,7 @@ class Rounds:
         run, place = self.settings, self.place
         check_halves(self.rule, place.site_half, run.norm_statistics)
         self.task.permit(place.settings)
+        run.check_products(self.rule, self.task)
         if (metric := self.task.primary_metric) != metric_name(metric):
             raise ValueError(f"primary_metric must be letters, digits, '_', '/', '.' or '-', got {metric!r:.80}")
         torch.manual_seed(run.seed)
@@ -161,13 +163,12 @@ class Rounds:
         self.transport.say(self.task.initialise(model, place.initial_weights(run)))
         state: State = clean_state(model.state_dict())
         self.retraining.check(self.task, state)
-        self.collector.parameters = parameter_names(model)
+        self.collector.parameters, self.collector.products = parameter_names(model), products_of(self.task)
         sites = sorted(self.transport.sites())
         config = config_of(run, place, self.rule, self.task)
         info = info_of(run, place, self.rule, self.task, state, sites, self.transport.expected(), config)
         self.at_home = at_home(place.site_half, model, self.transport.say)
-        info["measured"] = self.at_home.measured
-        self.files.noted = self.at_home.noted
+        info["measured"], self.files.noted = self.at_home.measured, self.at_home.noted
         found = self.experiment.begin(state, config, info)
         check_present(info["sites"], sites, run.min_sites, self.transport.say)
         return found

@@ -30,6 +30,7 @@ from fairflare.base.own_errors import in_one_line
 from fairflare.base.stopping import StoppableData, TaskStopped, stoppable
 from fairflare.base.task import SPLIT_GLOBAL, Proxy
 from fairflare.core.fairness import declared_as
+from fairflare.core.features.adapting import network_of, of_site
 from fairflare.exchange.anchor_forms import DIFFERENCE, restored
 from fairflare.exchange.messages import (
     MEASURE_TRAINED,
@@ -161,10 +162,8 @@ class SiteWorker:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             log.warning("site %s, task %s: out of memory: %s", self.site, request.name, e)
-            return SiteReply(
-                STATUS_FAILED,
-                reason=f"site {self.site!r}: out of memory in {request.name}; lower batch_size or image_size",
-            )
+            why = f"site {self.site!r}: out of memory in {request.name}; lower batch_size or image_size"
+            return SiteReply(STATUS_FAILED, reason=why)
         except NoSuchForm as e:
             why = f"site {self.site!r}: {e} has no deterministic form on its device; set deterministic to false"
             return refusal(self.site, request.name, SiteError(why))
@@ -246,7 +245,7 @@ class SiteWorker:
         received = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
         model.load_state_dict(home.measured(run, received))
         metrics = run.metrics = self._evaluate(model, run, "validation")
-        model.load_state_dict(received)
+        model.load_state_dict(of_site(self.task, received, self.settings))
         training = ClassifierRetraining.told(self.training, run.directives)
         trained = training.train(run, model)
         local = clean_state(model.state_dict())
@@ -278,7 +277,7 @@ class SiteWorker:
                 skipped=True,
             )
         run, anchor = self._open(self._whole_anchor(request, store), store)
-        local = self.task.build_model().to(self.device)
+        local = network_of(self.task).to(self.device)
         local.load_state_dict(kept)
         anchor.load_state_dict({name: kept[name] for name in self.stays}, strict=False)  # of this round
         report_anchor = getattr(self.training, "report_anchor", None)
@@ -359,7 +358,7 @@ class SiteWorker:
 
     def _network(self) -> torch.nn.Module:
         if self._model is None:
-            self._model = self.computing.apply(self.task.build_model().to(self.device), self.device)
+            self._model = self.computing.apply(network_of(self.task).to(self.device), self.device)
         return self._model
 
     def _has_its_own(self, request: SiteTask) -> bool:

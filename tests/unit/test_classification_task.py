@@ -561,7 +561,7 @@ def test_build_model() -> None:
     [
         (
             {"network": "resnet50"},
-            "network must be one of 'resnet18', 'densenet121', got 'resnet50'; did you mean 'resnet18'?",
+            "'vit_mini', 'vit_s', 'vit_b', got 'resnet50'; did you mean 'resnet18'?",
         ),
         ({"features": (8, 8)}, "features must be 4 entries, each an integer >= 1, got (8, 8)"),
         ({"features": (8, 8, 8, 0)}, "features must be 4 entries, each an integer >= 1; entry 3 is 0"),
@@ -633,10 +633,11 @@ def test_arguments_can_be_read_back_for_the_export_of_a_job() -> None:
         "partition": "dirichlet", "alpha": 0.5, "eta": 0.25, "shard_mode": "complement", "corrupted_sites": 2,
         "corruption": "motion_blur", "severity": 1, "label_noise_sites": 1, "label_noise": 0.2,
         "label_noise_kind": "pair", "attributes": True, "orientation": "stored", "intensity": "window",
-        "window": [40, 400], "resize": "crop",
+        "window": [40, 400], "resize": "crop", "patch_size": 8, "freeze": "encoder", "initial_keys": {"^a": "b"},
     }  # fmt: skip
     defaults = inspect.signature(ClassificationTask).parameters
-    assert {*given, "retrained_head"} == set(defaults)  # which a cosine classifier does not go with
+    # A cosine classifier does not go with the one; the other is no plain value.
+    assert {*given, "retrained_head", "adapters"} == set(defaults)
     assert all(value != defaults[name].default for name, value in given.items())
     task = ClassificationTask(**json.loads(json.dumps(given)))
     back = ClassificationTask(**{name: getattr(task, name) for name in given})

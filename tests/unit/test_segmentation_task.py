@@ -521,9 +521,10 @@ def test_arguments_can_be_read_back_for_the_export_of_a_job() -> None:
         "norm_momentum": 0.1, "augmentation": ["flip"], "phantom_seed": 3, "phantom_cases": 0.5,
         "allow_phantom": False, "initial_weights": "w.pth", "orientation": "axial", "intensity": "window",
         "window": [40, 400], "resize": "pad", "ignore": 3, "mask_resize": "area", "evaluate_at": "image",
+        "network": "segresnet", "width": 8, "freeze": "encoder", "initial_keys": {"^a": "b"},
     }  # fmt: skip
     defaults = inspect.signature(SegmentationTask).parameters
-    assert set(given) == set(defaults)
+    assert {*given, "adapters"} == set(defaults)  # which is no plain value
     task = SegmentationTask(**given)  # type: ignore[arg-type]
     back = SegmentationTask(**{name: getattr(task, name) for name in given})
     for name in given:

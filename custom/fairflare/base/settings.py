@@ -407,7 +407,7 @@ def build(cls: type, given: Mapping[str, Any]) -> Any:
         part, dot, rest = key.partition(".")
         if dot:
             inner.setdefault(part, {})[rest] = value
-    for field in dataclasses.fields(cls):
+    for field in (fields := dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()):
         kinds = parts_of(cls, field.name)
         kind = arguments.get(field.name)
         if not kinds or isinstance(kind, Part) or (kind is None and field.name not in inner):
@@ -419,7 +419,7 @@ def build(cls: type, given: Mapping[str, Any]) -> Any:
             raise ValueError(f"{field.name}={name}: {error}") from None
     if inner:
         part = next(iter(inner))
-        known = [f.name for f in dataclasses.fields(cls) if parts_of(cls, f.name)]
+        known = [f.name for f in fields if parts_of(cls, f.name)]
         raise ValueError(f"{cls.__name__} has no part {part!r}{checks.nearest(part, known)}")
     return cls(**arguments)
 

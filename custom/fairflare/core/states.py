@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias
 import torch
 
 from fairflare.base import checks
+from fairflare.core.aggregation.low_rank import Products
 from fairflare.core.aggregation.spectral import singular_vectors
 
 log = logging.getLogger(__name__)
@@ -157,6 +158,7 @@ class Movement:
         start: gives what the sites started from; ``None``: the states are changes themselves. Called when the first
             tensor is asked for.
         buffers: weight by site of the other floating tensors, as in :func:`weighted_average`; default: as the rest.
+        products: averages low-rank adapters, of models, where ``move`` gives ``change`` itself.
 
     Attributes:
         length: of the change that was applied, as a factor of the mean change's; 1 where either is not known.
@@ -168,8 +170,9 @@ class Movement:
         types: Mapping[str, torch.dtype],
         start: Callable[[], State | None],
         buffers: Mapping[str, float] | None = None,
+        products: Products | None = None,
     ) -> None:
-        self.move, self.types, self.buffers = move, types, buffers
+        self.move, self.types, self.buffers, self.products = move, types, buffers, products
         self.start = cache(start)
         self._squares: dict[str, float] = {}
         self._moved: dict[str, float] = {}
@@ -252,11 +255,8 @@ def difference(local: State, received: State, site: str = "local") -> dict[str, 
     check_state(local, received, site)
     update = {}
     for name, mine in local.items():
-        theirs = received[name]
-        if mine.is_floating_point():
-            update[name] = mine.detach() - theirs.detach().to(device=mine.device, dtype=mine.dtype)
-        else:
-            update[name] = mine.long() - theirs.to(mine.device).long()
+        theirs, kind = received[name].detach().to(mine.device), mine.dtype if mine.is_floating_point() else torch.int64
+        update[name] = mine.detach().to(kind) - theirs.to(kind)
     return update
 
 
@@ -412,13 +412,11 @@ class _Mean:
 
     def __init__(self, name: str, first_site: str, first: torch.Tensor, hold: int) -> None:
         """``hold``: bytes of tensors that may wait, to be added together: the sum then stays in the cache."""
-        self.name = name
-        self.first_site = first_site
+        self.name, self.first_site = name, first_site
         self.like = first.detach().new_empty(()).expand(first.shape)  # shape and dtype without the memory
         self.dtype = first.dtype
         self.total = None if first.is_floating_point() else first.detach().clone()  # of what waits no more
-        self._hold = hold
-        self._held = 0  # bytes
+        self._hold, self._held = hold, 0  # bytes
         self._waiting: list[tuple[torch.Tensor, float]] = []
 
     def add(self, site: str, tensor: torch.Tensor, weight: float) -> None:
@@ -479,13 +477,7 @@ class _Mean:
 
 
 def _average(
-    states: States,
-    sites: set[str],
-    weights_of: WeightsOf,
-    *,
-    floor: bool,
-    how: Aggregate,
-    movement: Movement | None,
+    states: States, sites: set[str], weights_of: WeightsOf, *, floor: bool, how: Aggregate, movement: Movement | None
 ) -> dict[str, torch.Tensor]:
     """The average; ``floor``: it is of models, and what belongs together in a model does so again."""
     average = _means(states, sites, weights_of, floor, how, movement)
@@ -517,7 +509,13 @@ def _means(
             raise
 
     moved = movement.applied(partial(mean, wide=True)) if movement is not None else None
-    return {name: moved(name) if moved and movement and name in movement.types else mean(name) for name in first}
+    makers: dict[str, Callable[[str], torch.Tensor]] = (
+        dict.fromkeys(movement.types, moved) if moved and movement else {}
+    )
+    if movement is not None and movement.products is not None:
+        factors = movement.products.averaged(opened, weights_of)
+        makers |= dict.fromkeys(factors, factors.pop)
+    return {name: makers.get(name, mean)(name) for name in first}
 
 
 def _one_pass(

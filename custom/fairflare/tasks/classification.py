@@ -47,6 +47,14 @@ PLAN_NAMES = {  # arguments of the plan as the task calls them
     "seed": "phantom_seed", "num_sites": "phantom_sites", "num_samples": "phantom_samples", "num_test": "phantom_test",
     "num_own_test": "phantom_own_test",
 }  # fmt: skip
+NETWORK_SETTINGS = (
+    "in_channels", "features", "norm_momentum", "image_size", "patch_size", "max_pool", "projector_dim", "neck_dim",
+    "retrained_head",
+)  # fmt: skip
+PLAN_SETTINGS = (  # those that the plan calls as the task does
+    "phantom", "camera_shift", "partition", "alpha", "eta", "shard_mode", "corrupted_sites", "corruption", "severity",
+    "label_noise_sites", "label_noise", "label_noise_kind", "attributes",
+)  # fmt: skip
 RECALL: dict[str, Any] = {
     "doc": "share of the images of this class that were told",
     "reveals": "there or not: whether the site has images of the class",
@@ -86,9 +94,10 @@ class ClassificationTask(MeasuresClasses, ImageTask):
     that of FedMRL ``network="densenet121"`` with 224x224.
 
     Args:
-        network: ``"resnet18"`` or ``"densenet121"`` (MONAI's).
-        features: widths of the four stages of the ResNet; 64, 128, 256, 512 is the published one. For
-            ``"densenet121"``: ignored.
+        network: MONAI's ``"resnet18"`` or ``"densenet121"``; or a vision transformer, ``"vit_s"``, ``"vit_b"`` or for a
+            trial ``"vit_mini"``, whose ``initial_weights`` may have timm's names and fit in part.
+        features: widths of the four stages of the ResNet; 64, 128, 256, 512 is the published one.
+        patch_size: of a vision transformer; divides ``image_size``.
         max_pool: the ResNet's pooling behind its first convolution (published: yes; images of 48x48 do without).
         image_size: height and width that images are resized to, at least 32; 33 with ``max_pool``, 64 for
             ``"densenet121"``, which would otherwise end in one pixel.
@@ -152,6 +161,7 @@ class ClassificationTask(MeasuresClasses, ImageTask):
     acts: ClassVar[dict[str, OnlyWith | None]] = {
         "features": only_with("network", "resnet18"),
         "max_pool": only_with("network", "resnet18"),
+        "patch_size": only_with("network", "vit_mini", "vit_s", "vit_b"),
         "cosine_scale": only_with("classifier", "cosine"),
         "augmentation": only_with("augment"),
         "alpha": only_with("partition", "dirichlet", "two_pool"),
@@ -163,9 +173,10 @@ class ClassificationTask(MeasuresClasses, ImageTask):
         "label_noise_kind": only_with("label_noise_sites"),
     }
 
-    network: Literal["resnet18", "densenet121"] = "resnet18"
+    network: Literal["resnet18", "densenet121", "vit_mini", "vit_s", "vit_b"] = "resnet18"
     features: tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt] = (16, 32, 64, 128)
     max_pool: Flag = False
+    patch_size: PositiveInt = 16
     image_size: Size = (48, 48)
     in_channels: Grey = 3
     num_classes: Annotated[int, Field(strict=True, ge=2)] | None = None
@@ -202,11 +213,13 @@ class ClassificationTask(MeasuresClasses, ImageTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        dense = self.network == "densenet121"
-        where = f"{self.network} with max_pool" if self.max_pool and not dense else self.network
-        least = 64 if dense else 33 if self.max_pool else 32
+        pools = self.max_pool and self.network == "resnet18"
+        where = f"{self.network} with max_pool" if pools else self.network
+        least = 64 if self.network == "densenet121" else 33 if pools else 32
         for side in self.image_size:
             checks.whole(f"image_size for {where}", side, low=least)
+            if self.network.startswith("vit") and side % self.patch_size:
+                raise ValueError(f"image_size must be multiples of patch_size={self.patch_size}, got {self.image_size}")
         if self.class_names is not None:
             one_for_each_class("class_names", self.class_names, self.classes, different=True)
         self.check_groups(self.class_groups or {})
@@ -255,8 +268,9 @@ class ClassificationTask(MeasuresClasses, ImageTask):
     def _plan(self, seed: int) -> PhantomPlan:
         from fairflare.data.phantoms import PhantomPlan
 
+        same = {name: getattr(self, name) for name in PLAN_SETTINGS}
         return PhantomPlan(
-            phantom=self.phantom,
+            **same,
             seed=seed,
             image_size=max(self.image_size),
             num_sites=self.phantom_sites,
@@ -264,45 +278,25 @@ class ClassificationTask(MeasuresClasses, ImageTask):
             num_test=self.phantom_test,
             num_own_test=self.phantom_own_test,
             min_class=max(MIN_CLASS, round(self.phantom_min_share * self.phantom_samples)),
-            camera_shift=self.camera_shift,
-            partition=self.partition,
-            alpha=self.alpha,
-            eta=self.eta,
-            shard_mode=self.shard_mode,
-            corrupted_sites=self.corrupted_sites,
-            corruption=self.corruption,
-            severity=self.severity,
-            label_noise_sites=self.label_noise_sites,
-            label_noise=self.label_noise,
-            label_noise_kind=self.label_noise_kind,
-            attributes=self.attributes,
         )
 
     def build_model(self) -> Classifier:
         from fairflare.tasks.networks import build_classifier
 
-        return build_classifier(
-            self.network,
-            in_channels=self.in_channels,
-            classes=self.classes,
-            features=self.features,
-            norm_momentum=self.norm_momentum,
-            max_pool=self.max_pool,
-            projector_dim=self.projector_dim,
-            neck_dim=self.neck_dim,
-            cosine_scale=self.cosine_scale if self.classifier == "cosine" else None,
-            retrained_head=self.retrained_head,
-        )
+        scale = self.cosine_scale if self.classifier == "cosine" else None
+        same = {name: getattr(self, name) for name in NETWORK_SETTINGS}
+        return build_classifier(self.network, classes=self.classes, cosine_scale=scale, **same)
 
     def initialise(self, model: torch.nn.Module, checkpoint: str | None = None) -> str:
-        from fairflare.tasks.networks import Classifier, load_encoder
+        from fairflare.tasks.networks import VITS, Classifier, load_encoder
 
         path = checkpoint if checkpoint is not None else self.initial_weights
         if path is None:
             return super().initialise(model)
         if not isinstance(model, Classifier):
             raise ValueError(f"initial_weights needs a Classifier, build_model gave {type(model).__name__}")
-        return load_encoder(model, Path(path))
+        fits = self.initial_keys is None and self.network not in VITS
+        return load_encoder(model, Path(path)) if fits else self.load_what_fits(model, path)
 
     def load_prior(self, network: str, checkpoint: str | None, image_size: int | None) -> PriorNetwork:
         """See :func:`fairflare.tasks.priors.load_prior`."""

@@ -21,6 +21,7 @@ from fairflare.data.image_file import MAX_IMAGE_BYTES
 from fairflare.data.intensity import Intensity
 from fairflare.data.orientation import Orientation
 from fairflare.data.reading import Reading, read_image
+from fairflare.tasks.adapters import Fitted
 from fairflare.tasks.base import Batches, SiteData, Task
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class SiteSettings:
         decoded_bytes: disk space for them; 0: none is kept.
         num_workers: threads that decode the images of a batch; 0: the one that trains. The batches are the same.
         phantom_seed: seed of the synthetic data; default: the task's.
+        adapter_rank: the site trains no more than this rank of a job's adapters; default: all of it.
     """
 
     data_root: Filename | None = None
@@ -81,6 +83,7 @@ class SiteSettings:
     decoded_bytes: NonNegativeInt = DECODED_BYTES
     num_workers: NonNegativeInt = 0
     phantom_seed: NonNegativeInt | None = None
+    adapter_rank: PositiveInt | None = None
 
     def __post_init__(self) -> None:
         for folder in self.linked_roots:
@@ -209,7 +212,7 @@ class Preprocessing:
         return self.reading().in_words()
 
 
-class ImageTask(Preprocessing, Task):
+class ImageTask(Preprocessing, Fitted, Task):
     """Base of tasks on 2D images: how a site's data are opened."""
 
     image_size: tuple[int, int]
@@ -238,13 +241,8 @@ class ImageTask(Preprocessing, Task):
                     "'data_root'",
                 )
             return self.open_phantom(site, own)
-        listed = load_datalist(
-            own.data_root,
-            own.datalist or "datalist.json",
-            site=site,
-            class_labels=self.class_labels,
-            linked_roots=own.linked_roots,
-        )
+        more = {"class_labels": self.class_labels, "linked_roots": own.linked_roots}
+        listed = load_datalist(own.data_root, own.datalist or "datalist.json", site=site, **more)
         return self.open_folder(site, own, listed)
 
     def read_input(self, file: Path, number: int | None = None) -> torch.Tensor:

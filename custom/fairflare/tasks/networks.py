@@ -11,9 +11,12 @@ import torch
 from torch import nn
 
 from fairflare.base import checks
+from fairflare.core.aggregation.low_rank import FACTOR
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+# Vision transformers: width, blocks, heads.
+VITS = {"vit_mini": (64, 2, 4), "vit_s": (384, 12, 6), "vit_b": (768, 12, 12)}
 # What training scripts put in front of the encoder's own names.
 PREFIXES = ("module.", "model.", "encoder.", "backbone.", "net.")
 HEADS = ("fc.", "head.", "classifier.", "class_layers.", "projector.", "neck.", "retrained.")
@@ -68,7 +71,7 @@ class Classifier(nn.Module):
     """Encoder and head; inputs in [0, 1] are normalised with ImageNet's mean and deviation first.
 
     Args:
-        encoder: (n, channels, height, width) -> (n, width).
+        encoder: (n, channels, height, width), or of volumes (n, channels, height, width, depth), -> (n, width).
         width: of the encoder's output.
         classes: number of logits.
         in_channels: 3, or 1 (normalised with the mean of the three).
@@ -111,7 +114,8 @@ class Classifier(nn.Module):
 
     def embed(self, inputs: torch.Tensor) -> torch.Tensor:
         """(n, width) features in front of the head."""
-        mean, std = (inputs.new_tensor(values).view(-1, 1, 1) for values in self._statistics)
+        ones = [1] * (inputs.ndim - 2)
+        mean, std = (inputs.new_tensor(values).view(-1, *ones) for values in self._statistics)
         features = self.encoder((inputs - mean) / std)
         return features if self.neck is None else self.neck(features)
 
@@ -137,6 +141,8 @@ def build_classifier(
     classes: int,
     features: Sequence[int],
     norm_momentum: float,
+    image_size: Sequence[int] = (224, 224),
+    patch_size: int = 16,
     max_pool: bool = True,
     projector_dim: int | None = None,
     neck_dim: int | None = None,
@@ -146,22 +152,30 @@ def build_classifier(
     """A classifier, initialised from torch's current random state.
 
     Args:
-        network: ``"resnet18"`` or ``"densenet121"``.
+        network: ``"resnet18"``, ``"densenet121"``, or a ViT of ``VITS``.
         in_channels, classes: 1 or 3; >= 2.
         features: widths of the ResNet's four stages.
         norm_momentum: of all batch norms.
+        image_size: of a ViT's inputs, and of a volume for any network: its dimensions are the network's.
+        patch_size: of a ViT, in each direction.
         max_pool: the ResNet's pooling behind its first convolution; small images do without.
         projector_dim, neck_dim, cosine_scale, retrained_head: see :class:`Classifier`.
     """
     encoder: nn.Module
-    if checks.choice("network", network, ("resnet18", "densenet121")) == "resnet18":
+    dimensions = len(image_size)
+    if checks.choice("network", network, ("resnet18", "densenet121", *VITS)) in VITS:
+        from fairflare.tasks.encoders import VisionTransformer
+
+        encoder = VisionTransformer(network, in_channels, image_size, patch_size)
+        width = encoder.width
+    elif network == "resnet18":
         from monai.networks.nets.resnet import ResNet
 
         encoder = ResNet(
             "basic",
             [2, 2, 2, 2],
             list(features),
-            spatial_dims=2,
+            spatial_dims=dimensions,
             n_input_channels=in_channels,
             conv1_t_size=7,
             conv1_t_stride=2,
@@ -173,7 +187,7 @@ def build_classifier(
     else:
         from monai.networks.nets.densenet import DenseNet121
 
-        encoder = DenseNet121(spatial_dims=2, in_channels=in_channels, out_channels=classes)
+        encoder = DenseNet121(spatial_dims=dimensions, in_channels=in_channels, out_channels=classes)
         layers: Any = encoder.class_layers
         width = layers.out.in_features
         layers.out = nn.Identity()
@@ -295,10 +309,20 @@ def load_fitting(network: nn.Module, found: Mapping[str, torch.Tensor], refusal:
         ValueError: names or shapes differ: ``refusal``, which, ``remedy``.
     """
     own = network.state_dict()
+    found = beside_adapters(own, found)
     problems = mismatch(own, found)
     if problems:
         raise ValueError(f"{refusal}: {problems}{remedy}")
     network.load_state_dict({name: found.get(name, tensor).to(tensor.dtype) for name, tensor in own.items()})
+
+
+def beside_adapters(own: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What a file of a network without adapters holds, by the names of one with them; these stay as they begin."""
+    if any(FACTOR.fullmatch(name) for name in found):
+        return dict(found)
+    inner = {name.replace(".base_layer.", "."): name for name in own if ".base_layer." in name}
+    begins = {name: tensor for name, tensor in own.items() if FACTOR.fullmatch(name)}
+    return {**begins, **{inner.get(name, name): tensor for name, tensor in found.items()}}
 
 
 def mismatch(own: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> str:

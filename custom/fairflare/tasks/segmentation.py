@@ -104,7 +104,10 @@ class SegmentationTask(ImageTask):
             the structure covers, so that what is smaller than a pixel is not lost.
         evaluate_at: Dice at the size of the ``"network"``, or of the ``"image"``: what is found is brought back to it
             and compared with the mask as it is in the file. The loss is always that of the network's size.
+        network: ``"unet"``, or MONAI's ``"swin_unetr"`` (sides of at least 64, multiples of 32) or ``"segresnet"``.
         features: widths of the U-Net, as in :class:`monai.networks.nets.BasicUNet`.
+        width: of the first stage of the other networks (``swin_unetr``: a multiple of 12, default 24; ``segresnet``: of
+            8, default 16).
         norm_momentum: share of a new batch in the running statistics of the batch norms. With PyTorch's 0.1
             they still hold a quarter of their initial values after 12 steps, which is all that a small site
             does in a round, and 18 layers of it make the first models blind in evaluation.
@@ -123,7 +126,12 @@ class SegmentationTask(ImageTask):
     site_settings: ClassVar[type[SiteSettings]] = SegmentationSite
     has_classes: ClassVar[bool | None] = False  # an image has all structures
 
-    acts: ClassVar[dict[str, OnlyWith | None]] = {"augmentation": only_with("augment")}
+    acts: ClassVar[dict[str, OnlyWith | None]] = {
+        "augmentation": only_with("augment"),
+        "features": only_with("network", "unet"),
+        "norm_momentum": only_with("network", "unet"),
+        "width": only_with("network", "swin_unetr", "segresnet"),
+    }
 
     image_size: tuple[Side, Side] = (64, 64)
     in_channels: Grey = 1
@@ -134,7 +142,9 @@ class SegmentationTask(ImageTask):
     ignore: NonNegativeInt | None = None
     mask_resize: Literal["nearest", "area"] = "nearest"
     evaluate_at: Literal["network", "image"] = "network"
+    network: Literal["unet", "swin_unetr", "segresnet"] = "unet"
     features: Widths = (16, 16, 32, 64, 128, 16)
+    width: PositiveInt | None = None
     norm_momentum: Momentum = 0.3
     initial_weights: str | None = None
     augmentation: Augmentations = ("flip", "affine", "intensity")
@@ -144,6 +154,10 @@ class SegmentationTask(ImageTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.network != "unet":
+            from fairflare.tasks.encoders import check_segmenter
+
+            check_segmenter(self.network, self.image_size, self.width)
         if self.labels is not None:
             one_for_each_class("labels", self.labels, self.num_classes)
         if self.class_names is not None:
@@ -160,6 +174,11 @@ class SegmentationTask(ImageTask):
         return self.labels or [[index + 1] for index in range(self.num_classes)]
 
     def build_model(self) -> torch.nn.Module:
+        if self.network != "unet":
+            from fairflare.tasks.encoders import build_segmenter
+
+            same: Any = {"in_channels": self.in_channels, "classes": self.num_classes, "image_size": self.image_size}
+            return build_segmenter(self.network, width=self.width, **same)
         from monai.networks.nets.basic_unet import BasicUNet
 
         return BasicUNet(
@@ -176,7 +195,9 @@ class SegmentationTask(ImageTask):
         from fairflare.tasks.networks import load_network
 
         path = self.initial_weights if checkpoint is None else checkpoint
-        return super().initialise(model) if path is None else load_network(model, Path(path))
+        if path is None:
+            return super().initialise(model)
+        return load_network(model, Path(path)) if self.initial_keys is None else self.load_what_fits(model, path)
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Dice loss of each image and structure, then the mean."""

@@ -1,1 +1,1 @@
-"""Layers of a network, their features and norms."""
+"""core.adapting Layers of a network, their features and norms."""

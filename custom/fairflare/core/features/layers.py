@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from torch import nn
+
+_INNER = re.compile(r"\.(parametrizations\.|lora_[AB]\.[^.]+\.weight$|base_layer\.(weight|bias)$)")
 
 
 def layer_of(tensor_name: str) -> str:
@@ -12,7 +15,8 @@ def layer_of(tensor_name: str) -> str:
 
     It is the tensor's name without its last component. A parametrized tensor
     (``torch.nn.utils.parametrizations``: weight norm, spectral norm) belongs to the module that it is the weight of,
-    as does all that the parametrization keeps for itself.
+    as does all that the parametrization keeps for itself; and so do the factors of a low-rank adapter and the frozen
+    layer inside it (``peft``).
 
     Args:
         tensor_name: key of a state dict.
@@ -22,9 +26,11 @@ def layer_of(tensor_name: str) -> str:
 
     >>> layer_of("down.conv.weight"), layer_of("0.parametrizations.weight.original0"), layer_of("scale")
     ('down.conv', '0', '')
+    >>> layer_of("attn.qkv.base_layer.weight"), layer_of("attn.qkv.lora_A.default.weight")
+    ('attn.qkv', 'attn.qkv')
     """
-    owner, parametrized, _ = f".{tensor_name}".partition(".parametrizations.")
-    return owner[1:] if parametrized else tensor_name.rpartition(".")[0]
+    inner = _INNER.search(f".{tensor_name}")
+    return tensor_name[: max(inner.start() - 1, 0)] if inner else tensor_name.rpartition(".")[0]
 
 
 def layers_of(names: Iterable[str]) -> dict[str, str]:

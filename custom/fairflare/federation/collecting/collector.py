@@ -19,6 +19,7 @@ import torch
 from fairflare.base.disk.temporary import OwnedFolder
 from fairflare.base.machine.threads import one_thread
 from fairflare.base.task import Metric
+from fairflare.core.aggregation.low_rank import Products
 from fairflare.core.features.layers import is_statistic, layers_of
 from fairflare.core.states import Movement, layerwise_average, weighted_average
 from fairflare.exchange.messages import Message
@@ -114,6 +115,7 @@ class Collector:
         #: Names of the parameters that are trained; ``None``: nobody knows the model, and the tensors' names tell.
         self.parameters: frozenset[str] | None = None
         self.frozen: frozenset[str] = frozenset()  # names of tensors that no training changes
+        self.products: Products | None = None  # averages low-rank adapters; ``None``: factor by factor
 
     def begin(
         self, current_round: int, num_rounds: int, *, shape: Shape, received: State | None, sites: Sequence[str] = ()
@@ -176,18 +178,13 @@ class Collector:
         report = self.rule.check_report(report, site, counts["num_steps"])
         assert self._shape is not None
         state = _or_refused(site, self._shape, message, self.staging.fits)
+        told: dict[str, Any] = {"suppressed": suppressed_in(stats), "needed": needs_metrics}
+        metrics = read_metrics(site, message.metrics, stats["not_finite"], self.metrics, **told)
         return Training(
             site=site,
             state=state,
             report=report,
-            metrics=read_metrics(
-                site,
-                message.metrics,
-                stats["not_finite"],
-                self.metrics,
-                suppressed=suppressed_in(stats),
-                needed=needs_metrics,
-            ),
+            metrics=metrics,
             stats=stats,
             num_samples=counts["num_samples"],
             num_steps=counts["num_steps"],
@@ -268,7 +265,8 @@ class Collector:
     def anchor_model(self) -> dict[str, torch.Tensor]:
         """The plain mean of the round's local models (Fed-LWR, Eq. 1): uniform, not by sample counts."""
         share = 1.0 / len(self.accepted)
-        return weighted_average(self._states(), dict.fromkeys(self.accepted, share))
+        plain = Movement(lambda change: change, {}, lambda: None, products=self.products)
+        return weighted_average(self._states(), dict.fromkeys(self.accepted, share), movement=plain)
 
     def aggregate(self) -> tuple[dict[str, torch.Tensor], Weighing]:
         """The next global model (or the aggregated update) and how the rule weighed.
@@ -309,6 +307,9 @@ class Collector:
         else:
             raise RuntimeError(f"{type(rule).__name__}.weigh() gave neither site nor layer weights")
         self._round.step = movement.length
+        if self.products is not None:
+            weighing.values["adapter_truncation"] = self.products.error
+            weighing.details["adapter_truncation"] = self.products.errors()
         return {**state, **(rule.made() if isinstance(rule, MakesTensors) else {})}, weighing
 
     def _movement(self, inputs: RoundInputs, weighing: Weighing) -> Movement:
@@ -320,7 +321,7 @@ class Collector:
 
         layout = layout_of(self._first()).items()
         types = {name: dtype for name, (dtype, _) in layout if dtype.is_floating_point and name in inputs.parameters}
-        return Movement(move, types, partial(inputs.start, self.rule), weighing.buffers)
+        return Movement(move, types, partial(inputs.start, self.rule), weighing.buffers, self.products)
 
     def hold(self, sites: Collection[str]) -> None:
         """These sites get no more than the equal share in this round."""

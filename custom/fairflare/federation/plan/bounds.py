@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field as Range
 
 from fairflare.base.settings import PositiveInt, Share, field_names, settings
+from fairflare.core.features.adapting import products_of
 from fairflare.core.states import Aggregate
-from fairflare.methods.base.rule import OnlyMean, Rule
+from fairflare.methods.base.rule import OnlyMean, Rule, SendsParts
+
+if TYPE_CHECKING:
+    from fairflare.base.task import Task
 
 AUTO = "auto"
 # What a job for a network has unless told otherwise; the reasons are in docs/robustness.md.
@@ -69,6 +73,24 @@ class Bounds:
             )
         if self.trim is not None and self.aggregate != "trimmed_mean":
             raise ValueError(f"trim={self.trim:g} is of aggregate='trimmed_mean', not {self.aggregate!r}; leave it out")
+
+    def check_products(self, rule: Rule, task: Task | None) -> None:
+        """Refuses the average of adapters by their products where a method needs each tensor's mean by itself.
+
+        Raises:
+            ValueError: says why, and what to set.
+        """
+        if task is None or products_of(task) is None:
+            return
+        why = ""
+        if isinstance(rule, SendsParts):
+            why = f"{type(rule).__name__} gives every site a model of its own"
+        elif type(rule).move is not Rule.move:
+            why = f"{type(rule).__name__} makes a step of its own from the mean change"
+        elif self.aggregate != "mean":
+            why = f"aggregate={self.aggregate!r} works number by number"
+        if why:
+            raise ValueError(f"adapters.average='product' does not go with it: {why}; set adapters.average=factors")
 
 
 def bounds_of(run: Bounds, num_sites: int) -> dict[str, Any]:

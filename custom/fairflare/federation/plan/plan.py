@@ -158,8 +158,7 @@ def make_plan(
         file = Path(task_file) if task_file else TASKS_BY_KIND[kind]
         task_class = load_task_class(file)
     else:
-        kind, file = "a MONAI bundle", BUNDLE_TASK
-        task_class = _of_bundle(Path(monai_bundle), task=task, task_file=task_file)
+        kind, file, task_class = "a MONAI bundle", BUNDLE_TASK, _of_bundle(monai_bundle, task=task, task_file=task_file)
     # Another kind of task than the paper's has none of its settings, but its length.
     of_paper = {} if published is None else published.settings
     usual = {} if kind != learned else model.small if small else of_paper
@@ -196,7 +195,7 @@ def make_plan(
         raise ValueError(f"min_sites={of_plan.min_sites}, but the job has {len(names)} site(s)")
     if monai_bundle is not None:
         learns.setdefault("bundle_sha256", grouped(bundle_checksum(Path(monai_bundle).expanduser())))
-    made: Task = task_class(**learns) if own_task is None else _like(own_task, task_class, learns)
+    made: Task = build(task_class, learns) if own_task is None else _like(own_task, task_class, learns)
     made.check()
     made.by_name()  # every metric has a direction
     own = {k: v for k, v in chosen.site.items() if k not in steps}
@@ -215,6 +214,7 @@ def make_plan(
     try:
         training.check_task(made)
         rule.check_run(of_plan.num_rounds, made)
+        of_plan.check_products(rule, made)
         if of_plan.crt_rounds and made.has_classes is False:
             raise ValueError("crt_rounds needs a classifier; set crt_rounds=0")
     except ValueError as error:
@@ -276,13 +276,13 @@ def _like(task: Task, cls: type[Task], dealt: Mapping[str, Any]) -> Task:
     return cls(**{**values, **{name: dealt[name] for name, value in usual.items() if values[name] == value}})
 
 
-def _of_bundle(folder: Path, **others: Any) -> type[Task]:
+def _of_bundle(folder: str | Path, **others: Any) -> type[Task]:
     """The class of a bundle's task, which is not beside its file yet."""
     for name, value in others.items():
         if value is not None:
             raise ValueError(f"{name} and monai_bundle exclude each other: give one of them")
     cls: Any = load_task_class(BUNDLE_TASK)
-    cls.folder = folder.expanduser().absolute()
+    cls.folder = Path(folder).expanduser().absolute()
     found: type[Task] = cls
     return found
 

@@ -20,6 +20,7 @@ from safetensors.torch import load as load_bytes
 from safetensors.torch import save as save_bytes
 
 from fairflare.base.own_errors import in_one_line
+from fairflare.core.features.adapting import network_of
 from fairflare.core.features.norms import running_statistics
 from fairflare.exchange.messages import clean_state, num_bytes
 from fairflare.exchange.sent_tensors import ALL, SentTensors, fingerprint
@@ -108,7 +109,7 @@ def build(task: Task) -> torch.nn.Module:
     """The task's network; what is wrong with a user's own is said with its line."""
     named = f"build_model() of the task ({type(task).__name__})"
     try:
-        model = task.build_model()
+        model = network_of(task)
     except Exception as error:
         told = getattr(error, "public", None) or f"{named} failed: {in_one_line(error)}"  # ours, or the user's own
         raise ValueError(told) from error

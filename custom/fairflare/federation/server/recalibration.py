@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fairflare.core.features.adapting import network_of
 from fairflare.core.features.batch_norms import MEAN, VARIANCE, other_running, pooled, registered_names
 from fairflare.exchange.messages import TASK_NORMS, Message, SiteTask, encode_task
 from fairflare.federation.collecting.influence import Influence
@@ -177,7 +178,7 @@ class Recalibration:
     def _norms(self) -> dict[str, list[str]]:
         """The network's batch norms with running statistics: all names of each, by the first."""
         with torch.random.fork_rng(devices=[]):  # nobody's random numbers change by it
-            model = self.task.build_model()
+            model = network_of(self.task)
         norms = registered_names(model)
         if not norms:
             self.journal.say("norm_statistics: the network has no batch norm with running statistics; nothing is asked")

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fairflare.base.task import LOSS, metric_name
+from fairflare.core.features.adapting import products_of
 from fairflare.exchange.anchor_forms import MODEL, lighter
 from fairflare.exchange.messages import (
     TASK_ANCHOR,
@@ -140,6 +141,7 @@ class Rounds:
         run, place = self.settings, self.place
         check_halves(self.rule, place.site_half, run.norm_statistics)
         self.task.permit(place.settings)
+        run.check_products(self.rule, self.task)
         if (metric := self.task.primary_metric) != metric_name(metric):
             raise ValueError(f"primary_metric must be letters, digits, '_', '/', '.' or '-', got {metric!r:.80}")
         makes = self.rule.makes if isinstance(self.rule, MakesTensors) else ()
@@ -150,6 +152,7 @@ class Rounds:
         first.check_norms(run.norm_statistics)
         self.retraining.check(self.task, state)
         self.collector.parameters, self.collector.frozen = first.parameters, first.frozen
+        self.collector.products = products_of(self.task)
         self.check.form = self.recalibration.form = self._form = first.form(run, makes)
         sites = sorted(self.transport.sites())
         config = config_of(run, place, self.rule, self.task)

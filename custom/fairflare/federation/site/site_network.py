@@ -10,6 +10,7 @@ import torch
 
 from fairflare.base.machine.computing import Computing
 from fairflare.base.own_errors import in_one_line
+from fairflare.core.features.adapting import network_of
 from fairflare.exchange.anchor_forms import DIFFERENCE, restored
 from fairflare.exchange.messages import SiteTask
 from fairflare.exchange.sent_tensors import ALL, SentTensors, fingerprint, seeded
@@ -93,8 +94,8 @@ class SiteNetwork:
     def _built(self, task: Task, exchange: str, makes: tuple[str, ...], seed: int, rest: str) -> torch.nn.Module:
         self.sent = None
         if exchange == ALL:
-            return self.computing.apply(task.build_model().to(self.device), self.device)
-        model = self._seeded(task.build_model, seed)
+            return self.computing.apply(network_of(task).to(self.device), self.device)
+        model = self._seeded(lambda: network_of(task), seed)
         self.sent = SentTensors(model, exchange, makes)
         own = fingerprint(self.sent.rest(model.state_dict()))
         if own != rest:

@@ -30,6 +30,7 @@ from fairflare.base.own_errors import in_one_line
 from fairflare.base.stopping import StoppableData, TaskStopped, stoppable
 from fairflare.base.task import SPLIT_GLOBAL, Proxy
 from fairflare.core.fairness import declared_as
+from fairflare.core.features.adapting import network_of, of_site
 from fairflare.exchange.anchor_forms import BF16, DIFFERENCE, lighter
 from fairflare.exchange.messages import (
     FLOAT32,
@@ -163,10 +164,8 @@ class SiteWorker:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             log.warning("site %s, task %s: out of memory: %s", self.site, request.name, e)
-            return SiteReply(
-                STATUS_FAILED,
-                reason=f"site {self.site!r}: out of memory in {request.name}; lower batch_size or image_size",
-            )
+            why = f"site {self.site!r}: out of memory in {request.name}; lower batch_size or image_size"
+            return SiteReply(STATUS_FAILED, reason=why)
         except NoSuchForm as e:
             why = f"site {self.site!r}: {e} has no deterministic form on its device; set deterministic to false"
             return refusal(self.site, request.name, SiteError(why))
@@ -253,7 +252,7 @@ class SiteWorker:
         received = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
         model.load_state_dict(home.measured(run, received))
         metrics = run.metrics = self._evaluate(model, run, "validation")
-        model.load_state_dict(received)
+        model.load_state_dict(of_site(self.task, received, self.settings))
         training = ClassifierRetraining.told(self.training, run.directives)
         trained = training.train(run, model)
         local = clean_state(model.state_dict())
@@ -287,7 +286,7 @@ class SiteWorker:
                 skipped=True,
             )
         run, anchor = self._open(whole_anchor(request, store, self.site), store)
-        local = self.task.build_model().to(self.device)
+        local = network_of(self.task).to(self.device)
         whole = self.network.whole(kept)
         local.load_state_dict(whole)
         anchor.load_state_dict({name: whole[name] for name in self.stays(request)}, strict=False)  # of this round

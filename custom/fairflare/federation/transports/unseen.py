@@ -12,6 +12,7 @@ import torch
 from fairflare.base.disk.temporary import OwnedFolder
 from fairflare.base.machine.threads import one_thread
 from fairflare.base.settings import values_of
+from fairflare.core.features.adapting import network_of
 from fairflare.core.features.batch_norms import MEAN, VARIANCE, recalibrate, registered_names
 from fairflare.exchange.messages import SPLIT_TEST, STATUS_OK, TASK_VALIDATE, SiteTask
 from fairflare.exchange.sent_tensors import rebuilt
@@ -72,7 +73,9 @@ def at_unseen(
     if site in (plan.sites or ()):
         raise ValueError(f"site {site!r} was part of the run: it is not unseen; leave it out of the run's sites")
     content = torch.load(workspace / RUN_DIR / MODEL_FILE, map_location="cpu", weights_only=True)
-    network, state = rebuilt(plan.task.build_model, content["model"], content["train_conf"].get("exchange") or {})
+    network, state = rebuilt(
+        lambda: network_of(plan.task), content["model"], content["train_conf"].get("exchange") or {}
+    )
     network.load_state_dict(state)
     home = at_home(values_of(plan.training), network, lambda *_, **__: None)
     found = Unseen(site=site, reason=NO_MODEL)

@@ -1,0 +1,169 @@
+r"""Average of low-rank adapters by the products that they stand for, not by their factors.
+
+An adapted layer computes with :math:`W + s B A`, where W is frozen, B is (m, r) and A is (r, n); a convolution's kernel
+counts as an (m, n) matrix, n = input channels x kernel size. The mean of the sites' layers is therefore
+:math:`W + s \sum_k a_k B_k A_k`, which :math:`(\sum_k a_k B_k)(\sum_k a_k A_k)` is not.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from fairflare.base import checks
+
+#: Length of A's rows behind an average, that of LoRA's random start: (n numbers of variance 1 / 3n).
+ROW = 3**-0.5
+#: Names of an adapter's factors as ``peft`` gives them: layer, factor, and the adapter's name.
+FACTOR = re.compile(r"(?P<layer>.*)\.lora_(?P<factor>[AB])\.(?P<adapter>[^.]+)\.weight")
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """The factors of a mean product, cut to a rank.
+
+    Attributes:
+        a, b: (rank, n) and (m, rank), float64, the largest singular value first; beyond ``min(m, n)``, and beyond what
+            the sites' factors span, they are 0.
+        lost, whole: Frobenius norm of what was cut off, and of the mean product before it.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    lost: float
+    whole: float
+
+    @property
+    def error(self) -> float:
+        """Relative truncation error in [0, 1]; 0 where the mean product is 0."""
+        return self.lost / self.whole if self.whole > 0 else 0.0
+
+
+def average_products(
+    factors: Mapping[str, tuple[torch.Tensor, torch.Tensor]], weights: Mapping[str, float], rank: int
+) -> Averaged:
+    r"""Factors of the best approximation of rank r to :math:`\sum_k a_k B_k A_k`.
+
+    With the stacked factors :math:`[a_1 B_1, \ldots] = Q_B R_B` and :math:`[A_1; \ldots]^T = Q_A R_A` the mean product
+    is :math:`Q_B (R_B R_A^T) Q_A^T`, whose singular values are those of the small matrix in the middle, of at most
+    :math:`\sum_k r_k` rows and columns. The (m, n) product itself is never made.
+
+    Args:
+        factors: ``(A, B)`` by site; A is (r_k, n), B is (m, r_k). Ranks may differ.
+        weights: a_k by site, finite, ``>= 0``; of exactly these sites.
+        rank: r of the result, ``>= 1``.
+
+    Returns:
+        ``A = c V^T`` and ``B = U S / c`` with c = :data:`ROW`: A's rows are as long as at LoRA's start, so that a
+        direction whose singular value is 0 can still be learned.
+
+    Raises:
+        ValueError: no site, other sites in ``weights``, factors that do not fit each other or another site's, a value
+            that is not finite (names the site).
+
+    Source:
+        HLoRA: Liu et al., 2025 (product before mean, projection by SVD); the QR of the stacked factors is standard.
+    """
+    checks.whole("rank", rank, low=1)
+    checks.same_names("weights", weights, "the factors", checks.not_empty("the factors", factors), of="site")
+    sites = sorted(factors)
+    first_a, first_b = factors[sites[0]]
+    for site in sites:
+        a, b = factors[site]
+        of_first = len(first_b), first_a.shape[1]
+        if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1] or (len(b), a.shape[1]) != of_first:
+            raise ValueError(
+                f"site {site!r}: factors A {tuple(a.shape)} and B {tuple(b.shape)} do not fit each other, or those of "
+                f"site {sites[0]!r} {tuple(first_a.shape)} and {tuple(first_b.shape)}"
+            )
+        if not (bool(torch.isfinite(a).all()) and bool(torch.isfinite(b).all())):
+            raise ValueError(f"site {site!r}: a factor is not finite")
+    left = torch.cat([factors[site][1].double() * weights[site] for site in sites], dim=1)
+    right = torch.cat([factors[site][0].double() for site in sites], dim=0)
+    q_left, r_left = torch.linalg.qr(left)
+    q_right, r_right = torch.linalg.qr(right.T)
+    u, values, v = torch.linalg.svd(r_left @ r_right.T, full_matrices=False)
+    kept = min(rank, len(values))
+    b, a = left.new_zeros(len(left), rank), right.new_zeros(rank, right.shape[1])
+    b[:, :kept] = q_left @ (u[:, :kept] * (values[:kept] / ROW))
+    a[:kept] = ROW * (v[:kept] @ q_right.T)
+    return Averaged(a, b, float(values[kept:].norm()), float(values.norm()))
+
+
+def cut(state: Mapping[str, torch.Tensor], rank: int) -> dict[str, torch.Tensor]:
+    """A model whose adapters are 0 beyond a rank: of those that :func:`average_products` gave the best of that rank.
+
+    With both rows of A and columns of B at 0 their gradients are 0 too: training leaves them there.
+
+    Args:
+        state: of a model; not changed.
+        rank: to keep, ``>= 1``; what has no more stays as it is.
+    """
+    found = dict(state)
+    for name_a, name_b in pairs_of(state).values():
+        found[name_a], found[name_b] = state[name_a].clone(), state[name_b].clone()
+        found[name_a][rank:] = 0
+        found[name_b][:, rank:] = 0
+    return found
+
+
+def pairs_of(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Names of the factors ``(A, B)`` of each adapted layer, by the layer's name, among a model's tensors.
+
+    >>> pairs_of(["fc.base_layer.weight", "fc.lora_A.default.weight", "fc.lora_B.default.weight"])
+    {'fc': ('fc.lora_A.default.weight', 'fc.lora_B.default.weight')}
+    """
+    found: dict[str, dict[str, str]] = {}
+    for name in names:
+        if match := FACTOR.fullmatch(name):
+            found.setdefault(match["layer"], {})[match["factor"]] = name
+    return {layer: (both["A"], both["B"]) for layer, both in found.items() if len(both) == 2}
+
+
+@dataclass
+class Products:
+    """What takes the place of the mean of each factor, within the one sum (:mod:`fairflare.core.states`).
+
+    Attributes:
+        made: by layer, of the last average; without the factors.
+    """
+
+    made: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def averaged(
+        self, states: Mapping[str, Mapping[str, torch.Tensor]], weights_of: Callable[[str], Mapping[str, float]]
+    ) -> dict[str, torch.Tensor]:
+        """The factors of all adapted layers, by name, in the shapes and types that the sites sent; layer by layer.
+
+        Args:
+            states: models, not updates, by site.
+            weights_of: gives the weights by site of a tensor; A's count.
+        """
+        self.made = {}
+        found: dict[str, torch.Tensor] = {}
+        first = next(iter(states.values()))
+        for layer, (name_a, name_b) in pairs_of(first).items():
+            shapes = first[name_a], first[name_b]
+            factors = {site: (state[name_a].flatten(1), state[name_b].flatten(1)) for site, state in states.items()}
+            try:
+                result = average_products(factors, weights_of(name_a), len(shapes[0]))
+            except ValueError as error:
+                raise ValueError(f"adapter of layer {layer!r}: {error}") from error
+            self.made[layer] = (result.lost, result.whole)
+            for name, factor, like in zip((name_a, name_b), (result.a, result.b), shapes, strict=True):
+                found[name] = factor.reshape(like.shape).to(like.dtype)
+        return found
+
+    @property
+    def error(self) -> float:
+        """Relative truncation error of the last average over all layers, in [0, 1]."""
+        lost, whole = (math.hypot(*norms) for norms in zip(*self.made.values(), strict=True)) if self.made else (0, 0)
+        return lost / whole if whole > 0 else 0.0
+
+    def errors(self) -> dict[str, float]:
+        """The same of each layer."""
+        return {layer: lost / whole if whole > 0 else 0.0 for layer, (lost, whole) in self.made.items()}

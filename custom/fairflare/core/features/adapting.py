@@ -1,0 +1,53 @@
+"""A task that changes its network before it is trained: adapters are put in, parts are frozen."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from fairflare.base.task import Task
+    from fairflare.core.aggregation.low_rank import Products
+
+
+class Adapting(ABC):
+    """Capability of a task, asked for by ``isinstance``; whoever needs its network asks :func:`network_of`."""
+
+    @property
+    @abstractmethod
+    def averages_products(self) -> bool:
+        """Whether the network has low-rank adapters that are averaged by their products."""
+
+    @abstractmethod
+    def adapted(self, model: nn.Module) -> nn.Module:
+        """The network of ``build_model`` as it is trained: ``requires_grad`` says what is.
+
+        Raises:
+            ValueError: a setting that fits nothing in the network (names what there is).
+        """
+
+    @abstractmethod
+    def of_site(self, state: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
+        """What a site with this private file starts its training from; ``state``: the model that it received."""
+
+
+def network_of(task: Task) -> nn.Module:
+    """The task's network as it is trained, sent and tested."""
+    model = task.build_model()
+    return task.adapted(model) if isinstance(task, Adapting) else model
+
+
+def products_of(task: Task) -> Products | None:
+    """What averages the task's adapters by their products; ``None``: every tensor is averaged by itself."""
+    from fairflare.core.aggregation.low_rank import Products
+
+    return Products() if isinstance(task, Adapting) and task.averages_products else None
+
+
+def of_site(task: Task, state: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
+    """See :meth:`Adapting.of_site`; of any task."""
+    return task.of_site(state, settings) if isinstance(task, Adapting) else state

@@ -1,0 +1,187 @@
+"""What of a network is trained: low-rank adapters (LoRA, by the library ``peft``), parts by name, or all but some."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+from fairflare.base import checks
+from fairflare.base.settings import Flag, Part, Positive, PositiveInt, choices, settings
+from fairflare.core.features.adapting import Adapting
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+#: The encoders of the networks that come with FairFlare, and their heads.
+ENCODER = r"^(encoder|swinViT|convInit|down_|conv_0)"
+HEADS = r"^(head|neck|projector|final_conv|conv_final|out)\."
+ATTENTION = r"(^|\.)attn\.(qkv|out_proj|proj)$"
+
+
+def _pattern(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"{value!r} is no regular expression: {error}") from None
+    return value
+
+
+Pattern = Annotated[str, Field(strict=True, min_length=1), AfterValidator(_pattern)]
+
+
+class Adapters(Part):
+    """What is put into a network; given as a kind, or as ``{"kind": ..., setting: value}``."""
+
+    average: str = "factors"
+
+    def put_into(self, model: nn.Module) -> nn.Module:
+        """The network with its adapters, everything else of it frozen as the settings say."""
+        return model
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        if cls is not Adapters:
+            return handler(source)
+        return core_schema.no_info_before_validator_function(Adapters.of, core_schema.is_instance_schema(Adapters))
+
+    @staticmethod
+    def of(value: Any) -> Any:
+        """Adapters from a kind, from ``{"kind": ...}``, or from what a model's file or a job holds."""
+        if isinstance(value, Adapters):
+            return value
+        kinds = choices(Adapters)
+        given: dict[str, Any] = (
+            {"kind": value} if isinstance(value, str) else dict(value) if isinstance(value, Mapping) else {}
+        )
+        if "path" in given:
+            by_class = {cls.__name__: kind for kind, cls in kinds.items()}
+            given = {**given.get("args", {}), "kind": by_class.get(str(given["path"]).rpartition(".")[2])}
+        kind = checks.choice("adapters", given.pop("kind", value), kinds)
+        return kinds[kind](**given)
+
+
+@settings
+class NoAdapters(Adapters):
+    """None: the network is trained as it is."""
+
+    kind: ClassVar[str] = "none"
+
+
+@settings
+class Lora(Adapters):
+    """Low-rank adapters beside chosen layers, W + (alpha / rank) B A; needs the package ``peft``.
+
+    Everything else is frozen: its tensors keep their bits, and norms with running statistics take these in training.
+
+    Args:
+        rank: columns of B and rows of A, the same in the common model for all layers.
+        alpha: numerator of the scale.
+        targets: regular expression, searched for in the names of linear layers and convolutions (without groups).
+            Default: the projections of attention.
+        train_also: regular expression, searched for in the names of parameters that are trained as a whole. Default:
+            the heads of the networks that come with FairFlare; ``^$``: none.
+        train_norms: norms are trained as well.
+        average: ``"product"``: the sites' products B A are averaged and cut to the rank by SVD; ``"factors"``: A and B
+            each by itself, as any tensor.
+
+    Source:
+        Hu et al., ICLR 2022 (LoRA); Liu et al., 2025 (HLoRA: the average of products).
+    """
+
+    kind: ClassVar[str] = "lora"
+
+    rank: PositiveInt = 8
+    alpha: Positive = 16
+    targets: Pattern = ATTENTION
+    train_also: Pattern = HEADS
+    train_norms: Flag = False
+    average: Literal["product", "factors"] = "product"
+
+    def put_into(self, model: nn.Module) -> nn.Module:
+        try:
+            from peft import LoraConfig, inject_adapter_in_model
+        except ImportError as error:
+            raise ValueError(
+                f"adapters=lora needs the package peft ({error}); install it with: pip install 'fairflare[adapters]'"
+            ) from error
+        from fairflare.core.aggregation.low_rank import FACTOR
+        from fairflare.tasks.freezing import adaptable, matching, train_only
+
+        layers = adaptable(model)
+        targets = matching("adapters.targets", self.targets, layers, "linear layers and convolutions")
+        parameters = [name for name, _ in model.named_parameters()]
+        if self.train_also != "^$":
+            matching("adapters.train_also", self.train_also, parameters, "parameters")
+        exactly = "|".join(re.escape(name) for name in targets)  # peft matches the whole name
+        config = LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=exactly)
+        model = inject_adapter_in_model(config, model)
+
+        def trained(name: str) -> bool:
+            return FACTOR.fullmatch(name) is not None or re.search(self.train_also, name) is not None
+
+        train_only(model, trained, norms=self.train_norms)
+        return model
+
+
+@settings
+class Fitted(Adapting):
+    """Settings of a task: what of its network is trained, and what that starts from.
+
+    Args:
+        adapters: what is trained in place of the network itself.
+        freeze: what is not trained: a regular expression, searched for in the names of parameters, or ``"encoder"``;
+            ``None``: everything is.
+        initial_keys: how names in the file of ``initial_weights`` become names here, ``{REGEX: replacement}`` one after
+            the other; what then fits is loaded, and the log says what did not. ``None``: the file must fit as a whole.
+    """
+
+    adapters: Adapters = field(default_factory=NoAdapters)
+    freeze: Pattern | None = None
+    initial_keys: dict[Pattern, str] | None = None
+
+    @property
+    def averages_products(self) -> bool:
+        return self.adapters.average == "product"
+
+    def adapted(self, model: nn.Module) -> nn.Module:
+        if self.freeze is None:
+            return self.adapters.put_into(model)
+        if not isinstance(self.adapters, NoAdapters):
+            raise ValueError(f"freeze={self.freeze!r} beside adapters: these freeze all else already; leave freeze out")
+        from fairflare.tasks.freezing import matching, train_only
+
+        pattern = ENCODER if self.freeze == "encoder" else self.freeze
+        names = [name for name, _ in model.named_parameters()]
+        frozen = set(matching("freeze", pattern, names, "parameters"))
+        if len(frozen) == len(names):
+            raise ValueError(f"freeze={self.freeze!r} leaves nothing of the network to train")
+        train_only(model, lambda name: re.search(pattern, name) is None)
+        return model
+
+    def load_what_fits(self, model: nn.Module, path: str) -> str:
+        """See :func:`fairflare.tasks.pretrained.load_partial`."""
+        from fairflare.tasks.pretrained import load_partial
+
+        return load_partial(model, Path(path), self.initial_keys or {})
+
+    def check(self) -> None:
+        """Looks at the network once where something is chosen in it: a name that fits nothing ends a run here."""
+        super().check()  # type: ignore[misc]
+        if self.freeze is not None or not isinstance(self.adapters, NoAdapters):
+            import torch
+
+            with torch.random.fork_rng(devices=[]):
+                self.adapted(self.build_model())  # type: ignore[attr-defined]
+
+    def of_site(self, state: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
+        from fairflare.core.aggregation.low_rank import cut
+
+        rank = settings.get("adapter_rank")
+        return state if rank is None else cut(state, rank)

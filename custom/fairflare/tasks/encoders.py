@@ -1,0 +1,117 @@
+"""MONAI's networks for large models, of images and of volumes: ViT, SwinUNETR, SegResNet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from monai.networks.nets.vit import ViT
+from torch import nn
+
+from fairflare.base import checks
+from fairflare.tasks.networks import VITS
+
+WIDTHS = {"swin_unetr": 24, "segresnet": 16}  # the usual ones; of the first stage
+#: Sides must be a multiple of this: so often is the image halved.
+STRIDES = {"swin_unetr": 32, "segresnet": 8}
+LEAST_SWIN = 64  # below, the last stage is one pixel, which an instance norm refuses
+
+
+class VisionTransformer(ViT):
+    """Features of the class token, with MONAI's names of tensors.
+
+    Args:
+        name: of :data:`fairflare.tasks.networks.VITS`.
+        in_channels: of the inputs.
+        image_size: of the inputs, two or three sides, each a multiple of ``patch_size``.
+        patch_size: in each direction.
+
+    Raises:
+        ValueError: a side that is no multiple, or the package einops is absent.
+
+    Source:
+        Dosovitskiy et al., ICLR 2021; widths of S and B as in DeiT (Touvron et al., ICML 2021).
+    """
+
+    def __init__(self, name: str, in_channels: int, image_size: Sequence[int], patch_size: int) -> None:
+        needs_einops(name)
+        for side in image_size:
+            if side % patch_size:
+                raise ValueError(f"image_size must be multiples of patch_size={patch_size}, got {tuple(image_size)}")
+        self.width, blocks, heads = VITS[name]
+        super().__init__(
+            in_channels,
+            tuple(image_size),
+            patch_size,
+            hidden_size=self.width,
+            mlp_dim=4 * self.width,
+            num_layers=blocks,
+            num_heads=heads,
+            spatial_dims=len(image_size),
+            qkv_bias=True,
+            classification=True,
+        )
+        del self.classification_head
+        for block in self.blocks:
+            block.norm_cross_attn = nn.Identity()  # MONAI has one that it never calls
+        #: Patches in each direction.
+        self.grid = tuple(side // patch_size for side in image_size)
+        for module in self.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.eps = 1e-6  # as all published weights
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        tokens: torch.Tensor = super().forward(inputs)[0]
+        return tokens[:, 0]
+
+
+def build_segmenter(
+    network: str, *, in_channels: int, classes: int, image_size: Sequence[int], width: int | None = None
+) -> nn.Module:
+    """A segmentation network with one output channel for each class, initialised from torch's current random state.
+
+    Args:
+        network: ``"swin_unetr"`` or ``"segresnet"``.
+        in_channels, classes: numbers of channels.
+        image_size: two or three sides.
+        width: of the first stage; a multiple of 12, or of 8 for ``"segresnet"``. ``None``: the usual one.
+
+    Raises:
+        ValueError: a size or width that the network cannot have, or the package einops is absent.
+    """
+    check_segmenter(network, image_size, width)
+    width = WIDTHS[network] if width is None else width
+    same: dict[str, Any] = {
+        "spatial_dims": len(image_size), "in_channels": in_channels, "out_channels": classes,
+    }  # fmt: skip
+    if network == "swin_unetr":
+        from monai.networks.nets.swin_unetr import SwinUNETR
+
+        needs_einops(network)
+        return SwinUNETR(feature_size=width, **same)
+    from monai.networks.nets.segresnet import SegResNet
+
+    return SegResNet(init_filters=width, **same)
+
+
+def check_segmenter(network: str, image_size: Sequence[int], width: int | None) -> None:
+    """Refuses a size or width that a network cannot have."""
+    stride = STRIDES[checks.choice("network", network, STRIDES)]
+    least = LEAST_SWIN if network == "swin_unetr" else stride
+    for side in image_size:
+        if side % stride or side < least:
+            raise ValueError(f"image_size for {network} must be multiples of {stride}, at least {least}, got {side}")
+    step = 12 if network == "swin_unetr" else 8
+    if width is not None and width % step:
+        raise ValueError(f"width for {network} must be a multiple of {step}, got {width}")
+
+
+def needs_einops(network: str) -> None:
+    """One sentence where the package is absent that MONAI's transformers are written with."""
+    try:
+        import einops  # noqa: F401
+    except ImportError as error:
+        raise ValueError(
+            f"network={network!r} needs the package einops; install it with: pip install 'fairflare[adapters]'"
+        ) from error

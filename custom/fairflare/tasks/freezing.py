@@ -1,0 +1,59 @@
+"""Which parameters of a network are trained, by their names; and which layers an adapter can stand beside."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from fairflare.core.features.norms import NORMS
+
+#: Layers that an adapter can stand beside.
+ADAPTABLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+NAMES = 12  # that an error lists
+
+
+def adaptable(model: nn.Module) -> list[str]:
+    """Names of the linear layers and convolutions; those with groups have other products than A and B give."""
+    found = ((name, module) for name, module in model.named_modules() if isinstance(module, ADAPTABLE))
+    return [name for name, module in found if getattr(module, "groups", 1) == 1]
+
+
+def train_only(model: nn.Module, trained: Callable[[str], bool], *, norms: bool = False) -> None:
+    """Freezes every parameter of which ``trained`` says no by its name.
+
+    A norm with running statistics of which nothing is trained takes these, unchanged, in training too.
+
+    Args:
+        model: is changed in place.
+        trained: is asked for names of parameters, and of norms without any with a dot behind them.
+        norms: the norms are trained in any case.
+    """
+    for prefix, module in model.named_modules():
+        own = dict(module.named_parameters(prefix, recurse=False))
+        always = norms and isinstance(module, NORMS["all"])
+        for name, parameter in own.items():
+            parameter.requires_grad_(always or trained(name))
+        learns = always or any(map(trained, own or (f"{prefix}.",)))
+        if getattr(module, "running_mean", None) is not None and not learns:
+            module.register_forward_pre_hook(_as_in_evaluation)
+
+
+def _as_in_evaluation(module: nn.Module, inputs: Any) -> None:
+    """A frozen norm; whoever sets the network to training sets it too."""
+    module.training = False
+
+
+def matching(setting: str, pattern: str, names: list[str], what: str) -> list[str]:
+    """Names in which the pattern is found; a ``ValueError`` with what there is where there is none."""
+    found = [name for name in names if re.search(pattern, name)]
+    if not found:
+        kinds = list(dict.fromkeys(re.sub(r"\d+", "N", name) for name in names))
+        more = f", and {len(kinds) - NAMES} more" if len(kinds) > NAMES else ""
+        raise ValueError(
+            f"{setting}={pattern!r} is found in no name of the network's {what}; there are (N: a number) "
+            f"{', '.join(kinds[:NAMES])}{more}"
+        )
+    return found

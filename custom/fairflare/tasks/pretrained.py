@@ -1,0 +1,125 @@
+"""Weights of another training, loaded as far as they fit: names by a map, position embeddings of another grid."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fairflare.core.aggregation.low_rank import FACTOR
+from fairflare.tasks.networks import match_names, read_checkpoint
+
+SHOWN = 5  # names that a line lists
+POSITIONS = "patch_embedding.position_embeddings"
+#: Names of a ViT as timm and MAE write it, as MONAI has them.
+OF_VIT = (
+    (r"^patch_embed\.proj\.", "patch_embedding.patch_embeddings."),
+    (r"^(blocks\.\d+\.attn)\.proj\.", r"\1.out_proj."),
+    (r"^(blocks\.\d+\.mlp)\.fc([12])\.", r"\1.linear\2."),
+)
+
+
+def load_partial(model: nn.Module, path: Path, keys: Mapping[str, str]) -> str:
+    """Loads the tensors of a file that fit, wherever the network has them; what was done, for the log.
+
+    A name fits one of the network's as it is, or behind its ``encoder.``. Prefixes of training scripts are taken off
+    first; a ViT's names may be those of timm. Position embeddings of another grid are interpolated.
+
+    Args:
+        model: gets the tensors; the others of its stay as they are.
+        path: see :func:`fairflare.tasks.networks.read_checkpoint`.
+        keys: ``{REGEX: replacement}``, applied in their order to each name.
+
+    Returns:
+        One line: how many tensors fitted, which of the file and of the network did not, with shapes.
+
+    Raises:
+        ValueError: the file cannot be read, two of its names become one, a grid cannot be interpolated, or nothing fits
+            (names what both have).
+    """
+    own = {name.replace(".base_layer.", "."): name for name in model.state_dict() if not FACTOR.fullmatch(name)}
+    state = model.state_dict()
+    rules = list(keys.items())
+    positions = _place(POSITIONS, own)
+    found = _renamed(read_checkpoint(path), rules if positions is None else [*rules, *OF_VIT], path)
+    if positions is not None:
+        encoder: Any = getattr(model, "encoder", model)
+        found = _positions(found, encoder.grid, state[own[positions]], path)
+    fitting: dict[str, torch.Tensor] = {}
+    misfits: list[str] = []
+    for name, tensor in found.items():
+        place = _place(name, own)
+        if place is None:
+            misfits.append(f"{name} {tuple(tensor.shape)}")
+        elif state[own[place]].shape != tensor.shape:
+            misfits.append(f"{name} {tuple(tensor.shape)} (here {tuple(state[own[place]].shape)})")
+        else:
+            fitting[own[place]] = tensor.to(state[own[place]].dtype)
+    random = [plain for plain, name in own.items() if name not in fitting and not plain.endswith("num_batches_tracked")]
+    rest = f"not used of the file: {_listed(misfits)}; as it began in the network: {_listed(random)}"
+    if not fitting:
+        raise ValueError(
+            f"checkpoint {path}: none of its {len(found)} tensors fits the network ({rest}); map its names with "
+            "initial_keys={REGEX: replacement}"
+        )
+    model.load_state_dict({**state, **fitting})
+    return f"initial weights: {len(fitting)} of {len(found)} tensors of {path.name} fitted; {rest}"
+
+
+def _renamed(
+    tensors: Mapping[str, torch.Tensor], rules: Sequence[tuple[str, str]], path: Path
+) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        (new,) = match_names({name: tensor})
+        for pattern, replacement in rules:
+            new = re.sub(pattern, replacement, new)
+        if new in found:
+            raise ValueError(f"checkpoint {path}: two tensors become {new!r}, the second is {name!r}; see initial_keys")
+        found[new] = tensor
+    return found
+
+
+def _place(name: str, own: Mapping[str, str]) -> str | None:
+    return next((place for place in (name, f"encoder.{name}") if place in own), None)
+
+
+def _positions(
+    found: dict[str, torch.Tensor], grid: Sequence[int], own: torch.Tensor, path: Path
+) -> dict[str, torch.Tensor]:
+    """Position embeddings as this network has them: the class token's in that token, the patches' in its grid."""
+    timm, token = found.pop("pos_embed", None), found.get("cls_token")
+    if timm is not None:
+        found[POSITIONS] = timm
+        patches = timm.shape[1] - 1
+        if token is not None and (patches == own.shape[1] or _side(patches, len(grid))):
+            found |= {"cls_token": token + timm[:, :1], POSITIONS: timm[:, 1:]}
+    given = found.get(POSITIONS)
+    if given is None or given.ndim != 3 or given.shape[2] != own.shape[2] or given.shape == own.shape:
+        return found
+    side = _side(given.shape[1], len(grid))
+    if not side:
+        raise ValueError(
+            f"checkpoint {path}: its {given.shape[1]} position embeddings are no square or cubic grid, here it is "
+            f"{tuple(grid)}; choose image_size and patch_size of its training"
+        )
+    mode = "bicubic" if len(grid) == 2 else "trilinear"
+    plane = given.transpose(1, 2).reshape(1, -1, *[side] * len(grid)).float()
+    plane = nn.functional.interpolate(plane, tuple(grid), mode=mode, align_corners=False)
+    return {**found, POSITIONS: plane.flatten(2).transpose(1, 2)}
+
+
+def _side(patches: int, dimensions: int) -> int:
+    """Of a square or cube of so many patches; 0: it is none."""
+    side = round(math.exp(math.log(max(patches, 1)) / dimensions))
+    return side if side**dimensions == patches else 0
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{', '.join(names[:SHOWN])}{more}" if names else "nothing"

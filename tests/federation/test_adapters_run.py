@@ -1,0 +1,116 @@
+"""Whole runs with adapters: what the server makes of the sites' models is computed again from the kept ones."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fairflare.core.aggregation.low_rank import pairs_of
+from fairflare.core.features.adapting import network_of
+from fairflare.core.features.layers import layer_of
+from fairflare.exchange.staging import Staging
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.plan.run_settings import RunSettings
+from fairflare.federation.transports.local import run_local
+from fairflare.methods.base.rule import Rule
+from fairflare.methods.fed_avg import FedAvg
+from fairflare.reporting.results import read_results
+from fairflare.tasks.classification import ClassificationTask
+
+TINY: dict[str, Any] = {
+    "network": "vit_mini", "image_size": [32, 32], "patch_size": 8, "phantom_samples": 100, "phantom_test": 64,
+    "phantom_own_test": 40, "adapters": "lora", "adapters.rank": 8,
+}  # fmt: skip
+RANKS = {"site-1": 4, "site-2": 8}
+LOCAL = {"sites": {"site-1": {"adapter_rank": 4}}}
+
+
+def plan_of(method: str, **options: Any) -> Any:
+    settings = {**TINY, **options.pop("settings", {})}
+    return make_plan(method, task="classification", sites=2, num_rounds=2, settings=settings, **options)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["fed_avg", "fed_lwr"])
+def test_two_sites_with_ranks_of_their_own(method: str, tmp_path: Path) -> None:
+    settings = {"warmup_rounds": 0} if method == "fed_lwr" else {}
+    plan = plan_of(method, settings=settings, keep_local_models=True)
+    folder = run_local(plan, tmp_path, LOCAL)
+    results = read_results(folder)
+    assert results["status"] == "completed"
+    final = torch.load(folder.parent / "FL_global_model.pt", weights_only=True)["model"]
+    torch.manual_seed(plan.run.seed)
+    first = network_of(plan.task).state_dict()
+    factors = {name for pair in pairs_of(final).values() for name in pair}
+    assert len(factors) == 8
+    assert {n for n, tensor in final.items() if not torch.equal(tensor, first[n])} == {
+        *factors,
+        "head.weight",
+        "head.bias",
+    }
+    for number, record in enumerate(results["rounds"]):
+        models = Staging(folder / "local_models" / f"round_{number:04d}").open_all()
+        lost = whole = 0.0
+        for layer, (name_a, name_b) in pairs_of(final).items():
+            weights = record["site_weights"] or {s: e["weight"] for s, e in record["layers"][layer].items()}
+            mean = np.zeros((final[name_b].shape[0], final[name_a].shape[1]))
+            for site, model in models.items():
+                product = model[name_b].double().numpy() @ model[name_a].double().numpy()
+                assert np.linalg.matrix_rank(product, tol=1e-9) == RANKS[site]
+                mean += weights[site] * product
+            u, values, v = np.linalg.svd(mean)
+            error = np.sqrt((values[8:] ** 2).sum() / (values**2).sum())
+            assert record["details"]["adapter_truncation"][layer] == pytest.approx(error, rel=1e-3)
+            lost, whole = lost + (values[8:] ** 2).sum(), whole + (values**2).sum()
+            if number == 1:
+                made = final[name_b].double().numpy() @ final[name_a].double().numpy()
+                np.testing.assert_allclose(made, (u[:, :8] * values[:8]) @ v[:8], atol=1e-6)
+        assert record["values"]["adapter_truncation"] == pytest.approx(np.sqrt(lost / whole), rel=1e-3)
+
+
+def test_adapted_layers_have_one_weight(tmp_path: Path) -> None:
+    state = network_of(ClassificationTask(network="vit_mini", image_size=(32, 32), patch_size=8, adapters="lora"))
+    names = [name for name in state.state_dict() if "0.attn.qkv" in name]
+    assert len(names) == 4  # weight, bias, A, B
+    assert {layer_of(name) for name in names} == {"encoder.blocks.0.attn.qkv"}
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "why"),
+    [
+        ("q_fed_avg", {}, "QFedAvg makes a step of its own from the mean change"),
+        ("fed_nova", {}, "FedNova makes a step of its own from the mean change"),
+        ("cgsv", {}, "CGSV gives every site a model of its own"),
+        ("fed_avg", {"aggregate": "median"}, "aggregate='median' works number by number"),
+    ],
+)
+def test_where_products_cannot_be_averaged_the_run_does_not_begin(method: str, options: Any, why: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"adapters.average='product' does not go with it: {why}; set adapters.average=fac"
+    ):
+        plan_of(method, **options)
+    plan_of(method, settings={"adapters.average": "factors"}, **options)
+
+
+def test_a_job_that_was_changed_by_hand_is_refused_too() -> None:
+    class Momentum(FedAvg):
+        def move(self, change: Any) -> Any:
+            return dict(change)
+
+    task = ClassificationTask(network="vit_mini", image_size=(32, 32), patch_size=8, adapters="lora")
+    with pytest.raises(ValueError, match="Momentum makes a step of its own"):
+        RunSettings().check_products(Momentum(), task)
+    rules: list[Rule] = [FedAvg(), Momentum()]
+    for rule, other in itertools.product(rules, (None, ClassificationTask())):
+        RunSettings().check_products(rule, other)
+
+
+@pytest.mark.parametrize("rank", [0, "4", 2.5])
+def test_a_sites_rank_is_looked_at_before_the_first_round(rank: Any, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="key 'adapter_rank' in the site file is not usable"):
+        run_local(plan_of("fed_avg"), tmp_path, {"adapter_rank": rank})

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test test-all test-long test-real walkthroughs walks fuzz lint refresh docs bench bench-gpu clean
+.PHONY: run test test-all test-long test-real test-adapters walkthroughs walks fuzz lint refresh docs bench bench-gpu clean
 
 run: $(STAMP)
 	$(BIN)/fairflare run fed_lwr --overwrite
@@ -23,6 +23,11 @@ test-long: $(STAMP)
 # Tests of real images: make test-real FAIRFLARE_REAL_DATA=FOLDER
 test-real: $(STAMP)
 	$(BIN)/python -m pytest -m "real_data" -n 2 --dist loadfile --durations 10
+
+# LoRA, by the extra `adapters`. It is not in the other tests' environment: with transformers installed every process starts slower.
+test-adapters: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[adapters]"
+	$(BIN)/python -m pytest -m "not walk" -n 2 tests/unit/test_adapters.py tests/federation/test_adapters_run.py
 
 # The walk-throughs of poc/ and docs/install.md, each as one script; FLARE's filters at six sites; POC and killed sites.
 walkthroughs: $(STAMP)

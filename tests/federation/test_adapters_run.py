@@ -22,6 +22,8 @@ from fairflare.methods.fed_avg import FedAvg
 from fairflare.reporting.results import read_results
 from fairflare.tasks.classification import ClassificationTask
 
+pytest.importorskip("peft", reason="LoRA needs it: make test-adapters")
+
 TINY: dict[str, Any] = {
     "network": "vit_mini", "image_size": [32, 32], "patch_size": 8, "phantom_samples": 100, "phantom_test": 64,
     "phantom_own_test": 40, "adapters": "lora", "adapters.rank": 8,
@@ -114,3 +116,21 @@ def test_a_job_that_was_changed_by_hand_is_refused_too() -> None:
 def test_a_sites_rank_is_looked_at_before_the_first_round(rank: Any, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="key 'adapter_rank' in the site file is not usable"):
         run_local(plan_of("fed_avg"), tmp_path, {"adapter_rank": rank})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["fed_avg", "fed_lwr"])
+def test_with_exchange_trainable_the_adapters_travel_alone_and_the_bits_are_the_same(
+    method: str, tmp_path: Path
+) -> None:
+    settings = {"warmup_rounds": 0} if method == "fed_lwr" else {}
+    models = {}
+    for exchange in ("all", "trainable"):
+        folder = run_local(plan_of(method, settings={**settings, "exchange": exchange}), tmp_path / exchange, LOCAL)
+        assert read_results(folder)["status"] == "completed"
+        models[exchange] = torch.load(folder.parent / "FL_global_model.pt", weights_only=True)["model"]
+    sent, whole = models["trainable"], models["all"]
+    factors = {name for pair in pairs_of(whole).values() for name in pair}
+    assert set(sent) == {*factors, "head.weight", "head.bias"}
+    assert sum(t.nbytes for t in sent.values()) < sum(t.nbytes for t in whole.values()) / 4
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in sent.items())

@@ -21,6 +21,8 @@ from fairflare.tasks.encoders import build_segmenter
 from fairflare.tasks.networks import load_fitting
 from fairflare.tasks.segmentation import SegmentationTask
 
+pytest.importorskip("peft", reason="LoRA needs it: make test-adapters")
+
 VIT: dict[str, Any] = {"network": "vit_mini", "image_size": (32, 32), "patch_size": 8}
 RESNET: dict[str, Any] = {"features": (8, 8, 16, 16), "image_size": (32, 32)}
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,8 +10,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 from fairflare.base import checks
 from fairflare.core.fairness import FairnessSummary, summarize
+from fairflare.reporting.compare.comparison_notes import named, notes_of, setting_difference, settings_of
 from fairflare.reporting.compare.differences import Difference, differences_of
-from fairflare.reporting.comparison_notes import named, notes_of, setting_difference, settings_of
 from fairflare.reporting.documents import SUPPRESSED
 from fairflare.reporting.layout import STYLES, Cell, Shown, Spread, Table, printed, spread
 from fairflare.reporting.values import (

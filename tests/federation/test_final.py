@@ -239,7 +239,7 @@ def test_last_and_best_model_are_tested(tmp_path: Path) -> None:
     assert heard[1][1] == pytest.approx(float(run.model("best_FL_global_model.pt")["model"]["0.bias"][0]), abs=1e-6)
     shown = table(run)
     assert "dice, best" in shown
-    assert "best: model of round 1, by the validation splits (mean 0.6200, 3 sites)." in shown
+    assert "best: model of round 1, by the validation splits (mean 0.620, 3 sites)." in shown
     assert max(len(line) for line in shown.splitlines()) <= 80
 
 

@@ -123,7 +123,7 @@ def test_what_every_site_gets() -> None:
     red = [line for line in rounds.lines if line.get_color() == RED]
     assert [line.get_ydata().tolist() for line in red] == [[0.0, 0.4, 0.8]]
     assert len(rounds.lines) == 4
-    assert final.get_title() == "final test: 0.667 ± 0.205, worst 0.400 (red)"
+    assert final.get_title() == "final test: 0.667, std 0.205, worst 0.400 (red)"
     assert "SYNTHETIC" in figure.get_suptitle()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fairflare.reporting.compare.unseen import Unseen, write_unseen
-from fairflare.reporting.layout import sure
+from fairflare.reporting.layout import interval, number
 from fairflare.reporting.page import words, write
 from fairflare.reporting.page.material import read_material
 
@@ -21,11 +21,25 @@ TEMPLATES = Path(write.__file__).parent / "templates"
     ("value", "half", "told"),
     [
         (0.6628, 0.0303, "0.66 ± 0.03"), (0.6628, 0.3, "0.7 ± 0.3"), (0.66284, 0.0012, "0.663 ± 0.001"),
-        (12.34, 3.0, "12 ± 3"), (0.6628, float("nan"), "0.66"), (0.6628, 0.0, "0.66"), (float("nan"), 0.1, "–"),
+        (12.34, 3.0, "12 ± 3"), (0.6628, float("nan"), "0.663"), (0.6628, 0.0, "0.663 ± 0.000"),
+        (0.8282, 1e-5, "0.828 ± 0.000"), (1e-5, 2e-6, "1e-05 ± 2e-06"), (0.00123, float("nan"), "0.0012"),
+        (12.345, float("nan"), "12.3"), (1234.5, float("nan"), "1234"), (1e-14, float("nan"), "0.000"),
+        (float("nan"), 0.1, "-"), (None, 0.1, "-"),
     ],
 )  # fmt: skip
 def test_digits_end_where_the_interval_begins(value, half, told):
-    assert sure(value, half) == told or (value != value and not any(c.isdigit() for c in sure(value, half)))
+    assert number(value, half) == told
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "mean", "told"),
+    [
+        (0.7123, 0.8567, None, "[0.712, 0.857]"), (-2.01, 1.15, -0.43, "-0.4 [-2.0, +1.1]"),
+        (0.005, 0.055, 0.03, "+0.030 [+0.005, +0.055]"), (float("nan"), 0.5, 0.0462, "+0.046"), (None, None, None, "-"),
+    ],
+)  # fmt: skip
+def test_an_interval_decides_its_own_digits(low, high, mean, told):
+    assert interval(low, high, mean) == told
 
 
 def _material(verdict: str, behind: list[str], higher: bool = True) -> Any:

@@ -22,13 +22,13 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from fairflare.base.disk.files import csv_text
 from fairflare.base.disk.record_log import RecordLog
 from fairflare.cli import app
 from fairflare.core.fairness import summarize
 from fairflare.federation.record.checkpoint import Checkpoint, CheckpointFolder
 from fairflare.reporting.compare.comparison import compare
-from fairflare.reporting.documents import read_head, read_rounds
-from fairflare.reporting.layout import csv_lines
+from fairflare.reporting.reading import read_head, read_rounds
 from fairflare.reporting.results import (
     CSV_COLUMNS,
     SCHEMA_VERSION,
@@ -158,8 +158,8 @@ def test_no_cell_of_a_csv_file_is_a_formula(store):
     assert not [cell for cell in cells if cell.strip()[:1] in ("=", "+", "@", "-") and cell != "-0.5"]
     assert {f"'{text}" for text in FORMULAS} <= set(cells)
     assert cells.count("-0.5") == len(FORMULAS)
-    assert csv_lines([["a", "x\r=A1"]]) == "a,x =A1"  # no line of its own
-    found = csv_lines([[*FORMULAS, "-0.25", "+1e-3", "-", -0.25, None, "plain"]])
+    assert csv_text([["a", "x\r=A1"]]) == "a,x =A1\n"  # no line of its own
+    found = csv_text([[*FORMULAS, "-0.25", "+1e-3", "-", -0.25, None, "plain"]])
     assert next(csv.reader(io.StringIO(found, newline=""))) == [
         *(f"'{text}" for text in FORMULAS), "-0.25", "+1e-3", "-", "-0.25", "", "plain",
     ]  # fmt: skip
@@ -545,12 +545,12 @@ def test_fairness_table(tmp_path):
     lines = [line.split() for line in text.splitlines()]
     assert text.startswith("fed_lwr, experiment exp-1, seed 3, 1 round\n")
     assert ["site", "dice", "loss"] in lines  # the primary metric first
-    assert ["A", "0.9000", "0.1000"] in lines
-    assert ["average", "0.7000", "0.3000"] in lines
-    assert ["std", "0.1633", "0.1633"] in lines  # sqrt(0.08 / 3)
-    assert ["worst", "0.5000", "0.5000"] in lines  # of a loss the highest
+    assert ["A", "0.900", "0.100"] in lines
+    assert ["average", "0.700", "0.300"] in lines
+    assert ["std", "0.163", "0.163"] in lines  # sqrt(0.08 / 3)
+    assert ["worst", "0.500", "0.500"] in lines  # of a loss the highest
     assert ["worst", "site", "B?", "B?"] in lines  # that B is behind is not shown
-    assert ["range", "0.4000", "0.4000"] in lines
+    assert ["range", "0.400", "0.400"] in lines
     assert "C in round 0, train: timed out" in text
     assert text.endswith(SYNTHETIC_NOTE)
     widths = {len(line) for line in text.splitlines() if line[:4] in ("site", "A   ", "B   ", "std ")}
@@ -564,7 +564,7 @@ def test_real_data_carry_no_note(tmp_path):
 def test_a_site_without_test_result_is_shown_and_not_averaged(tmp_path):
     text = fairness_table(finished(tmp_path, dice=(0.9, 0.5)))
     assert ["C", "-", "-"] in [line.split() for line in text.splitlines()]
-    assert ["average", "0.7000", "0.3000"] in [line.split() for line in text.splitlines()]
+    assert ["average", "0.700", "0.300"] in [line.split() for line in text.splitlines()]
 
 
 def test_left_out_rounds_are_grouped(store):
@@ -591,7 +591,7 @@ def test_rich_table(tmp_path):
     console = Console(file=io.StringIO(), width=120)
     console.print(rich_table(finished(tmp_path, sites=["A", "B", "C", "[x]"])))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
-    for text in ("[x]", "0.1633", "worst site", "SYNTHETIC", "fed_lwr, experiment exp-1"):
+    for text in ("[x]", "0.163", "worst site", "SYNTHETIC", "fed_lwr, experiment exp-1"):
         assert text in shown
 
 
@@ -605,13 +605,13 @@ def test_compare_over_seeds(tmp_path):
     lines = [line.split() for line in text.splitlines()]
     assert lines[0] == ["method", "runs", "A", "B", "C", "average", "std", "worst"]
     # std over sites 0.1633 and 0.0816: mean 0.1225, and 0.0408 over the seeds
-    over_seeds = ("0.8500 ± 0.0500", "0.5500 ± 0.0500", "0.7000 ± 0.0000", "0.7000 ± 0.0000")
-    over_seeds += ("0.1225 ± 0.0408", "0.5500 ± 0.0500")
+    over_seeds = ("0.85 ± 0.05", "0.55 ± 0.05", "0.700 ± 0.000", "0.700 ± 0.000")
+    over_seeds += ("0.12 ± 0.04", "0.55 ± 0.05")
     assert " ".join(lines[2]) == " ".join(("fed_lwr 2", *over_seeds))
-    assert " ".join(lines[3]) == "fed_avg 1 0.9000 0.3000 0.6000 0.6000 0.2449 0.3000"
+    assert " ".join(lines[3]) == "fed_avg 1 0.900 0.300 0.600 0.600 0.245 0.300"
     assert SYNTHETIC_NOTE in text
-    assert "| fed_lwr | 2 | 0.7000 ± 0.0000 |" in compare(runs, style="markdown", per_site=False)
-    assert "0.1500 ± 0.0500" in compare(runs, metric="loss")
+    assert "| fed_lwr | 2 | 0.700 ± 0.000 |" in compare(runs, style="markdown", per_site=False)
+    assert "0.15 ± 0.05" in compare(runs, metric="loss")
 
 
 def configured(tmp_path, preset, seed, **more):

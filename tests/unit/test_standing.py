@@ -84,7 +84,7 @@ def test_the_lowest_value_of_another_mix_of_classes_is_not_behind() -> None:
     assert found["common_classes"] == ["a", "b"]
     assert [site["common"] for site in found["sites"].values()] == pytest.approx([0.85] * 3)
     (line,) = (line for line in who_is_behind({"inequality": found}) if "different classes" in line)
-    assert "2 classes that all have (a, b): site-1 0.8500" in line
+    assert "2 classes that all have (a, b): site-1 0.850" in line
     assert "lowest" not in line, "all are alike"
 
 
@@ -231,12 +231,10 @@ def test_the_table_has_intervals_and_names_who_is_behind() -> None:
     made = run(FAR, (0.85, 0.85, 0.45))
     lines = [line.split() for line in fairness_table(made).splitlines()]
     low, high = mean_interval(0.45, 0.01, 30, 0, 1)
-    assert ["site-3", "0.4500", f"[{low:.3f},", f"{high:.3f}]", "30", "0.5500"] in lines
+    assert ["site-3", "0.450", f"[{low:.3f},", f"{high:.3f}]", "30", "0.550"] in lines
     assert ["worst", "site", "site-3", "-", "-", "site-3?"] in lines  # of the loss nobody says it
-    assert ["std", "if", "equal", f"{made['inequality']['chance_std']:.4f}", "-", "-", "-"] in lines
-    assert "Behind: site-3 (0.2667 behind the 0.7167 expected of equal sites, p = 0.001 or less)" in fairness_table(
-        made
-    )
+    assert ["std", "if", "equal", f"{made['inequality']['chance_std']:.3f}", "-", "-", "-"] in lines
+    assert "Behind: site-3 (0.267 behind the 0.717 expected of equal sites, p < 0.001)" in fairness_table(made)
     console = Console(file=io.StringIO(), width=120)
     console.print(rich_table(made))
     assert f"[{low:.3f}, {high:.3f}]" in console.file.getvalue()  # type: ignore[attr-defined]
@@ -309,7 +307,7 @@ def test_results_of_an_earlier_version_are_read_and_say_that_nothing_is_known(tm
 def test_the_page_says_it_in_the_summary_the_picture_and_a_table(tmp_path: Path) -> None:
     made = run(FAR, (0.85, 0.85, 0.45))
     page = build(of_one(page_run(made)))
-    assert "Behind: site-3 (0.2667 behind the 0.7167 expected of equal sites" in " ".join(page.summary)
+    assert "Behind: site-3 (0.267 behind the 0.717 expected of equal sites" in " ".join(page.summary)
     assert "Measured on 90 test cases, 30 at a site." in page.summary
     section = page.sections[0]
     assert not any(note.startswith("Behind") for note in section.notes)  # once is enough
@@ -352,7 +350,7 @@ def test_a_page_of_a_damaged_file_is_made_all_the_same(spoil: Any) -> None:
 def test_a_comparison_says_what_equal_sites_would_show_and_who_is_behind() -> None:
     runs = [run(FAR, (0.85, 0.85, 0.45), 0), run(NEAR, (0.85, 0.8, 0.78), 1)]
     chance = statistics.fmean(made["inequality"]["chance_std"] for made in runs)
-    assert f"sampling alone: fed_avg {chance:.4f} (behind: site-3 in 1 of 2)." in " ".join(compare(runs).split())
+    assert f"sampling alone: fed_avg {chance:.3f} (behind: site-3 in 1 of 2)." in " ".join(compare(runs).split())
     assert "sampling alone" not in compare(runs, metric="loss")
     for made in runs:
         made["last_rounds"] = {"rounds": [0], "test": made["test"]}
@@ -369,10 +367,10 @@ def test_beside_a_smaller_spread_stands_who_lost(tmp_path: Path) -> None:
     found = differences(runs, "a", "dice")
     (line,) = fell(found, higher_is_better=True)
     assert line.startswith("b: smaller spread (-0.0")
-    assert line.endswith("2 sites lost (site-1 -0.2950 beyond noise, site-2 -0.0100).")
+    assert line.endswith("2 sites lost (site-1 -0.295 beyond noise, site-2 -0.010).")
     (risen,) = fell(found, higher_is_better=False)
     assert risen.endswith("no site lost.")
     page = write_report(write_comparison(tmp_path / "runs", runs), tmp_path / "page").read_text(encoding="utf-8")
-    assert "2 sites lost (site-1 -0.2950" in page
+    assert "2 sites lost (site-1 -0.295" in page
     for style in ("text", "markdown"):
         assert line in difference_table(found, "a", style=style)

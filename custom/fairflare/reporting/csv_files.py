@@ -42,7 +42,9 @@ class CsvFiles:
                 self._packed[name].clear()
                 self._packed[name].append(head)
             else:
-                write_whole(self.folder / name, partial(_write_text, head), durable=False)
+                write_whole(
+                    self.folder / name, partial(Path.write_text, data=head, encoding="utf-8", newline=""), durable=False
+                )
         for record in rounds:
             self.add_round(record)
 
@@ -66,18 +68,17 @@ class CsvFiles:
                 file.write(csv_text(rows))
 
 
-def _write_text(text: str, path: Path) -> None:
-    path.write_text(text, encoding="utf-8", newline="")
-
-
 def table_rows(record: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
     """The CSV rows of an encoded round."""
     number = record["current_round"]
-    sites = _metric_rows(number, "validation", record["validation"])
-    sites += _metric_rows(number, "train", record["train"])
-    sites += _metric_rows(number, "report", record["reports"])
-    sites += _metric_rows(number + 1, "test", record["test"])
-    sites += _metric_rows(number + 1, "global_test", {"": record.get("global_test") or {}})
+    told: list[tuple[int, str, Mapping[str, Mapping[str, Any]]]] = [
+        (number, "validation", record["validation"]),
+        (number, "train", record["train"]),
+        (number, "report", record["reports"]),
+        (number + 1, "test", record["test"]),
+        (number + 1, "global_test", {"": record.get("global_test") or {}}),
+    ]
+    sites = [row for at, phase, by_site in told for row in _metric_rows(at, phase, by_site)]
     sites += _suppressed_rows(number, record.get("suppressed") or {})
     sites += [[number, "aggregate", site, "weight", w] for site, w in (record["site_weights"] or {}).items()]
     return {
@@ -92,7 +93,8 @@ def table_rows(record: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
 
 def final_rows(number: int, final: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
     """The CSV rows of what follows the last round."""
-    sites = _metric_rows(number, "test", final["test"] or {})
+    sites = _metric_rows(number, "validation", final.get("validation") or {})
+    sites += _metric_rows(number, "test", final["test"] or {})
     sites += _metric_rows(number, "global_test", {"": (final.get("global_test") or {}).get("metrics") or {}})
     kept = (final.get("suppressed") or {}).items()
     sites += [[number, "test", site, metric, SUPPRESSED] for site, names in kept for metric in names]

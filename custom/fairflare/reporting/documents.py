@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import date, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     BaseModel,
@@ -24,7 +24,7 @@ from pydantic import (
     WrapValidator,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import PydanticCustomError
 
 from fairflare.base.cases.resampling import UNITS
 from fairflare.base.settings import Flag, Number, Whole
@@ -32,7 +32,6 @@ from fairflare.reporting.compare.standing import TESTS
 
 SCHEMA_VERSION = 1
 SUPPRESSED = "suppressed"  # in place of a value that its site keeps for too few cases
-MAX_PROBLEMS = 20
 
 #: Of the values by layer and site, which a long run has millions of: significant digits, decimals.
 LAYER_DIGITS = 8
@@ -307,6 +306,7 @@ class Results(_Part):
     resumed: list[Any] = []
     went_back: list[Any] = []
     info: Info = Info()
+    validation: Metrics | None = None
     test: Metrics | None = None
     fairness: dict[str, Any] | None = None
     left_out: list[LeftOut] = []
@@ -323,97 +323,6 @@ class Results(_Part):
 
 
 HEAD: TypeAdapter[Results] = TypeAdapter(Results)
-T = TypeVar("T")
-
-
-# ------------------------------------------------------------------------------------------------ reading
-
-
-def read_part(kind: TypeAdapter[T], raw: Any, where: str, problems: list[str]) -> T | None:
-    """What can be used of a part of a document, whatever is missing or of the wrong kind in it.
-
-    Args:
-        kind: :data:`HEAD`, :data:`ROUND` or the like.
-        raw: of a file; not changed.
-        where: its place, for the messages; empty: the whole.
-        problems: gets a line for everything that was left out.
-
-    Returns:
-        ``None``: nothing can be used.
-    """
-    while True:
-        try:
-            return kind.validate_python(raw)
-        except ValidationError as error:
-            errors = error.errors(include_url=False, include_input=False)
-            problems += [_in_words(where, one) for one in errors]
-            places = [one["loc"][:-1] if one["type"] == "missing" else one["loc"] for one in errors]
-            # Of a site that does not say what its draws are of, these are of no use.
-            places += [("resampled", *place[1:2]) for place in places if place[:1] == ("resampled_units",)]
-            if () in places:
-                return None
-            raw = _without(raw, places)
-
-
-def read_head(document: Mapping[str, Any], problems: list[str]) -> Results:
-    """All but the rounds, as :func:`read_part`."""
-    raw = {key: part for key, part in document.items() if key != "rounds"}
-    return read_part(HEAD, raw, "", problems) or Results()
-
-
-def read_rounds(document: Mapping[str, Any], problems: list[str]) -> Iterator[RoundRecord]:
-    """Each round, as :func:`read_part`; one at a time, since the values by layer and site may be millions."""
-    rounds = document.get("rounds") or ()
-    if not isinstance(rounds, (list, tuple)):
-        problems.append("rounds is no list")
-        return
-    for index, raw in enumerate(rounds):
-        if (record := read_part(ROUND, raw, f"rounds[{index}]", problems)) is not None:
-            yield record
-
-
-def refuse_odd_parts(document: Mapping[str, Any], file: object) -> None:
-    """Raises ``ValueError`` where a part of a results document is of the wrong kind (names file and place)."""
-    problems: list[str] = []
-    read_head(document, problems)
-    for _ in read_rounds(document, problems):
-        if problems:
-            break
-    if problems:
-        raise ValueError(f"{file}: {problems[0]}; what is left of it: fairflare report")
-
-
-def cut(problems: Sequence[str]) -> list[str]:
-    """The first :data:`MAX_PROBLEMS`, with a last line where there are more."""
-    more = len(problems) - MAX_PROBLEMS
-    return [*problems[:MAX_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
-
-
-#: By the first word of pydantic's types of errors.
-_KINDS = {
-    "dict": "object", "mapping": "object", "model": "object", "dataclass": "object", "list": "list", "string": "text",
-    "int": "whole number", "float": "number", "finite": "number", "bool": "true or false",
-}  # fmt: skip
-
-
-def _in_words(where: str, error: ErrorDetails) -> str:
-    place = where
-    for key in error["loc"]:
-        place += f"[{key}]" if isinstance(key, int) else f".{key}" if place else str(key)
-    if error["type"] == "missing":
-        return f"{place} is missing"
-    kind = _KINDS.get(error["type"].partition("_")[0])
-    return f"{place} is no {kind}" if kind else f"{place} {error['msg'].replace('Input should be', 'must be')}"
-
-
-def _without(value: Any, places: Collection[tuple[int | str, ...]]) -> Any:
-    """A copy without what lies at these places."""
-    below: dict[int | str, list[tuple[int | str, ...]]] = {}
-    for first, *rest in places:
-        below.setdefault(first, []).append(tuple(rest))
-    items = value.items() if isinstance(value, Mapping) else enumerate(value)
-    kept = {k: _without(part, below[k]) if k in below else part for k, part in items if () not in below.get(k, ())}
-    return kept if isinstance(value, Mapping) else list(kept.values())
 
 
 # ------------------------------------------------------------------------------------------------ writing

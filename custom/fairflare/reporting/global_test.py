@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fairflare.base.cases.sampling import MEAN_RECALL
@@ -17,7 +17,6 @@ from fairflare.base.task import metric_name
 from fairflare.core.statistics.intervals import LEVEL
 from fairflare.reporting.compare.standing import Said, Site
 
-GLOBAL = "global/"  # in front of its metrics, wherever they stand among those of the sites
 ALL = "all"  # mean of the groups, as fairflare.tasks.scores.metrics has it
 
 
@@ -63,7 +62,8 @@ def global_test(
 
 def _pooled(of: Sequence[Site], means: Collection[str], groups: Mapping[str, Sequence[int]]) -> Site:
     """All lists as one; what cannot be made of sums, or is not said everywhere, is not there."""
-    said: dict[str, Any] = {key: _sum(site.said.get(key) for site in of) for key in ("images", "test_cases")}
+    counts = {key: [site.said.get(key) for site in of] for key in ("images", "test_cases")}
+    said: dict[str, Any] = {key: None if None in known else sum(known) for key, known in counts.items()}
     found: dict[str, float] = {}
     if said["images"]:
         shares = [site.said["images"] / said["images"] for site in of]
@@ -86,57 +86,3 @@ def _pooled(of: Sequence[Site], means: Collection[str], groups: Mapping[str, Seq
         of_groups = {group: statistics.fmean(own) for group, own in by_group.items() if own}
         found |= {**of_groups, **({ALL: statistics.fmean(of_groups.values())} if of_groups else {})}
     return Site("", found.get(of[0].metric, math.nan), said, found, of[0].metric)
-
-
-def _sum(values: Iterable[int | None]) -> int | None:
-    known = list(values)
-    return None if None in known or not known else sum(v for v in known if v is not None)
-
-
-# ------------------------------------------------------------------------------------------------ for tables
-
-
-def global_values(results: Mapping[str, Any], metric: str, *, last: bool = False) -> list[float]:
-    """The value of a metric on the global test, of the run's final model or of each of its last ones; NaN: none.
-
-    Args:
-        results: of a run.
-        metric: also the mean of several, ``a+b``.
-        last: of each model that ``last_rounds`` is the mean of, the final one at the end.
-    """
-    tests = [(results.get("global_test") or {}).get("metrics") or {}]
-    if last:
-        by_round = {record["current_round"]: record.get("global_test") or {} for record in results["rounds"]}
-        tests = [*(by_round.get(number, {}) for number in results["last_rounds"]["rounds"][:-1]), *tests]
-    found = []
-    for test in tests:
-        parts = [metric] if metric in test else metric.split("+")
-        values = [math.nan if (value := test.get(part)) is None else float(value) for part in parts]
-        found.append(sum(values) / len(values))
-    return found
-
-
-def global_metrics(results: Mapping[str, Any], metric: str) -> list[str]:
-    """Metrics of the global test for tables: the given one, then those that the task shows."""
-    known = (results.get("global_test") or {}).get("metrics") or {}
-    shown = (results["info"] or {}).get("shown_metrics") or ()
-    first = [metric] if all(part in known for part in metric.split("+")) or metric in known else []
-    return [*first, *(name for name in shown if name in known and name != metric)]
-
-
-def global_notes(results: Mapping[str, Any]) -> list[str]:
-    """What the global test of a run is of, or why there is none."""
-    found = results.get("global_test")
-    if not found:
-        return []
-    if not found["metrics"]:
-        return [f"No global test: {found['reason']}."]
-    lists = found["lists"]
-    of = f"{found['images']} images" if found["images"] else "images"
-    how = (
-        f"that {', '.join(lists[0]['sites'])} {'have' if len(lists[0]['sites']) > 1 else 'has'}, measured once"
-        if len(lists) == 1
-        else f"of {len(lists)} lists, pooled: {', '.join(one['measured_at'] for one in lists)}"
-    )
-    without = f"; without: {found['reason']}" if found["reason"] else ""
-    return [f"Global test: the common model on {of} {how}{without}."]

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.base.disk.files import write_whole
 from fairflare.reporting.page import style
 
 if TYPE_CHECKING:
@@ -77,10 +76,7 @@ def write(
     Raises:
         OSError: the folder cannot be written.
     """
-    made = style.drawn(NAME, lambda: draw(losses, places, title, synthetic))
-    write_whole(folder / f"{NAME}.png", lambda path: path.write_bytes(made.png), durable=False, shared=True)
-    svg = made.svg.encode()
-    write_whole(folder / f"{NAME}.svg", lambda path: path.write_bytes(svg), durable=False, shared=True)
+    style.write_files(folder, NAME, lambda: draw(losses, places, title, synthetic))
 
 
 def rows(losses: Mapping[tuple[str, str], npt.NDArray[np.float64]], places: Sequence[float]) -> list[list[Any]]:

@@ -8,7 +8,7 @@ import textwrap
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from fairflare.base.disk.files import csv_text
 
@@ -16,10 +16,14 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 MISSING = "-"
+STYLES = ("text", "markdown", "csv")
+MAX_LISTED = 24  # of a message in words
 MAX_TEXT = 160  # letters of one text from the results in the page
 MAX_ROWS = 400  # of a table in the page; its CSV has all
 MAX_COLUMNS = 32
 ROUNDING = 1e-13
+PLACES = 3  # decimals at most
+SMALL, LARGE = 1e-2, 1e7  # what lies outside has two significant digits
 TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # text after one of them may read backwards
 
 Lines: TypeAlias = Sequence[Sequence[str]]  # rows of texts, the header first
@@ -59,55 +63,67 @@ def printable(value: object, most: int | None = MAX_TEXT) -> str:
     return text if most is None or len(text) <= most else f"{text[: most - 1]}…"
 
 
-def number(value: float) -> str:
-    """Four decimals, or the sign for a missing value."""
-    return f"{value:.4f}" if math.isfinite(value) else MISSING
+def decimals(half: float) -> int:
+    """How many are sure beside half an interval's width, or a standard deviation; three at most."""
+    return min(PLACES, max(0, -math.floor(math.log10(half)))) if half > 0 else PLACES
 
 
-def sure(value: float, half: float) -> str:
-    """A value writes no more decimals than its interval leaves sure.
+def number(value: float | None, half: float = math.nan, sign: Literal["", "+"] = "") -> str:
+    """A figure with no more digits than are sure: the one rule for page and terminal; files keep them all.
 
     Args:
-        value: in the metric's unit.
-        half: half the interval's width, same unit; not finite or not above 0: not known, two decimals.
+        value: in any unit.
+        half: half the width of its interval, or its standard deviation, in the same unit, which decides the decimals;
+            NaN: not known, and there are three decimals, or two significant digits.
+        sign: ``"+"``: also before what is above 0.
 
     Returns:
-        ``0.66 ± 0.03``, or the value alone; the sign for a missing value.
+        ``0.66 ± 0.03``, or ``0.663`` alone; the sign for a missing value.
     """
-    if not math.isfinite(value):
-        return MISSING
-    if not (math.isfinite(half) and half > 0):
-        return f"{value:.2f}"
-    places = min(6, max(0, -math.floor(math.log10(half))))
-    return f"{value:.{places}f} ± {half:.{places}f}"
-
-
-def digits(value: float | None) -> str:
-    """Four decimals, or four significant digits of what is very large or very small; rounding errors are 0."""
     if value is None or not math.isfinite(value):
         return MISSING
     size = abs(value)
-    if size < ROUNDING:
-        return "0.0000"
-    return f"{value:.4f}" if 1e-3 <= size < 1e4 else f"{value:.4g}"
+    if math.isfinite(half) and (half == 0 or max(size, half) >= SMALL):
+        places = decimals(half)
+        return f"{value:{sign}.{places}f} ± {half:.{places}f}"
+    spread = "" if math.isnan(half) else f" ± {half:.1g}"
+    if ROUNDING <= size < SMALL or size >= LARGE:
+        return f"{value:{sign}.2g}{spread}"
+    places = PLACES if size < 10 else 1 if size < 1000 else 0
+    return f"{0.0 if size < ROUNDING else value:{sign}.{places}f}{spread}"
+
+
+def interval(low: float | None, high: float | None, mean: float | None = None) -> str:
+    """``[0.712, 0.857]``, or ``-0.11 [-0.58, +0.37]`` of a difference; half its width decides the decimals.
+
+    One more than in :func:`number`, so that it shows on which side of 0 an end lies.
+
+    Args:
+        low, high: its ends; not finite: there is none.
+        mean: the difference.
+    """
+    sign = "" if mean is None else "+"
+    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
+        return number(mean, sign="+")
+    places = min(PLACES, decimals((high - low) / 2) + 1)
+    ends = f"[{low:{sign}.{places}f}, {high:{sign}.{places}f}]"
+    return ends if mean is None else f"{mean:+.{places}f} {ends}"
 
 
 def shown(cell: Cell) -> str:
-    """A cell as the page has it."""
+    """A cell as page, text and Markdown have it."""
     if isinstance(cell, Shown):
         return cell.text
     if isinstance(cell, Spread):
-        return digits(cell.mean) + (f" ± {digits(cell.sd)}" if math.isfinite(cell.sd) else "")
+        return number(cell.mean, cell.sd)
     if cell is None:
         return MISSING
-    return digits(cell) if isinstance(cell, float) else printable(cell)
+    return number(cell) if isinstance(cell, float) else printable(cell)
 
 
-def in_text(cell: Cell) -> str:
-    """A cell in a table of text: texts as they are, numbers with four decimals."""
-    if isinstance(cell, (str, float)):
-        return cell if isinstance(cell, str) else number(cell)
-    return shown(cell)
+def p_value(value: float) -> str:
+    """``= 0.012`` or ``< 0.001``."""
+    return "< 0.001" if value < 0.001 else f"= {value:.3f}"
 
 
 @dataclass(frozen=True)
@@ -191,7 +207,7 @@ class Table:
         return found
 
     def _texts(self) -> list[list[str]]:
-        return [list(self.columns), *([in_text(cell) for cell in row] for row in (*self.rows, *self.totals))]
+        return [list(self.columns), *([shown(cell) for cell in row] for row in (*self.rows, *self.totals))]
 
     @property
     def shown(self) -> Sequence[Sequence[Cell]]:
@@ -246,9 +262,45 @@ def wrapped(lines: Iterable[str], width: int | None) -> list[str]:
     return found
 
 
-def csv_lines(rows: Iterable[Sequence[Any]]) -> str:
-    """Rows as CSV, numbers in full; no newline at the end."""
-    return csv_text(rows).rstrip("\n")
+def printed(
+    tables: Sequence[Table], notes: Iterable[str], style: str = "text", width: int | None = None, title: str = ""
+) -> str:
+    """Tables, one below the other, with what must be read beside them; no newline at the end.
+
+    Args:
+        tables: in CSV the first alone is there, numbers in full and without a word.
+        notes: sentences.
+        style: one of :data:`STYLES`.
+        width: of the text.
+        title: a line above.
+    """
+    if style == "csv":
+        return tables[0].csv().rstrip("\n")
+    head = [title] if title else []
+    if style == "markdown":
+        head += [""] if title and tables else []
+        return "\n".join([*head, *(line for table in tables for line in (*table.markdown(), "")), *notes])
+    further = [line for table in tables[1:] for line in ("", table.text(width), "")]
+    return "\n".join([*head, *(table.text(width) for table in tables[:1]), *further, *wrapped(notes, width)])
+
+
+def listed(parts: Iterable[str], between: str = ", ", most: int = MAX_LISTED) -> str:
+    """At most so many, and how many more there are."""
+    found = list(parts)
+    more = f"{between}and {len(found) - most} more" if len(found) > most else ""
+    return between.join(found[:most]) + more
+
+
+def counted(count: int, what: str) -> str:
+    """``1 site``, ``2 sites``."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """1, 2, 3, 7 as ``1-3, 7``."""
+    starts = [n for k, n in enumerate(numbers) if k == 0 or n != numbers[k - 1] + 1]
+    ends = [n for k, n in enumerate(numbers) if k + 1 == len(numbers) or n + 1 != numbers[k + 1]]
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
 
 
 def cut(widths: Sequence[int], width: int | None, gap: int = 2, lead: int = 1) -> list[list[int]]:

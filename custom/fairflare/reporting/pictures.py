@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairflare.base.disk.files import write_whole
+from fairflare.reporting.layout import number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -193,7 +194,9 @@ def draw_sites(results: Mapping[str, Any], metric: str | None = None) -> Figure:
     final.scatter(values, range(len(sites)), color=[RED if site == worst else BLUE for site in sites], zorder=3)
     final.set_yticks(range(len(sites)), [short_name(site, MAX_ROW_NAME) for site in sites], fontsize=8)
     final.set_xlabel(name)
-    final.set_title(f"final test: {mean:.3f} ± {std:.3f}, worst {fairness['worst']:.3f} (red)", fontsize=10)
+    final.set_title(
+        f"final test: {number(mean)}, std {number(std)}, worst {number(fairness['worst'])} (red)", fontsize=10
+    )
     final.margins(0.12, 0.5 / len(sites))
     final.grid(axis="x", color="#e0e0e0")
     for axes in (rounds, final):

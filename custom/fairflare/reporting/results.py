@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,9 @@ from fairflare.reporting.documents import (
     RoundRecord,
     as_json,
     encode,
-    refuse_odd_parts,
     round_as_json,
 )
+from fairflare.reporting.reading import refuse_odd_parts
 
 __all__ = ["CSV_COLUMNS", "SCHEMA_VERSION", "LeftOut", "PhaseRecord", "ResultsStore", "RoundRecord", "read_results"]
 
@@ -309,7 +309,7 @@ def read_results(path: str | os.PathLike[str], *, whole: bool = True) -> dict[st
     Args:
         path: file or folder.
         whole: a document with a part of the wrong kind is refused; else it is as it stands, for
-            :func:`fairflare.reporting.documents.read_part`.
+            :func:`fairflare.reporting.reading.read_part`.
 
     Returns:
         The document as ``docs/results.md`` describes it; undefined numbers are None.
@@ -348,16 +348,12 @@ def _check_schema(what: str, content: Mapping[str, Any]) -> None:
 
 def _write_document(path: Path, head: Mapping[str, Any], rounds: Iterable[str]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
-        file.writelines(f"{part},\n" for part in _opening(head))
+        file.write("{\n")
+        file.writelines(f"{json.dumps(key)}:{encode(value)},\n" for key, value in head.items())
         file.write('"rounds":[')
         for number, line in enumerate(rounds):
             file.write((",\n" if number else "\n") + line.rstrip("\n"))
         file.write("]\n}\n")
-
-
-def _opening(head: Mapping[str, Any]) -> Iterator[str]:
-    for number, (key, value) in enumerate(head.items()):
-        yield ("" if number else "{\n") + f"{json.dumps(key)}:{encode(value)}"
 
 
 def _now() -> str:

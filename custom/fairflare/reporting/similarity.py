@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairflare.base.disk.files import csv_text, write_whole
 from fairflare.reporting.page import style
 
 if TYPE_CHECKING:
@@ -44,9 +43,6 @@ def write(folder: Path, pairs: Mapping[tuple[str, str], Mapping[str, float]], ti
     Raises:
         OSError: the folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     rows = [[a, b, layer, value] for (a, b), of in pairs.items() for layer, value in of.items()]
-    made = style.drawn(NAME, lambda: draw(pairs, title, synthetic))
-    text = csv_text([["site", "other", "layer", "cka"], *rows])
-    for ending, content in (("csv", text.encode()), ("png", made.png), ("svg", made.svg.encode())):
-        write_whole(folder / f"{NAME}.{ending}", lambda p, c=content: p.write_bytes(c), durable=False, shared=True)  # type: ignore[misc]
+    head = ["site", "other", "layer", "cka"]
+    style.write_files(folder, NAME, lambda: draw(pairs, title, synthetic), [head, *rows])

@@ -27,7 +27,7 @@ from fairflare.base.disk.record_log import DamagedLog, RecordLog
 from fairflare.base.settings import NonNegativeInt, by_name
 from fairflare.exchange.messages import clean_state
 from fairflare.exchange.tensor_folder import save_tensors
-from fairflare.reporting.documents import read_part
+from fairflare.reporting.reading import read_part
 
 ROUNDS_FILE = "rounds.jsonl.bz2"
 MEMORY_FOLDER = "memory"  # what the rule keeps on disk

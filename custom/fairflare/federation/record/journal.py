@@ -182,6 +182,7 @@ class Journal:
         is_last = best.made == number - 1
         told = last if is_last else of_best
         further = {
+            "validation": last.validation,
             "best": {**best.as_dict(), "is_last": is_last, "left_out": told.left_out if told else []},
             "test_best": told.test if told else None,
             "fairness_best": self._fairness(told.test, told.suppressed) if told else None,

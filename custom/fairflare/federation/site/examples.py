@@ -66,7 +66,7 @@ def draw_examples(
         title = f"{run.site}: {made}model after {request.current_round} rounds"
         by_class = getattr(training, "by_class", "")
         if by_class and (kept := run.store.load_before(by_class, request.current_round)):
-            from fairflare.reporting.by_class import write
+            from fairflare.federation.site.by_class import write
 
             write(place, kept, run.data.class_names, title)
         drawn = run.task.write_examples(

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from fairflare.base import checks
-from fairflare.base.settings import by_name
 from fairflare.core.fairness import FairnessSummary, summarize
+from fairflare.reporting.compare.comparison_notes import named, notes_of, setting_difference, settings_of
 from fairflare.reporting.compare.differences import Difference, differences_of
-from fairflare.reporting.compare.no_effect import faults_of
 from fairflare.reporting.documents import SUPPRESSED
-from fairflare.reporting.global_test import GLOBAL, global_metrics, global_notes, global_values
-from fairflare.reporting.layout import MISSING, Cell, Shown, Table, number, wrapped
-from fairflare.reporting.table import (
-    MEASURED,
-    SYNTHETIC_NOTE,
+from fairflare.reporting.layout import STYLES, Cell, Shown, Spread, Table, printed, spread
+from fairflare.reporting.values import (
+    GLOBAL,
     by_site_of,
     direction_of,
+    global_metrics,
+    global_values,
     label_of,
     measured,
     metrics_of,
@@ -31,12 +29,11 @@ from fairflare.reporting.table import (
 __all__ = ["compare"]
 
 Run = Mapping[str, Any]
-STYLES = ("text", "markdown", "csv")
-TASK_SETTINGS = "the task's settings"
+R = TypeVar("R")  # a document, or what the page makes of it
 
 
 @dataclass
-class Row:
+class Row(Generic[R]):
     """Runs of one configuration.
 
     Attributes:
@@ -50,9 +47,9 @@ class Row:
     """
 
     label: str
-    runs: list[Run]
-    values: list[dict[str, float]]
-    summaries: list[FairnessSummary]
+    runs: list[R]
+    values: list[dict[str, float]] = field(default_factory=list)
+    summaries: list[FairnessSummary] = field(default_factory=list)
     settings: str = ""
     measured: str = ""
     of_all: dict[str, list[float]] = field(default_factory=dict)
@@ -61,6 +58,24 @@ class Row:
         """``{site: which of the models have no value of it}``."""
         found = {site: [k for k, v in enumerate(self.values) if math.isnan(v.get(site, math.nan))] for site in sites}
         return {site: missing for site, missing in found.items() if missing}
+
+    def at(self, site: str) -> Spread:
+        """What a site gets."""
+        return spread([values.get(site, math.nan) for values in self.values])
+
+    def over(self, attribute: str) -> Spread:
+        """A figure over the sites."""
+        return spread([getattr(summary, attribute) for summary in self.summaries])
+
+    @property
+    def suppressed(self) -> list[str]:
+        """Sites that keep their value in any of the runs, sorted."""
+        return sorted({site for summary in self.summaries for site in summary.suppressed})
+
+    def cell(self, site: str) -> Cell:
+        """What a site gets, or the word for what it keeps."""
+        found = self.at(site)
+        return SUPPRESSED if math.isnan(found.mean) and site in self.suppressed else found
 
 
 @dataclass(frozen=True)
@@ -77,7 +92,7 @@ class Comparison:
         last: the figures are of the last models, not of the final one.
     """
 
-    rows: list[Row]
+    rows: list[Row[Run]]
     metric: str
     higher: bool
     reference: str
@@ -157,12 +172,7 @@ def compare(
 
 def row_table(found: Comparison, *, style: str = "text", per_site: bool = True, width: int | None = None) -> str:
     """As :func:`compare`, of a comparison."""
-    table = _table(found, found.sites if per_site else [])
-    if style == "csv":
-        return table.csv().rstrip("\n")
-    if style == "markdown":
-        return "\n".join([*table.markdown(), "", *found.notes])
-    return "\n".join([table.text(width), *wrapped(found.notes, width)])
+    return printed([_table(found, found.sites if per_site else [])], found.notes, style, width)
 
 
 def complete_runs(runs: Sequence[Run]) -> list[Run]:
@@ -171,20 +181,16 @@ def complete_runs(runs: Sequence[Run]) -> list[Run]:
     Raises:
         ValueError: there is none.
     """
-    complete = _different([run for run in runs if run["status"] == "completed"])
-    if not complete:
-        raise ValueError(f"none of the {len(runs)} runs is complete")
-    return complete
-
-
-def _different(runs: Sequence[Run]) -> list[Run]:
     found: dict[str, Run] = {}
     for run in runs:
-        found.setdefault(json.dumps([run["info"], run.get("started"), run.get("test")], sort_keys=True), run)
+        if run["status"] == "completed":
+            found.setdefault(json.dumps([run["info"], run.get("started"), run.get("test")], sort_keys=True), run)
+    if not found:
+        raise ValueError(f"none of the {len(runs)} runs is complete")
     return list(found.values())
 
 
-def rows_of(runs: Sequence[Run], metric: str, *, last: bool = False) -> list[Row]:
+def rows_of(runs: Sequence[Run], metric: str, *, last: bool = False) -> list[Row[Run]]:
     """Runs that differ in nothing but the seed together; ``last``: values of each of their last models.
 
     Raises:
@@ -192,7 +198,7 @@ def rows_of(runs: Sequence[Run], metric: str, *, last: bool = False) -> list[Row
     """
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
-        groups.setdefault((label_of(run), json.dumps(_settings(run), sort_keys=True)), []).append(run)
+        groups.setdefault((label_of(run), json.dumps(settings_of(run), sort_keys=True)), []).append(run)
     labels = [label for label, _ in groups]
     rows = []
     for index, ((label, _), group) in enumerate(groups.items()):
@@ -205,7 +211,9 @@ def rows_of(runs: Sequence[Run], metric: str, *, last: bool = False) -> list[Row
         row.of_all = {name: [v for run in group for v in global_values(run, name, last=last)] for name in names}
         if labels.count(label) > 1:
             row.label = f"{label} ({labels[: index + 1].count(label)})"
-            row.settings = _difference(group[0], [others[0] for (other, _), others in groups.items() if other == label])
+            row.settings = setting_difference(
+                group[0], [others[0] for (other, _), others in groups.items() if other == label]
+            )
         rows.append(row)
     return rows
 
@@ -214,169 +222,16 @@ def _values(run: Run, metric: str, last: bool) -> list[dict[str, float]]:
     if all(math.isnan(value) for value in by_site_of(run, metric).values()):
         if kept := suppressed_of(run, metric):
             raise ValueError(
-                f"the run {_named(run)} has no test results for metric {metric!r}: they are {SUPPRESSED} at "
+                f"the run {named(run)} has no test results for metric {metric!r}: they are {SUPPRESSED} at "
                 f"{', '.join(sorted(kept))} (fewer cases than min_cases)"
             )
         known = sorted({name for values in (run.get("test") or {}).values() for name in values})
         raise ValueError(
-            f"the run {_named(run)} has no test results for metric {metric!r}; it has {', '.join(known[:8]) or 'none'}"
+            f"the run {named(run)} has no test results for metric {metric!r}; it has {', '.join(known[:8]) or 'none'}"
             f"{' ...' if len(known) > 8 else ''}. "
             "Compare runs of one task, or choose a metric that all have with --metric"
         )
     return measured(run, metric, last=last)
-
-
-def _named(run: Run) -> str:
-    """A run as its user knows it."""
-    info = run["info"] or {}
-    begun = f", begun {run['started'][:19]}" if run.get("started") else ""
-    return f"{label_of(run)!r}{begun}" + ("" if info.get("seed") is None else f", seed {info['seed']}")
-
-
-def _settings(run: Run) -> dict[str, Any]:
-    """Every setting by its dotted name but the seed."""
-    config = dict((run["info"] or {}).get("config") or {})
-    config.pop("seed", None)
-    found = by_name(config)
-    found.pop("task.path", None)  # the same file has another module name in a job
-    return found
-
-
-def _difference(run: Run, alike: Sequence[Run]) -> str:
-    """The settings that are not the same in all of ``alike``, as ``run`` has them; at most six."""
-    own, others = _settings(run), [_settings(other) for other in alike]
-    names = {name for other in others for name in other}
-    differing = sorted(name for name in names if len({json.dumps(other.get(name)) for other in others}) > 1)
-    shown = [f"{name} {own[name]!r}" if name in own else f"no {name}" for name in differing[:6]]
-    return ", ".join(shown) + (f", and {len(differing) - 6} more" if len(differing) > 6 else "")
-
-
-def _shortened(text: str, most: int = 200) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-def notes_of(
-    runs: Sequence[Run], complete: Sequence[Run], metric: str, rows: Sequence[Row], last: bool = False
-) -> list[str]:
-    """What a reader must know of the rows: which were left out, and whether they can be compared at all.
-
-    Args:
-        runs: all that were given.
-        complete, metric, rows, last: as :func:`rows_of` has them.
-    """
-    notes = [f"{metric} on the test splits; ± is the population standard deviation over runs."]
-    if last:
-        counts = sorted({len(run["last_rounds"]["rounds"]) for run in complete})
-        notes = [
-            f"{metric} on the test splits, of the models of each run's last {' or '.join(map(str, counts))} rounds: "
-            "mean ± population standard deviation over the pooled values of all runs and rounds."
-        ]
-    notes += dict.fromkeys(note for run in complete for note in global_notes(run))
-    notes += _without_sites(rows)
-    notes += [f"{row.label}: {row.settings}" for row in rows if row.settings]
-    notes += [] if last else _by_chance(rows, metric)  # which is of the final model
-    own = [row.label for row in rows if row.measured == "personal"]
-    if own:
-        others = "" if len(own) == len(rows) else "; of the others the common model"
-        notes.append(f"Measured: {MEASURED['personal']} of {', '.join(own)}{others}.")
-    unfinished = [run for run in runs if run["status"] != "completed"]
-    if unfinished:
-        notes.append(f"{len(unfinished)} of {len(runs)} runs did not complete and are left out:")
-        notes += [f"  {_named(run)}: {_shortened(run['reason'] or run['status'])}" for run in unfinished]
-    repeats = len(runs) - len(unfinished) - len(complete)
-    if repeats:
-        notes.append(f"{repeats} of {len(runs)} runs stand there twice and count once.")
-    differing = [what for what, found in _conditions(complete).items() if len(found) > 1]
-    if differing:
-        notes.append(f"NOT COMPARABLE as they stand: the runs differ in {', '.join(differing)}.")
-        if TASK_SETTINGS in differing:
-            notes += _by_setting(complete)
-    notes += _faults(complete, metric)
-    if any((run["info"] or {}).get("synthetic") for run in complete):
-        notes.append(SYNTHETIC_NOTE)
-    return notes
-
-
-def _by_chance(rows: Sequence[Row], metric: str) -> list[str]:
-    """The spread that equal sites show by sampling alone, and who is shown to be behind in how many runs."""
-    told = []
-    for row in rows:
-        found = [run.get("inequality") or {} for run in row.runs]
-        found = [one for one in found if one.get("metric") == metric and one["test"]]
-        if found:
-            behind = [site for one in found for site in one["behind"]]
-            counts = [f"{site} in {behind.count(site)} of {len(found)}" for site in sorted(set(behind))]
-            spread = number(statistics.fmean(one["chance_std"] for one in found))
-            told.append(f"{row.label} {spread} (behind: {', '.join(counts) or 'no site'})")
-    return [f"Standard deviation that equal sites show by sampling alone: {'; '.join(told)}."] if told else []
-
-
-def _without_sites(rows: Sequence[Row]) -> list[str]:
-    """Of rows that lack sites: whose average, spread and worst are of others than the table says."""
-    sites = sorted({site for row in rows for values in row.values for site in values})
-    lacking = [row.lacks(sites) for row in rows]
-    notes = []
-    for row, of in zip(rows, lacking, strict=True):
-        kept = suppressed_in(row)
-        told = {site: f"{site}{'' if len(k) == len(row.values) else f' ({len(k)} of {len(row.values)} times)'}"
-                for site, k in of.items()}  # fmt: skip
-        parts = []
-        if lost := [text for site, text in told.items() if site not in kept]:
-            parts.append(f"NO VALUE of {', '.join(lost)}: its average, std and worst are of the other sites")
-        if home := [text for site, text in told.items() if site in kept]:
-            parts.append(f"average, std and worst are without {', '.join(home)} ({SUPPRESSED}: fewer cases than "
-                         "min_cases)")  # fmt: skip
-        if parts:
-            other = any(set(has) != set(of) for has in lacking)
-            more = "; do not compare them with a row that has others" if other else ""
-            notes.append(f"{row.label}: {'; '.join(parts)}{more}.")
-    return notes
-
-
-def _faults(runs: Sequence[Run], metric: str) -> list[str]:
-    """What a row's method did not do, a line each, with the number of its runs."""
-    found: dict[tuple[str, str], int] = {}
-    of_row: dict[str, int] = {}
-    for run in runs:
-        label = label_of(run)
-        of_row[label] = of_row.get(label, 0) + 1
-        for fault in faults_of(run, metric, higher_is_better=direction_of(run, metric)):
-            found[label, fault] = found.get((label, fault), 0) + 1
-    return [f"{label}: {fault} (in {n} of its {of_row[label]} runs)." for (label, fault), n in found.items()]
-
-
-def _by_setting(runs: Sequence[Run]) -> list[str]:
-    """Which rows have which value of each setting of the task that differs; a method may need one (a head, a neck)."""
-    names = {name: None for run in runs for name in _settings(run) if name.startswith("task.")}
-    found = []
-    for name in names:
-        rows: dict[str, dict[str, None]] = {}
-        for run in runs:
-            rows.setdefault(repr(_settings(run).get(name)), {})[label_of(run)] = None
-        if len(rows) > 1:
-            most = max(rows, key=lambda value: len(rows[value]))
-            others = "; ".join(f"{value}: {', '.join(labels)}" for value, labels in rows.items() if value != most)
-            found.append(f"  {name.removeprefix('task.').removeprefix('args.')}: {most}, but {others}")
-    return [_shortened(line) for line in found]
-
-
-def _conditions(runs: Sequence[Run]) -> dict[str, set[str]]:
-    """What must be equal between runs of different methods, and the values it has."""
-    found: dict[str, set[str]] = {}
-    for run in runs:
-        info = run["info"] or {}
-        task = {name: value for name, value in _settings(run).items() if name.startswith("task.")}
-        values = {
-            "their sites": info.get("sites"),
-            "synthetic or real data": bool(info.get("synthetic")),
-            TASK_SETTINGS: task,
-            "the task's file": (info.get("task_file") or {}).get("sha256"),
-            "the number of rounds": info.get("num_rounds"),
-        }
-        for what, value in values.items():
-            if value is not None or what != "the task's file":  # older results do not say it
-                found.setdefault(what, set()).add(json.dumps(value, sort_keys=True))
-    return found
 
 
 # ------------------------------------------------------------------------------------------------ forms
@@ -387,24 +242,13 @@ def _table(found: Comparison, sites: Sequence[str]) -> Table:
     names = [*sites, "average", "std", "worst", *(GLOBAL + name for name in found.of_all)]
     rows: list[list[Cell]] = []
     for row in found.rows:
-        columns = [[values.get(site, math.nan) for values in row.values] for site in sites]
-        columns += [[getattr(s, attribute) for s in row.summaries] for attribute in ("mean", "std", "worst")]
-        columns += [row.of_all.get(name, [math.nan]) for name in found.of_all]
-        home = [site in suppressed_in(row) for site in sites] + [False] * (len(names) - len(sites))
-        cells = [_cell(values, kept) for values, kept in zip(columns, home, strict=True)]
+        cells = [*map(row.cell, sites), *map(row.over, ("mean", "std", "worst"))]
+        cells += [spread(row.of_all.get(name, [])) for name in found.of_all]
         rows.append([row.label, Shown(str(len(row.runs)), [found.metric, len(row.runs)]), *cells])
     heads = [["method"], ["metric", "runs"], *([f"{name} mean", f"{name} sd"] for name in names)]
     return Table("table", "", ["method", "runs", *names], rows, csv_columns=heads)
 
 
-def suppressed_in(row: Row) -> list[str]:
-    """Sites that keep their value of the row's metric in any of its runs, sorted."""
-    return sorted({site for summary in row.summaries for site in summary.suppressed})
-
-
-def _cell(values: Sequence[float], kept: bool) -> Shown:
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite:
-        return Shown(SUPPRESSED, [SUPPRESSED]) if kept else Shown(MISSING, [None])
-    mean, sd = statistics.fmean(finite), statistics.pstdev(finite)
-    return Shown(number(mean) + (f" ± {number(sd)}" if len(values) > 1 else ""), [mean, sd])
+def suppressed_in(row: Row[Any]) -> list[str]:
+    """As :attr:`Row.suppressed`."""
+    return row.suppressed

@@ -26,7 +26,8 @@ def comparison_page(
         sessions: of ``provenance.json``: commit, processor and checksums of the data, as they were when runs began.
     """
     complete = [run for run in runs if run["status"] == "completed"]
-    versions = {told for run in complete if (told := _versions(run))}
+    known = [run["info"].get("versions") or {} for run in complete]
+    versions = {", ".join(f"{name} {version}" for name, version in of.items()) for of in known if of}
     lines = [
         "# Comparison", "", "```bash", shlex.join(command), "```", "", what_ran(complete),
         *(f"Made with {one}." for one in sorted(versions)), *provenance_lines(sessions), "",
@@ -41,13 +42,16 @@ def comparison_page(
 
 def what_ran(runs: Sequence[Mapping[str, Any]]) -> str:
     """Rows, seeds, rounds, sites and time of completed runs, in a sentence."""
-    took = [seconds for run in runs if (seconds := _seconds(run)) is not None]
-    labels = dict.fromkeys(run["info"]["label"] for run in runs)
-    rounds = sorted({int(run["info"]["num_rounds"]) for run in runs})
-    seeds = sorted({int(run["info"]["seed"]) for run in runs})
+    ends = [(run["started"], run["finished"]) for run in runs if run.get("started") and run.get("finished")]
+    took = sum((datetime.fromisoformat(end) - datetime.fromisoformat(begun)).total_seconds() for begun, end in ends)
+    told = f"{took / 3600:.1f} h" if took >= 3600 else f"{max(1, round(took / 60))} min"
+    labels = {run["info"]["label"] for run in runs}
+    rounds, seeds = (
+        ", ".join(map(str, sorted({int(run["info"][key]) for run in runs}))) for key in ("num_rounds", "seed")
+    )
     return (
-        f"{len(labels)} rows, seeds {_listed(seeds)}, {_listed(rounds)} rounds, {len(runs[0]['info']['sites'])} sites: "
-        f"{len(runs)} runs, {_hours(sum(took))} of run time in all."
+        f"{len(labels)} rows, seeds {seeds}, {rounds} rounds, {len(runs[0]['info']['sites'])} sites: "
+        f"{len(runs)} runs, {told} of run time in all."
     )
 
 
@@ -67,21 +71,3 @@ def provenance_lines(sessions: Sequence[Mapping[str, Any]]) -> list[str]:
     if len({site for site, _ in data}) < len(data):
         lines.append("The data CHANGED between the sessions of this comparison: its rows cannot be compared.")
     return lines
-
-
-def _seconds(run: Mapping[str, Any]) -> float | None:
-    if not run.get("started") or not run.get("finished"):
-        return None
-    return (datetime.fromisoformat(run["finished"]) - datetime.fromisoformat(run["started"])).total_seconds()
-
-
-def _hours(seconds: float) -> str:
-    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{max(1, round(seconds / 60))} min"
-
-
-def _versions(run: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in (run["info"].get("versions") or {}).items())
-
-
-def _listed(values: Sequence[int]) -> str:
-    return ", ".join(map(str, values))

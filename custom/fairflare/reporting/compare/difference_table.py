@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fairflare.base.cases.resampling import CASES
 from fairflare.core.statistics.intervals import POWER
 from fairflare.reporting.compare.differences import BETTER, MEASURES, ONE_SEED, WORSE, Difference, fell
-from fairflare.reporting.layout import MISSING, Cell, Table, wrapped
+from fairflare.reporting.layout import MISSING, Cell, Table, interval, listed, number, p_value, printed
 
 MARKS = {BETTER: "* ", WORSE: "! "}
 CSV = (
@@ -41,19 +41,15 @@ def difference_table(
         width: of the text.
     """
     if style == "csv":
-        return Table("differences", "", CSV, figures_of(found, CSV, reference)).csv().rstrip("\n")
+        return printed([Table("differences", "", CSV, figures_of(found, CSV, reference))], (), style)
     rows = []
     for d in found:
         if d.measure in MEASURES:
-            interval = f"[{d.low:+.3f}, {d.high:+.3f}]" if math.isfinite(d.low) else MISSING
-            smallest = f"{d.smallest:.3f}" if math.isfinite(d.smallest) else MISSING
-            verdict = MARKS.get(d.verdict, "") + d.verdict
-            rows.append([d.label, d.measure, f"{d.mean:+.4f}", interval, verdict, _p(d.p), _p(d.p_holm), smallest])
-    head = ["method", "measure", "difference", "95 % interval", "verdict", "p", "p (Holm)", "visible from"]
-    table, notes = Table("differences", "", head, rows, lead=2), notes_of_differences(found, reference)
-    if style == "markdown":
-        return "\n".join([*table.markdown(), "", *notes])
-    return "\n".join([table.text(width), *wrapped(notes, width)])
+            figures = [interval(d.low, d.high, d.mean), MARKS.get(d.verdict, "") + d.verdict, _p(d.p), _p(d.p_holm)]
+            rows.append([d.label, d.measure, *figures, number(d.smallest)])
+    head = ["method", "measure", "difference [95 %]", "verdict", "p", "p (Holm)", "visible from"]
+    table = Table("differences", "", head, rows, lead=2)
+    return printed([table], notes_of_differences(found, reference), style, width)
 
 
 def notes_of_differences(found: Sequence[Difference], reference: str, smallest: str = "visible from") -> list[str]:
@@ -67,6 +63,12 @@ def notes_of_differences(found: Sequence[Difference], reference: str, smallest: 
         )
     if any(len(d.values) == 2 and math.isfinite(d.images_sd) for d in found):
         notes.append("With two seeds the interval is on the safe side: it holds in 95 to 98 of 100 cases.")
+    wide = [f"{d.label} ({d.measure})" for d in found if d.low < -d.bound or d.high > d.bound]
+    if wide:
+        notes.append(
+            "An interval reaches beyond the largest difference that the metric's range allows, as it knows nothing of "
+            f"that range; read it as ending there, and as too few seeds: {listed(wide, most=8)}."
+        )
     if any(d.verdict == ONE_SEED for d in found):
         notes.append("With one seed nothing can be said of noise: give more (--seeds).")
     totals = [d for d in found if d.measure == MEASURES[0]]
@@ -104,6 +106,4 @@ def interval_of(found: Sequence[Difference]) -> str:
 
 
 def _p(value: float) -> str:
-    if not math.isfinite(value):
-        return MISSING
-    return "<0.001" if value < 0.001 else f"{value:.3f}"
+    return p_value(value).removeprefix("= ") if math.isfinite(value) else MISSING

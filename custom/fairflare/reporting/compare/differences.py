@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +23,8 @@ from fairflare.core.statistics.intervals import (
     shared_variance,
     widened,
 )
-from fairflare.reporting.table import direction_of, label_of, measured, metrics_of
+from fairflare.reporting.layout import PLACES, number
+from fairflare.reporting.values import direction_of, label_of, measured, metrics_of, primary_of
 
 LEAST = 20  # draws of the test patients that say how far a difference scatters
 #: Of a run's sites; each is better when higher but the standard deviation (and all are turned for a loss).
@@ -34,7 +35,7 @@ OTHER_SITES = "other sites"  # one of both has a site that the other lacks
 
 Run = Mapping[str, Any]
 Units = tuple[str, int | None]  # what a site drew, and how many of them it has
-Arrays = list[npt.NDArray[np.floating]]  # (sites, draws) of each seed
+Array = npt.NDArray[np.floating]
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Difference:
         smallest: true difference that would have been seen with :data:`POWER`, corrected as ``p_holm``.
         higher_is_better: of the measure.
         limit: a difference as large as the metric itself.
+        bound: the largest that the metric's range allows; infinite: it has none.
         sites: that the measure is over.
         lacking: ``{site: label of who has no value of it}``.
         units: ``{site: (what was drawn, how many there are)}``.
@@ -76,6 +78,7 @@ class Difference:
     smallest: float = math.nan
     higher_is_better: bool = True
     limit: float = math.inf
+    bound: float = math.inf
     sites: tuple[str, ...] = ()
     lacking: Mapping[str, str] = field(default_factory=dict)
     units: Mapping[str, Units] = field(default_factory=dict)
@@ -86,7 +89,7 @@ class Difference:
 class _Scatter:
     """Of one measure over the draws of the test patients: (seeds, draws) differences, and their degrees of freedom."""
 
-    drawn: npt.NDArray[np.floating]
+    drawn: Array
     df: float = math.inf
 
 
@@ -106,7 +109,7 @@ def paired(
         values: difference by seed; at least one, all finite.
         higher_is_better: of the measure.
         scatter: on the draws of the test patients; ``None``: not known, and the interval is over seeds alone.
-        about: ``limit``, ``sites``, ``lacking`` and ``units`` of :class:`Difference`.
+        about: ``limit``, ``bound``, ``sites``, ``lacking`` and ``units`` of :class:`Difference`.
     """
     checks.numbers(f"difference of {measure}", values, of="seed")
     checks.not_empty("the differences", values, of="seed")
@@ -232,21 +235,25 @@ def _against(
         return []
     sites = sorted({site for own, _ in values.values() for site in own[0]})
     largest = max(abs(value) for pair in values.values() for of in pair for v in of for value in v.values())
+    first = next(iter(pairs.values()))[0]
+    ends = first["info"].get("metric_range") if metric == primary_of(first) else None
+    bound = ends[1] - ends[0] if ends and None not in ends else math.inf
     units: dict[str, Units] = {}
     scatters: dict[str, _Scatter] = {}
     if not last:
         units, scatters = _scatters({seed: pairs[seed] for seed in values}, values, metric, higher)
+    measures = {seed: [[_measures(v, higher) for v in of] for of in pair] for seed, pair in values.items()}
     found = []
     for name in (*MEASURES, *sites):
         by_seed = {
-            seed: statistics.fmean(_measure(v, name, higher) for v in own)
-            - statistics.fmean(_measure(v, name, higher) for v in other)
-            for seed, (own, other) in values.items()
-            if name in MEASURES or name in own[0]
+            seed: statistics.fmean(v[name] for v in own) - statistics.fmean(v[name] for v in other)
+            for seed, (own, other) in measures.items()
+            if name in own[0]
         }
         total = name in MEASURES
         about = {
             "limit": largest / 2 if name == "std" else largest,
+            "bound": bound / 2 if name == "std" else bound,
             "sites": tuple(sites) if total else (name,),
             "lacking": lacking if total else {},
             "units": units if total else {name: units[name]} if name in units else {},
@@ -256,10 +263,9 @@ def _against(
     return found
 
 
-def _measure(by_site: Mapping[str, float], name: str, higher: bool) -> float:
-    if name not in MEASURES:
-        return by_site[name]
-    return float(of_sites(list(by_site.values()), higher)[name])
+def _measures(by_site: Mapping[str, float], higher: bool) -> dict[str, float]:
+    """Of each site, and over them."""
+    return {**by_site, **{name: float(value) for name, value in of_sites(list(by_site.values()), higher).items()}}
 
 
 def _scatters(
@@ -269,26 +275,26 @@ def _scatters(
 
     The measures over the sites are there only where all sites are.
     """
-    drawn: dict[str, list[Any]] = {}  # by site: (own, other) of each seed, (draws,)
-    units: dict[str, Units] = {}
     every = {site for own, _ in values.values() for site in own[0]}
+    units: dict[str, Units] = {}
+    drawn: dict[str, dict[int, Array]] = {}  # by site and seed: (row and reference, draws)
+    found: dict[str, _Scatter] = {}
     for site in sorted(every):
-        told = [_draws_of(run, site, metric) for seed in pairs if site in values[seed][0][0] for run in pairs[seed]]
-        if None in told or len({(unit, len(of)) for unit, of in filter(None, told)}) != 1:
+        seeds = [seed for seed in pairs if site in values[seed][0][0]]
+        told = [of for seed in seeds for run in pairs[seed] if (of := _draws_of(run, site, metric)) is not None]
+        if len(told) < 2 * len(seeds) or len({(unit, len(of)) for unit, of in told}) != 1:
             continue  # other draws, or none: nothing is known
-        unit, _ = told[0] or ((IMAGES, None), ())
+        unit, _ = told[0]
         if unit[1] == 1:
             continue  # of one patient nothing can be said of others
-        units[site] = unit
-        drawn[site] = [np.array(of, float) for _, of in filter(None, told)]
-    counts = {site: math.inf if unit[1] is None else unit[1] for site, unit in units.items()}
-    found: dict[str, _Scatter] = {}
-    for site, of in drawn.items():
-        wide = [widened([v], [x], [counts[site]])[0] for v, x in zip(_observed(values, site), of, strict=True)]
-        differences = np.stack(wide[::2]) - np.stack(wide[1::2])
-        found[site] = _Scatter(differences, float(degrees([1.0], [counts[site]], differences.shape[1])))
-    if every and {*drawn} == every and len({len(of[0]) for of in drawn.values()}) == 1:
-        found |= _over_sites(values, {site: iter(of) for site, of in drawn.items()}, counts, higher)
+        units[site], count = unit, math.inf if unit[1] is None else unit[1]
+        at = [[[of[0][site]] for of in values[seed]] for seed in seeds]
+        x = np.array([of for _, of in told], float).reshape(len(seeds), 2, 1, -1)
+        wide = widened(at, x, [count])[:, :, 0]
+        drawn[site] = dict(zip(seeds, wide, strict=True))
+        found[site] = _Scatter(wide[:, 0] - wide[:, 1], float(degrees([1.0], [count], wide.shape[-1])))
+    if every and {*drawn} == every and len({of.drawn.shape[1] for of in found.values()}) == 1:
+        found |= _over_sites(values, drawn, [math.inf if n is None else n for _, n in units.values()], higher)
     return units, found
 
 
@@ -301,41 +307,29 @@ def _draws_of(run: Run, site: str, metric: str) -> tuple[Units, tuple[float, ...
     return (unit.get("unit") or IMAGES, unit.get("count")), tuple(math.nan if v is None else v for v in values)
 
 
-def _observed(values: Mapping[int, Any], site: str) -> list[float]:
-    """Of each seed that has the site: the row's value, the reference's."""
-    return [of[0][site] for pair in values.values() if site in pair[0][0] for of in pair]
-
-
 def _over_sites(
-    values: Mapping[int, Any], drawn: Mapping[str, Any], counts: Mapping[str, float], higher: bool
+    values: Mapping[int, Any], drawn: Mapping[str, Mapping[int, Array]], counts: Sequence[float], higher: bool
 ) -> dict[str, _Scatter]:
     """Average, standard deviation and worst of the sites on each draw."""
-    observed: list[list[Any]] = [[], []]  # of the row, of the reference: (sites, draws) of each seed
-    on_draws: list[list[Any]] = [[], []]
-    names = []
-    for pair in values.values():
-        names.append(list(pair[0][0]))
-        for k, of in enumerate(pair):
-            at = np.array([of[0][site] for site in names[-1]])
-            x = np.stack([next(drawn[site]) for site in names[-1]])
-            on_draws[k].append(widened(at, x, [counts[site] for site in names[-1]]))
-            observed[k].append(np.broadcast_to(at[:, None], x.shape))
+    names = {seed: list(pair[0][0]) for seed, pair in values.items()}
+    on_draws = {seed: np.stack([drawn[site][seed] for site in of], 1) for seed, of in names.items()}
+    measured = {
+        seed: np.array([[of[0][site] for site in names[seed]] for of in pair])[..., None]
+        for seed, pair in values.items()
+    }
 
-    def differ(own: Arrays, other: Arrays) -> dict[str, npt.NDArray[np.floating]]:
-        both = [(of_sites(a, higher, 0), of_sites(b, higher, 0)) for a, b in zip(own, other, strict=True)]
+    def differ(of_seeds: Iterable[Array]) -> dict[str, Array]:
+        """(seeds, draws) of each measure, of (row and reference, sites, draws) of each seed."""
+        both = [(of_sites(own, higher, 0), of_sites(other, higher, 0)) for own, other in of_seeds]
         return {name: np.stack([a[name] - b[name] for a, b in both]) for name in MEASURES}
 
     parts: dict[str, list[float]] = {name: [] for name in MEASURES}
-    for site in counts:  # how much of the variance is of each: its draws, the others as they were measured
-        held = [
-            [_with(x, y, sites, site) for x, y, sites in zip(a, b, names, strict=True)]
-            for a, b in zip(observed, on_draws, strict=True)
-        ]
-        for name, one in differ(*held).items():
+    for site in drawn:  # how much of the variance is of each: its draws, the others as they were measured
+        held = [np.where((np.array(names[seed]) == site)[:, None], on_draws[seed], measured[seed]) for seed in names]
+        for name, one in differ(held).items():
             parts[name].append(float(np.nanvar(one.mean(0))))
-    many = on_draws[0][0].shape[1]
-    found = differ(*on_draws)
-    return {name: _Scatter(found[name], float(degrees(parts[name], [*counts.values()], many))) for name in MEASURES}
+    found = differ(on_draws.values())
+    return {name: _Scatter(found[name], float(degrees(parts[name], counts, found[name].shape[1]))) for name in MEASURES}
 
 
 def fell(found: Sequence[Difference], higher_is_better: bool) -> list[str]:
@@ -348,22 +342,13 @@ def fell(found: Sequence[Difference], higher_is_better: bool) -> list[str]:
     lines = []
     for label in dict.fromkeys(d.label for d in found):
         of = {d.measure: d for d in found if d.label == label}
-        if "std" not in of or not round(of["std"].mean, 4) < 0:  # as it is shown
+        if "std" not in of or not round(of["std"].mean, PLACES) < 0:  # as it is shown
             continue
         turn = 1 if higher_is_better else -1
         lost = sorted(
             (d for d in of.values() if d.measure not in MEASURES and turn * d.mean < 0), key=lambda d: turn * d.mean
         )
-        told = [f"{d.measure} {d.mean:+.4f}{' beyond noise' if d.verdict == WORSE else ''}" for d in lost]
+        told = [f"{d.measure} {number(d.mean, sign='+')}{' beyond noise' if d.verdict == WORSE else ''}" for d in lost]
         who = f"{len(lost)} site{'' if len(lost) == 1 else 's'} lost ({', '.join(told)})" if lost else "no site lost"
-        lines.append(f"{label}: smaller spread ({of['std'].mean:+.4f}, {of['std'].verdict}); {who}.")
+        lines.append(f"{label}: smaller spread ({number(of['std'].mean, sign='+')}, {of['std'].verdict}); {who}.")
     return lines
-
-
-def _with(observed: Any, drawn: Any, sites: Sequence[str], site: str) -> Any:
-    """``observed`` with one site as it was drawn."""
-    if site not in sites:
-        return observed
-    changed = observed.copy()
-    changed[sites.index(site)] = drawn[sites.index(site)]
-    return changed

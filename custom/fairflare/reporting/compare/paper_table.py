@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fairflare.core.fairness import summarize
 from fairflare.reporting.compare.comparison import complete_runs
-from fairflare.reporting.layout import MISSING, Table, spread, wrapped
-from fairflare.reporting.table import by_site_of, direction_of, label_of, measured
+from fairflare.reporting.layout import MISSING, Table, printed, spread
+from fairflare.reporting.values import by_site_of, direction_of, label_of, measured
 
 
 def paper_table(
@@ -35,30 +35,28 @@ def paper_table(
         ValueError: no complete run.
     """
     complete = complete_runs(runs)
-    labels = list(dict.fromkeys(map(label_of, complete)))
+    by_label = {label: [run for run in complete if label_of(run) == label] for label in map(label_of, complete)}
     last = all(run.get("last_rounds") for run in complete)
-    table, notes, absent = [["method"], *([label] for label in labels)], [], []
+    table: dict[str, list[str]] = {"method": list(by_label)}
+    notes, absent = [], []
     personal: dict[str, None] = {}
     for column in columns:
         wanted = column["metric"] if isinstance(column["metric"], list) else [column["metric"]]
-        metric = next((name for name in wanted if any(_has(run, name) for run in complete)), None)
+        has = [name for name in wanted if any(map(math.isfinite, _of_all_sites(complete, name)))]
+        metric = has[0] if has else None
         if metric is None:
             absent.append(f"{column['title']} ({' or '.join(wanted)})")
-            table = [[*row, cell] for row, cell in zip(table, [column["title"], *[MISSING] * len(labels)], strict=True)]
+            table[column["title"]] = [MISSING] * len(by_label)
             continue
         if metric != wanted[0]:
             notes.append(f"{column['title']}: {metric}, as no run has {wanted[0]}.")
         pooled = last and column.get("last", False)
-        found = [
-            _values([r for r in complete if label_of(r) == label], metric, column["of"], pooled) for label in labels
-        ]
+        found = [_values(of_row, metric, column["of"], pooled) for of_row in by_label.values()]
         for name in dict.fromkeys(name for of_row in found for name in of_row):
-            cells = [column["title"].replace("{site}", name), *(_cell(of_row.get(name, [])) for of_row in found)]
-            table = [[*row, cell] for row, cell in zip(table, cells, strict=True)]
-        if metric.startswith("global/"):
-            personal |= {
-                label: None for label, of_row in zip(labels, found, strict=True) if _cell(of_row[""]) == MISSING
-            }
+            cells = [_cell(of_row.get(name, [])) for of_row in found]
+            table[column["title"].replace("{site}", name)] = cells
+            if metric.startswith("global/"):
+                personal |= {label: None for label, cell in zip(by_label, cells, strict=True) if cell == MISSING}
     if personal:
         notes.append(
             f"{MISSING}: no figure of the global test, which is of the common model (if there is one): "
@@ -66,21 +64,15 @@ def paper_table(
         )
     if absent:
         notes.append(f"ABSENT, as no run measured it: {', '.join(absent)}.")
-    models = (
-        "models of the last rounds that were tested" if last and any(c.get("last") for c in columns) else "last model"
-    )
-    about = [
-        f"{title}, in percent, of the {models}: mean ± population standard deviation over them and the runs.",
-        *notes,
-    ]
-    shown = Table("paper_table", title, table[0], table[1:])
-    if style == "markdown":
-        return "\n".join([*shown.markdown(), "", *about])
-    return "\n".join([shown.text(width), *wrapped(about, width)])
+    pooled = last and any(column.get("last") for column in columns)
+    models = "models of the last rounds that were tested" if pooled else "last model"
+    about = f"{title}, in percent, of the {models}: mean ± population standard deviation over them and the runs."
+    rows = list(zip(*table.values(), strict=True))
+    return printed([Table("paper_table", title, list(table), rows)], [about, *notes], style, width)
 
 
-def _has(run: Mapping[str, Any], metric: str) -> bool:
-    return any(math.isfinite(value) for value in by_site_of(run, metric).values())
+def _of_all_sites(runs: Sequence[Mapping[str, Any]], metric: str) -> Iterator[float]:
+    return (value for run in runs for value in by_site_of(run, metric).values())
 
 
 def _values(runs: Sequence[Mapping[str, Any]], metric: str, of: str, last: bool) -> dict[str, list[float]]:

@@ -21,7 +21,7 @@ from fairflare.core.statistics.inequality import (
     share_interval,
 )
 from fairflare.core.statistics.intervals import LEVEL
-from fairflare.reporting.layout import MISSING
+from fairflare.reporting.layout import interval, number, p_value
 
 Said = Mapping[str, Any]  # what a site says, see federation/site/sampling.py
 SAID = ("images", "test_cases", "standard_error", "case_scores", "class_support")
@@ -73,10 +73,10 @@ def standing(
         return result
     name, tested, compared = found
     gaps = {}
-    for site, expected, p_value in zip(tested, compared.expected.tolist(), compared.p_sites.tolist(), strict=True):
-        by_site[site.name] |= {"expected": expected, "p_value": p_value}
+    for site, expected, p in zip(tested, compared.expected.tolist(), compared.p_sites.tolist(), strict=True):
+        by_site[site.name] |= {"expected": expected, "p_value": p}
         gaps[site.name] = (expected - site.value) * (1 if higher else -1)
-        if p_value <= 1 - LEVEL:
+        if p <= 1 - LEVEL:
             result["behind" if gaps[site.name] > 0 else "ahead"].append(site.name)
     last = max(gaps, key=gaps.__getitem__)
     return result | {
@@ -218,13 +218,13 @@ def shown_behind(results: Mapping[str, Any], metric: str) -> list[str]:
 def interval_cell(of_site: Mapping[str, Any] | None) -> str:
     """``[0.71, 0.86]``, or the sign for none."""
     low, high = (_or((of_site or {}).get(end), math.nan) for end in ("low", "high"))
-    return f"[{low:.3f}, {high:.3f}]" if math.isfinite(low) and math.isfinite(high) else MISSING
+    return interval(low, high)
 
 
 def _of_sites(found: Mapping[str, Any]) -> str:
     behind, ahead, sites = found["behind"], found["ahead"], found["sites"]
-    chance = f"of equal sites the last is {found['chance_gap']:.4f} behind by chance"
-    told = [f"{name} ({_away(found, name)}, p = {_p(sites[name]['p_value'])})" for name in (*behind, *ahead)]
+    chance = f"of equal sites the last is {number(found['chance_gap'])} behind by chance"
+    told = [f"{name} ({_away(found, name)}, p {p_value(sites[name]['p_value'])})" for name in (*behind, *ahead)]
     if found["gap"] <= 1e-12:
         return "No site can be told from the others: all are as expected of equal sites."
     if behind:
@@ -233,25 +233,28 @@ def _of_sites(found: Mapping[str, Any]) -> str:
         name = found["gap_site"]
         text = (
             f"No site can be told to be behind the others: the furthest is {name} ({_away(found, name)}, "
-            f"p = {_p(sites[name]['p_value'])}); {chance}."
+            f"p {p_value(sites[name]['p_value'])}); {chance}."
         )
     if ahead and not behind:  # a site that is behind makes the others seem ahead
         text += f" Ahead: {', '.join(told[len(behind) :])}."
     if not behind and not ahead and found["p_value"] <= 1 - found["level"]:
-        text += f" All together they are more unequal than chance makes equal ones (p = {_p(found['p_value'])})."
+        text += f" All together they are more unequal than chance makes equal ones (p {p_value(found['p_value'])})."
     return text
 
 
 def _away(found: Mapping[str, Any], name: str) -> str:
     site = found["sites"][name]
     what = "ahead of" if name in found["ahead"] else "behind"
-    return f"{abs(site['value'] - site['expected']):.4f} {what} the {site['expected']:.4f} expected of equal sites"
+    return (
+        f"{number(abs(site['value'] - site['expected']))} {what} the {number(site['expected'])} expected of equal sites"
+    )
 
 
 def _of_spread(found: Mapping[str, Any]) -> str:
+    std, chance = number(found["std"]), number(found["chance_std"])
     return (
-        f"Standard deviation between these sites {found['std']:.4f}; equal ones show {found['chance_std']:.4f} by "
-        f"sampling alone (more unequal than that: p = {_p(found['p_value'])}; {TESTS[found['test']]})."
+        f"Standard deviation between these sites {std}; equal ones show {chance} by sampling alone ("
+        f"more unequal than that: p {p_value(found['p_value'])}; {TESTS[found['test']]})."
     )
 
 
@@ -283,15 +286,11 @@ def _of_classes(found: Mapping[str, Any]) -> list[str]:
     if not common:
         return ["The sites' test images have no class in common: their averages over classes are of different things."]
     of = {name: site["common"] for name, site in found["sites"].items() if site["common"] is not None}
-    apart = len({f"{value:.4f}" for value in of.values()}) > 1  # as they are shown
+    apart = len({number(value) for value in of.values()}) > 1  # as they are shown
     worst = min(of, key=of.__getitem__) if apart else ""
-    told = ", ".join(f"{name} {value:.4f}" for name, value in of.items())
+    told = ", ".join(f"{name} {number(value)}" for name, value in of.items())
     return [
         f"The sites' test images have different classes, so their averages are of different things. Mean recall of "
         f"the {len(common)} class{'es' if len(common) > 1 else ''} that all have ({', '.join(common)}): {told}"
         + (f"; lowest at {worst}." if worst else ".")
     ]
-
-
-def _p(value: float) -> str:
-    return f"{value:.4f}" if value >= 0.001 else "0.001 or less"

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 
 from fairflare.base.disk.files import write_whole
 from fairflare.core.fairness import summarize
-from fairflare.reporting.layout import Cell, Table, spread, wrapped
-from fairflare.reporting.table import by_site_of, direction_of, label_of, metrics_of
+from fairflare.reporting.layout import Cell, Table, printed, spread
+from fairflare.reporting.values import by_site_of, direction_of, label_of, metrics_of
 
 UNSEEN_FILE = "unseen.json"
 
@@ -88,47 +88,31 @@ def unseen_table(
     higher = direction_of(found[0][0], chosen)
     sites = sorted({unseen.site for _, unseen in found})
     rows: list[list[Cell]] = []
-    notes = [_about(chosen, higher)]
+    notes = [
+        f"{chosen} ({'higher' if higher else 'lower'} is better) of the last models; a site's column is of models that "
+        "were trained without it, on its test split. Mean ± population standard deviation over the seeds."
+    ]
     for label in dict.fromkeys(label_of(run) for run, _ in found):
         own = [(run, unseen) for run, unseen in found if label_of(run) == label]
         by_seed: dict[int, dict[str, tuple[float, float, float]]] = {}
         for run, unseen in own:
             seen = summarize(by_site_of(run, chosen), higher_is_better=higher).mean
-            by_seed.setdefault(int(run["info"]["seed"]), {})[unseen.site] = (
-                seen, _value(unseen.metrics, chosen), _value(unseen.adapted, chosen)
-            )  # fmt: skip
-        whole = {seed: by for seed, by in by_seed.items() if len(by) == len(sites)}
-        if lacking := sorted(set(by_seed) - set(whole)):
+            figures = [math.nan if v is None else v for v in (unseen.metrics.get(chosen), unseen.adapted.get(chosen))]
+            by_seed.setdefault(int(run["info"]["seed"]), {})[unseen.site] = (seen, figures[0], figures[1])
+        whole = [[*by.values()] for by in by_seed.values() if len(by) == len(sites)]
+        if lacking := sorted(seed for seed, by in by_seed.items() if len(by) < len(sites)):
             notes.append(f"{label}: seeds {', '.join(map(str, lacking))} lack runs: in the sites' columns only.")
-        seen_means = [sum(seen for seen, *_ in by.values()) / len(sites) for by in whole.values()]
-        means = [sum(value for _, value, _ in by.values()) / len(sites) for by in whole.values()]
-        adapted = [sum(value for *_, value in by.values()) / len(sites) for by in whole.values()]
-        worst = [_worst([value for _, value, _ in by.values()], higher) for by in whole.values()]
-        gaps = [a - b for a, b in zip(seen_means, means, strict=True)]
+        means = [[sum(column) / len(sites) for column in zip(*of_seed, strict=True)] for of_seed in whole]
+        worst = [_worst([value for _, value, _ in of_seed], higher) for of_seed in whole]
         each = [[by[site][1] for by in by_seed.values() if site in by] for site in sites]
-        cells = (seen_means, means, worst, gaps, adapted, *each)
-        rows.append([label, len(by_seed), *(spread(values) for values in cells)])
+        seen_means, unseen_means, adapted = ([of_seed[k] for of_seed in means] for k in range(3))
+        gaps = [seen - value for seen, value, _ in means]
+        rows.append([label, len(by_seed), *map(spread, (seen_means, unseen_means, worst, gaps, adapted, *each))])
         notes += [f"{label}: no figure: {reason}." for reason in sorted({u.reason for _, u in own if u.reason})]
         if any(run["info"].get("measured") == "personal" and not u.reason for run, u in own):
             notes.append(f"{label}: seen sites are measured with a model of their own, the unseen one with the common.")
-    table = Table("unseen", "", ["method", "seeds", "seen", "unseen", "unseen worst", "gap", "adapted", *sites], rows)
-    if style == "csv":
-        return table.csv().rstrip("\n")
-    if style == "markdown":
-        return "\n".join([*table.markdown(), "", *notes])
-    return "\n".join([table.text(width), *wrapped(notes, width)])
-
-
-def _about(metric: str, higher: bool) -> str:
-    return (
-        f"{metric} ({'higher' if higher else 'lower'} is better) of the last models; a site's column is of models that "
-        "were trained without it, on its test split. Mean ± population standard deviation over the seeds."
-    )
-
-
-def _value(metrics: Mapping[str, float | None], metric: str) -> float:
-    value = metrics.get(metric)
-    return math.nan if value is None else value
+    columns = ["method", "seeds", "seen", "unseen", "unseen worst", "gap", "adapted", *sites]
+    return printed([Table("unseen", "", columns, rows)], notes, style, width)
 
 
 def _worst(values: Sequence[float], higher: bool) -> float:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fairflare.reporting.layout import MAX_COLUMNS, MAX_ROWS, Cell, Spread, Table, digits, printable, shown
+from fairflare.reporting.layout import MAX_COLUMNS, MAX_ROWS, Cell, Spread, Table, listed, printable, shown
 
 __all__ = [
-    "MAX_COLUMNS", "MAX_ROWS", "Cell", "Page", "Picture", "Section", "Spread", "Table", "digits", "listed", "printable",
+    "MAX_COLUMNS", "MAX_ROWS", "Cell", "Page", "Picture", "Section", "Spread", "Table", "listed", "printable",
     "shown",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-MAX_LISTED = 24  # of a message in words
 
 
 @dataclass(frozen=True)
@@ -65,10 +63,3 @@ class Page:
     summary: Sequence[str]
     sections: Sequence[Section]
     problems: Sequence[str] = ()
-
-
-def listed(parts: Iterable[str], between: str = ", ", most: int = MAX_LISTED) -> str:
-    """At most so many, and how many more there are."""
-    found = list(parts)
-    more = f"{between}and {len(found) - most} more" if len(found) > most else ""
-    return between.join(found[:most]) + more

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fairflare.core.fairness import summarize
-from fairflare.reporting.attendance import attendance
+from fairflare.core.fairness import FairnessSummary, summarize
 from fairflare.reporting.layout import number, spread
-from fairflare.reporting.page.content import Cell, Picture, Section, Spread, Table, digits, listed
+from fairflare.reporting.notes import attendance
+from fairflare.reporting.page.content import Cell, Picture, Section, Spread, Table, listed
 from fairflare.reporting.page.lines import Series, lines_picture, site_lines, values_of
 from fairflare.reporting.page.material import Material, PageRow, PageRun
-from fairflare.reporting.page.style import GRID, INK, figure, label, legend, look, ticks
+from fairflare.reporting.page.style import GRID, INK, figure, label, legend, look, rows_of_legend, ticks
 from fairflare.reporting.pictures import in_order
 
 if TYPE_CHECKING:
@@ -47,32 +46,41 @@ def rounds(material: Material, split: str = "validation") -> Section | None:
         f"{name} on the {split} splits, of {which}.",
         ["method", "round", *(called for called, _ in MEASURES), "runs"],
         [
-            [row.label, n, *(found[n][a] for _, a in MEASURES), found[n]["runs"].mean]
+            [row.label, n, *(_over(of, a) for _, a in MEASURES), len(of)]
             for row, found in by_row
-            for n in sorted(found)
+            for n, of in found.items()
         ],
         folded=True,
     )
     ranks = {row.label: index for index, row in enumerate(material.rows)}
     panels = {
-        called: [Series(row.label, ranks[row.label], {n: found[n][a] for n in sorted(found)}) for row, found in by_row]
+        called: [
+            Series(row.label, ranks[row.label], {n: _over(of, a) for n, of in found.items()}, _ends(row, split))
+            for row, found in by_row
+        ]
         for called, a in MEASURES
     }
-    told = []
-    for row, found in by_row:
-        last = max(found)
-        told.append(
-            f"{row.label}: average {_from_to(found, 'mean')}, worst site {_from_to(found, 'worst')}, up to round {last}"
-        )
+    told = [
+        f"{row.label}: average {_from_to(found, 'mean')}, worst site {_from_to(found, 'worst')}, up to round "
+        f"{max(found)}"
+        for row, found in by_row
+    ]
+    final = any(_ends(row, split) for row in material.rows)
+    ends = (
+        " In the ring at the end of a line is the final model, which is tested above, here on the validation splits."
+        if final
+        else ""
+    )
     parts: list[Picture | Table] = [
         lines_picture(
             material,
             key,
             f"{name} on the {split} splits",
             panels,
-            f"Of {which}{material.over_seeds}. A flat end says that training has "
+            f"Of {which}{material.over_seeds}.{ends} A flat end says that training has "
             "levelled off; figures of a run that still rises depend on when it was stopped.",
             f"{name} over the rounds. {listed(told, '; ')}.",
+            unit=name,
         ),
         table,
     ]
@@ -81,37 +89,45 @@ def rounds(material: Material, split: str = "validation") -> Section | None:
     return Section(key, title, parts=parts)
 
 
-def course(row: PageRow, material: Material, split: str = "validation") -> dict[int, dict[str, Spread]]:
-    """By round the summaries of the sites, as means over the row's runs."""
-    found: dict[int, dict[str, list[float]]] = {}
+def course(row: PageRow, material: Material, split: str = "validation") -> dict[int, list[FairnessSummary]]:
+    """By round the summaries of the sites, for each of the row's runs that has any."""
+    found: dict[int, list[FairnessSummary]] = {}
     for run in row.runs:
         measured = {record["current_round"]: record[split] for record in run.rounds}
-        if split == "test" and measured:
-            measured[max(measured)] = run.document["test"] or {}
+        if measured:  # the model of the last round, which no round received
+            measured[max(measured) + (split == "validation")] = run.document[split] or {}
         for current_round, by_site in measured.items():
-            values = {site: of.get(material.metric) for site, of in by_site.items()}
-            finite = {site: value for site, value in values.items() if value is not None}
-            if finite:
-                summary = summarize(finite, higher_is_better=material.higher)
-                at = found.setdefault(current_round, {a: [] for _, a in MEASURES})
-                for _, attribute in MEASURES:
-                    at[attribute].append(getattr(summary, attribute))
-    return {
-        n: {**{a: spread(values) for a, values in at.items()}, "runs": Spread(len(at["mean"]))}
-        for n, at in found.items()
-    }
+            values = {site: v for site, of in by_site.items() if (v := of.get(material.metric)) is not None}
+            if values:
+                summary = summarize(values, higher_is_better=material.higher)
+                found.setdefault(current_round, []).append(summary)
+    return dict(sorted(found.items()))
 
 
-def _from_to(found: dict[int, dict[str, Spread]], attribute: str) -> str:
-    return f"{number(found[min(found)][attribute].mean)} to {number(found[max(found)][attribute].mean)}"
+def _ends(row: PageRow, split: str) -> bool:
+    """Whether the last point is the final model's, which older results do not have on the validation splits."""
+    return split == "validation" and any(run.document["validation"] for run in row.runs)
+
+
+def _over(found: Sequence[FairnessSummary], attribute: str) -> Spread:
+    return spread([getattr(summary, attribute) for summary in found])
+
+
+def _from_to(found: dict[int, list[FairnessSummary]], attribute: str) -> str:
+    first, *_, last = [*found.values(), *found.values()]
+    return f"{number(_over(first, attribute).mean)} to {number(_over(last, attribute).mean)}"
 
 
 def _by_site(material: Material) -> list[Picture | Table]:
+    (row,) = material.rows
     found = values_of(
-        material.rows[0].runs,
-        lambda record: {site: of.get(material.metric) for site, of in record["validation"].items()},
+        row.runs, lambda record: {site: of.get(material.metric) for site, of in record["validation"].items()}
     )
-    panels, _ = site_lines(material, {"": found})
+    at = max(n for n, _ in found) + 1
+    for site, of in (row.runs[0].document["validation"] or {}).items():
+        if (value := of.get(material.metric)) is not None:
+            found[at, site] = [value]
+    panels, _ = site_lines(material, {"": found}, _ends(row, "validation"))
     (series,) = panels.values()
     return [
         lines_picture(
@@ -120,7 +136,8 @@ def _by_site(material: Material) -> list[Picture | Table]:
             f"{material.metric} on the validation split of every site",
             panels,
             "A line for each site.",
-            f"In the end: {listed((f'{s.name} {digits(s.last)}' for s in series), '; ')}.",
+            f"In the end: {listed((f'{s.name} {number(s.last)}' for s in series), '; ')}.",
+            unit=material.metric,
             worst_first=material.higher,
         ),
         Table(
@@ -300,10 +317,9 @@ def phases(row: PageRow) -> dict[str, dict[str, float]]:
 def _stacked(
     material: Material, rows: Sequence[tuple[PageRow, dict[str, dict[str, float]]]], names: Sequence[str]
 ) -> Figure:
-    made = figure(
-        1.5 + 0.28 * len(rows) + 0.16 * math.ceil(len(names) / 3), "Seconds and bytes by phase", material.synthetic
-    )
-    panels = made.subplots(1, 2, sharey=True)
+    height = 1.9 + 0.5 * len(rows) + rows_of_legend(len(names))
+    made = figure(height, "Seconds and bytes by phase", material.synthetic)
+    panels = made.subplots(2, 1)
     for axes, keys, unit in ((panels[0], ("seconds",), "seconds of a run"), (panels[1], ("out", "in"), "MB of a run")):
         lefts = [0.0] * len(rows)
         for index, name in enumerate(names):
@@ -314,7 +330,7 @@ def _stacked(
             lefts = [a + b for a, b in zip(lefts, widths, strict=True)]
         axes.set_xlabel(unit)
         axes.grid(axis="x", color=GRID)
-    panels[0].set_yticks(range(len(rows)), [label(row.label) for row, _ in rows])
-    panels[0].set_ylim(len(rows) - 0.5, -0.5)
+        axes.set_yticks(range(len(rows)), [label(row.label) for row, _ in rows])
+        axes.set_ylim(len(rows) - 0.5, -0.5)
     legend(made, panels[0], max(len(names), 2))
     return made

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fairflare.reporting.layout import Cell, Spread, spread
 from fairflare.reporting.page.content import Picture
 from fairflare.reporting.page.material import Material, PageRun
-from fairflare.reporting.page.style import MUTED, figure, label, legend, log_scale, look, whole_numbers
+from fairflare.reporting.page.style import MUTED, figure, label, legend, log_scale, look, rows_of_legend, whole_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,11 +30,13 @@ class Series:
         name: in the legend.
         rank: decides its looks.
         points: by round; NaN: a gap.
+        final: the last of them is no round but the final model, and marked as such.
     """
 
     name: str
     rank: int
     points: Mapping[int, Spread]
+    final: bool = False
 
     @property
     def last(self) -> float:
@@ -57,7 +59,7 @@ def values_of(
 
 
 def site_lines(
-    material: Material, values: Mapping[str, Mapping[tuple[int, str], Sequence[float]]]
+    material: Material, values: Mapping[str, Mapping[tuple[int, str], Sequence[float]]], final: bool = False
 ) -> tuple[dict[str, list[Series]], list[list[Cell]]]:
     """A line for each site by row, and rows of a table: row, round, site, mean over seeds.
 
@@ -72,7 +74,9 @@ def site_lines(
         have = {site for _, site in found}
         sites = [site for site in material.sites if site in have]
         at = {key: spread(of) for key, of in found.items()}
-        lines = [Series(s, k, {n: at.get((n, s), Spread(math.nan)) for n in numbers}) for k, s in enumerate(sites)]
+        lines = [
+            Series(s, k, {n: at.get((n, s), Spread(math.nan)) for n in numbers}, final) for k, s in enumerate(sites)
+        ]
         panels |= {row: lines} if lines else {}
         cells += [[row, n, site, at[n, site]] for n in numbers for site in sites if (n, site) in at]
     return panels, cells
@@ -86,6 +90,7 @@ def lines_picture(
     caption: str,
     alt: str,
     *,
+    unit: str,
     worst_first: bool = True,
     log: bool = False,
     line_at: float | None = None,
@@ -98,6 +103,7 @@ def lines_picture(
         title: over the figure.
         panels: series by the panel's title.
         caption, alt: of the picture.
+        unit: what stands at the vertical axis.
         worst_first: of many lines the lowest in the end are named; False: the highest.
         log: logarithmic.
         line_at: a value to be compared with.
@@ -113,14 +119,15 @@ def lines_picture(
         panels = dict(list(panels.items())[:MAX_PANELS])
 
     def draw() -> Figure:
-        columns = min(len(panels), 3)
+        columns = 1 if len(panels) <= 3 else 2
         lines = math.ceil(len(panels) / columns)
         shown = most if most <= MAX_NAMED else NAMED_OF_MANY
-        made = figure(0.75 + 2.3 * lines + (0.17 * math.ceil(shown / 3) if shown > 1 else 0), title, material.synthetic)
+        made = figure(0.75 + 1.9 * lines + rows_of_legend(shown), title, material.synthetic)
         grid = made.subplots(lines, columns, squeeze=False)
         flat = list(grid.flat)
         for axes, (heading, series) in zip(flat, panels.items(), strict=False):
             _panel(axes, heading, series, worst_first, log, line_at)
+            axes.set_ylabel(label(unit))
         for axes in flat[len(panels) :]:
             axes.set_axis_off()
         legend(made, flat[0], shown)
@@ -147,6 +154,8 @@ def _panel(
             at, values, color=style.colour, linestyle=style.dashes, marker=style.marker, label=label(s.name),
             markevery=max(1, len(at) // 8),
         )  # fmt: skip
+        if s.final:
+            axes.plot(at[-1:], values[-1:], color=style.colour, marker="o", markersize=9, markerfacecolor="none")
         if len(series) <= MAX_BANDS and any(math.isfinite(s.points[n].sd) for n in at):
             deviations = [s.points[n].sd if math.isfinite(s.points[n].sd) else 0.0 for n in at]
             low = [v - d for v, d in zip(values, deviations, strict=True)]
@@ -157,6 +166,6 @@ def _panel(
     if log and any(p.mean > 0 for s in series for p in s.points.values()):
         log_scale(axes)
     axes.set_title(label(heading, 40))
-    axes.set_xlabel("round")
+    axes.set_xlabel("round; in the ring the final model" if any(s.final for s in series) else "round")
     axes.grid(axis="y")
     whole_numbers(axes)

@@ -8,26 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from fairflare.core.fairness import FairnessSummary
-from fairflare.reporting.compare.comparison import comparison_of, complete_runs
+from fairflare.reporting.compare.comparison import Row, comparison_of, complete_runs
 from fairflare.reporting.compare.differences import Difference
 from fairflare.reporting.compare.standing import who_is_behind
 from fairflare.reporting.compare.unseen import has_unseen
-from fairflare.reporting.documents import ROUND, cut, read_head, read_rounds
+from fairflare.reporting.documents import ROUND
+from fairflare.reporting.notes import run_notes
 from fairflare.reporting.page.layers import LayerSums
 from fairflare.reporting.pictures import in_order
+from fairflare.reporting.reading import cut, read_head, read_rounds
 from fairflare.reporting.results import RESULTS_FILE, read_results, results_in
-from fairflare.reporting.table import (
-    by_site_of,
-    direction_of,
-    known_metric,
-    label_of,
-    metrics_of,
-    run_notes,
-    summary_of,
-)
+from fairflare.reporting.values import by_site_of, direction_of, known_metric, label_of, metrics_of, summary_of
 
 #: What a run's folder may hold above its results: a simulator's workspace, or a FLARE download.
 BELOW_A_RUN = {"simulator", "server", "simulate_job", "workspace", "fairflare", RESULTS_FILE}
@@ -67,22 +60,7 @@ class PageRun:
         return label_of(self.document) + ("" if self.seed is None else f", seed {self.seed}")
 
 
-@dataclass(frozen=True)
-class PageRow:
-    """Runs that differ in nothing but the seed.
-
-    Attributes:
-        label: different from all others'.
-        values: of the metric on the test splits, by site, for each run; NaN where a site has none.
-        summaries: of these; empty where there is no test.
-        settings: what tells it from others of the same label.
-    """
-
-    label: str
-    runs: list[PageRun]
-    values: list[dict[str, float]] = field(default_factory=list)
-    summaries: list[FairnessSummary] = field(default_factory=list)
-    settings: str = ""
+PageRow: TypeAlias = Row[PageRun]  # its summaries are empty where there is no test
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from fairflare.core.statistics.intervals import LEVEL
 from fairflare.reporting.compare.difference_table import figures_of, interval_of, notes_of_differences
 from fairflare.reporting.compare.differences import BETTER, MEASURES, WORSE, Difference
 from fairflare.reporting.documents import SUPPRESSED
-from fairflare.reporting.global_test import global_metrics, global_values
-from fairflare.reporting.layout import number, spread
+from fairflare.reporting.layout import Shown, counted, interval, number, spread
 from fairflare.reporting.page.content import Cell, Picture, Section, Spread, Table, listed
 from fairflare.reporting.page.material import Material, PageRow
-from fairflare.reporting.page.style import INK, figure, label, legend, look
+from fairflare.reporting.page.style import INK, figure, label, legend, look, rows_of_legend
 from fairflare.reporting.table import class_table
+from fairflare.reporting.values import global_metrics, global_values
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,16 +32,14 @@ SUMMARIES = (
 )  # fmt: skip
 
 
-def of_summaries(row: PageRow, attribute: str) -> Spread:
-    """One figure of a row over its runs."""
-    return spread([getattr(summary, attribute) for summary in row.summaries])
-
-
 def results(material: Material) -> Section | None:
-    """Tables and bars of the final test."""
+    """Tables and bars of the final test; without one, what there is to say of it."""
+    title = "What every site gets"
     if not material.tested:
-        return None
-    rows, sites = material.rows, tested_sites(material)
+        return Section("results", title, notes=material.notes) if material.notes else None
+    rows = material.rows
+    entered = {site for row in rows for values in row.values for site in values}  # with a value or none
+    sites = [site for site in material.sites if site in entered]
     several = any(len(row.runs) > 1 for row in rows)
     over = "; ± is the population standard deviation over seeds" if several else ""
     known = any(math.isfinite(of_row(row, CHANCE, material.metric).mean) for row in rows)
@@ -58,13 +56,21 @@ def results(material: Material) -> Section | None:
             for row in rows
         ],
     )  # fmt: skip
-    own = intervals(material)
+    own, counts = intervals(material), test_images(material)
     more = "; 95 % interval by its own test cases; what is expected of equal sites; p: how often one is so far off"
     by_site = Table(
         "sites",
         f"{material.metric} on the test split of every site{over or (more if own else '')}.",
-        ["site", *(row.label for row in rows), *(OF_SITE.values() if own else ())],
-        [_with_interval([site, *(_cell(row, site) for row in rows)], own) for site in sites],
+        [
+            "site",
+            *(["test images"] if counts else []),
+            *(row.label for row in rows),
+            *(OF_SITE.values() if own else ()),
+        ],
+        [
+            _with_interval([site, *([counts.get(site)] if counts else []), *(row.cell(site) for row in rows)], own)
+            for site in sites
+        ],
     )
     parts: list[Picture | Table] = [
         totals,
@@ -74,7 +80,7 @@ def results(material: Material) -> Section | None:
     ]
     if own and (found := class_table(material.runs[0].document)):
         parts.append(found)
-    return Section("results", "What every site gets", notes=material.notes, parts=parts)
+    return Section("results", title, notes=material.notes, parts=parts)
 
 
 def _global(rows: Sequence[PageRow], metric: str, over: str) -> list[Picture | Table]:
@@ -99,7 +105,7 @@ def _with_interval(cells: list[Cell], own: Mapping[str, Mapping[str, Any]]) -> l
 def of_row(row: PageRow, attribute: str, metric: str) -> Spread:
     """A figure of :data:`SUMMARIES` over a row's runs; NaN where they do not say what equal sites would show."""
     if attribute != CHANCE:
-        return of_summaries(row, attribute)
+        return row.over(attribute)
     found = [run.document["inequality"] or {} for run in row.runs]
     return spread([one[CHANCE] for one in found if one.get("metric") == metric and one["test"]])
 
@@ -110,21 +116,16 @@ def intervals(material: Material) -> dict[str, dict[str, Any]]:
     return found["sites"] if found and found["metric"] == material.metric else {}
 
 
-def tested_sites(material: Material) -> list[str]:
-    """Sites that any row has an entry for, a value or none."""
-    found = {site for row in material.rows for values in row.values for site in values}
-    return [site for site in material.sites if site in found]
-
-
-def at(row: PageRow, site: str) -> Spread:
-    """What a site gets."""
-    return spread([values.get(site, math.nan) for values in row.values])
-
-
-def _cell(row: PageRow, site: str) -> Cell:
-    found = at(row, site)
-    kept = math.isnan(found.mean) and any(site in summary.suppressed for summary in row.summaries)
-    return SUPPRESSED if kept else found
+def test_images(material: Material) -> dict[str, int]:
+    """Of each site's test split, where the runs' sites say it; what differs between runs is left out."""
+    found: dict[str, set[int]] = {}
+    for run in material.runs:
+        for site, told in run.info["said"].items():
+            images = told.get("images")
+            count = images.get("test") if isinstance(images, dict) else None
+            if isinstance(count, int):
+                found.setdefault(site, set()).add(count)
+    return {site: counts.pop() for site, counts in found.items() if len(counts) == 1}
 
 
 def _sites_picture(material: Material, sites: Sequence[str]) -> Picture:
@@ -148,7 +149,7 @@ def _sites_picture(material: Material, sites: Sequence[str]) -> Picture:
 
 
 def _extremes(row: PageRow) -> str:
-    of = {site: at(row, site).mean for values in row.values for site in values}
+    of = {site: row.at(site).mean for values in row.values for site in values}
     finite = {site: value for site, value in of.items() if math.isfinite(value)}
     if not finite:
         return "no value"
@@ -159,12 +160,12 @@ def _extremes(row: PageRow) -> str:
 def _bars(material: Material, sites: Sequence[str]) -> Figure:
     rows = material.rows
     single = len(rows) == 1
-    height = 1.2 + max(0.5, len(sites) * len(rows) * 0.13 + len(sites) * 0.12) + 0.16 * math.ceil(len(rows) / 3)
+    height = 1.2 + max(0.5, len(sites) * len(rows) * 0.13 + len(sites) * 0.12) + rows_of_legend(len(rows))
     made = figure(height, f"{material.metric} on the test splits", material.synthetic)
     axes = made.subplots()
     thick = 0.84 / len(rows)
     for index, row in enumerate(rows):
-        found = [at(row, site) for site in sites]
+        found = [row.at(site) for site in sites]
         style = look(index)
         axes.barh(
             [k - 0.42 + thick * (index + 0.5) for k in range(len(sites))],
@@ -173,11 +174,13 @@ def _bars(material: Material, sites: Sequence[str]) -> Figure:
             xerr=_errors(material, sites, row),
         )  # fmt: skip
     if single:
-        mean = of_summaries(rows[0], "mean").mean
+        mean = rows[0].over("mean").mean
         axes.axvline(mean, color=INK, linestyle="--", linewidth=1)
         axes.annotate(f"average {number(mean)}", (mean, 1), (3, -1), xycoords=("data", "axes fraction"),
                       textcoords="offset points", va="bottom", fontsize=8)  # fmt: skip
-    axes.set_yticks(range(len(sites)), [label(site) for site in sites])
+    counts = test_images(material)
+    names = [label(site) + (f"\n{counted(counts[site], 'image')}" if site in counts else "") for site in sites]
+    axes.set_yticks(range(len(sites)), names)
     axes.invert_yaxis()
     axes.set_xlabel(material.metric)
     axes.grid(axis="x")
@@ -187,7 +190,7 @@ def _bars(material: Material, sites: Sequence[str]) -> Figure:
 
 def _errors(material: Material, sites: Sequence[str], row: PageRow) -> Any:
     """Lengths of the thin lines to both sides: over seeds, or of one run each site's interval."""
-    found = [at(row, site) for site in sites]
+    found = [row.at(site) for site in sites]
     if len(row.runs) > 1:
         return [[s.sd if math.isfinite(s.sd) else 0 for s in found]] * 2
     own = intervals(material)
@@ -209,7 +212,7 @@ def _dots(material: Material, sites: Sequence[str]) -> Figure:
     )
     axes = made.subplots()
     for index, row in enumerate(rows):
-        means = [at(row, site).mean for site in sites]
+        means = [row.at(site).mean for site in sites]
         finite = [value for value in means if math.isfinite(value)]
         places = [index + 0.24 * math.sin(2.399 * k) for k in range(len(finite))]  # so that dots lie side by side
         axes.scatter(finite, places, s=14, color=look(index).colour, alpha=0.75, linewidths=0)
@@ -235,20 +238,35 @@ def differences(material: Material) -> Section | None:
     columns = [
         "method", "measure", "seeds", "difference", "low", "high", "p", "p_holm", "smallest", "sd", "verdict",
     ]  # fmt: skip
+    place = columns.index("difference")
+    heads = [*columns[: place + 1], *columns[place + 3 :]]
+    in_files = [[name] for name in heads]
+    in_files[place] = ["difference", "low", "high"]
+
+    def rows(found: Sequence[Difference]) -> list[list[Cell]]:
+        """Mean and interval as one cell, whose decimals they decide together."""
+        cells = figures_of(found, columns, reference)
+        shown = [
+            Shown(interval(d.low, d.high, d.mean), of[place : place + 3]) for d, of in zip(found, cells, strict=True)
+        ]
+        return [[*of[:place], one, *of[place + 3 :]] for one, of in zip(shown, cells, strict=True)]
+
     table = Table(
         "differences",
         f"Row minus {reference}, paired by seed and site: mean, {LEVEL:.0%} interval{interval_of(found)}, the p-value "
         "that belongs to it, the same after Holm's correction for all rows and measures, the smallest difference that "
         "would have been seen, standard deviation of the differences over the seeds.",
-        columns,
-        figures_of(of, columns, reference),
+        heads,
+        rows(of),
+        csv_columns=in_files,
     )
     by_site = Table(
         "differences_sites",
         f"The same for every site (row minus {reference}); corrected for all rows and sites.",
-        columns,
-        figures_of([d for d in found if d.measure not in MEASURES], columns, reference),
+        heads,
+        rows([d for d in found if d.measure not in MEASURES]),
         folded=True,
+        csv_columns=in_files,
     )
     told = listed((_in_short([d for d in of if d.label == name]) for name in dict.fromkeys(d.label for d in of)), "; ")
     picture = Picture(
@@ -272,16 +290,17 @@ def differences(material: Material) -> Section | None:
 def _in_short(found: Sequence[Difference]) -> str:
     """One row's differences; a verdict that is the same for all is said once."""
     verdicts = {d.verdict for d in found}
-    parts = [f"{d.measure} {d.mean:+.4f}" + (f" ({d.verdict})" if len(verdicts) > 1 else "") for d in found]
+    parts = [
+        f"{d.measure} {number(d.mean, sign='+')}" + (f" ({d.verdict})" if len(verdicts) > 1 else "") for d in found
+    ]
     return f"{found[0].label}: {', '.join(parts)}" + (f", all {verdicts.pop()}" if len(verdicts) == 1 else "")
 
 
 def _forest(material: Material, found: Sequence[Difference]) -> Figure:
     labels = list(dict.fromkeys(d.label for d in found))
-    made = figure(
-        1.2 + 0.3 * len(labels), f"{material.metric}: differences to {material.reference}", material.synthetic
-    )
-    panels = made.subplots(1, len(MEASURES), sharey=True)
+    height = 0.8 + (0.7 + 0.28 * len(labels)) * len(MEASURES)
+    made = figure(height, f"{material.metric}: differences to {material.reference}", material.synthetic)
+    panels = made.subplots(len(MEASURES), 1)
     ranks = {row.label: index for index, row in enumerate(material.rows)}
     for axes, measure in zip(panels, MEASURES, strict=True):
         axes.axvline(0, color=INK, linewidth=0.9)
@@ -291,10 +310,9 @@ def _forest(material: Material, found: Sequence[Difference]) -> Figure:
                     _mark(axes, d, place, ranks.get(name, 0))
         axes.set_title({"average": "average", "std": "spread (std)", "worst": "worst site"}[measure])
         axes.grid(axis="x")
-        axes.tick_params(axis="x", rotation=30)
         axes.locator_params(axis="x", nbins=5)
-    panels[0].set_yticks(range(len(labels)), [label(name) for name in labels])
-    panels[0].set_ylim(len(labels) - 0.5, -0.5)
+        axes.set_yticks(range(len(labels)), [label(name) for name in labels])
+        axes.set_ylim(len(labels) - 0.5, -0.7)
     return made
 
 

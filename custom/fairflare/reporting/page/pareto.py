@@ -9,33 +9,15 @@ from typing import TYPE_CHECKING
 from fairflare.reporting.layout import number
 from fairflare.reporting.page.content import Cell, Picture, Section, Table, listed
 from fairflare.reporting.page.material import Material, PageRow
-from fairflare.reporting.page.outcome import of_summaries
-from fairflare.reporting.page.style import GRID, INK, MUTED, figure, label, look
+from fairflare.reporting.page.style import GRID, INK, figure, label, legend, look, rows_of_legend
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.text import Annotation
-    from matplotlib.transforms import BboxBase
-
-MARK = 5.0  # half of a mark's size, in points
-MOST = 3  # names of rows at one point
-NEAR = 12  # points; a name that is farther off has a line to its mark
-# Where a name may stand: points off its mark, and which side of it is there. The first that is free is taken.
-BESIDE = [
-    (offset, horizontal, vertical)
-    for distance in (8, NEAR, 22)
-    for offset, horizontal, vertical in (
-        ((distance, distance / 2), "left", "bottom"), ((distance, -distance / 2), "left", "top"),
-        ((-distance, distance / 2), "right", "bottom"), ((-distance, -distance / 2), "right", "top"),
-        ((0, distance), "center", "bottom"), ((0, -distance), "center", "top"),
-    )
-]  # fmt: skip
 
 
 def pareto(material: Material) -> Section | None:
     """Average against the worst site, and against the worst decile where that is more than one site."""
-    rows = [row for row in material.rows if math.isfinite(of_summaries(row, "worst").mean)]
+    rows = [row for row in material.rows if math.isfinite(row.over("worst").mean)]
     if len(rows) < 2:
         return None
     deciles = any(summary.num_sites >= 20 for row in rows for summary in row.summaries)
@@ -48,7 +30,7 @@ def pareto(material: Material) -> Section | None:
         "pareto",
         "Average and those served worst, and who is beaten by no other row in both (by the means over seeds).",
         ["method", "average", *(name for _, called in axes_of for name in (called, f"not beaten ({called})"))],
-        [[row.label, of_summaries(row, "mean"), *_beaten(row, fronts, apart)] for row in rows],
+        [[row.label, row.over("mean"), *_beaten(row, fronts, apart)] for row in rows],
     )
     notes = [] if deciles else ["With fewer than 20 sites the worst tenth of them is the worst site."]
     notes += [f"{name}: {why}; it beats nobody and is not ranked." for name, why in apart.items()]
@@ -57,7 +39,7 @@ def pareto(material: Material) -> Section | None:
 
 def _picture(material: Material, rows: Sequence[PageRow], attribute: str, called: str, front: Sequence[str]) -> Picture:
     told = (
-        f"{row.label} {number(of_summaries(row, 'mean').mean)} and {number(of_summaries(row, attribute).mean)}"
+        f"{row.label} {number(row.over('mean').mean)} and {number(row.over(attribute).mean)}"
         f"{', not beaten' if row.label in front else ''}"
         for row in rows
     )
@@ -76,7 +58,7 @@ def _picture(material: Material, rows: Sequence[PageRow], attribute: str, called
 def _beaten(row: PageRow, fronts: Mapping[str, Sequence[str]], apart: Mapping[str, str]) -> list[Cell]:
     cells: list[Cell] = []
     for attribute, front in fronts.items():
-        cells += [of_summaries(row, attribute), apart.get(row.label) or ("yes" if row.label in front else "no")]
+        cells += [row.over(attribute), apart.get(row.label) or ("yes" if row.label in front else "no")]
     return cells
 
 
@@ -95,9 +77,7 @@ def set_apart(rows: Sequence[PageRow]) -> dict[str, str]:
 def not_dominated(rows: Sequence[PageRow], attribute: str, higher: bool) -> list[str]:
     """Labels of the rows that no other is at least as good as in both and better in one."""
     sign = 1 if higher else -1
-    points = {
-        row.label: (sign * of_summaries(row, "mean").mean, sign * of_summaries(row, attribute).mean) for row in rows
-    }
+    points = {row.label: (sign * row.over("mean").mean, sign * row.over(attribute).mean) for row in rows}
     return [
         name
         for name, own in points.items()
@@ -106,12 +86,11 @@ def not_dominated(rows: Sequence[PageRow], attribute: str, higher: bool) -> list
 
 
 def _scatter(material: Material, rows: Sequence[PageRow], attribute: str, called: str, front: Sequence[str]) -> Figure:
-    made = figure(3.9, f"{material.metric}: average against {called}", material.synthetic)
+    made = figure(3.3 + rows_of_legend(len(rows)), f"{material.metric}: average against {called}", material.synthetic)
     axes = made.subplots()
     ranks = {row.label: index for index, row in enumerate(material.rows)}
-    points: dict[tuple[float, float], list[str]] = {}
     for row in rows:
-        style, mean, low = look(ranks[row.label]), of_summaries(row, "mean"), of_summaries(row, attribute)
+        style, mean, low = look(ranks[row.label]), row.over("mean"), row.over(attribute)
         axes.errorbar(
             [mean.mean], [low.mean], xerr=[mean.sd] if math.isfinite(mean.sd) else None,
             yerr=[low.sd] if math.isfinite(low.sd) else None, color=style.colour, marker=style.marker, markersize=7,
@@ -119,49 +98,10 @@ def _scatter(material: Material, rows: Sequence[PageRow], attribute: str, called
         )  # fmt: skip
         if row.label in front:
             axes.plot([mean.mean], [low.mean], "o", markersize=14, markerfacecolor="none", markeredgecolor=INK)
-        points.setdefault((mean.mean, low.mean), []).append(label(row.label, 18))
     better = "higher is better" if material.higher else "lower is better"
     axes.set_xlabel(f"average over the sites ({better})")
     axes.set_ylabel(f"{called} ({better})")
     axes.grid(True, color=GRID)
     axes.margins(0.15)
-    axes.tick_params(color=MUTED)
-    _name(made, axes, points)
+    legend(made, axes, len(rows))
     return made
-
-
-def _name(made: Figure, axes: Axes, points: Mapping[tuple[float, float], Sequence[str]]) -> None:
-    """A name beside every point, where it covers least of other names and marks; rows at one point share theirs."""
-    from matplotlib.transforms import Bbox
-
-    made.draw_without_rendering()  # the layout is settled then
-    half = MARK * made.dpi / 72
-    marks = [Bbox.from_extents(x - half, y - half, x + half, y + half) for x, y in axes.transData.transform([*points])]
-    taken = list(marks)
-    for point, names in points.items():
-        more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
-        text = axes.annotate(
-            ", ".join(names[:MOST]) + more, point, BESIDE[0][0], textcoords="offset points", fontsize=8
-        )
-        text.set_in_layout(False)  # else a long name would squeeze the axes
-        costs = []
-        for place in BESIDE:
-            _put(text, *place)
-            box = text.get_window_extent()
-            inside = Bbox.intersection(box, axes.bbox)
-            out = _area(box) - (_area(inside) if inside else 0.0)
-            costs.append(out + sum(_area(both) for other in taken if (both := Bbox.intersection(box, other))))
-        _put(text, *BESIDE[costs.index(min(costs))])
-        taken.append(text.get_window_extent())
-        if max(map(abs, text.xyann)) > NEAR:
-            line = {"arrowstyle": "-", "color": MUTED, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
-            axes.annotate("", point, text.xyann, textcoords="offset points", arrowprops=line)
-
-
-def _put(text: Annotation, offset: tuple[float, float], horizontal: str, vertical: str) -> None:
-    text.xyann = offset
-    text.set(horizontalalignment=horizontal, verticalalignment=vertical)
-
-
-def _area(box: BboxBase) -> float:
-    return float(box.width * box.height)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fairflare.reporting.layout import spread
-from fairflare.reporting.page.content import Cell, Picture, Section, Table, digits, listed
+from fairflare.reporting.layout import number, spread
+from fairflare.reporting.page.content import Cell, Picture, Section, Table, listed
 from fairflare.reporting.page.lines import lines_picture, site_lines, values_of
 from fairflare.reporting.page.material import Material, PageRow, PageRun
 from fairflare.reporting.page.style import label
@@ -94,7 +94,7 @@ def _constant(material: Material, fields: Sequence[str]) -> Table:
 
 def _parts(material: Material, field: str, title: str) -> list[Picture | Table]:
     panels, cells = site_lines(material, {row.label: _values(row.runs, field) for row in material.rows})
-    told = [f"{name}: " + listed(f"{s.name} {digits(s.last)}" for s in series) for name, series in panels.items()]
+    told = [f"{name}: " + listed(f"{s.name} {number(s.last)}" for s in series) for name, series in panels.items()]
     slug = "".join(c if c.isascii() and c.isalnum() else "_" for c in field)[:40]
     picture = lines_picture(
         material,
@@ -103,6 +103,7 @@ def _parts(material: Material, field: str, title: str) -> list[Picture | Table]:
         panels,
         f"{title}: a line for each site{material.over_seeds}.",
         f"{title} in the end: {listed(told, '; ')}.",
+        unit=title,
     )
     table = Table(
         f"report_{slug}", f"{title} by round and site.", ["method", "round", "site", title], cells, folded=True
@@ -123,10 +124,10 @@ def som(material: Material) -> Section | None:
         )
         if found is None:
             continue
-        number, drawn = found
-        cells += [[run.name, number, site, *place] for site, place in drawn["bmu"].items()]
+        at_round, drawn = found
+        cells += [[run.name, at_round, site, *place] for site, place in drawn["bmu"].items()]
         if len(parts) < MAX_MAPS:
-            parts.append(_map(run.name, number, drawn, run.info["synthetic"], len(parts) + 1))
+            parts.append(_map(run.name, at_round, drawn, run.info["synthetic"], len(parts) + 1))
     if not parts:
         return None
     table = Table("map", "Where each site lies on the map.", ["run", "round", "site", "row", "column"], cells)
@@ -136,14 +137,14 @@ def som(material: Material) -> Section | None:
     return Section("map", "Map of the sites' models", words=words, notes=notes, parts=[*parts, table])
 
 
-def _map(name: str, number: int, drawn: Mapping[str, Any], synthetic: bool, index: int) -> Picture:
+def _map(name: str, at_round: int, drawn: Mapping[str, Any], synthetic: bool, index: int) -> Picture:
     def draw() -> Figure:
         safe = {**drawn, "bmu": {label(site): place for site, place in drawn["bmu"].items()}}
-        return draw_map(safe, title=label(f"{name}{' (SYNTHETIC data)' if synthetic else ''}, round {number}", 100))
+        return draw_map(safe, title=label(f"{name}{' (SYNTHETIC data)' if synthetic else ''}, round {at_round}", 100))
 
     where = listed(f"{site} in row {r}, column {c}" for site, (r, c) in drawn["bmu"].items())
     return Picture(
-        f"map_{index}", draw, f"{name}, round {number}: the sites at their best matching neurons.", f"{where}."
+        f"map_{index}", draw, f"{name}, round {at_round}: the sites at their best matching neurons.", f"{where}."
     )
 
 

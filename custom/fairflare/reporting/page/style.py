@@ -10,9 +10,12 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairflare.reporting.page.content import printable
+from fairflare.base.disk.files import csv_text, write_whole
+from fairflare.reporting.layout import printable
 from fairflare.reporting.pictures import short_name
 
 if TYPE_CHECKING:
@@ -28,8 +31,8 @@ MARKERS = "os^DvPX*<>hd"
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2, 1, 2, 1, 2)))
 HATCHES = ("", "///", "xxx", "---", "\\\\\\", "|||", "//", "++")  # round ones make large files
 COLOUR_MAP = "cividis"  # even in lightness: it reads in grey, and with any colour vision
-WIDTH = 7.0  # inches, so that letters have their size on A4
-PNG_DPI = 144
+WIDTH = 4.4  # inches: letters of 8 points read on a phone 360 pixels wide, where the picture fills the screen
+PNG_DPI = 220
 MAX_NAME = 28
 
 
@@ -108,9 +111,16 @@ def log_scale(axes: Axes, *, x: bool = False) -> None:
 
 
 def legend(made: Figure, axes: Axes, count: int) -> None:
-    """Below the panels, in columns."""
-    if count > 1:
-        made.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=min(count, 3), handlelength=4)
+    """Below the panels, in as many columns as fit."""
+    handles, labels = axes.get_legend_handles_labels()
+    if count > 1 and labels:
+        fit = int(made.get_figwidth() / (0.07 * max(map(len, labels)) + 0.75))
+        made.legend(handles, labels, loc="outside lower center", ncols=max(1, min(count, fit, 3)), handlelength=3)
+
+
+def rows_of_legend(count: int) -> float:
+    """Inches that :func:`legend` takes."""
+    return 0.17 * math.ceil(count / 2) if count > 1 else 0.0
 
 
 def heat(
@@ -181,6 +191,35 @@ def drawn(name: str, draw: Callable[[], Figure], *, files: bool = True) -> Drawn
             made.savefig(pixels, format="png", dpi=PNG_DPI, metadata={"Software": None})
     svg = _slim(text.getvalue())
     return Drawn(_inline(svg), svg, pixels.getvalue())
+
+
+def write_files(
+    folder: Path,
+    name: str,
+    draw: Callable[[], Figure],
+    rows: Sequence[Sequence[Any]] = (),
+    *,
+    svg: bool = True,
+    shared: bool = True,
+) -> None:
+    """Writes a figure as PNG and SVG and its figures as CSV, each under ``name``; what is there is replaced.
+
+    Args:
+        folder: made when it is not there.
+        name, draw: as :func:`drawn`.
+        rows: of the CSV file, the header first; empty: none.
+        svg: False: PNG alone.
+        shared: others may read it, too.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    made = drawn(name, draw)
+    content = {"csv": csv_text(rows).encode(), "png": made.png, "svg": made.svg.encode()}
+    for ending in [*(["csv"] if rows else []), "png", *(["svg"] if svg else [])]:
+        write = partial(Path.write_bytes, data=content[ending])
+        write_whole(folder / f"{name}.{ending}", write, durable=False, shared=shared)
 
 
 def _slim(svg: str) -> str:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from fairflare.reporting.layout import number
 from fairflare.reporting.page.content import Picture, Section, Spread, Table, listed
 from fairflare.reporting.page.material import Material, PageRow
-from fairflare.reporting.page.outcome import of_summaries
-from fairflare.reporting.page.style import GRID, figure, label, legend, log_scale, look
+from fairflare.reporting.page.style import GRID, figure, label, legend, log_scale, look, rows_of_legend
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,7 +39,7 @@ def sweep(material: Material) -> Section | None:
 
 def _parts(material: Material, name: str, lines: Lines, others: Sequence[PageRow]) -> list[Picture | Table]:
     rows = [(line, value, row) for line, points in lines.items() for value, row in sorted(points, key=lambda p: p[0])]
-    told = (f"{line} {value:g}: {number(of_summaries(row, 'mean').mean)}" for line, value, row in rows)
+    told = (f"{line} {value:g}: {number(row.over('mean').mean)}" for line, value, row in rows)
     file = f"sweep_{re.sub(r'[^a-z0-9]+', '_', name.lower())}"
     return [
         Picture(
@@ -55,7 +54,7 @@ def _parts(material: Material, name: str, lines: Lines, others: Sequence[PageRow
             file,
             f"{material.metric} against {name}.",
             ["method", name, *(called for _, called in PANELS)],
-            [[line, value, *(of_summaries(row, attribute) for attribute, _ in PANELS)] for line, value, row in rows],
+            [[line, value, *(row.over(attribute) for attribute, _ in PANELS)] for line, value, row in rows],
         ),
     ]
 
@@ -68,14 +67,15 @@ def half_width(found: Spread, runs: int) -> float:
 
 
 def _draw(material: Material, name: str, lines: Lines, others: Sequence[PageRow]) -> Figure:
-    made = figure(3.6, f"{material.metric} against {name}", material.synthetic)
-    panels = made.subplots(1, 2)
+    height = 4.6 + rows_of_legend(len(lines) + len(others))
+    made = figure(height, f"{material.metric} against {name}", material.synthetic)
+    panels = made.subplots(2, 1)
     values = [value for points in lines.values() for value, _ in points]
     wide = min(values) > 0 and max(values) >= 10 * min(values)
     for axes, (attribute, called) in zip(panels, PANELS, strict=True):
         for index, (line, points) in enumerate(lines.items()):
             style, ordered = look(index), sorted(points, key=lambda point: point[0])
-            found = [of_summaries(row, attribute) for _, row in ordered]
+            found = [row.over(attribute) for _, row in ordered]
             bars = [half_width(one, len(row.summaries)) for one, (_, row) in zip(found, ordered, strict=True)]
             axes.errorbar(
                 [value for value, _ in ordered], [one.mean for one in found], bars, color=style.colour,
@@ -83,7 +83,7 @@ def _draw(material: Material, name: str, lines: Lines, others: Sequence[PageRow]
             )  # fmt: skip
         for index, row in enumerate(others, len(lines)):
             style = look(index)
-            axes.axhline(of_summaries(row, attribute).mean, color=style.colour, linestyle="--", label=label(row.label))
+            axes.axhline(row.over(attribute).mean, color=style.colour, linestyle="--", label=label(row.label))
         if wide:
             log_scale(axes, x=True)
         axes.set_xlabel(name)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fairflare.reporting.layout import number, spread
+from fairflare.reporting.notes import worst_warnings
 from fairflare.reporting.page.content import Cell, Picture, Section, Table, listed
 from fairflare.reporting.page.layers import Largest
 from fairflare.reporting.page.lines import Series, lines_picture, site_lines, values_of
 from fairflare.reporting.page.material import Material, PageRow, PageRun
 from fairflare.reporting.page.style import figure, heat
-from fairflare.reporting.table import worst_warnings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -108,6 +108,7 @@ def _similarity(material: Material, rows: Sequence[PageRow]) -> list[Picture | T
             panels,
             "Mean over the layers; 0 is alike. Logarithmic.",
             f"1 - similarity over the rounds. {listed(told, '; ')}.",
+            unit="1 - similarity",
             worst_first=False,
             log=True,
         ),
@@ -145,6 +146,7 @@ def site_weights(material: Material) -> Section | None:
         panels,
         f"A line for each site{material.over_seeds}.",
         f"Mean weights over the rounds. {listed(told, '; ')}.",
+        unit="weight",
     )
     table = Table(
         "site_weights", "Weight of each site by round.", ["method", "round", "site", "weight"], cells, folded=True
@@ -197,6 +199,7 @@ def influence(material: Material) -> Section | None:
                 f"Of the whole model, or of the layer where it was largest{material.over_seeds}. Above the dotted "
                 "line, one half, one site outweighs all others together.",
                 f"Largest weight of one site: {listed(told, '; ')}.",
+                unit="largest weight",
                 line_at=HALF,
             )
         )
@@ -208,8 +211,12 @@ def influence(material: Material) -> Section | None:
             cells,
         )
     )
-    warned = _warned(runs)
-    if warned:
+    warned = [
+        [run.name, site or "every site", kind, len(numbers), text]
+        for run in runs
+        for site, kind, numbers, text in worst_warnings(run.rounds)
+    ]
+    if material.reference:  # of one run they stand among its notes
         parts.append(
             Table(
                 "warnings",
@@ -231,11 +238,3 @@ def largest(run: PageRun) -> dict[int, Largest]:
             if weight is not None and (before is None or weight > before.value):
                 found[record["current_round"]] = Largest(weight, site)
     return found
-
-
-def _warned(runs: Sequence[PageRun]) -> list[list[Cell]]:
-    return [
-        [run.name, site or "every site", kind, len(numbers), text]
-        for run in runs
-        for site, kind, numbers, text in worst_warnings(run.rounds)
-    ]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from fairflare.reporting.compare.differences import (
     BETTER,
@@ -18,9 +17,9 @@ from fairflare.reporting.compare.differences import (
     Difference,
 )
 from fairflare.reporting.compare.standing import who_is_behind
-from fairflare.reporting.layout import number, sure
+from fairflare.reporting.layout import interval, number
 from fairflare.reporting.page.material import Material, PageRow
-from fairflare.reporting.page.outcome import of_summaries
+from fairflare.reporting.page.outcome import intervals, test_images
 
 CALLED = {"average": "the average", "std": "the spread (std)", "worst": "the worst site"}
 
@@ -52,7 +51,7 @@ def _fairer(material: Material, reference: str) -> str:
         return f"whether a method is fairer than {reference} cannot be said of these runs"
     lost = {d.label for d in material.differences if d.measure != "std" and d.verdict == WORSE}
     better = [
-        f"{d.label} (spread {sure(d.mean, (d.high - d.low) / 2)}"
+        f"{d.label} (spread {number(d.mean, (d.high - d.low) / 2)}"
         + (", but a worse average or worst site)" if d.label in lost else ")")
         for d in spreads
         if d.verdict == BETTER
@@ -113,7 +112,7 @@ def of_run(material: Material) -> list[str]:
         f"value {number(found.worst)} ({found.worst_site}), best {number(found.best)} ({found.best_site})."
     )
     if material.metric == run.info["primary_metric"]:
-        lines += _cases(document) + who_is_behind(document)[:1]
+        lines += _measured_on(material) + who_is_behind(document)[:1]
     if found.excluded:
         lines.append(f"Without a value, and not in these figures: {', '.join(found.excluded)}.")
     if found.suppressed:
@@ -123,13 +122,21 @@ def of_run(material: Material) -> list[str]:
     return lines
 
 
-def _cases(document: Mapping[str, Any]) -> list[str]:
-    sites = (document["inequality"] or {}).get("sites") or {}
-    counts = [int(site["test_cases"]) for site in sites.values() if site["test_cases"] is not None]
-    if not counts:
-        return []
-    each = f"{min(counts)}" + (f" to {max(counts)}" if max(counts) > min(counts) else "")
-    return [f"Measured on {sum(counts)} test cases, {each} at a site."]
+def _measured_on(material: Material) -> list[str]:
+    """How many independent cases and images the figures are of."""
+    sites = intervals(material).values()
+    counts = {
+        "cases": [int(site["test_cases"]) for site in sites if site["test_cases"] is not None],
+        "images": list(test_images(material).values()),
+    }
+    if counts["cases"] == counts["images"]:
+        del counts["images"]
+    told = [
+        f"{sum(of)} test {what}, {' to '.join(map(str, dict.fromkeys((min(of), max(of)))))} at a site"
+        for what, of in counts.items()
+        if of
+    ]
+    return [f"Measured on {'; '.join(told)}."] if told else []
 
 
 def of_comparison(material: Material) -> list[str]:
@@ -146,6 +153,7 @@ def of_comparison(material: Material) -> list[str]:
         f"run{'s' if len(material.runs) > 1 else ''}, seed{'s' if len(seeds) != 1 else ''} "
         f"{', '.join(map(str, seeds)) or 'not recorded'}. {material.metric} on the test splits; "
         f"{'higher' if material.higher else 'lower'} is better.",
+        *_measured_on(material),
         f"{row.label}, which the others are compared with, has {_reached(row)}.",
     ]
     others = [other.label for other in material.rows if other.label != material.reference]
@@ -173,7 +181,7 @@ def _unpaired(labels: Sequence[str], reference: str) -> list[str]:
 
 
 def _reached(row: PageRow) -> str:
-    mean, std, worst = (of_summaries(row, attribute).mean for attribute in ("mean", "std", "worst"))
+    mean, std, worst = (row.over(attribute).mean for attribute in ("mean", "std", "worst"))
     if not math.isfinite(mean):
         return "no value"
     count = sum(math.isfinite(summary.mean) for summary in row.summaries)
@@ -188,7 +196,7 @@ def _measure_in_words(measure: str, found: Sequence[Difference], reference: str)
     for verdict, said in ((BETTER, "better than"), (WORSE, "worse than")):
         of = [d for d in found if d.verdict == verdict]
         if of:
-            told = ", ".join(f"{d.label} ({d.mean:+.4f} [{d.low:+.4f}, {d.high:+.4f}])" for d in of)
+            told = ", ".join(f"{d.label} ({interval(d.low, d.high, d.mean)})" for d in of)
             parts.append(f"{said} {reference}: {told}")
     for verdict, seen in (
         (NOISE, "a difference of {} would have been seen"),

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 
 from fairflare import __version__
 from fairflare.base.disk.files import write_whole
 from fairflare.reporting.page import course, outcome, pareto, provenance, reports, sweep, weights, words
-from fairflare.reporting.page.content import MAX_COLUMNS, Page, Picture, Section, Table, printable, shown
+from fairflare.reporting.page.content import MAX_COLUMNS, Page, Picture, Table, printable, shown
 from fairflare.reporting.page.material import Material, of_one, page_run, read_material
 from fairflare.reporting.page.style import Drawn, drawn
 from fairflare.reporting.results import PAGE_FILE
 
+P = TypeVar("P", Picture, Table)
 INDEX_FILE = "index.html"
 FIGURES, TABLES = "figures", "tables"
 LONG = 34  # letters of a cell that is broken into lines
@@ -58,7 +60,7 @@ def write_report(
             raise ValueError(f"{out} holds a report already; give --overwrite to replace it, or another --out")
     material = read_material(folder, metric=metric, reference=reference)
     page = build(material)
-    pictures = {p.name: drawn(p.name, p.draw) for p in _pictures(page)}
+    pictures = {p.name: drawn(p.name, p.draw) for p in _of_kind(page, Picture)}
     html = render(page, pictures, files=True)
     _clear(out)
     for kind in (FIGURES, TABLES):
@@ -66,7 +68,7 @@ def write_report(
     for name, picture in pictures.items():
         (out / FIGURES / f"{name}.svg").write_text(picture.svg, encoding="utf-8")
         (out / FIGURES / f"{name}.png").write_bytes(picture.png)
-    for table in _tables(page):
+    for table in _of_kind(page, Table):
         (out / TABLES / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8", newline="")
     write_whole(out / INDEX_FILE, lambda path: path.write_text(html, encoding="utf-8"), shared=True)
     return out / INDEX_FILE
@@ -88,7 +90,7 @@ def write_run_page(results: Mapping[str, Any], folder: str | os.PathLike[str]) -
     path = Path(folder) / PAGE_FILE
     try:
         page = build(of_one(page_run(results)))
-        pictures = {p.name: drawn(p.name, p.draw, files=False) for p in _pictures(page)}
+        pictures = {p.name: drawn(p.name, p.draw, files=False) for p in _of_kind(page, Picture)}
         html = render(page, pictures, files=False)
         write_whole(path, lambda partial_file: partial_file.write_text(html, encoding="utf-8"), durable=False)
     except Exception as error:
@@ -116,7 +118,7 @@ def build(material: Material) -> Page:
         problems += run.problems
     summary = [words.answer(material), *summary]
     sections = [
-        outcome.results(material) or _without_test(material),
+        outcome.results(material),
         outcome.differences(material),
         sweep.sweep(material),
         pareto.pareto(material),
@@ -130,19 +132,12 @@ def build(material: Material) -> Page:
         course.cost(material),
         provenance.settings(material),
     ]
-    return Page(
-        title, subtitle, words.synthetic(material), summary, [_full(s) for s in sections if s is not None], problems
-    )
-
-
-def _without_test(material: Material) -> Section | None:
-    return Section("results", "What every site gets", notes=material.notes) if material.notes else None
-
-
-def _full(section: Section) -> Section:
-    """Without tables that have no rows."""
-    kept = [part for part in section.parts if isinstance(part, Picture) or part.rows]
-    return Section(section.name, section.title, section.words, section.notes, kept)
+    full = [
+        replace(section, parts=[part for part in section.parts if isinstance(part, Picture) or part.rows])
+        for section in sections
+        if section is not None
+    ]
+    return Page(title, subtitle, words.synthetic(material), summary, full, problems)
 
 
 # ------------------------------------------------------------------------------------------------ form
@@ -181,12 +176,9 @@ def render(page: Page, pictures: Mapping[str, Drawn], *, files: bool) -> str:
     )
 
 
-def _pictures(page: Page) -> list[Picture]:
-    return [part for section in page.sections for part in section.parts if isinstance(part, Picture)]
-
-
-def _tables(page: Page) -> Sequence[Table]:
-    return [part for section in page.sections for part in section.parts if isinstance(part, Table)]
+def _of_kind(page: Page, kind: type[P]) -> list[P]:
+    """Its pictures, or its tables."""
+    return [part for section in page.sections for part in section.parts if isinstance(part, kind)]
 
 
 def _is_report(folder: Path) -> bool:

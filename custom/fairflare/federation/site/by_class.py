@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairflare.base.disk.files import csv_text, write_whole
 from fairflare.reporting.page import style
 
 if TYPE_CHECKING:
@@ -30,14 +29,12 @@ def write(folder: Path, kept: Mapping[str, Any], names: Sequence[str] | None, ti
     counts, before, during = (kept[name].tolist() for name in ("counts", "before", "during"))
     of = names or [str(number) for number in range(len(counts))]
     rows = [row for row in zip(of, counts, before, during, strict=True) if row[1]]
-    text = csv_text([["class", "images", "before", "during"], *rows])
-    made = style.drawn(NAME, lambda: _draw(rows, title))
-    for ending, content in (("csv", text.encode()), ("png", made.png)):
-        write_whole(folder / f"{NAME}.{ending}", lambda path, c=content: path.write_bytes(c), durable=False)  # type: ignore[misc]
+    head = ["class", "images", "before", "during"]
+    style.write_files(folder, NAME, lambda: _draw(rows, title), [head, *rows], svg=False, shared=False)
 
 
 def _draw(rows: Sequence[Sequence[Any]], title: str) -> Figure:
-    figure = style.figure(3.6, title, synthetic=False)
+    figure = style.figure(3.6, title, synthetic=False, width=7.0)
     for axes, column, called in zip(
         figure.subplots(1, 2, sharex=True), (2, 3), ("w, received model", "w^, while training"), strict=True
     ):
@@ -46,4 +43,5 @@ def _draw(rows: Sequence[Sequence[Any]], title: str) -> Figure:
             axes.annotate(style.label(row[0]), (row[1], row[column]), fontsize=6)
         axes.set_title(called)
         axes.set_xlabel("images of the class")
+        axes.set_ylabel("weight of the class")
     return figure

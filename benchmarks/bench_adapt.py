@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from scipy.stats import t as student
 
-from fairflare.cli.plan_options import parse_settings
+from fairflare.cli.options import parse_settings
 from fairflare.core.features.batch_norms import recalibrate
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.site.site_file import own_settings
 from fairflare.federation.transports.local import run_local
-from fairflare.prediction.adapt import open_model
+from fairflare.prediction.predictor import load_predictor
 
 SETTINGS = {
     "image_size": [32, 32], "in_channels": 1, "features": [8, 8, 16, 16, 32, 8], "norm_momentum": 0.5,
@@ -50,7 +50,7 @@ def unseen(
         )
         with tempfile.TemporaryDirectory(prefix="fairflare_adapt_") as folder:
             run_local(plan, Path(folder), local)
-            predictor = open_model(Path(folder), "last")
+            predictor = load_predictor(Path(folder), "last", to_adapt=True)
         network = predictor.network
         data = plan.task.open_site(site, own_settings(local, site))
         images = torch.cat([inputs for inputs, _ in data.batches("training", batch_size=64)])

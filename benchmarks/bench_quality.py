@@ -30,8 +30,8 @@ from typing import Any
 import torch
 
 import fairflare
-from fairflare.cli.plan_options import parse_settings
-from fairflare.cli.provenance import checksums, commit_of, processor
+from fairflare.cli.compare.provenance import checksums, commit_of, processor
+from fairflare.cli.options import parse_settings
 from fairflare.federation.plan.plan import Plan, make_plan
 from fairflare.federation.record.run_info import versions
 from fairflare.federation.site.site_file import own_settings

@@ -115,7 +115,7 @@ def written(folder: Path) -> dict[str, Any]:
 
 def measured(settings: list[str], bounded: bool = False) -> dict[str, Trip]:
     """The trips, by name; ``bounded``: with the bounds of an exported job."""
-    from fairflare.cli.plan_options import parse_settings
+    from fairflare.cli.options import parse_settings
     from fairflare.federation.collecting.collector import Collector
     from fairflare.federation.plan.plan import make_plan
     from fairflare.federation.transports.local import run_local

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fairflare.cli.plan_options import parse_settings
+from fairflare.cli.options import parse_settings
 from fairflare.federation.plan.plan import make_plan
 from fairflare.methods.base.site_run import SiteStore
 from fairflare.methods.base.training import LocalTraining, SiteRun

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from fairflare.cli.simulate import LOST
+from fairflare.cli.run.simulate import LOST
 from fairflare.recipes import FairRecipe
 
 ROOT = Path(__file__).parents[2]

@@ -204,3 +204,15 @@ def test_a_comparison_as_json(tmp_path: Path) -> None:
     assert "2 rows x 1 seed: 2 runs to do, 2 at once, in " in done.stderr
     for row in found.comparison.rows:  # its figure as it came
         assert re.search(rf"{row.label}-seed0: completed in \d+ s, dice {row.average.mean:.4f} on average", done.stderr)
+
+
+def test_runs_at_a_time_give_the_figures_of_one_after_the_other(tmp_path: Path) -> None:
+    texts = {}
+    for jobs in ("1", "2"):  # the later --jobs counts
+        texts[jobs] = compare(
+            tmp_path / jobs, ["fed_avg", "fed_prox:mu=0.5"], "--seeds", "1", "--metric", "loss", "--jobs", jobs
+        )
+        assert f"2 runs to do, {jobs} at once" in texts[jobs]
+        assert "fed_avg-seed0: round 1 of 2, about " in texts[jobs]
+    for name in ("table.csv", "differences.csv"):
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()

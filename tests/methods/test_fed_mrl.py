@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from fairflare.base.settings import build, described, values_of
-from fairflare.cli.plan_options import parse_settings
+from fairflare.cli.options import parse_settings
 from fairflare.core import losses
 from fairflare.core.agents.mu_rewards import MU_GRID
 from fairflare.exchange.messages import STATUS_FAILED, STATUS_OK, SiteReply, SiteTask, encode_reply

@@ -16,7 +16,8 @@ from PIL import Image
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
-from fairflare.cli import as_json, commands, doctor
+from fairflare.cli import as_json, commands
+from fairflare.cli.data import doctor
 from fairflare.data.datalist import SPLITS, write_datalist
 from fairflare.methods.base.catalog import all_methods
 from tests.unit.report_runs import document

@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from fairflare.cli import app
-from fairflare.cli.run_folder import refuse_to_replace_run
+from fairflare.cli.run.folder import refuse_to_replace_run
 from fairflare.core.fairness import summarize
 from fairflare.core.similarity import layerwise_cka, linear_cka
 from fairflare.core.states import layerwise_average, weighted_average

@@ -27,9 +27,11 @@ from typer.testing import CliRunner, Result
 
 from fairflare.base.settings import Part, choices, described, settings, typed, values_of
 from fairflare.cli import commands as cli
-from fairflare.cli import doctor
-from fairflare.cli.run_view import RunView
-from fairflare.cli.site_names import run_sites
+from fairflare.cli import screen
+from fairflare.cli.data import doctor
+from fairflare.cli.data.sites import run_sites
+from fairflare.cli.run import command as run_command
+from fairflare.cli.run.view import RunView
 from fairflare.data.preparers.__main__ import make_app
 from fairflare.federation.plan.bounds import Bounds
 from fairflare.federation.plan.describe import sections
@@ -46,8 +48,8 @@ TINY = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases":
 
 @pytest.fixture(autouse=True)
 def eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "console", Console(width=80))
-    monkeypatch.setattr(cli, "errors", Console(width=80, stderr=True))
+    monkeypatch.setattr(screen.console, "width", 80)
+    monkeypatch.setattr(screen.errors, "width", 80)
 
 
 def fairflare(*arguments: str) -> Result:
@@ -192,6 +194,22 @@ def test_describe_fed_mrl() -> None:
     assert "max_grad_norm a number > 0 or nothing; default null" in text
 
 
+@pytest.mark.parametrize(
+    ("method", "setting", "value"),
+    [
+        ("fed_mrl", "num_classes", "7"),  # of the phantom
+        ("fed_avg", "labels", "[[1]]"),
+        ("fed_avg", "lowest_rate", "1e-06"),  # a thousandth of Adam's 1e-3
+        ("fed_ga", "ga_step", "0.05"),
+        ("fed_ce", "floor", "1e-06"),
+        ("fed_lwr", "clip_min", "0.0"),  # of the preset
+    ],
+)
+def test_describe_shows_what_holds_where_nothing_is_set(method: str, setting: str, value: str) -> None:
+    text = " ".join(fairflare("describe", method, setting).stdout.split())
+    assert f"; default {value} " in text
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_markdown_is_a_table_of_every_setting(name: str) -> None:
     result = fairflare("describe", name, "--markdown")
@@ -329,7 +347,7 @@ def test_other_mistakes_are_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fairflare.cli.simulate.simulate", lambda *a: pytest.fail("the simulator was started"))
+    monkeypatch.setattr("fairflare.cli.run.simulate.simulate", lambda *a: pytest.fail("the simulator was started"))
     assert message in one_line(fairflare(*arguments))
     assert list(tmp_path.iterdir()) == []
 
@@ -356,7 +374,7 @@ BUG = """
 import sys
 import fairflare.flare.export.recipes
 from fairflare.cli import commands as cli
-from fairflare.cli import doctor
+from fairflare.cli.data import doctor
 
 
 def broken(*arguments, **named):
@@ -460,11 +478,11 @@ def test_documented_options_exist(command: str) -> None:
 def test_documented_commands_are_accepted(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fairflare.cli.simulate.simulate", lambda recipe, *rest: ran.append(recipe.name) or 0)
-    monkeypatch.setattr(cli, "run_here", lambda recipe, *rest: ran.append(recipe.name) or 0)
-    monkeypatch.setattr(cli, "report", lambda *rest: 0)
+    monkeypatch.setattr("fairflare.cli.run.simulate.simulate", lambda recipe, *rest: ran.append(recipe.name) or 0)
+    monkeypatch.setattr(run_command, "run_here", lambda recipe, *rest: ran.append(recipe.name) or 0)
+    monkeypatch.setattr(run_command, "report", lambda *rest: 0)
     # mlflow need not be installed, and its stores are not opened; tests/flare/test_mlflow.py does both.
-    monkeypatch.setattr(cli, "track_in_mlflow", lambda recipe, uri, **rest: None)
+    monkeypatch.setattr(run_command, "track_in_mlflow", lambda recipe, uri, **rest: None)
     words = shlex.split(command, comments=True)[1:]
     for option in ("--data", "-d"):
         if option in words:
@@ -496,8 +514,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         original(self, kind, details)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli, "console", Console(width=80))
-        patch.setattr(cli, "errors", Console(width=80, stderr=True))
+        patch.setattr(screen.console, "width", 80)
+        patch.setattr(screen.errors, "width", 80)
         patch.setattr(RunView, "event", event)
         common = ["run", "fed_avg", "--in-process", "--sites", "2", "--rounds", "1", *given(TINY)]
         good = fairflare(*common, "-w", str(root / "good"))
@@ -557,8 +575,8 @@ def test_the_names_of_the_sites_come_from_the_data_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], wanted: Any
 ) -> None:
     ran: list[Any] = []
-    monkeypatch.setattr(cli, "run_here", lambda recipe, *rest: ran.append(recipe.plan.sites) or 0)
-    monkeypatch.setattr(cli, "report", lambda *rest: 0)
+    monkeypatch.setattr(run_command, "run_here", lambda recipe, *rest: ran.append(recipe.plan.sites) or 0)
+    monkeypatch.setattr(run_command, "report", lambda *rest: 0)
     data = tmp_path / "data.json"
     data.write_text(json.dumps({"sites": {"server": {}, "north": {"data_root": "x"}, "south-2": {}}}))
     command = ["run", "fed_lwr", "--in-process", "-w", str(tmp_path / "w"), "--data", str(data), *arguments]

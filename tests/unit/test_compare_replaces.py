@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fairflare.cli.compare_runs import PLAN_FILE, Runner
+from fairflare.cli.compare.runs import PLAN_FILE, Runner
 from fairflare.federation.plan.series import Series, read_entry
 from tests.unit.report_runs import document
 

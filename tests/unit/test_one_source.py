@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fairflare.base.cases.resampling import units_of
 from fairflare.cli.commands import app
-from fairflare.cli.compare import _report
+from fairflare.cli.compare.tables import report as _report
 from fairflare.reporting.compare.differences import MEASURES
 from fairflare.reporting.page.material import read_material
 from fairflare.reporting.page.pareto import set_apart

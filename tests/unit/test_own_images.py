@@ -12,9 +12,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fairflare.cli import app
-from fairflare.cli.own_data import in_words, looked_at, suited_settings
-from fairflare.cli.run_folder import site_settings
-from fairflare.cli.site_names import run_sites
+from fairflare.cli.data.own_images import in_words, looked_at, suited_settings
+from fairflare.cli.data.sites import run_sites
+from fairflare.cli.run.folder import site_settings
 from fairflare.data.datalist import DataError, load_datalist
 from fairflare.data.patients import on_both_sides, suggested
 from fairflare.data.preparers.__main__ import main as prepare

@@ -296,7 +296,7 @@ def test_classes_of_a_volume_are_told_by_slice(classified: Path, kinds: Path, tm
 def test_the_screen_shows_the_first_ones_and_how_many_more(
     classified: Path, kinds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairflare.cli.predict.MOST_SHOWN", 4)
+    monkeypatch.setattr("fairflare.cli.model.predict.MOST_SHOWN", 4)
     result = fairflare(classified / "run", kinds / "volume.nii.gz", "--out", tmp_path)
     assert "and 7 more\n" in result.stdout
     assert "slice 3" in result.stdout.replace("\n", " ")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fairflare.cli.provenance import FILE, checksums, commit_of, note_session, processor, sessions_of
+from fairflare.cli.compare.provenance import FILE, checksums, commit_of, note_session, processor, sessions_of
 from fairflare.reporting.compare.comparison_page import provenance_lines
 
 

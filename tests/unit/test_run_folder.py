@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -30,3 +31,25 @@ def test_a_refused_continuation_leaves_the_results(tmp_path: Path, monkeypatch: 
     assert run("--rounds", "2").exit_code == 0  # and the right command goes on
     assert [record["current_round"] for record in json.loads(results.read_text())["rounds"]] == [0, 1]
     assert not (tmp_path / "runs/fed_avg-seed0.before").exists()
+
+
+def test_a_warning_is_shown_once_a_run_and_another_one_too(recwarn: pytest.WarningsRecorder) -> None:
+    from fairflare.cli.run.here import warned_once
+
+    def old(text: str) -> None:
+        with warnings.catch_warnings():  # which makes Python forget what it has shown
+            warnings.simplefilter("ignore")
+        warnings.warn(text, FutureWarning, stacklevel=1)
+
+    recwarn.clear()
+    show = warnings.showwarning
+    shown: list[str] = []
+    warnings.showwarning = lambda message, *_, **__: shown.append(str(message))
+    try:
+        warnings.simplefilter("always")
+        with warned_once():
+            for text in ("one", "one", "other", "one"):
+                old(text)
+    finally:
+        warnings.showwarning = show
+    assert shown == ["one", "other"]

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from fairflare.base.settings import field_names, values_of
 from fairflare.cli.commands import app
-from fairflare.cli.plan_options import which_paper
+from fairflare.cli.options import which_paper
 from fairflare.federation.plan.series import Entry, Series, entries_of, read_entry, read_file, seeds_of
 from fairflare.methods.base.papers import table_of, tables
 from fairflare.methods.base.training import LocalTraining
@@ -104,8 +104,8 @@ def test_a_metric_that_is_never_measured_is_refused_before_any_run(
     metric: str, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("fairflare.cli.compare._go", lambda *_: asked.append("go"))
-    monkeypatch.setattr("fairflare.cli.compare._report", lambda *_, **__: (0, []))
+    monkeypatch.setattr("fairflare.cli.compare.command._go", lambda *_: asked.append("go"))
+    monkeypatch.setattr("fairflare.cli.compare.command.report", lambda *_, **__: (0, []))
     result = CliRunner().invoke(app, ["compare", "fed_avg", "--metric", metric, "--out", str(tmp_path)])
     assert (result.exit_code, len(asked)) == (code, int(code == 0)), result.output
     if code:
@@ -115,8 +115,10 @@ def test_a_metric_that_is_never_measured_is_refused_before_any_run(
 def test_settings_of_the_command_line_are_added_to_those_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """``--set`` beside ``--preset fed_ism``: the preset's own setting is still there."""
     made: list[Mapping[str, Any]] = []
-    monkeypatch.setattr("fairflare.cli.compare._go", lambda runner, *_: made.append(runner.all[0].run.plan["settings"]))
-    monkeypatch.setattr("fairflare.cli.compare._report", lambda *_, **__: (0, []))
+    monkeypatch.setattr(
+        "fairflare.cli.compare.command._go", lambda runner, *_: made.append(runner.all[0].run.plan["settings"])
+    )
+    monkeypatch.setattr("fairflare.cli.compare.command.report", lambda *_, **__: (0, []))
     given = ["compare", "--preset", "fed_ism", "--set", "batch_size=4"]
     result = CliRunner().invoke(app, given)
     assert result.exit_code == 0, result.output

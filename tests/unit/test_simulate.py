@@ -11,7 +11,7 @@ import time
 import pytest
 from rich.console import Console
 
-from fairflare.cli import simulate as module
+from fairflare.cli.run import simulate as module
 from fairflare.recipes import FairRecipe
 
 LINES = [

@@ -17,9 +17,8 @@ from fairflare.reporting.layout import spread
 from fairflare.reporting.table import by_site_of, known_metric, label_of, metrics_of, run_notes, summary_of
 
 if TYPE_CHECKING:
-    from fairflare.cli.compare_runs import Progress
-    from fairflare.cli.doctor import Finding
-    from fairflare.federation.plan.describe import InUse, Listed
+    from fairflare.cli.compare.runs import Progress
+    from fairflare.federation.plan.describe import InUse
     from fairflare.tasks.data_check import DataReport
 
 
@@ -233,11 +232,6 @@ class DoctorDocument(_Document):
 # ------------------------------------------------------------------------------------------------ made
 
 
-def of_list(found: Iterable[Listed]) -> ListDocument:
-    """``list`` as a document."""
-    return ListDocument(methods=[ListedMethod.model_validate(method) for method in found])
-
-
 def of_settings(method: str, found: Mapping[str, Sequence[InUse]], quick_job: str) -> DescribeDocument:
     """``describe`` as a document."""
     groups = [
@@ -333,8 +327,3 @@ def of_data(report: DataReport, called: Any, notes: Sequence[str]) -> CheckDataD
         usable=report.usable, grave=report.grave, problems=problems, sites=sites, labels=report.labels,
         notes=list(notes),
     )  # fmt: skip
-
-
-def of_findings(found: Iterable[Finding]) -> DoctorDocument:
-    """``doctor`` as a document."""
-    return DoctorDocument(findings=[FoundByDoctor.model_validate(finding) for finding in found])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -22,14 +23,23 @@ AsJson = Annotated[
 ]
 
 
+def say(text: str, where: Console | None = None, *, mark: str = "") -> None:
+    """A sentence as it is, on a line of its own; behind a coloured ``mark``. Default: on standard error."""
+    (where or errors).print(f"{mark}{escape(text)}", highlight=False, soft_wrap=True)
+
+
+def note(text: str) -> None:
+    """What may not be as one thinks."""
+    say(text, mark="[yellow]note[/yellow]: ")
+
+
 @contextmanager
 def user_errors() -> Iterator[None]:
     """A mistake of the user is one red line; anything else is a bug and keeps its traceback."""
     try:
         yield
     except ValueError as e:
-        errors.print("[red]error[/red]: ", end="")
-        errors.print(str(e), markup=False, highlight=False, soft_wrap=True)
+        say(str(e), mark="[red]error[/red]: ")
         raise typer.Exit(2) from e
 
 
@@ -47,3 +57,9 @@ def one_document(wanted: bool) -> Iterator[Callable[[BaseModel], None]]:
         return
     with redirect_stdout(sys.stderr):
         yield put
+
+
+def one_form(as_json: bool, **others: bool) -> None:
+    """Raises ValueError where a table is asked for in two forms."""
+    if len(asked := [f"--{name}" for name, given in {"json": as_json, **others}.items() if given]) > 1:
+        raise ValueError(f"{asked[0]} and {asked[1]} exclude each other")

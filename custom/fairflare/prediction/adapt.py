@@ -10,29 +10,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from fairflare.base.disk.files import save_torch, sha256_of, write_whole
 from fairflare.base.machine.memory_reuse import reused_memory
-from fairflare.core.features.batch_norms import (
-    MEAN,
-    VARIANCE,
-    Unmeasurable,
-    other_running,
-    recalibrate,
-    registered_names,
-)
+from fairflare.core.features.batch_norms import Unmeasurable, other_running, recalibrate, registered_names
 from fairflare.data.datalist import DataError
 from fairflare.data.reading import slices_in
 from fairflare.prediction.predictor import BATCH, Predictor
-from fairflare.prediction.recall import recall
-from fairflare.prediction.saved_model import SavedModel, find_model, not_whole, read_model
+from fairflare.prediction.saved_model import SavedModel, read_model
 
 LEAST = 2  # pictures: statistics of one are that picture
 HELD = 2**29  # bytes of read pictures that stay in memory between the passes
-TRACKED = "num_batches_tracked"
 
 
 @dataclass
@@ -55,39 +46,6 @@ class Adapted:
     unusable: dict[Path, str] = field(default_factory=dict)
 
 
-def open_model(
-    place: Path,
-    which: Literal["best", "last"] | None = None,
-    *,
-    task_file: Path | None = None,
-    device: torch.device | str = "cpu",
-) -> Predictor:
-    """The model of a run, also one whose norm statistics, and nothing else, stayed at the sites.
-
-    Args:
-        place, which, task_file, device: of :func:`fairflare.prediction.predictor.load_predictor`.
-
-    Raises:
-        ValueError: as there; the network has no batch norm with running statistics; more than those stayed at the
-            sites.
-    """
-    model = read_model(find_model(place, which))
-    found = Predictor(recall(model.record, model.path.parent, task_file), model, torch.device(device))
-    names = registered_names(found.network)
-    if not names:
-        raise ValueError(
-            f"{model.path}: the network has no batch norm with running statistics, so there is nothing to adapt; "
-            "fairflare predict takes the model as it is"
-        )
-    kinds = (MEAN, VARIANCE, TRACKED)
-    # A state dict has every name of a norm that stands at several places.
-    statistics = [f"{name}.{kind}" for by in names.values() for name in by for kind in kinds]
-    counted = [name for name in statistics if name in model.state]
-    if model.at_sites not in (0, len(counted), sum(not name.endswith(TRACKED) for name in counted)):
-        raise ValueError(not_whole(model))
-    return found
-
-
 def adapt(predictor: Predictor, files: Sequence[Path]) -> Adapted:
     r"""Give the network's batch norms the statistics of these images: of all of them together, norm after norm.
 
@@ -99,7 +57,7 @@ def adapt(predictor: Predictor, files: Sequence[Path]) -> Adapted:
     with ``norm_statistics=recalibrated``. No label is read, and no weight changes.
 
     Args:
-        predictor: of :func:`open_model`; its network is changed.
+        predictor: of :func:`fairflare.prediction.predictor.load_predictor`, ``to_adapt``; its network is changed.
         files: images and volumes.
 
     Raises:

@@ -18,14 +18,16 @@ import torch
 
 from fairflare.base.machine.memory_reuse import reused_memory
 from fairflare.base.task import evaluating
+from fairflare.core.features.batch_norms import MEAN, VARIANCE, registered_names
 from fairflare.data.datalist import DataError
 from fairflare.data.reading import slices_in
 from fairflare.prediction.recall import Recalled, recall
-from fairflare.prediction.saved_model import PERSONAL_NOTE, SavedModel, read_whole
+from fairflare.prediction.saved_model import PERSONAL_NOTE, SavedModel, find_model, not_whole, read_model, read_whole
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
 
 BATCH = 8  # slices at once
+TRACKED = "num_batches_tracked"
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ def load_predictor(
     *,
     task_file: Path | None = None,
     device: torch.device | str = "cpu",
+    to_adapt: bool = False,
 ) -> Predictor:
     """The model of a run, ready for images.
 
@@ -123,9 +126,30 @@ def load_predictor(
         which: default: the best by validation.
         task_file: with the task's own code, where it has any.
         device: to compute on.
+        to_adapt: for :func:`fairflare.prediction.adapt.adapt`: a model whose norm statistics, and nothing else, stayed
+            at the sites will do.
 
     Raises:
-        ValueError: no model, one that lacks what stays at the sites, no record of its task, or the two do not fit.
+        ValueError: no model, one that lacks what stays at the sites, no record of its task, or the two do not fit;
+            ``to_adapt``, and the network has no batch norm with running statistics.
     """
-    model = read_whole(place, which)
-    return Predictor(recall(model.record, model.path.parent, task_file), model, torch.device(device))
+    model = read_model(find_model(place, which)) if to_adapt else read_whole(place, which)
+    found = Predictor(recall(model.record, model.path.parent, task_file), model, torch.device(device))
+    if to_adapt:
+        _check_statistics(found)
+    return found
+
+
+def _check_statistics(found: Predictor) -> None:
+    """Raises ValueError where there are none to adapt, or more than they stayed at the sites."""
+    names, model = registered_names(found.network), found.model
+    if not names:
+        raise ValueError(
+            f"{model.path}: the network has no batch norm with running statistics, so there is nothing to adapt; "
+            "fairflare predict takes the model as it is"
+        )
+    # A state dict has every name of a norm that stands at several places.
+    statistics = [f"{name}.{kind}" for by in names.values() for name in by for kind in (MEAN, VARIANCE, TRACKED)]
+    counted = [name for name in statistics if name in model.state]
+    if model.at_sites not in (0, len(counted), sum(not name.endswith(TRACKED) for name in counted)):
+        raise ValueError(not_whole(model))

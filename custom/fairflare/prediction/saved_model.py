@@ -136,7 +136,7 @@ def read_model(path: Path) -> SavedModel:
     conf = content.get("train_conf") if isinstance(content, Mapping) else None
     conf = conf if isinstance(conf, Mapping) else {}
     record, made, at_sites = conf.get("task"), conf.get("round"), conf.get("stays_at_sites")
-    info = _info_beside(path)
+    info = results_beside(path).get("info") or {}
     if not isinstance(record, Mapping) or not record:
         record = _record_of_results(info)
     return SavedModel(
@@ -189,12 +189,6 @@ def results_beside(path: Path) -> dict[str, Any]:
     except (ValueError, OSError):
         return {}
     return dict(found)
-
-
-def _info_beside(path: Path) -> dict[str, Any]:
-    """``info`` of these results; empty: none."""
-    info = results_beside(path).get("info")
-    return info if isinstance(info, dict) else {}
 
 
 def _record_of_results(info: Mapping[str, Any]) -> dict[str, Any]:

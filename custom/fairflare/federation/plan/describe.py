@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fairflare.base.acting import needs_of
 from fairflare.base.checks import nearest
 from fairflare.base.settings import Part, Setting, described, field_names, markdown, typed, values_of
+from fairflare.core.states import Aggregate
 from fairflare.federation.plan.bounds import Bounds
 from fairflare.federation.plan.plan import TASKS_BY_KIND, dealt_to, load_task_class, make_plan
 from fairflare.federation.plan.run_settings import LIKE_SETTINGS, RunSettings
 from fairflare.methods.base.catalog import Method, all_methods, get_method, page_of
+from fairflare.methods.base.local_loop import LOWEST_SHARE
 from fairflare.methods.base.rule import TwoPhase
+from fairflare.methods.fed_ga import STEPS
 
 #: In a preinstalled job other defaults hold, see :data:`fairflare.federation.plan.bounds.FOR_HOSPITALS`.
 BOUNDS_TITLE = "Every method, at the server: bounds on one site's influence"
 RUN_TITLE = "Every run: the best model, and which models are tested"
+
+#: What holds where a setting is not given and its component finds it out; of all others nothing then means: not at all.
+FOUND_OUT: dict[str, Callable[[Any], Any]] = {
+    "num_classes": lambda task: task.classes,
+    "class_names": lambda task: task.names(),
+    "class_groups": lambda task: task.groups(),
+    "labels": lambda task: [sorted(labels) for labels in task.structures],
+    "lowest_rate": lambda training: LOWEST_SHARE * training.learning_rate,
+    "ga_step": lambda rule: STEPS[rule.fedga_mode],
+    "combine": lambda rule: "multiply" if rule.preset == "fedism" else "sum",
+    "floor": lambda rule: 0.0 if rule.preset == "fedism" else 1e-6,
+    "trim": lambda run: Aggregate().trim,
+}
 
 
 @dataclass(frozen=True)
@@ -154,6 +171,9 @@ def _value(component: Any, setting: Setting) -> Any:
         value = getattr(component, step, setting.default)
         if value is None and hasattr(component, "setting"):
             value = component.setting(step)
+        if value is None and step in FOUND_OUT:
+            with suppress(AttributeError):  # another component's setting of this name
+                value = FOUND_OUT[step](component)
         component = value
     return component.kind if isinstance(component, Part) else component
 

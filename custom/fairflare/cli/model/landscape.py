@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -15,13 +13,11 @@ from rich.progress import Progress
 from rich.table import Table
 
 from fairflare.base.checks import nearest
-from fairflare.base.disk.files import unreadable, write_whole
-from fairflare.cli import completion, screen
-from fairflare.cli.check_data import sites_of
-from fairflare.cli.commands import app
-from fairflare.cli.plan_options import Overwrite
-from fairflare.cli.run_folder import file_in
-from fairflare.cli.site_names import parse_sites
+from fairflare.base.disk.files import unreadable
+from fairflare.cli.data.sites import file_in, names_of, read_object, sites_of
+from fairflare.cli.model.predict import pick_device, write_csv
+from fairflare.cli.options import Device, OfModels, Overwrite, OwnCode, Runs, refuse_to_replace, which_model
+from fairflare.cli.screen import console, errors, note, say, user_errors
 
 if TYPE_CHECKING:
     from fairflare.prediction.landscape import Grid, Landscape, Trained
@@ -30,85 +26,79 @@ GRID_FILE, NUMBERS_FILE = "landscape.csv", "landscape_numbers.csv"
 FILES = (GRID_FILE, NUMBERS_FILE, "landscape.png", "landscape.svg")
 SHOWN = ("loss", "mean_rise_half", "mean_rise", "max_rise", "curvature")
 
-HELP = """Draws the loss around the models of runs along two random filter-normalised directions.
 
-All runs get the same directions and the same colours, so that one sees whose model lies flatter (Fig. 7 of FedISM+).
-It needs the data: at a site those of the site, elsewhere those that the caller has.
-"""
-
-
-@app.command("landscape", help=HELP)
-def landscape_command(
-    runs: Annotated[
-        list[Path], typer.Argument(help="Folders of runs, downloads, or model files.", autocompletion=completion.runs)
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the picture and the numbers.")],
+def landscape(
+    runs: Runs,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder of the picture and the numbers.")],
     data: Annotated[
         Path | None,
         typer.Option(
             "--data",
             "-d",
+            metavar="FILE",
             help="A fairflare.json, a datalist, a site's folder or a folder of sites; default: what the runs had.",
         ),
     ] = None,
     sites: Annotated[
         str | None,
-        typer.Option("--sites", "-s", help="Names, separated by commas; default: those of --data or of the runs."),
+        typer.Option(
+            "--sites", "-s", metavar="NAMES", help="Separated by commas; default: those of --data or of the runs."
+        ),
     ] = None,
     split: Annotated[
-        str, typer.Option(help="training, validation, test, or a further test list (test_corrupted).")
+        str,
+        typer.Option(metavar="NAME", help="training, validation, test, or a further test list (test_corrupted)."),
     ] = "validation",
     extent: Annotated[
-        float, typer.Option("--range", help="How far along each direction; 1: as far as each filter is long.")
+        float,
+        typer.Option("--range", metavar="X", help="How far along each direction; 1: as far as each filter is long."),
     ] = 1.0,
-    points: Annotated[int, typer.Option(help="Along each direction, odd.")] = 11,
-    seed: Annotated[int, typer.Option(help="Of the two directions.")] = 0,
-    best: Annotated[
-        bool | None,
-        typer.Option("--best/--last", help="The best model by validation, or the last; default: best, else last."),
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: the first GPU, else cpu.")] = None,
-    task_file: Annotated[
-        Path | None, typer.Option(help="The task.py of the runs, where it has code of its own; that code is run.")
-    ] = None,
+    points: Annotated[int, typer.Option(metavar="N", help="Along each direction, odd.")] = 11,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of the two directions.")] = 0,
+    best: OfModels = None,
+    device: Device = None,
+    task_file: OwnCode = None,
     overwrite: Overwrite = False,
 ) -> None:
-    with screen.user_errors():
-        from fairflare.cli.predict import pick_device
+    """Draws the loss around the models of runs along two random filter-normalised directions.
+
+    All runs get the same directions and the same colours, so that one sees whose model lies flatter (Fig. 7 of
+    FedISM+). It needs the data: at a site those of the site, elsewhere those that the caller has.
+    """
+    with user_errors():
         from fairflare.prediction.landscape import Grid, load_trained
 
-        there = [str(out / name) for name in FILES if (out / name).exists()]
-        if there and not overwrite:
-            raise ValueError(f"already there: {', '.join(there)}; give --overwrite to replace them, or another --out")
+        refuse_to_replace((out / name for name in FILES), overwrite)
         grid = Grid(extent, points, seed, split)
         chosen = pick_device(device)
-        which: Literal["best", "last"] | None = None if best is None else "best" if best else "last"
-        trained = load_trained(runs, which, task_file)
+        trained = load_trained(runs, which_model(best), task_file)
         _say_models(trained)
-        names = site_names_of(sites)
-        settings = settings_of_runs(runs, trained, names) if data is None else settings_of_data(data, trained, names)
+        settings = settings_of_sites(runs, trained, data, sites)
         found = _compute(trained, settings, grid, chosen)
         try:
             _write(found, grid, trained, out)
         except OSError as error:
             raise ValueError(f"--out {out} {unreadable(error)}") from error
     _show(found)
-    screen.console.print(f"picture: {out / 'landscape.png'}", markup=False, highlight=False, soft_wrap=True)
+    say(f"picture: {out / 'landscape.png'}", console)
 
 
 # ------------------------------------------------------------------------------------------------ what is given
 
 
-def site_names_of(sites: str | None) -> list[str] | None:
-    names = None if sites is None else parse_sites(sites)
-    if isinstance(names, int) or (sites is not None and not names):
-        raise ValueError(f"--sites wants names here, separated by commas, got {sites!r}")
-    return names
-
-
-def settings_of_runs(
-    places: Sequence[Path], trained: Sequence[Trained], names: list[str] | None
+def settings_of_sites(
+    runs: Sequence[Path], trained: Sequence[Trained], data: Path | None, sites: str | None
 ) -> dict[str, dict[str, Any]]:
+    """By site whose data are looked at: what ``--data`` and ``--sites`` say, else what the runs' own folders have.
+
+    Raises:
+        ValueError: there are no such data, or no such site.
+    """
+    names = names_of(sites)
+    return _of_runs(runs, trained, names) if data is None else _of_data(data, trained, names)
+
+
+def _of_runs(places: Sequence[Path], trained: Sequence[Trained], names: list[str] | None) -> dict[str, dict[str, Any]]:
     """The settings that the runs' own folders have of their sites.
 
     Raises:
@@ -123,26 +113,21 @@ def settings_of_runs(
         if not file.is_file() and not run.saved.record.get("synthetic"):
             raise ValueError(f"{run.name} does not say where its data are; give them with --data")
         if not file.is_file():
-            note = f"{run.name} has no local/fairflare.json: its SYNTHETIC images are taken as the task draws them"
-            screen.errors.print(f"[yellow]note[/yellow]: {escape(note)}", highlight=False, soft_wrap=True)
-        content = _read(file) if file.is_file() else {}
-        found = {name: _without(own_settings(content, name), SHELL_SETTINGS) for name in sites}
+            note(f"{run.name} has no local/fairflare.json: its SYNTHETIC images are taken as the task draws them")
+        content = read_object(file) if file.is_file() else {}
+        about_data = {name: own_settings(content, name) for name in sites}
+        found = {name: {k: v for k, v in own.items() if k not in SHELL_SETTINGS} for name, own in about_data.items()}
         if first is not None and found != first:
             raise ValueError(f"{trained[0].name} and {run.name} had different data; give those to use with --data")
         first = found
     return first or {}
 
 
-def _without(settings: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    """What of a site's settings is about its data."""
-    return {key: value for key, value in settings.items() if key not in keys}
-
-
-def settings_of_data(data: Path, trained: Sequence[Trained], names: list[str] | None) -> dict[str, dict[str, Any]]:
+def _of_data(data: Path, trained: Sequence[Trained], names: list[str] | None) -> dict[str, dict[str, Any]]:
     """The settings of the sites that ``--data`` stands for."""
     found = sites_of(data)
     file = file_in(data)
-    content = _read(file) if file.is_file() else {}
+    content = read_object(file) if file.is_file() else {}
     blocks = content.get("sites")
     if not blocks and "data_root" not in next(iter(found.values())):  # made-up data, the same for all
         return {name: dict(content) for name in names or _sites_of_run(trained)}
@@ -168,25 +153,12 @@ def _sites_of_run(trained: Sequence[Trained]) -> list[str]:
     return common
 
 
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file} {unreadable(error)}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{file} must hold a JSON object")
-    return content
-
-
 def _say_models(trained: Sequence[Trained]) -> None:
     for run in trained:
         words = run.saved.in_words()
-        screen.console.print(
-            f"{run.name}: {run.saved.path}" + (f" ({words})" if words else ""),
-            markup=False, highlight=False, soft_wrap=True,
-        )  # fmt: skip
-        for note in run.notes:
-            screen.errors.print(f"[yellow]note[/yellow]: {escape(note)}", highlight=False, soft_wrap=True)
+        say(f"{run.name}: {run.saved.path}" + (f" ({words})" if words else ""), console)
+        for text in run.notes:
+            note(text)
 
 
 # ------------------------------------------------------------------------------------------------ what is made
@@ -199,7 +171,7 @@ def _compute(
 
     found: list[Landscape] = []
     each = grid.points**2
-    with Progress(console=screen.errors, transient=True, disable=not screen.errors.is_terminal) as bar:
+    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
         line = bar.add_task("losses", total=each * len(trained) * len(settings))
         for site, own in settings.items():
             for run in trained:
@@ -211,7 +183,6 @@ def _compute(
 
 
 def _write(found: Sequence[Landscape], grid: Grid, trained: Sequence[Trained], out: Path) -> None:
-    from fairflare.base.disk.files import csv_text
     from fairflare.reporting import landscape
 
     out.mkdir(parents=True, exist_ok=True)
@@ -229,31 +200,19 @@ def _write(found: Sequence[Landscape], grid: Grid, trained: Sequence[Trained], o
             grid.extent, grid.points,
             *(repr(one.numbers[name]) if math.isfinite(one.numbers[name]) else None for name in SHOWN),
         ])  # fmt: skip
-    for name, table in ((GRID_FILE, landscape.rows(losses, grid.places)), (NUMBERS_FILE, rows)):
-        text = csv_text(table)
-        write = partial(_write_text, text)
-        write_whole(out / name, write, durable=False, shared=True)
-
-
-def _write_text(text: str, path: Path) -> None:
-    path.write_text(text, encoding="utf-8")
+    write_csv(out / GRID_FILE, landscape.rows(losses, grid.places))
+    write_csv(out / NUMBERS_FILE, rows)
 
 
 def _show(found: Sequence[Landscape]) -> None:
     from fairflare.reporting.layout import number
 
     if any(one.synthetic for one in found):
-        screen.console.print("[yellow]SYNTHETIC[/yellow] images: this says nothing about patients", soft_wrap=True)
+        console.print("[yellow]SYNTHETIC[/yellow] images: this says nothing about patients", soft_wrap=True)
     table = Table("run", "site", "images", *SHOWN, box=None, pad_edge=False)
     for one in found:
         table.add_row(escape(one.run), escape(one.site), str(one.images), *(number(one.numbers[n]) for n in SHOWN))
-    screen.console.print(table)
-    missing = sum(int((~_finite(one)).sum()) for one in found)
+    console.print(table)
+    missing = sum(not math.isfinite(loss) for one in found for loss in one.losses.flat)
     if missing:
-        screen.errors.print(f"[yellow]note[/yellow]: {missing} losses are not finite; they are grey", highlight=False)
-
-
-def _finite(one: Landscape) -> Any:
-    import numpy as np
-
-    return np.isfinite(one.losses)
+        note(f"{missing} losses are not finite; they are grey")

@@ -1,12 +1,18 @@
-"""Which sites a run has: what ``--sites`` says, and the names of the blocks in a data file."""
+"""Which sites there are: what ``--sites`` says, and what a data file, a datalist or a folder has."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from fairflare.base.checks import nearest
+from fairflare.base.disk.files import unreadable
+from fairflare.data.datalist import SPLITS
 
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 Chosen = int | list[str] | Literal["default"] | None
 
 
@@ -22,7 +28,7 @@ def parse_sites(text: str) -> int | list[str] | None:
         return int(text)
     names = [name.strip() for name in text.split(",") if name.strip()]
     numbers = [name for name in names if name.isdigit()]
-    if not numbers and any(_is_number(name) for name in names):
+    if not numbers and any(NUMBER.fullmatch(name) for name in names):
         raise ValueError(f"--sites wants a whole number of sites, or their names separated by commas, got {text!r}")
     if numbers:
         called = " and ".join(repr(name) for name in names)
@@ -31,14 +37,6 @@ def parse_sites(text: str) -> int | list[str] | None:
             f"names (--sites {','.join(f'site-{name}' if name.isdigit() else name for name in names)})"
         )
     return names
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def run_sites(chosen: Chosen, local: Mapping[str, Any]) -> int | list[str] | None:
@@ -84,3 +82,65 @@ def run_sites(chosen: Chosen, local: Mapping[str, Any]) -> int | list[str] | Non
 def _listed(texts: Sequence[str], most: int = 6) -> str:
     more = f"; and {len(texts) - most} more" if len(texts) > most else ""
     return "; ".join(text.rstrip(";.?") for text in texts[:most]) + more
+
+
+def names_of(sites: str | None) -> list[str] | None:
+    """``--sites`` of a command that takes names alone; ``None``: it is not given.
+
+    Raises:
+        ValueError: a number, or no name.
+    """
+    names = None if sites is None else parse_sites(sites)
+    if isinstance(names, int) or (sites is not None and not names):
+        raise ValueError(f"--sites wants names here, separated by commas, got {sites!r}")
+    return names
+
+
+# ------------------------------------------------------------------------------------------------ files
+
+
+def file_in(data: Path) -> Path:
+    """The site file that ``--data`` means: itself, or that of a folder such as ``prepare`` writes."""
+    return data / "fairflare.json" if data.is_dir() else data
+
+
+def read_object(file: Path, what: str = "", wanted: str = "a JSON object") -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        ValueError: there is none (names the file behind ``what``, and says what is ``wanted``).
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{what}{file} {unreadable(error)}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{what}{file} must hold {wanted}")
+    return content
+
+
+def sites_of(path: Path) -> dict[str, dict[str, Any]]:
+    """The settings of each site that a path stands for.
+
+    Raises:
+        ValueError: there is nothing to look at; says what was expected.
+    """
+    from fairflare.federation.site.site_file import own_settings
+
+    if path.is_dir():
+        file = next((path / name for name in ("fairflare.json", "datalist.json") if (path / name).is_file()), None)
+        if file is None:
+            folders = sorted(child for child in path.iterdir() if (child / "datalist.json").is_file())
+            if not folders:
+                raise ValueError(f"{path} has no fairflare.json, no datalist.json, and no folder with a datalist.json")
+            return {folder.name: {"data_root": str(folder.absolute())} for folder in folders}
+        path = file
+    content = read_object(path, wanted="a JSON object: a site file (docs/data.md) or a datalist")
+    if path.name == "datalist.json" or any(split in content for split in SPLITS):
+        return {path.absolute().parent.name: {"data_root": str(path.absolute().parent), "datalist": path.name}}
+    blocks = content.get("sites")
+    names = list(blocks) if isinstance(blocks, Mapping) and blocks else ["site-1"]
+    try:
+        return {name: own_settings(content, name) for name in names}
+    except RuntimeError as error:
+        raise ValueError(f"{path}: {error}") from error

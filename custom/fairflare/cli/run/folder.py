@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fairflare.base.disk.files import unreadable
+from fairflare.cli.data.sites import file_in, read_object
 
 
 def site_settings(site_file: Path | None, experiment: str, workspace: Path) -> dict[str, Any]:
     """The run's local/fairflare.json: the user's, plus folders that outlive the run's workspace."""
     local: dict[str, Any] = {}
     if site_file is not None:
-        site_file = file_in(site_file)
-        try:
-            local = json.loads(site_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as e:
-            raise ValueError(f"--data {site_file} {unreadable(e)}") from e
-        if not isinstance(local, dict):
-            raise ValueError(f"--data {site_file} must hold a JSON object")
+        local = read_object(file_in(site_file), "--data ")
     if experiment:
         state = workspace.with_name(workspace.name + ".state")
         local.setdefault("state_root", str(state / "sites"))
@@ -30,38 +23,31 @@ def site_settings(site_file: Path | None, experiment: str, workspace: Path) -> d
     return local
 
 
-def file_in(data: Path) -> Path:
-    """The site file that ``--data`` means: itself, or that of a folder such as ``prepare`` writes."""
-    return data / "fairflare.json" if data.is_dir() else data
-
-
 def refuse_to_replace_run(workspace: Path, experiment: str) -> None:
     """Raises ValueError when the folder holds another run, with a round, than the one that is gone on with."""
-    from fairflare.reporting.results import find_results, read_results
-
-    try:
-        found = read_results(find_results(workspace))
-    except ValueError:
+    found = _there(workspace)
+    if found is None or refused(workspace) or (experiment and (found["info"] or {}).get("experiment") == experiment):
         return
-    if refused(workspace):
-        return
-    own = (found["info"] or {}).get("experiment")
-    if not experiment or own != experiment:
-        raise ValueError(
-            f"{workspace} holds a run already ({found['status']}, of {found['started']}); give --overwrite to replace "
-            "it, or another --label, --seed or --workspace"
-        )
+    raise ValueError(
+        f"{workspace} holds a run already ({found['status']}, of {found['started']}); give --overwrite to replace "
+        "it, or another --label, --seed or --workspace"
+    )
 
 
 def refused(workspace: Path) -> bool:
     """Whether the folder's run failed before its first round: nothing is lost where another takes its place."""
+    found = _there(workspace)
+    return found is not None and found["status"] == "failed" and not found["rounds"]
+
+
+def _there(folder: Path) -> dict[str, Any] | None:
+    """The results in a folder; ``None``: there are none that can be read."""
     from fairflare.reporting.results import find_results, read_results
 
     try:
-        found = read_results(find_results(workspace))
-    except (OSError, ValueError):
-        return False
-    return found["status"] == "failed" and not found["rounds"]
+        return read_results(find_results(folder))
+    except ValueError:
+        return None
 
 
 @contextmanager
@@ -94,12 +80,7 @@ def earlier_results(workspace: Path, folder: Path, experiment: str) -> Iterator[
 
 
 def _begun(folder: Path) -> bool:
-    from fairflare.reporting.results import RESULTS_FILE, read_results
-
-    try:
-        return bool(read_results(folder / RESULTS_FILE)["info"])
-    except (OSError, ValueError):
-        return False
+    return bool((_there(folder / "results.json") or {}).get("info"))
 
 
 def last_errors(log: Path, count: int = 5) -> list[str]:

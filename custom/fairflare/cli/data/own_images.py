@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
+
+from fairflare.cli.screen import say
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,15 +66,40 @@ def suited_settings(plan: Plan, images: Sequence[npt.NDArray[np.float32]]) -> di
     return found
 
 
+def suited(
+    plan: Plan, local: Mapping[str, Any], data: Path | None, given: Mapping[str, Any], *, quick: bool, trial: bool
+) -> dict[str, Any]:
+    """What a run takes from the sites' own images, where there are such; says it, and how they are read.
+
+    Args:
+        plan: without it.
+        local: content of ``local/fairflare.json``.
+        data: where that is.
+        given: settings that stay.
+        quick: channels and size follow the images.
+        trial: nobody said how long or how finely to train.
+
+    Raises:
+        ValueError: two sites have the same images.
+    """
+    from fairflare.federation.transports.shared_images import refuse_shared_images
+
+    refuse_shared_images(plan.sites or (), local)
+    images = looked_at(plan, local)
+    if not images:
+        return {}
+    found = {**(suited_settings(plan, images) if quick else {}), **prepared_for(plan, data, given)}
+    found = {name: value for name, value in found.items() if name not in given}
+    say(in_words(plan, images, found, trial=trial))
+    return found
+
+
 def prepared_for(plan: Plan, data: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
     """What data that ``prepare`` wrote need of a task (RIF: its two structures), by their manifest; says it."""
-    from fairflare.cli.screen import errors
-
     told = {} if data is None else manifest_of(data).get("task", {})
     found = {name: value for name, value in told.items() if name in vars(plan.task) and name not in given}
     if found:
-        shown = ", ".join(f"{name}={json.dumps(value)}" for name, value in found.items())
-        errors.print(f"as the data's manifest says: {shown}", markup=False, highlight=False, soft_wrap=True)
+        say(f"as the data's manifest says: {', '.join(f'{name}={json.dumps(value)}' for name, value in found.items())}")
     return found
 
 
@@ -87,21 +114,22 @@ def manifest_of(data: Path) -> dict[str, Any]:
     return {}
 
 
-def in_words(plan: Plan, images: Sequence[npt.NDArray[np.float32]], *, trial: bool) -> str:
-    """``640x480 RGB images are read as 96x96 RGB; 3 rounds: a trial; ...``; sizes are width x height."""
-    task: Any = plan.task
+def in_words(
+    plan: Plan, images: Sequence[npt.NDArray[np.float32]], more: Mapping[str, Any] | None = None, *, trial: bool
+) -> str:
+    """``640x480 RGB images are read as 96x96 RGB; 3 rounds: a trial; ...``; sizes are width x height.
+
+    ``more``: settings of the task that the plan has not yet.
+    """
+    task = {**vars(plan.task), **(more or {})}
     sizes = sorted({image.shape[:2] for image in images}, key=lambda size: (size[0] * size[1], size))
     shown = " to ".join(dict.fromkeys(f"{width}x{height}" for height, width in (sizes[0], sizes[-1])))
-    kinds = " and ".join(dict.fromkeys(_kinds(images)))
-    height, width = task.image_size
+    kinds = " and ".join(dict.fromkeys(_kind(_coloured(image)) for image in images))
+    height, width = task["image_size"]
     rounds = f"{plan.run.num_rounds} round{'' if plan.run.num_rounds == 1 else 's'}"
-    text = f"{shown} {kinds} images are read as {width}x{height} {_kind(task.in_channels == 3)}; {rounds}"
-    more = "--paper has the paper's settings, or give --rounds and --set 'image_size=[HEIGHT, WIDTH]'"
-    return f"{text}: a trial; {more}" if trial else text
-
-
-def _kinds(images: Sequence[npt.NDArray[np.float32]]) -> Iterator[str]:
-    return (_kind(_coloured(image)) for image in images)
+    text = f"{shown} {kinds} images are read as {width}x{height} {_kind(task['in_channels'] == 3)}; {rounds}"
+    more_words = "--paper has the paper's settings, or give --rounds and --set 'image_size=[HEIGHT, WIDTH]'"
+    return f"{text}: a trial; {more_words}" if trial else text
 
 
 def _kind(coloured: bool) -> str:

@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from fairflare.cli.compare_runs import DONE, FAILED, Runner
-from fairflare.cli.compare_runs import Progress as RunProgress
-from fairflare.cli.screen import console
+from fairflare.cli.compare.runs import DONE, FAILED, Runner
+from fairflare.cli.compare.runs import Progress as RunProgress
+from fairflare.cli.screen import console, say
 from fairflare.reporting.layout import number, spread
 from fairflare.reporting.results import find_results, read_results
 from fairflare.reporting.table import metrics_of, summary_of
 
 if TYPE_CHECKING:
     from fairflare.core.fairness import FairnessSummary
+
+MOST_LINES = 10  # of a run that goes on
 
 
 def plan_in_words(runner: Runner) -> str:
@@ -27,7 +29,7 @@ def plan_in_words(runner: Runner) -> str:
     missing = sum(p.state != DONE for p in runner.all)
     return (
         f"{rows} row{'s' * (rows > 1)} x {seeds} seed{'s' * (seeds > 1)}{turns}: {missing} runs to do, "
-        f"{min(missing, runner.at_once)} at once, in {runner.folder}; a line when one has ended"
+        f"{min(missing, runner.at_once)} at once, in {runner.folder}; a line when one gets on"
     )
 
 
@@ -60,10 +62,13 @@ def _ended_in_words(runner: Runner, progress: RunProgress, metric: str | None) -
 
 
 class Lines:
-    """A line at the start and for each run that ended, for logs and pipes."""
+    """A line for each run that ended, and some while it goes, for logs and pipes."""
+
+    tenths = True  # of a run at work
 
     def __init__(self, runner: Runner, metric: str | None = None) -> None:
         self.runner, self.metric = runner, metric
+        self._told: dict[str, int] = {}
 
     def __enter__(self) -> Lines:
         return self
@@ -72,13 +77,19 @@ class Lines:
         pass
 
     def tell(self, progress: RunProgress) -> None:
+        name, tenth = progress.run.name, MOST_LINES * progress.rounds // progress.of
         if progress.state in (DONE, FAILED):
             for line in _ended_in_words(self.runner, progress, self.metric):
-                console.print(line, highlight=False, markup=False, soft_wrap=True)
+                say(line, console)
+        elif self.tenths and progress.state == "running" and tenth > self._told.get(name, -1):
+            self._told[name] = tenth
+            say(f"{name}: round {progress.rounds} of {progress.of}{_left(self.runner)}", console)
 
 
 class Live(Lines):
     """The same lines, under them a bar for each run at work, and one for all."""
+
+    tenths = False  # the bars tell it
 
     def __init__(self, runner: Runner, metric: str | None = None) -> None:
         super().__init__(runner, metric)

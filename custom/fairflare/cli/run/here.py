@@ -5,13 +5,18 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from fairflare.federation.collecting.transport import Listener
+    from fairflare.federation.plan.plan import Plan
 
 #: Exit codes, as a shell has them for a process that Ctrl-C, or SIGTERM, ended.
 INTERRUPTED, TERMINATED = 130, 143
@@ -19,6 +24,7 @@ WHY = {
     signal.SIGINT: "the run was stopped by Ctrl-C (SIGINT)",
     signal.SIGTERM: "the run was ended by SIGTERM (`kill`, a scheduler's time limit, a container that was stopped)",
 }
+LINES = logging.Formatter("%(asctime)s - %(name)s - %(levelname)s - %(message)s")
 
 
 class Stop:
@@ -44,42 +50,84 @@ class Stop:
 def run_here(
     recipe: Any, workspace: Path, local: dict[str, Any], log_path: Path, console: Console, jobs: int, stop: Stop
 ) -> int:
-    """Runs a recipe's plan in this process; the log goes into the file where the simulator's would be.
+    """Runs a recipe's plan in this process and shows on the console how it goes; see :func:`run_plan`."""
+    from fairflare.cli.run.view import view_of
+
+    with logged(log_path, "w"), view_of(recipe, console) as view:
+        return run_plan(recipe.plan, workspace, local, stop, [view], jobs)
+
+
+def run_plan(
+    plan: Plan,
+    workspace: Path,
+    local: Mapping[str, Any],
+    stop: Stop,
+    listeners: Sequence[Listener] = (),
+    jobs: int = 1,
+) -> int:
+    """Does a run in this process.
 
     Args:
-        recipe: what to run.
+        plan: what to run.
         workspace: laid out as the simulator's.
         local: content of ``local/fairflare.json``.
-        log_path: for the log.
-        console: shows how it goes.
-        jobs: sites that work at a time.
         stop: of :func:`stopped_by_signals`.
+        listeners: are told how it goes.
+        jobs: sites that work at a time.
 
     Returns:
         Exit code: 0, 1 when the run failed (the reason is in the results, where it came from in the log), 130 when it
         was stopped by Ctrl-C, 143 by SIGTERM.
     """
-    from fairflare.cli.run_view import view_of
     from fairflare.federation.server.rounds import Stopped
     from fairflare.federation.transports.local import run_local
 
-    handler = logging.FileHandler(log_path, mode="w", encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s - %(name)s - %(levelname)s - %(message)s"))
+    try:
+        with warned_once():
+            run_local(plan, workspace, dict(local), listeners=listeners, should_stop=stop, jobs=jobs)
+    except (KeyboardInterrupt, Stopped):
+        return stop.code
+    except (RuntimeError, ValueError):
+        logging.getLogger().error("the run failed", exc_info=True)
+        return 1
+    return 0
+
+
+@contextmanager
+def logged(path: Path, mode: str) -> Iterator[None]:
+    """The log goes into a file, as the simulator's would."""
+    handler = logging.FileHandler(path, mode=mode, encoding="utf-8")
+    handler.setFormatter(LINES)
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(logging.INFO)
     try:
-        with view_of(recipe, console) as view:
-            run_local(recipe.plan, workspace, local, listeners=[view], should_stop=stop, jobs=jobs)
-        return 0
-    except (KeyboardInterrupt, Stopped):
-        return stop.code
-    except (RuntimeError, ValueError):
-        root.error("the run failed", exc_info=True)
-        return 1
+        yield
     finally:
         root.removeHandler(handler)
         handler.close()
+
+
+@contextmanager
+def warned_once() -> Iterator[None]:
+    """A warning of one place with one text is shown once.
+
+    Python's own filters forget what was shown whenever one of them changes, as in each `warnings.catch_warnings`.
+    """
+    shown: set[tuple[str, type[Warning], str, int]] = set()
+    show = warnings.showwarning
+
+    def once(message: Any, category: type[Warning], filename: str, lineno: int, *rest: Any, **more: Any) -> None:
+        key = (str(message), category, filename, lineno)
+        if key not in shown:
+            shown.add(key)
+            show(message, category, filename, lineno, *rest, **more)
+
+    warnings.showwarning = once
+    try:
+        yield
+    finally:
+        warnings.showwarning = show
 
 
 @contextmanager

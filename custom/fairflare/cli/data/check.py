@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,10 +13,11 @@ from typing import Annotated, Any
 import typer
 from rich.progress import Progress
 
-from fairflare.base.disk.files import unreadable
-from fairflare.cli.own_data import manifest_of, prepared_for
-from fairflare.cli.screen import AsJson, console, errors, one_document, user_errors
-from fairflare.data.datalist import SPLITS
+from fairflare.base.disk.files import csv_text, unreadable
+from fairflare.cli.data.own_images import manifest_of, prepared_for
+from fairflare.cli.data.sites import sites_of
+from fairflare.cli.options import parse_settings
+from fairflare.cli.screen import AsJson, console, errors, one_document, say, user_errors
 
 MOST = 20  # lines of a site, unless --all
 COUNTS = "counts.csv"
@@ -45,13 +47,12 @@ def check_data(
     as_json: AsJson = False,
 ) -> None:
     """Reads every image as training does and says all that is wrong. Exit code 1 when training must not begin so."""
-    from fairflare.cli.plan_options import parse_settings
     from fairflare.tasks.data_check import check_sites
 
     with one_document(as_json) as put:
         with user_errors():
             sites = sites_of(data)
-            made, names = make_task(sites, task, parse_settings(settings or []), task_file, data)
+            made, names = make_task(sites, task, parse_settings(settings), task_file, data)
             targets = {} if out is None else _pictures(out, list(sites), overwrite)
         with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
             line = bar.add_task("images")
@@ -68,40 +69,8 @@ def check_data(
         else:
             notes = len(report.problems) - report.grave + len(told)
             counted = f"{report.grave} problem(s), {notes} note(s)"
-            _say(f"{report.usable} usable images at {len(report.sites)} site(s); {counted}")
+            _tell(f"{report.usable} usable images at {len(report.sites)} site(s); {counted}")
     raise typer.Exit(int(report.grave > 0 or not report.sites))
-
-
-def sites_of(path: Path) -> dict[str, dict[str, Any]]:
-    """The settings of each site that a path stands for.
-
-    Raises:
-        ValueError: there is nothing to look at; says what was expected.
-    """
-    from fairflare.federation.site.site_file import own_settings
-
-    if path.is_dir():
-        file = next((path / name for name in ("fairflare.json", "datalist.json") if (path / name).is_file()), None)
-        if file is None:
-            folders = sorted(child for child in path.iterdir() if (child / "datalist.json").is_file())
-            if not folders:
-                raise ValueError(f"{path} has no fairflare.json, no datalist.json, and no folder with a datalist.json")
-            return {folder.name: {"data_root": str(folder.absolute())} for folder in folders}
-        path = file
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} {unreadable(error)}") from error
-    if not isinstance(content, Mapping):
-        raise ValueError(f"{path} must hold a JSON object: a site file (docs/data.md) or a datalist")
-    if path.name == "datalist.json" or any(split in content for split in SPLITS):
-        return {path.absolute().parent.name: {"data_root": str(path.absolute().parent), "datalist": path.name}}
-    blocks = content.get("sites")
-    names = list(blocks) if isinstance(blocks, Mapping) and blocks else ["site-1"]
-    try:
-        return {name: own_settings(content, name) for name in names}
-    except RuntimeError as error:
-        raise ValueError(f"{path}: {error}") from error
 
 
 def make_task(
@@ -124,7 +93,9 @@ def make_task(
         kind = "classification" if labels else "segmentation"
     if kind == "classification" and "num_classes" not in settings and (labels or names):
         settings["num_classes"] = max(2, len(names) if names else max(labels) + 1)
-        _say(f"num_classes={settings['num_classes']}: {'as the datalists name them' if names else 'the highest label'}")
+        _tell(
+            f"num_classes={settings['num_classes']}: {'as the datalists name them' if names else 'the highest label'}"
+        )
     plan = make_plan("fed_avg", task=kind, sites=0, settings=settings, task_file=task_file, min_sites=1)
     if task_file is None and (more := prepared_for(plan, data, settings)):
         plan = make_plan("fed_avg", task=kind, sites=0, settings={**more, **settings}, min_sites=1)
@@ -155,8 +126,7 @@ def _labels(sites: Mapping[str, Mapping[str, Any]]) -> tuple[list[int], list[str
 # ------------------------------------------------------------------------------------------------ what it says
 
 
-def _say(text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+_tell = partial(say, where=console)
 
 
 def _print_report(report: Any, names: Sequence[str] | None, told: Sequence[str], every: bool) -> None:
@@ -164,9 +134,9 @@ def _print_report(report: Any, names: Sequence[str] | None, told: Sequence[str],
     for site in report.sites:
         _print_counts(site, names)
     if report.labels:
-        _say(report.labels)
+        _tell(report.labels)
     for note in told:
-        _say(f"note: {note}")
+        _tell(f"note: {note}")
 
 
 def _print_problems(problems: Sequence[Any], every: bool) -> None:
@@ -176,19 +146,19 @@ def _print_problems(problems: Sequence[Any], every: bool) -> None:
             if problem.grave is grave:
                 shown[problem.site] += 1
                 if every or shown[problem.site] <= MOST:
-                    _say(f"{word}: {problem.site or 'all sites'}: {problem.text}")
+                    _tell(f"{word}: {problem.site or 'all sites'}: {problem.text}")
         for site, count in shown.items():
             if not every and count > MOST:
-                _say(f"{word}: {site or 'all sites'}: {count - MOST} more; --all shows them")
+                _tell(f"{word}: {site or 'all sites'}: {count - MOST} more; --all shows them")
 
 
 def _print_counts(report: Any, names: Sequence[str] | None) -> None:
     sizes = ", ".join(f"{width}x{height}: {count}" for (height, width), count in report.sizes.most_common(3))
     more = f" and {len(report.sizes) - 3} more sizes" if len(report.sizes) > 3 else ""
-    _say(f"{report.site}: width x height {sizes or '-'}{more}")
+    _tell(f"{report.site}: width x height {sizes or '-'}{more}")
     for split, found in report.counts.items():
         classes = ", ".join(f"{_name(number, names)} {n}" for number, n in sorted(found.items(), key=_number))
-        _say(f"  {split}: {sum(found.values())}" + (f" ({classes})" if None not in found and found else ""))
+        _tell(f"  {split}: {sum(found.values())}" + (f" ({classes})" if None not in found and found else ""))
 
 
 def _number(item: tuple[int | None, int]) -> int:
@@ -221,7 +191,6 @@ def _pictures(out: Path, sites: Sequence[str], overwrite: bool) -> dict[str, tup
 def _write_pictures(
     sites: Sequence[Any], out: Path, targets: Mapping[str, tuple[Path, Path]], names: Sequence[str] | None
 ) -> None:
-    from fairflare.base.disk.files import csv_text
     from fairflare.tasks.scores.data_pictures import contact_sheet, histogram
 
     rows: list[list[Any]] = [["site", "split", "class", "images"]]
@@ -234,6 +203,6 @@ def _write_pictures(
         try:
             histogram(site, bars, names)
         except ImportError:
-            _say(f"{site.site}: no histogram, matplotlib is not installed (pip install 'fairflare[plots]')")
+            _tell(f"{site.site}: no histogram, matplotlib is not installed (pip install 'fairflare[plots]')")
     (out / COUNTS).write_text(csv_text(rows), encoding="utf-8")
-    _say(f"counts, and pictures of the images themselves (keep them where the images are): {out}")
+    _tell(f"counts, and pictures of the images themselves (keep them where the images are): {out}")

@@ -1,4 +1,4 @@
-"""What ``fairflare doctor`` looks at: the things that support asks for first."""
+"""``fairflare doctor``: the things that support asks for first."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from fairflare.base.disk.files import unreadable
-from fairflare.cli.run_folder import file_in
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from fairflare.cli.data.sites import file_in, names_of, read_object
+from fairflare.cli.options import Data, MonaiBundle, Settings, Task, TaskFile, parse_settings
+from fairflare.cli.screen import AsJson, console, one_document, user_errors
 
 State = Literal["ok", "warning", "problem"]
 PREFIX = "fairflare"
 SPLITS = ("training", "validation")
+COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,48 @@ class Finding:
     what: str
     state: State
     text: str
+
+
+def doctor(
+    data: Data = None,
+    sites: Annotated[
+        str | None,
+        typer.Option(
+            "--sites", "-s", metavar="NAMES", help="Whose data, names separated by commas; default: the file's."
+        ),
+    ] = None,
+    kit: Annotated[Path | None, typer.Option(metavar="DIR", help="Start-up kit of a FLARE server or site.")] = None,
+    port: Annotated[
+        list[int] | None, typer.Option(metavar="N", help="That a server would listen on; may be repeated.")
+    ] = None,
+    method: Annotated[str, typer.Option(metavar="NAME", help="Whose task opens the data.")] = "fed_avg",
+    task: Task = None,
+    settings: Settings = None,
+    task_file: TaskFile = None,
+    monai_bundle: MonaiBundle = None,
+    as_json: AsJson = False,
+) -> None:
+    """Looks at versions, GPU, disk, a site's data, a start-up kit and ports. Exit code 1 when something cannot work."""
+    from fairflare.federation.plan.plan import make_plan
+
+    with user_errors(), one_document(as_json):
+        names = names_of(sites)
+        plan = make_plan(
+            method, task=task, sites=names or 0, settings=parse_settings(settings), task_file=task_file,
+            monai_bundle=monai_bundle, min_sites=1,
+        )  # fmt: skip
+    with one_document(as_json) as put:
+        found = list(examine(data, names, plan.task.open_site, kit, port or ()))
+        if as_json:
+            from fairflare.cli.as_json import DoctorDocument
+
+            put(DoctorDocument.model_validate({"findings": found}))
+    table = Table("checked", "", "found", box=None, pad_edge=False)
+    for finding in found:
+        table.add_row(escape(finding.what), f"[{COLOURS[finding.state]}]{finding.state}[/]", escape(finding.text))
+    if not as_json:
+        console.print(table)
+    raise typer.Exit(int(any(finding.state == "problem" for finding in found)))
 
 
 def examine(
@@ -110,12 +158,12 @@ def site_file(
 
     path = file_in(path)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        blocks = content.get("sites", {}) if isinstance(content, dict) else {}
+        content = read_object(path)
+        blocks = content.get("sites")
         names = list(sites or (blocks if isinstance(blocks, dict) else ()) or ("site-1",))
         own = {name: own_settings(content, name) for name in names}
-    except (OSError, ValueError) as error:
-        yield Finding("site file", "problem", f"{path} {unreadable(error)}")
+    except ValueError as error:
+        yield Finding("site file", "problem", str(error))
         return
     except RuntimeError as error:
         yield Finding("site file", "problem", f"{path}: {error}")

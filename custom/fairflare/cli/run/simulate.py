@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from rich.console import Console
 
 from fairflare.base.disk.temporary import OwnedFolder
-from fairflare.cli.in_process import Stop
-from fairflare.cli.run_view import RunView, view_of
+from fairflare.cli.run.here import Stop
+from fairflare.cli.run.view import RunView, view_of
 from fairflare.reporting.results import mark_ended
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def simulate(
         local: content of ``local/fairflare.json``.
         log_path: for what FLARE prints.
         console: shows how it goes.
-        stop: of :func:`fairflare.cli.in_process.stopped_by_signals`; ``None``: nobody tells it to stop.
+        stop: of :func:`fairflare.cli.run.here.stopped_by_signals`; ``None``: nobody tells it to stop.
 
     Returns:
         The simulator's exit code; 130 when Ctrl-C ended it, 143 when SIGTERM did. A run that was cut off has a reason

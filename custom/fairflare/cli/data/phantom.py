@@ -31,7 +31,7 @@ def phantom(
     """Writes the synthetic images of several sites to disk, in the form that `fairflare prepare` gives data sets."""
     from fairflare.base.checks import choice
     from fairflare.base.settings import field_names
-    from fairflare.cli.plan_options import parse_settings
+    from fairflare.cli.options import parse_settings
     from fairflare.data.phantoms import PhantomPlan
     from fairflare.data.preparers.__main__ import counting_files, say
     from fairflare.data.preparers.phantoms import PROSTATE, VOLUMES, prepare_phantom

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import glob
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
-from fairflare.base.disk.files import write_whole
-from fairflare.cli import screen
+from fairflare.base.disk.files import csv_text, write_whole
+from fairflare.cli.options import Device, OfModels, Overwrite, OwnCode, refuse_to_replace, which_model
+from fairflare.cli.screen import console, errors, note, say, user_errors
 from fairflare.data.datalist import DataError
 from fairflare.data.dicom_files import files_of_series
 from fairflare.data.image_file import SUFFIXES, Dicom, Unknown, image_file, kind_of
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from fairflare.prediction.predictor import Predictor
 
 CSV_FILE = "predictions.csv"
-MOST_NAMED = 5
 MOST_SHOWN = 30  # lines on the screen; the file has all
 THRESHOLD = 0.5  # of the evaluation
 
@@ -58,23 +57,24 @@ def predict(
             help="Files, folders or patterns: PNG, JPEG, BMP, TIFF, .npy, NIfTI, DICOM (each slice of a volume)."
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for masks or probabilities, and predictions.csv.")],
-    best: Annotated[
-        bool | None,
-        typer.Option("--best/--last", help="The best model by validation, or the last; default: best, else last."),
-    ] = None,
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", metavar="DIR", help="Folder for masks or probabilities, and predictions.csv."),
+    ],
+    best: OfModels = None,
     threshold: Annotated[
         float | None,
-        typer.Option(help="Segmentation: a pixel is found above this probability; default 0.5, as in the evaluation."),
+        typer.Option(
+            metavar="P",
+            help="Segmentation: a pixel is found above this probability; default 0.5, as in the evaluation.",
+        ),
     ] = None,
     overlay: Annotated[
         bool, typer.Option("--overlay", help="Segmentation: also a PNG of each image with its mask in colour.")
     ] = False,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: the first GPU, else cpu.")] = None,
-    task_file: Annotated[
-        Path | None, typer.Option(help="The task.py of the run, where it has code of its own; that code is run.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
+    device: Device = None,
+    task_file: OwnCode = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Masks or class probabilities of images, by a run's model. Research use only: this is not a medical device.
 
@@ -83,13 +83,11 @@ def predict(
     NIfTI with the same affine for NIfTI. Exit code 1 when an image could not
     be used.
     """
-    with screen.user_errors():
+    with user_errors():
         found = find_images(images, out)
         predictor = _load(model, best, task_file, device)
         wanted = Wanted(out, overlay, _threshold(predictor, threshold, overlay))
-        targets = _targets(predictor, found, wanted)
-        if not overwrite:
-            _refuse_to_replace(targets)
+        refuse_to_replace(_targets(predictor, found, wanted), overwrite)
         failed = _predict_all(predictor, found, wanted)
     raise typer.Exit(int(failed > 0))
 
@@ -155,9 +153,7 @@ def _images_in(folder: Path, out: Path) -> list[Image]:
     if not found:
         raise ValueError(f"{folder} holds no image; known are {', '.join(SUFFIXES)}")
     if others:
-        screen.errors.print(
-            f"{folder}: {others} file(s) that are no images are passed over", markup=False, soft_wrap=True
-        )
+        say(f"{folder}: {others} file(s) that are no images are passed over")
     return found
 
 
@@ -181,19 +177,13 @@ def _series_in(folder: Path) -> dict[Path, bool]:
 def _load(place: Path, best: bool | None, task_file: Path | None, device: str | None) -> Predictor:
     from fairflare.prediction.predictor import load_predictor
 
-    which: Literal["best", "last"] | None = None if best is None else "best" if best else "last"
-    predictor = load_predictor(place, which, task_file=task_file, device=pick_device(device))
-    saved = predictor.model
-    words = saved.in_words()
-    screen.console.print(
-        f"model: {saved.path}" + (f" ({words})" if words else ""), markup=False, highlight=False, soft_wrap=True
-    )
-    if saved.record.get("synthetic"):
-        screen.console.print(
-            "trained on [yellow]SYNTHETIC[/yellow] images: what it says of real ones means nothing", soft_wrap=True
-        )
-    for note in predictor.notes:
-        screen.errors.print(f"[yellow]note[/yellow]: {escape(note)}", highlight=False, soft_wrap=True)
+    predictor = load_predictor(place, which_model(best), task_file=task_file, device=pick_device(device))
+    words = predictor.model.in_words()
+    say(f"model: {predictor.model.path}" + (f" ({words})" if words else ""), console)
+    if predictor.model.record.get("synthetic"):
+        say(" images: what it says of real ones means nothing", console, mark="trained on [yellow]SYNTHETIC[/yellow]")
+    for text in predictor.notes:
+        note(text)
     return predictor
 
 
@@ -245,15 +235,6 @@ def _mask_of(image: Image) -> str:
     return mask_name(image.name, volume)
 
 
-def _refuse_to_replace(targets: Sequence[Path]) -> None:
-    there = [str(path) for path in targets if path.exists()]
-    if there:
-        more = f" and {len(there) - MOST_NAMED} more" if len(there) > MOST_NAMED else ""
-        raise ValueError(
-            f"already there: {', '.join(there[:MOST_NAMED])}{more}; give --overwrite to replace them, or another --out"
-        )
-
-
 # ------------------------------------------------------------------------------------------------ what is written
 
 
@@ -263,26 +244,24 @@ def _predict_all(predictor: Predictor, found: Sequence[Image], wanted: Wanted) -
     lines: list[tuple[str, ...]] = []
     failed = 0
     tell = _segment if predictor.kind == "segmentation" else _classify
-    for image in track(found, "images", console=screen.errors, transient=True, disable=not screen.errors.is_terminal):
+    for image in track(found, "images", console=errors, transient=True, disable=not errors.is_terminal):
         try:
             if not kind_of(image.file).known:
                 raise DataError("", reason=f"its ending is not known; known are {', '.join(SUFFIXES)}")
             made, shown = tell(predictor, image, wanted)
         except DataError as error:
             failed += 1
-            screen.errors.print(
-                f"[red]left out[/red]: {escape(f'{image.file}: {error.reason}')}", highlight=False, soft_wrap=True
-            )
+            say(f"{image.file}: {error.reason}", mark="[red]left out[/red]: ")
             continue
         rows += made
         lines += shown
     if rows:
         wanted.out.mkdir(parents=True, exist_ok=True)
-        write_whole(wanted.out / CSV_FILE, lambda path: _write_csv(path, rows), durable=False, shared=True)
+        write_csv(wanted.out / CSV_FILE, [list(rows[0]), *(list(row.values()) for row in rows)])
         _show(predictor, lines)
-        screen.console.print(f"written: {wanted.out / CSV_FILE}", markup=False, highlight=False, soft_wrap=True)
+        say(f"written: {wanted.out / CSV_FILE}", console)
     if failed:
-        screen.errors.print(f"{failed} of {len(found)} image(s) could not be used", highlight=False)
+        say(f"{failed} of {len(found)} image(s) could not be used")
     return failed
 
 
@@ -334,11 +313,10 @@ def _classify(predictor: Predictor, image: Image, wanted: Wanted) -> tuple[list[
     return rows, lines
 
 
-def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+def write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
+    """Replaces the file by these rows."""
+    text = csv_text(rows)
+    write_whole(path, lambda partial: partial.write_text(text, encoding="utf-8"), durable=False, shared=True)
 
 
 def _show(predictor: Predictor, lines: Sequence[tuple[str, ...]]) -> None:
@@ -348,6 +326,6 @@ def _show(predictor: Predictor, lines: Sequence[tuple[str, ...]]) -> None:
         column.overflow = "fold"
     for line in lines[:MOST_SHOWN]:
         table.add_row(*map(escape, line))
-    screen.console.print(table)
+    console.print(table)
     if len(lines) > MOST_SHOWN:
-        screen.console.print(f"and {len(lines) - MOST_SHOWN} more", highlight=False)
+        console.print(f"and {len(lines) - MOST_SHOWN} more", highlight=False)

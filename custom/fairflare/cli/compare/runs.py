@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fairflare.base.disk.files import write_whole
-from fairflare.cli.run_folder import refused
+from fairflare.cli.run.folder import refused
 from fairflare.federation.plan.series import Run, Series
 from fairflare.reporting.compare.unseen import Unseen, has_unseen, read_unseen
 from fairflare.reporting.results import find_results, read_results, results_in
@@ -186,7 +186,7 @@ class Runner:
             "simulator": self.simulator,
             "held_out": progress.run.held_out,
         }
-        command = [sys.executable, "-m", "fairflare.cli.compare_worker"]
+        command = [sys.executable, "-m", "fairflare.cli.compare.worker"]
         with (place / "output.log").open("ab") as output:
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=_one_thread())
         _input(process).write(json.dumps(given).encode() + b"\n")

@@ -1,0 +1,1 @@
+"""``fairflare compare``: many runs, and the tables over them."""

@@ -1,0 +1,87 @@
+"""One run of a comparison in a process of its own; ends when its parent does.
+
+``python -m fairflare.cli.compare.worker`` reads a line of JSON from its input: ``plan`` (arguments of
+:func:`fairflare.federation.plan.plan.make_plan`), ``workspace``, ``local`` (content of ``local/fairflare.json``),
+``log``, ``simulator`` (workers; null: in this process), and ``held_out`` (a site that is no part of the run, or empty:
+the run's model is tested there in the end). The input stays open as long as the parent lives.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fairflare.cli.run.here import Stop, logged, run_plan, stopped_by_signals
+from fairflare.cli.run.simulate import RUN_FOLDER, simulate
+from fairflare.reporting.results import mark_ended
+
+GRACE = 20.0  # seconds to end in good order
+
+
+def main() -> int:
+    """Does the run; the exit code."""
+    given = json.loads(sys.stdin.readline())
+    place = Path(given["workspace"])
+    with Path(os.devnull).open("w") as nowhere, stopped_by_signals(view := Console(file=nowhere)) as stop:
+        threading.Thread(target=_end_with_parent, args=(stop,), daemon=True).start()
+        try:
+            code = _run(given, place, view, stop)
+            if given["held_out"] and code == 0:
+                code = _test_where_left_out(given, place, stop)
+        except KeyboardInterrupt:
+            code = stop.code
+        if stop.why and code == stop.code:
+            mark_ended(place / RUN_FOLDER, stop.why)  # where it was ended at once
+    return code
+
+
+def _run(given: Mapping[str, Any], place: Path, view: Console, stop: Stop) -> int:
+    from fairflare.federation.transports.unseen import completed, without
+
+    local, log = given["local"], Path(given["log"])
+    if given["held_out"]:
+        if completed(place):  # only the test is missing
+            return 0
+        local = without(local, given["held_out"])
+    if given["simulator"]:
+        from fairflare.flare.export.recipes import FairRecipe
+
+        return simulate(FairRecipe(**given["plan"]), place, given["simulator"], local, log, view, stop)
+    from fairflare.federation.plan.plan import make_plan
+
+    with logged(log, "a"):
+        return run_plan(make_plan(**given["plan"]), place, local, stop)
+
+
+def _test_where_left_out(given: Mapping[str, Any], place: Path, stop: Stop) -> int:
+    from fairflare.federation.transports.unseen import at_unseen
+
+    with logged(Path(given["log"]), "a"):
+        try:
+            at_unseen(given["plan"], place, given["held_out"], given["local"], stop)
+        except (OSError, RuntimeError, ValueError) as error:
+            logging.getLogger().error("the test at the left-out site failed", exc_info=True)
+            sys.stderr.write(f"{error}\n")
+            return stop.code if stop.why else 1
+    return 0
+
+
+def _end_with_parent(stop: Stop) -> None:
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
+    stop.ask("the comparison was stopped; the same command goes on with this run")
+    time.sleep(GRACE)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""``fairflare list``, ``describe`` and ``privacy``: what there is, and what it does."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+
+from fairflare.cli.options import OWN_IMAGES, VALUES, Method
+from fairflare.cli.screen import AsJson, console, one_document, one_form, user_errors
+
+WIDE = 110  # columns that the sources need beside the rest
+WIDEST_TITLE, WIDEST_SOURCE = 14, 36
+
+
+def list_methods(
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="The table of docs/methods.md: also phases, source and page.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """The methods, with what they do and where they come from."""
+    from fairflare.federation.plan.describe import method_table, overview
+
+    with user_errors(), one_document(as_json) as put:
+        one_form(as_json, markdown=markdown)
+        if as_json:
+            from fairflare.cli.as_json import ListDocument
+
+            put(ListDocument.model_validate({"methods": overview()}))
+        elif markdown:
+            typer.echo(method_table())
+        else:
+            _print_methods()
+
+
+def _print_methods() -> None:
+    """The methods in groups by what they can learn; on a wide screen with their sources."""
+    from fairflare.federation.plan.describe import overview
+
+    members = overview()
+    names = max(len(method.name) for method in members)
+    titles = min(max(len(method.title) + 1 for method in members), WIDEST_TITLE)
+    sources = max(len(method.source) for method in members)
+    groups = {frozenset(method.learns) for method in members}
+    for kinds in sorted(groups, key=lambda kinds: (-len(kinds), sorted(kinds))):
+        console.print(f"[bold]{' or '.join(sorted(kinds, reverse=True)).capitalize()}[/bold]")
+        table = Table(box=None, pad_edge=False, show_header=False)
+        table.add_column(min_width=names, no_wrap=True)
+        table.add_column(width=titles)
+        table.add_column(ratio=1)
+        if console.width >= WIDE:
+            table.add_column(width=min(sources, WIDEST_SOURCE))
+        for m in (method for method in members if frozenset(method.learns) == kinds):
+            cells = (m.name, m.title + ("*" if m.phases > 1 else ""), m.summary, m.source)
+            table.add_row(*map(escape, cells[: len(table.columns)]))
+        console.print(Padding(table, (0, 0, 1, 0)))
+    console.print("* asks every site twice a round", markup=False, highlight=False)
+    console.print("Settings: fairflare describe JOB. Sources and pages: fairflare list --markdown", highlight=False)
+
+
+def describe(
+    method: Method,
+    settings: Annotated[list[str] | None, typer.Argument(help="Only these settings; default: all.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Tables in Markdown, with the paper's values.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Settings of a method, for --set: type and range, the value that a run has (and a paper's), meaning."""
+    from fairflare.federation.plan.describe import in_lines, in_use, page, quick_job
+
+    with user_errors(), one_document(as_json) as put:
+        one_form(as_json, markdown=markdown)
+        found = in_use(method, settings or ())
+        if as_json:
+            from fairflare.cli.as_json import of_settings
+
+            put(of_settings(method, found, quick_job(method)))
+            return
+    if markdown:
+        typer.echo(page(method))
+        return
+    for title, group in found.items():
+        table = Table("setting", "what it is", title=title, title_justify="left", box=None, pad_edge=False)
+        table.columns[0].overflow = "fold"
+        for used in group:
+            table.add_row(escape(used.setting.name), escape(in_lines(used)))
+        console.print(table)
+        console.print()
+    if not settings:
+        console.print(escape(f"{VALUES} {OWN_IMAGES} {quick_job(method)}"), highlight=False)
+
+
+def privacy() -> None:
+    """What leaves a site with each method and task, field by field, in Markdown."""
+    from fairflare.federation.privacy import page
+
+    typer.echo(page(), nl=False)

@@ -1,0 +1,59 @@
+"""``fairflare adapt``: a run's model with the norm statistics of one's own images, which need no labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fairflare.cli.model.predict import find_images, pick_device
+from fairflare.cli.options import Device, OfModels, Overwrite, OwnCode, which_model
+from fairflare.cli.screen import console, say, user_errors
+
+FEW = 8  # docs/norm_statistics.md: below so many pictures the statistics are those of single images
+
+
+def adapt(
+    model: Annotated[
+        Path, typer.Argument(help="Folder of a run (runs/fed_avg-seed0), a FLARE download, or a model file (.pt).")
+    ],
+    images: Annotated[list[str], typer.Argument(help="Files, folders or patterns, as for predict; without labels.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="The model file to write (.pt); predict takes it.")
+    ],
+    best: OfModels = None,
+    device: Device = None,
+    task_file: OwnCode = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Fits the norm statistics of a run's model to the images of a hospital that was not there. Labels are not read.
+
+    The means and variances in the batch norms become those of these images;
+    no weight changes. It takes models with norm_statistics=site, which no new
+    site could use otherwise. Exit code 1 when an image could not be used.
+    """
+    with user_errors():
+        from fairflare.prediction.adapt import adapt as measured
+        from fairflare.prediction.adapt import save
+        from fairflare.prediction.predictor import load_predictor
+
+        if out.suffix != ".pt":
+            raise ValueError(f"--out {out} must be the name of a file that ends in .pt")
+        if out.exists() and not overwrite:
+            raise ValueError(f"{out} exists; give --overwrite to replace it, or another --out")
+        files = [image.file for image in find_images(images, out)]
+        result = measured(
+            load_predictor(model, which_model(best), task_file=task_file, device=pick_device(device), to_adapt=True),
+            files,
+        )
+        written = save(result, out)
+        for file, reason in result.unusable.items():
+            say(f"not used: {file}: {reason}")
+        if result.left:
+            say(f"as they were: {', '.join(result.left)}")
+        if result.pictures < FEW:
+            say(f"{result.pictures} pictures are few: the statistics may be worse than those of the training")
+        measures = f"{len(result.norms)} batch norms measured on {result.pictures} pictures of {result.files} files"
+        say(f"{written.path}: {measures}", console)
+    raise typer.Exit(int(bool(result.unusable)))

@@ -1,0 +1,293 @@
+"""The options that several commands have, and how they are taken."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+import typer
+from typer.core import TyperCommand
+
+from fairflare.cli import completion
+from fairflare.cli.data.sites import parse_sites
+from fairflare.cli.screen import user_errors
+
+MOST_NAMED = 5
+
+FIRST_PAPER = "default"  # what --paper says without a name
+
+VALUES = "Give them with --set NAME=VALUE; lists and numbers as JSON, null for nothing or None."
+
+OWN_IMAGES = "On own images (--data) image_size and in_channels follow the images unless they are given."
+
+#: Groups of options in the help, below those that are used most.
+TRAINING, SITES_THAT_FAIL, RUN, TABLES = "Task and training", "Sites that fail or come late", "The run", "Tables"
+PANELS = ("", TRAINING, RUN, SITES_THAT_FAIL, TABLES)
+
+Method = Annotated[str, typer.Argument(help="A name that `fairflare list` prints.", autocompletion=completion.methods)]
+Rounds = Annotated[
+    int | None,
+    typer.Option("--rounds", "-r", min=1, metavar="N", help="Communication rounds; default: the method's quick job."),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        "-d",
+        metavar="FILE",
+        help="A local/fairflare.json that says where each site's data are, or its folder.",
+    ),
+]
+Task = Annotated[
+    str | None,
+    typer.Option(
+        "--task",
+        metavar="KIND",
+        help="segmentation or classification; default: what the paper learns.",
+        autocompletion=completion.kinds_of_task,
+        rich_help_panel=TRAINING,
+    ),
+]
+TaskFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Python file with a class Task: your own network and data.", rich_help_panel=TRAINING
+    ),
+]
+MonaiBundle = Annotated[
+    Path | None,
+    typer.Option(
+        "--monai-bundle",
+        metavar="DIR",
+        help="Folder of a MONAI bundle: network, loss, optimizer, transforms and metric are its own (docs/bundles.md).",
+        rich_help_panel=TRAINING,
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="JSON or text, see `fairflare describe`; may be repeated.",
+        autocompletion=completion.settings,
+    ),
+]
+Paper = Annotated[
+    str | None,
+    typer.Option(
+        "--paper",
+        metavar="NAME",
+        help="The paper's rounds, sites, network and training, not those of a quick job; with a name (fed_lwr, "
+        "fed_lwr_rif, fed_mrl, fed_mas, ...) that experiment's; default: the first whose table has the method.",
+        autocompletion=completion.papers,
+    ),
+]
+Metric = Annotated[
+    str | None, typer.Option("--metric", "-m", metavar="NAME", help="Of the tables; default: the task's own.")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+Runs = Annotated[
+    list[Path],
+    typer.Argument(help="Folders of runs, downloads, or model files.", autocompletion=completion.runs),
+]
+OfModels = Annotated[
+    bool | None,
+    typer.Option("--best/--last", help="The best model by validation, or the last; default: best, else last."),
+]
+Device = Annotated[
+    str | None, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1 ...; default: the first GPU, else cpu.")
+]
+OwnCode = Annotated[
+    Path | None,
+    typer.Option(
+        "--task-file", metavar="FILE", help="The task.py of the run, where it has code of its own; that code is run."
+    ),
+]
+
+
+class Command(TyperCommand):
+    """A command whose help has its options by group and name, and whose option --paper may stand without a name."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return sorted(super().get_params(ctx), key=_place_in_help)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = [
+            f"{arg}={FIRST_PAPER}" if arg == "--paper" and _no_paper(after) else arg
+            for arg, after in zip(args, [*args[1:], ""], strict=False)
+        ]
+        return super().parse_args(ctx, given)
+
+
+def _place_in_help(parameter: Any) -> tuple[int, str]:
+    if parameter.param_type_name == "argument":  # as they are typed
+        return -1, ""
+    return PANELS.index(parameter.rich_help_panel or ""), parameter.opts[0]
+
+
+def _no_paper(word: str) -> bool:
+    """Whether what stands behind ``--paper`` is nothing, an option or a method (else a paper, or one mistyped)."""
+    from fairflare.methods.base.catalog import all_methods
+    from fairflare.methods.base.papers import experiments
+
+    return word not in experiments() and (word[:1] in ("", "-") or word.partition(":")[0] in all_methods())
+
+
+def which_paper(name: str | None) -> dict[str, Any]:
+    """``--paper`` as arguments of :func:`fairflare.federation.plan.plan.make_plan`."""
+    return {"small": name is None, "paper": None if name == FIRST_PAPER else name}
+
+
+def which_model(best: bool | None) -> Literal["best", "last"] | None:
+    """``--best/--last`` as :func:`fairflare.prediction.saved_model.find_model` has it."""
+    return None if best is None else "best" if best else "last"
+
+
+def refuse_to_replace(targets: Iterable[Path], overwrite: bool) -> None:
+    """Raises ValueError where files are there and ``--overwrite`` is not given (names them)."""
+    there = [str(path) for path in targets if path.exists()]
+    if there and not overwrite:
+        more = f" and {len(there) - MOST_NAMED} more" if len(there) > MOST_NAMED else ""
+        raise ValueError(
+            f"already there: {', '.join(there[:MOST_NAMED])}{more}; give --overwrite to replace them, or another --out"
+        )
+
+
+def plan_options(
+    method: Method,
+    rounds: Rounds = None,
+    sites: Annotated[
+        str | None,
+        typer.Option(
+            "--sites",
+            "-s",
+            metavar="SITES",
+            help="Number of sites, or names separated by commas; 0: as many as the method's quick job has (the default "
+            "of run, unless --data names them); all: every connected one (the default of export).",
+        ),
+    ] = None,
+    task: Task = None,
+    paper: Paper = None,
+    train_like: Annotated[
+        str | None,
+        typer.Option(
+            "--train-like",
+            metavar="METHOD",
+            help="Task, network, data and local training of this method, so that the two can be compared.",
+            autocompletion=completion.methods,
+            rich_help_panel=TRAINING,
+        ),
+    ] = None,
+    min_sites: Annotated[
+        int,
+        typer.Option(min=1, metavar="N", help="Usable results that a round needs.", rich_help_panel=SITES_THAT_FAIL),
+    ] = 2,
+    require_all_sites: Annotated[
+        bool,
+        typer.Option(
+            help="End the run before training when the data or settings of a site cannot be used (the default).",
+            rich_help_panel=SITES_THAT_FAIL,
+            show_default=False,
+        ),
+    ] = True,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of the initial model and of all training.")] = 0,
+    experiment: Annotated[
+        str,
+        typer.Option(metavar="ID", help="Id under which a stopped run can be continued.", rich_help_panel=RUN),
+    ] = "",
+    label: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="What tables call the run, and its folder; default: the method's name.",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    initial_ckpt: Annotated[
+        str,
+        typer.Option(
+            "--initial-ckpt",
+            metavar="FILE",
+            help="Model file to start from: a state dict or an FL_global_model.pt.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = "",
+    settings: Settings = None,
+    task_file: TaskFile = None,
+    monai_bundle: MonaiBundle = None,
+    timeout: Annotated[
+        float, typer.Option(metavar="S", help="Seconds a phase may take.", rich_help_panel=SITES_THAT_FAIL)
+    ] = 3600.0,
+    grace: Annotated[
+        float,
+        typer.Option(
+            metavar="S",
+            help="Seconds for late sites once enough answered; 0: the whole timeout.",
+            rich_help_panel=SITES_THAT_FAIL,
+        ),
+    ] = 0.0,
+) -> dict[str, Any]:
+    """The options that say what is run: arguments of :class:`fairflare.flare.export.recipes.FairRecipe`."""
+    return {
+        "method": method,
+        "task": task,
+        **which_paper(paper),
+        "train_like": train_like,
+        "num_rounds": rounds,
+        "sites": "default" if sites is None else parse_sites(sites),
+        "min_sites": min_sites,
+        "require_all_sites": require_all_sites,
+        "seed": seed,
+        "experiment": experiment,
+        "initial_ckpt": initial_ckpt,
+        **({} if label is None else {"label": label}),
+        "phase_timeout": timeout,
+        "straggler_grace": grace,
+        "settings": parse_settings(settings),
+        "task_file": task_file,
+        "monai_bundle": monai_bundle,
+    }
+
+
+def takes_plan(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options of :func:`plan_options` in front of its own, and their result as ``plan``."""
+    shared = inspect.signature(plan_options).parameters
+    own = {k: p for k, p in inspect.signature(command).parameters.items() if k != "plan"}
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        with user_errors():
+            plan = plan_options(**{key: given.pop(key) for key in shared})
+        command(plan=plan, **given)
+
+    hints = get_type_hints(command, include_extras=True) | get_type_hints(plan_options, include_extras=True)
+    run.__annotations__ = {key: hints[key] for key in (*shared, *own)} | {"return": None}
+    keyword = [
+        p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[p.name])
+        for p in (*shared.values(), *own.values())
+    ]
+    run.__signature__ = inspect.Signature(keyword)  # type: ignore[attr-defined]
+    return run
+
+
+def parse_settings(items: Sequence[str] | None) -> dict[str, Any]:
+    """``["clip_max=0.99"]`` -> ``{"clip_max": 0.99}``; values are JSON where they parse, else text.
+
+    Raises:
+        ValueError: no ``=``, or a key twice.
+    """
+    from fairflare.federation.plan.series import value_of
+
+    found: dict[str, Any] = {}
+    for item in items or ():
+        key, equals, text = item.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise ValueError(f"--set wants KEY=VALUE, got {item!r}")
+        if key in found:
+            raise ValueError(f"--set gives {key!r} twice")
+        found[key] = value_of(text)
+    return found

@@ -1,0 +1,175 @@
+"""``fairflare run`` and ``fairflare export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fairflare.cli.options import RUN, Data, Overwrite, takes_plan
+from fairflare.cli.run.folder import earlier_results, last_errors, refuse_to_replace_run, site_settings
+from fairflare.cli.run.here import run_here, stopped_by_signals
+from fairflare.cli.run.tracking import MLflowUri, track_in_mlflow
+from fairflare.cli.run.words import say_how_to_go_on, say_plan, say_what_was_left
+from fairflare.cli.screen import console, errors, say, user_errors
+
+
+@takes_plan
+def run(
+    plan: dict[str, Any],
+    workspace: Annotated[
+        Path | None,
+        typer.Option(
+            "--workspace",
+            "-w",
+            metavar="DIR",
+            help="Where the run is kept; default: runs/<method or label>-seed<seed>.",
+        ),
+    ] = None,
+    site_file: Data = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads", "-t", min=1, metavar="N", help="Simulator workers; default: one per site.", rich_help_panel=RUN
+        ),
+    ] = None,
+    keep_local_models: Annotated[
+        bool,
+        typer.Option("--keep-local-models", help="Keep every round's local models.", rich_help_panel=RUN),
+    ] = False,
+    in_process: Annotated[
+        bool, typer.Option("--in-process", help="One process instead of FLARE's simulator: the same results, sooner.")
+    ] = False,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            "--jobs",
+            "-j",
+            min=1,
+            metavar="N",
+            help="With --in-process: so many sites at a time; the same results.",
+        ),
+    ] = 1,
+    mlflow: MLflowUri = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Runs a method in FLARE's simulator and prints the fairness table. Exit code 1 when the run failed."""
+    from fairflare.base.disk.files import safe_name
+    from fairflare.cli.data.own_images import suited
+    from fairflare.cli.data.sites import run_sites
+    from fairflare.cli.run.simulate import RUN_FOLDER, simulate
+    from fairflare.flare.export.recipes import FairRecipe
+    from fairflare.reporting.results import mark_ended
+
+    with user_errors():
+        name = safe_name(f"{plan.get('label') or plan['method']}-seed{plan['seed']}")
+        workspace = (workspace or Path("runs") / name).absolute()
+        if in_process and threads is not None:
+            raise ValueError("--threads is of the simulator; with --in-process it is --jobs")
+        if jobs > 1 and not in_process:
+            raise ValueError("--jobs goes with --in-process; the simulator has --threads")
+        if in_process and mlflow is not None:
+            raise ValueError("--mlflow is of FLARE's server; --in-process has none, its curves are in results.json")
+        if plan["sites"] is None:
+            raise ValueError("--sites all is for export; the simulator needs their number or names")
+        local = site_settings(site_file, plan["experiment"], workspace)
+        plan.update(sites=run_sites(plan["sites"], local), keep_local_models=keep_local_models)
+        recipe = FairRecipe(**plan)
+        quick = plan["small"] and not plan["task_file"]
+        more = suited(
+            recipe.plan, local, site_file, plan["settings"], quick=quick, trial=quick and plan["num_rounds"] is None
+        )
+        if more:
+            recipe = FairRecipe(**{**plan, "settings": {**plan["settings"], **more}})
+        say_plan(recipe.plan, site_file is not None)
+        if mlflow is not None:
+            track_in_mlflow(recipe, mlflow, here=True)
+        if not overwrite:
+            refuse_to_replace_run(workspace, plan["experiment"])
+    workspace.parent.mkdir(parents=True, exist_ok=True)
+    log = workspace.with_name(workspace.name + ".log")
+    say_what_was_left()
+    results = workspace / RUN_FOLDER
+    with stopped_by_signals(errors) as stop, earlier_results(workspace, results, plan["experiment"]):
+        if in_process:
+            code = run_here(recipe, workspace, local, log, errors, jobs, stop)
+        else:
+            code = simulate(recipe, workspace, threads or len(recipe.plan.sites or []), local, log, errors, stop)
+        if stop.why and code == stop.code:
+            mark_ended(results, stop.why)  # where it was ended at once
+            say_how_to_go_on(workspace, plan["experiment"])
+        else:
+            code = report(workspace, code, log)
+    raise typer.Exit(code)
+
+
+def report(workspace: Path, code: int, log: Path) -> int:
+    """Prints the table, or why there is none; the exit code."""
+    from fairflare.reporting.results import PAGE_FILE, find_results, read_results
+    from fairflare.reporting.table import rich_table
+
+    reasons = []
+    try:
+        found = find_results(workspace)
+        results = read_results(found)
+        if results["status"] != "completed" or code != 0:
+            reasons = [str(results.get("reason") or f"FLARE ended with code {code}")]
+    except (OSError, ValueError):
+        reasons = [f"the run ended with code {code} before the first round", *last_errors(log)]
+    if reasons:
+        say(reasons[0], mark="[red]failed[/red]: ")
+        for line in (*reasons[1:], f"log: {log}"):
+            say(line)
+        return 1
+    console.print(rich_table(results, width=console.width))
+    say(f"results: {found}", console)
+    if (page := found.with_name(PAGE_FILE)).is_file():
+        say(f"page: {page}", console)
+    return 0
+
+
+@takes_plan
+def export(
+    plan: dict[str, Any],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder that the job folder is put into.")],
+    preinstalled: Annotated[
+        bool,
+        typer.Option(
+            "--preinstalled",
+            help="For hospitals: no custom code; sites have the package and allow its classes.",
+        ),
+    ] = False,
+    bundle: Annotated[bool, typer.Option("--bundle", help="Carry the whole package in the job.")] = False,
+    mlflow: MLflowUri = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Writes a method as a FLARE job folder, with bounds on what a site can do to a round (docs/robustness.md)."""
+    from fairflare.federation.plan.bounds import FOR_HOSPITALS, in_words
+    from fairflare.flare.export.recipes import FairRecipe
+
+    with user_errors():
+        if preinstalled and bundle:
+            raise ValueError("--preinstalled and --bundle exclude each other")
+        packaging = "preinstalled" if preinstalled else "bundle" if bundle else "task_file"
+        sites = None if plan["sites"] == "default" else plan["sites"]
+        settings = {**FOR_HOSPITALS, **(plan["settings"] or {})}
+        recipe = FairRecipe(**{**plan, "sites": sites, "settings": settings}, packaging=packaging)
+        say_plan(recipe.plan)
+        folder = out / recipe.name
+        if folder.exists() and not overwrite:
+            raise ValueError(f"{folder} exists; give --overwrite to replace all of it, or another --out")
+        if mlflow is not None:
+            track_in_mlflow(recipe, mlflow)
+        try:
+            recipe.export(str(out))
+        except OSError as error:
+            raise ValueError(f"--out {out} cannot be written: {error.strerror or error}") from error
+    say(f"job folder: {folder}", console)
+    bounds = in_words(recipe.plan.run, None if recipe.plan.sites is None else len(recipe.plan.sites))
+    if bounds:
+        lift = " ".join(f"--set {name}=null" for name in FOR_HOSPITALS)
+        say(
+            f"bounds on what a site can do to a round: {bounds} (docs/robustness.md). Without them, for the "
+            f"figures of a simulation: {lift}"
+        )

@@ -1,0 +1,65 @@
+"""What is said of a run before it begins and after it was stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fairflare.cli.screen import errors, say
+
+if TYPE_CHECKING:
+    from fairflare.federation.plan.plan import Plan
+
+
+def say_plan(plan: Plan, own_data: bool = False) -> None:
+    """Whose settings it has, what these still lack, and where its local training is another's."""
+    say_whose_setting(plan)
+    say_what_lacks(plan.lacks, own_data)
+    if plan.brought:
+        say(f"local training, from the bundle: {', '.join(plan.brought)}")
+    say_what_is_shared(plan, plan.method.name)
+
+
+def say_whose_setting(plan: Plan) -> None:
+    """Which paper ``--paper`` took, and where else the method stands."""
+    if plan.paper is not None:
+        others = [name for name in plan.method.papers if name != plan.paper.name]
+        more = f" (--paper NAME takes another: {', '.join(others)})" if others else ""
+        say(f"settings of {plan.paper.name or plan.method.name}: {plan.paper.source}{more}")
+
+
+def say_what_lacks(lacks: Sequence[str], own_data: bool = False) -> None:
+    """What the paper's setting still has to be given."""
+    from fairflare.reporting.layout import wrapped
+
+    lacks = [text for text in lacks if not (own_data and text.endswith("with --data"))]
+    if lacks:
+        say("; it lacks", mark="[yellow]not the paper's run by itself[/yellow]")
+        for line in wrapped((f"  - {text}" for text in lacks), errors.width):
+            say(line)
+
+
+def say_what_is_shared(plan: Plan, row: str) -> None:
+    """Where a method does not train as it would by itself, since it trains like another one."""
+    if plan.instead:
+        say(f"{row} trains like the others: {', '.join(plan.instead)}")
+
+
+def say_how_to_go_on(workspace: Path, experiment: str) -> None:
+    """After Ctrl-C."""
+    how = (
+        "the same command goes on after the last finished round"
+        if experiment
+        else "it cannot be continued: that takes an --experiment NAME from the start"
+    )
+    say(how, mark="[yellow]stopped[/yellow]: ")
+    say(f"what there is: {workspace}")
+
+
+def say_what_was_left() -> None:
+    """Removes the temporary folders of dead runs, which hold models of single sites, and says so."""
+    from fairflare.base.disk.temporary import sweep
+
+    for text in sweep():
+        say(text)

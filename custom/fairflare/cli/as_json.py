@@ -285,7 +285,7 @@ def of_comparison(found: Comparison) -> ComparisonShown:
     )  # fmt: skip
 
 
-def _row(row: Row, sites: Sequence[str]) -> ComparedRow:
+def _row(row: Row[Any], sites: Sequence[str]) -> ComparedRow:
     nan = float("nan")
     over = {name: _spread([getattr(s, of) for s in row.summaries])
             for name, of in (("average", "mean"), ("std", "std"), ("worst", "worst"))}  # fmt: skip

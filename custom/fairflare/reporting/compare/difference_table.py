@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fairflare.base.cases.resampling import CASES
 from fairflare.core.statistics.intervals import POWER
 from fairflare.reporting.compare.differences import BETTER, MEASURES, ONE_SEED, WORSE, Difference, fell
-from fairflare.reporting.layout import MISSING, Cell, Table, interval, listed, number, p_value, printed
+from fairflare.reporting.layout import MISSING, Plain, Table, interval, listed, number, p_value, printed
 
 MARKS = {BETTER: "* ", WORSE: "! "}
 CSV = (
@@ -17,11 +17,11 @@ CSV = (
 )  # fmt: skip
 
 
-def figures_of(found: Sequence[Difference], columns: Sequence[str], reference: str) -> list[list[Cell]]:
+def figures_of(found: Sequence[Difference], columns: Sequence[str], reference: str) -> list[list[Plain]]:
     """Rows of a table of differences to ``reference``; columns are their attributes, or called as in :data:`CSV`."""
-    rows: list[list[Cell]] = []
+    rows: list[list[Plain]] = []
     for d in found:
-        called: dict[str, Cell] = {
+        called: dict[str, Plain] = {
             "method": d.label, "reference": reference, "difference": d.mean, "seeds": len(d.values),
             "sites": " ".join(d.sites),
         }  # fmt: skip

@@ -68,7 +68,14 @@ def results(material: Material) -> Section | None:
             *(OF_SITE.values() if own else ()),
         ],
         [
-            _with_interval([site, *([counts.get(site)] if counts else []), *(row.cell(site) for row in rows)], own)
+            _with_interval(
+                [
+                    site,
+                    *([counts.get(site, _uncounted(site, rows))] if counts else []),
+                    *(row.cell(site) for row in rows),
+                ],
+                own,
+            )
             for site in sites
         ],
     )
@@ -114,6 +121,11 @@ def intervals(material: Material) -> dict[str, dict[str, Any]]:
     """What is known of each site of one run beside its value; of several runs, or of another metric, nothing."""
     found = material.runs[0].document["inequality"] if len(material.runs) == 1 else None
     return found["sites"] if found and found["metric"] == material.metric else {}
+
+
+def _uncounted(site: str, rows: Sequence[PageRow]) -> Cell:
+    """Of a site that says no number of images: suppressed as all its figures are, or not there."""
+    return SUPPRESSED if all(row.cell(site) == SUPPRESSED for row in rows) else None
 
 
 def test_images(material: Material) -> dict[str, int]:

@@ -211,7 +211,7 @@ def influence(material: Material) -> Section | None:
             cells,
         )
     )
-    warned = [
+    warned: list[list[Cell]] = [
         [run.name, site or "every site", kind, len(numbers), text]
         for run in runs
         for site, kind, numbers, text in worst_warnings(run.rounds)

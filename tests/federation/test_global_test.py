@@ -146,7 +146,7 @@ def test_one_list_at_all_sites_is_measured_once(tmp_path: Path) -> None:
     assert low < found["balanced_accuracy"] < high or (low, high) == (None, None)
     table = fairness_table(results)
     row = next(line.split() for line in table.splitlines() if line.startswith("global test"))
-    assert row[2] == f"{found['balanced_accuracy']:.4f}"
+    assert row[2] == f"{found['balanced_accuracy']:.3f}"
     assert "Global test: the common model on 15 images that site-1, site-2, site-3 have, measured once." in table
     exact = list(csv.reader(io.StringIO(fairness_table(results, style="csv"))))
     own = next(dict(zip(exact[0], row, strict=True)) for row in exact if row[0] == "global test")

@@ -1,1 +1,1 @@
-"""core.adapting Layers of a network, their features and norms."""
+"""Layers of a network, their features and norms."""

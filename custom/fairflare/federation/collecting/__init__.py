@@ -1,1 +1,1 @@
-"""federation.asking Asking sites and collecting what they answer."""
+"""Asking sites and collecting what they answer."""

@@ -1,1 +1,1 @@
-"""federation.task_files What a run is to do, before it begins."""
+"""What a run is to do, before it begins."""

@@ -1,1 +1,1 @@
-"""federation.first_model How the server leads a run."""
+"""How the server leads a run."""

@@ -1,1 +1,1 @@
-"""federation.site_tasks federation.site_network What happens at a site."""
+"""What happens at a site."""

@@ -203,7 +203,7 @@ def test_a_comparison_as_json(tmp_path: Path) -> None:
         assert (row.label, row.average.mean) == (line["method"], pytest.approx(float(line["average mean"])))
     assert "2 rows x 1 seed: 2 runs to do, 2 at once, in " in done.stderr
     for row in found.comparison.rows:  # its figure as it came
-        assert re.search(rf"{row.label}-seed0: completed in \d+ s, dice {row.average.mean:.4f} on average", done.stderr)
+        assert re.search(rf"{row.label}-seed0: completed in \d+ s, dice {row.average.mean:.3f} on average", done.stderr)
 
 
 def test_runs_at_a_time_give_the_figures_of_one_after_the_other(tmp_path: Path) -> None:

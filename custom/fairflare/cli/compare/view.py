@@ -56,8 +56,8 @@ def _ended_in_words(runner: Runner, progress: RunProgress, metric: str | None) -
         return [f"{line}, no figure: {error}{_left(runner)}"]
     return [
         line + _left(runner),
-        f"{progress.run.entry.label}, {len(row)} seeds: {name} {number(means.mean)} ± {number(means.sd)} on average, "
-        f"worst {number(worst.mean)} ± {number(worst.sd)}",
+        f"{progress.run.entry.label}, {len(row)} seeds: {name} {number(means.mean, means.sd)} on average, "
+        f"worst {number(worst.mean, worst.sd)}",
     ]
 
 

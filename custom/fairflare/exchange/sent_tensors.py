@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
+from threading import Lock
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from fairflare.core.features.norms import running_statistics
 
 ALL, TRAINABLE = "all", "trainable"
 State = Mapping[str, torch.Tensor]
+_ONE_AT_A_TIME = Lock()  # the random state is the process's, and sites may be threads of it
 
 
 class SentTensors:
@@ -136,7 +138,7 @@ def fingerprint(tensors: State) -> str:
 
 def seeded(build: Callable[[], Any], seed: int) -> Any:
     """What ``build`` makes, from a seed; nobody else's random numbers change by it."""
-    with torch.random.fork_rng(devices=[]):
+    with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build()
 

@@ -273,7 +273,7 @@ class _Opened:
             if number is None and slices != 1:
                 reason = (
                     f"it is a volume of {slices} slices; pick one with the key 'slice' in the datalist: `fairflare "
-                    "prepare volumes --slices axial` writes such a list; or learn it whole, by a MONAI bundle (--monai-bundle)"
+                    "prepare volumes --slices axial` writes such a list; or learn it whole, by --monai-bundle"
                 )
                 raise self.unreadable(reason)
             if (number or 0) >= slices:

@@ -1,4 +1,4 @@
-"""Volumes of one's own, whole for a MONAI bundle in 3D, or slice by slice for 2D tasks: NIfTI files and DICOM series."""
+"""Volumes of one's own, whole for a MONAI bundle or slice by slice for 2D tasks: NIfTI files and DICOM series."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ test-real: $(STAMP)
 # LoRA, by the extra `adapters`. It is not in the other tests' environment: with transformers installed every process starts slower.
 test-adapters: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[adapters]"
-	$(BIN)/python -m pytest -m "not walk" -n 2 tests/unit/test_adapters.py tests/federation/test_adapters_run.py
+	$(BIN)/python -m pytest -m "not walk" -n 2 tests/unit/test_adapters.py tests/unit/test_pretrained.py tests/federation/test_adapters_run.py
 
 # The walk-throughs of poc/ and docs/install.md, each as one script; FLARE's filters at six sites; POC and killed sites.
 walkthroughs: $(STAMP)

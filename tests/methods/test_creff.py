@@ -188,12 +188,13 @@ def test_training_is_that_of_fed_avg_with_the_sites_own_classifier(tmp_path):
     task, plain = task_of(), ClassificationTask(**TASK)
     state = start(task)
     here = at_site(tmp_path / "a", ClassGradientTraining(**QUICK, gradient_repeats=1), task=task)
-    reply = here.perform(request("train", state))
+    asked = request("train", state)
+    reply = here.perform(asked)
     without = {name: tensor for name, tensor in state.items() if name not in MADE}
     expected = at_site(tmp_path / "b", LocalTraining(**QUICK), task=plain).perform(request("train", without))
     assert same(reply.update, expected.update)
     assert reply.metrics != expected.metrics  # measured with the server's classifier
-    local = here.local_model("", 0)
+    local = here.local_model(asked, 0)
     assert all(torch.equal(local[name], state[name]) for name in MADE)
     model = task.build_model()
     model.load_state_dict(state)

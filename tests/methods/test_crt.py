@@ -74,12 +74,13 @@ def test_only_the_classifier_leaves_and_the_rest_is_untouched(tmp_path, augment)
     task = ClassificationTask(**TASK, projector_dim=8)
     state = support.initial(task)
     here = at_site(tmp_path, LocalTraining(**QUICK, augment=augment), task=task)
-    reply = here.perform(request("train", state, 3, directives=TOLD))
+    asked = request("train", state, 3, directives=TOLD)
+    reply = here.perform(asked)
     assert reply.status == "ok", reply.reason
     assert set(reply.update) == CLASSIFIER
     assert reply.num_samples == here._data.num_samples("training")
     assert reply.num_steps == math.ceil(reply.num_samples / 16)
-    local = here.local_model("", 3)
+    local = here.local_model(asked, 3)
     assert hash_of(local) == hash_of(state)
     assert not torch.equal(local["head.weight"], state["head.weight"])
     # and the same process trains everything again when it is told so

@@ -66,7 +66,7 @@ def turned(cosine: float) -> torch.Tensor:
 def run_of(kept: Any = None) -> Any:
     task = SimpleNamespace(loss=lambda outputs, targets: outputs.sum() * 0)
     store = SimpleNamespace(load_before=lambda name, r: kept)
-    return SimpleNamespace(site="a", task=task, store=store, current_round=1, own=None)
+    return SimpleNamespace(site="a", task=task, store=store, current_round=1, own=None, sent=None)
 
 
 @pytest.mark.parametrize(("near", "far", "expected"), [(0.9, 0.5, 0.371101), (0.7, 0.7, 0.693147)])

@@ -134,7 +134,7 @@ def test_every_setting_is_described_with_type_range_default_and_meaning(name: st
         assert {setting.name for setting in group} == expected_names(cls)
     assert {setting.name for setting in of_run} == {
         "best_by", "best_lambda", "test_last", "test_every", "bootstrap", "recalibration", "anchor_as", "crt_rounds",
-        "crt_epochs", "crt_weights", "crt_mask_absent", "suspects", "min_cases",
+        "crt_epochs", "crt_weights", "crt_mask_absent", "suspects", "min_cases", "exchange", "update_dtype",
     }  # fmt: skip
     for setting in (setting for group in (*found, of_run) for setting in group):
         assert len(setting.meaning) > 3, setting
@@ -489,6 +489,8 @@ def test_documented_commands_are_accepted(command: str, tmp_path: Path, monkeypa
             path = Path(words[words.index(option) + 1])
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("{}")
+    if "task.py" in words:
+        Path("task.py").write_text("from fairflare.tasks.segmentation import SegmentationTask as Task\n")
     if "my_task.py" in words:
         (code,) = re.findall(r"```python\n(from monai.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
         Path("my_task.py").write_text(code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ VIT: dict[str, Any] = {"network": "vit_mini", "image_size": (32, 32), "patch_siz
 WIDTH, BLOCKS, HEADS = VITS["vit_mini"]
 State = dict[str, torch.Tensor]
 pytestmark = pytest.mark.usefixtures("one_thread")
+NEEDS_PEFT = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="LoRA needs peft: make test-adapters")
 
 
 def timm_vit(grid: int = 4, patch: int = 8) -> State:
@@ -71,7 +73,7 @@ def timm_features(state: State, inputs: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", ["pth", "safetensors"])
-@pytest.mark.parametrize("adapters", ["none", "lora"])
+@pytest.mark.parametrize("adapters", ["none", pytest.param("lora", marks=NEEDS_PEFT)])
 def test_a_vit_of_timm_gives_the_same_features(kind: str, adapters: str, tmp_path: Path) -> None:
     state, path = timm_vit(), tmp_path / f"vit.{kind}"
     if kind == "pth":
@@ -160,6 +162,7 @@ def test_files_that_cannot_be_used(content: Any, keys: dict[str, str], told: str
         task.initialise(network_of(task), str(path))
 
 
+@NEEDS_PEFT
 def test_without_a_map_a_file_must_fit_as_a_whole_also_beside_adapters(tmp_path: Path) -> None:
     given: dict[str, Any] = {"features": (8, 8, 16, 16), "image_size": (32, 32)}
     plain = network_of(ClassificationTask(**given))

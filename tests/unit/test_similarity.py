@@ -870,7 +870,7 @@ def test_a_site_reports_the_estimator_that_is_set(setting: str, vectors: Tensor)
         batches=lambda split, batch_size, shuffle_seed=None: ((x, None) for x in vectors.split(batch_size)),
         num_samples=lambda split: len(vectors),
     )
-    run: Any = SimpleNamespace(data=data, device="cpu", seed=0, scratch=None)
+    run: Any = SimpleNamespace(data=data, device="cpu", seed=0, scratch=None, sent=None)
     site = LayerSimilarityReport(cka_estimator=setting, cka_batch_size=6, cka_passes=1)
     report = site.report_anchor(run, a, b)
     u, v = features(a, vectors), features(b, vectors)
@@ -904,7 +904,9 @@ class Counted:
 
 def passes_report(models: tuple[nn.Module, nn.Module], data: Counted, **given: Any) -> dict[str, float]:
     """What a site with three passes in batches of 5 says of 1 - delta."""
-    run: Any = SimpleNamespace(site="north", data=data, device="cpu", seed=7, scratch=None)
+    run: Any = SimpleNamespace(
+        site="north", data=data, device="cpu", seed=7, scratch=None, sent=None
+    )  # fmt: skip
     half = LayerSimilarityReport(preset="authors", **{"cka_batch_size": 5, "cka_passes": 3, **given})
     report = half.report_anchor(run, *models)
     return dict(zip(report["layers"], report["dissimilarity"], strict=True))

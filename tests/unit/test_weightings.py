@@ -42,6 +42,7 @@ def inputs(current_round: int = 0, sites: tuple[str, ...] = SITES, *, received: 
         "states": states,
         "received": base if received else None,
         "seed": 0,
+        "changing": lambda state: state,
     }
     return SimpleNamespace(**{**found, **changed})
 

@@ -67,6 +67,11 @@ class Part:
 
     kind: ClassVar[str]
 
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and values_of(self) == values_of(other)
+
+    __hash__ = object.__hash__
+
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(Field, dataclasses.field))
 def settings(cls: C) -> C:

@@ -144,6 +144,8 @@ def _plugins() -> list[tuple[Method, str]]:
             for method in [listed] if isinstance(listed, Method) else getattr(listed, "METHODS", listed):
                 if not isinstance(method, Method):
                     raise TypeError(f"{method!r:.80} is no fairflare.methods.base.catalog.Method")
+                if not (issubclass(method.rule, Rule) and issubclass(method.training, LocalTraining)):
+                    raise TypeError(f"{method.name}: rule and training must be subclasses of Rule and LocalTraining")
                 build(method.rule, method.server), build(method.training, method.site)
                 found.append((method, point.module.partition(".")[0]))
         except (Exception, SystemExit) as error:  # whatever another package does when it is imported

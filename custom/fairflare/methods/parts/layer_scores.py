@@ -57,7 +57,7 @@ def from_layer(scores: Scores, layers: Sequence[str], name: str) -> Scores:
     if not inside:
         blocks = sorted({layer.partition(".")[0] for layer in layers})
         raise ValueError(
-            f"only_layer={name!r} names no layer or block of what is sent of the model; its blocks are {blocks}"
+            f"only_layer={name!r} names no layer or block of the model that is sent; its blocks are {blocks}"
         )
     return {site: dict.fromkeys(layers, by[inside[-1]]) for site, by in scores.items()}
 

@@ -9,7 +9,7 @@ import typer
 
 from fairflare.cli.options import RUN, Data, Overwrite, takes_plan
 from fairflare.cli.run.folder import earlier_results, last_errors, refuse_to_replace_run, site_settings
-from fairflare.cli.run.here import run_here, stopped_by_signals
+from fairflare.cli.run.here import PlanHere, run_here, stopped_by_signals
 from fairflare.cli.run.tracking import MLflowUri, track_in_mlflow
 from fairflare.cli.run.words import say_how_to_go_on, say_plan, say_what_was_left
 from fairflare.cli.screen import console, errors, say, user_errors
@@ -59,7 +59,6 @@ def run(
     from fairflare.cli.data.own_images import suited
     from fairflare.cli.data.sites import run_sites
     from fairflare.cli.run.simulate import RUN_FOLDER, simulate
-    from fairflare.flare.export.recipes import FairRecipe
     from fairflare.reporting.results import mark_ended
 
     with user_errors():
@@ -75,13 +74,14 @@ def run(
             raise ValueError("--sites all is for export; the simulator needs their number or names")
         local = site_settings(site_file, plan["experiment"], workspace)
         plan.update(sites=run_sites(plan["sites"], local), keep_local_models=keep_local_models)
-        recipe = FairRecipe(**plan)
+        made = _recipe if not in_process else PlanHere
+        recipe = made(**plan)
         quick = plan["small"] and not plan["task_file"]
         more = suited(
             recipe.plan, local, site_file, plan["settings"], quick=quick, trial=quick and plan["num_rounds"] is None
         )
         if more:
-            recipe = FairRecipe(**{**plan, "settings": {**plan["settings"], **more}})
+            recipe = made(**{**plan, "settings": {**plan["settings"], **more}})
         say_plan(recipe.plan, site_file is not None)
         if mlflow is not None:
             track_in_mlflow(recipe, mlflow, here=True)
@@ -102,6 +102,12 @@ def run(
         else:
             code = report(workspace, code, log)
     raise typer.Exit(code)
+
+
+def _recipe(**plan: Any) -> Any:
+    from fairflare.flare.export.recipes import FairRecipe
+
+    return FairRecipe(**plan)
 
 
 def report(workspace: Path, code: int, log: Path) -> int:

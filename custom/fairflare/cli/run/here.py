@@ -47,8 +47,23 @@ class Stop:
             self.code, self.why = code, why
 
 
+class PlanHere:
+    """What a recipe is for the command line, without a FLARE job: FLARE is not imported.
+
+    Args:
+        given: arguments of a recipe.
+    """
+
+    def __init__(self, *, min_sites: int | None = None, phase_timeout: float | None = None, **given: Any) -> None:
+        from fairflare.federation.plan.plan import make_plan
+        from fairflare.federation.plan.run_settings import usual_waits
+
+        self.plan = make_plan(**{**usual_waits(min_sites, phase_timeout), **given})
+        self.name = self.plan.method.name
+
+
 def run_here(
-    recipe: Any, workspace: Path, local: dict[str, Any], log_path: Path, console: Console, jobs: int, stop: Stop
+    recipe: PlanHere, workspace: Path, local: dict[str, Any], log_path: Path, console: Console, jobs: int, stop: Stop
 ) -> int:
     """Runs a recipe's plan in this process and shows on the console how it goes; see :func:`run_plan`."""
     from fairflare.cli.run.view import view_of

@@ -19,6 +19,7 @@ from fairflare.core.fairness import higher_is_better
 from fairflare.federation.collecting.transport import Listener
 
 if TYPE_CHECKING:
+    from fairflare.cli.run.here import PlanHere
     from fairflare.flare.export.recipes import FairRecipe
 
 MAX_NAME = 20  # letters of a name beside a bar; it is cut in the middle, since the ends tell names apart
@@ -103,7 +104,7 @@ class RunView(Listener):
         return next(((name, float(values[name])) for name in names if values[name] is not None), None)
 
 
-def view_of(recipe: FairRecipe, console: Console) -> RunView:
+def view_of(recipe: FairRecipe | PlanHere, console: Console) -> RunView:
     """The view of a recipe that names its sites."""
     plan = recipe.plan
     metric, directions = plan.task.primary_metric, plan.task.directions()

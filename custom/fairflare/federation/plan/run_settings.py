@@ -150,6 +150,16 @@ class RunSettings(Bounds):
         check_exchange(self.exchange)
 
 
+def usual_waits(min_sites: int | None = None, phase_timeout: float | None = None) -> dict[str, Any]:
+    """Settings of a run from what a user says of all phases: at least two sites, an hour a phase."""
+    timeout = 3600.0 if phase_timeout is None else phase_timeout
+    return {
+        "min_sites": 2 if min_sites is None else min_sites,
+        **dict.fromkeys(("train_timeout", "anchor_timeout", "norms_timeout", "validate_timeout"), timeout),
+        "check_timeout": min(RunSettings().check_timeout, timeout),
+    }
+
+
 @dataclass
 class Place:
     """Where a run keeps its things, and what the server's private file says.

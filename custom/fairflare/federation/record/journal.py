@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fairflare.base.machine.child import in_child
 from fairflare.core.fairness import higher_is_better, summarize
 from fairflare.federation.collecting.collector import Training
 from fairflare.federation.collecting.final_test import Tested, mean_of
@@ -38,9 +39,13 @@ class Journal:
         transport: has the server's log.
         listeners: are told too.
         metric: the task's primary one.
+        apart: pages and pictures are drawn by another process, since this one is to stay small.
     """
 
-    def __init__(self, folder: Path, transport: Transport, listeners: Sequence[Listener], metric: str) -> None:
+    def __init__(
+        self, folder: Path, transport: Transport, listeners: Sequence[Listener], metric: str, *, apart: bool = False
+    ) -> None:
+        self.apart = apart
         self.store = ResultsStore(folder)
         self.say = transport.say
         self.listeners = list(listeners)
@@ -201,9 +206,9 @@ class Journal:
             left_out=last.left_out,
             further=further,
         )
-        results = read_results(self.store.folder)
-        for line in draw_pictures(results, self.store.folder) + write_run_page(results, self.store.folder):
+        for line in in_child(_drawn, self.store.folder) if self.apart else _drawn(self.store.folder):
             self.say(line)
+        results = read_results(self.store.folder)
         self.say("fairness on the sites' test splits\n" + fairness_table(results))
         for listener in self.listeners:
             listener.tested(last.test, self.metric, number)
@@ -259,3 +264,9 @@ def _data_in_words(found: Mapping[str, Any]) -> str:
     parts += [f"prior {found['prior']}"] if found["prior"] else []
     parts += [str(found[key]) for key in ("device", "computing") if found[key]]
     return ", ".join(parts)
+
+
+def _drawn(folder: Path) -> list[str]:
+    """Draws pictures and page of a finished run; lines for the log."""
+    results = read_results(folder)
+    return draw_pictures(results, folder) + write_run_page(results, folder)

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from functools import partial
-from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load as load_bytes
 from safetensors.torch import save as save_bytes
 
+from fairflare.base.machine.child import in_child
 from fairflare.base.own_errors import in_one_line
 from fairflare.core.features.adapting import network_of
 from fairflare.core.features.norms import running_statistics
@@ -94,13 +93,12 @@ def first_model(task: Task, run: RunSettings, place: Place, makes: tuple[str, ..
     file = getattr(sys.modules.get(type(task).__module__), "__file__", None)
     source = (file, getattr(type(task), "folder", None)) if type(task).__module__ == TASK_MODULE else None
     prepare = partial(_prepare, source)
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=prepare) as pool:
-        try:
-            names, first, content = pool.submit(_plain, make).result()
-        except BrokenProcessPool as error:
-            raise ValueError(
-                "the process that builds the task's network ended before it was done; is there memory enough for it?"
-            ) from error
+    try:
+        names, first, content = in_child(_plain, make, before=prepare)
+    except BrokenProcessPool as error:
+        raise ValueError(
+            "the process that builds the task's network ended before it was done; is there memory enough for it?"
+        ) from error
     tensors = load_bytes(content)
     return replace(first, state={name: tensors[name] for name in names})
 

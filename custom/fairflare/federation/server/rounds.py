@@ -23,6 +23,7 @@ from fairflare.exchange.messages import (
     clean_state,
     encode_task,
 )
+from fairflare.exchange.sent_tensors import ALL
 from fairflare.federation.collecting.collector import Collector, LikeReceived
 from fairflare.federation.collecting.final_test import FinalTest, Tested
 from fairflare.federation.collecting.phase import Exchange, Phase
@@ -80,7 +81,8 @@ class Rounds:
     ) -> None:
         self.task, self.rule, self.settings = task, rule, run
         self.transport, self.place, self.listeners = transport, place, list(listeners)
-        self.journal = Journal(place.run_dir / RESULTS_FOLDER, transport, listeners, task.primary_metric)
+        small = place.apart and run.exchange != ALL
+        self.journal = Journal(place.run_dir / RESULTS_FOLDER, transport, listeners, task.primary_metric, apart=small)
         self.metrics = task.by_name()  # those of the sites' own classes come with the check
         higher = bool(self.metrics[task.primary_metric].higher_is_better)
         learned = TaskRecorder(task, lambda: self.journal.info, place.run_dir / RESULTS_FOLDER)

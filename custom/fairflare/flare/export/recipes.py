@@ -14,7 +14,7 @@ from fairflare.base.checks import choice
 from fairflare.base.task import Task
 from fairflare.federation.plan.bounds import FOR_HOSPITALS
 from fairflare.federation.plan.plan import TASKS_BY_KIND, make_plan
-from fairflare.federation.plan.run_settings import RunSettings
+from fairflare.federation.plan.run_settings import RunSettings, usual_waits
 from fairflare.flare.export.job import PACKAGINGS, PERSISTOR, TENSORBOARD, make_job
 from fairflare.flare.stock_tasks import SUBMIT_MODEL
 from fairflare.methods.base.catalog import get_method, method_of
@@ -105,13 +105,7 @@ class FairRecipe(Recipe):
             by_name = {k: v for k, v in chosen.preinstalled.items() if rule is None and training is None}
             settings = {**FOR_HOSPITALS, **by_name, **given, **(settings or {})}
         if run is None:
-            timeout = 3600.0 if phase_timeout is None else phase_timeout
-            options = {
-                "min_sites": 2 if min_sites is None else min_sites,
-                **dict.fromkeys(("train_timeout", "anchor_timeout", "norms_timeout", "validate_timeout"), timeout),
-                "check_timeout": min(RunSettings().check_timeout, timeout),
-                **options,
-            }
+            options = {**usual_waits(min_sites, phase_timeout), **options}
         else:
             singly = {"min_sites": min_sites, "train_timeout": phase_timeout}
             options |= {key: value for key, value in singly.items() if value is not None}

@@ -20,6 +20,17 @@ if TYPE_CHECKING:
 SIZES = ("width", "height", "slices", "spacing", "slice_spacing")
 MOST = 24  # sites with a panel of their own
 ROW = 0.75  # inches of one
+TERMS = (
+    ("Intensity", "The value of a pixel as the network gets it, between 0 and 1."),
+    ("Median", "Half of a site's pixels are darker."),
+    (
+        "Wasserstein distance",
+        "How far the average pixel of a site would have to be moved along the intensities to have the others' "
+        "histogram: 0.1 is a tenth of the range.",
+    ),
+    ("Jensen-Shannon distance", "0 where a site has the others' shares of classes, 1 where they share no class."),
+    ("Suppressed", "Fewer cases than the site's min_cases have it, or a difference would tell such a number."),
+)
 
 
 def write_statistics(document: StatsDocument, folder: Path) -> Path:
@@ -46,7 +57,7 @@ def page_of(document: StatsDocument) -> Page:
     sections = [_numbers(document), *_intensity(document, shown), *_classes(document, shown), *_sizes(shown)]
     subtitle = f"{counted(len(document.sites), 'site')}: {listed(document.sites)}"
     made_up = f"Made-up images, no patient data: {listed(document.synthetic)}." if document.synthetic else ""
-    return Page("How different the sites' images are", subtitle, made_up, document.sentences, sections)
+    return Page("How different the sites' images are", subtitle, made_up, document.sentences, sections, terms=TERMS)
 
 
 def _numbers(document: StatsDocument) -> Section:
@@ -76,8 +87,8 @@ def _intensity(document: StatsDocument, sites: Mapping[str, Figures]) -> list[Se
     picture = Picture(
         "intensities",
         partial(_small_multiples, document, dict(list(having.items())[:MOST])),
-        f"Share of each site's pixels by intensity (all channels together, 64 bins); line: all others.{more} "
-        f"Intensities: {document.intensities or 'as the task reads the files'}.",
+        "Share of each site's pixels by intensity (all channels together, 64 bins; those at 0 and 1 may be cut); line: "
+        f"all others.{more} Intensities: {document.intensities or 'as the task reads the files'}.",
         f"Medians: {listed(medians)}.",
     )
     rows: list[list[Cell]] = [[site, *of.quantiles.values()] for site, of in having.items()]
@@ -91,14 +102,17 @@ def _small_multiples(document: StatsDocument, sites: Mapping[str, Figures]) -> F
     made = figure(ROW * len(sites) + 0.8, "share of pixels by intensity", bool(document.synthetic))
     panels = made.subplots(len(sites), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     edges = [k * AXES[INTENSITY].width for k in range(AXES[INTENSITY].bins + 1)]
+    top = 1e-3  # of the bins between the ends: black and white would flatten all others
     for panel, (site, of) in zip(panels, sites.items(), strict=True):
         own, others = of.dense(), others_of(document.sites, site).dense()
+        top = max(top, *(n / sum(own) for n in own[1:-1]))
         panel.stairs([n / sum(own) for n in own], edges, fill=True, color=COLOURS[0], alpha=0.75)
         if any(others):
             panel.stairs([n / sum(others) for n in others], edges, color=COLOURS[1], linewidth=1)
         panel.set_title(label(site), loc="left", fontsize=8, pad=1)
         panel.set_yticks([])
         panel.grid(True, axis="x", color=GRID)
+    panels[-1].set_ylim(0, 1.15 * top)
     panels[-1].set_xlabel("intensity (filled: the site; line: all others)")
     return made
 

@@ -139,6 +139,13 @@ def document_of(
         unknown = sorted({*counts} - {*COUNTS} | {*histograms} - {*AXES})
         if unknown or any(count < 0 for count in counts.values()):
             raise ValueError(f"site {site!r} sent figures that are not declared or below 0: {unknown or dict(counts)}")
+        for axis, histogram in histograms.items():
+            try:
+                histogram.by_number(axis)
+            except ValueError as error:
+                raise ValueError(f"site {site!r}: {axis}: {error}") from error
+            if histogram.suppressed < 0:
+                raise ValueError(f"site {site!r}: {axis}: the bins hold more than its {histogram.records} records")
         sites[site] = _figures(dict(counts), dict(histograms))
     told = [site for site in sites.values() if "cases" in site.counts]
     pooled = _pooled(told)

@@ -57,15 +57,11 @@ class SiteSums:
 
     def counts(self) -> dict[str, int]:
         """Numbers that may leave, by the names of ``COUNTS``; with too few cases only the floor itself."""
+        found = {"min_cases": self.least, "synthetic": int(self.synthetic)}
         everyone = set[Case]().union(*self.cases.values())
         if len(everyone) < self.least:
-            return {"min_cases": self.least, "synthetic": int(self.synthetic)}
-        found = {
-            "min_cases": self.least,
-            "synthetic": int(self.synthetic),
-            "cases": len(everyone),
-            "images": self.images.total(),
-        }
+            return found
+        found |= {"cases": len(everyone), "images": self.images.total()}
         few = {
             "unusable": (self.unusable, self.unusable),
             "missing_labels": (self.missing_labels, self.missing_labels),
@@ -85,7 +81,8 @@ class SiteSums:
         found = {INTENSITY: (int(self.intensity.sum()), {k: int(n) for k, n in enumerate(self.intensity) if n})}
         for axis, records in self.records.items():
             cases = {number: len(of) for number, of in self.with_record[axis].items()}
-            found[axis] = (records.total(), told(records, cases, self.least))
+            if len(set[Case]().union(*self.with_record[axis].values())) >= self.least:
+                found[axis] = (records.total(), told(records, cases, self.least))
         return found
 
     def add(self, axis: str, number: int, case: Case, count: int = 1) -> None:

@@ -26,7 +26,7 @@ from nvflare.app_common.workflows.statistics_controller import StatisticsControl
 from nvflare.fuel.utils import fobs
 
 from fairflare.base.settings import Flag, PositiveInt, settings
-from fairflare.core.statistics.site_figures import AXES, INTENSITY
+from fairflare.core.statistics.site_figures import AXES, COUNTS, INTENSITY
 from fairflare.data.intensity import Intensity
 from fairflare.data.orientation import Orientation
 from fairflare.data.reading import Reading
@@ -160,7 +160,8 @@ def kind_of_labels(site: str, own: Mapping[str, Any]) -> Kind:
 def configs() -> dict[str, Any]:
     """What FLARE's controller asks for. With a range it never asks a site for its smallest and largest value."""
     ends = {"bins": AXES[INTENSITY].bins, "range": [0, 1]}
-    return {"count": {}, "histogram": {"*": ends}}
+    # By name: `nvflare job submit` cannot read a job with FLARE's "*" for all features.
+    return {"count": {}, "histogram": {name: dict(ends) for name in (*AXES, *COUNTS)}}
 
 
 def cleansers(least: int) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def quantile(counts: Sequence[int], percent: float) -> float:
     number = int(np.searchsorted(total, wanted, side="left"))
     number = max(number, int(np.flatnonzero(total)[0]))
     before = float(total[number - 1]) if number else 0.0
-    return number + (wanted - before) / (float(total[number]) - before)
+    return float(number + (wanted - before) / (float(total[number]) - before))
 
 
 def wasserstein(own: Sequence[int], others: Sequence[int], width: float) -> float:

@@ -28,9 +28,10 @@ from nvflare.recipe.sim_env import SimEnv
 from hello_flare import Net
 import torch
 torch.manual_seed(0)
+torch.save(Net().state_dict(), {start!r})
 {imports}
 recipe = FedAvgRecipe(
-    name="hello", model=Net(), min_clients=2, num_rounds=3, train_script="hello_flare.py"{more},
+    name="hello", model=Net(), min_clients=2, num_rounds=3, train_script="hello_flare.py", initial_ckpt={start!r}{more},
 )
 recipe.execute(SimEnv(num_clients=2, workspace_root={sim!r}))
 """
@@ -62,7 +63,8 @@ def test_the_trainer_as_it_is_with_our_aggregator(tmp_path: Path) -> None:
     models = {}
     for name, (imports, more) in {"stock": ("", ""), "ours": OURS}.items():
         sim, script = tmp_path / name, tmp_path / f"{name}.py"
-        script.write_text(JOB.format(examples=str(EXAMPLES), sim=str(sim), imports=imports, more=more))
+        start = str(tmp_path / "start.pt")
+        script.write_text(JOB.format(examples=str(EXAMPLES), sim=str(sim), imports=imports, more=more, start=start))
         env = {**os.environ, "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
         status, log = run_group([sys.executable, str(script)], timeout=240, cwd=tmp_path, env=env)
         assert status == 0, log[-3000:]

@@ -23,6 +23,7 @@ done
 for name in stats fed_lwr; do
   job=$(nvflare job submit -j "jobs/$name" | awk '/job_id/ {print $2}')
   nvflare job wait "$job" --timeout 600
-  nvflare job download "$job" -o "results/$name"
+  nvflare job download "$job" -o results
+  ls "results/$job/workspace/fairflare"
 done
-fairflare show results/fed_lwr
+fairflare show "results/$job"

@@ -12,8 +12,15 @@ from fairflare.flare.export.environments import PocEnv
 from fairflare.flare.export.method_recipes import class_names, make_class
 from fairflare.flare.export.recipes import FairRecipe
 from fairflare.flare.export.script_recipe import ScriptRecipe
+from fairflare.flare.export.stats_recipe import StatsRecipe
 
-_ALWAYS = {"FairRecipe": FairRecipe, "PocEnv": PocEnv, "RunSettings": RunSettings, "ScriptRecipe": ScriptRecipe}
+_ALWAYS = {
+    "FairRecipe": FairRecipe,
+    "PocEnv": PocEnv,
+    "RunSettings": RunSettings,
+    "ScriptRecipe": ScriptRecipe,
+    "StatsRecipe": StatsRecipe,
+}
 #: Names of 0.2 and before, which go with the next release.
 _OLD = {
     "CfflRecipe": "CFFLRecipe", "CgsvRecipe": "CGSVRecipe", "CreffRecipe": "CReFFRecipe", "LdamRecipe": "LDAMRecipe",

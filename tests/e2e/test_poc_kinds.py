@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from fairflare.cli.commands import app
 from fairflare.federation.plan.bounds import FOR_HOSPITALS
 from fairflare.federation.transports.local import run_local
-from fairflare.recipes import FairRecipe
+from fairflare.recipes import FairRecipe, StatsRecipe
 
 from .poc_tools import SERVER, PocSystem, poc_system
 from .test_every_job import ALSO, CLASSES, TINY, model_of
@@ -66,3 +68,20 @@ def test_a_method_of_each_kind(kind: str, poc: PocSystem, tmp_path: Path) -> Non
     expected, found = model_of(here.parent), model_of(workspace)
     assert expected.keys() == found.keys()
     assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+
+
+def test_the_statistics_job(poc: PocSystem, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    assert CliRunner().invoke(app, ["phantom", "prostate", "--sites", "2", "-o", str(data)]).exit_code == 0
+    assert CliRunner().invoke(app, ["stats", "-d", str(data), "-o", str(tmp_path / "here")]).exit_code == 0
+    for name in SITES:
+        poc.edit_local(name, "fairflare.json", lambda c, site=name: c.update(data_root=str(data / site)))
+    try:
+        StatsRecipe(sites=SITES).export(str(tmp_path / "jobs"))
+        job = poc.submit(tmp_path / "jobs" / "stats")
+        assert "FINISHED:COMPLETED" in poc.wait(job, 200)
+    finally:
+        for name in SITES:
+            poc.edit_local(name, "fairflare.json", lambda c: c.pop("data_root"))
+    told = (poc.download(job) / "fairflare" / "stats.json").read_text()
+    assert told == (tmp_path / "here" / "stats.json").read_text()

@@ -442,7 +442,12 @@ def test_a_bug_in_a_settings_class_is_no_wrong_value() -> None:
 def documented(names: str = "(?:run|export) ") -> list[str]:
     """Every complete command of these names of README and pages."""
     found = []
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "poc" / "README.md"):
+    for page in (
+        ROOT / "README.md",
+        ROOT / "SKILL.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+        ROOT / "poc" / "README.md",
+    ):
         text = page.read_text(encoding="utf-8").replace("\\\n", " ")
         for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL):
             found += re.findall(rf"^fairflare (?:{names}).*$", block, re.MULTILINE)

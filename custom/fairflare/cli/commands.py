@@ -10,6 +10,8 @@ from fairflare.cli.compare.command import compare
 from fairflare.cli.data.check import check_data
 from fairflare.cli.data.doctor import doctor
 from fairflare.cli.data.phantom import phantom
+from fairflare.cli.data.stats import stats
+from fairflare.cli.examples import examples
 from fairflare.cli.methods import describe, list_methods, privacy
 from fairflare.cli.model.adapt import adapt
 from fairflare.cli.model.landscape import landscape
@@ -51,10 +53,10 @@ def prepare(ctx: typer.Context) -> None:
 
 
 app.command("list")(list_methods)
-for command in (describe, privacy, run, export, show, adapt, predict, check_data, phantom, doctor):
+for command in (describe, privacy, run, export, show, adapt, predict, check_data, stats, phantom, doctor):
     app.command(cls=Command)(command)
 app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(prepare)
-for more in (compare, landscape, report, similarity):
+for more in (compare, examples, landscape, report, similarity):
     app.command(cls=Command)(more)
 
 

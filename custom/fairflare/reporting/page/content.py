@@ -45,6 +45,18 @@ class Section:
     parts: Sequence[Picture | Table] = field(default_factory=tuple)
 
 
+#: What the words of a run's page mean.
+OF_RUNS = (
+    ("Spread", "The standard deviation of the metric between sites: 0 when all sites get the same."),
+    ("Worst site", "The site with the worst value; a fair method has none far behind."),
+    ("Interval", "Values the data do not rule out, at 95 %. After ± stands half its width."),
+    (
+        "Equal sites' gap",
+        "How far the last site would lie behind by the luck of its test cases alone, were all sites equally well off.",
+    ),
+)
+
+
 @dataclass(frozen=True)
 class Page:
     """The whole of it.
@@ -55,6 +67,7 @@ class Page:
         synthetic: which of the data are generated, a sentence; empty: none is known to be.
         summary: sentences.
         problems: what was wrong with the files.
+        terms: words and what they mean.
     """
 
     title: str
@@ -63,3 +76,4 @@ class Page:
     summary: Sequence[str]
     sections: Sequence[Section]
     problems: Sequence[str] = ()
+    terms: Sequence[tuple[str, str]] = OF_RUNS

@@ -1,0 +1,113 @@
+"""``fairflare stats``: how different the sites' images are, before the first round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fairflare.cli.data.sites import names_of, sites_of
+from fairflare.cli.options import Overwrite, parse_settings, refuse_to_replace
+from fairflare.cli.screen import AsJson, console, one_document, one_form, say, user_errors
+
+
+def stats(
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            "-d",
+            metavar="FILE|DIR",
+            help="A fairflare.json, a folder of sites as `prepare` writes it, or one site's folder.",
+        ),
+    ] = None,
+    sites: Annotated[
+        str | None,
+        typer.Option("--sites", "-s", metavar="NAMES", help="Separated by commas; default: all that --data has."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="task, min_cases (default 5), intensity, window or orientation; may be repeated.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="DIR", help="For stats.html, stats.json and stats.csv.")
+    ] = Path("stats"),
+    job: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Writes the FLARE job into this folder instead; --data is not needed."),
+    ] = None,
+    bundle: Annotated[
+        bool, typer.Option("--bundle", help="With --job: carry the package, for the simulator; default: no code.")
+    ] = False,
+    as_json: AsJson = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Counts, classes, intensities and sizes by site and pooled, as a page, by FLARE's federated statistics."""
+    from fairflare.reporting.sites.statistics import CSV, DOCUMENT, PAGE
+
+    with user_errors(), one_document(as_json) as put:
+        given = parse_settings(settings)
+        names = names_of(sites)
+        if job is not None:
+            one_form(as_json, job=True)
+            _export(job, names, bundle, data, given, overwrite)
+            return
+        if data is None:
+            raise ValueError("give --data, or --job for the FLARE job that asks sites where their images are")
+        if bundle:
+            raise ValueError("--bundle goes with --job")
+        if not as_json:
+            refuse_to_replace([out / name for name in (PAGE, DOCUMENT, CSV)], overwrite)
+        document = _here(data, names, given)
+        if as_json:
+            put(document)
+            return
+        from fairflare.reporting.sites.page import write_statistics
+
+        try:
+            page = write_statistics(document, out)
+        except OSError as error:
+            raise ValueError(f"--out {out} cannot be written: {error.strerror or error}") from error
+        for sentence in document.sentences:
+            say(sentence, console)
+        say(f"page: {page}", console)
+
+
+def _here(data: Path, names: list[str] | None, given: dict[str, Any]) -> Any:
+    from fairflare.flare.statistics import ImageStatistics, statistics_here
+
+    found = sites_of(data)
+    unknown = [name for name in names or () if name not in found]
+    if unknown:
+        raise ValueError(f"--sites: {data} has no {', '.join(unknown)}; it has {', '.join(found)}")
+    chosen = {name: own for name, own in found.items() if names is None or name in names}
+    return statistics_here(chosen, ImageStatistics(**given), class_names(chosen))
+
+
+def class_names(sites: dict[str, dict[str, Any]]) -> tuple[str, ...]:
+    """As the first datalist with usable ones has them; sites that name them otherwise: `fairflare check-data`."""
+    from fairflare.cli.data.check import _labels
+
+    return tuple(_labels(sites)[1] or ())
+
+
+def _export(
+    job: Path, names: list[str] | None, bundle: bool, data: Path | None, given: dict[str, Any], overwrite: bool
+) -> None:
+    from fairflare.flare.export.stats_recipe import StatsRecipe
+
+    called = () if data is None else class_names(sites_of(data))
+    recipe = StatsRecipe(sites=names, packaging="bundle" if bundle else "preinstalled", class_names=called, **given)
+    folder = job / recipe.name
+    if folder.exists() and not overwrite:
+        raise ValueError(f"{folder} exists; give --overwrite to replace all of it, or another --job")
+    try:
+        recipe.export(str(job))
+    except OSError as error:
+        raise ValueError(f"--job {job} cannot be written: {error.strerror or error}") from error
+    say(f"job folder: {folder}", console)

@@ -1,0 +1,124 @@
+"""Figures about a site's images that may leave it: which there are, what is told, how far sites are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fairflare.base.cases.floor import hidden_classes
+
+ALIKE = 0.02  # a Wasserstein distance of intensities below it is not worth a word
+PERCENTS = (5, 25, 50, 75, 95)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Bins of equal width from 0; what lies above the last one is counted in it.
+
+    Attributes:
+        width: of a bin, in ``unit``.
+        bins: their number.
+        unit: of the values.
+        doc: what is counted.
+        whole: values are whole numbers, a bin holds ``width`` of them.
+    """
+
+    width: float
+    bins: int
+    unit: str
+    doc: str
+    whole: bool = True
+
+    def bin_of(self, value: float) -> int:
+        """Number of the bin that holds a value ``>= 0``."""
+        return min(int(round(value / self.width, 6)), self.bins - 1)
+
+    def number(self, low: float) -> int:
+        """Number of the bin with this lower end.
+
+        Raises:
+            ValueError: there is none.
+        """
+        found = round(low / self.width)
+        if not 0 <= found < self.bins or abs(found * self.width - low) > 1e-4 * self.width + 1e-6:
+            raise ValueError(f"no bin begins at {low}")
+        return found
+
+
+CLASS, INTENSITY = "class", "intensity"
+AXES = {
+    INTENSITY: Axis(1 / 64, 64, "of the intensity range", "values of pixels as the network gets them", whole=False),
+    CLASS: Axis(1, 256, "", "images by class, of masks pixels by label"),
+    "width": Axis(32, 128, "px", "images by width"),
+    "height": Axis(32, 128, "px", "images by height"),
+    "slices": Axis(8, 128, "slices", "volumes by number of slices"),
+    "spacing": Axis(0.1, 100, "mm", "images by distance of rows", whole=False),
+    "slice_spacing": Axis(0.5, 100, "mm", "volumes by distance of slices", whole=False),
+}
+SPLITS = ("training", "validation", "test")
+COUNTS = {
+    "min_cases": "the site's floor: what has fewer cases is not told",
+    "synthetic": "1: the site's list says that the images are made up",
+    "cases": "patients, else volumes, else images",
+    "images": "images, a whole volume is one",
+    "unusable": "entries whose file is missing or cannot be read",
+    "missing_labels": "entries without a mask or class",
+    "empty_masks": "images whose mask marks nothing",
+    **{f"{what}_{split}": f"{what} in {split}" for what in ("cases", "images") for split in SPLITS},
+}
+
+
+def told(counts: Mapping[int, int], cases: Mapping[int, int], least: int) -> dict[int, int]:
+    """Counts by bin without those of too few cases, and without what would tell those by a difference.
+
+    Args:
+        counts: by bin.
+        cases: with a record in the bin, ``>= 1``; the same keys.
+        least: cases that a bin must have.
+    """
+    hidden, _ = hidden_classes(cases, least)
+    return {number: counts[number] for number in sorted(counts) if number not in hidden}
+
+
+def quantile(counts: Sequence[int], percent: float) -> float:
+    """Bin number, with a fraction within the bin, below which ``percent`` of the records lie.
+
+    It is less than one bin's width away from the quantile of the values themselves. NaN: there are no records.
+    """
+    total = np.cumsum(np.asarray(counts, dtype=np.float64))
+    if not len(total) or total[-1] == 0:
+        return float("nan")
+    wanted = percent / 100 * total[-1]
+    number = int(np.searchsorted(total, wanted, side="left"))
+    number = max(number, int(np.flatnonzero(total)[0]))
+    before = float(total[number - 1]) if number else 0.0
+    return float(number + (wanted - before) / (float(total[number]) - before))
+
+
+def wasserstein(own: Sequence[int], others: Sequence[int], width: float) -> float:
+    """Distance of two histograms with the same bins: how far the average record would have to be moved, in the unit
+    of ``width``. NaN: one is empty.
+    """
+    from scipy.stats import wasserstein_distance
+
+    if not sum(own) or not sum(others):
+        return float("nan")
+    places = np.arange(len(own)) * width
+    return float(wasserstein_distance(places, places, own, others))
+
+
+def jensen_shannon(own: Mapping[int, int], others: Mapping[int, int]) -> float:
+    """Jensen-Shannon distance (base 2) of two mixes: 0 for equal shares, 1 for nothing in common. NaN: one is empty."""
+    from scipy.spatial.distance import jensenshannon
+
+    numbers = sorted({*own, *others})
+    if not sum(own.values()) or not sum(others.values()):
+        return float("nan")
+    shares: list[npt.NDArray[np.float64]] = []
+    for mix in (own, others):
+        values = np.array([mix.get(number, 0) for number in numbers], dtype=np.float64)
+        shares.append(values / values.sum())
+    return float(jensenshannon(*shares, base=2))

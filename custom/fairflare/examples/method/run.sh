@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+# In your environment: pip install -e . ; this does without: it writes what the entry points are, and puts the folder on the path.
+python -c "import setuptools; setuptools.setup()" -q egg_info
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+
+fairflare describe fed_avg_m beta
+fairflare run fed_avg_m --in-process --sites 3 --rounds 2 --overwrite \
+  --set beta=0.5 --set image_size=[32,32] --set features=[4,4,8,8,8,4] --set phantom_cases=0.3
+fairflare export fed_avg_m --preinstalled --out jobs --overwrite

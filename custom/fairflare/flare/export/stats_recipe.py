@@ -1,0 +1,80 @@
+"""FLARE's federated statistics about images as a recipe: how different the sites are, before the first round."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nvflare import FilterType
+from nvflare.app_common.app_constant import StatisticsConstants
+from nvflare.app_common.executors.statistics.statistics_executor import StatisticsExecutor
+from nvflare.app_common.filters.statistics_privacy_filter import StatisticsPrivacyFilter
+from nvflare.app_common.workflows.statistics_controller import StatisticsController
+from nvflare.job_config.api import FedJob
+from nvflare.job_config.fed_job_config import FedJobConfig
+from nvflare.recipe.spec import Recipe
+
+import fairflare
+from fairflare.base.checks import choice
+from fairflare.flare.statistics import DECIMALS, WRITER, ImageStatistics, StatisticsPage, cleansers, configs
+
+PACKAGINGS = ("preinstalled", "bundle")
+GENERATOR = "image_statistics"
+
+
+class StatsRecipe(Recipe):
+    """The statistics of ``fairflare stats`` as a FLARE job: our counting between FLARE's controller and cleansers.
+
+    Args:
+        name: of the job.
+        sites: their names, or ``None`` for every connected site.
+        packaging: ``"preinstalled"``: no custom code, sites have the package and its classes in their allow list;
+            ``"bundle"``: the job carries the package (the simulator, and sites that permit custom code).
+        class_names: for the page, in the order of the classes.
+        settings: of :class:`fairflare.flare.statistics.ImageStatistics`.
+
+    Raises:
+        ValueError: an unknown packaging or setting, or a value out of range.
+    """
+
+    def __init__(
+        self,
+        name: str = "stats",
+        *,
+        sites: Sequence[str] | None = None,
+        packaging: str = "preinstalled",
+        class_names: Sequence[str] = (),
+        **settings: Any,
+    ) -> None:
+        choice("packaging", packaging, PACKAGINGS)
+        generator = ImageStatistics(**settings)
+        deployed = None if sites is None else {"deploy_map": {"app": ["server", *sites]}}
+        least = 1 if sites is None else len(sites)
+        job = FedJob(name=name, min_clients=least, meta_props=deployed)
+        if packaging == "bundle":
+            job.job = _WithPackage(job_name=name, min_clients=least, meta_props=deployed)
+        job.set_app_packages(["fairflare"])
+        controller = StatisticsController(configs(), WRITER, precision=DECIMALS, enable_pre_run_task=False)
+        job.to_server(controller, id="statistics")
+        page = StatisticsPage(intensities=generator.reading.in_words(), class_names=tuple(class_names))
+        job.to_server(page, id=WRITER)
+        job.to_clients(generator, id=GENERATOR)
+        tasks = [StatisticsConstants.FED_STATS_PRE_RUN, StatisticsConstants.FED_STATS_TASK]
+        job.to_clients(StatisticsExecutor(GENERATOR, precision=DECIMALS), tasks=tasks)
+        for component, cleanser in cleansers(generator.min_cases).items():
+            job.to_clients(cleanser, id=component)
+        over = StatisticsPrivacyFilter(result_cleanser_ids=list(cleansers(generator.min_cases)))
+        job.to_clients(over, filter_type=FilterType.TASK_RESULT, tasks=[StatisticsConstants.FED_STATS_TASK])
+        super().__init__(job)
+
+
+class _WithPackage(FedJobConfig):
+    """Carries the whole package."""
+
+    def generate_job_config(self, job_root: str) -> None:
+        super().generate_job_config(job_root)
+        target = Path(job_root) / self.job_name / "app" / "custom" / "fairflare"
+        ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
+        shutil.copytree(Path(fairflare.__file__).parent, target, ignore=ignored, dirs_exist_ok=True)

@@ -1,0 +1,1 @@
+"""How different the sites' images are: the document, its sentences and its page."""

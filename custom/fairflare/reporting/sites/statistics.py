@@ -1,0 +1,286 @@
+"""The document of ``fairflare stats``: figures by site and pooled, how far apart they are, and what that means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fairflare.base.disk.files import csv_text
+from fairflare.core.statistics.site_figures import (
+    ALIKE,
+    AXES,
+    CLASS,
+    COUNTS,
+    INTENSITY,
+    PERCENTS,
+    jensen_shannon,
+    quantile,
+    wasserstein,
+)
+from fairflare.reporting.layout import listed, number
+from fairflare.reporting.pictures import in_order
+
+DOCUMENT, PAGE, CSV = "stats.json", "stats.html", "stats.csv"
+APART = 0.1  # a Jensen-Shannon distance of class mixes above it is worth a word
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="null")
+
+
+class Bin(_Part):
+    """Records with a value in [low, high); the last bin of an axis has all above, too."""
+
+    low: float
+    high: float
+    count: int = Field(ge=0)
+
+
+class Histogram(_Part):
+    """Of one axis.
+
+    Attributes:
+        records: all of them, also those of bins that are not told.
+        bins: those with records that may be told, in order.
+    """
+
+    records: int = Field(ge=0)
+    bins: list[Bin]
+
+    def by_number(self, axis: str) -> dict[int, int]:
+        """Counts by number of the bin."""
+        return {AXES[axis].number(of.low): of.count for of in self.bins}
+
+    @property
+    def suppressed(self) -> int:
+        """Records of bins that are not told."""
+        return self.records - sum(of.count for of in self.bins)
+
+
+class Figures(_Part):
+    """Of one site, or of all sites together.
+
+    Attributes:
+        counts: by the names of :data:`fairflare.core.statistics.site_figures.COUNTS`.
+        histograms: by axis.
+        quantiles: of the intensities, by percent; each less than a bin's width (1/64) off.
+        suppressed: what is not told, as fewer than ``min_cases`` cases have it.
+    """
+
+    counts: dict[str, int]
+    histograms: dict[str, Histogram]
+    quantiles: dict[str, float] = Field(default_factory=dict)
+    suppressed: list[str] = Field(default_factory=list)
+
+    def dense(self, axis: str = INTENSITY) -> list[int]:
+        """Counts of all bins of an axis."""
+        found = self.histograms[axis].by_number(axis) if axis in self.histograms else {}
+        return [found.get(k, 0) for k in range(AXES[axis].bins)]
+
+    def mix(self) -> dict[int, int]:
+        """Counts by class."""
+        return self.histograms[CLASS].by_number(CLASS) if CLASS in self.histograms else {}
+
+
+class Distances(_Part):
+    """Of a site from all others together; null: one of the two tells nothing.
+
+    Attributes:
+        intensity_wasserstein: in shares of the intensity range, [0, 1].
+        classes_jensen_shannon: base 2, [0, 1].
+    """
+
+    intensity_wasserstein: float | None
+    classes_jensen_shannon: float | None
+
+
+class StatsDocument(_Part):
+    """``stats.json``, and what ``fairflare stats --json`` prints."""
+
+    version: Literal[1] = 1
+    intensities: str
+    class_names: list[str]
+    sites: dict[str, Figures]
+    pooled: Figures
+    distances: dict[str, Distances]
+    sentences: list[str]
+
+    @property
+    def synthetic(self) -> list[str]:
+        """Sites whose images are made up."""
+        return [site for site, of in self.sites.items() if of.counts.get("synthetic")]
+
+    def class_name(self, label: int) -> str:
+        """Name of a class, else its number."""
+        return self.class_names[label] if label < len(self.class_names) else f"class {label}"
+
+
+def document_of(
+    measured: Mapping[str, tuple[Mapping[str, int], Mapping[str, Histogram]]],
+    intensities: str = "",
+    class_names: Sequence[str] = (),
+) -> StatsDocument:
+    """The document of what sites told.
+
+    Args:
+        measured: counts and histograms by site.
+        intensities: what 0 and 1 of the intensities are, in words.
+        class_names: in the order of the classes.
+
+    Raises:
+        ValueError: a figure that nobody declared, or one out of range (names the site).
+    """
+    sites = {}
+    for site in in_order(measured):
+        counts, histograms = measured[site]
+        unknown = sorted({*counts} - {*COUNTS} | {*histograms} - {*AXES})
+        if unknown or any(count < 0 for count in counts.values()):
+            raise ValueError(f"site {site!r} sent figures that are not declared or below 0: {unknown or dict(counts)}")
+        for axis, histogram in histograms.items():
+            try:
+                histogram.by_number(axis)
+            except ValueError as error:
+                raise ValueError(f"site {site!r}: {axis}: {error}") from error
+            if histogram.suppressed < 0:
+                raise ValueError(f"site {site!r}: {axis}: the bins hold more than its {histogram.records} records")
+        sites[site] = _figures(dict(counts), dict(histograms))
+    told = [site for site in sites.values() if "cases" in site.counts]
+    pooled = _pooled(told)
+    distances = {site: _distances(sites, site) for site in sites}
+    made = StatsDocument(
+        intensities=intensities, class_names=list(class_names), sites=sites, pooled=pooled, distances=distances,
+        sentences=[],
+    )  # fmt: skip
+    made.sentences = list(_sentences(made))
+    return made
+
+
+def _figures(counts: dict[str, int], histograms: dict[str, Histogram]) -> Figures:
+    made = Figures(counts=counts, histograms=histograms)
+    width, dense = AXES[INTENSITY].width, made.dense()
+    if any(dense):
+        made.quantiles = {str(percent): quantile(dense, percent) * width for percent in PERCENTS}
+    if "cases" not in counts:
+        made.suppressed = ["everything"]
+        return made
+    made.suppressed = [name for name in ("unusable", "missing_labels", "empty_masks") if name not in counts]
+    made.suppressed += [
+        f"{axis}: {of.suppressed} of {of.records} records" for axis, of in histograms.items() if of.suppressed
+    ]
+    if sum(counts.get(f"cases_{split}", 0) for split in ("training", "validation", "test")) < counts["cases"]:
+        made.suppressed.append("counts of a split")
+    return made
+
+
+def _pooled(sites: Sequence[Figures]) -> Figures:
+    """Sums of what the sites told."""
+    names = [name for name in COUNTS if name not in ("min_cases", "synthetic")]
+    counts = {name: sum(site.counts.get(name, 0) for site in sites) for name in names}
+    histograms = {}
+    for axis, of in AXES.items():
+        having = [site.histograms[axis] for site in sites if axis in site.histograms]
+        total: dict[int, int] = {}
+        for histogram in having:
+            for k, count in histogram.by_number(axis).items():
+                total[k] = total.get(k, 0) + count
+        if having:
+            bins = [
+                Bin(low=round(k * of.width, 6), high=round((k + 1) * of.width, 6), count=total[k])
+                for k in sorted(total)
+            ]
+            histograms[axis] = Histogram(records=sum(histogram.records for histogram in having), bins=bins)
+    dense = Figures(counts={}, histograms=histograms).dense()
+    quantiles = {str(p): quantile(dense, p) * AXES[INTENSITY].width for p in PERCENTS} if any(dense) else {}
+    left_out = sorted({text.partition(":")[0] for site in sites for text in site.suppressed})
+    return Figures(counts=counts, histograms=histograms, quantiles=quantiles, suppressed=left_out)
+
+
+def others_of(sites: Mapping[str, Figures], site: str) -> Figures:
+    """All sites but one, pooled."""
+    return _pooled([of for name, of in sites.items() if name != site and "cases" in of.counts])
+
+
+def _distances(sites: Mapping[str, Figures], site: str) -> Distances:
+    own, others = sites[site], others_of(sites, site)
+    apart = wasserstein(own.dense(), others.dense(), AXES[INTENSITY].width)
+    mixes = jensen_shannon(own.mix(), others.mix())
+    found = [None if math.isnan(value) else value for value in (apart, mixes)]
+    return Distances(intensity_wasserstein=found[0], classes_jensen_shannon=found[1])
+
+
+# ------------------------------------------------------------------------------------------------ in words
+
+
+def _sentences(document: StatsDocument) -> Iterator[str]:
+    """The answer first."""
+    known = {site: of for site, of in document.distances.items() if of.intensity_wasserstein is not None}
+    hidden = [site for site, of in document.sites.items() if "cases" not in of.counts]
+    if known:
+        yield _about_intensity(document, max(known, key=lambda site: known[site].intensity_wasserstein or 0.0))
+    elif len(document.sites) > 1:
+        yield "The sites cannot be compared: fewer than two of them have enough cases."
+    mixed = {site: of.classes_jensen_shannon for site, of in known.items() if of.classes_jensen_shannon is not None}
+    if mixed:
+        yield _about_classes(document, mixed)
+    empty = {site: of.counts["empty_masks"] for site, of in document.sites.items() if of.counts.get("empty_masks")}
+    if empty:
+        yield f"Masks that mark nothing: {listed(f'{site} {count}' for site, count in empty.items())}."
+    lost = {
+        site: of.counts.get("unusable", 0) + of.counts.get("missing_labels", 0) for site, of in document.sites.items()
+    }
+    if any(lost.values()):
+        told = listed(f"{site} {count}" for site, count in lost.items() if count)
+        yield f"Entries that cannot be used, in no figure: {told}; `fairflare check-data` at the site names them."
+    if hidden:
+        yield f"SUPPRESSED: {listed(hidden)} has fewer cases than its min_cases, or none; it is in no figure."
+    part = {site: of.suppressed for site, of in document.sites.items() if of.suppressed and site not in hidden}
+    if part:
+        told = "; ".join(f"{site}: {', '.join(texts)}" for site, texts in part.items())
+        yield f"SUPPRESSED, as fewer than min_cases cases have it (or would be told by a difference): {told}."
+
+
+def _about_intensity(document: StatsDocument, site: str) -> str:
+    own = document.sites[site].quantiles["50"]
+    theirs = others_of(document.sites, site).quantiles["50"]
+    distance = document.distances[site].intensity_wasserstein or 0.0
+    far = f"Wasserstein distance {number(distance)} of the intensity range"
+    if distance < ALIKE:
+        return f"The sites' images are about equally bright: {site} is furthest from the others, with a {far}."
+    if abs(own - theirs) < AXES[INTENSITY].width:
+        return f"{site}'s intensities are spread otherwise than the others', at the same median ({far})."
+    word = "darker" if own < theirs else "brighter"
+    return (
+        f"{site}'s images are {word} than the others': its median intensity is {number(own)}, theirs "
+        f"{number(theirs)} ({far})."
+    )
+
+
+def _about_classes(document: StatsDocument, mixed: Mapping[str, float]) -> str:
+    site = max(mixed, key=lambda name: mixed[name])
+    far = f"Jensen-Shannon distance {number(mixed[site])} of at most 1"
+    if mixed[site] < APART:
+        return f"The sites' classes are mixed about alike: {site} is furthest from the others ({far})."
+    own, others = document.sites[site].mix(), others_of(document.sites, site).mix()
+    shares = {k: own.get(k, 0) / sum(own.values()) - others.get(k, 0) / sum(others.values()) for k in {*own, *others}}
+    most = max(shares, key=lambda k: abs(shares[k]))
+    ours, theirs = own.get(most, 0) / sum(own.values()), others.get(most, 0) / sum(others.values())
+    return (
+        f"{site}'s mix of classes differs most: {document.class_name(most)} is {ours:.0%} there, {theirs:.0%} at "
+        f"the others ({far})."
+    )
+
+
+def csv_of(document: StatsDocument) -> str:
+    """A line for each figure: site (``pooled``: all), what, bin, value."""
+    rows: list[list[Any]] = [["site", "figure", "low", "high", "value"]]
+    for site, of in {**document.sites, "pooled": document.pooled}.items():
+        rows += [[site, name, None, None, count] for name, count in of.counts.items()]
+        rows += [[site, f"intensity_{percent}_percent", None, None, value] for percent, value in of.quantiles.items()]
+        for axis, histogram in of.histograms.items():
+            rows += [[site, axis, one.low, one.high, one.count] for one in histogram.bins]
+    for site, distances in document.distances.items():
+        rows += [[site, name, None, None, value] for name, value in distances.model_dump().items()]
+    return csv_text(rows)

@@ -1,0 +1,198 @@
+"""Sums over a site's images for ``fairflare stats``: everything is counted here, at the site, and only sums leave."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from fairflare.base.stopping import check_stop
+from fairflare.core.statistics.site_figures import AXES, CLASS, INTENSITY, SPLITS, told
+from fairflare.data.datalist import DataError, Sample, load_datalist
+from fairflare.data.image_file import image_file
+from fairflare.data.reading import Reading, read_image, read_pair, slices_in
+from fairflare.tasks.classification import ClassificationSite
+from fairflare.tasks.images import SiteSettings, read_settings
+from fairflare.tasks.segmentation import SegmentationSite
+
+Kind: TypeAlias = Literal["segmentation", "classification"]
+Case: TypeAlias = tuple[str, str]
+log = logging.getLogger(__name__)
+NO_LABEL = re.compile(r"'label' of .* does not exist|no key 'label'")
+SAID = 5  # unusable files that the site's own log names
+
+
+@dataclass
+class SiteSums:
+    """What was counted at one site. Cases are the site's own keys and stay here; :meth:`counts` and :meth:`bins` may
+    leave.
+
+    Attributes:
+        least: cases that a figure must have.
+        synthetic: the images are made up.
+        images, cases: by split.
+        unusable, missing_labels: entries.
+        empty: cases whose mask marks nothing, once for each image.
+        intensity: pixels by bin.
+        records: by axis and bin.
+        with_record: cases by axis and bin.
+    """
+
+    least: int
+    synthetic: bool = False
+    images: Counter[str] = field(default_factory=Counter)
+    cases: dict[str, set[Case]] = field(default_factory=lambda: defaultdict(set))
+    unusable: int = 0
+    missing_labels: int = 0
+    empty: list[Case] = field(default_factory=list)
+    intensity: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(AXES[INTENSITY].bins, np.int64))
+    records: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    with_record: dict[str, dict[int, set[Case]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(set)))
+
+    def counts(self) -> dict[str, int]:
+        """Numbers that may leave, by the names of ``COUNTS``; with too few cases only the floor itself."""
+        found = {"min_cases": self.least, "synthetic": int(self.synthetic)}
+        everyone = set[Case]().union(*self.cases.values())
+        if len(everyone) < self.least:
+            return found
+        found |= {"cases": len(everyone), "images": self.images.total()}
+        few = {
+            "unusable": (self.unusable, self.unusable),
+            "missing_labels": (self.missing_labels, self.missing_labels),
+            "empty_masks": (len(self.empty), len(set(self.empty))),
+        }
+        found |= {name: count for name, (count, cases) in few.items() if not 0 < cases < self.least}
+        numbers = {k: len(self.cases[split]) for k, split in enumerate(SPLITS) if self.cases[split]}
+        for number, cases in told(numbers, numbers, self.least).items():
+            found[f"cases_{SPLITS[number]}"] = cases
+            found[f"images_{SPLITS[number]}"] = self.images[SPLITS[number]]
+        return found
+
+    def bins(self) -> dict[str, tuple[int, dict[int, int]]]:
+        """By axis all its records, and those by bin that may leave; nothing with too few cases."""
+        if "cases" not in self.counts():
+            return {}
+        found = {INTENSITY: (int(self.intensity.sum()), {k: int(n) for k, n in enumerate(self.intensity) if n})}
+        for axis, records in self.records.items():
+            cases = {number: len(of) for number, of in self.with_record[axis].items()}
+            if len(set[Case]().union(*self.with_record[axis].values())) >= self.least:
+                found[axis] = (records.total(), told(records, cases, self.least))
+        return found
+
+    def add(self, axis: str, number: int, case: Case, count: int = 1) -> None:
+        """Counts records of a case in a bin."""
+        self.records[axis][number] += count
+        self.with_record[axis][number].add(case)
+
+
+def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, least: int) -> SiteSums:
+    """Reads every image of training, validation and test once, and counts.
+
+    Args:
+        site: for the messages.
+        settings: of its private file.
+        kind: what the labels are.
+        how: files are read, as by a task.
+        least: see :class:`SiteSums`.
+
+    Raises:
+        DataError: no folder, no list, or one that nothing can be read of.
+    """
+    own = read_settings(SegmentationSite if kind == "segmentation" else ClassificationSite, site, settings)
+    if own.data_root is None:
+        raise DataError(
+            f"site '{site}': no 'data_root': statistics are of a site's own images; set it in fairflare.json"
+        )
+    problems: list[DataError] = []
+    listed = load_datalist(
+        own.data_root, own.datalist or "datalist.json", site=site, class_labels=kind == "classification",
+        linked_roots=own.linked_roots, problems=problems,
+    )  # fmt: skip
+    sums = SiteSums(least, listed.synthetic)
+    for problem in problems:
+        _unusable(sums, problem)
+    for split in SPLITS:
+        for sample in listed.splits.get(split, ()):
+            check_stop()
+            try:
+                _add(sums, site, split, sample, own, how)
+            except DataError as error:
+                _unusable(sums, error)
+    return sums
+
+
+def _unusable(sums: SiteSums, problem: DataError) -> None:
+    if NO_LABEL.search(problem.public):
+        sums.missing_labels += 1
+    else:
+        sums.unusable += 1
+    if sums.unusable + sums.missing_labels <= SAID:
+        log.warning("not in the statistics: %s", problem)  # the site's own log
+
+
+def _add(sums: SiteSums, site: str, split: str, sample: Sample, own: SiteSettings, how: Reading) -> None:
+    """One entry; of one that cannot be read nothing is counted."""
+    case = sample.case
+    depth = None if sample.slice is not None else slices_in(sample.image, max_bytes=own.max_image_bytes, how=how)
+    planes = [sample] if depth is None else [replace(sample, slice=k) for k in range(depth)]
+    intensity, labels = np.zeros_like(sums.intensity), Counter[int]()
+    shape: tuple[int, ...] = ()
+    for image, mask in _pictures(planes, site, split, own, how):
+        intensity += np.histogram(image, AXES[INTENSITY].bins, (0, 1))[0]
+        shape = image.shape
+        if mask is not None:
+            numbers, counts = np.unique(mask, return_counts=True)
+            labels.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
+    if isinstance(sample.label, int):
+        coding = getattr(own, "class_numbers", None) or {}
+        labels[coding.get(sample.label, sample.label)] += 1
+    else:
+        labels = _coded(labels, getattr(own, "mask_values", None))
+        if not any(count for number, count in labels.items() if number):
+            sums.empty.append(case)
+    sums.images[split] += 1
+    sums.cases[split].add(case)
+    sums.intensity += intensity
+    for number, count in labels.items():
+        sums.add(CLASS, AXES[CLASS].bin_of(max(number, 0)), case, count)
+    lengths = {"height": float(shape[0]), "width": float(shape[1]), **_spacings(sample)}
+    if depth is not None:
+        lengths["slices"] = float(depth)
+    for axis, length in lengths.items():
+        sums.add(axis, AXES[axis].bin_of(length), case)
+
+
+def _pictures(
+    planes: list[Sample], site: str, split: str, own: SiteSettings, how: Reading
+) -> Iterator[tuple[npt.NDArray[np.float32], npt.NDArray[np.int64] | None]]:
+    more: Any = {"site": site, "split": split, "max_bytes": own.max_image_bytes, "how": how}
+    for plane in planes:
+        yield (read_image(plane, **more), None) if isinstance(plane.label, int) else read_pair(plane, **more)
+
+
+def _coded(labels: Counter[int], coding: Mapping[int, int] | None) -> Counter[int]:
+    """Labels as training understands them: the site's coding, and masks of 0 and 255 as 0 and 1."""
+    if coding is None:
+        coding = {255: 1} if labels.keys() <= {0, 255} else {}
+    found = Counter[int]()
+    for number, count in labels.items():
+        found[coding.get(number, number)] += count
+    return found
+
+
+def _spacings(sample: Sample) -> dict[str, float]:
+    """Distances of rows and of slices in mm, as the list says, else the file's header."""
+    spacing = sample.spacing
+    facts = image_file(sample.image).facts()
+    if spacing is None and facts.affine is not None:
+        lengths = np.linalg.norm(facts.affine[:3, :3], axis=0)
+        spacing = tuple(float(length) for length in lengths[: 3 if facts.slices else 2])
+    if spacing is None:
+        return {}
+    return dict(zip(("spacing", "slice_spacing"), (spacing[0], *spacing[2:]), strict=False))

@@ -192,6 +192,7 @@ class Journal:
             "inequality": standing(last.test, last.sampling, self.info),
             "suppressed": last.suppressed,
             "global_test": last.of_all,
+            **({"groups": last.groups} if last.groups else {}),
         }
         self.store.finish(
             "completed",

@@ -379,7 +379,7 @@ class Task(ABC):
             return None
         return [self.evaluate(model, [b], device)[self.primary_metric] for b in data.batches("test", batch_size=1)]
 
-    def parts(self) -> Sequence[str]:
+    def outcome_names(self) -> Sequence[str]:
         """Names of the classes or structures that :meth:`outcomes` are about; default: none."""
         return ()
 

@@ -58,8 +58,8 @@ def _of_attributes(sums: Mapping[str, Sums], attributes: Mapping[str, Sequence[s
 
 def group_tables(results: Mapping[str, Any]) -> list[Table]:
     """Of each attribute its groups by site and pooled, and the gaps between them; none where nobody asked."""
-    found = results.get("groups")
-    return [table for attribute in (found or {}).get("attributes", ()) for table in _tables(found, attribute)]
+    found = results.get("groups") or {"attributes": {}}
+    return [table for attribute in found["attributes"] for table in _tables(found, attribute)]
 
 
 def _places(found: Mapping[str, Any], attribute: str) -> dict[str, Any]:

@@ -241,7 +241,7 @@ class SegmentationTask(ImageTask):
                 result.update({f"{name}_{structure}": float(value) for structure, value in by_name})
         return result
 
-    def parts(self) -> list[str]:
+    def outcome_names(self) -> list[str]:
         """The structures."""
         return self.names()
 

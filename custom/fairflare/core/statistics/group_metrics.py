@@ -42,7 +42,8 @@ def positives(classes: int) -> list[int]:
 
 
 def _ratio(over: Array, under: Array) -> Array:
-    return np.divide(over, under, out=np.full(np.shape(over), np.nan), where=np.asarray(under) > 0)
+    found: Array = np.divide(over, under, out=np.full(np.shape(over), np.nan), where=np.asarray(under) > 0)
+    return found
 
 
 def _mean(values: Array) -> float:

@@ -142,4 +142,4 @@ def hidden_parts(
 
 
 def _different(cases: Sequence[Hashable], chosen: npt.NDArray[np.bool_]) -> int:
-    return len({cases[i] for i in np.flatnonzero(chosen)})
+    return len({cases[i] for i in np.flatnonzero(chosen).tolist()})

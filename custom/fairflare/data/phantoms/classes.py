@@ -6,7 +6,7 @@ No site needs the images of another: each image is a function of the seed, its o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -136,6 +136,11 @@ def _pool(plan: PhantomPlan) -> _Batch:
     return _Batch("pool", _frozen(_prevalent(plan, "pool", labels, attributes)), _frozen(attributes))
 
 
+def _dealt(plan: PhantomPlan) -> Labels:
+    """Classes of the pool as if none depended on an attribute: it moves neither the partition nor a site's mix."""
+    return _pool(replace(plan, attribute_prevalence=0.0)).labels
+
+
 def _chosen(plan: PhantomPlan, what: str, attributes: Labels, share: float) -> npt.NDArray[np.bool_]:
     """This share of the images of the second attribute."""
     second = np.flatnonzero(attributes == 1)
@@ -163,7 +168,7 @@ def _attributes(plan: PhantomPlan, count: int, rng: np.random.Generator) -> npt.
 
 def _own_test(plan: PhantomPlan, index: int) -> _Batch:
     """A site's own test set: the classes of its training and validation images, in their proportions."""
-    has = np.bincount(_pool(plan).labels[_partition(plan)[index]], minlength=len(plan.kind.counts))
+    has = np.bincount(_dealt(plan)[_partition(plan)[index]], minlength=len(plan.kind.counts))
     present = np.flatnonzero(has)
     counts = class_counts(has[present].tolist(), plan.num_own_test, OWN_CLASS)
     purpose = f"test/{index}"
@@ -185,7 +190,7 @@ def _test(plan: PhantomPlan) -> _Batch:
 
 @lru_cache(maxsize=8)
 def _partition(plan: PhantomPlan) -> list[npt.NDArray[np.int64]]:
-    labels, sites, seed = _pool(plan).labels, plan.num_sites, plan.seed
+    labels, sites, seed = _dealt(plan), plan.num_sites, plan.seed
     if plan.partition == "iid":
         return iid_partition(labels, sites, seed=seed)
     if plan.partition == "dirichlet":

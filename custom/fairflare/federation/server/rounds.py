@@ -101,7 +101,7 @@ class Rounds:
         self.experiment = Experiment(
             run, place, self.retraining, self.journal, self.files, transport.say, also={"suspects": self.suspects}
         )
-        parts = len(task.parts()) if run.groups else 0
+        parts = len(task.outcome_names()) if run.groups else 0
         self.test = FinalTest(self._ask, self.roster, run, transport.say, self.metrics, task.primary_metric, parts)
         self.check = Check(task, run, transport, self.roster, self.journal, self.metrics)
         self.at_home = AtHome()

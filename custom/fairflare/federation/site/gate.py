@@ -175,7 +175,7 @@ class Gate:
 
     def _of_groups(self, reply: SiteReply) -> list[str]:
         """Makes the declared sums of the outcomes by group, without what is of too few cases."""
-        table = reply.stats.pop(groups.TABLE, None)
+        table: groups.GroupTable | None = reply.stats.pop(groups.TABLE, None)
         if table is None:
             return []
         told, held = table.sent(self.floor.least, self.classes)

@@ -84,7 +84,7 @@ def check_asked(site: str, task: Task, data: SiteData, asked: Sequence[str]) -> 
                 "'attributes' of the datalist, or take it out of groups",
                 public=f"site {site!r}: the run asks for groups={attribute!r}, which its data do not declare",
             )
-    if asked and not task.parts():
+    if asked and not task.outcome_names():
         raise SiteError(f"site {site!r}: groups needs a task that tells of each image; {type(task).__name__} does not")
 
 
@@ -159,7 +159,7 @@ def table_of(
     """
     check_asked(site, task, data, asked.groups)
     outcomes = task.outcomes(model, data, "test", device)
-    assert outcomes is not None  # a task with parts tells them
+    assert outcomes is not None  # a task that names them tells them
     names, (labels, scores) = names_of(data, asked.groups), outcomes
     form = shapes(scores.shape[1], asked.group_bins, asked.calibration_bins)
     size = max(int(np.prod(form[name])) for name in (OF_CLASSES if labels is not None else (DICE,))) * len(names)
@@ -188,7 +188,7 @@ def read_groups(
         ReportError: names that were not asked for, or vectors of another length (names site and field).
     """
     names = stats[NAMES]
-    if names is None:
+    if names is None or stats[SUMS[IMAGES]] is None:  # of too few test cases none came
         return None
     strange = [name for name in names if name.partition("=")[0] not in asked or not name.isprintable()]
     if strange or len(set(names)) != len(names):

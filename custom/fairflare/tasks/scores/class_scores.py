@@ -79,7 +79,7 @@ class MeasuresClasses(ABC):
             found.append(metrics.get(self.primary_metric, math.nan))
         return found
 
-    def parts(self) -> list[str]:
+    def outcome_names(self) -> list[str]:
         """The classes."""
         return self.names()
 

@@ -104,6 +104,8 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
     for key in ("class_names", "class_groups", "suppressed", NAMES):
         if found[key] is not None:
             found[key] = [printable(name) for name in found[key]]
+    if found[NAMES] is None:  # nobody asked
+        del found[NAMES]
     if found["num_classes"] is not None:
         found["num_classes"] = int(found["num_classes"])
     images = {printable(split): int(count) for split, count in zip(splits, counts, strict=False)}
@@ -328,7 +330,7 @@ class Check:
                 self._leave_out(phase, site, reason)
 
     def _said(self, site: str, key: str) -> Any:
-        found = self.facts[site][key]
+        found = self.facts[site].get(key)
         return (tuple(found) or None) if isinstance(found, list) else found
 
     def _leave_out(self, phase: Phase, site: str, reason: str) -> None:

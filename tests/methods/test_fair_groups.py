@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from fairflare.core.statistics.group_metrics import exponentiated
+from fairflare.exchange.messages import BySite
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.reports import ReportError
 from fairflare.methods.base.rule import RoundInputs
 from fairflare.methods.fair_fed import FairFed
+from fairflare.methods.group_dro import GroupDRO, GroupWeighted
 from fairflare.reporting.results import read_results
 from tests.federation.test_groups import SITES, SMALL, federation
 
@@ -99,3 +105,82 @@ def test_fair_fed_with_an_attribute_runs(tmp_path: Path) -> None:
     assert told["group_gap_of_all"] == told["group_gap"]["site-1"]
     with pytest.raises(ValueError, match="fairfed_attribute needs fairfed_mode='original'"):
         FairFed(fairfed_mode="fedism", fairfed_attribute="sex")
+
+
+# ------------------------------------------------------------------------------------------------ group DRO
+
+
+def losses_of(losses: list[float], images: list[float]) -> dict[str, Any]:
+    return {"group_losses": losses, "group_images": images}
+
+
+def test_exponentiated_gradient_by_hand() -> None:
+    found = exponentiated({"a": 0.25, "b": 0.75}, {"a": 2.0, "b": 1.0}, 0.5)
+    top, low = 0.25 * math.exp(1.0), 0.75 * math.exp(0.5)
+    assert found == pytest.approx({"a": top / (top + low), "b": low / (top + low)}, abs=1e-12)
+    kept = exponentiated({"a": 0.25, "b": 0.75}, {"a": 9e5}, 1.0)
+    assert kept == pytest.approx({"a": 0.25, "b": 0.75})
+    assert exponentiated({}, {"a": 1.0, "b": 1.0}, 1.0) == {"a": 0.5, "b": 0.5}
+
+
+def test_group_dro_pools_losses_and_tells_weights_over_shares() -> None:
+    nan = math.nan
+    reports = {"a": losses_of([1.0, 3.0], [10, 30]), "b": losses_of([2.0, nan], [40, nan])}
+    rule = GroupDRO(dro_attribute="sex", dro_rate=0.5)
+    assert rule.directives(0, 2, ["a", "b"]) == {}
+    found = rule.weigh(inputs(reports, {"a": 40, "b": 60}))
+    assert found.sites == {"a": 0.4, "b": 0.6}
+    pooled = [(10 * 1.0 + 40 * 2.0) / 50, 3.0]
+    weights = [math.exp(0.5 * loss) for loss in pooled]
+    q = [w / sum(weights) for w in weights]
+    assert found.details["q"] == pytest.approx({"0": q[0], "1": q[1]}, abs=1e-12)
+    (told,) = rule.directives(1, 2, ["a", "b"]).values()
+    assert told == pytest.approx([q[0] / (50 / 80), q[1] / (30 / 80)], abs=1e-12)
+    again = GroupDRO(dro_attribute="sex", dro_rate=0.5)
+    again.load_state_dict(json.loads(json.dumps(rule.state_dict())))
+    assert again.directives(1, 2, ["a"]) == rule.directives(1, 2, ["a"])
+
+
+def test_group_dro_by_site_and_group_tells_a_site_its_own() -> None:
+    reports = {"a": losses_of([1.0, 3.0], [10, 30]), "b": losses_of([2.0, 2.0], [40, 20])}
+    rule = GroupDRO(dro_attribute="sex", dro_over="site_groups")
+    rule.weigh(inputs(reports, {"a": 40, "b": 60}))
+    told = rule.directives(1, 2, ["a", "b"])["group_weights"]
+    assert isinstance(told, BySite)
+    weights = {(s, g): math.exp(0.1 * reports[s]["group_losses"][g]) for s in reports for g in range(2)}
+    q = weights["a", 1] / sum(weights.values())
+    assert told["a"][1] == pytest.approx(q / (30 / 100), abs=1e-12)
+
+
+def test_group_dro_without_an_attribute_weighs_the_sites() -> None:
+    reports = {"a": losses_of([1.0], [10]), "b": losses_of([3.0], [90])}
+    found = GroupDRO(dro_rate=1.0).weigh(inputs(reports, {"a": 10, "b": 90}))
+    assert found.sites == pytest.approx({"a": 1 / (1 + math.exp(2)), "b": math.exp(2) / (1 + math.exp(2))}, abs=1e-12)
+
+
+@pytest.mark.parametrize("over", ["groups", "site_groups"])
+def test_group_dro_runs_and_weighs_the_loss_of_a_group(over: str, tmp_path: Path) -> None:
+    local = federation(tmp_path / "data")
+    of_task = {**SMALL, "dro_attribute": "sex", "dro_rate": 1.0, "dro_over": over, "criterion": "task"}
+    plan = make_plan("group_dro", task="classification", sites=SITES, num_rounds=2, settings=of_task)
+    results = read_results(run_local(plan, tmp_path / "run", local))
+    assert results["status"] == "completed"
+    told = results["rounds"][0]["details"]["q"]
+    assert set(told) == ({"0", "1"} if over == "groups" else {f"{s}/{g}" for s in SITES for g in range(2)})
+    assert sum(told.values()) == pytest.approx(1.0)
+
+
+def test_the_site_half_weighs_each_image_by_its_group() -> None:
+    half = GroupWeighted(dro_attribute="sex")
+    outputs, targets = torch.randn(4, 3), torch.tensor([0, 1, 2, 1])
+    task = SimpleNamespace(sample_losses=lambda o, t: torch.nn.functional.cross_entropy(o, t, reduction="none"))
+    data = SimpleNamespace(group_numbers=lambda split, name: [0, 1, 2, 1, 0])
+    run: Any = SimpleNamespace(
+        directives={"group_weights": [0.5, 3.0]}, site="a", batch=[4, 1, 2, 3], task=task, data=data,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    found = half.loss(run, lambda inputs: outputs, torch.zeros(4), targets)
+    slow = []
+    for weight, row, target in zip([0.5, 3.0, 1.0, 3.0], outputs.double().tolist(), targets.tolist(), strict=True):
+        slow.append(-weight * math.log(math.exp(row[target]) / sum(map(math.exp, row))))
+    assert float(found) == pytest.approx(sum(slow) / 4, rel=1e-6)

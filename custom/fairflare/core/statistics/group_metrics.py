@@ -12,7 +12,8 @@ error, Guo et al., ICML 2017; Brier, 1950 (summed over classes: of two classes t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from fairflare.core.statistics.group_sums import (
     Sums,
 )
 
+K = TypeVar("K", bound=Hashable)
 #: Metrics that a group may be the worst in, and that are scaled by equity.
 SCALED = ("accuracy", "auc", "dice")
 LABELS: Mapping[str, str] = {
@@ -152,3 +154,22 @@ def worst_of(groups: Mapping[str, Sums]) -> dict[str, str]:
         if len(known) > 1:
             found[name] = min(known, key=lambda group: known[group])
     return found
+
+
+def exponentiated(weights: Mapping[K, float], losses: Mapping[K, float], rate: float) -> dict[K, float]:
+    r"""A step of exponentiated gradient: :math:`q_g \leftarrow q_g \exp(\eta L_g) / Z`.
+
+    Args:
+        weights: q by group, sum 1; a new group enters with the mean, all alike where there are none.
+        losses: L by group, finite; a group without one keeps its weight, and those with one share what they hold.
+        rate: eta.
+    """
+    mean = sum(weights.values()) / len(weights) if weights else 1.0
+    before = {**weights, **{key: mean for key in losses if key not in weights}}
+    held = math.fsum(before[key] for key in losses)
+    highest = max(losses.values(), default=0.0)  # keeps exp finite
+    moved = {key: before[key] * math.exp(rate * (loss - highest)) for key, loss in losses.items()}
+    total = math.fsum(moved.values())
+    after = {**before, **({key: held * value / total for key, value in moved.items()} if total > 0 else {})}
+    whole = math.fsum(after.values())
+    return {key: value / whole for key, value in after.items()}

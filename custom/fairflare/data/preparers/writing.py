@@ -311,7 +311,7 @@ class _Result:
             if tested := self._tested.get(fold):
                 # A small site may have none of its own.
                 lists = {s: {**own, "test": own["test"] or tested, SPLIT_GLOBAL: tested} for s, own in lists.items()}
-            more = {"synthetic": True} if self.form.synthetic else {}
+            more: dict[str, Any] = {"synthetic": True} if self.form.synthetic else {}
             more |= self._classes(lists) if with_classes else {}
             more |= {"attributes": self.form.attributes} if self.form.attributes else {}
             for site, by_split in lists.items():

@@ -54,9 +54,9 @@ def confusions(run: SiteRun, model: torch.nn.Module, attribute: str, split: str)
     """
     with torch.random.fork_rng(devices=[]):
         outcomes = run.task.outcomes(model, run.data, split, run.device)
-    if outcomes is None or outcomes[0] is None:
+    labels, scores = outcomes or (None, np.zeros((0, 0)))
+    if labels is None:
         raise SiteError(f"site {run.site!r}: the gap between groups needs a task with classes")
-    labels, scores = outcomes
     numbers, kept = numbers_of(run, attribute, split), hidden(run, attribute, split)
     classes = scores.shape[1]
     parts = hidden_parts(_cases(run, split), labels, numbers, kept, run.min_cases, classes)

@@ -19,6 +19,7 @@ from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.reports import ReportError
 from fairflare.methods.base.rule import RoundInputs
 from fairflare.methods.fair_fed import FairFed
+from fairflare.methods.flex_fair import FlexFair, VariancePenalty
 from fairflare.methods.group_dro import GroupDRO, GroupWeighted
 from fairflare.reporting.results import read_results
 from tests.federation.test_groups import SITES, SMALL, federation
@@ -184,3 +185,44 @@ def test_the_site_half_weighs_each_image_by_its_group() -> None:
     for weight, row, target in zip([0.5, 3.0, 1.0, 3.0], outputs.double().tolist(), targets.tolist(), strict=True):
         slow.append(-weight * math.log(math.exp(row[target]) / sum(map(math.exp, row))))
     assert float(found) == pytest.approx(sum(slow) / 4, rel=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------ FlexFair
+
+
+def penalised(half: VariancePenalty, directives: dict[str, Any], numbers: list[int]) -> tuple[float, list[float]]:
+    """The loss of four images whose losses are known, and these."""
+    of_each = [0.5, 1.5, 2.0, 4.0]
+    task = SimpleNamespace(sample_losses=lambda outputs, targets: outputs)
+    data = SimpleNamespace(group_numbers=lambda split, name: numbers, attributes={"sex": ("F", "M", "unknown")})
+    run: Any = SimpleNamespace(directives=directives, site="a", batch=[0, 1, 2, 3], task=task, data=data)
+    return float(half.loss(run, lambda inputs: torch.tensor(of_each), torch.zeros(4), torch.zeros(4))), of_each
+
+
+def test_flex_fair_over_groups_and_over_sites() -> None:
+    half = VariancePenalty(flexfair_over="groups", flexfair_attribute="sex", flexfair_weight=0.3)
+    found, losses = penalised(half, {}, [0, 1, 1, 2])
+    means = [0.5, 1.75]  # who is not known is in none
+    assert found == pytest.approx(np.mean(losses) + 0.3 * np.var(means), abs=1e-6)
+    assert penalised(half, {}, [0, 0, 0, 2])[0] == pytest.approx(np.mean(losses))
+    over_sites = VariancePenalty(flexfair_weight=0.3)
+    assert penalised(over_sites, {"mean_loss": 1.0}, [])[0] == pytest.approx(2.0 + 0.3 * 1.0)
+    assert penalised(over_sites, {}, [])[0] == pytest.approx(2.0)
+    with pytest.raises(ValueError, match="flexfair_over='groups' needs flexfair_attribute"):
+        VariancePenalty(flexfair_over="groups")
+
+
+def test_flex_fair_tells_the_mean_loss_by_samples() -> None:
+    rule = FlexFair()
+    assert rule.directives(0, 2, ["a"]) == {}
+    reports = {"a": {"probe_loss": 1.0}, "b": {"probe_loss": 4.0}, "c": {"probe_loss": math.nan}}
+    found = rule.weigh(inputs(reports, {"a": 10, "b": 30, "c": 60}))
+    assert found.sites == pytest.approx({"a": 0.1, "b": 0.3, "c": 0.6})
+    assert rule.directives(1, 2, ["a"]) == {"mean_loss": pytest.approx(0.25 * 1.0 + 0.75 * 4.0)}
+    assert FlexFair(flexfair_over="groups").directives(1, 2, ["a"]) == {}
+
+
+def test_flex_fair_runs_over_groups(tmp_path: Path) -> None:
+    of_task = {**SMALL, "flexfair_over": "groups", "flexfair_attribute": "sex", "criterion": "task"}
+    plan = make_plan("flex_fair", task="classification", sites=SITES, num_rounds=2, settings=of_task)
+    assert read_results(run_local(plan, tmp_path / "run", federation(tmp_path / "data")))["status"] == "completed"

@@ -124,6 +124,10 @@ class GroupDRO(Rule):
         self._q: dict[Key, float] = {}
         self._told: dict[Key, float] = {}
 
+    @property
+    def weighs(self) -> bool:
+        return not self.dro_attribute
+
     def weigh(self, inputs: RoundInputs) -> Weighing:
         losses, images = self._pooled(inputs)
         self._q = exponentiated(self._q, losses, self.dro_rate)

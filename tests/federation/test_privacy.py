@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from fairflare.base.cases.floor import Floor
 from fairflare.base.task import Metric, Task
 from fairflare.cli.commands import app
-from fairflare.exchange.messages import Message, SiteReply, SiteTask, encode_reply, encode_task
+from fairflare.exchange.messages import OF_GROUPS, Message, SiteReply, SiteTask, encode_reply, encode_task
 from fairflare.federation.plan.plan import Plan, make_plan
 from fairflare.federation.privacy import ENVELOPE, HOLDERS, TOLD, field_row, page
 from fairflare.federation.server.check import FIELDS
@@ -123,7 +123,8 @@ def test_a_range_in_words(field: Field, words: str) -> None:
 
 def test_nothing_else_is_in_a_message() -> None:
     told = encode_task(SiteTask("train", {}, 0, 1, 0))
-    assert set(told.meta) == set(TOLD)
+    assert set(told.meta) == set(TOLD) - set(OF_GROUPS)
+    assert set(encode_task(SiteTask("train", {}, 0, 1, 0, groups=("sex",))).meta) == set(TOLD)
     answer = encode_reply(SiteReply("ok"), 0)
     assert set(vars(answer)) - {"meta", "is_update", "by_site", "each"} <= {*ENVELOPE, *HOLDERS}
     assert set(answer.meta) == {*ENVELOPE, *HOLDERS, *(f.name for f in COUNTS)} - {"params", "current_round", "metrics"}
@@ -140,7 +141,7 @@ def test_nothing_is_added_on_the_way_through_flare() -> None:
 def check_declared(plan: Plan, name: str, sent: Message, reply: Message) -> None:
     """Every key that travelled is a declared one, in the answer that it is declared for."""
     rule = plan.rule
-    assert set(sent.meta) == set(TOLD)
+    assert set(sent.meta) == set(TOLD) - set(OF_GROUPS)
     known = {"done", "exchange", "one_pass"} if name == "norms" else documented(plan)
     assert set(sent.meta["directives"]) <= known
     assert reply.meta["status"] == "ok", reply.meta["reason"]

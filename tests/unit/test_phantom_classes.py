@@ -549,6 +549,7 @@ def test_plans_of_equal_settings_are_equal_and_any_other_setting_makes_another()
         "corruption": "motion_blur", "severity": 4, "validation_fraction": 0.2, "min_site": 9, "min_class": 3,
         "min_class_test": 7, "num_own_test": 149, "camera_shift": 0.5, "attribute_shares": (0.4, 0.6),
         "label_noise_sites": 1, "label_noise": 0.3, "label_noise_kind": "pair",
+        "attribute_prevalence": 0.1, "attribute_noise": 0.1,
     }  # fmt: skip
     assert {*others, "attributes"} == set(field_names(PhantomPlan))
     again = PhantomPlan(attributes=True, partition="shards", attribute_shares=[0.5, 0.5])  # type: ignore[arg-type]

@@ -22,10 +22,13 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TypeAlias
 
+    import numpy as np
+    import numpy.typing as npt
     import torch
 
     from fairflare.base.cases.resampling import Drawn
 
+    Outcomes: TypeAlias = tuple[npt.NDArray[np.int64] | None, npt.NDArray[np.float64]]
     Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # inputs, targets
     Device: TypeAlias = torch.device | str
 
@@ -69,6 +72,7 @@ class SiteData(ABC):
         class_groups: numbers of the classes of each group (head, medium, tail), where the data have them.
         test_splits: ``"test"``, and further test lists ``"test_<name>"`` (for instance a corrupted copy, or one
             skin tone); their metrics are reported as ``<name>/<metric>``. ``"test_global"`` is of all sites together.
+        attributes: of the people, such as sex: names of the groups of each, the last one ``unknown``.
     """
 
     synthetic: bool = False
@@ -77,6 +81,7 @@ class SiteData(ABC):
     class_names: tuple[str, ...] | None = None
     class_groups: Mapping[str, tuple[int, ...]] | None = None
     test_splits: tuple[str, ...] = ("test",)
+    attributes: Mapping[str, tuple[str, ...]] = {}
 
     @abstractmethod
     def num_samples(self, split: str) -> int:
@@ -93,6 +98,10 @@ class SiteData(ABC):
         each is a case by itself, or it is not known.
         """
         return None
+
+    def group_numbers(self, split: str, attribute: str) -> Sequence[int]:
+        """Number of each sample's group in ``attributes[attribute]``, in the order of the list."""
+        raise ValueError(f"these data have no attribute {attribute!r}")
 
     def num_cases(self, split: str) -> int:
         """Number of different cases of a split."""
@@ -369,6 +378,19 @@ class Task(ABC):
         if not self.primary.mean_of_images:
             return None
         return [self.evaluate(model, [b], device)[self.primary_metric] for b in data.batches("test", batch_size=1)]
+
+    def outcome_names(self) -> Sequence[str]:
+        """Names of the classes or structures that :meth:`outcomes` are about; default: none."""
+        return ()
+
+    def outcomes(self, model: torch.nn.Module, data: SiteData, split: str, device: Device) -> Outcomes | None:
+        """What the model makes of each sample of a split, for sums by group of people; nothing of it leaves a site.
+
+        Returns:
+            of a classifier the classes, (n,), and the probabilities, (n, parts); of others ``None`` and the primary
+            metric of each sample and part, (n, parts). ``None``: this task does not tell (the default).
+        """
+        return None
 
     def sampling(self, model: torch.nn.Module, data: SiteData, device: Device) -> dict[str, Any]:
         """How far chance in the choice of a site's test cases moves the primary metric: nothing of a single case.

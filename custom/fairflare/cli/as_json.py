@@ -197,11 +197,13 @@ class ImageSize(_Part):
 
 
 class CheckedSite(_Part):
-    """A site's usable images: by split and class (``images`` where there are no classes), and by size."""
+    """A site's usable images: by split and class (``images`` where there are no classes), by size, and by
+    attribute, split and group of people where the datalist declares attributes."""
 
     site: str
     counts: dict[str, dict[str, int]]
     sizes: list[ImageSize]
+    groups: dict[str, dict[str, dict[str, int]]] = {}
 
 
 class CheckDataDocument(_Document):
@@ -319,6 +321,7 @@ def of_data(report: DataReport, called: Any, notes: Sequence[str]) -> CheckDataD
             site=site.site,
             counts={split: {called(k): n for k, n in found.items()} for split, found in site.counts.items()},
             sizes=[ImageSize(width=w, height=h, images=n) for (h, w), n in site.sizes.most_common()],
+            groups=site.groups,
         )
         for site in report.sites
     ]

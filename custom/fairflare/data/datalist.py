@@ -18,7 +18,8 @@ or TIFF file, a ``.npy`` array, a NIfTI or DICOM file, or a folder with the DICO
 volume is picked with a third key, ``"slice": 12``. More keys are optional: ``"patient"`` (the site's own key of a
 person, who may then be in one split only; it never leaves the site), ``"volume"`` (what the slices of one volume have
 in common, where that is not their file), ``"spacing"`` (size of a pixel in mm: rows, columns, and slices where it is
-known). ``"synthetic": true`` beside the splits says that the images are made up; the results then say so, too.
+known), ``"attributes"`` of the person (:mod:`fairflare.data.attributes`). ``"synthetic": true`` beside the splits says
+that the images are made up; the results then say so, too.
 
 Every problem is a :class:`DataError` that names the site, the file and the key and says what to do. Its
 ``public`` text has no file name in it: only that may leave the site.
@@ -41,6 +42,7 @@ from typing import Any
 from fairflare.base import checks
 from fairflare.base.disk.files import lies_in, real_folders
 from fairflare.base.stopping import check_stop
+from fairflare.data.attributes import Attribute, UndeclaredValue, groups_of, read_declared
 from fairflare.data.dicom_files import files_of_series
 from fairflare.data.image_file import PICTURES as PICTURES
 from fairflare.data.image_file import SUFFIXES, kind_of
@@ -76,7 +78,8 @@ class Sample:
     """An image with its mask (a file) or its class; ``slice`` picks one slice when they are volumes.
 
     ``patient`` and ``volume`` (of a picture that is a slice of one, where its file is not the volume) are the site's
-    own keys: they are in no message but its own log's. ``spacing`` is in mm.
+    own keys: they are in no message but its own log's. ``spacing`` is in mm. ``groups``: the number of its group by
+    attribute.
     """
 
     image: Path
@@ -85,6 +88,7 @@ class Sample:
     volume: str | None = field(default=None, repr=False)
     patient: str | None = field(default=None, repr=False)
     spacing: tuple[float, ...] | None = None
+    groups: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def part_of(self) -> str | None:
@@ -109,6 +113,7 @@ class Datalist:
     class_names: tuple[str, ...] | None = None
     class_groups: Mapping[str, tuple[int, ...]] | None = None
     synthetic: bool = False
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
 
     def cases(self, split: str) -> list[tuple[str, str]]:
         """Whose each sample of a split is, see :attr:`Sample.case`."""
@@ -169,13 +174,12 @@ def load_datalist(
     checked = _List(site, root, file, class_labels, folders, problems=problems)
     splits = checked.splits(content)
     made_up = content.get("synthetic") is True
-    if not class_labels:
-        return Datalist(site, file, splits, synthetic=made_up)
     names, groups = None, None
-    with checked.noted():
-        names = checked.class_names(content)
-        groups = checked.class_groups(content, names)
-    return Datalist(site, file, splits, names, groups, made_up)
+    if class_labels:
+        with checked.noted():
+            names = checked.class_names(content)
+            groups = checked.class_groups(content, names)
+    return Datalist(site, file, splits, names, groups, made_up, checked.attributes)
 
 
 def write_datalist(
@@ -230,6 +234,7 @@ class _List:
     folders: tuple[Path, ...]  # that files may really lie in
     listed: dict[Path, list[Path]] = field(default_factory=dict)
     problems: list[DataError] | None = None  # None: the first one is raised
+    attributes: dict[str, Attribute] = field(default_factory=dict)
 
     @contextmanager
     def noted(self) -> Iterator[None]:
@@ -284,6 +289,11 @@ class _List:
                 f"the top level must be an object with the keys {_names(SPLITS)}, got {_kind(content)}",
                 "it is not an object with the splits",
             )
+        with self.noted():
+            try:
+                self.attributes.update(read_declared(content.get("attributes", {})))
+            except ValueError as error:
+                raise self.bad(str(error), "'attributes' are not declared in a known form") from error
         found: dict[str, tuple[Sample, ...]] = {}
         images: dict[Path, list[str]] = {}
         patients: dict[str, list[str]] = {}
@@ -363,7 +373,11 @@ class _List:
                 f"'slice' of {where} is not a whole number >= 0",
             )
         volume, patient = (self.key(entry, key, where) for key in ("volume", "patient"))
-        return Sample(image, label, number, volume, patient, self.spacing(entry, where))
+        try:
+            groups = groups_of(entry.get("attributes"), self.attributes)
+        except UndeclaredValue as error:
+            raise self.bad(f"{where}: {error}", f"{where}: {error.public}") from error
+        return Sample(image, label, number, volume, patient, self.spacing(entry, where), groups)
 
     def key(self, entry: dict[str, Any], name: str, where: str) -> str | None:
         """Of a patient or volume: a text, or a number as text."""

@@ -30,6 +30,8 @@ TASKS = (TASK_CHECK, TASK_TRAIN, TASK_ANCHOR, TASK_NORMS, TASK_VALIDATE)
 SPLIT_TEST = "test"  # with all further test lists
 SPLIT_VALIDATION = "validation"
 
+OF_GROUPS = ("groups", "group_bins", "calibration_bins")  # in a message where a run asks for groups
+
 MEASURE_TRAINED = "measure_trained"  # a directive of train: sites that also measure the model that they trained
 
 STATUS_OK = "ok"
@@ -96,6 +98,9 @@ class SiteTask:
     makes: tuple[str, ...] = ()  # beginnings of names: tensors that the server makes, which travel too
     rest: str = ""  # fingerprint of those that do not; empty: all travel
     update_dtype: str = FLOAT32  # of train: in which the update is sent
+    groups: tuple[str, ...] = ()  # of check and the final validate: attributes whose groups are asked about
+    group_bins: int = 0  # bins of the histograms by group
+    calibration_bins: int = 0
     as_sent: bool = False  # of validate: the model as it came, whatever the site has of its own; not in the message
 
 
@@ -131,6 +136,7 @@ def encode_task(task: SiteTask) -> Message:
         "makes": list(task.makes),
         "rest": task.rest,
         "update_dtype": task.update_dtype,
+        **({name: getattr(task, name) for name in OF_GROUPS} if task.groups else {}),
     }
     state = None if task.each is not None else clean_state(task.state) or None
     by_site = tuple(name for name, value in task.directives.items() if isinstance(value, BySite))
@@ -188,6 +194,9 @@ def decode_task(name: str, message: Message, site: str) -> SiteTask:
         makes=tuple(str(name) for name in meta.get("makes") or ()),
         rest=str(meta.get("rest") or ""),
         update_dtype=str(meta.get("update_dtype") or FLOAT32),
+        groups=tuple(str(name) for name in meta.get("groups") or ()),
+        group_bins=int(meta.get("group_bins") or 0),
+        calibration_bins=int(meta.get("calibration_bins") or 0),
     )
 
 

@@ -14,7 +14,7 @@ from fairflare.base.task import Metric, Task
 from fairflare.exchange.messages import TASK_ANCHOR, TASK_CHECK, TASK_NORMS, TASK_TRAIN, TASK_VALIDATE
 from fairflare.federation.plan.plan import TASKS_BY_KIND, load_task_class
 from fairflare.federation.server import check
-from fairflare.federation.site import norm_moments
+from fairflare.federation.site import groups, norm_moments
 from fairflare.federation.site.gate import METRICS_BY_CLASS, MIN_CASES, TRAINS_BELOW
 from fairflare.federation.site.replies import COUNTS, MAX_REASON, STATS
 from fairflare.federation.site.sampling import SAMPLING
@@ -33,6 +33,7 @@ WHEN = {
     "train_loss": TASK_TRAIN, "epoch_losses": TASK_TRAIN, "synthetic": TASK_TRAIN, "num_steps": TASK_TRAIN,
     "trained_metric": TASK_TRAIN,
     **dict.fromkeys(("resampled", "drawn_units", "num_units", *(field.name for field in SAMPLING)), TASK_VALIDATE),
+    **dict.fromkeys((field.name for field in groups.FIELDS), TASK_VALIDATE),
     "num_samples": f"{TASK_TRAIN}, {TASK_NORMS}, {TASK_VALIDATE}",
 }  # fmt: skip
 EVERY = "every answer"
@@ -73,6 +74,9 @@ TOLD = {
     "task, and its refusal has the first 12 digits of its own: they tell whether its encoder is a file "
     "that the reader knows",
     "update_dtype": "in `train`: in which type the update is sent (`float32`, `bfloat16`)",
+    "groups": "in `check` and in `validate` of the last model, where the run asks for groups: names of the attributes",
+    "group_bins": "beside it: bins of the histograms of probabilities",
+    "calibration_bins": "beside it: bins of the told class's probability",
     "directives": "what the method tells the sites, see below; in `norms`: which norms are done (`done`), the "
     "question's number in the round (`exchange`), whether all norms are meant at once (`one_pass`); "
     "in `train`: whether the site is to measure the model that it trained, too (`measure_trained`), see `suspects`",

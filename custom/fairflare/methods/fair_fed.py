@@ -1,25 +1,35 @@
-r"""FairFed: weights that follow how far a site's accuracy is from that of all.
+r"""FairFed: weights that follow how far a site's gap between groups of people, or its accuracy, is from that of all.
 
-Ezzeldin et al., "FairFed: Enabling Group Fairness in Federated Learning", AAAI 2023, with plain accuracy as its metric;
-and what FedISM's code calls so, which does the opposite.
+Ezzeldin et al., "FairFed: Enabling Group Fairness in Federated Learning", AAAI 2023, with its gap or plain accuracy as
+the metric; and what FedISM's code calls so, which does the opposite.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
 import torch
 
+from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import NonNegative, settings
 from fairflare.core.aggregation.fair_rules import fair_fed_gaps, fair_fed_weights
+from fairflare.core.statistics.group_metrics import gaps_of
+from fairflare.core.statistics.group_sums import CONFUSION, Sums, added
 from fairflare.core.weighting import normalise
 from fairflare.methods.base.catalog import Method
-from fairflare.methods.base.reports import TRAINING, VALIDATION, Field
+from fairflare.methods.base.reports import TRAINING, VALIDATION, Field, ReportError
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.base.training import LocalTraining, SiteRun
 from fairflare.methods.fed_ism import JOB, SETTINGS
+from fairflare.methods.parts.group_sums import ALIKE, check_attribute, confusions, known_groups
 from fairflare.methods.parts.probes import ReportsScore, score, score_in
+
+if TYPE_CHECKING:
+    from fairflare.base.task import Task
 
 
 @settings
@@ -29,18 +39,33 @@ class ReportAccuracy(ReportsScore, LocalTraining):
     Args:
         fairfed_mode: ``"original"``: accuracy on the validation images; ``"fedism"``: balanced accuracy on the training
             images. A task without accuracy: its primary metric.
+        fairfed_attribute: of people, whose groups are measured on the validation images too; empty: none.
     """
 
     fairfed_mode: Literal["original", "fedism"] = "original"
+    fairfed_attribute: str = ""
+
+    def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        if self.fairfed_attribute:
+            check_attribute(run, self.fairfed_attribute)
+        return super().check(run, model)
+
+    def check_task(self, task: Task) -> None:
+        super().check_task(task)
+        if self.fairfed_attribute and not task.has_classes:
+            raise ValueError("fairfed_attribute needs a task with classes; leave it empty")
 
     def made_of(self, name: str) -> tuple[str, ...]:
-        return VALIDATION if self.fairfed_mode == "original" else TRAINING
+        return TRAINING if name == "accuracy" and self.fairfed_mode == "fedism" else VALIDATION
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         if self.fairfed_mode == "original":  # the validation images have just been looked at
             run.own = {"accuracy": score_in(run, run.metrics)}
         else:
             run.own = {"accuracy": score(self, run, model, "training", balanced=True)}
+        if self.fairfed_attribute:
+            counts = confusions(run, model, self.fairfed_attribute, "validation").reshape(-1).tolist()
+            run.own |= {"groups": float(known_groups(run, self.fairfed_attribute)), "group_counts": counts}
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         return dict(run.own)
@@ -61,6 +86,12 @@ class FairFed(Rule):
             the sum over j is missing as in FedISM's code, so that good sites lose weight; the first round is by
             samples.
         fairfed_beta: beta, ``>= 0``.
+        fairfed_attribute: of people: the gap between its groups takes the place of A (``fairfed_mode="original"``);
+            :math:`\Delta_k = \lvert F - F_k \rvert` with F made of the counts of all sites, as in the paper. A site
+            whose gap is not defined (a group without images, counts that stay there) goes by its accuracy.
+        fairfed_gap: ``"equalised_odds"``: the largest difference in sensitivity or in false positives;
+            ``"equal_opportunity"``: in sensitivity. Sizes of gaps, for any number of groups and classes; the paper's is
+            a signed difference in sensitivity of two groups.
 
     Source:
         Ezzeldin et al., AAAI 2023, Algorithm 1; FedISM's code.
@@ -73,13 +104,30 @@ class FairFed(Rule):
             "where a task has no accuracy",
             of=VALIDATION,
         ),
+        Field(
+            "groups", low=1, high=1000, required=False, doc="with `fairfed_attribute`: number of its groups",
+            of=VALIDATION,
+        ),
+        Field(
+            "group_counts", "vector", low=0, nan_ok=True, required=False,
+            doc="with `fairfed_attribute`: of each of its groups and each class TP, FP, FN, TN of the received model "
+            "on the validation images; NaN: it stays",
+            reveals="how often each class occurs in a group; over the rounds, what changing models tell of few images",
+            keep="`metrics_by_class`; groups and classes with few cases, with others: `min_cases`", of=VALIDATION,
+        ),
     )  # fmt: skip
+
+    acts: ClassVar[dict[str, OnlyWith | None]] = {"fairfed_gap": only_with("fairfed_attribute")}
 
     fairfed_mode: Literal["original", "fedism"] = "original"
     fairfed_beta: NonNegative = 0.1
+    fairfed_attribute: str = ""
+    fairfed_gap: Literal["equalised_odds", "equal_opportunity"] = "equalised_odds"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.fairfed_attribute and self.fairfed_mode != "original":
+            raise ValueError(f"fairfed_attribute needs fairfed_mode='original', got {self.fairfed_mode!r}")
         self._omega: dict[str, float] = {}
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
@@ -87,17 +135,55 @@ class FairFed(Rule):
         before = {**{site: shares[site] for site in inputs.sites if site not in self._omega}, **self._omega}
         plain = self.fairfed_mode == "original"
         gaps = fair_fed_gaps({s: inputs.reports[s]["accuracy"] for s in inputs.sites}, shares, summed=plain)
+        details: dict[str, Any] = {"accuracy_gap": gaps}
+        if self.fairfed_attribute:
+            counts = _alike({site: _counts(inputs.reports[site], site) for site in inputs.sites})
+            names = sorted(set().union(*counts.values()))
+            whole = self._gap({name: added([of[name] for of in counts.values() if name in of]) for name in names})
+            own = {site: self._gap(of) for site, of in counts.items()}
+            apart = {site: abs(whole - gap) for site, gap in own.items() if math.isfinite(whole - gap)}
+            gaps = {**gaps, **apart}
+            details |= {"group_gap": own, "group_gap_of_all": whole}
         if plain or inputs.current_round > 0:
             before = fair_fed_weights(before, gaps, self.fairfed_beta)
         self._omega = inputs.remembered(normalise(before))
         weights = normalise({site: self._omega[site] for site in inputs.sites})
-        return Weighing(sites=weights, details={"accuracy_gap": gaps, "omega": dict(self._omega)})
+        return Weighing(sites=weights, details={**details, "omega": dict(self._omega)})
+
+    def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
+        _counts(report, site)
+        return report
+
+    def _gap(self, groups: Mapping[str, Sums]) -> float:
+        return gaps_of(groups, added(list(groups.values()))).get(self.fairfed_gap, math.nan)
 
     def state_dict(self) -> dict[str, Any]:
         return {"omega": dict(self._omega)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._omega = {site: float(value) for site, value in state["omega"].items()}
+
+
+def _counts(report: Mapping[str, Any], site: str) -> dict[str, Sums]:
+    """Counts by group of a report; none: they stay there.
+
+    Raises:
+        ReportError: as many as no groups and classes have.
+    """
+    told, groups = report["group_counts"], report["groups"]
+    if not told or groups is None or not math.isfinite(groups):
+        return {}
+    if len(told) % (4 * int(groups)):
+        raise ReportError(f"site {site!r}: field 'group_counts' has {len(told)} entries, of {groups:g} groups; {ALIKE}")
+    rows = np.asarray(told).reshape(int(groups), -1, 4)
+    return {str(group): {CONFUSION: counts} for group, counts in enumerate(rows)}
+
+
+def _alike(counts: Mapping[str, dict[str, Sums]]) -> dict[str, dict[str, Sums]]:
+    """Without those of sites with other numbers of groups or classes than most: they go by their accuracy."""
+    shapes = {site: (len(of), next(iter(of.values()))[CONFUSION].shape) for site, of in counts.items() if of}
+    most = Counter(shapes.values()).most_common(1)
+    return {site: of if most and shapes.get(site) == most[0][0] else {} for site, of in counts.items()}
 
 
 METHODS = [

@@ -10,6 +10,7 @@ from typing import Any
 from fairflare.base.disk.files import csv_text, write_whole
 from fairflare.base.disk.record_log import RecordLog
 from fairflare.reporting.documents import SUPPRESSED
+from fairflare.reporting.groups import group_rows
 
 #: Columns of the CSV files.
 CSV_COLUMNS: dict[str, tuple[str, ...]] = {
@@ -98,6 +99,8 @@ def final_rows(number: int, final: Mapping[str, Any]) -> dict[str, list[list[Any
     sites += _metric_rows(number, "global_test", {"": (final.get("global_test") or {}).get("metrics") or {}})
     kept = (final.get("suppressed") or {}).items()
     sites += [[number, "test", site, metric, SUPPRESSED] for site, names in kept for metric in names]
+    if groups := final.get("groups"):
+        sites += group_rows(number, groups)
     if (best := final.get("best")) and best["round"] + 1 != number:
         sites += _metric_rows(best["round"] + 1, "test_best", final["test_best"] or {})
     return {"sites.csv": sites} | _exchange_rows(number, final)

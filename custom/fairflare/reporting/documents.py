@@ -294,6 +294,26 @@ class GlobalTest(_Part):
     lists: list[GlobalList] = []
 
 
+class OfGroups(_Part):
+    """An attribute's groups at one site, or pooled."""
+
+    groups: dict[str, dict[str, Figure | None]] = {}
+    all: dict[str, Figure | None] = {}
+    gaps: dict[str, Figure | None] = {}
+    worst: dict[str, str] = {}
+
+
+class Groups(_Part):
+    """Metrics by group of people; see :func:`fairflare.reporting.groups.by_group`."""
+
+    attributes: dict[str, list[str]] = {}
+    group_bins: Whole | None = None
+    calibration_bins: Whole | None = None
+    sites: dict[str, dict[str, OfGroups]] = {}
+    pooled: dict[str, OfGroups] = {}
+    kept: dict[str, list[str]] = {}
+
+
 class Results(_Part):
     """``results.json`` in the order in which it is written; behind it its rounds, each a :class:`RoundRecord`."""
 
@@ -320,6 +340,7 @@ class Results(_Part):
     inequality: Inequality | None = None
     suppressed: dict[str, list[str]] = {}
     global_test: GlobalTest | None = None
+    groups: Groups | None = None
 
 
 HEAD: TypeAdapter[Results] = TypeAdapter(Results)

@@ -16,6 +16,7 @@ from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.cases.floor import cases_of_classes
 from fairflare.base.cases.sampling import SHARES
 from fairflare.base.settings import Flag, Fraction, NonNegativeInt, Positive, PositiveInt, settings
+from fairflare.data.attributes import UNKNOWN
 from fairflare.data.datalist import DataError, Datalist, Sample
 from fairflare.tasks.base import LOSS, Metric, SiteData
 from fairflare.tasks.images import (
@@ -54,6 +55,7 @@ NETWORK_SETTINGS = (
 PLAN_SETTINGS = (  # those that the plan calls as the task does
     "phantom", "camera_shift", "partition", "alpha", "eta", "shard_mode", "corrupted_sites", "corruption", "severity",
     "label_noise_sites", "label_noise", "label_noise_kind", "attributes",
+    "attribute_prevalence", "attribute_noise",
 )  # fmt: skip
 RECALL: dict[str, Any] = {
     "doc": "share of the images of this class that were told",
@@ -69,6 +71,7 @@ GROUP: dict[str, Any] = {
     "family": "<group>",
 }
 
+TONE = "tone"  # the phantom's attribute
 MIN_CLASS = 4  # images of a synthetic class, for training and validation
 
 
@@ -144,7 +147,10 @@ class ClassificationTask(MeasuresClasses, ImageTask):
             test are right.
         label_noise: share of the training labels there that are wrong.
         label_noise_kind: ``"symmetric"``: each other class is as likely; ``"pair"``: always the next class.
-        attributes: split the phantom's common test set by its attribute (skin tone) as well.
+        attributes: split the phantom's common test set by its attribute (skin tone) as well, which runs may ask for as
+            groups of ``tone``.
+        attribute_prevalence, attribute_noise: what more depends on the tone, see
+            :class:`fairflare.data.phantoms.PhantomPlan`.
     """
 
     primary_metric: ClassVar[str] = "balanced_accuracy"
@@ -171,6 +177,8 @@ class ClassificationTask(MeasuresClasses, ImageTask):
         "severity": only_with("corrupted_sites"),
         "label_noise": only_with("label_noise_sites"),
         "label_noise_kind": only_with("label_noise_sites"),
+        "attribute_prevalence": only_with("attributes"),
+        "attribute_noise": only_with("attributes"),
     }
 
     network: Literal["resnet18", "densenet121", "vit_mini", "vit_s", "vit_b"] = "resnet18"
@@ -210,6 +218,8 @@ class ClassificationTask(MeasuresClasses, ImageTask):
     label_noise: Fraction = 0.4
     label_noise_kind: Literal["symmetric", "pair"] = "symmetric"
     attributes: Flag = False
+    attribute_prevalence: Fraction = 0.0
+    attribute_noise: Fraction = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -432,9 +442,13 @@ class PhantomClasses(PhantomImages):
         self._drawn = class_site(plan, index)
         self._arrays: dict[str, Batch] = {}
         self.test_splits = tuple(sorted(split for split in self._drawn.labels if split.startswith("test")))
+        self.attributes = {TONE: (*plan.kind.attributes, UNKNOWN)} if plan.attributes else {}
         sizes = {split: len(labels) for split, labels in self._drawn.labels.items()}
         wrong = f"; {plan.label_noise:.0%} of the training labels are wrong" if plan.has_label_noise(index) else ""
         self.describe(f"{phantom_of(plan.phantom).title} (site {index + 1} of {plan.num_sites}{wrong})", sizes)
+
+    def group_numbers(self, split: str, attribute: str) -> list[int]:
+        return self._drawn.attributes[self.check_split(split)].tolist()
 
     def num_samples(self, split: str) -> int:
         return len(self._drawn.labels[self.check_split(split)])

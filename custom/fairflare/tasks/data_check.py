@@ -52,6 +52,7 @@ class SiteReport:
     Attributes:
         site: its name.
         counts: images by split and class; of a task on masks the class is ``None``.
+        groups: images by attribute, split and group.
         sizes: images by (height, width) in pixels, as they are in the files.
         histogram: (channels, BINS) pixels by intensity, all readable images, as the network gets them.
         shown: some of the images, (channels, height, width) in [0, 1], each with its target.
@@ -59,6 +60,7 @@ class SiteReport:
 
     site: str
     counts: dict[str, Counter[int | None]] = field(default_factory=dict)
+    groups: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
     histogram: npt.NDArray[np.int64] | None = None
     shown: list[tuple[npt.NDArray[np.float32], npt.NDArray[Any]]] = field(default_factory=list)
@@ -175,7 +177,7 @@ class _Looker:
 
     def __init__(self, task: ImageTask, own: SiteSettings, listed: Datalist) -> None:
         self.task, self.own, self.listed = task, own, listed
-        self.report = SiteReport(listed.site)
+        self.report = SiteReport(listed.site, groups=_groups(listed))
         self.problems: list[Problem] = []
         self.seen: list[_Seen] = []
         self.features: list[tuple[npt.NDArray[np.floating], int]] = []
@@ -252,6 +254,17 @@ class _Looker:
         if text not in self._said:
             self._said.add(text)
             self.problems.append(Problem(self.report.site, text, grave))
+
+
+def _groups(listed: Datalist) -> dict[str, dict[str, dict[str, int]]]:
+    """How many listed images are of each declared group, also of ``unknown``, by attribute and split."""
+    found: dict[str, dict[str, dict[str, int]]] = {}
+    for name, attribute in listed.attributes.items():
+        for split, samples in listed.splits.items():
+            counts = Counter(sample.groups[name] for sample in samples)
+            of = {group: counts[number] for number, group in enumerate(attribute.groups)}
+            found.setdefault(name, {})[split] = of
+    return found
 
 
 # ------------------------------------------------------------------------------------------------ of all images

@@ -367,7 +367,8 @@ class FolderImages(ImageData):
         sizes = ", ".join(f"{len(samples)} {split}" for split, samples in datalist.splits.items())
         self.synthetic = datalist.synthetic
         made_up = "SYNTHETIC, not patient data: " if datalist.synthetic else ""
-        self.description = f"{made_up}images of the site's own folder: {sizes}"
+        self.description = f"{made_up}images of the site's own folder: {sizes}{self._unknown(datalist)}"
+        self.attributes = {name: attribute.groups for name, attribute in datalist.attributes.items()}
 
     @abstractmethod
     def target_bytes(self) -> int:
@@ -376,6 +377,17 @@ class FolderImages(ImageData):
     @abstractmethod
     def transform(self, split: str) -> Compose:
         """From a :class:`fairflare.data.datalist.Sample` to ``{"image": tensor, "label": tensor}``."""
+
+    @staticmethod
+    def _unknown(datalist: Datalist) -> str:
+        """How many images lack a declared attribute, in words."""
+        last = {name: len(attribute.groups) - 1 for name, attribute in datalist.attributes.items()}
+        listed = [sample for samples in datalist.splits.values() for sample in samples]
+        lacks = {name: sum(sample.groups[name] == number for sample in listed) for name, number in last.items()}
+        return "".join(f"; {count} without {name!r} (group 'unknown')" for name, count in lacks.items() if count)
+
+    def group_numbers(self, split: str, attribute: str) -> list[int]:
+        return [sample.groups[attribute] for sample in self.datalist.splits[self.check_split(split)]]
 
     def num_samples(self, split: str) -> int:
         return len(self.datalist.splits[self.check_split(split)])

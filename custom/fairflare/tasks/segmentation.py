@@ -33,11 +33,12 @@ if TYPE_CHECKING:
     import torch
     from monai.transforms import Compose
 
-    from fairflare.base.task import Batch, Device
-    from fairflare.tasks.scores.dice_scores import Origin
+    from fairflare.base.task import Batch, Device, Outcomes
+    from fairflare.tasks.scores.dice_scores import DiceScores, Origin
     from fairflare.tasks.transforms import Structured
 
 THRESHOLD = 0.5
+BATCH = 16  # images, where nothing depends on it
 EMPTY = "of a model that finds nothing it is the share of images without the structure"
 DICE = Metric(
     name="dice", doc="Dice, mean over structures and images", reveals=EMPTY, higher_is_better=True, mean_of_images=True
@@ -230,6 +231,29 @@ class SegmentationTask(ImageTask):
             ``dice``, ``loss``, of slices of volumes ``volume_dice``; with several structures the same of each,
             ``dice_<class name>``.
         """
+        scores, losses, counts = self._scores(model, batches, device)
+        result = {"dice": 0.0, "loss": float(np.average(losses, weights=counts))}
+        for name, dice in (("dice", scores.images), ("volume_dice", scores.volumes)):
+            if dice is not None:
+                result[name] = float(dice.mean())
+            if dice is not None and self.num_classes > 1:
+                by_name = zip(self.names(), dice.mean(0), strict=True)
+                result.update({f"{name}_{structure}": float(value) for structure, value in by_name})
+        return result
+
+    def outcome_names(self) -> list[str]:
+        """The structures."""
+        return self.names()
+
+    def outcomes(self, model: torch.nn.Module, data: SiteData, split: str, device: Device) -> Outcomes:
+        """As :meth:`fairflare.base.task.Task.outcomes`: Dice of each image and structure."""
+        scores, _, _ = self._scores(model, data.batches(split, batch_size=BATCH), device)
+        return None, scores.images.numpy()
+
+    def _scores(
+        self, model: torch.nn.Module, batches: Iterable[Batch], device: Device
+    ) -> tuple[DiceScores, list[float], list[int]]:
+        """Dice of each image, and of each batch its loss and its number of images."""
         from fairflare.tasks.scores.dice_scores import DiceScores
 
         scores = DiceScores()
@@ -245,14 +269,7 @@ class SegmentationTask(ImageTask):
                 found = self.probabilities(outputs) > THRESHOLD
                 scores.add(found, targets, getattr(batch, "origins", None))
         checks.whole("the number of batches to evaluate on", len(counts))
-        result = {"dice": 0.0, "loss": float(np.average(losses, weights=counts))}
-        for name, dice in (("dice", scores.images), ("volume_dice", scores.volumes)):
-            if dice is not None:
-                result[name] = float(dice.mean())
-            if dice is not None and self.num_classes > 1:
-                by_name = zip(self.names(), dice.mean(0), strict=True)
-                result.update({f"{name}_{structure}": float(value) for structure, value in by_name})
-        return result
+        return scores, losses, counts
 
     def write_examples(
         self, model: torch.nn.Module, data: SiteData, folder: Path, *, batch_size: int, device: Device, title: str

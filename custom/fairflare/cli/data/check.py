@@ -159,6 +159,9 @@ def _print_counts(report: Any, names: Sequence[str] | None) -> None:
     for split, found in report.counts.items():
         classes = ", ".join(f"{_name(number, names)} {n}" for number, n in sorted(found.items(), key=_number))
         _tell(f"  {split}: {sum(found.values())}" + (f" ({classes})" if None not in found and found else ""))
+    for attribute, by_split in report.groups.items():
+        for split, groups in by_split.items():
+            _tell(f"  {split} by {attribute}: " + ", ".join(f"{group} {count}" for group, count in groups.items()))
 
 
 def _number(item: tuple[int | None, int]) -> int:

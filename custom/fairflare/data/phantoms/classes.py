@@ -6,7 +6,7 @@ No site needs the images of another: each image is a function of the seed, its o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -39,6 +39,7 @@ class PhantomSite:
 
     images: Mapping[str, Images]  # (n, size, size, 3)
     labels: Mapping[str, Labels]  # (n,)
+    attributes: Mapping[str, Labels]  # (n,) number of the attribute
 
 
 def class_site(plan: PhantomPlan, index: int) -> PhantomSite:
@@ -77,7 +78,8 @@ def class_site(plan: PhantomPlan, index: int) -> PhantomSite:
     labels = {name: _frozen(part.batch.labels[part.chosen]) for name, part in parts.items()}
     if plan.has_label_noise(index):
         labels["training"] = _frozen(_mislabelled(plan, index, labels["training"]))
-    return PhantomSite(_Drawn(plan, parts), MappingProxyType(labels))
+    attributes = {name: _frozen(part.batch.attributes[part.chosen]) for name, part in parts.items()}
+    return PhantomSite(_Drawn(plan, parts), MappingProxyType(labels), MappingProxyType(attributes))
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,30 @@ def _pool(plan: PhantomPlan) -> _Batch:
     counts = class_counts(plan.kind.counts, plan.num_samples, plan.min_class)
     rng = np.random.default_rng(image_seed("pool", plan.seed))
     labels = rng.permutation(np.repeat(np.arange(len(counts)), counts))
-    return _Batch("pool", _frozen(labels), _frozen(_attributes(plan, len(labels), rng)))
+    attributes = _attributes(plan, len(labels), rng)
+    return _Batch("pool", _frozen(_prevalent(plan, "pool", labels, attributes)), _frozen(attributes))
+
+
+def _dealt(plan: PhantomPlan) -> Labels:
+    """Classes of the pool as if none depended on an attribute: it moves neither the partition nor a site's mix."""
+    return _pool(replace(plan, attribute_prevalence=0.0)).labels
+
+
+def _chosen(plan: PhantomPlan, what: str, attributes: Labels, share: float) -> npt.NDArray[np.bool_]:
+    """This share of the images of the second attribute."""
+    second = np.flatnonzero(attributes == 1)
+    rng = np.random.default_rng(image_seed(what, plan.seed))
+    found = np.zeros(len(attributes), bool)
+    found[rng.permutation(second)[: round(share * len(second))]] = True
+    return found
+
+
+def _prevalent(plan: PhantomPlan, purpose: str, labels: Labels, attributes: Labels) -> Labels:
+    """Labels with the last class more frequent among images of the second attribute."""
+    if not plan.attribute_prevalence:
+        return labels
+    made = _chosen(plan, f"prevalence/{purpose}", attributes, plan.attribute_prevalence)
+    return np.where(made, len(plan.kind.counts) - 1, labels)
 
 
 def _attributes(plan: PhantomPlan, count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
@@ -143,13 +168,14 @@ def _attributes(plan: PhantomPlan, count: int, rng: np.random.Generator) -> npt.
 
 def _own_test(plan: PhantomPlan, index: int) -> _Batch:
     """A site's own test set: the classes of its training and validation images, in their proportions."""
-    has = np.bincount(_pool(plan).labels[_partition(plan)[index]], minlength=len(plan.kind.counts))
+    has = np.bincount(_dealt(plan)[_partition(plan)[index]], minlength=len(plan.kind.counts))
     present = np.flatnonzero(has)
     counts = class_counts(has[present].tolist(), plan.num_own_test, OWN_CLASS)
     purpose = f"test/{index}"
     rng = np.random.default_rng(image_seed(purpose, plan.seed))
     labels = rng.permutation(np.repeat(present, counts))
-    return _Batch(purpose, _frozen(labels), _frozen(_attributes(plan, len(labels), rng)))
+    attributes = _attributes(plan, len(labels), rng)
+    return _Batch(purpose, _frozen(_prevalent(plan, purpose, labels, attributes)), _frozen(attributes))
 
 
 @lru_cache(maxsize=8)
@@ -164,7 +190,7 @@ def _test(plan: PhantomPlan) -> _Batch:
 
 @lru_cache(maxsize=8)
 def _partition(plan: PhantomPlan) -> list[npt.NDArray[np.int64]]:
-    labels, sites, seed = _pool(plan).labels, plan.num_sites, plan.seed
+    labels, sites, seed = _dealt(plan), plan.num_sites, plan.seed
     if plan.partition == "iid":
         return iid_partition(labels, sites, seed=seed)
     if plan.partition == "dirichlet":
@@ -231,11 +257,15 @@ def _all(batch: _Batch) -> npt.NDArray[np.int64]:
 def _render(plan: PhantomPlan, part: _Part) -> Images:
     size, kind, batch = plan.image_size, plan.kind, part.batch
     images = np.empty((len(part.chosen), size, size, 3), np.uint8)
+    drawn = batch.labels
+    if plan.attribute_noise:
+        noisy = _chosen(plan, f"noise/{batch.purpose}", batch.attributes, plan.attribute_noise)
+        drawn = np.where(noisy, (drawn + 1) % len(kind.class_names), drawn)
     for row, place in enumerate(part.chosen.tolist()):
         check_stop()
         rng = np.random.default_rng(image_seed(f"{plan.phantom}/{batch.purpose}/{place}", plan.seed))
         attribute = kind.attributes[int(batch.attributes[place])] if kind.attributes else None
-        images[row] = kind.draw(int(batch.labels[place]), rng, size, attribute)
+        images[row] = kind.draw(int(drawn[place]), rng, size, attribute)
     images = part.camera.take(images)
     if part.corrupted:
         _corrupt_all(plan, part, images)

@@ -140,6 +140,10 @@ class PhantomPlan:
             Without, all images have the first one.
         attribute_shares: share of each attribute among the training and validation images; empty: the first
             attribute has 3/4, the others the rest. The test set has them in equal parts.
+        attribute_prevalence: share of the images of the second attribute in training, validation and the sites' own
+            tests whose class is made the last one, so that it is more frequent there; 0: no class depends on it.
+        attribute_noise: share of the images of the second attribute, in all splits, that are drawn as the next class:
+            nobody can tell these right, whatever the model.
     """
 
     phantom: str = "dermoscopy"
@@ -166,6 +170,8 @@ class PhantomPlan:
     camera_shift: Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1.5)] = 1.0
     attributes: Flag = False
     attribute_shares: tuple[NonNegative, ...] = ()
+    attribute_prevalence: Fraction = 0.0
+    attribute_noise: Fraction = 0.0
 
     def __post_init__(self) -> None:
         named = {
@@ -194,6 +200,9 @@ class PhantomPlan:
 
     def _check_shares(self) -> None:
         known, shares = self.kind.attributes, self.attribute_shares
+        for name in ("attribute_prevalence", "attribute_noise"):
+            if getattr(self, name) and not self.attributes:
+                raise ValueError(f"{name} is set, but attributes is False")
         if shares and not self.attributes:
             raise ValueError("attribute_shares is set, but attributes is False")
         if shares and (len(shares) != len(known) or abs(sum(shares) - 1) > 1e-6):

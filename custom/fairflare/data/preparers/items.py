@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -50,6 +51,7 @@ class Item:
         site: where the source says that it is from.
         splits: where the source puts it; none: drawn.
         volume, spacing: for the datalist.
+        attributes: of the person, for the datalist; None: not known.
         slices: numbers of those to be listed, each as an entry; None: the file as it is.
         shared: every site has it: its file is written once.
         fold: of a cross-validation in which it is tested, from 0; None: drawn within its site.
@@ -69,6 +71,7 @@ class Item:
     attribute: str = ""
     fold: int | None = None
     slices: tuple[int, ...] | None = None
+    attributes: Mapping[str, str | float] | None = None
 
 
 @dataclass(frozen=True)

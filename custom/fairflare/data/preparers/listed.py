@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,11 +16,15 @@ from fairflare.data.preparers.common import Item, file_name
 from fairflare.data.preparers.names import listing
 from fairflare.data.preparers.tables import Images, read_table
 
+log = logging.getLogger(__name__)
+
 SPLIT_NAMES: Mapping[str, str] = {
     "train": "training", "training": "training", "val": "validation", "valid": "validation",
     "validation": "validation", "test": "test",
 }  # fmt: skip
 OPTIONAL = ("site", "patient", "split")
+FURTHER = "column "
+NOT_KNOWN = ("", "unknown", "na", "nan", "none")  # what tables have in place of a value, in small letters
 VOLUMES = "`fairflare prepare volumes` takes volumes, with --slices axial as pictures"
 
 Groups = str | Sequence[str] | Mapping[str, str] | None
@@ -83,12 +88,14 @@ def person_in_header(path: Path, seed: int) -> str | None:
 
 
 def listed_item(
-    source: Path, image: Path, target: int | Path, *, site: str = "", patient: str | None = None, split: str = ""
-) -> Item:
+    source: Path, image: Path, target: int | Path, *, site: str = "", patient: str | None = None, split: str = "",
+    attributes: Mapping[str, str | float] | None = None,
+) -> Item:  # fmt: skip
     """An image below the source; what has no patient is its own group."""
     name = file_name(image.relative_to(source).as_posix()[: -len(suffix_of(image)) or None])
     key = f"{site}/{patient}" if patient else name
-    return Item(name, key, image, target, patient or None, site, (split,) if split else ())
+    splits = (split,) if split else ()
+    return Item(name, key, image, target, patient or None, site, splits, attributes=attributes)
 
 
 def table_file(source: Path, csv: str | Path) -> Path:
@@ -105,8 +112,9 @@ def table_file(source: Path, csv: str | Path) -> Path:
 
 
 def listed_rows(
-    source: Path, file: Path, columns: Mapping[str, str], of: str, images: Images | None = None
-) -> list[dict[str, str]]:
+    source: Path, file: Path, columns: Mapping[str, str], of: str, images: Images | None = None,
+    more: Collection[str] = (),
+) -> list[dict[str, str]]:  # fmt: skip
     """The rows of a CSV file: ``path`` of the image, what stands beside it (``of``), ``site``, ``patient``, ``split``.
 
     Args:
@@ -115,17 +123,19 @@ def listed_rows(
         columns: what columns are called, where not so.
         of: ``"label"``, or ``"mask"``, which becomes a path too.
         images: that it may name; default: all of the folder.
+        more: further columns; their texts are in the rows with :data:`FURTHER` in front of their names.
 
     Raises:
         DataError: a column or an image is not there, or a split is not known.
     """
     called = called_columns(columns, ("image", of, *OPTIONAL))
-    table = read_table(file, [called["image"], called[of]])
+    table = read_table(file, [called["image"], called[of], *more])
     images = images or Images(source)
     paths = images.all([row[called["image"]] for row in table], file)
     rows = []
     for number, (row, path) in enumerate(zip(table, paths, strict=True), 2):
         found = {key: row.get(called[key], "") for key in (of, *OPTIONAL)}
+        found |= {FURTHER + name: row[name] for name in more}
         if not found[of]:
             raise DataError(f"'{file}', line {number}: the {of} is missing")
         rows.append({**found, "path": str(path), "split": split_name(found["split"], file, number)})
@@ -133,6 +143,62 @@ def listed_rows(
         masks = images.all([row[of] for row in rows], file)
         rows = [{**row, of: str(mask)} for row, mask in zip(rows, masks, strict=True)]
     return rows
+
+
+def columns_of(attributes: Mapping[str, str] | None) -> dict[str, tuple[str, list[float]]]:
+    """Column and inner edges of the bins of each attribute; without edges it is a category.
+
+    Raises:
+        ValueError: edges that are no numbers; an attribute without a column.
+
+    >>> columns_of({"sex": "sex", "age": "age_approx:40,60"})
+    {'sex': ('sex', []), 'age': ('age_approx', [40.0, 60.0])}
+    """
+    found = {}
+    for name, told in (attributes or {}).items():
+        column, _, edges = told.partition(":")
+        try:
+            found[name] = (column, [float(edge) for edge in edges.split(",")] if edges else [])
+        except ValueError:
+            raise ValueError(f"attributes: {name}={told!r} must be COLUMN or COLUMN:EDGE,EDGE with numbers") from None
+    return found
+
+
+def attributes_of(
+    attributes: Mapping[str, str] | None, rows: Sequence[Mapping[str, str]], file: Path, prefix: str = ""
+) -> tuple[dict[str, Any], list[dict[str, str | float]]]:
+    """How the attributes are declared in a datalist, and those of each row; what is not known is left out.
+
+    Args:
+        attributes: as in :func:`columns_of`.
+        rows: of the table.
+        file: that they are from.
+        prefix: in front of the columns' names in the rows.
+
+    Raises:
+        DataError: a value that is no number where there are bins.
+    """
+    declared: dict[str, Any] = {}
+    found: list[dict[str, str | float]] = [{} for _ in rows]
+    for name, (column, edges) in columns_of(attributes).items():
+        texts = [row.get(prefix + column, "") for row in rows]
+        known = [None if text.lower() in NOT_KNOWN else text for text in texts]
+        if not edges:
+            declared[name] = {"kind": "category", "values": sorted({text for text in known if text is not None})}
+        else:
+            declared[name] = {"kind": "number", "bins": edges}
+        for number, (own, text) in enumerate(zip(found, known, strict=True), 2):
+            if text is not None:
+                own[name] = _as_number(text, f"'{file}', line {number}: column '{column}'") if edges else text
+        log.info("%s: %d of %d images without a value of %r", file, known.count(None), len(rows), name)
+    return declared, found
+
+
+def _as_number(text: str, where: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise DataError(f"{where} must be a number, got '{text}'") from None
 
 
 def called_columns(given: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:

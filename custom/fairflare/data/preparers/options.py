@@ -86,6 +86,12 @@ COLUMNS = option(
     "columns", list[str] | None, "What the columns are called, where not image, label (or mask), site, patient, split.",
     None, metavar="NAME=COLUMN", made=parse_pairs,
 )  # fmt: skip
+ATTRIBUTES = option(
+    "attributes", list[str] | None,
+    "Attributes of the people, by their columns of the CSV file: sex=sex, or with the inner edges of bins "
+    "age=age_approx:40,60.",
+    None, metavar="NAME=COLUMN(:EDGES)", made=parse_pairs,
+)  # fmt: skip
 GROUP = option(
     "group", list[str] | None,
     "Regular expression, searched in the name of an image (images, volumes: in its path); its first part in brackets "

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from inspect import Parameter
 from pathlib import Path
+from typing import Any
 
 from typing_extensions import Unpack
 
@@ -26,18 +27,21 @@ from fairflare.data.preparers.common import (
     write_pool,
 )
 from fairflare.data.preparers.listed import (
+    FURTHER,
     OPTIONAL,
     VOLUMES,
     Groups,
+    attributes_of,
     check_pictures,
     class_names,
+    columns_of,
     groups_by_site,
     listed_item,
     listed_rows,
     patient_of,
     table_file,
 )
-from fairflare.data.preparers.options import COLUMNS, CSV, GROUP, option, parse_pairs, words_of
+from fairflare.data.preparers.options import ATTRIBUTES, COLUMNS, CSV, GROUP, option, parse_pairs, words_of
 from fairflare.data.preparers.tables import Images
 from fairflare.data.preparers.writing import write_sites
 
@@ -51,6 +55,7 @@ def prepare_images(
     *,
     csv: str | Path | None = None,
     columns: Mapping[str, str] | None = None,
+    attributes: Mapping[str, str] | None = None,
     classes: Sequence[str] | None = None,
     group: Groups = None,
     dealing: Dealing | None = None,
@@ -67,6 +72,8 @@ def prepare_images(
         out_dir: folder to write to.
         csv: the file, below the source folder, else as seen from the working folder.
         columns: what the columns are called, where not so: ``{"image": "id_code", "label": "diagnosis"}``.
+        attributes: of the people, by their columns of the file: ``{"sex": "sex", "age": "age_approx:40,60"}``; numbers
+            behind a colon are the inner edges of bins, without them it is a category.
         classes: their names in the order of their numbers; images of others are refused. Default: all that occur,
             numbers by size, names by the alphabet.
         group: regular expression whose first group is the patient, searched in the path of an image below the source.
@@ -80,19 +87,20 @@ def prepare_images(
         DataError: the source is not as expected.
     """
     source = Path(source_dir)
-    rows = _class_folders(source) if csv is None else _rows(source, csv, columns, "label")
-    check_columns(csv, columns)
+    rows = _class_folders(source) if csv is None else _rows(source, csv, columns, "label", attributes)
+    check_columns(csv, columns or attributes)
+    declared, people = attributes_of(attributes, rows, source / (csv or ""), FURTHER)
     names = class_names([row["label"] for row in rows], classes)
     by_site = groups_by_site(group, {row.get("site", "") for row in rows})
     items = []
-    for row in rows:
+    for row, person in zip(rows, people, strict=True):
         path, site, split = Path(row["path"]), row.get("site", ""), row.get("split", "")
         relative = path.relative_to(source)
         patient = row.get("patient") or patient_of(relative.as_posix(), by_site[site], site, relative)
         label = names.index(row["label"])
-        items.append(listed_item(source, path, label, site=site, patient=patient, split=split))
+        items.append(listed_item(source, path, label, site=site, patient=patient, split=split, attributes=person))
     check_pictures(items)
-    return write_pool(items, out_dir, dealing or Dealing(), class_names=names, **writing)
+    return write_pool(items, out_dir, dealing or Dealing(), class_names=names, attributes=declared, **writing)
 
 
 def prepare_masks(
@@ -101,6 +109,7 @@ def prepare_masks(
     *,
     csv: str | Path | None = None,
     columns: Mapping[str, str] | None = None,
+    attributes: Mapping[str, str] | None = None,
     group: Groups = None,
     mask_values: Mapping[str, int | str] | None = None,
     dealing: Dealing | None = None,
@@ -116,7 +125,7 @@ def prepare_masks(
     Args:
         source_dir: folder with the images.
         out_dir: folder to write to.
-        csv, columns, group: as in :func:`prepare_images`; the group is searched in the name of an image.
+        csv, columns, attributes, group: as in :func:`prepare_images`; the group is searched in the name of an image.
         mask_values: ``{value in the file: label}`` for ``fairflare.json``.
         dealing: how the images become those of sites; default: by the data's sites. Of the partitions, those that need
             no classes: ``iid`` and ``quantity``.
@@ -129,19 +138,25 @@ def prepare_masks(
         DataError: the source is not as expected.
     """
     source = Path(source_dir)
-    check_columns(csv, columns)
+    check_columns(csv, columns or attributes)
+    declared: dict[str, Any] = {}
     if csv is None:
         pairs = _sites(source)
         by_site = groups_by_site(group, pairs)
         items = [item for site, pair in pairs.items() for item in _of_site(site, source, pair, by_site[site])]
     else:
+        rows = _rows(source, csv, columns, "mask", attributes)
+        declared, people = attributes_of(attributes, rows, source / csv, FURTHER)
         items = [
-            listed_item(source, Path(row["path"]), Path(row["mask"]), **{key: row[key] for key in OPTIONAL})
-            for row in _rows(source, csv, columns, "mask")
-        ]
+            listed_item(
+                source, Path(row["path"]), Path(row["mask"]), **{key: row[key] for key in OPTIONAL}, attributes=person
+            )
+            for row, person in zip(rows, people, strict=True)
+        ]  # fmt: skip
     check_pictures(items)
     settings = {"mask_values": {value: int(label) for value, label in mask_values.items()}} if mask_values else None
-    return write_pool(items, out_dir, dealing or Dealing(), settings=settings, stratified=False, **writing)
+    form: dict[str, Any] = {"settings": settings, "stratified": False, "attributes": declared}
+    return write_pool(items, out_dir, dealing or Dealing(), **form, **writing)
 
 
 def prepare_folders(
@@ -200,8 +215,15 @@ def check_columns(csv: str | Path | None, columns: Mapping[str, str] | None) -> 
         raise ValueError("columns are those of a CSV file; give csv, too")
 
 
-def _rows(source: Path, csv: str | Path, columns: Mapping[str, str] | None, of: str) -> list[dict[str, str]]:
-    return listed_rows(source, table_file(source, csv), columns or {}, of)
+def _rows(
+    source: Path,
+    csv: str | Path,
+    columns: Mapping[str, str] | None,
+    of: str,
+    attributes: Mapping[str, str] | None = None,
+) -> list[dict[str, str]]:
+    more = [column for column, _ in columns_of(attributes).values()]
+    return listed_rows(source, table_file(source, csv), columns or {}, of, more=more)
 
 
 def _class_folders(source: Path) -> list[dict[str, str]]:
@@ -289,7 +311,7 @@ IMAGES_TEXT = "any images with classes: folders, or a CSV file"
 MASKS_TEXT = "images with masks below one folder (images/ and masks/, or such for each site), or in a CSV file"
 FOLDERS_TEXT = "images with masks in two folders for each site, wherever they are (--site)"
 PREPARERS = (
-    Preparer("images", IMAGES_TEXT, prepare_images, (CSV, COLUMNS, GROUP, CLASSES), dealing=Dealing()),
-    Preparer("masks", MASKS_TEXT, prepare_masks, (CSV, COLUMNS, GROUP, MASK_VALUES), dealing=Dealing()),
+    Preparer("images", IMAGES_TEXT, prepare_images, (CSV, COLUMNS, ATTRIBUTES, GROUP, CLASSES), dealing=Dealing()),
+    Preparer("masks", MASKS_TEXT, prepare_masks, (CSV, COLUMNS, ATTRIBUTES, GROUP, MASK_VALUES), dealing=Dealing()),
     Preparer("folders", FOLDERS_TEXT, prepare_folders, (SITE, GROUP), has_source=False),
 )

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from typing_extensions import Unpack
 
@@ -14,6 +15,7 @@ from fairflare.data.datalist import DataError
 from fairflare.data.partitions import iid_partition
 from fairflare.data.phantoms.dermoscopy import ISIC2018, ISIC2018_COUNTS, ISIC2019, ISIC2019_COUNTS
 from fairflare.data.preparers.common import Dealing, Item, Preparer, Writing, file_name, listing, write_pool
+from fairflare.data.preparers.listed import attributes_of
 from fairflare.data.preparers.options import option
 from fairflare.data.preparers.splitting import group_labels
 from fairflare.data.preparers.tables import Images, find_below, find_folder, find_table, one_hot, read_table, say_counts
@@ -33,6 +35,8 @@ INPUT_2018, TRUTH_2018 = "ISIC2018_Task3_Training_Input", "ISIC2018_Task3_Traini
 LESIONS_2018 = "ISIC2018_Task3_Training_LesionGroupings.csv"
 INPUT_2019, TRUTH_2019 = "ISIC_2019_Training_Input", "ISIC_2019_Training_GroundTruth.csv"
 META_2019 = "ISIC_2019_Training_Metadata.csv"
+HAM10000 = "HAM10000_metadata.csv"  # of the same images, where somebody put it below the source
+AGES = "40,60"  # inner edges of the groups of age, in years
 KEYS = "Lesions are read from {}, which may lie anywhere below the source"
 FOLDS = ("train_test_split", "train_test_split.csv", "train_test_folds.csv")
 
@@ -45,6 +49,7 @@ def prepare_isic2018(
     Args:
         source_dir: with ``ISIC2018_Task3_Training_Input/``, the ground truth (in a folder of its name, or not) and,
             where it is there, ``ISIC2018_Task3_Training_LesionGroupings.csv``: images of one lesion then stay together.
+            Sex and age of the patients are attributes where ``HAM10000_metadata.csv`` lies below it.
         out_dir: folder to write to.
         dealing: how the images become those of sites.
         writing: see :func:`fairflare.data.preparers.common.write_sites`.
@@ -54,7 +59,9 @@ def prepare_isic2018(
     lesions = _lesions(source, LESIONS_2018)
     items = _items(find_folder(source, [INPUT_2018]), truth, ISIC2018, lesions)
     say_counts("ISIC 2018", [item.mask for item in items], ISIC2018_COUNTS)
-    return write_pool(items, out_dir, dealing, class_names=ISIC2018, keys=KEYS.format(LESIONS_2018), **writing)
+    declared, items = _with_people(items, source, HAM10000, "image_id", {"sex": "sex", "age": f"age:{AGES}"})
+    form: dict[str, Any] = {"class_names": ISIC2018, "keys": KEYS.format(LESIONS_2018), "attributes": declared}
+    return write_pool(items, out_dir, dealing, **form, **writing)
 
 
 def prepare_isic2019(
@@ -64,12 +71,13 @@ def prepare_isic2019(
 
     Args:
         source_dir: with ``ISIC_2019_Training_Input/`` (also nested twice), ``ISIC_2019_Training_GroundTruth.csv`` and,
-            where it is there, ``ISIC_2019_Training_Metadata.csv``: images of one lesion then stay together.
+            where it is there, ``ISIC_2019_Training_Metadata.csv``: images of one lesion then stay together, and sex
+            and age of the patients are attributes.
         out_dir, dealing, writing: as in :func:`prepare_isic2018`.
     """
     items = _isic2019(Path(source_dir))
     say_counts("ISIC 2019", [item.mask for item in items], ISIC2019_COUNTS)
-    return write_pool(items, out_dir, dealing, class_names=ISIC2019, keys=KEYS.format(META_2019), **writing)
+    return _write_2019(items, Path(source_dir), out_dir, dealing, **writing)
 
 
 def prepare_flamby(
@@ -103,7 +111,7 @@ def prepare_flamby(
     items = _by_given_split(items)
     say_counts("Fed-ISIC2019 by centre", [CENTRES.index(item.site) for item in items], CENTRE_COUNTS)
     items.sort(key=lambda item: CENTRES.index(item.site))
-    return write_pool(items, out_dir, dealing, class_names=ISIC2019, keys=KEYS.format(META_2019), **writing)
+    return _write_2019(items, source, out_dir, dealing, **writing)
 
 
 def prepare_tones(
@@ -142,7 +150,33 @@ def prepare_tones(
         parts = iid_partition(labels, sites_per_tone, seed=writing.get("seed", 0))
         place = {groups[i]: number + 1 for number, part in enumerate(parts) for i in part.tolist()}
         found += [replace(item, site=f"{tone}-{place[item.group]}", attribute=tone) for item in own]
-    return write_pool(found, out_dir, dealing, class_names=ISIC2019, keys=KEYS.format(META_2019), **writing)
+    return _write_2019(found, source, out_dir, dealing, **writing)
+
+
+def _write_2019(
+    items: Sequence[Item], source: Path, out_dir: str | Path, dealing: Dealing, **writing: Unpack[Writing]
+) -> dict[str, Path]:
+    columns = {"sex": "sex", "age": f"age_approx:{AGES}"}
+    declared, items = _with_people(items, source, META_2019, "image", columns)
+    form: dict[str, Any] = {"class_names": ISIC2019, "keys": KEYS.format(META_2019), "attributes": declared}
+    return write_pool(items, out_dir, dealing, **form, **writing)
+
+
+def _with_people(
+    items: Sequence[Item], source: Path, name: str, key: str, columns: Mapping[str, str]
+) -> tuple[dict[str, Any], list[Item]]:
+    """Sex and age of the patients where the table of the data set is there and has these columns; else nothing."""
+    file = find_below(source, name)
+    rows = read_table(file, [key]) if file is not None else []
+    wanted = {of: told for of, told in columns.items() if rows and told.partition(":")[0] in rows[0]}
+    declared, people = attributes_of(wanted, rows, file or source)
+    of = {row[key]: person for row, person in zip(rows, people, strict=True)}
+    declared = {of_whom: told for of_whom, told in declared.items() if told.get("values") != []}
+    return declared, [replace(item, attributes=_of(of.get(item.name, {}), declared)) for item in items]
+
+
+def _of(person: Mapping[str, str | float], declared: Mapping[str, Any]) -> dict[str, str | float]:
+    return {name: value for name, value in person.items() if name in declared}
 
 
 def _isic2019(source: Path) -> list[Item]:

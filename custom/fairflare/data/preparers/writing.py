@@ -63,6 +63,7 @@ class Form:
         synthetic: the images are made up.
         global_test: every site gets the test images of all sites as ``test_global``.
         keys: what says whose an image is, in words; images without such a key are counted, and that is told.
+        attributes: declared attributes of the people, as in a datalist.
         task: settings of the task that reads these images, other than the usual ones; for the manifest and the screen.
         notes: for the manifest and the log.
     """
@@ -77,6 +78,7 @@ class Form:
     synthetic: bool = False
     global_test: bool = False
     keys: str = ""
+    attributes: Mapping[str, Any] = field(default_factory=dict)
     task: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
@@ -90,6 +92,7 @@ def write_pool(
     settings: Mapping[str, Any] | None = None,
     stratified: bool = True,
     keys: str = "",
+    attributes: Mapping[str, Any] | None = None,
     task: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
     **writing: Unpack[Writing],
@@ -103,7 +106,7 @@ def write_pool(
         class_names: names of the classes.
         settings: what else ``fairflare.json`` says for every site.
         stratified: split each class in the same shares; images that are dealt are always split so.
-        keys, task, notes: as in :class:`Form`.
+        keys, attributes, task, notes: as in :class:`Form`.
         writing: see :func:`write_sites`.
     """
     sites = deal(items, dealing, whole("seed", writing.get("seed", 0), low=0))
@@ -115,6 +118,7 @@ def write_pool(
         corrupted=corrupted_sites(list(sites), dealing),
         global_test=dealing.global_test,
         keys=keys,
+        attributes=attributes or {},
         task=task or {},
         notes=notes,
     )
@@ -222,7 +226,10 @@ class _Entry:
         """As in a datalist, one for each slice; ``whose``: put before the patient's key."""
         item = self.item
         patient = item.patient and whose + item.patient
-        more = {"patient": patient, "volume": item.volume, "spacing": item.spacing and list(item.spacing)}
+        more = {
+            "patient": patient, "volume": item.volume, "spacing": item.spacing and list(item.spacing),
+            "attributes": item.attributes or None,
+        }  # fmt: skip
         found = {"image": self.image, "label": self.label, **{k: v for k, v in more.items() if v is not None}}
         return [found] if item.slices is None else [{**found, "slice": number} for number in item.slices]
 
@@ -304,8 +311,9 @@ class _Result:
             if tested := self._tested.get(fold):
                 # A small site may have none of its own.
                 lists = {s: {**own, "test": own["test"] or tested, SPLIT_GLOBAL: tested} for s, own in lists.items()}
-            more = {"synthetic": True} if self.form.synthetic else {}
+            more: dict[str, Any] = {"synthetic": True} if self.form.synthetic else {}
             more |= self._classes(lists) if with_classes else {}
+            more |= {"attributes": self.form.attributes} if self.form.attributes else {}
             for site, by_split in lists.items():
                 folder = self.draft.new / self.names[site]
                 files = [f"datalist_fold{fold + 1}.json"] if self.form.folds else []

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from fairflare.base.cases.resampling import UNITS
 from fairflare.base.task import SPLIT_GLOBAL
-from fairflare.exchange.messages import SPLIT_TEST, SPLIT_VALIDATION, TASK_VALIDATE, Message
+from fairflare.exchange.messages import OF_GROUPS, SPLIT_TEST, SPLIT_VALIDATION, TASK_VALIDATE, Message
 from fairflare.federation.collecting.phase import Phase
 from fairflare.federation.collecting.roster import Roster
 from fairflare.federation.plan.run_settings import RunSettings
+from fairflare.federation.site.groups import IN_GROUPS, read_groups
 from fairflare.federation.site.replies import (
     COUNTS,
     DRAWN_UNITS,
@@ -31,6 +32,7 @@ from fairflare.reporting.documents import LeftOut, PhaseRecord
 if TYPE_CHECKING:
     from fairflare.base.task import Metric
 
+BY_GROUP = "by_group"  # beside a reply's stats: sums by group of people
 SAID = "sampling"  # beside a reply's stats: those about chance, put together
 AGAIN = 30.0  # seconds at least for whoever is asked again: a site that restarts is back by then
 
@@ -46,12 +48,14 @@ class Tested:
         validation: ``{site: {metric: value}}`` on the validation split, where it was asked for.
         phases: the exchanges for the results.
         of_all: the global test (:func:`fairflare.reporting.global_test.global_test`); ``None``: there is none.
+        groups: metrics by group of people (:func:`fairflare.reporting.groups.by_group`); ``None``: nobody asked.
     """
 
     phase: Phase
     validation: dict[str, dict[str, float]] = field(default_factory=dict)
     phases: list[PhaseRecord] = field(default_factory=list)
     of_all: dict[str, Any] | None = None
+    groups: dict[str, Any] | None = None
 
     @property
     def test(self) -> dict[str, dict[str, float]]:
@@ -74,6 +78,18 @@ class Tested:
         """``{site: what it says of how far chance moves its figures}``, of the sites that say so."""
         found = {site: self.phase.stats[site][SAID] for site in sorted(self.phase.good)}
         return {site: said for site, said in found.items() if said is not None}
+
+    @property
+    def group_sums(self) -> dict[str, dict[str, Any]]:
+        """``{site: {"<attribute>=<group>": sums}}`` of the sites that tell them."""
+        found = {site: self.phase.stats[site][BY_GROUP] for site in sorted(self.phase.good)}
+        return {site: sums for site, sums in found.items() if sums is not None}
+
+    @property
+    def groups_kept(self) -> dict[str, list[str]]:
+        """``{site: names}`` of groups, and of classes in groups, that stay there."""
+        found = {site: suppressed_in(self.phase.stats[site], IN_GROUPS) for site in sorted(self.phase.good)}
+        return {site: names for site, names in found.items() if names}
 
     @property
     def suppressed(self) -> dict[str, list[str]]:
@@ -105,6 +121,7 @@ class FinalTest:
         roster, run: who there is; how long they may take.
         say: a line for the server's log.
         metrics, primary: what sites may measure, and the name of the one that matters.
+        parts: number of classes or structures, where sums by group are asked for.
     """
 
     def __init__(
@@ -115,9 +132,10 @@ class FinalTest:
         say: Callable[..., None],
         metrics: Mapping[str, Metric],
         primary: str,
+        parts: int = 0,
     ) -> None:
         self.ask, self.roster, self.run, self.say = ask, roster, run, say
-        self.metrics, self.primary = metrics, primary
+        self.metrics, self.primary, self.parts = metrics, primary, parts
 
     def __call__(
         self, state: Mapping[str, Any], current_round: int, *, validation: bool = False, resample: int = 0
@@ -146,7 +164,9 @@ class FinalTest:
             return {name: value for name, value in metrics.items() if not name.startswith(VALIDATED)}
 
         def exchange(sites: Sequence[str], timeout: float) -> Phase:
-            what = {"measure": measure, "resample": resample}
+            what: dict[str, Any] = {"measure": measure, "resample": resample}
+            if validation and self.run.groups:  # of the last model
+                what |= {name: getattr(self.run, name) for name in OF_GROUPS}
             return self.ask(TASK_VALIDATE, current_round, state, list(sites), timeout, use, **what)
 
         phase = exchange(self.roster.known(), self.run.validate_timeout)
@@ -193,6 +213,8 @@ class FinalTest:
         head = read_head(site, message, phase.current_round)
         stats = read_stats(site, head, self.metrics[self.primary])
         stats[SAID] = read_sampling(site, stats, read_report(head, COUNTS, site)["num_samples"])
+        run = self.run
+        stats[BY_GROUP] = read_groups(site, stats, run.groups, self.parts, run.group_bins, run.calibration_bins)
         phase.stats[site] = stats
         return read_metrics(site, message.metrics, stats["not_finite"], self.metrics, suppressed=suppressed_in(stats))
 

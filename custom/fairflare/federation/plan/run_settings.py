@@ -31,7 +31,7 @@ from fairflare.federation.plan.bounds import Bounds
 LIKE_SETTINGS = (
     *field_names(Bounds), "best_by", "best_lambda", "test_last", "test_every", "bootstrap", "recalibration",
     "exchange", "update_dtype", "anchor_as", "suspects", "crt_rounds", "crt_epochs", "crt_weights", "crt_mask_absent",
-    "min_cases",
+    "min_cases", "groups", "group_bins", "calibration_bins",
 )  # fmt: skip
 RESULTS_FOLDER = "fairflare"  # in the run directory
 
@@ -80,6 +80,10 @@ class RunSettings(Bounds):
         norm_statistics: ``"recalibrated"`` where the site half says so, else ``"average"``; not set by hand.
         min_cases: of a split, or of a class in it, with fewer cases nothing leaves a site but the update: no metric, no
             loss, no number by class. A site's own setting holds where it is larger.
+        groups: attributes of people (``sex``, ``age``) that the datalists declare: the final test is measured for each
+            of their groups too, from sums that leave the sites (``docs/groups.md``). None: nothing of them leaves.
+        group_bins: of the histograms of probabilities that the AUC of a group is made of.
+        calibration_bins: of the told class's probability, for the expected calibration error of a group.
         exchange: which tensors of the model travel, in both directions: ``"all"``, ``"trainable"`` (those that training
             can change), or a regular expression that finds their names; parameters that it does not find are frozen.
             All others each site builds for itself, and has to have the server's, see ``docs/exchange.md``.
@@ -96,6 +100,8 @@ class RunSettings(Bounds):
 
     acts: ClassVar[dict[str, OnlyWith | None]] = {
         "best_lambda": only_with("best_by", "mean_minus_std"),
+        "group_bins": only_with("groups"),
+        "calibration_bins": only_with("groups"),
         "recalibration": only_with("norm_statistics", "recalibrated"),
         "crt_epochs": only_with("crt_rounds"),
         "crt_weights": only_with("crt_rounds"),
@@ -123,6 +129,9 @@ class RunSettings(Bounds):
     test_every: NonNegativeInt = 0
     bootstrap: Annotated[NonNegativeInt, Field(le=MOST)] = 0
     min_cases: PositiveInt = 1
+    groups: list[Annotated[str, Field(min_length=1)]] = field(default_factory=list)
+    group_bins: Annotated[int, Field(strict=True, ge=2, le=1000)] = 100
+    calibration_bins: Annotated[int, Field(strict=True, ge=2, le=100)] = 15
     norm_statistics: Literal["average", "recalibrated"] = "average"
     recalibration: Literal["exact", "one_pass"] = "exact"
     exchange: str = ALL
@@ -148,6 +157,8 @@ class RunSettings(Bounds):
         if self.experiment:
             safe_name(self.experiment)
         check_exchange(self.exchange)
+        if len(set(self.groups)) != len(self.groups):
+            raise ValueError(f"groups must name each attribute once, got {self.groups}")
 
 
 def usual_waits(min_sites: int | None = None, phase_timeout: float | None = None) -> dict[str, Any]:

@@ -197,6 +197,7 @@ class Journal:
             "inequality": standing(last.test, last.sampling, self.info),
             "suppressed": last.suppressed,
             "global_test": last.of_all,
+            "groups": last.groups,
         }
         self.store.finish(
             "completed",

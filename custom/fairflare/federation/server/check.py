@@ -17,6 +17,7 @@ from fairflare.federation.collecting.roster import Roster
 from fairflare.federation.collecting.transport import Transport
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.federation.site.facts import GLOBAL_LIST
+from fairflare.federation.site.groups import NAMES
 from fairflare.federation.site.replies import MAX_SAMPLES, printable, read_head, reasons
 from fairflare.federation.site.sampling import BY_CLASS, MOST_CLASSES
 from fairflare.methods.base.reports import Field, ReportError, read_report
@@ -65,6 +66,11 @@ FIELDS = (
         "prior", "text", required=False,
         doc="Fed-MAS: fingerprint of the frozen prior network", reveals="which published checkpoint the site holds",
     ),
+    Field(
+        NAMES, "names", required=False,
+        doc="with `groups`: `<attribute>=<group>` of each declared group, also of those that nobody is of",
+        keep="leave `attributes` out of the datalist",
+    ),
     Field("personal", "flag", required=False, doc="whether it is measured with parts, or a model, that stay with it"),
     Field("device", "text", required=False, doc="`cpu` or `cuda`", reveals="whether the site has a GPU"),
     Field("computing", "text", required=False, doc="`precision`, `channels_last`, `compile`, `deterministic` there"),
@@ -87,16 +93,19 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
         len(splits) + len(found["suppressed"] or ()) > MAX_LISTS
         or len(names or ()) > MOST_CLASSES
         or len(found["class_groups"] or ()) > MOST_CLASSES
+        or len(found[NAMES] or ()) > MOST_CLASSES
     ):
         raise ReportError(f"site {site!r}: more than {MAX_LISTS} lists or {MOST_CLASSES} classes or groups")
-    size = sum(map(len, (*splits, *(names or ()), *(found["class_groups"] or ()))))
+    size = sum(map(len, (*splits, *(names or ()), *(found["class_groups"] or ()), *(found[NAMES] or ()))))
     if size > MAX_WORDS:
         raise ReportError(f"site {site!r}: the names in its report have {size} characters, more than {MAX_WORDS}")
     for key in (GLOBAL_LIST, "prior", "device", "computing"):
         found[key] = None if found[key] is None else printable(found[key])
-    for key in ("class_names", "class_groups", "suppressed"):
+    for key in ("class_names", "class_groups", "suppressed", NAMES):
         if found[key] is not None:
             found[key] = [printable(name) for name in found[key]]
+    if found[NAMES] is None:  # nobody asked
+        del found[NAMES]
     if found["num_classes"] is not None:
         found["num_classes"] = int(found["num_classes"])
     images = {printable(split): int(count) for split, count in zip(splits, counts, strict=False)}
@@ -164,7 +173,7 @@ class Check:
         before = self.journal.synthetic if current_round > 0 else None
         task = SiteTask(
             TASK_CHECK, {}, current_round, run.num_rounds, run.seed, experiment=run.experiment, run=run_id,
-            min_cases=run.min_cases, **self.form,
+            min_cases=run.min_cases, groups=tuple(run.groups), **self.form,
         )  # fmt: skip
         phase = Phase(TASK_CHECK, current_round, self.roster.known())
         self.exchange.unless_stopped(
@@ -246,6 +255,12 @@ class Check:
             )
         if real := self._who(lambda found: found["synthetic"] is False):
             yield from self._classes(phase, real)
+        by_value = _by_value({site: self._said(site, NAMES) for site in self.facts})
+        told = "; ".join(f"{', '.join(value)} at {_names(sites)}" for value, sites in by_value.items())
+        yield from self._same(
+            phase, NAMES, f"the datalists declare the attributes differently: {told[:600]}. Declare them alike",
+            "its datalist declares the attributes of 'groups' otherwise than those of most sites; correct it there",
+        )  # fmt: skip
         by_prior = _by_value({site: found["prior"] for site, found in self.facts.items()})
         if len(by_prior) > 1 and self.settings.require_all_sites:  # else the rule leaves the minority out
             held = "; ".join(f"{prior!r} at {_names(sites)}" for prior, sites in by_prior.items())
@@ -315,7 +330,7 @@ class Check:
                 self._leave_out(phase, site, reason)
 
     def _said(self, site: str, key: str) -> Any:
-        found = self.facts[site][key]
+        found = self.facts[site].get(key)
         return (tuple(found) or None) if isinstance(found, list) else found
 
     def _leave_out(self, phase: Phase, site: str, reason: str) -> None:

@@ -48,6 +48,7 @@ from fairflare.federation.site.replies import reasons
 from fairflare.methods.base.rule import MakesTensors, Rule, SendsParts, State, TwoPhase
 from fairflare.methods.parts.model_average import ReportsMean
 from fairflare.reporting.global_test import global_test
+from fairflare.reporting.groups import by_group
 from fairflare.reporting.results import PhaseRecord, RoundRecord
 
 if TYPE_CHECKING:
@@ -102,7 +103,8 @@ class Rounds:
         self.experiment = Experiment(
             run, place, self.retraining, self.journal, self.files, transport.say, also={"suspects": self.suspects}
         )
-        self.test = FinalTest(self._ask, self.roster, run, transport.say, self.metrics, task.primary_metric)
+        parts = len(task.outcome_names()) if run.groups else 0
+        self.test = FinalTest(self._ask, self.roster, run, transport.say, self.metrics, task.primary_metric, parts)
         self.check = Check(task, run, transport, self.roster, self.journal, self.metrics)
         self.at_home = AtHome()
         self._form: dict[str, Any] = {}  # which tensors travel, as the sites are told
@@ -269,6 +271,9 @@ class Rounds:
         number = self.settings.rounds_in_all
         last = self.test(state, number, validation=True, resample=self.settings.bootstrap)
         last.of_all = self._of_all(state, number, last)
+        if self.settings.groups:
+            bins = self.settings.group_bins, self.settings.calibration_bins
+            last.groups = by_group(last.group_sums, last.groups_kept, *bins)
         undefined = last.without(self.task.primary_metric)
         if len(last.phase.good) - len(undefined) < self.settings.min_sites:
             for site in undefined:

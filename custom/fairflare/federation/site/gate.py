@@ -23,7 +23,7 @@ from fairflare.exchange.messages import (
     SiteReply,
     SiteTask,
 )
-from fairflare.federation.site import norm_moments
+from fairflare.federation.site import groups, norm_moments
 from fairflare.federation.site.replies import (
     AT_HOME,
     DRAWN_UNITS,
@@ -138,7 +138,12 @@ class Gate:
             return
         if not self.classes:
             self._keep_classes_home(reply)
-        held = [*self._of_metrics(request, reply), *self._of_report(request, reply), *self._of_stats(request, reply)]
+        held = [
+            *self._of_groups(reply),
+            *self._of_metrics(request, reply),
+            *self._of_report(request, reply),
+            *self._of_stats(request, reply),
+        ]
         if held:
             reply.stats[SUPPRESSED] = sorted(held)
 
@@ -167,6 +172,15 @@ class Gate:
         return name in (self.task.primary_metric, "loss") or (found is not None and not found.by_class)
 
     # -- too few cases
+
+    def _of_groups(self, reply: SiteReply) -> list[str]:
+        """Makes the declared sums of the outcomes by group, without what is of too few cases."""
+        table: groups.GroupTable | None = reply.stats.pop(groups.TABLE, None)
+        if table is None:
+            return []
+        told, held = table.sent(self.floor.least, self.classes)
+        reply.stats |= told
+        return held
 
     def _of_metrics(self, request: SiteTask, reply: SiteReply) -> Iterator[str]:
         """Whatever was measured or not: a name that is absent here would tell that there is nothing."""

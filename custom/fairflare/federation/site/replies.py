@@ -12,6 +12,7 @@ from fairflare import __version__
 from fairflare.base.task import LOSS, Metric
 from fairflare.core.fairness import declared_as
 from fairflare.exchange.messages import STATUS_OK, Message, same_version
+from fairflare.federation.site import groups
 from fairflare.federation.site.sampling import SAMPLING
 from fairflare.methods.base.reports import (
     MAX_TEXT,
@@ -77,6 +78,7 @@ STATS = (
         keep="of a metric over classes: `metrics_by_class`, and `min_cases` where a class has few", of=("test",),
     ),
     *SAMPLING,
+    *groups.FIELDS,
     Field(
         TRAINED_METRIC, nan_ok=True, required=False,
         doc="the primary metric of the trained model on the validation split; only from a site that the common model "

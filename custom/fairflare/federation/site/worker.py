@@ -49,7 +49,7 @@ from fairflare.exchange.messages import (
     SiteTask,
     clean_state,
 )
-from fairflare.federation.site import norm_moments
+from fairflare.federation.site import groups, norm_moments
 from fairflare.federation.site.examples import draw_examples, examples_folder
 from fairflare.federation.site.facts import facts_of
 from fairflare.federation.site.gate import (
@@ -229,11 +229,13 @@ class SiteWorker:
         model = self.network.of(self.task, request)
         answers = self.training.check(run, model)
         self.task.check_site(model, run.data, self.device)
+        groups.check_asked(self.site, self.task, run.data, request.groups)
         facts = {
             **facts_of(run.data, self.device, self.sends_classes, run.floor),
             "personal": self._has_its_own(request),
         }
         facts |= {"computing": str(self.computing)} if str(self.computing) else {}
+        facts |= {groups.NAMES: groups.names_of(run.data, request.groups)} if request.groups else {}
         return SiteReply(STATUS_OK, report={**facts, **answers})
 
     def _train(self, request: SiteTask, store: SiteStore) -> SiteReply:
@@ -322,6 +324,9 @@ class SiteWorker:
         if SPLIT_GLOBAL in request.measure or (SPLIT_VALIDATION in request.measure and not request.as_sent):
             # of the run's last model
             reply.stats = self.task.sampling(model, run.data, self.device)
+        if request.groups:
+            table = groups.table_of(self.site, self.task, model, run.data, self.device, request)
+            reply.stats[groups.TABLE] = table
         if request.resample:
             units = units_of(run.data.cases("test"), run.data.num_samples("test"))
             draws = self.task.resampled(model, run.data, units.drawn(self.site, request.resample), self.device)

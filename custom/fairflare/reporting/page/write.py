@@ -14,7 +14,7 @@ import jinja2
 
 from fairflare import __version__
 from fairflare.base.disk.files import write_whole
-from fairflare.reporting.page import course, outcome, pareto, provenance, reports, sweep, weights, words
+from fairflare.reporting.page import course, groups, outcome, pareto, provenance, reports, sweep, weights, words
 from fairflare.reporting.page.content import MAX_COLUMNS, Page, Picture, Table, printable, shown
 from fairflare.reporting.page.material import Material, of_one, page_run, read_material
 from fairflare.reporting.page.style import Drawn, drawn
@@ -119,6 +119,7 @@ def build(material: Material) -> Page:
     summary = [words.answer(material), *summary]
     sections = [
         outcome.results(material),
+        groups.groups(material),
         outcome.differences(material),
         sweep.sweep(material),
         pareto.pareto(material),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from fairflare.base.cases.resampling import Drawn
-    from fairflare.base.task import Batch, Device, SiteData
+    from fairflare.base.task import Batch, Device, Outcomes, SiteData
 
 BATCH = 64  # images, where nothing depends on it
 
@@ -78,6 +78,15 @@ class MeasuresClasses(ABC):
             metrics = classification_metrics(targets[one], probabilities[one], **named)
             found.append(metrics.get(self.primary_metric, math.nan))
         return found
+
+    def outcome_names(self) -> list[str]:
+        """The classes."""
+        return self.names()
+
+    def outcomes(self, model: torch.nn.Module, data: SiteData, split: str, device: Device) -> Outcomes:
+        """As :meth:`fairflare.base.task.Task.outcomes`: classes and probabilities."""
+        logits, labels = self._outputs(model, data.batches(split, batch_size=BATCH), device)
+        return labels.numpy(), self.probabilities(logits).numpy()
 
     def sampling(self, model: torch.nn.Module, data: SiteData, device: Device) -> dict[str, Any]:
         """As :meth:`fairflare.base.task.Task.sampling`, for each metric of :mod:`fairflare.tasks.scores.metrics`."""

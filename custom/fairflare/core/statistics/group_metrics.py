@@ -1,0 +1,175 @@
+r"""Metrics of groups of people and the gaps between them, from sums alone (:mod:`.group_sums`).
+
+Of two classes the second is the positive one, as in scikit-learn; of more, each class is taken against the rest:
+metrics are means over the classes, gaps the largest of them. What is not defined (a group without the class, a sum that
+stays at a site) is NaN and in no mean and no gap.
+
+Sources: equalised odds and equal opportunity, Hardt et al., NeurIPS 2016; equity-scaled metrics, Luo et al., "Harvard
+Glaucoma Fairness", IEEE TMI 2024, and FairSeg, ICLR 2024: :math:`ES = m / (1 + \sum_g |m - m_g|)`; expected calibration
+error, Guo et al., ICML 2017; Brier, 1950 (summed over classes: of two classes twice the one-sided form).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from fairflare.core.statistics.group_sums import (
+    BRIER,
+    CALIBRATION,
+    CONFUSION,
+    DICE,
+    HISTOGRAM,
+    IMAGES,
+    Array,
+    Sums,
+)
+
+K = TypeVar("K", bound=Hashable)
+#: Metrics that a group may be the worst in, and that are scaled by equity.
+SCALED = ("accuracy", "auc", "dice")
+LABELS: Mapping[str, str] = {
+    "equalised_odds": "largest gap in sensitivity or in false positives",
+    "equal_opportunity": "largest gap in sensitivity",
+    "demographic_parity": "largest gap in how often a class is told",
+}
+
+
+def positives(classes: int) -> list[int]:
+    """Classes that are looked for: of two the second, else all."""
+    return [1] if classes == 2 else list(range(classes))
+
+
+def _ratio(over: Array, under: Array) -> Array:
+    found: Array = np.divide(over, under, out=np.full(np.shape(over), np.nan), where=np.asarray(under) > 0)
+    return found
+
+
+def _mean(values: Array) -> float:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if known.size else math.nan
+
+
+def rates(sums: Sums) -> dict[str, Array]:
+    """Of each class that is looked for ``sensitivity``, ``specificity``, and ``told``, the share of images that were
+    told to be of it.
+    """
+    tp, fp, fn, tn = sums[CONFUSION][positives(len(sums[CONFUSION]))].T
+    told = _ratio(tp + fp, tp + fp + fn + tn)
+    return {"sensitivity": _ratio(tp, tp + fn), "specificity": _ratio(tn, tn + fp), "told": told}
+
+
+def areas(sums: Sums) -> tuple[Array, Array]:
+    """Area under the ROC curve of each class that is looked for, and how far it can be from the exact one.
+
+    Pairs within one bin count half, as ties do; each is wrong by a half at most, so the bound is half their share.
+    """
+    positive, negative = (sums[HISTOGRAM][positives(len(sums[HISTOGRAM])), side] for side in (0, 1))
+    below = np.cumsum(negative, 1) - negative
+    pairs = positive.sum(1) * negative.sum(1)
+    tied = (positive * negative).sum(1) / 2
+    return _ratio((positive * below).sum(1) + tied, pairs), _ratio(tied, pairs)
+
+
+def metrics_of(sums: Sums) -> dict[str, float]:
+    """Metrics of a group: those that its sums allow; NaN: not defined.
+
+    ``accuracy``, ``sensitivity``, ``specificity``, ``auc`` with ``auc_error`` (its bound), ``ece``, ``brier``; of a
+    segmentation ``dice`` with ``dice_std`` over images, both means over structures.
+    """
+    found: dict[str, float] = {}
+    if CALIBRATION in sums:
+        count, confidence, right = sums[CALIBRATION].T
+        images = count.sum()
+        found["accuracy"] = float(_ratio(right.sum(), images))
+        found["ece"] = float(_ratio(np.abs(confidence - right).sum(), images))
+        found["brier"] = float(_ratio(sums[BRIER], images))
+    if CONFUSION in sums:
+        of_classes = rates(sums)
+        found |= {name: _mean(of_classes[name]) for name in ("sensitivity", "specificity")}
+    if HISTOGRAM in sums:
+        area, error = areas(sums)
+        found |= {"auc": _mean(area), "auc_error": _mean(error)}
+    if DICE in sums:
+        images, total, squares = sums[DICE].T
+        means = _ratio(total, images)
+        found["dice"] = _mean(means)
+        found["dice_std"] = _mean(np.sqrt(np.maximum(_ratio(squares, images) - means**2, 0)))
+    return found
+
+
+def images_of(sums: Sums) -> float:
+    """Number of images; NaN: it stays at home."""
+    return float(sums[IMAGES])
+
+
+def _gap(values: Sequence[Array]) -> float:
+    """Largest difference between groups in any class; NaN where no class has two groups with a value."""
+    table = np.stack(values)
+    known = [column[np.isfinite(column)] for column in table.T]
+    gaps = [float(column.max() - column.min()) for column in known if column.size > 1]
+    return max(gaps, default=math.nan)
+
+
+def gaps_of(groups: Mapping[str, Sums], whole: Sums) -> dict[str, float]:
+    """Gaps between groups.
+
+    Args:
+        groups: sums by group; without the group of those who are not known.
+        whole: sums over all images.
+
+    Returns:
+        those of :data:`LABELS`, ``<metric>_gap`` (best less worst group) and ``es_<metric>`` for each of
+        :data:`SCALED`, where the sums are there. NaN: fewer than two groups have a value.
+    """
+    found: dict[str, float] = {}
+    if groups and all(CONFUSION in sums for sums in groups.values()):
+        of = [rates(sums) for sums in groups.values()]
+        told = {name: _gap([one[name] for one in of]) for name in ("sensitivity", "specificity", "told")}
+        odds = [gap for gap in (told["sensitivity"], told["specificity"]) if math.isfinite(gap)]
+        found["equalised_odds"] = max(odds, default=math.nan)
+        found["equal_opportunity"] = told["sensitivity"]
+        found["demographic_parity"] = told["told"]
+    of_all = metrics_of(whole)
+    for name in SCALED:
+        if name not in of_all:
+            continue
+        values = [value for one in groups.values() if math.isfinite(value := metrics_of(one).get(name, math.nan))]
+        several = len(values) > 1
+        found[f"{name}_gap"] = max(values) - min(values) if several else math.nan
+        apart = math.fsum(abs(of_all[name] - value) for value in values)
+        found[f"es_{name}"] = of_all[name] / (1 + apart) if several else math.nan
+    return found
+
+
+def worst_of(groups: Mapping[str, Sums]) -> dict[str, str]:
+    """The group with the lowest value of each metric of :data:`SCALED`, the first of equals."""
+    found = {}
+    for name in SCALED:
+        values = {group: metrics_of(sums).get(name, math.nan) for group, sums in groups.items()}
+        known = {group: value for group, value in values.items() if math.isfinite(value)}
+        if len(known) > 1:
+            found[name] = min(known, key=lambda group: known[group])
+    return found
+
+
+def exponentiated(weights: Mapping[K, float], losses: Mapping[K, float], rate: float) -> dict[K, float]:
+    r"""A step of exponentiated gradient: :math:`q_g \leftarrow q_g \exp(\eta L_g) / Z`.
+
+    Args:
+        weights: q by group, sum 1; a new group enters with the mean, all alike where there are none.
+        losses: L by group, finite; a group without one keeps its weight, and those with one share what they hold.
+        rate: eta.
+    """
+    mean = sum(weights.values()) / len(weights) if weights else 1.0
+    before = {**weights, **{key: mean for key in losses if key not in weights}}
+    held = math.fsum(before[key] for key in losses)
+    highest = max(losses.values(), default=0.0)  # keeps exp finite
+    moved = {key: before[key] * math.exp(rate * (loss - highest)) for key, loss in losses.items()}
+    total = math.fsum(moved.values())
+    after = {**before, **({key: held * value / total for key, value in moved.items()} if total > 0 else {})}
+    whole = math.fsum(after.values())
+    return {key: value / whole for key, value in after.items()}

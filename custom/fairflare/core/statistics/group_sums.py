@@ -1,0 +1,145 @@
+"""Sums of outcomes by group of people, and the cells of them that too few cases are behind.
+
+Sums of two sites' groups add up to those of both, entry by entry; :mod:`fairflare.core.statistics.group_metrics` makes
+metrics of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from fairflare.base.cases.floor import hidden_classes
+
+Array: TypeAlias = "npt.NDArray[np.float64]"
+Sums: TypeAlias = Mapping[str, Array]
+#: Shapes of the sums of one group, of P classes or structures, B bins of scores and E bins of confidence.
+IMAGES, CONFUSION, HISTOGRAM, CALIBRATION, BRIER, DICE = (
+    "images", "confusion", "histogram", "calibration", "brier", "dice",
+)  # fmt: skip
+OF_CLASSES = (CONFUSION, HISTOGRAM, CALIBRATION, BRIER)
+
+
+def shapes(parts: int, bins: int, calibration_bins: int) -> dict[str, tuple[int, ...]]:
+    """Shape of each sum of one group.
+
+    ``images``: their number. ``confusion``: of each class TP, FP, FN, TN. ``histogram``: of each class how many images
+    with, then without it have a probability of it in each of the equal bins. ``calibration``: of each equal bin of the
+    told class's probability the images, the sum of that probability, and how many were told right. ``brier``: sum over
+    images and classes of squared differences of probability and truth. ``dice``: of each structure the images, the sum
+    of Dice and of its square.
+    """
+    return {
+        IMAGES: (), CONFUSION: (parts, 4), HISTOGRAM: (parts, 2, bins), CALIBRATION: (calibration_bins, 3), BRIER: (),
+        DICE: (parts, 3),
+    }  # fmt: skip
+
+
+def sums_of(
+    labels: npt.NDArray[np.int64] | None, scores: Array, chosen: npt.NDArray[np.bool_], bins: int, calibration_bins: int
+) -> dict[str, Array]:
+    """Sums of the images of a group.
+
+    Args:
+        labels: (n,) class of each image; ``None``: of a task without classes.
+        scores: (n, parts) probabilities, rows of sum 1; without classes Dice of each structure.
+        chosen: (n,) the images of the group.
+        bins, calibration_bins: see :func:`shapes`.
+    """
+    own = scores[chosen]
+    found = {IMAGES: np.asarray(float(len(own)))}
+    if labels is None:
+        return {**found, DICE: np.stack([np.full(own.shape[1], float(len(own))), own.sum(0), (own**2).sum(0)], 1)}
+    truth = np.eye(scores.shape[1], dtype=bool)[labels[chosen]]
+    best = own.argmax(1)
+    told = np.eye(scores.shape[1], dtype=bool)[best]
+    cells = [truth & told, ~truth & told, truth & ~told, ~truth & ~told]
+    place = _bin_of(own, bins)
+    confidence = own[np.arange(len(own)), best]
+    at = _bin_of(confidence, calibration_bins)
+    right = (best == labels[chosen]).astype(float)
+    weights = (np.ones(len(own)), confidence, right)
+    return {
+        **found,
+        CONFUSION: np.stack([cell.sum(0) for cell in cells], 1).astype(float),
+        HISTOGRAM: np.stack(
+            [[np.bincount(place[of, c], minlength=bins) for of in (truth[:, c], ~truth[:, c])]
+             for c in range(scores.shape[1])]
+        ).astype(float),
+        CALIBRATION: np.stack([np.bincount(at, weight, calibration_bins) for weight in weights], 1),
+        BRIER: np.asarray(((own - truth) ** 2).sum()),
+    }  # fmt: skip
+
+
+def _bin_of(values: Array, bins: int) -> npt.NDArray[np.int64]:
+    """Number of the equal bin of [0, 1]; 1 is of the last one."""
+    return np.minimum((values * bins).astype(np.int64), bins - 1)
+
+
+def added(sums: Sequence[Sums]) -> dict[str, Array]:
+    """Sums of several groups or sites together, entry by entry; one that is NaN (kept there) is left out of its
+    entry, and an entry that all keep is NaN.
+    """
+    found = {}
+    for name in dict.fromkeys(name for one in sums for name in one):
+        stacked = np.stack([one[name] for one in sums if name in one])
+        found[name] = np.where(np.isnan(stacked).all(0), np.nan, np.nansum(stacked, 0))
+    return found
+
+
+def hidden_groups(cases: Sequence[Hashable], numbers: npt.NDArray[np.int64], groups: int, least: int) -> frozenset[int]:
+    """Groups of an attribute whose sums stay at home: with fewer than ``least`` cases, and those that go with them.
+
+    The sums over all groups are known from the site's metrics, so of one hidden group they would be told by the others:
+    :func:`fairflare.base.cases.floor.hidden_classes`.
+
+    Args:
+        cases: whose each image is.
+        numbers: (n,) its group.
+        groups: how many there are.
+        least: ``>= 1``.
+    """
+    if least <= 1:
+        return frozenset()
+    return hidden_classes({g: _different(cases, numbers == g) for g in range(groups)}, least)[0]
+
+
+def hidden_parts(
+    cases: Sequence[Hashable],
+    labels: npt.NDArray[np.int64],
+    numbers: npt.NDArray[np.int64],
+    hidden: frozenset[int],
+    least: int,
+    classes: int,
+) -> frozenset[int]:
+    """Classes whose sums stay at home in all groups of an attribute.
+
+    A class leaves where every group that leaves, and all hidden groups together, have ``least`` cases with and without
+    it. Both margins of the table of groups and classes are known, so further classes are hidden, those with the fewest
+    cases first, until in no group the hidden ones together have fewer.
+
+    Args:
+        cases, numbers, least: as in :func:`hidden_groups`.
+        labels: (n,) class of each image.
+        hidden: groups that stay at home.
+        classes: how many there are.
+    """
+    if least <= 1:
+        return frozenset()
+    kept = np.isin(numbers, sorted(hidden))
+    rows = [numbers == g for g in np.unique(numbers) if g not in hidden] + ([kept] if kept.any() else [])
+    of = [[_different(cases, row & (labels == c)) for c in range(classes)] for row in rows]
+    without = [[_different(cases, row & (labels != c)) for c in range(classes)] for row in rows]
+    least_of = np.minimum(np.array(of), np.array(without)).min(0)
+    found = {c for c in range(classes) if least_of[c] < least}
+    order = sorted(set(range(classes)) - found, key=lambda c: (least_of[c], c))
+    while order and found and any(0 < sum(row[c] for c in found) < least or len(found) == 1 for row in of):
+        found.add(order.pop(0))
+    return frozenset(found)
+
+
+def _different(cases: Sequence[Hashable], chosen: npt.NDArray[np.bool_]) -> int:
+    return len({cases[i] for i in np.flatnonzero(chosen).tolist()})

@@ -1,0 +1,207 @@
+"""Sums of outcomes by group of people (``groups`` of the run): declared fields, how a site fills them and how they are
+read. Which group an image is of stays at the site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fairflare.core.statistics.group_sums import (
+    BRIER,
+    CALIBRATION,
+    CONFUSION,
+    DICE,
+    HISTOGRAM,
+    IMAGES,
+    OF_CLASSES,
+    Array,
+    hidden_groups,
+    hidden_parts,
+    shapes,
+    sums_of,
+)
+from fairflare.methods.base.reports import MAX_ENTRIES, Field, ReportError
+from fairflare.methods.base.training import SiteError
+
+if TYPE_CHECKING:
+    import torch
+
+    from fairflare.base.task import Outcomes, SiteData, Task
+    from fairflare.exchange.messages import SiteTask
+
+TABLE = "group_table"  # in a reply's stats, before the gate
+NAMES = "group_names"
+IN_GROUPS = "groups/"  # in front of names in a reply's suppressed
+BY_CLASS = "`metrics_by_class`; of classes with few cases in a group, with others: `min_cases`"
+ASKED = "with `groups`: "
+FIELDS = (
+    Field(
+        NAMES, "names", required=False,
+        doc=f"{ASKED}`<attribute>=<group>` of each declared group, also of those that nobody is of",
+        keep="leave `attributes` out of the datalist", of=(),
+    ),
+    *(
+        Field(
+            f"group_{name}", "vector", low=0, nan_ok=True, required=False, doc=f"{ASKED}by group {what}; NaN: it stays",
+            reveals=reveals, keep=keep, of=("test",),
+        )
+        for name, what, reveals, keep in (
+            (IMAGES, "number of test images", "how many people of a group the site has",
+             "groups with few cases, with others: `min_cases`"),
+            (CONFUSION, "and class TP, FP, FN, TN", "how often each class occurs in a group", BY_CLASS),
+            (HISTOGRAM, "and class how many images with and without it have a probability of it in each of "
+             "`group_bins` equal bins",
+             "scores of single images to a bin, not whose; how often each class occurs in a group",
+             BY_CLASS),
+            (CALIBRATION, "and bin (`calibration_bins`) of the told class's probability: images, the sum of these "
+             "probabilities, images told right", "how sure the model is of single images, to a bin, not of which",
+             "groups with few cases, with others: `min_cases`"),
+            (BRIER, "sum of squared differences of probabilities and truth", "",
+             "groups with few cases, with others: `min_cases`"),
+            (DICE, "and structure: images, sum of Dice, sum of its square", "",
+             "groups with few cases, with others: `min_cases`; where there are several structures: `metrics_by_class`"),
+        )
+    ),
+)  # fmt: skip
+SUMS = {field.name.removeprefix("group_"): field.name for field in FIELDS[1:]}
+
+
+def check_asked(site: str, task: Task, data: SiteData, asked: Sequence[str]) -> None:
+    """Whether a site can tell what a run asks for.
+
+    Raises:
+        SiteError: an attribute that its data do not have, or a task that tells nothing of single images.
+    """
+    for attribute in asked:
+        if attribute not in data.attributes:
+            known = ", ".join(data.attributes) or "none"
+            raise SiteError(
+                f"site {site!r}: the run asks for groups={attribute!r}, the data declare: {known}; declare it in "
+                "'attributes' of the datalist, or take it out of groups",
+                public=f"site {site!r}: the run asks for groups={attribute!r}, which its data do not declare",
+            )
+    if asked and not task.outcome_names():
+        raise SiteError(f"site {site!r}: groups needs a task that tells of each image; {type(task).__name__} does not")
+
+
+def names_of(data: SiteData, asked: Sequence[str]) -> list[str]:
+    """``<attribute>=<group>`` of each declared group."""
+    return [f"{attribute}={group}" for attribute in asked for group in data.attributes[attribute]]
+
+
+@dataclass(frozen=True)
+class GroupTable:
+    """Outcomes of a site's test images and their groups, before the gate; it cannot be sent as it is.
+
+    Attributes:
+        outcomes: of :meth:`fairflare.base.task.Task.outcomes`.
+        numbers: by attribute the group of each image.
+        groups: by attribute how many there are.
+        cases: whose each image is.
+        names: of the groups of all attributes.
+        bins, calibration_bins: of the run.
+    """
+
+    outcomes: Outcomes
+    numbers: Mapping[str, np.ndarray[Any, np.dtype[np.int64]]]
+    groups: Mapping[str, int]
+    cases: Sequence[Hashable]
+    names: list[str]
+    bins: int
+    calibration_bins: int
+
+    def sent(self, least: int, by_class: bool) -> tuple[dict[str, Any], list[str]]:
+        """The declared fields, and the names of what stays: groups, and classes of an attribute (by number).
+
+        Args:
+            least: cases that there must be.
+            by_class: whether sums by class, or by one of several structures, may leave.
+        """
+        labels, scores = self.outcomes
+        form = shapes(scores.shape[1], self.bins, self.calibration_bins)
+        wanted = [IMAGES, *(OF_CLASSES if labels is not None else (DICE,))]
+        if not by_class:
+            out = (CONFUSION, HISTOGRAM) if labels is not None else (DICE,) if scores.shape[1] > 1 else ()
+            wanted = [name for name in wanted if name not in out]
+        rows: dict[str, list[Array]] = {name: [] for name in wanted}
+        held: list[str] = []
+        for attribute, numbers in self.numbers.items():
+            count = self.groups[attribute]
+            hidden = hidden_groups(self.cases, numbers, count, least)
+            parts: frozenset[int] = frozenset()
+            if labels is not None and by_class:
+                parts = hidden_parts(self.cases, labels, numbers, hidden, least, scores.shape[1])
+                held += [f"{IN_GROUPS}{attribute}/class {part}" for part in sorted(parts)]
+            own = [name for name in self.names if name.startswith(f"{attribute}=")]
+            held += [IN_GROUPS + own[number] for number in sorted(hidden)]
+            for number in range(count):
+                sums = sums_of(labels, scores, numbers == number, self.bins, self.calibration_bins)
+                for name in wanted:
+                    kept = np.full(form[name], np.nan) if number in hidden else sums[name].copy()
+                    if name in (CONFUSION, HISTOGRAM):
+                        kept[sorted(parts)] = np.nan
+                    rows[name].append(kept)
+        told = {SUMS[name]: np.stack(values).reshape(-1).tolist() for name, values in rows.items()}
+        return {NAMES: self.names, **told}, held
+
+
+def table_of(
+    site: str, task: Task, model: torch.nn.Module, data: SiteData, device: torch.device, asked: SiteTask
+) -> GroupTable:
+    """Measures the test images for the groups that a run asks for.
+
+    Raises:
+        SiteError: the table would be larger than an answer may be.
+    """
+    check_asked(site, task, data, asked.groups)
+    outcomes = task.outcomes(model, data, "test", device)
+    assert outcomes is not None  # a task that names them tells them
+    names, (labels, scores) = names_of(data, asked.groups), outcomes
+    form = shapes(scores.shape[1], asked.group_bins, asked.calibration_bins)
+    size = max(int(np.prod(form[name])) for name in (OF_CLASSES if labels is not None else (DICE,))) * len(names)
+    if size > MAX_ENTRIES:
+        raise SiteError(f"site {site!r}: groups would send {size} numbers, more than {MAX_ENTRIES}; lower group_bins")
+    numbers = {name: np.asarray(data.group_numbers("test", name), np.int64) for name in asked.groups}
+    groups = {name: len(data.attributes[name]) for name in asked.groups}
+    cases = data.cases("test")
+    whose: Sequence[Hashable] = range(len(scores)) if cases is None else cases
+    return GroupTable(outcomes, numbers, groups, whose, names, asked.group_bins, asked.calibration_bins)
+
+
+def read_groups(
+    site: str, stats: Mapping[str, Any], asked: Sequence[str], parts: int, bins: int, calibration_bins: int
+) -> dict[str, dict[str, Array]] | None:
+    """``{"<attribute>=<group>": sums}`` of a reply, checked; ``None``: it has none.
+
+    Args:
+        site: name.
+        stats: checked field by field.
+        asked: attributes that the run asks for.
+        parts: number of classes or structures.
+        bins, calibration_bins: of the run.
+
+    Raises:
+        ReportError: names that were not asked for, or vectors of another length (names site and field).
+    """
+    names = stats[NAMES]
+    if names is None or stats[SUMS[IMAGES]] is None:  # of too few test cases none came
+        return None
+    strange = [name for name in names if name.partition("=")[0] not in asked or not name.isprintable()]
+    if strange or len(set(names)) != len(names):
+        told = strange[0] if strange else "one name twice"
+        raise ReportError(f"site {site!r}: field {NAMES!r} must name groups of {', '.join(asked)}, got {told!r:.80}")
+    found: dict[str, dict[str, Array]] = {name: {} for name in names}
+    form = shapes(parts, bins, calibration_bins)
+    for key, field in SUMS.items():
+        if stats[field] is None:
+            continue
+        wanted = len(names) * int(np.prod(form[key]))
+        if len(stats[field]) != wanted:
+            raise ReportError(f"site {site!r}: field {field!r} has {len(stats[field])} entries, expected {wanted}")
+        for name, own in zip(names, np.asarray(stats[field], float).reshape(len(names), *form[key]), strict=True):
+            found[name][key] = own
+    return found

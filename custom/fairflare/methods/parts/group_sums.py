@@ -1,0 +1,75 @@
+"""What a site measures of groups of people in a round, for methods that act on them: sums by group, none of a person.
+
+Groups with few cases, and those that could be solved for by them, are NaN, as in the final test
+(:mod:`fairflare.core.statistics.group_sums`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from fairflare.core.statistics.group_sums import CONFUSION, Array, hidden_groups, hidden_parts, sums_of
+from fairflare.methods.base.training import SiteError, SiteRun
+
+ALIKE = "declare the attribute with the same groups in every datalist"
+
+
+def check_attribute(run: SiteRun, attribute: str) -> None:
+    """Whether a site's data have an attribute.
+
+    Raises:
+        SiteError: they have not (names it).
+    """
+    if attribute not in run.data.attributes:
+        known = ", ".join(run.data.attributes) or "none"
+        raise SiteError(
+            f"site {run.site!r}: the method goes by the groups of {attribute!r}, the data declare: {known}; declare it "
+            "in 'attributes' of the datalist",
+            public=f"site {run.site!r}: the method goes by the groups of {attribute!r}, which its data do not declare",
+        )
+
+
+def numbers_of(run: SiteRun, attribute: str, split: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Number of each image's group, (n,)."""
+    return np.asarray(run.data.group_numbers(split, attribute), np.int64)
+
+
+def known_groups(run: SiteRun, attribute: str) -> int:
+    """How many groups there are, without that of the images without a value, which is the last one."""
+    return len(run.data.attributes[attribute]) - 1
+
+
+def hidden(run: SiteRun, attribute: str, split: str) -> frozenset[int]:
+    """Groups whose sums stay at the site."""
+    numbers = numbers_of(run, attribute, split)
+    return hidden_groups(_cases(run, split), numbers, known_groups(run, attribute) + 1, run.min_cases)
+
+
+def confusions(run: SiteRun, model: torch.nn.Module, attribute: str, split: str) -> Array:
+    """TP, FP, FN, TN of each known group and class, (groups, classes, 4); NaN: it stays at the site.
+
+    Raises:
+        SiteError: the task tells no class of an image.
+    """
+    with torch.random.fork_rng(devices=[]):
+        outcomes = run.task.outcomes(model, run.data, split, run.device)
+    labels, scores = outcomes or (None, np.zeros((0, 0)))
+    if labels is None:
+        raise SiteError(f"site {run.site!r}: the gap between groups needs a task with classes")
+    numbers, kept = numbers_of(run, attribute, split), hidden(run, attribute, split)
+    classes = scores.shape[1]
+    parts = hidden_parts(_cases(run, split), labels, numbers, kept, run.min_cases, classes)
+    if run.settings.get("metrics_by_class") is False:
+        parts = frozenset(range(classes))
+    found = np.stack([
+        sums_of(labels, scores, numbers == group, 1, 1)[CONFUSION] for group in range(known_groups(run, attribute))
+    ])  # fmt: skip
+    found[sorted(kept & set(range(len(found))))] = np.nan
+    found[:, sorted(parts)] = np.nan
+    return found
+
+
+def _cases(run: SiteRun, split: str) -> list[object]:
+    cases = run.data.cases(split)
+    return list(range(run.data.num_samples(split))) if cases is None else list(cases)

@@ -1,0 +1,60 @@
+"""Groups of people: what each of them gets at every site, in one picture for each attribute."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from fairflare.core.statistics.group_metrics import SCALED
+from fairflare.reporting.groups import OF_IMAGES, POOLED, UNKNOWN, caption, group_tables
+from fairflare.reporting.page.content import Picture, Section, Table, listed
+from fairflare.reporting.page.material import Material
+from fairflare.reporting.page.style import GRID, figure, label, legend, look, rows_of_legend
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def groups(material: Material) -> Section | None:
+    """The groups by site of one run that asked for them."""
+    found = material.runs[0].document.get("groups") if len(material.runs) == 1 else None
+    if not found:
+        return None
+    parts: list[Picture | Table] = []
+    for attribute in found["attributes"]:
+        told = caption(found, attribute)
+        parts.append(Picture(f"groups_of_{attribute}", _drawing(material, found, attribute), told, told))
+    parts += group_tables(material.runs[0].document)
+    kept = [f"{site}: {listed(names)}" for site, names in found["kept"].items()]
+    notes = (
+        [f"Suppressed, fewer cases than min_cases or with such, and in no figure: {'; '.join(kept)}."] if kept else []
+    )
+    return Section("groups", "Groups of people", notes=notes, parts=parts)
+
+
+def _drawing(material: Material, found: dict[str, Any], attribute: str) -> Any:
+    def draw() -> Figure:
+        return _dots(material, found, attribute)
+
+    return draw
+
+
+def _dots(material: Material, found: dict[str, Any], attribute: str) -> Figure:
+    """A row of dots for each group: its value at every site, and pooled."""
+    places = {**{site: of[attribute] for site, of in found["sites"].items()}, POOLED: found["pooled"][attribute]}
+    metric = next((name for name in reversed(SCALED) if name in places[POOLED]["all"]), OF_IMAGES)
+    shown = [group for group in found["attributes"][attribute] if group != UNKNOWN]
+    made = figure(2.6 + rows_of_legend(len(shown)), f"{metric} of each group of {attribute}", material.synthetic)
+    axes = made.subplots()
+    for rank, group in enumerate(shown):
+        style = look(rank)
+        values = [of["groups"].get(group, {}).get(metric) for of in places.values()]
+        heights = [math.nan if value is None else value for value in values]
+        axes.plot(range(len(places)), heights, color=style.colour, marker=style.marker, linestyle="none",
+                  label=label(group))  # fmt: skip
+    axes.set_xticks(range(len(places)), [label(place) for place in places])
+    axes.set_ylabel(metric)
+    axes.grid(True, axis="y", color=GRID)
+    axes.margins(0.1)
+    legend(made, axes, len(shown))
+    return made

@@ -1,0 +1,398 @@
+"""Groups of people in a run: what leaves a site, what stays, gaps that were put in, and errors."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pickle
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from nvflare.fuel.utils import fobs
+from PIL import Image
+
+from fairflare.data.phantoms import PhantomPlan, class_site
+from fairflare.exchange.messages import Message
+from fairflare.federation.plan.plan import Plan, make_plan
+from fairflare.federation.server.rounds import RoundFailed
+from fairflare.federation.site import groups
+from fairflare.federation.transports.local import LocalTransport, run_local
+from fairflare.methods.base.reports import ReportError
+from fairflare.reporting.page.groups import groups as section_of
+from fairflare.reporting.page.material import of_one, page_run
+from fairflare.reporting.results import read_results
+from fairflare.reporting.table import fairness_table
+from fairflare.tasks.classification import ClassificationTask
+from fairflare.tasks.scores.class_scores import MeasuresClasses
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SITES = ["site-1", "site-2"]
+SMALL: dict[str, Any] = {
+    "image_size": [33, 33], "features": [4, 4, 4, 4], "num_classes": 2, "batch_size": 16, "local_epochs": 1,
+}  # fmt: skip
+DECLARED = {
+    "sex": {"kind": "category", "values": ["female", "male"]}, "age": {"kind": "number", "bins": [41.25, 60]},
+    "scanner": {"kind": "category", "values": ["Xylo9", "Quartz7"]},
+}  # fmt: skip
+TEST = 24
+
+
+def federation(root: Path, declared: Any = None, change: Any = None) -> dict[str, Any]:
+    """Two sites with images of two classes, and attributes; ``change`` edits the content of the second one."""
+    blocks = {}
+    for number, site in enumerate(SITES):
+        rng = np.random.default_rng(number)
+        content: dict[str, Any] = {"class_names": ["no", "yes"], "attributes": declared or DECLARED}
+        (root / site / "images").mkdir(parents=True)
+        for split, count in (("training", 16), ("validation", 6), ("test", TEST)):
+            content[split] = []
+            for index in range(count):
+                name = f"images/{split}_{index}.png"
+                Image.fromarray(rng.integers(0, 255, (8, 8, 3)).astype(np.uint8)).save(root / site / name)
+                who = {
+                    "sex": ["female", "male"][index // 2 % 2], "age": 20.8125 + 3 * index,
+                    "scanner": ["Xylo9", "Quartz7"][int(index >= 3)],
+                }  # fmt: skip
+                entry = {"image": name, "label": index % 2, "patient": f"Doe{site}{split}{index}", "attributes": who}
+                content[split].append(entry)
+        del content["test"][0]["attributes"]["sex"]
+        if change is not None and number == 1:
+            change(content)
+        (root / site / "datalist.json").write_text(json.dumps(content))
+        blocks[site] = {"data_root": str(root / site)}
+    return {"sites": blocks}
+
+
+def plan(*asked: str, **more: Any) -> Plan:
+    of_task = {**SMALL, "groups": list(asked), **more}
+    return make_plan("fed_avg", task="classification", sites=SITES, num_rounds=1, settings=of_task)
+
+
+def done(made: Plan, folder: Path, local: dict[str, Any]) -> dict[str, Any]:
+    return read_results(run_local(made, folder, local))
+
+
+@pytest.fixture
+def carried(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, Message]]:
+    """Site, task and answer of every exchange, as it leaves the site."""
+    found: list[tuple[str, str, Message]] = []
+    answer = LocalTransport._answer
+
+    def watched(self: LocalTransport, site: str, name: str, task: Message) -> Message:
+        reply = answer(self, site, name, task)
+        found.append((site, name, replace(reply)))
+        return reply
+
+    monkeypatch.setattr(LocalTransport, "_answer", watched)
+    return found
+
+
+def bytes_of(message: Message) -> bytes:
+    """All that leaves but the tensors of the update and a time, as FLARE and pickle write it."""
+    stats = {key: value for key, value in message.meta.get("stats", {}).items() if key != "seconds"}
+    told = [{**message.meta, "stats": stats}, message.metrics]
+    return bytes(fobs.dumps(told)) + pickle.dumps(told) + json.dumps(told).encode()
+
+
+# ------------------------------------------------------------------------------------------------ what leaves
+
+
+@pytest.mark.parametrize("asked", [(), ("sex",), ("sex", "age")])
+def test_nothing_of_an_attribute_leaves_but_the_declared_sums(
+    asked: tuple[str, ...], tmp_path: Path, carried: list[tuple[str, str, Message]]
+) -> None:
+    local = federation(tmp_path / "data")
+    done(plan(*asked), tmp_path / "run", local)
+    fields = {field.name for field in groups.FIELDS}
+    assert {name for _, name, _ in carried} == {"check", "train", "validate"}
+    for site, name, reply in carried:
+        sent = bytes_of(reply)
+        content = json.loads((tmp_path / "data" / site / "datalist.json").read_text())
+        people = [entry for split in ("training", "validation", "test") for entry in content[split]]
+        for entry in people:  # no value of any one, nor whose it is
+            age = entry["attributes"]["age"]
+            assert struct.pack("<d", age) not in sent
+            assert struct.pack(">d", age) not in sent
+            assert str(age).encode() not in sent
+            assert entry["patient"].encode() not in sent
+        assert b"Xylo9" not in sent
+        assert b"Quartz7" not in sent
+        assert b"scanner" not in sent
+        words = {b"female": "sex", b"41.25": "age"}
+        for word, attribute in words.items():
+            assert (word in sent) == (attribute in asked and name != "train"), (word, name)
+        found = fields & {*reply.meta.get("stats", {}), *reply.meta.get("report", {})}
+        if not asked or name == "train":
+            assert not found
+        elif name == "check":
+            assert found == {groups.NAMES}
+        else:
+            assert found == fields - {"group_dice"}
+            count = sum({"sex": 3, "age": 4}[attribute] for attribute in asked)
+            assert reply.meta["stats"][groups.NAMES].count("sex=female") == 1
+            assert len(reply.meta["stats"]["group_images"]) == count
+            assert sum(reply.meta["stats"]["group_images"]) == TEST * len(asked)
+
+
+def test_a_run_that_asks_for_nothing_is_the_same_with_and_without_attributes(
+    tmp_path: Path, carried: list[tuple[str, str, Message]]
+) -> None:
+    local = federation(tmp_path / "data")
+    first = done(plan(), tmp_path / "one", local)
+    told = [bytes_of(reply) for _, _, reply in carried]
+    carried.clear()
+    for site in SITES:
+        file = tmp_path / "data" / site / "datalist.json"
+        content = json.loads(file.read_text())
+        del content["attributes"]
+        for split in ("training", "validation", "test"):
+            for entry in content[split]:
+                del entry["attributes"]
+        file.write_text(json.dumps(content))
+    second = done(plan(), tmp_path / "two", local)
+    assert told == [bytes_of(reply) for _, _, reply in carried]
+    assert first["test"] == second["test"]
+    written = json.loads((tmp_path / "one/server/simulate_job/fairflare/results.json").read_text())
+    assert written["groups"] is None
+    assert first["groups"] is None
+
+
+def test_a_run_has_them_in_results_table_csv_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FAIRFLARE_REPORT", raising=False)
+    local = federation(tmp_path / "data")
+    results = done(plan("sex", "age"), tmp_path / "run", local)
+    found = results["groups"]
+    pooled = found["pooled"]["sex"]
+    assert found["attributes"] == {
+        "sex": ["female", "male", "unknown"],
+        "age": ["<41.25", "41.25-60", ">=60", "unknown"],
+    }
+    assert {name: of["images"] for name, of in pooled["groups"].items()} == {"female": 22, "male": 24, "unknown": 2}
+    accuracy = np.mean([results["test"][site]["accuracy"] for site in SITES])
+    assert pooled["all"]["accuracy"] == pytest.approx(accuracy, abs=1e-12)  # two test splits of one size
+    for site in SITES:
+        own = found["sites"][site]["age"]["groups"]
+        assert sum(of["images"] for of in own.values()) == TEST
+        right = sum(of["accuracy"] * of["images"] for of in own.values() if of["images"])
+        assert right / TEST == pytest.approx(results["test"][site]["accuracy"], abs=1e-12)
+    text = fairness_table(results)
+    assert "Gaps" not in text.partition("equalised_odds")[0]
+    assert "unknown" in text
+    assert "all sites" in text
+    rows = list(csv.reader((tmp_path / "run/server/simulate_job/fairflare/sites.csv").open()))
+    told = {(row[2], row[3]): row[4] for row in rows if row[1] == "groups"}
+    assert float(told["", "sex=male/accuracy"]) == pooled["groups"]["male"]["accuracy"]
+    section = section_of(of_one(page_run(results)))
+    assert section is not None
+    assert section.parts[0].caption.startswith("By sex, ")
+    page = (tmp_path / "run/server/simulate_job/fairflare/report.html").read_text()
+    assert "Groups of people" in page
+    assert "accuracy_gap" in page
+
+
+# ------------------------------------------------------------------------------------------------ what stays
+
+
+def test_groups_of_few_cases_stay_and_go_with_another(tmp_path: Path, carried: list[tuple[str, str, Message]]) -> None:
+    """``unknown`` has one image; alone it could be solved for, so the smallest of the others stays with it."""
+    local = federation(tmp_path / "data")
+    local["sites"]["site-2"]["min_cases"] = 5
+    results = done(plan("sex", "scanner"), tmp_path / "run", local)
+    found = results["groups"]
+    assert set(found["kept"]) == {"site-2"}
+    kept = found["kept"]["site-2"]
+    assert {"sex=unknown", "sex=female"} <= set(kept)
+    assert "sex=male" not in kept
+    assert {"scanner=Xylo9", "scanner=Quartz7", "scanner=unknown"} <= set(kept)  # 3 and 21 of 24: none can be told
+    home = found["sites"]["site-2"]["sex"]["groups"]
+    assert home["male"]["accuracy"] is not None
+    assert home["female"]["accuracy"] is None
+    assert home["female"].get("images") is None
+    assert found["pooled"]["sex"]["groups"]["female"]["images"] == 11  # of site-1 alone
+    stats = next(reply.meta["stats"] for site, name, reply in carried if (site, name) == ("site-2", "validate"))
+    assert np.isnan(stats["group_images"][0])
+    assert np.isnan(stats["group_images"][2])
+    assert not any(value in (3.0, 11.0, 1.0) for value in stats["group_images"])
+    assert "suppressed" in fairness_table(results)
+    assert "Suppressed" in section_of(of_one(page_run(results))).notes[0]
+
+
+def test_a_site_with_few_test_cases_sends_no_group(tmp_path: Path, carried: list[tuple[str, str, Message]]) -> None:
+    local = federation(tmp_path / "data")
+    local["sites"]["site-2"]["min_cases"] = TEST + 1
+    results = done(plan("sex"), tmp_path / "run", local)
+    assert set(results["groups"]["sites"]) == {"site-1"}
+    stats = next(reply.meta["stats"] for site, name, reply in carried if (site, name) == ("site-2", "validate"))
+    assert not {field.name for field in groups.FIELDS} - {groups.NAMES} & set(stats)
+
+
+def test_sums_by_class_stay_where_metrics_by_class_do(tmp_path: Path, carried: list[tuple[str, str, Message]]) -> None:
+    local = federation(tmp_path / "data")
+    local["sites"]["site-2"]["metrics_by_class"] = False
+    results = done(plan("sex"), tmp_path / "run", local)
+    stats = next(reply.meta["stats"] for site, name, reply in carried if (site, name) == ("site-2", "validate"))
+    assert not {"group_confusion", "group_histogram"} & set(stats)
+    own = results["groups"]["sites"]["site-2"]["sex"]["groups"]["male"]
+    assert own["accuracy"] is not None
+    assert "sensitivity" not in own
+
+
+def test_segmentation_has_dice_by_group() -> None:
+    from fairflare.tasks.segmentation import SegmentationTask
+
+    task = SegmentationTask(image_size=(32, 32), features=(4, 4, 8, 8, 8, 4), phantom_cases=0.3)
+    data = task.open_site("site-1", {})
+    model = task.build_model()
+    labels, dice = task.outcomes(model, data, "test", torch.device("cpu"))
+    assert labels is None
+    measured = task.evaluate(model, data.batches("test", batch_size=7), torch.device("cpu"))
+    assert dice.mean() == pytest.approx(measured["dice"], abs=1e-6)
+    numbers = np.arange(len(dice)) % 2
+    table = groups.GroupTable((None, dice), {"sex": numbers}, {"sex": 3}, range(len(dice)),
+                              ["sex=F", "sex=M", "sex=unknown"], 10, 5)  # fmt: skip
+    told, held = table.sent(1, False)  # of one structure it is no sum by class
+    found = np.array(told["group_dice"]).reshape(3, 1, 3)
+    assert found[1, 0].tolist() == pytest.approx(
+        [sum(numbers), dice[numbers == 1].sum(), (dice[numbers == 1] ** 2).sum()]
+    )
+    assert held == []
+
+
+# ------------------------------------------------------------------------------------------------ errors
+
+
+def edited(key: str, value: Any) -> Any:
+    def change(content: dict[str, Any]) -> None:
+        content["test"][3]["attributes"][key] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("asked", "change", "words"),
+    [
+        ("weight", None, "site 'site-1': the run asks for groups='weight', which its data do not declare"),
+        ("sex", edited("sex", "Secret"), "entry 3 of 'test': attribute 'sex' must be one of 'female', 'male'"),
+        ("sex", edited("sexx", "F"), "site 'site-2'.*entry 3 of 'test': an attribute is not declared"),
+        ("age", edited("age", "Secret"), "site 'site-2'.*attribute 'age' must be a finite number"),
+        ("sex", lambda c: c["attributes"]["sex"].update(values=["male", "female"]), "the attributes differently"),
+        ("sex", lambda c: c.update(attributes=["Secret"]), "site 'site-2'.*'attributes' are not declared"),
+    ],
+)  # fmt: skip
+def test_bad_input_ends_the_run_before_it_begins(asked: str, change: Any, words: str, tmp_path: Path) -> None:
+    local = federation(tmp_path / "data", change=change)
+    with pytest.raises(RoundFailed, match=words) as caught:
+        run_local(plan(asked), tmp_path / "run", local)
+    assert "Secret" not in str(caught.value)
+
+
+def test_a_task_that_tells_nothing_of_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MeasuresClasses, "outcome_names", lambda self: [])
+    with pytest.raises(RoundFailed, match="groups needs a task that tells of each image"):
+        run_local(plan("sex"), tmp_path / "run", federation(tmp_path / "data"))
+
+
+def test_an_attribute_is_asked_for_once() -> None:
+    with pytest.raises(ValueError, match="groups must name each attribute once"):
+        plan("sex", "sex")
+
+
+def test_a_reply_that_cannot_be_used() -> None:
+    stats: dict[str, Any] = {field.name: None for field in groups.FIELDS}
+    assert groups.read_groups("s", stats, ["sex"], 2, 10, 5) is None
+    stats |= {groups.NAMES: ["sex=F", "sex=M"], "group_images": [1.0]}
+    with pytest.raises(ReportError, match="site 's': field 'group_images' has 1 entries, expected 2"):
+        groups.read_groups("s", stats, ["sex"], 2, 10, 5)
+    with pytest.raises(ReportError, match="field 'group_names' must name groups of age, got 'sex=F'"):
+        groups.read_groups("s", stats, ["age"], 2, 10, 5)
+
+
+# ------------------------------------------------------------------------------------------------ gaps put in
+
+
+class Oracle(torch.nn.Module):
+    """Tells the class that an image was drawn as, by its pixels."""
+
+    def __init__(self, known: dict[bytes, int], classes: int) -> None:
+        super().__init__()
+        self.known, self.classes = known, classes
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        drawn = [self.known[image.numpy().tobytes()] for image in inputs.mul(255).round().to(torch.uint8)]
+        return 9.0 * torch.eye(self.classes)[drawn]
+
+
+PLAN: dict[str, Any] = {
+    "phantom": "dermoscopy7", "num_samples": 80, "num_test": 56, "num_own_test": 120, "image_size": 32,
+    "num_sites": 2, "partition": "iid", "corrupted_sites": 0, "attributes": True, "attribute_shares": (0.5, 0.5),
+}  # fmt: skip
+AS_TASK: dict[str, Any] = {
+    "phantom": "dermoscopy7", "phantom_samples": 80, "phantom_test": 56, "phantom_own_test": 120,
+    "image_size": (32, 32), "phantom_sites": 2, "partition": "iid", "corrupted_sites": 0, "attributes": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.4])
+@pytest.mark.parametrize("prevalence", [0.0, 0.5])
+def test_a_phantom_shows_the_gaps_that_were_put_in(noise: float, prevalence: float) -> None:
+    """An oracle of what was drawn is right but for the share of dark images that are drawn as the next class."""
+    from fairflare.reporting.groups import by_group
+
+    task = ClassificationTask(**AS_TASK, attribute_noise=noise, attribute_prevalence=prevalence)
+    classes, sums, seen = task.classes, {}, {}
+    for index, site in enumerate(SITES):
+        data = task.open_site(site, {})
+        clean = ClassificationTask(**AS_TASK, attribute_prevalence=prevalence).open_site(site, {})
+        images, labels = next(iter(data.batches("test", batch_size=1000)))
+        as_labelled, _ = next(iter(clean.batches("test", batch_size=1000)))
+        same = [bool(torch.equal(a, b)) for a, b in zip(images, as_labelled, strict=True)]
+        drawn = [int(label) if own else (int(label) + 1) % classes for label, own in zip(labels, same, strict=True)]
+        known = {i.mul(255).round().to(torch.uint8).numpy().tobytes(): d for i, d in zip(images, drawn, strict=True)}
+        tones = np.array(data.group_numbers("test", "tone"))
+        wrong = 1 - np.mean(np.array(same)[tones == 1])
+        assert np.array(same)[tones == 0].all()
+        assert wrong == pytest.approx(noise, abs=0.5 / (tones == 1).sum() + 1e-12)
+        request: Any = type("Asked", (), {"groups": ("tone",), "group_bins": 50, "calibration_bins": 10})
+        table = groups.table_of(site, task, Oracle(known, classes), data, torch.device("cpu"), request)
+        told, _ = table.sent(1, True)
+        stats = {field.name: told.get(field.name) for field in groups.FIELDS}
+        sums[site] = groups.read_groups(site, stats, ["tone"], classes, 50, 10)
+        seen[site] = (labels.numpy(), np.array(drawn), tones)
+        assert index < 2
+    found = by_group(sums, {}, 50, 10)["pooled"]["tone"]
+    labels, drawn, tones = (np.concatenate([of[k] for of in seen.values()]) for k in range(3))
+    accuracy = [(labels == drawn)[tones == t].mean() for t in (0, 1)]
+    assert found["groups"]["light"]["accuracy"] == pytest.approx(1.0)
+    assert found["groups"]["dark"]["accuracy"] == pytest.approx(accuracy[1], abs=1e-12)
+    assert found["gaps"]["accuracy_gap"] == pytest.approx(1 - accuracy[1], abs=1e-12)
+    if noise:
+        assert found["gaps"]["equalised_odds"] > 0.2
+        assert found["worst"]["accuracy"] == "dark"
+        assert found["gaps"]["es_accuracy"] < found["all"]["accuracy"]
+    else:
+        assert found["gaps"]["equalised_odds"] == found["gaps"]["equal_opportunity"] == 0.0
+        assert found["gaps"]["es_accuracy"] == found["all"]["accuracy"] == 1.0
+    share = [[(drawn[tones == t] == c).mean() for t in (0, 1)] for c in range(classes)]
+    assert found["gaps"]["demographic_parity"] == pytest.approx(max(abs(a - b) for a, b in share), abs=1e-12)
+    if prevalence and not noise:
+        assert found["gaps"]["demographic_parity"] > 0.3
+
+
+def test_prevalence_is_in_the_labels_and_nothing_else_moves() -> None:
+    plain = class_site(PhantomPlan(**PLAN), 0)
+    more = class_site(PhantomPlan(**PLAN, attribute_prevalence=0.5), 0)
+    dark = plain.attributes["test"] == 1
+    assert (plain.attributes["test"] == more.attributes["test"]).all()
+    assert (plain.labels["test"] == more.labels["test"])[~dark].all()
+    raised = (more.labels["test"] == 6)[dark].mean() - (plain.labels["test"] == 6)[dark].mean()
+    assert 0.3 < raised <= 0.5 + 0.5 / dark.sum()
+
+
+def test_what_depends_on_an_attribute_needs_attributes() -> None:
+    with pytest.raises(ValueError, match="attribute_noise is set, but attributes is False"):
+        PhantomPlan(attribute_noise=0.1)

@@ -1,0 +1,228 @@
+"""Methods that act on groups of people: against slow references, and in runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fairflare.core.statistics.group_metrics import exponentiated
+from fairflare.exchange.messages import BySite
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.transports.local import run_local
+from fairflare.methods.base.reports import ReportError
+from fairflare.methods.base.rule import RoundInputs
+from fairflare.methods.fair_fed import FairFed
+from fairflare.methods.flex_fair import FlexFair, VariancePenalty
+from fairflare.methods.group_dro import GroupDRO, GroupWeighted
+from fairflare.reporting.results import read_results
+from tests.federation.test_groups import SITES, SMALL, federation
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def inputs(reports: dict[str, dict[str, Any]], samples: dict[str, int]) -> RoundInputs:
+    sites = sorted(reports)
+    return RoundInputs(0, 2, sites, samples, reports, {}, {}, {})
+
+
+def report(accuracy: float, table: Any = None) -> dict[str, Any]:
+    if table is None:
+        return {"accuracy": accuracy, "groups": None, "group_counts": None}
+    rows = np.asarray(table, float)
+    return {"accuracy": accuracy, "groups": float(len(rows)), "group_counts": rows.reshape(-1).tolist()}
+
+
+def of_two_classes(tp: int, fp: int, fn: int, tn: int) -> list[list[int]]:
+    """Of both classes, as a site counts them."""
+    return [[tn, fn, fp, tp], [tp, fp, fn, tn]]
+
+
+SAMPLES = {"a": 100, "b": 300, "c": 600}
+TABLES = {
+    "a": [of_two_classes(8, 1, 2, 9), of_two_classes(4, 3, 6, 7)],
+    "b": [of_two_classes(20, 5, 20, 35), of_two_classes(30, 5, 10, 35)],
+}
+
+
+@pytest.mark.parametrize("gap", ["equalised_odds", "equal_opportunity"])
+def test_fair_fed_goes_by_the_gap_of_counts(gap: str) -> None:
+    def slow(tables: list[Any]) -> float:
+        tpr, fpr = [], []
+        for group in range(2):
+            tp, fp, fn, tn = (sum(table[group][1][k] for table in tables) for k in range(4))
+            tpr.append(tp / (tp + fn))
+            fpr.append(fp / (fp + tn))
+        odds = [abs(tpr[0] - tpr[1])] + ([abs(fpr[0] - fpr[1])] if gap == "equalised_odds" else [])
+        return max(odds)
+
+    accuracies = {"a": 0.6, "b": 0.8, "c": 0.9}
+    reports = {site: report(accuracies[site], TABLES.get(site)) for site in accuracies}  # c keeps its counts
+    rule = FairFed(fairfed_beta=0.5, fairfed_attribute="sex", fairfed_gap=gap)
+    found = rule.weigh(inputs(reports, SAMPLES))
+    whole = slow(list(TABLES.values()))
+    mean = 0.84  # by samples
+    delta = {site: abs(whole - slow([table])) for site, table in TABLES.items()} | {"c": abs(mean - 0.9)}
+    middle = sum(delta.values()) / 3
+    omega = {site: max(SAMPLES[site] / 1000 - 0.5 * (delta[site] - middle), 0) for site in delta}
+    total = sum(omega.values())
+    assert found.sites == pytest.approx({site: value / total for site, value in omega.items()}, abs=1e-12)
+    assert found.details["group_gap_of_all"] == pytest.approx(whole, abs=1e-12)
+    assert math.isnan(found.details["group_gap"]["c"])
+
+
+def test_without_an_attribute_fair_fed_is_as_it_was() -> None:
+    reports = {site: report(value) for site, value in {"a": 0.6, "b": 0.8, "c": 0.9}.items()}
+    found = FairFed(fairfed_beta=0.1).weigh(inputs(reports, SAMPLES))
+    assert found.sites == pytest.approx({"a": 0.087333333333, "b": 0.307333333333, "c": 0.605333333333}, abs=1e-9)
+    assert set(found.details) == {"accuracy_gap", "omega"}
+
+
+def test_a_site_with_other_numbers_of_classes_goes_by_its_accuracy() -> None:
+    odd = [[[1, 2, 3, 4]] * 3] * 2
+    tables = {**TABLES, "c": odd}
+    reports = {site: report(0.8, tables[site]) for site in tables}
+    found = FairFed(fairfed_attribute="sex").weigh(inputs(reports, SAMPLES))
+    assert math.isnan(found.details["group_gap"]["c"])
+    with pytest.raises(ReportError, match="site 'c': field 'group_counts' has 7 entries, of 2 groups"):
+        FairFed(fairfed_attribute="sex").check_report({"groups": 2.0, "group_counts": [1.0] * 7}, "c", None)
+
+
+def test_fair_fed_with_an_attribute_runs(tmp_path: Path) -> None:
+    local = federation(tmp_path / "data")
+    local["sites"]["site-2"]["min_cases"] = 3  # of six validation images each sex has four and two: both stay
+    of_task = {**SMALL, "fairfed_attribute": "sex", "fairfed_beta": 1.0}
+    plan = make_plan("fair_fed", task="classification", sites=SITES, num_rounds=2, settings=of_task)
+    results = read_results(run_local(plan, tmp_path / "run", local))
+    told = results["rounds"][0]["details"]
+    assert told["group_gap"]["site-1"] is not None
+    assert told["group_gap"]["site-2"] is None
+    assert told["group_gap_of_all"] == told["group_gap"]["site-1"]
+    with pytest.raises(ValueError, match="fairfed_attribute needs fairfed_mode='original'"):
+        FairFed(fairfed_mode="fedism", fairfed_attribute="sex")
+
+
+# ------------------------------------------------------------------------------------------------ group DRO
+
+
+def losses_of(losses: list[float], images: list[float]) -> dict[str, Any]:
+    return {"group_losses": losses, "group_images": images}
+
+
+def test_exponentiated_gradient_by_hand() -> None:
+    found = exponentiated({"a": 0.25, "b": 0.75}, {"a": 2.0, "b": 1.0}, 0.5)
+    top, low = 0.25 * math.exp(1.0), 0.75 * math.exp(0.5)
+    assert found == pytest.approx({"a": top / (top + low), "b": low / (top + low)}, abs=1e-12)
+    kept = exponentiated({"a": 0.25, "b": 0.75}, {"a": 9e5}, 1.0)
+    assert kept == pytest.approx({"a": 0.25, "b": 0.75})
+    assert exponentiated({}, {"a": 1.0, "b": 1.0}, 1.0) == {"a": 0.5, "b": 0.5}
+
+
+def test_group_dro_pools_losses_and_tells_weights_over_shares() -> None:
+    nan = math.nan
+    reports = {"a": losses_of([1.0, 3.0], [10, 30]), "b": losses_of([2.0, nan], [40, nan])}
+    rule = GroupDRO(dro_attribute="sex", dro_rate=0.5)
+    assert rule.directives(0, 2, ["a", "b"]) == {}
+    found = rule.weigh(inputs(reports, {"a": 40, "b": 60}))
+    assert found.sites == {"a": 0.4, "b": 0.6}
+    pooled = [(10 * 1.0 + 40 * 2.0) / 50, 3.0]
+    weights = [math.exp(0.5 * loss) for loss in pooled]
+    q = [w / sum(weights) for w in weights]
+    assert found.details["q"] == pytest.approx({"0": q[0], "1": q[1]}, abs=1e-12)
+    (told,) = rule.directives(1, 2, ["a", "b"]).values()
+    assert told == pytest.approx([q[0] / (50 / 80), q[1] / (30 / 80)], abs=1e-12)
+    again = GroupDRO(dro_attribute="sex", dro_rate=0.5)
+    again.load_state_dict(json.loads(json.dumps(rule.state_dict())))
+    assert again.directives(1, 2, ["a"]) == rule.directives(1, 2, ["a"])
+
+
+def test_group_dro_by_site_and_group_tells_a_site_its_own() -> None:
+    reports = {"a": losses_of([1.0, 3.0], [10, 30]), "b": losses_of([2.0, 2.0], [40, 20])}
+    rule = GroupDRO(dro_attribute="sex", dro_over="site_groups")
+    rule.weigh(inputs(reports, {"a": 40, "b": 60}))
+    told = rule.directives(1, 2, ["a", "b"])["group_weights"]
+    assert isinstance(told, BySite)
+    weights = {(s, g): math.exp(0.1 * reports[s]["group_losses"][g]) for s in reports for g in range(2)}
+    q = weights["a", 1] / sum(weights.values())
+    assert told["a"][1] == pytest.approx(q / (30 / 100), abs=1e-12)
+
+
+def test_group_dro_without_an_attribute_weighs_the_sites() -> None:
+    reports = {"a": losses_of([1.0], [10]), "b": losses_of([3.0], [90])}
+    found = GroupDRO(dro_rate=1.0).weigh(inputs(reports, {"a": 10, "b": 90}))
+    assert found.sites == pytest.approx({"a": 1 / (1 + math.exp(2)), "b": math.exp(2) / (1 + math.exp(2))}, abs=1e-12)
+
+
+@pytest.mark.parametrize("over", ["groups", "site_groups"])
+def test_group_dro_runs_and_weighs_the_loss_of_a_group(over: str, tmp_path: Path) -> None:
+    local = federation(tmp_path / "data")
+    of_task = {**SMALL, "dro_attribute": "sex", "dro_rate": 1.0, "dro_over": over, "criterion": "task"}
+    plan = make_plan("group_dro", task="classification", sites=SITES, num_rounds=2, settings=of_task)
+    results = read_results(run_local(plan, tmp_path / "run", local))
+    assert results["status"] == "completed"
+    told = results["rounds"][0]["details"]["q"]
+    assert set(told) == ({"0", "1"} if over == "groups" else {f"{s}/{g}" for s in SITES for g in range(2)})
+    assert sum(told.values()) == pytest.approx(1.0)
+
+
+def test_the_site_half_weighs_each_image_by_its_group() -> None:
+    half = GroupWeighted(dro_attribute="sex")
+    outputs, targets = torch.randn(4, 3), torch.tensor([0, 1, 2, 1])
+    task = SimpleNamespace(sample_losses=lambda o, t: torch.nn.functional.cross_entropy(o, t, reduction="none"))
+    data = SimpleNamespace(group_numbers=lambda split, name: [0, 1, 2, 1, 0])
+    run: Any = SimpleNamespace(
+        directives={"group_weights": [0.5, 3.0]}, site="a", batch=[4, 1, 2, 3], task=task, data=data,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    found = half.loss(run, lambda inputs: outputs, torch.zeros(4), targets)
+    slow = []
+    for weight, row, target in zip([0.5, 3.0, 1.0, 3.0], outputs.double().tolist(), targets.tolist(), strict=True):
+        slow.append(-weight * math.log(math.exp(row[target]) / sum(map(math.exp, row))))
+    assert float(found) == pytest.approx(sum(slow) / 4, rel=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------ FlexFair
+
+
+def penalised(half: VariancePenalty, directives: dict[str, Any], numbers: list[int]) -> tuple[float, list[float]]:
+    """The loss of four images whose losses are known, and these."""
+    of_each = [0.5, 1.5, 2.0, 4.0]
+    task = SimpleNamespace(sample_losses=lambda outputs, targets: outputs)
+    data = SimpleNamespace(group_numbers=lambda split, name: numbers, attributes={"sex": ("F", "M", "unknown")})
+    run: Any = SimpleNamespace(directives=directives, site="a", batch=[0, 1, 2, 3], task=task, data=data)
+    return float(half.loss(run, lambda inputs: torch.tensor(of_each), torch.zeros(4), torch.zeros(4))), of_each
+
+
+def test_flex_fair_over_groups_and_over_sites() -> None:
+    half = VariancePenalty(flexfair_over="groups", flexfair_attribute="sex", flexfair_weight=0.3)
+    found, losses = penalised(half, {}, [0, 1, 1, 2])
+    means = [0.5, 1.75]  # who is not known is in none
+    assert found == pytest.approx(np.mean(losses) + 0.3 * np.var(means), abs=1e-6)
+    assert penalised(half, {}, [0, 0, 0, 2])[0] == pytest.approx(np.mean(losses))
+    over_sites = VariancePenalty(flexfair_weight=0.3)
+    assert penalised(over_sites, {"mean_loss": 1.0}, [])[0] == pytest.approx(2.0 + 0.3 * 1.0)
+    assert penalised(over_sites, {}, [])[0] == pytest.approx(2.0)
+    with pytest.raises(ValueError, match="flexfair_over='groups' needs flexfair_attribute"):
+        VariancePenalty(flexfair_over="groups")
+
+
+def test_flex_fair_tells_the_mean_loss_by_samples() -> None:
+    rule = FlexFair()
+    assert rule.directives(0, 2, ["a"]) == {}
+    reports = {"a": {"probe_loss": 1.0}, "b": {"probe_loss": 4.0}, "c": {"probe_loss": math.nan}}
+    found = rule.weigh(inputs(reports, {"a": 10, "b": 30, "c": 60}))
+    assert found.sites == pytest.approx({"a": 0.1, "b": 0.3, "c": 0.6})
+    assert rule.directives(1, 2, ["a"]) == {"mean_loss": pytest.approx(0.25 * 1.0 + 0.75 * 4.0)}
+    assert FlexFair(flexfair_over="groups").directives(1, 2, ["a"]) == {}
+
+
+def test_flex_fair_runs_over_groups(tmp_path: Path) -> None:
+    of_task = {**SMALL, "flexfair_over": "groups", "flexfair_attribute": "sex", "criterion": "task"}
+    plan = make_plan("flex_fair", task="classification", sites=SITES, num_rounds=2, settings=of_task)
+    assert read_results(run_local(plan, tmp_path / "run", federation(tmp_path / "data")))["status"] == "completed"

@@ -1,0 +1,255 @@
+"""Metrics by group of people from sums: against scikit-learn and float64 loops; attributes; what few cases hide."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.metrics import accuracy_score, brier_score_loss, confusion_matrix, recall_score, roc_auc_score
+
+from fairflare.core.statistics.group_metrics import areas, gaps_of, metrics_of, worst_of
+from fairflare.core.statistics.group_sums import added, hidden_groups, hidden_parts, shapes, sums_of
+from fairflare.data.attributes import Attribute, UndeclaredValue, groups_of, read_declared
+from fairflare.reporting.groups import by_group, group_rows
+
+BINS, SURE = 40, 7
+
+
+def made(classes: int, count: int, seed: int = 0) -> tuple[Any, Any, Any]:
+    """Labels, probabilities and groups (0, 1, 2) of made-up images; the model is worse in group 1."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, classes, count)
+    groups = rng.integers(0, 3, count)
+    logits = rng.normal(size=(count, classes)) + np.eye(classes)[labels] * np.where(groups == 1, 0.5, 2.0)[:, None]
+    scores = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    return labels, scores, groups
+
+
+def sums(labels: Any, scores: Any, chosen: Any) -> dict[str, Any]:
+    return sums_of(labels, scores, chosen, BINS, SURE)
+
+
+def ece(labels: Any, scores: Any, bins: int) -> float:
+    total = 0.0
+    for b in range(bins):
+        sure, right = [], []
+        for label, own in zip(labels, scores, strict=True):
+            top = max(own)
+            if min(int(top * bins), bins - 1) == b:
+                sure.append(top)
+                right.append(float(int(np.argmax(own)) == label))
+        if sure:
+            total += len(sure) / len(labels) * abs(math.fsum(sure) / len(sure) - sum(right) / len(right))
+    return total
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5])
+def test_pooled_over_sites_as_scikit_learn_has_it(classes: int) -> None:
+    labels, scores, groups = made(classes, 400)
+    site = np.random.default_rng(9).integers(0, 3, 400)
+    for group in range(3):
+        pooled = added([sums(labels, scores, (groups == group) & (site == s)) for s in range(3)])
+        found = metrics_of(pooled)
+        truth, told, own = labels[groups == group], scores[groups == group].argmax(1), scores[groups == group]
+        assert found["accuracy"] == pytest.approx(accuracy_score(truth, told), abs=1e-12)
+        brier = brier_score_loss(truth, own, labels=list(range(classes)), scale_by_half=False)
+        assert found["brier"] == pytest.approx(brier, abs=1e-12)
+        assert found["ece"] == pytest.approx(ece(truth, own, SURE), abs=1e-12)
+        wanted = [1] if classes == 2 else list(range(classes))
+        recalls = recall_score(truth, told, labels=wanted, average=None)
+        assert found["sensitivity"] == pytest.approx(recalls.mean(), abs=1e-12)
+        spared = [recall_score(truth != c, told != c) for c in wanted]
+        assert found["specificity"] == pytest.approx(np.mean(spared), abs=1e-12)
+        for c, area, error in zip(wanted, *areas(pooled), strict=True):
+            assert abs(area - roc_auc_score(truth == c, own[:, c])) <= error + 1e-12
+            assert 0 < error < 0.1
+        exact = np.mean([roc_auc_score(truth == c, own[:, c]) for c in wanted])
+        assert abs(found["auc"] - exact) <= found["auc_error"] + 1e-12
+        matrix = confusion_matrix(truth, told)
+        assert pooled["confusion"][:, 0].tolist() == np.diag(matrix).tolist()
+        assert pooled["confusion"].sum(1).tolist() == [len(truth)] * classes
+
+
+def test_binned_scores_have_an_exact_area() -> None:
+    """Where a score is the middle of its bin, ties and all are as scikit-learn counts them."""
+    labels, scores, _ = made(2, 300)
+    positive = (np.minimum((scores[:, 1] * BINS).astype(int), BINS - 1) + 0.5) / BINS
+    found = metrics_of(sums(labels, np.stack([1 - positive, positive], 1), np.ones(300, bool)))
+    assert found["auc"] == pytest.approx(roc_auc_score(labels, positive), abs=1e-12)
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_gaps_by_hand(classes: int) -> None:
+    labels, scores, groups = made(classes, 500, 3)
+    told = scores.argmax(1)
+    of = {f"g{g}": sums(labels, scores, groups == g) for g in range(3)}
+    whole = added(list(of.values()))
+    found = gaps_of(of, whole)
+    sensitivity, false, share = [], [], []
+    for c in [1] if classes == 2 else range(classes):
+        tpr, fpr, parity = [], [], []
+        for g in range(3):
+            mine = groups == g
+            tpr.append((mine & (labels == c) & (told == c)).sum() / (mine & (labels == c)).sum())
+            fpr.append((mine & (labels != c) & (told == c)).sum() / (mine & (labels != c)).sum())
+            parity.append((mine & (told == c)).sum() / mine.sum())
+        sensitivity.append(max(tpr) - min(tpr))
+        false.append(max(fpr) - min(fpr))
+        share.append(max(parity) - min(parity))
+    assert found["equal_opportunity"] == pytest.approx(max(sensitivity), abs=1e-12)
+    assert found["equalised_odds"] == pytest.approx(max(*sensitivity, *false), abs=1e-12)
+    assert found["demographic_parity"] == pytest.approx(max(share), abs=1e-12)
+    accuracy = [accuracy_score(labels[groups == g], told[groups == g]) for g in range(3)]
+    of_all = accuracy_score(labels, told)
+    assert found["accuracy_gap"] == pytest.approx(max(accuracy) - min(accuracy), abs=1e-12)
+    scaled = of_all / (1 + sum(abs(of_all - own) for own in accuracy))
+    assert found["es_accuracy"] == pytest.approx(scaled, abs=1e-12)
+    area = [metrics_of(one)["auc"] for one in of.values()]
+    middle = metrics_of(whole)["auc"]
+    assert found["es_auc"] == pytest.approx(middle / (1 + sum(abs(middle - one) for one in area)), abs=1e-12)
+    assert worst_of(of)["accuracy"] == f"g{int(np.argmin(accuracy))}" == "g1"
+
+
+def test_dice_by_group_and_equity_scaled() -> None:
+    rng = np.random.default_rng(1)
+    dice, groups = rng.uniform(size=(60, 2)), rng.integers(0, 2, 60)
+    of = {str(g): sums_of(None, dice, groups == g, BINS, SURE) for g in range(2)}
+    for g in range(2):
+        found = metrics_of(of[str(g)])
+        assert found["dice"] == pytest.approx(dice[groups == g].mean(), abs=1e-12)
+        assert found["dice_std"] == pytest.approx(dice[groups == g].std(0).mean(), abs=1e-12)
+    whole = added(list(of.values()))
+    apart = sum(abs(dice.mean() - dice[groups == g].mean()) for g in range(2))
+    assert gaps_of(of, whole)["es_dice"] == pytest.approx(dice.mean() / (1 + apart), abs=1e-12)
+
+
+def test_what_is_not_defined_is_nan_and_in_no_gap() -> None:
+    labels, scores, groups = made(3, 90)
+    nobody = sums(labels, scores, np.zeros(90, bool))
+    assert all(math.isnan(value) for value in metrics_of(nobody).values())
+    of = {"a": sums(labels, scores, groups == 0), "none": nobody}
+    assert all(math.isnan(value) for value in gaps_of(of, added(list(of.values()))).values())
+    assert worst_of(of) == {}
+
+
+def test_a_kept_sum_is_left_out_of_its_entry() -> None:
+    labels, scores, groups = made(3, 90)
+    told, kept = sums(labels, scores, groups == 0), sums(labels, scores, groups == 1)
+    kept["confusion"][1] = np.nan
+    both = added([told, kept])
+    assert both["confusion"][1].tolist() == told["confusion"][1].tolist()
+    assert both["confusion"][0].tolist() == (told["confusion"][0] + kept["confusion"][0]).tolist()
+    assert np.isnan(added([kept])["confusion"][1]).all()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_cell_of_few_cases_can_be_solved_for(seed: int) -> None:
+    """Of every row (group, or all hidden ones together) the hidden classes have none or at least ``least`` together,
+    and every class that leaves has at least ``least`` in it."""
+    rng = np.random.default_rng(seed)
+    count, classes, least = int(rng.integers(30, 120)), int(rng.integers(2, 5)), int(rng.integers(2, 8))
+    labels = rng.choice(classes, count, p=rng.dirichlet(np.ones(classes)))
+    numbers = rng.choice(4, count, p=rng.dirichlet(np.ones(4)))
+    cases = rng.integers(0, count, count).tolist()
+    hidden = hidden_groups(cases, numbers, 4, least)
+    parts = hidden_parts(cases, labels, numbers, hidden, least, classes)
+
+    def distinct(chosen: Any) -> int:
+        return len({case for case, own in zip(cases, chosen, strict=True) if own})
+
+    sizes = {g: distinct(numbers == g) for g in range(4)}
+    assert all(sizes[g] >= least for g in range(4) if g not in hidden)
+    few = [g for g in hidden if 0 < sizes[g] < least]
+    assert not few or sum(sizes[g] for g in hidden) >= least or len(hidden) == 4
+    rows = [numbers == g for g in range(4) if g not in hidden] + [np.isin(numbers, list(hidden))]
+    for row in rows:
+        if not row.any():
+            continue
+        for c in set(range(classes)) - parts:
+            assert distinct(row & (labels == c)) >= least
+            assert distinct(row & (labels != c)) >= least
+    assert len(parts) != 1 or classes == 1
+
+
+def test_with_one_case_everything_leaves() -> None:
+    assert hidden_groups([1, 2], np.array([0, 0]), 3, 1) == frozenset()
+    assert hidden_parts([1, 2], np.array([0, 1]), np.array([0, 0]), frozenset(), 1, 3) == frozenset()
+
+
+def test_results_and_rows() -> None:
+    labels, scores, groups = made(3, 120)
+    of = {
+        site: {f"sex={name}": sums(labels, scores, (groups == g) & (np.arange(120) % 2 == k))
+               for g, name in enumerate(("F", "M", "unknown"))}
+        for k, site in enumerate(("site-1", "site-2"))
+    }  # fmt: skip
+    found = by_group(of, {"site-2": ["sex=M"]}, BINS, SURE)
+    assert found["attributes"] == {"sex": ["F", "M", "unknown"]}
+    told = scores.argmax(1)
+    whole, known = found["pooled"]["sex"], [groups == 0, groups == 1]
+    assert whole["all"]["accuracy"] == pytest.approx(accuracy_score(labels, told), abs=1e-12)
+    apart = [accuracy_score(labels[own], told[own]) for own in known]
+    assert whole["gaps"]["accuracy_gap"] == pytest.approx(abs(apart[0] - apart[1]), abs=1e-12)  # unknown is in none
+    rows = {(row[2], row[3]): row[4] for row in group_rows(2, found)}
+    assert rows["", "sex=F/accuracy"] == whole["groups"]["F"]["accuracy"]
+    assert rows["site-1", "sex/equalised_odds"] == found["sites"]["site-1"]["sex"]["gaps"]["equalised_odds"]
+
+
+def test_shapes_are_those_of_the_sums() -> None:
+    labels, scores, groups = made(4, 50)
+    form = shapes(4, BINS, SURE)
+    found = {**sums(labels, scores, groups == 0), **sums_of(None, scores, groups == 0, BINS, SURE)}
+    assert {name: value.shape for name, value in found.items()} == form
+
+
+# ------------------------------------------------------------------------------------------------ attributes
+
+
+def test_groups_of_values() -> None:
+    declared = read_declared(
+        {"sex": {"kind": "category", "values": ["F", "M"]}, "age": {"kind": "number", "bins": [40, 60.5]}}
+    )
+    assert declared["age"].groups == ("<40", "40-60.5", ">=60.5", "unknown")
+    assert groups_of({"sex": "M", "age": 40}, declared) == {"sex": 1, "age": 1}
+    assert groups_of({"age": 60.5}, declared) == {"sex": 2, "age": 2}
+    assert groups_of({"age": math.nan, "sex": ""}, declared) == groups_of(None, declared) == {"sex": 2, "age": 3}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"sex": "X"}, "attribute 'sex' must be one of 'F', got 'X'"),
+        ({"sex": 1}, "got 1"),
+        ({"age": "old"}, "attribute 'age' must be a finite number, got 'old'"),
+        ({"age": True}, "got True"),
+        ({"sexx": "F"}, "not declared .* 'sexx'; did you mean 'sex'"),
+        (["F"], "must be an object"),
+    ],
+)
+def test_a_value_that_is_not_declared(given: Any, words: str) -> None:
+    declared = {"sex": Attribute("sex", values=("F",)), "age": Attribute("age", bins=(50.0,))}
+    with pytest.raises(UndeclaredValue, match=words) as caught:
+        groups_of(given, declared)
+    assert not any(str(value) in caught.value.public for value in ("'X'", "old", "sexx"))
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        ["sex"],
+        {"sex": "F"},
+        {"sex": {"kind": "category"}},
+        {"sex": {"kind": "category", "values": ["F", "F"]}},
+        {"sex": {"kind": "category", "values": ["unknown"]}},
+        {"age": {"kind": "number", "bins": [3, 2]}},
+        {"age": {"kind": "number", "bins": [math.nan]}},
+        {"age": {"kind": "number", "bins": []}},
+        {"a=b": {"kind": "number", "bins": [1]}},
+        {"age": {"kind": "number", "bins": [1], "more": 1}},
+    ],
+)
+def test_a_declaration_that_is_none(declared: Any) -> None:
+    with pytest.raises(ValueError, match="attribute"):
+        read_declared(declared)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairflare.base.settings import BelowOne, Fraction, NonNegative, NonNegativeInt, settings
 from fairflare.core.aggregation.stabilise import mixed, smoothed, tempered
-from fairflare.core.features.adapting import network_of
+from fairflare.core.features.adapting import outline_of
 from fairflare.core.features.layers import layers_of
 from fairflare.core.weighting import CKA_RANGE, dissimilarity_weights, uniform_weights
 from fairflare.methods.base.catalog import Method
@@ -122,7 +122,7 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
                 f"give more than {warmup} rounds, or a smaller warmup_rounds"
             )
         if task is not None and self.only_layer is not None:  # building the network takes a moment
-            layers = list(dict.fromkeys(layers_of(network_of(task).state_dict()).values()))
+            layers = list(dict.fromkeys(layers_of(outline_of(task).state_dict()).values()))
             from_layer({}, layers, self.only_layer)
 
     def begin_round(self, received: State) -> None:

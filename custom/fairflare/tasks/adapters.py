@@ -13,7 +13,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from fairflare.base import checks
 from fairflare.base.settings import Flag, Part, Positive, PositiveInt, choices, settings
-from fairflare.core.features.adapting import Adapting
+from fairflare.core.features.adapting import Adapting, outline_of
 
 if TYPE_CHECKING:
     import torch
@@ -175,10 +175,7 @@ class Fitted(Adapting):
         """Looks at the network once where something is chosen in it: a name that fits nothing ends a run here."""
         super().check()  # type: ignore[misc]
         if self.freeze is not None or not isinstance(self.adapters, NoAdapters):
-            import torch
-
-            with torch.random.fork_rng(devices=[]):
-                self.adapted(self.build_model())  # type: ignore[attr-defined]
+            outline_of(self)  # type: ignore[arg-type]
 
     def of_site(self, state: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
         from fairflare.core.aggregation.low_rank import cut

@@ -41,6 +41,18 @@ def network_of(task: Task) -> nn.Module:
     return task.adapted(model) if isinstance(task, Adapting) else model
 
 
+def outline_of(task: Task) -> nn.Module:
+    """The task's network for its names and shapes: without memory for its numbers, unless it needs them to be built."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        try:
+            with torch.device("meta"):
+                return network_of(task)
+        except (NotImplementedError, RuntimeError):  # such as `item` of a tensor without numbers
+            return network_of(task)
+
+
 def products_of(task: Task) -> Products | None:
     """What averages the task's adapters by their products; ``None``: every tensor is averaged by itself."""
     from fairflare.core.aggregation.low_rank import Products

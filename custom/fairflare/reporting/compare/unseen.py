@@ -24,14 +24,23 @@ class Unseen(BaseModel, extra="forbid"):
         site: name.
         metrics: of its test split; ``None``: undefined there.
         adapted: the same of the model with norm statistics of the site's own training images; empty: it has no such.
+        best: of the model that validated best at the sites of the run; empty: there is none, or it is not common.
+        best_is_last: that model is the last one.
         images: in its test split.
+        resampled: the primary metric on draws of its test patients; empty: none were made.
+        unit, units: what was drawn (``patients``, ``volumes`` or ``images``), and how many of them it has.
         reason: why there is no figure; empty: there is one.
     """
 
     site: str
     metrics: dict[str, float | None] = {}
     adapted: dict[str, float | None] = {}
+    best: dict[str, float | None] = {}
+    best_is_last: bool = False
     images: int | None = None
+    resampled: list[float | None] = []
+    unit: str = ""
+    units: int | None = None
     reason: str = ""
 
 

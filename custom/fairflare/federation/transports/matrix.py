@@ -69,7 +69,7 @@ def at_every_site(
     home = at_home(values_of(plan.training), network, lambda *_, **__: None)
     run = str(read_results(workspace / RUN_DIR / RESULTS_FOLDER)["info"].get("run") or "")
     sites = {site: _owner(plan, site, local) for site in plan.sites or ()}
-    found = RunMatrix()
+    found = RunMatrix(alone=home.tensors == set(common))
     with one_thread():
         if not home.own_everywhere:
             found.models.append(_everywhere(plan, "", common, sites, should_stop))

@@ -18,7 +18,6 @@ from fairflare.reporting.layout import Cell, Spread, Table, interval, number, p_
 from fairflare.reporting.values import by_site_of, direction_of, label_of, metrics_of
 
 MATRIX_FILE = "matrix.json"
-ALONE_METHOD = "solo"
 ALONE, COMMON, OWN = "alone", "common", "own"  # kinds of models
 GAINS, LOSES, NOISE, UNKNOWN = "gains", "loses", "within noise", "not known"
 
@@ -38,9 +37,16 @@ class TestedModel(BaseModel, extra="forbid"):
 
 
 class RunMatrix(BaseModel, extra="forbid"):
-    """``matrix.json`` beside a run's ``results.json``; ``reason``: why models that there are were not tested."""
+    """``matrix.json`` beside a run's ``results.json``.
+
+    Attributes:
+        alone: every site's model is its alone: nothing of another site's is in it.
+        models: the common one, where there is one, and the sites' own.
+        reason: why models that there are were not tested.
+    """
 
     schema_version: Literal[1] = 1
+    alone: bool = False
     models: list[TestedModel] = []
     reason: str = ""
 
@@ -151,7 +157,7 @@ def matrix_of(found: Sequence[tuple[Mapping[str, Any], RunMatrix]], metric: str 
     ]  # fmt: skip
     joining: list[Joining] = []
     if alone is None:
-        notes.append(f"No run of {ALONE_METHOD} completed, so nothing is said of joining.")
+        notes.append("No run of what every site has alone (solo) completed, so nothing is said of joining.")
     else:
         others = {label: by_seed for label, by_seed in by_label.items() if not _is_alone(by_seed)}
         joining = [
@@ -168,7 +174,7 @@ def matrix_of(found: Sequence[tuple[Mapping[str, Any], RunMatrix]], metric: str 
 
 
 def _is_alone(by_seed: Mapping[int, tuple[Mapping[str, Any], RunMatrix]]) -> bool:
-    return all(run["info"].get("method") == ALONE_METHOD for run, _ in by_seed.values())
+    return all(tested.alone for _, tested in by_seed.values())
 
 
 def _models(

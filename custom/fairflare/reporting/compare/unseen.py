@@ -156,6 +156,11 @@ class _Run:
     document: Unseen
     personal: bool
 
+    @property
+    def tested(self) -> list[str]:
+        """Sites of its figures."""
+        return [*self.by_site, self.document.site]
+
     @classmethod
     def of(cls, run: Mapping[str, Any], unseen: Unseen, metric: str, higher: bool) -> _Run:
         by_site = {site: v for site, v in by_site_of(run, metric).items() if math.isfinite(v)}
@@ -194,18 +199,19 @@ def _sure(whole: Sequence[Mapping[str, _Run]]) -> tuple[dict[str, Certainty], st
 
     A site that is seen in some runs and unseen in another is tested on the same patients, which are in the gap once.
     """
-    names = sorted({site for by in whole for one in by.values() for site in (*one.by_site, one.document.site)})
-    if not whole or not all(math.isfinite(one.unseen) for by in whole for one in by.values()):
+    runs = [one for by in whole for one in by.values()]
+    names = sorted({site for one in runs for site in one.tested})
+    if not runs or not all(math.isfinite(one.unseen) for one in runs):
         return {}, ""
-    told = [of for by in whole for one in by.values() for of in one.draws.values()]
-    complete = all(
-        site in one.draws for by in whole for one in by.values() for site in (*one.by_site, one.document.site)
-    )
-    units = {s: of[0] for by in whole for one in by.values() for s, of in one.draws.items()}
-    many = {len(values) for _, values in told}
-    agreed = all(units[s] == of[0] for by in whole for one in by.values() for s, of in one.draws.items())
-    known = complete and agreed and len(many) == 1 and all(count != 1 for _, count in units.values())
-    counts = [math.inf if not known or units[site][1] is None else units[site][1] for site in names]
+    units: dict[str, set[Units]] = {}
+    many = set()
+    for one in runs:
+        for site, (unit, values) in one.draws.items():
+            units.setdefault(site, set()).add(unit)
+            many.add(len(values))
+    same = len(many) == 1 and all(len(of) == 1 and 1 not in {n for _, n in of} for of in units.values())
+    known = same and all(site in one.draws for one in runs for site in one.tested)
+    counts = [n or math.inf for site in names for _, n in units[site]] if known else [math.inf] * len(names)
     found = {}
     for name, of_seen, of_unseen in (("seen", 1, 0), ("unseen", 0, 1), ("gap", 1, -1)):
         terms = [_terms(by, names, of_seen, of_unseen, None) for by in whole]
@@ -215,7 +221,7 @@ def _sure(whole: Sequence[Mapping[str, _Run]]) -> tuple[dict[str, Certainty], st
             drawn = drawn if drawn.shape[-1] > 1 else None
         found[name] = certainty(np.stack(terms), drawn, counts)
     sure = found["unseen"]
-    kinds = sorted({unit for unit, _ in units.values()})
+    kinds = sorted({kind for of in units.values() for kind, _ in of})
     parts = [f"{len(whole)} seeds"] if sure.seeds else []
     parts += [f"the test {' or '.join(kinds)}"] if sure.patients else []
     return found, " and ".join(parts) + (" of one seed" if parts and not sure.seeds else "")
@@ -275,8 +281,8 @@ def unseen_table(
     """
     of = unseen_of(found, metric)
     notes = [
-        f"{of.metric} ({'higher' if of.higher else 'lower'} is better) of the last models; a site's column is of models "
-        "that were trained without it, on its test split. Mean ± population standard deviation over the seeds."
+        f"{of.metric} ({'higher' if of.higher else 'lower'} is better) of the last models; a site's column is of "
+        "models that were trained without it, on its test split. Mean ± population standard deviation over the seeds."
     ]
     return printed([unseen_cells(of)], [*notes, *intervals_in_words(of), *of.notes], style, width)
 

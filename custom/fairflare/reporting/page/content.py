@@ -46,6 +46,21 @@ class Section:
 
 
 @dataclass(frozen=True)
+class Lead:
+    """A sentence with which a comparison's page begins, and the picture that shows it.
+
+    Attributes:
+        text: what was found and how sure it is.
+        picture: of it; no other part of the page has it.
+        section: name of the section with more.
+    """
+
+    text: str
+    picture: Picture | None = None
+    section: str = ""
+
+
+@dataclass(frozen=True)
 class Page:
     """The whole of it.
 
@@ -55,6 +70,7 @@ class Page:
         synthetic: which of the data are generated, a sentence; empty: none is known to be.
         summary: sentences.
         problems: what was wrong with the files.
+        leads: before all else, three at most: between sites, between groups of people, at unseen sites.
     """
 
     title: str
@@ -63,3 +79,4 @@ class Page:
     summary: Sequence[str]
     sections: Sequence[Section]
     problems: Sequence[str] = ()
+    leads: Sequence[Lead] = ()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from pydantic import BaseModel
@@ -18,7 +18,10 @@ from fairflare.reporting.layout import Cell, Spread, Table, interval, number, p_
 from fairflare.reporting.values import by_site_of, direction_of, label_of, metrics_of
 
 MATRIX_FILE = "matrix.json"
-ALONE, COMMON, OWN = "alone", "common", "own"  # kinds of models
+Kind: TypeAlias = Literal["alone", "common", "own"]  # of models
+ALONE: Literal["alone"] = "alone"
+COMMON: Literal["common"] = "common"
+OWN: Literal["own"] = "own"
 GAINS, LOSES, NOISE, UNKNOWN = "gains", "loses", "within noise", "not known"
 
 
@@ -55,7 +58,7 @@ class MatrixModel(BaseModel, extra="forbid"):
     """A model of a method over the seeds: ``tests`` are ``{site: [value of each seed]}``."""
 
     method: str
-    kind: Literal["alone", "common", "own"]
+    kind: Kind
     of: str
     seeds: list[int]
     tests: dict[str, list[float | None]]
@@ -180,7 +183,7 @@ def _is_alone(by_seed: Mapping[int, tuple[Mapping[str, Any], RunMatrix]]) -> boo
 def _models(
     label: str, by_seed: Mapping[int, tuple[Mapping[str, Any], RunMatrix]], sites: Sequence[str], metric: str
 ) -> list[MatrixModel]:
-    own = ALONE if _is_alone(by_seed) else OWN
+    own: Kind = ALONE if _is_alone(by_seed) else OWN
     found = []
     for of in dict.fromkeys(model.of for _, tested in by_seed.values() for model in tested.models):
         tests = {seed: m.tests for seed, (_, tested) in by_seed.items() for m in tested.models if m.of == of}
@@ -244,7 +247,9 @@ def _judged(found: Sequence[Joining], higher: bool) -> list[Joining]:
     """With verdicts, corrected for all methods and sites."""
     known = [one for one in found if one.p is not None]
     corrected = (
-        {id(one): float(p) for one, p in zip(known, holm([one.p for one in known]), strict=True)} if known else {}
+        {id(one): float(p) for one, p in zip(known, holm([one.p or 0.0 for one in known]), strict=True)}
+        if known
+        else {}
     )
     judged = []
     for one in found:
@@ -314,7 +319,7 @@ def matrix_tables(found: Matrix) -> list[Table]:
         "verdict",
         "interval over",
     ]
-    joined = [
+    joined: list[list[Cell]] = [
         [one.method, one.site, one.kind, one.alone, one.joined, interval(one.low, one.high, one.difference),
          "-" if one.p_holm is None else p_value(one.p_holm).removeprefix("= "), one.verdict, one.over or "-"]
         for one in found.joining

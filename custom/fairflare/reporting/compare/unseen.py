@@ -164,16 +164,15 @@ class _Run:
     @classmethod
     def of(cls, run: Mapping[str, Any], unseen: Unseen, metric: str, higher: bool) -> _Run:
         by_site = {site: v for site, v in by_site_of(run, metric).items() if math.isfinite(v)}
-        figures = [
-            math.nan if (v := of.get(metric)) is None else v for of in (unseen.metrics, unseen.adapted, unseen.best)
-        ]
+        kinds = (unseen.metrics, unseen.adapted, unseen.best)
+        last, adapted, best = (math.nan if (v := of.get(metric)) is None else v for of in kinds)
         at = {site: draws_of(run, site, metric) for site in by_site}
         if unseen.resampled and metric == run["info"]["primary_metric"]:
             values = tuple(math.nan if v is None else v for v in unseen.resampled)
             at[unseen.site] = ((unseen.unit, unseen.units), values)
         draws = {site: told for site, told in at.items() if told is not None}
         seen = summarize(by_site_of(run, metric), higher_is_better=higher).mean
-        return cls(seen, by_site, *figures, draws, unseen, run["info"].get("measured") == "personal")
+        return cls(seen, by_site, last, adapted, best, draws, unseen, run["info"].get("measured") == "personal")
 
 
 def _row(label: str, by_seed: Mapping[int, Mapping[str, _Run]], sites: Sequence[str], higher: bool) -> UnseenRow:

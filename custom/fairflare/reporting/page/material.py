@@ -168,7 +168,8 @@ def read_material(folder: Path, *, metric: str | None = None, reference: str | N
         if reference is not None:
             raise ValueError("--reference is for comparisons; this is one run")
         return of_one(page_run(read_results(paths[0], whole=False)), metric)
-    runs, problems = [], []
+    runs: list[PageRun] = []
+    problems: list[str] = []
     tested: list[tuple[dict[str, Any], RunMatrix]] = []
     left_out = read_left_out(paths, problems)
     for path in paths:
@@ -185,6 +186,9 @@ def read_material(folder: Path, *, metric: str | None = None, reference: str | N
     told = _told(folder, problems)
     chosen = metric or next(iter(told.get("metric", ())), None)
     found = of_several(runs, chosen, reference, told, problems)
+    order = [row.label for row in found.rows]
+    tested = [one for one in tested if label_of(one[0]) in order]
+    tested.sort(key=lambda one: order.index(label_of(one[0])))
     return replace(
         found,
         matrix=matrix_of(tested, found.metric) if tested else None,

@@ -78,7 +78,7 @@ def test_runs_that_leave_sites_out_are_no_seeds(tmp_path: Path) -> None:
         place.mkdir(parents=True)
         (place / "results.json").write_text("{}")
         write_unseen(place, Unseen(site=site))
-    with pytest.raises(ValueError, match=r"each leave a site out: unseen\.md"):
+    with pytest.raises(ValueError, match=r"only runs that each leave a site out|cannot be read"):
         read_material(tmp_path)
 
 

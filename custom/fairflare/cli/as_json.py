@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from fairflare.reporting.compare.comparison import Comparison, Row, suppressed_in
 from fairflare.reporting.compare.difference_table import notes_of_differences
+from fairflare.reporting.compare.matrix import Matrix
 from fairflare.reporting.layout import spread
 from fairflare.reporting.table import by_site_of, known_metric, label_of, metrics_of, run_notes, summary_of
 
@@ -172,12 +173,16 @@ class EndedRun(_Part):
 
 
 class CompareDocument(_Document):
-    """``fairflare compare --json``; ``comparison``: null if no run completed; ``last``: of the last models."""
+    """``fairflare compare --json``; ``comparison``: null if no run completed; ``last``: of the last models.
+
+    ``matrix``: with ``--matrix``, see :class:`fairflare.reporting.compare.matrix.Matrix`.
+    """
 
     folder: str
     runs: list[EndedRun]
     comparison: ComparisonShown | None
     last: ComparisonShown | None
+    matrix: Matrix | None = None
 
 
 class FoundProblem(_Part):
@@ -303,7 +308,9 @@ def _spread(values: Sequence[float]) -> Spread:
     return Spread.model_validate(spread(values))
 
 
-def of_compare(folder: Path, runs: Iterable[Progress], found: Sequence[Comparison]) -> CompareDocument:
+def of_compare(
+    folder: Path, runs: Iterable[Progress], found: Sequence[Comparison], matrix: Matrix | None = None
+) -> CompareDocument:
     """``compare`` as a document; ``found``: of the final models, and of the last ones where there are such."""
     made = [*map(of_comparison, found), None, None]
     return CompareDocument(
@@ -311,6 +318,7 @@ def of_compare(folder: Path, runs: Iterable[Progress], found: Sequence[Compariso
         runs=[EndedRun(name=one.run.name, state=one.state, reason=one.reason) for one in runs],
         comparison=made[0],
         last=made[1],
+        matrix=matrix,
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairflare.cli import completion
-from fairflare.cli.compare.tables import command_line, report
+from fairflare.cli.compare.tables import command_line, matrix_report, report
 from fairflare.cli.data.sites import parse_sites, run_sites
 from fairflare.cli.options import (
     RUN,
@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from fairflare.federation.plan.series import Series
     from fairflare.methods.base.papers import PaperTable
 
+HERE = (
+    "--matrix tests each site's own model at all other sites, so the data of all must be on this machine; of hospitals "
+    "that are connected no model of one goes to another, and there is no matrix"
+)
 DONE = "completed"  # state of a run; compare.runs is not imported for a mere TAB
 
 
@@ -135,6 +139,14 @@ def compare(
             rich_help_panel=RUN,
         ),
     ] = None,
+    matrix: Annotated[
+        bool,
+        typer.Option(
+            "--matrix",
+            help="Also test every site's own model, alone and joined, at every site (docs/unseen.md).",
+            rich_help_panel=RUN,
+        ),
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace runs of other settings.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -146,7 +158,12 @@ def compare(
     with user_errors(), one_document(as_json):
         chosen = None if sites is None else parse_sites(sites)
         if sites is not None and chosen is None:
-            raise ValueError(f"--sites {sites} is for export; a comparison needs the number or the names of the sites")
+            more = f"; {HERE}" if matrix else ""
+            raise ValueError(
+                f"--sites {sites} is for export; a comparison needs the number or the names of the sites{more}"
+            )
+        if matrix:
+            _check_matrix(hold_out, simulator)
         told = {
             "seeds": None if seeds is None else list(range(seeds)),
             "rounds": rounds,
@@ -162,7 +179,7 @@ def compare(
             "bootstrap": bootstrap,
         }
         from fairflare.cli.compare.runs import Runner
-        from fairflare.federation.plan.series import leaving_out
+        from fairflare.federation.plan.series import leaving_out, with_alone
         from fairflare.methods.base.papers import table_of
 
         if preset is not None and plan_file is not None:
@@ -176,12 +193,16 @@ def compare(
             if table is not None:
                 raise ValueError("--hold-out and --preset exclude each other: a paper's table has no unseen sites")
             series = leaving_out(series, hold_out)
+        if matrix and (joined := with_alone(series)) is not series:
+            say("--matrix needs what each site has alone: a row 'solo' is added")
+            series = joined
         runner = Runner(
             series,
             out.absolute(),
             local,
             at_once=jobs or os.cpu_count() or 1,
             simulator=simulator,
+            matrix=matrix,
             overwrite=overwrite,
         )
         _say_what_is_run(series, "data" in told or bool(local))
@@ -190,11 +211,19 @@ def compare(
     with one_document(as_json) as put:
         _go(runner, metric)
         code, found = report(runner, series.refers_to(), metric, table, tables=not as_json)
+        tested = matrix_report(runner, metric, tables=not as_json) if matrix else None
         if as_json:
             from fairflare.cli.as_json import of_compare
 
-            put(of_compare(runner.folder, runner.all, found))
+            put(of_compare(runner.folder, runner.all, found, tested))
     raise typer.Exit(code)
+
+
+def _check_matrix(hold_out: str | None, simulator: int | None) -> None:
+    if hold_out is not None:
+        raise ValueError("--matrix and --hold-out exclude each other: in a matrix every site trains")
+    if simulator is not None:
+        raise ValueError(f"--matrix needs the runs in one process (the same figures): leave --simulator out; {HERE}")
 
 
 def _say_what_is_run(series: Series, own_data: bool) -> None:

@@ -16,6 +16,7 @@ from typing import IO, Any
 from fairflare.base.disk.files import write_whole
 from fairflare.cli.run.folder import refused
 from fairflare.federation.plan.series import Run, Series
+from fairflare.reporting.compare.matrix import RunMatrix, has_matrix, read_matrix
 from fairflare.reporting.compare.unseen import Unseen, has_unseen, read_unseen
 from fairflare.reporting.results import find_results, read_results, results_in
 
@@ -64,10 +65,12 @@ class Runner:
         local: content of ``local/fairflare.json``.
         at_once: processes.
         simulator: workers of FLARE's simulator for each run; ``None``: without it.
+        matrix: every model of a run is tested at every site.
         overwrite: runs of other settings in the same folders are replaced.
 
     Raises:
-        ValueError: a plan that cannot be; a run of other settings lies where one is to go (says which setting).
+        ValueError: a plan that cannot be; a run of other settings lies where one is to go (says which setting), or one
+            whose models of the sites are gone, with ``matrix``.
     """
 
     def __init__(
@@ -78,9 +81,11 @@ class Runner:
         *,
         at_once: int = 1,
         simulator: int | None = None,
+        matrix: bool = False,
         overwrite: bool = False,
     ) -> None:
         self.folder, self.local, self.at_once, self.simulator = folder, dict(local), at_once, simulator
+        self.matrix = matrix
         self.all = [Progress(run, run.make().run.num_rounds) for run in series.runs()]
         for progress in self.all:
             self._look(progress, overwrite)
@@ -101,6 +106,11 @@ class Runner:
         """Documents of the runs that completed, each with what its model is worth at the left-out site."""
         done = [find_results(self.place(p.run)) for p in self.all if p.state == DONE and p.run.held_out]
         return [(read_results(file), read_unseen(file.parent)) for file in done]
+
+    def tested_everywhere(self) -> list[tuple[dict[str, Any], RunMatrix]]:
+        """Documents of the runs that completed, each with what its models are worth at all sites."""
+        done = [find_results(self.place(p.run)) for p in self.all if p.state == DONE]
+        return [(read_results(file), read_matrix(file.parent)) for file in done]
 
     def go(self, tell: Callable[[Progress], None], stop: Callable[[], object] = lambda: False) -> None:
         """Does the runs that are not done; ``tell`` is called whenever one got on. Interrupted, it ends them all.
@@ -159,8 +169,17 @@ class Runner:
             results = read_results(find_results(place))
         except (OSError, ValueError):
             return
-        if results["status"] == "completed" and self._tested(progress.run):
+        if results["status"] != "completed":
+            return
+        if self._tested(progress.run):
             progress.state, progress.rounds, progress.began_at = DONE, progress.of, progress.of
+        elif self.matrix and not (place / NEEDED_TO_CONTINUE[0]).is_dir():
+            if not overwrite:
+                raise ValueError(
+                    f"{place} completed without --matrix, and what its sites kept of their models is gone; give "
+                    "--overwrite to run it again, or another --out"
+                )
+            shutil.rmtree(place)
 
     def _wanted(self, run: Run) -> dict[str, Any]:
         left_out = {"held_out": run.held_out} if run.held_out else {}
@@ -169,7 +188,8 @@ class Runner:
 
     def _tested(self, run: Run) -> bool:
         """Whether nothing is left to test."""
-        return not run.held_out or has_unseen(find_results(self.place(run)).parent)
+        beside = find_results(self.place(run)).parent
+        return (not run.held_out or has_unseen(beside)) and (not self.matrix or has_matrix(beside))
 
     def _start(self, progress: Progress) -> _Process:
         place, wanted = self.place(progress.run), self._wanted(progress.run)
@@ -185,6 +205,7 @@ class Runner:
             "log": str(place / "run.log"),
             "simulator": self.simulator,
             "held_out": progress.run.held_out,
+            "matrix": self.matrix,
         }
         command = [sys.executable, "-m", "fairflare.cli.compare.worker"]
         with (place / "output.log").open("ab") as output:

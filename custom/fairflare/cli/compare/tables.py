@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fairflare.cli.compare.runs import Runner
     from fairflare.methods.base.papers import PaperTable
     from fairflare.reporting.compare.comparison import Comparison
+    from fairflare.reporting.compare.matrix import Matrix
 
 
 def command_line() -> list[str]:
@@ -74,6 +75,25 @@ def report(
     as_page = "" if left_out else f"; as a page: fairflare report {runner.folder}"
     say(f"tables: {runner.folder}{as_page}", console)
     return int(bool(failed)), made
+
+
+def matrix_report(runner: Runner, metric: str | None, *, tables: bool = True) -> Matrix | None:
+    """Writes every model at every site as table, document and picture; ``None``: no run completed."""
+    from fairflare.reporting.compare.matrix import matrix_of, matrix_table, write_matrix
+    from fairflare.reporting.page.matrix import draw_matrix
+    from fairflare.reporting.page.style import write_files
+
+    if not (tested := runner.tested_everywhere()):
+        return None
+    with user_errors():
+        found = matrix_of(tested, metric)
+        _put(runner.folder, tables, "matrix", partial(matrix_table, found), "\n")
+        write_matrix(runner.folder, found)
+        try:
+            write_files(runner.folder, "matrix", partial(draw_matrix, found))
+        except ImportError:
+            say("no picture of the matrix: it needs matplotlib (pip install 'fairflare[plots]')")
+    return found
 
 
 def _put(

@@ -2,8 +2,9 @@
 
 ``python -m fairflare.cli.compare.worker`` reads a line of JSON from its input: ``plan`` (arguments of
 :func:`fairflare.federation.plan.plan.make_plan`), ``workspace``, ``local`` (content of ``local/fairflare.json``),
-``log``, ``simulator`` (workers; null: in this process), and ``held_out`` (a site that is no part of the run, or empty:
-the run's model is tested there in the end). The input stays open as long as the parent lives.
+``log``, ``simulator`` (workers; null: in this process), ``held_out`` (a site that is no part of the run, or empty: the
+run's model is tested there in the end), and ``matrix`` (whether all of its models are
+tested at all sites). The input stays open as long as the parent lives.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def main() -> int:
         threading.Thread(target=_end_with_parent, args=(stop,), daemon=True).start()
         try:
             code = _run(given, place, view, stop)
-            if given["held_out"] and code == 0:
-                code = _test_where_left_out(given, place, stop)
+            if code == 0 and (given["held_out"] or given["matrix"]):
+                code = _test_further(given, place, stop)
         except KeyboardInterrupt:
             code = stop.code
         if stop.why and code == stop.code:
@@ -48,9 +49,9 @@ def _run(given: Mapping[str, Any], place: Path, view: Console, stop: Stop) -> in
     from fairflare.federation.transports.unseen import completed, without
 
     local, log = given["local"], Path(given["log"])
+    if (given["held_out"] or given["matrix"]) and completed(place):  # only the test is missing
+        return 0
     if given["held_out"]:
-        if completed(place):  # only the test is missing
-            return 0
         local = without(local, given["held_out"])
     if given["simulator"]:
         from fairflare.flare.export.recipes import FairRecipe
@@ -62,14 +63,19 @@ def _run(given: Mapping[str, Any], place: Path, view: Console, stop: Stop) -> in
         return run_plan(make_plan(**given["plan"]), place, local, stop)
 
 
-def _test_where_left_out(given: Mapping[str, Any], place: Path, stop: Stop) -> int:
+def _test_further(given: Mapping[str, Any], place: Path, stop: Stop) -> int:
+    """At the left-out site, or every model at every site."""
+    from fairflare.federation.transports.matrix import at_every_site
     from fairflare.federation.transports.unseen import at_unseen
 
     with logged(Path(given["log"]), "a"):
         try:
-            at_unseen(given["plan"], place, given["held_out"], given["local"], stop)
+            if given["held_out"]:
+                at_unseen(given["plan"], place, given["held_out"], given["local"], stop)
+            else:
+                at_every_site(given["plan"], place, given["local"], stop)
         except (OSError, RuntimeError, ValueError) as error:
-            logging.getLogger().error("the test at the left-out site failed", exc_info=True)
+            logging.getLogger().error("the test behind the run failed", exc_info=True)
             sys.stderr.write(f"{error}\n")
             return stop.code if stop.why else 1
     return 0

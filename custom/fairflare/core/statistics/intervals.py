@@ -175,6 +175,55 @@ def degrees(variances: npt.ArrayLike, units: npt.ArrayLike, draws: int) -> Array
         return 1 / (np.where(of_sites > 0, of_sites / np.square(parts.sum(-1)), 0.0) + 1 / (draws - 1))
 
 
+@dataclass(frozen=True)
+class Certainty:
+    """A mean over sites, or a difference of two, and how sure it is.
+
+    Attributes:
+        mean: over sites and seeds.
+        half: half the width of the interval at :data:`LEVEL`; NaN: nothing is known.
+        p: that belongs to it, against 0; NaN with ``half``.
+        seeds: whether the seeds are in it.
+        patients: whether the draws of the test patients are in it.
+    """
+
+    mean: float
+    half: float = float("nan")
+    p: float = float("nan")
+    seeds: bool = False
+    patients: bool = False
+
+
+def certainty(values: npt.ArrayLike, drawn: npt.ArrayLike | None, units: npt.ArrayLike) -> Certainty:
+    """How sure the mean over sites is: over the seeds and, where they are known, the test patients.
+
+    With one seed the interval is of these models, over the patients alone: the mean plus and minus the t quantile, of
+    as many degrees of freedom as there are patients, times the standard deviation over the draws.
+
+    Args:
+        values: (seeds, sites), finite.
+        drawn: (seeds, sites, draws), the same patients in a draw for every seed; ``None``: not known.
+        units: (sites,) number of patients of each, as :func:`widened` takes it.
+    """
+    found = np.asarray(values, float)
+    by_seed, many = found.mean(1), found.shape[0] > 1
+    shared, df, wide = np.nan, np.inf, None
+    if drawn is not None:
+        wide = widened(found, drawn, units)
+        parts = wide.mean(0).var(-1) / found.shape[1] ** 2
+        df = float(degrees(parts, units, wide.shape[-1]))
+        shared = float(shared_variance(wide.mean(1))) if many else float(wide.mean(1).var(ddof=1))
+    mean = float(by_seed.mean())
+    if many:
+        of = estimate(by_seed, shared, df)
+        return Certainty(mean, float(of.half), float(of.p), True, wide is not None)
+    if wide is None or not shared > 0:
+        return Certainty(mean)
+    error = float(np.sqrt(shared))
+    p = 2 * float(stdtr(df, -abs(mean) / error))
+    return Certainty(mean, float(stdtrit(df, (1 + LEVEL) / 2)) * error, p, False, True)
+
+
 def holm(p: npt.ArrayLike) -> Array:
     """Corrects p-values for their number, so that one of them is below 0.05 by luck in 5 % of families at most.
 

@@ -13,6 +13,7 @@ from fairflare.base import checks
 from fairflare.base.disk.files import safe_name
 from fairflare.federation.plan.plan import Plan, make_plan
 
+ALONE_METHOD = "solo"
 OWN = "own"  # train_like: every method with its own training
 
 
@@ -179,6 +180,13 @@ def leaving_out(series: Series, told: str) -> Series:
     dealt = getattr(plan.task, "phantom_sites", None)
     settings = dict(series.settings) if dealt is None else {"phantom_sites": dealt, **series.settings}
     return replace(series, sites=sites, hold_out=names, settings=settings)
+
+
+def with_alone(series: Series) -> Series:
+    """The series with a row of what every site has alone; itself where it has one."""
+    if any(entry.method == ALONE_METHOD for entry in series.entries):
+        return series
+    return replace(series, entries=[*series.entries, Entry(ALONE_METHOD)])
 
 
 # ------------------------------------------------------------------------------------------------ how users say it

@@ -14,12 +14,13 @@ from fairflare.base.machine.threads import one_thread
 from fairflare.base.settings import values_of
 from fairflare.core.features.adapting import network_of
 from fairflare.core.features.batch_norms import MEAN, VARIANCE, recalibrate, registered_names
-from fairflare.exchange.messages import SPLIT_TEST, STATUS_OK, TASK_VALIDATE, SiteTask
+from fairflare.exchange.messages import SPLIT_TEST, STATUS_OK, TASK_VALIDATE, SiteReply, SiteTask
 from fairflare.exchange.sent_tensors import rebuilt
 from fairflare.federation.plan.plan import Plan, make_plan
 from fairflare.federation.plan.run_settings import RESULTS_FOLDER
 from fairflare.federation.plan.site_training import at_home
-from fairflare.federation.record.models import MODEL_FILE
+from fairflare.federation.record.models import BEST_MODEL_FILE, MODEL_FILE
+from fairflare.federation.site.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED
 from fairflare.federation.site.site_file import own_settings
 from fairflare.federation.site.worker import SiteWorker
 from fairflare.reporting.compare.unseen import Unseen, write_unseen
@@ -72,15 +73,12 @@ def at_unseen(
     plan = make_plan(**arguments)
     if site in (plan.sites or ()):
         raise ValueError(f"site {site!r} was part of the run: it is not unseen; leave it out of the run's sites")
-    content = torch.load(workspace / RUN_DIR / MODEL_FILE, map_location="cpu", weights_only=True)
-    network, state = rebuilt(
-        lambda: network_of(plan.task), content["model"], content["train_conf"].get("exchange") or {}
-    )
-    network.load_state_dict(state)
+    network, state = common_model(plan, workspace)
     home = at_home(values_of(plan.training), network, lambda *_, **__: None)
     found = Unseen(site=site, reason=NO_MODEL)
     if not home.own_everywhere:
         found = _tested(plan, state, site, local, should_stop)
+        found.best, found.best_is_last = _best(plan, workspace, found, local, should_stop)
     statistics = _statistics(network)
     if statistics and (not home.own_everywhere or home.tensors <= statistics):
         data = plan.task.open_site(site, own_settings(local, site))
@@ -89,6 +87,37 @@ def at_unseen(
         found.adapted = _tested(plan, network.state_dict(), site, local, should_stop).metrics
     write_unseen(workspace / RUN_DIR / RESULTS_FOLDER, found)
     return found
+
+
+def common_model(
+    plan: Plan, workspace: Path, name: str = MODEL_FILE
+) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    """The network of a run and a common model of it, whole, which is loaded in it.
+
+    Args:
+        plan: of the run.
+        workspace: see :func:`at_unseen`.
+        name: of the model's file.
+    """
+    content = torch.load(workspace / RUN_DIR / name, map_location="cpu", weights_only=True)
+    network, state = rebuilt(
+        lambda: network_of(plan.task), content["model"], content["train_conf"].get("exchange") or {}
+    )
+    network.load_state_dict(state)
+    return network, dict(state)
+
+
+def _best(
+    plan: Plan, workspace: Path, last: Unseen, local: Mapping[str, Any], stop: Callable[[], bool | str]
+) -> tuple[dict[str, float | None], bool]:
+    """Figures of the model that the sites of the run validated best, and whether that is the last one."""
+    told = read_results(workspace / RUN_DIR / RESULTS_FOLDER)["best"]
+    if told is None or not (workspace / RUN_DIR / BEST_MODEL_FILE).is_file():
+        return {}, False
+    if told["is_last"]:
+        return last.metrics, True
+    _, state = common_model(plan, workspace, BEST_MODEL_FILE)
+    return _tested(plan, state, last.site, local, stop).metrics, False
 
 
 def _statistics(network: torch.nn.Module) -> set[str]:
@@ -101,17 +130,7 @@ def _tested(
     plan: Plan, state: Mapping[str, torch.Tensor], site: str, local: Mapping[str, Any], stop: Callable[[], bool | str]
 ) -> Unseen:
     """As any site tests a model that it is sent: same code, same floor of cases, nothing of its own in the model."""
-    rounds = plan.run.num_rounds
-    request = SiteTask(
-        name=TASK_VALIDATE,
-        state=dict(state),
-        current_round=rounds,
-        num_rounds=rounds,
-        seed=plan.run.seed,
-        measure=(SPLIT_TEST,),
-        min_cases=plan.run.min_cases,
-        as_sent=True,
-    )
+    request = request_of(plan, state)
     with OwnedFolder("unseen") as temporary, one_thread():
         worker = SiteWorker(
             site, plan.task, plan.training, own_settings(local, site), temporary.path, num_threads=1, tells_all=True
@@ -119,6 +138,36 @@ def _tested(
         reply = worker.perform(request, lambda: bool(stop()))
     if reply.status != STATUS_OK:
         raise RuntimeError(f"the left-out site {site!r} could not test the model: {reply.reason}")
-    metrics = {name: value if math.isfinite(value) else None for name, value in reply.metrics.items()}
+    metrics = figures_of(reply)
     reason = "" if metrics else "the site keeps its figures, which are of too few cases (min_cases)"
-    return Unseen(site=site, metrics=metrics, images=reply.num_samples, reason=reason)
+    drawn = [value if math.isfinite(value) else None for value in reply.stats.get(RESAMPLED) or ()]
+    return Unseen(
+        site=site,
+        metrics=metrics,
+        images=reply.num_samples,
+        reason=reason,
+        resampled=drawn,
+        unit=reply.stats.get(DRAWN_UNITS, "") if drawn else "",
+        units=reply.stats.get(NUM_UNITS) if drawn else None,
+    )
+
+
+def request_of(plan: Plan, state: Mapping[str, torch.Tensor]) -> SiteTask:
+    """The question how a model does on a site's test split, without anything of the site's own in it."""
+    rounds = plan.run.rounds_in_all
+    return SiteTask(
+        name=TASK_VALIDATE,
+        state=dict(state),
+        current_round=rounds,
+        num_rounds=rounds,
+        seed=plan.run.seed,
+        measure=(SPLIT_TEST,),
+        resample=plan.run.bootstrap,
+        min_cases=plan.run.min_cases,
+        as_sent=True,
+    )
+
+
+def figures_of(reply: SiteReply) -> dict[str, float | None]:
+    """What a site measured; ``None`` where it is undefined."""
+    return {name: value if math.isfinite(value) else None for name, value in reply.metrics.items()}

@@ -281,7 +281,7 @@ def _scatters(
     found: dict[str, _Scatter] = {}
     for site in sorted(every):
         seeds = [seed for seed in pairs if site in values[seed][0][0]]
-        told = [of for seed in seeds for run in pairs[seed] if (of := _draws_of(run, site, metric)) is not None]
+        told = [of for seed in seeds for run in pairs[seed] if (of := draws_of(run, site, metric)) is not None]
         if len(told) < 2 * len(seeds) or len({(unit, len(of)) for unit, of in told}) != 1:
             continue  # other draws, or none: nothing is known
         unit, _ = told[0]
@@ -298,7 +298,7 @@ def _scatters(
     return units, found
 
 
-def _draws_of(run: Run, site: str, metric: str) -> tuple[Units, tuple[float, ...]] | None:
+def draws_of(run: Run, site: str, metric: str) -> tuple[Units, tuple[float, ...]] | None:
     """A site's values on its draws, and what they are of; ``None``: there are none of this metric."""
     values = (run.get("resampled") or {}).get(site)
     if not values or metric != run["info"]["primary_metric"]:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 from pydantic import BaseModel
 
 from fairflare.base.disk.files import write_whole
 from fairflare.core.fairness import summarize
-from fairflare.reporting.layout import Cell, Table, printed, spread
+from fairflare.core.statistics.intervals import Certainty, certainty
+from fairflare.reporting.compare.differences import Units, draws_of
+from fairflare.reporting.layout import Cell, Shown, Spread, Table, interval, printed, spread
 from fairflare.reporting.values import by_site_of, direction_of, label_of, metrics_of
 
 UNSEEN_FILE = "unseen.json"
+
+Draws: TypeAlias = tuple[Units, tuple[float, ...]]  # what a site drew, and the metric on each draw
 
 
 class Unseen(BaseModel, extra="forbid"):
@@ -24,14 +30,23 @@ class Unseen(BaseModel, extra="forbid"):
         site: name.
         metrics: of its test split; ``None``: undefined there.
         adapted: the same of the model with norm statistics of the site's own training images; empty: it has no such.
+        best: of the model that validated best at the sites of the run; empty: there is none, or it is not common.
+        best_is_last: that model is the last one.
         images: in its test split.
+        resampled: the primary metric on draws of its test patients; empty: none were made.
+        unit, units: what was drawn (``patients``, ``volumes`` or ``images``), and how many of them it has.
         reason: why there is no figure; empty: there is one.
     """
 
     site: str
     metrics: dict[str, float | None] = {}
     adapted: dict[str, float | None] = {}
+    best: dict[str, float | None] = {}
+    best_is_last: bool = False
     images: int | None = None
+    resampled: list[float | None] = []
+    unit: str = ""
+    units: int | None = None
     reason: str = ""
 
 
@@ -59,6 +74,186 @@ def read_unseen(folder: Path) -> Unseen:
         raise ValueError(f"{file}: no readable result of a left-out site ({error}); delete it and run again") from error
 
 
+@dataclass
+class UnseenRow:
+    """A method at sites that it saw and at sites that it did not.
+
+    Attributes:
+        label: of the method.
+        seeds: with any figure.
+        seen, unseen, worst, gap, adapted, best: over the seeds that have all left-out sites; see :func:`unseen_table`.
+        each: of each left-out site, over all seeds.
+        sure: of ``seen``, ``unseen`` and ``gap``, how sure they are.
+        over: what these intervals are over, in words; empty: there are none.
+        personal: the seen sites are measured with models of their own.
+        reason: why an unseen site gets no figure; empty: it has one.
+    """
+
+    label: str
+    seeds: int
+    seen: Spread
+    unseen: Spread
+    worst: Spread
+    gap: Spread
+    adapted: Spread
+    best: Spread
+    each: dict[str, Spread]
+    sure: dict[str, Certainty]
+    over: str
+    personal: bool
+    reason: str
+
+
+@dataclass
+class UnseenSites:
+    """What table and page are made of."""
+
+    metric: str
+    higher: bool
+    sites: list[str]
+    rows: list[UnseenRow]
+    notes: list[str]
+    synthetic: bool
+
+
+def unseen_of(found: Sequence[tuple[Mapping[str, Any], Unseen]], metric: str | None = None) -> UnseenSites:
+    """The figures of :func:`unseen_table`.
+
+    Raises:
+        ValueError: no run, or no run has the metric.
+    """
+    if not found:
+        raise ValueError("no run with a left-out site completed")
+    chosen = metric or metrics_of(found[0][0])[0]
+    higher = direction_of(found[0][0], chosen)
+    sites = sorted({unseen.site for _, unseen in found})
+    rows: list[UnseenRow] = []
+    notes: list[str] = []
+    for label in dict.fromkeys(label_of(run) for run, _ in found):
+        by_seed: dict[int, dict[str, _Run]] = {}
+        for run, unseen in found:
+            if label_of(run) == label:
+                of_seed = by_seed.setdefault(int(run["info"]["seed"]), {})
+                of_seed[unseen.site] = _Run.of(run, unseen, chosen, higher)
+        rows.append(_row(label, by_seed, sites, higher))
+        if lacking := sorted(seed for seed, by in by_seed.items() if len(by) < len(sites)):
+            notes.append(f"{label}: seeds {', '.join(map(str, lacking))} lack runs: in the sites' columns only.")
+        notes += _in_words(rows[-1], [one for by in by_seed.values() for one in by.values()])
+    synthetic = any(run["info"].get("synthetic") for run, _ in found)
+    return UnseenSites(chosen, higher, sites, rows, notes, synthetic)
+
+
+@dataclass
+class _Run:
+    """One run: its figures, and those of its sites on draws of their test patients."""
+
+    seen: float
+    by_site: dict[str, float]
+    unseen: float
+    adapted: float
+    best: float
+    draws: dict[str, Draws]  # by site, the left-out one among them
+    document: Unseen
+    personal: bool
+
+    @property
+    def tested(self) -> list[str]:
+        """Sites of its figures."""
+        return [*self.by_site, self.document.site]
+
+    @classmethod
+    def of(cls, run: Mapping[str, Any], unseen: Unseen, metric: str, higher: bool) -> _Run:
+        by_site = {site: v for site, v in by_site_of(run, metric).items() if math.isfinite(v)}
+        kinds = (unseen.metrics, unseen.adapted, unseen.best)
+        last, adapted, best = (math.nan if (v := of.get(metric)) is None else v for of in kinds)
+        at = {site: draws_of(run, site, metric) for site in by_site}
+        if unseen.resampled and metric == run["info"]["primary_metric"]:
+            values = tuple(math.nan if v is None else v for v in unseen.resampled)
+            at[unseen.site] = ((unseen.unit, unseen.units), values)
+        draws = {site: told for site, told in at.items() if told is not None}
+        seen = summarize(by_site_of(run, metric), higher_is_better=higher).mean
+        return cls(seen, by_site, last, adapted, best, draws, unseen, run["info"].get("measured") == "personal")
+
+
+def _row(label: str, by_seed: Mapping[int, Mapping[str, _Run]], sites: Sequence[str], higher: bool) -> UnseenRow:
+    whole = {seed: by for seed, by in by_seed.items() if len(by) == len(sites)}
+    means = {
+        name: [sum(getattr(one, name) for one in by.values()) / len(sites) for by in whole.values()]
+        for name in ("seen", "unseen", "adapted", "best")
+    }
+    worst = [_worst([one.unseen for one in by.values()], higher) for by in whole.values()]
+    gaps = [seen - unseen for seen, unseen in zip(means["seen"], means["unseen"], strict=True)]
+    each = {site: spread([by[site].unseen for by in by_seed.values() if site in by]) for site in sites}
+    every = [one for by in by_seed.values() for one in by.values()]
+    sure, over = _sure(list(whole.values()))
+    reasons = sorted({one.document.reason for one in every if one.document.reason})
+    return UnseenRow(
+        label, len(by_seed), **{name: spread(of) for name, of in means.items()}, worst=spread(worst), gap=spread(gaps),
+        each=each, sure=sure, over=over, personal=any(one.personal for one in every), reason="; ".join(reasons),
+    )  # fmt: skip
+
+
+def _sure(whole: Sequence[Mapping[str, _Run]]) -> tuple[dict[str, Certainty], str]:
+    """How sure seen, unseen and gap are, and over what, each as a mean of terms of the sites.
+
+    A site that is seen in some runs and unseen in another is tested on the same patients, which are in the gap once.
+    """
+    runs = [one for by in whole for one in by.values()]
+    names = sorted({site for one in runs for site in one.tested})
+    if not runs or not all(math.isfinite(one.unseen) for one in runs):
+        return {}, ""
+    units: dict[str, set[Units]] = {}
+    many = set()
+    for one in runs:
+        for site, (unit, values) in one.draws.items():
+            units.setdefault(site, set()).add(unit)
+            many.add(len(values))
+    same = len(many) == 1 and all(len(of) == 1 and 1 not in {n for _, n in of} for of in units.values())
+    known = same and all(site in one.draws for one in runs for site in one.tested)
+    counts = [n or math.inf for site in names for _, n in units[site]] if known else [math.inf] * len(names)
+    found = {}
+    for name, of_seen, of_unseen in (("seen", 1, 0), ("unseen", 0, 1), ("gap", 1, -1)):
+        terms = [_terms(by, names, of_seen, of_unseen, None) for by in whole]
+        drawn = np.stack([_terms(by, names, of_seen, of_unseen, max(many)) for by in whole]) if known else None
+        if drawn is not None:
+            drawn = drawn[:, :, np.isfinite(drawn).all((0, 1))]
+            drawn = drawn if drawn.shape[-1] > 1 else None
+        found[name] = certainty(np.stack(terms), drawn, counts)
+    sure = found["unseen"]
+    kinds = sorted({kind for of in units.values() for kind, _ in of})
+    parts = [f"{len(whole)} seeds"] if sure.seeds else []
+    parts += [f"the test {' or '.join(kinds)}"] if sure.patients else []
+    return found, " and ".join(parts) + (" of one seed" if parts and not sure.seeds else "")
+
+
+def _terms(by: Mapping[str, _Run], names: Sequence[str], of_seen: int, of_unseen: int, draws: int | None) -> Any:
+    """What each site adds to a seed's figure, times the number of sites: (sites,), or (sites, draws)."""
+    terms = np.zeros((len(names),) if draws is None else (len(names), draws))
+    for one in by.values():
+        for site, value in one.by_site.items():
+            own = value if draws is None else np.array(one.draws[site][1])
+            terms[names.index(site)] += of_seen * own * len(names) / (len(by) * len(one.by_site))
+        own = one.unseen if draws is None else np.array(one.draws[one.document.site][1])
+        terms[names.index(one.document.site)] += of_unseen * own * len(names) / len(by)
+    return terms
+
+
+def _in_words(row: UnseenRow, runs: Sequence[_Run]) -> list[str]:
+    """What an unseen site gets of a method."""
+    notes = [f"{row.label}: no figure: {reason}." for reason in row.reason.split("; ") if reason]
+    if row.reason and math.isfinite(row.adapted.mean):
+        notes.append(
+            f"{row.label}: an unseen site gets the common weights with norm statistics of its own images (adapted)."
+        )
+    if row.personal and not row.reason:
+        notes.append(f"{row.label}: seen sites are measured with a model of their own, the unseen one with the common.")
+    elif not row.reason and not math.isfinite(row.best.mean):
+        notes.append(f"{row.label}: the figures are of the last models; the runs keep no best one that all share.")
+    elif not row.reason and all(one.document.best_is_last for one in runs):
+        notes.append(f"{row.label}: the model that validated best is the last one in every run.")
+    return notes
+
+
 def unseen_table(
     found: Sequence[tuple[Mapping[str, Any], Unseen]],
     metric: str | None = None,
@@ -71,7 +266,8 @@ def unseen_table(
     Of each seed, "seen" is the mean over its runs of the mean over the sites that trained; "unseen" and "unseen worst"
     are mean and worst over the left-out sites, and stand only where every left-out site has a figure; "gap" is seen
     less unseen. "adapted" is "unseen" of the same models with norm statistics of the left-out site's own training
-    images, which takes no labels. Seeds without all of the left-out sites are left out of them and named.
+    images, which takes no labels; "best" is "unseen" of the models that validated best at the sites that trained.
+    Seeds without all of the left-out sites are left out of them and named.
 
     Args:
         found: documents of completed runs, each with its :class:`Unseen`.
@@ -82,37 +278,41 @@ def unseen_table(
     Raises:
         ValueError: no run, or no run has the metric.
     """
-    if not found:
-        raise ValueError("no run with a left-out site completed")
-    chosen = metric or metrics_of(found[0][0])[0]
-    higher = direction_of(found[0][0], chosen)
-    sites = sorted({unseen.site for _, unseen in found})
-    rows: list[list[Cell]] = []
+    of = unseen_of(found, metric)
     notes = [
-        f"{chosen} ({'higher' if higher else 'lower'} is better) of the last models; a site's column is of models that "
-        "were trained without it, on its test split. Mean ± population standard deviation over the seeds."
+        f"{of.metric} ({'higher' if of.higher else 'lower'} is better) of the last models; a site's column is of "
+        "models that were trained without it, on its test split. Mean ± population standard deviation over the seeds."
     ]
-    for label in dict.fromkeys(label_of(run) for run, _ in found):
-        own = [(run, unseen) for run, unseen in found if label_of(run) == label]
-        by_seed: dict[int, dict[str, tuple[float, float, float]]] = {}
-        for run, unseen in own:
-            seen = summarize(by_site_of(run, chosen), higher_is_better=higher).mean
-            figures = [math.nan if v is None else v for v in (unseen.metrics.get(chosen), unseen.adapted.get(chosen))]
-            by_seed.setdefault(int(run["info"]["seed"]), {})[unseen.site] = (seen, figures[0], figures[1])
-        whole = [[*by.values()] for by in by_seed.values() if len(by) == len(sites)]
-        if lacking := sorted(seed for seed, by in by_seed.items() if len(by) < len(sites)):
-            notes.append(f"{label}: seeds {', '.join(map(str, lacking))} lack runs: in the sites' columns only.")
-        means = [[sum(column) / len(sites) for column in zip(*of_seed, strict=True)] for of_seed in whole]
-        worst = [_worst([value for _, value, _ in of_seed], higher) for of_seed in whole]
-        each = [[by[site][1] for by in by_seed.values() if site in by] for site in sites]
-        seen_means, unseen_means, adapted = ([of_seed[k] for of_seed in means] for k in range(3))
-        gaps = [seen - value for seen, value, _ in means]
-        rows.append([label, len(by_seed), *map(spread, (seen_means, unseen_means, worst, gaps, adapted, *each))])
-        notes += [f"{label}: no figure: {reason}." for reason in sorted({u.reason for _, u in own if u.reason})]
-        if any(run["info"].get("measured") == "personal" and not u.reason for run, u in own):
-            notes.append(f"{label}: seen sites are measured with a model of their own, the unseen one with the common.")
-    columns = ["method", "seeds", "seen", "unseen", "unseen worst", "gap", "adapted", *sites]
-    return printed([Table("unseen", "", columns, rows)], notes, style, width)
+    return printed([unseen_cells(of)], [*notes, *intervals_in_words(of), *of.notes], style, width)
+
+
+def unseen_cells(found: UnseenSites) -> Table:
+    """The table of :func:`unseen_table`."""
+    rows: list[list[Cell]] = []
+    for row in found.rows:
+        ends = [[c.mean - c.half, c.mean + c.half] for name in ("unseen", "gap") if (c := row.sure.get(name))]
+        ends = ends or [[math.nan] * 2] * 2
+        rows.append(
+            [row.label, row.seeds, row.seen, row.unseen, Shown(interval(*ends[0]), ends[0]), row.worst, row.gap,
+             Shown(interval(*ends[1]), ends[1]), row.adapted, row.best, *row.each.values()]
+        )  # fmt: skip
+    names = ["method", "seeds", "seen", "unseen", "unseen 95 %", "unseen worst", "gap", "gap 95 %", "adapted", "best"]
+    heads = [[f"{name} mean", f"{name} sd"] for name in (*names, *found.sites)]
+    heads[:2] = [["method"], ["seeds"]]
+    heads[4], heads[7] = ["unseen low", "unseen high"], ["gap low", "gap high"]
+    caption = (
+        f"{found.metric} where the models were trained (seen) and where not (unseen); gap: seen less unseen; a site's "
+        "column is of models that were trained without it. Mean ± population standard deviation over the seeds."
+    )
+    return Table("unseen", caption, [*names, *found.sites], rows, csv_columns=heads)
+
+
+def intervals_in_words(found: UnseenSites) -> list[str]:
+    """What the intervals are over, said once where it is the same for all."""
+    over = {row.label: row.over for row in found.rows if row.over}
+    if len({*over.values()}) == 1:
+        return [f"The 95 % intervals are over {next(iter(over.values()))}; of other hospitals they say nothing."]
+    return [f"{label}: the 95 % intervals are over {of}." for label, of in over.items()]
 
 
 def _worst(values: Sequence[float], higher: bool) -> float:

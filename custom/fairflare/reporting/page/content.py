@@ -58,6 +58,21 @@ OF_RUNS = (
 
 
 @dataclass(frozen=True)
+class Lead:
+    """A sentence with which a comparison's page begins, and the picture that shows it.
+
+    Attributes:
+        text: what was found and how sure it is.
+        picture: of it; no other part of the page has it.
+        section: name of the section with more.
+    """
+
+    text: str
+    picture: Picture | None = None
+    section: str = ""
+
+
+@dataclass(frozen=True)
 class Page:
     """The whole of it.
 
@@ -67,6 +82,7 @@ class Page:
         synthetic: which of the data are generated, a sentence; empty: none is known to be.
         summary: sentences.
         problems: what was wrong with the files.
+        leads: before all else, three at most: between sites, between groups of people, at unseen sites.
         terms: words and what they mean.
     """
 
@@ -76,4 +92,5 @@ class Page:
     summary: Sequence[str]
     sections: Sequence[Section]
     problems: Sequence[str] = ()
+    leads: Sequence[Lead] = ()
     terms: Sequence[tuple[str, str]] = OF_RUNS

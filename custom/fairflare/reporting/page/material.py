@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from fairflare.reporting.compare.comparison import Row, comparison_of, complete_runs
 from fairflare.reporting.compare.differences import Difference
+from fairflare.reporting.compare.matrix import Matrix, RunMatrix, has_matrix, matrix_of, read_matrix
 from fairflare.reporting.compare.standing import who_is_behind
-from fairflare.reporting.compare.unseen import has_unseen
+from fairflare.reporting.compare.unseen import Unseen, UnseenSites, has_unseen, read_unseen, unseen_of
 from fairflare.reporting.documents import ROUND
 from fairflare.reporting.notes import run_notes
+from fairflare.reporting.page.content import Lead
 from fairflare.reporting.page.layers import LayerSums
 from fairflare.reporting.pictures import in_order
 from fairflare.reporting.reading import cut, read_head, read_rounds
@@ -76,6 +79,9 @@ class Material:
         others: runs that did not complete, beside a comparison.
         problems: lines about files.
         differences: to the reference.
+        matrix: every model at every site, where they were tested there.
+        unseen: what runs that leave a site out say, where there are such beside the others.
+        between_groups: sentence and picture about groups of people; ``None``: nothing is known, nothing is said.
     """
 
     rows: list[PageRow]
@@ -86,6 +92,9 @@ class Material:
     others: list[PageRun] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
+    matrix: Matrix | None = None
+    unseen: UnseenSites | None = None
+    between_groups: Lead | None = None
 
     @property
     def runs(self) -> list[PageRun]:
@@ -159,21 +168,77 @@ def read_material(folder: Path, *, metric: str | None = None, reference: str | N
         if reference is not None:
             raise ValueError("--reference is for comparisons; this is one run")
         return of_one(page_run(read_results(paths[0], whole=False)), metric)
-    if any(has_unseen(path.parent) for path in paths):  # they would pass for seeds of one set of sites
-        raise ValueError(
-            f"{folder} holds runs that each leave a site out: unseen.md there has their table; for a page give the "
-            "folder of one run"
-        )
-    runs, problems = [], []
+    runs: list[PageRun] = []
+    problems: list[str] = []
+    tested: list[tuple[dict[str, Any], RunMatrix]] = []
+    left_out = read_left_out(paths, problems)
     for path in paths:
+        if _leaves_out(path):  # it would pass for a seed of another set of sites
+            continue
         try:
             runs.append(page_run(read_results(path, whole=False), _run_folder(path.relative_to(folder))))
+            if has_matrix(path.parent):
+                tested.append((runs[-1].document, read_matrix(path.parent)))
         except (OSError, ValueError) as error:
             problems.append(f"left out, since it cannot be read: {error}")
     if not runs:
-        raise ValueError("; ".join(problems))
+        raise ValueError("; ".join(problems) or f"{folder} holds only runs that each leave a site out")
     told = _told(folder, problems)
-    return of_several(runs, metric or next(iter(told.get("metric", ())), None), reference, told, problems)
+    chosen = metric or next(iter(told.get("metric", ())), None)
+    found = of_several(runs, chosen, reference, told, problems)
+    order = [row.label for row in found.rows]
+    tested = [one for one in tested if label_of(one[0]) in order]
+    tested.sort(key=lambda one: order.index(label_of(one[0])))
+    return replace(
+        found,
+        matrix=matrix_of(tested, found.metric) if tested else None,
+        unseen=unseen_of(left_out, found.metric) if left_out else None,
+    )
+
+
+def read_left_out(paths: Sequence[Path], problems: list[str]) -> list[tuple[dict[str, Any], Unseen]]:
+    """Runs that leave a site out, each with what its model is worth there; what cannot be used goes to ``problems``."""
+    found = []
+    for path in paths:
+        if not _leaves_out(path):
+            continue
+        try:
+            if not has_unseen(path.parent):
+                problems.append(f"left out: {path.parent} was not tested at its left-out site; run compare again")
+                continue
+            found.append((page_run(read_results(path, whole=False)).document, read_unseen(path.parent)))
+        except (OSError, ValueError) as error:
+            problems.append(f"left out, since it cannot be read: {error}")
+    return found
+
+
+def _leaves_out(results: Path) -> bool:
+    """Whether a run is without a site: by its test there, or before that by the plan that ``compare`` wrote."""
+    if has_unseen(results.parent):
+        return True
+    plans = [parent / "run.json" for parent in results.parents[:6] if (parent / "run.json").is_file()]
+    try:
+        return bool(plans) and bool(json.loads(plans[0].read_text(encoding="utf-8")).get("held_out"))
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def only_left_out(folder: Path, metric: str | None = None) -> tuple[UnseenSites, list[str]] | None:
+    """What a folder says in which every run leaves a site out, and what was wrong; ``None``: it is no such folder.
+
+    Raises:
+        ValueError: none of them can be used.
+    """
+    if results_in(folder):
+        return None
+    paths = find_runs(folder)
+    if not all(map(_leaves_out, paths)):
+        return None
+    problems: list[str] = []
+    found = read_left_out(paths, problems)
+    if not found:
+        raise ValueError("; ".join(problems))
+    return unseen_of(found, metric), problems
 
 
 def _run_folder(results: Path) -> str:

@@ -14,9 +14,22 @@ import jinja2
 
 from fairflare import __version__
 from fairflare.base.disk.files import write_whole
-from fairflare.reporting.page import course, groups, outcome, pareto, provenance, reports, sweep, weights, words
+from fairflare.reporting.page import (
+    course,
+    groups,
+    leads,
+    matrix,
+    outcome,
+    pareto,
+    provenance,
+    reports,
+    sweep,
+    unseen,
+    weights,
+    words,
+)
 from fairflare.reporting.page.content import MAX_COLUMNS, Page, Picture, Table, printable, shown
-from fairflare.reporting.page.material import Material, of_one, page_run, read_material
+from fairflare.reporting.page.material import Material, of_one, only_left_out, page_run, read_material
 from fairflare.reporting.page.style import Drawn, drawn
 from fairflare.reporting.results import PAGE_FILE
 
@@ -58,8 +71,13 @@ def write_report(
             raise ValueError(f"{out} is no report and not empty; give another --out")
         if not overwrite:
             raise ValueError(f"{out} holds a report already; give --overwrite to replace it, or another --out")
-    material = read_material(folder, metric=metric, reference=reference)
-    page = build(material)
+    without = only_left_out(folder, metric)
+    if without is not None and reference is not None:
+        raise ValueError(f"--reference is for differences, and {folder} holds runs that each leave a site out")
+    if without is not None:
+        page = unseen.unseen_page(*without)
+    else:
+        page = build(read_material(folder, metric=metric, reference=reference))
     pictures = {p.name: drawn(p.name, p.draw) for p in _of_kind(page, Picture)}
     html = render(page, pictures, files=True)
     _clear(out)
@@ -116,11 +134,14 @@ def build(material: Material) -> Page:
         title = f"Run of {material.rows[0].label}"
         subtitle = run.name
         problems += run.problems
-    summary = [words.answer(material), *summary]
+    if not material.reference:
+        summary = [words.answer(material), *summary]
     sections = [
         outcome.results(material),
         groups.groups(material),
         outcome.differences(material),
+        matrix.matrix(material.matrix),
+        unseen.unseen(material.unseen),
         sweep.sweep(material),
         pareto.pareto(material),
         course.rounds(material),
@@ -138,7 +159,10 @@ def build(material: Material) -> Page:
         for section in sections
         if section is not None
     ]
-    return Page(title, subtitle, words.synthetic(material), summary, full, problems)
+    heads, rest = leads.leads(material, full)
+    if material.reference and not heads:
+        summary = [words.answer(material), *summary]
+    return Page(title, subtitle, words.synthetic(material), summary, rest, problems, heads)
 
 
 # ------------------------------------------------------------------------------------------------ form
@@ -179,7 +203,8 @@ def render(page: Page, pictures: Mapping[str, Drawn], *, files: bool) -> str:
 
 def _of_kind(page: Page, kind: type[P]) -> list[P]:
     """Its pictures, or its tables."""
-    return [part for section in page.sections for part in section.parts if isinstance(part, kind)]
+    parts = [*(one.picture for one in page.leads), *(part for section in page.sections for part in section.parts)]
+    return [part for part in parts if isinstance(part, kind)]
 
 
 def _is_report(folder: Path) -> bool:

@@ -1,0 +1,40 @@
+"""With which sentences a comparison's page begins: between sites, between groups of people, at unseen hospitals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fairflare.reporting.page import unseen
+from fairflare.reporting.page.content import Lead, Picture, Section
+from fairflare.reporting.page.material import Material
+
+
+def leads(material: Material, sections: Sequence[Section]) -> tuple[list[Lead], list[Section]]:
+    """The leads, and the sections without the pictures that stand there.
+
+    What there is no document of has no lead and no word. Groups of people come as ``material.between_groups``, a
+    :class:`Lead` that whoever reads their document makes.
+
+    Args:
+        material: of a comparison; of one run there are no leads.
+        sections: of the page.
+    """
+    if not material.reference:
+        return [], list(sections)
+    found = []
+    pictures = [part for section in sections for part in section.parts if isinstance(part, Picture)]
+    picture = next((part for part in pictures if part.name == "sites"), None)
+    if picture is not None:
+        found.append(Lead(f"Between sites: {_sites(material)}", picture, "results"))
+    found += [one for one in (material.between_groups, unseen.lead(material.unseen)) if one is not None]
+    taken = {id(one.picture) for one in found}
+    rest = [replace(s, parts=[part for part in s.parts if id(part) not in taken]) for s in sections]
+    return found, rest
+
+
+def _sites(material: Material) -> str:
+    from fairflare.reporting.page.words import answer
+
+    text = answer(material)
+    return text[0].lower() + text[1:]

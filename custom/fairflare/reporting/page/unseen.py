@@ -1,0 +1,120 @@
+"""What models are worth at sites that were no part of their training."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from fairflare.reporting.compare.unseen import UnseenRow, UnseenSites, intervals_in_words, unseen_cells
+from fairflare.reporting.layout import counted, number
+from fairflare.reporting.page.content import Lead, Page, Picture, Section, listed
+from fairflare.reporting.page.style import INK, figure, label, look
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SYNTHETIC = "The data are SYNTHETIC (generated images): these figures say nothing about patients."
+
+
+def unseen(found: UnseenSites | None) -> Section | None:
+    """Table and notes; its picture stands at the head of the page. ``None``: no site was left out."""
+    if found is None:
+        return None
+    words = [_in_words(row) for row in found.rows]
+    notes = [*intervals_in_words(found), *found.notes]
+    return Section("unseen", "Unseen hospitals", words=words, notes=notes, parts=[unseen_cells(found)])
+
+
+def lead(found: UnseenSites | None) -> Lead | None:
+    """The sentence about unseen sites, of the first method with a figure, with the picture of all."""
+    if found is None:
+        return None
+    known = [row for row in found.rows if math.isfinite(row.unseen.mean)]
+    text = "Unseen hospitals: " + (
+        _in_words(known[0]) if known else "no method has a model to hand over to a hospital that was not there."
+    )
+    adapted = any(math.isfinite(row.adapted.mean) for row in found.rows)
+    better = "to the right" if found.higher else "to the left"
+    picture = Picture(
+        "unseen",
+        lambda: _draw(found),
+        "Filled: at sites that trained; open: at sites that were left out"
+        + ("; cross: there, with norm statistics of the site's own images" if adapted else "")
+        + f". Thin lines are 95 % intervals; {better} is better.",
+        f"{found.metric} at seen and unseen sites. {listed((_short(row) for row in found.rows), '; ')}.",
+    )
+    return Lead(text, picture, "unseen")
+
+
+def unseen_page(found: UnseenSites, problems: list[str]) -> Page:
+    """The page of a comparison in which every run leaves a site out."""
+    section, first = unseen(found), lead(found)
+    assert section is not None
+    assert first is not None
+    summary = [
+        f"{counted(len(found.rows), 'method')}; left out in turn: {', '.join(found.sites)}. {found.metric} on the test "
+        f"splits, of the last models; {'higher' if found.higher else 'lower'} is better.",
+        "Seen is the mean over the sites that trained, unseen the mean over the left-out sites, each tested by models "
+        "that were trained without it.",
+    ]
+    title = f"{counted(len(found.sites), 'site')} left out in turn"
+    subtitle = ", ".join(row.label for row in found.rows)
+    return Page(title, subtitle, SYNTHETIC if found.synthetic else "", summary, [section], problems, [first])
+
+
+def _figure(row: UnseenRow, name: str) -> str:
+    sure = row.sure.get(name)
+    return number(getattr(row, name).mean, sure.half if sure else math.nan)
+
+
+def _in_words(row: UnseenRow) -> str:
+    """``fed_avg has 0.66 ± 0.03 where it was not trained and 0.71 ± 0.02 where it was, ...``; or why it has none."""
+    adapted = f" With norm statistics of its own images a site has {number(row.adapted.mean)}."
+    adapted = adapted if math.isfinite(row.adapted.mean) else ""
+    if not math.isfinite(row.unseen.mean):
+        reason = row.reason or "a left-out site has no figure"
+        return f"{row.label} gives an unseen site nothing as it is: {reason}.{adapted}"
+    over = f"± is half a 95 % interval over {row.over}" if row.over else "one seed and no draws: how sure is not known"
+    gap = row.sure.get("gap")
+    told = "" if gap is None or math.isnan(gap.half) else ", beyond noise" if gap.p < 0.05 else ", within noise"
+    return (
+        f"{row.label} has {_figure(row, 'unseen')} at sites that it was not trained at and {_figure(row, 'seen')} at "
+        f"those that it was (gap {_figure(row, 'gap')}{told}; {over}).{adapted}"
+    )
+
+
+def _short(row: UnseenRow) -> str:
+    return f"{row.label}: seen {_figure(row, 'seen')}, unseen {_figure(row, 'unseen')}"
+
+
+def _draw(found: UnseenSites) -> Figure:
+    made = figure(1.25 + 0.42 * len(found.rows), f"{found.metric} at seen and unseen sites", found.synthetic)
+    axes = made.subplots()
+    for place, row in enumerate(found.rows):
+        colour = look(place).colour
+        ends = [value for value in (row.seen.mean, row.unseen.mean) if math.isfinite(value)]
+        if len(ends) == 2:
+            axes.plot(ends, [place, place], color=colour, linewidth=1, linestyle=":")
+        _mark(axes, row, "seen", place - 0.12, {"marker": "o", "color": colour})
+        _mark(axes, row, "unseen", place + 0.12, {"marker": "o", "color": colour, "markerfacecolor": "none"})
+        if math.isfinite(row.adapted.mean):
+            axes.plot([row.adapted.mean], [place + 0.32], "x", color=colour, markersize=6)
+        if not math.isfinite(row.unseen.mean):
+            axes.annotate("no common model", (row.seen.mean, place), (8, -3), textcoords="offset points", fontsize=7.5)
+    for name, marker, face in (("seen", "o", INK), ("unseen", "o", "none"), ("adapted", "x", INK)):
+        if name != "adapted" or any(math.isfinite(row.adapted.mean) for row in found.rows):
+            axes.plot([], [], marker, color=INK, markerfacecolor=face, label=name)
+    axes.set_yticks(range(len(found.rows)), [label(row.label) for row in found.rows])
+    axes.set_ylim(len(found.rows) - 0.4, -0.6)
+    axes.set_xlabel(found.metric)
+    axes.grid(axis="x")
+    made.legend(loc="outside lower center", ncols=3)
+    return made
+
+
+def _mark(axes: Axes, row: UnseenRow, name: str, place: float, style: dict[str, Any]) -> None:
+    mean, sure = getattr(row, name).mean, row.sure.get(name)
+    if sure is not None and math.isfinite(sure.half):
+        axes.plot([mean - sure.half, mean + sure.half], [place, place], color=style["color"], linewidth=1.4)
+    axes.plot([mean], [place], markersize=6.5, **style)

@@ -1,0 +1,93 @@
+"""The page of a comparison that leaves sites out, and the leads of a page."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fairflare.reporting.compare.unseen import Unseen, unseen_of, write_unseen
+from fairflare.reporting.page.content import Lead
+from fairflare.reporting.page.material import read_material
+from fairflare.reporting.page.write import build, write_report
+from tests.unit.report_runs import document, write_comparison, write_run
+
+SEEN = {"A": 0.8, "B": 0.7, "C": 0.6}
+UNSEEN = {"A": 0.5, "B": 0.6, "C": 0.4}
+NOISE = [0.0, 0.03, -0.02]
+
+
+def runs(seeds: int = 3) -> list[tuple[dict[str, Any], Unseen]]:
+    found = []
+    for seed in range(seeds):
+        for site in SEEN:
+            values = {other: value + NOISE[seed] for other, value in SEEN.items() if other != site}
+            figures = {"dice": UNSEEN[site] - NOISE[seed]}
+            found.append((document("fed_avg", seed, values), Unseen(site=site, metrics=figures, adapted={"dice": 0.6})))
+    return found
+
+
+def held_out(folder: Path) -> Path:
+    for results, unseen in runs():
+        place = folder / "runs" / f"fed_avg-seed{results['info']['seed']}-without-{unseen.site}"
+        write_run(place, results)
+        write_unseen(place / "server" / "simulate_job" / "fairflare", unseen)
+    return folder
+
+
+def test_the_intervals_are_over_the_seeds() -> None:
+    (row,) = unseen_of(runs()).rows
+    by_seed = {
+        "seen": 0.7 + np.array(NOISE), "unseen": 0.5 - np.array(NOISE), "gap": 0.2 + 2 * np.array(NOISE)
+    }  # fmt: skip
+    for name, values in by_seed.items():
+        low, high = stats.t.interval(0.95, 2, values.mean(), stats.sem(values))
+        assert row.sure[name].mean == pytest.approx(values.mean())
+        assert row.sure[name].half == pytest.approx((high - low) / 2)
+    assert row.over == "3 seeds"
+
+
+def test_the_gap_of_one_seed_is_over_the_same_patients() -> None:
+    """A site's luck with its patients is in seen and unseen alike, so it is not in the gap."""
+    luck = np.random.default_rng(0).normal(0, 0.1, (3, 200))
+    found = runs(1)
+    for results, unseen in found:
+        test = results["test"]
+        draws = {s: (test[s]["dice"] + luck["ABC".index(s)]).tolist() for s in test}
+        results["resampled"] = draws
+        results["resampled_units"] = {site: {"unit": "patients", "count": 10} for site in draws}
+        own = UNSEEN[unseen.site] + luck["ABC".index(unseen.site)]
+        unseen.resampled, unseen.unit, unseen.units = own.tolist(), "patients", 10
+    (row,) = unseen_of(found).rows
+    assert row.over == "the test patients of one seed"
+    scatter = float((luck * np.sqrt(10 / 9)).mean(0).std(ddof=1))
+    assert 1.9 * scatter < row.sure["unseen"].half < 2.4 * scatter
+    assert not row.sure["gap"].half > 1e-9
+
+
+def test_the_page_of_left_out_sites(tmp_path: Path) -> None:
+    page = write_report(held_out(tmp_path / "c"), tmp_path / "out").read_text()
+    assert "3 sites left out in turn" in page
+    assert "Unseen hospitals: fed_avg has 0.51" not in page
+    assert "fed_avg has 0.50 ± 0.06 at sites that it was not trained at and 0.70 ± 0.06 at those that it was" in page
+    assert "over 3 seeds" in page
+    assert "With norm statistics of its own images a site has 0.600" in page
+    assert (tmp_path / "out" / "figures" / "unseen.svg").is_file()
+
+
+def test_both_kinds_of_runs_have_one_page(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path, [document("fed_avg", seed, SEEN) for seed in range(3)])
+    material = read_material(held_out(folder))
+    assert len(material.runs) == 3
+    assert [lead.section for lead in build(material).leads] == ["results", "unseen"]
+
+
+def test_groups_of_people_have_their_place_in_the_middle(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path, [document("fed_avg", seed, SEEN) for seed in range(3)])
+    material = read_material(held_out(folder))
+    groups = dataclasses.replace(material, between_groups=Lead("Between groups: ...", None, "groups"))
+    assert [lead.section for lead in build(groups).leads] == ["results", "groups", "unseen"]

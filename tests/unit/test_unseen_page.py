@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from scipy import stats
 
 from fairflare.reporting.compare.unseen import Unseen, unseen_of, write_unseen
-from fairflare.reporting.page.content import Lead
 from fairflare.reporting.page.material import read_material
 from fairflare.reporting.page.write import build, write_report
 from tests.unit.report_runs import document, write_comparison, write_run
@@ -89,5 +87,23 @@ def test_both_kinds_of_runs_have_one_page(tmp_path: Path) -> None:
 def test_groups_of_people_have_their_place_in_the_middle(tmp_path: Path) -> None:
     folder = write_comparison(tmp_path, [document("fed_avg", seed, SEEN) for seed in range(3)])
     material = read_material(held_out(folder))
-    groups = dataclasses.replace(material, between_groups=Lead("Between groups: ...", None, "groups"))
-    assert [lead.section for lead in build(groups).leads] == ["results", "groups", "unseen"]
+    values = {"F": {"auc": 0.8}, "M": {"auc": 0.6}}
+    of = {
+        "all": {"auc": 0.7},
+        "groups": values,
+        "worst": {"auc": "M"},
+        "gaps": {"auc_gap": 0.2},
+        "cases": {"F": 9, "M": 8},
+    }
+    material.runs[0].document["groups"] = {
+        "attributes": {"sex": ["F", "M"]}, "kept": {}, "pooled": {"sex": of}, "sites": {"site-1": {"sex": of}},
+    }  # fmt: skip
+    leads = build(material).leads
+    assert [lead.section for lead in leads] == ["results", "groups", "unseen"]
+    told = "with fed_avg: By sex, over all sites M has the lowest auc, 0.600, 0.200 below the best"
+    assert leads[1].text.startswith(f"Between groups of people, {told}")
+    assert leads[1].picture is not None
+    assert leads[1].picture.name == "groups_of_sex"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(material.runs[0].document, "groups", None)
+        assert [lead.section for lead in build(material).leads] == ["results", "unseen"]

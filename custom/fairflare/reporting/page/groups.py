@@ -14,21 +14,27 @@ from fairflare.reporting.page.style import GRID, figure, label, legend, look, ro
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+OF_GROUPS = "groups_of_"  # with the attribute: a picture's name
+
 
 def groups(material: Material) -> Section | None:
-    """The groups by site of one run that asked for them."""
-    found = material.runs[0].document.get("groups") if len(material.runs) == 1 else None
+    """The groups by site of the run, or of the reference's first run in a comparison, that asked for them."""
+    reference = next((row for row in material.rows if row.label == material.reference), material.rows[0])
+    run = reference.runs[0]
+    found = run.document.get("groups")
     if not found:
         return None
     parts: list[Picture | Table] = []
     for attribute in found["attributes"]:
         told = caption(found, attribute)
-        parts.append(Picture(f"groups_of_{attribute}", _drawing(material, found, attribute), told, told))
-    parts += group_tables(material.runs[0].document)
+        parts.append(Picture(f"{OF_GROUPS}{attribute}", _drawing(material, found, attribute), told, told))
+    parts += group_tables(run.document)
     kept = [f"{site}: {listed(names)}" for site, names in found["kept"].items()]
     notes = (
         [f"Suppressed, fewer cases than min_cases or with such, and in no figure: {'; '.join(kept)}."] if kept else []
     )
+    if material.reference:
+        notes.append(f"Of {reference.label}, its first run; the page of each other run has its own.")
     return Section("groups", "Groups of people", notes=notes, parts=parts)
 
 

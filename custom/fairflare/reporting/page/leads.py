@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from fairflare.reporting.page import unseen
 from fairflare.reporting.page.content import Lead, Picture, Section
+from fairflare.reporting.page.groups import OF_GROUPS
 from fairflare.reporting.page.material import Material
 
 
 def leads(material: Material, sections: Sequence[Section]) -> tuple[list[Lead], list[Section]]:
     """The leads, and the sections without the pictures that stand there.
 
-    What there is no document of has no lead and no word. Groups of people come as ``material.between_groups``, a
-    :class:`Lead` that whoever reads their document makes.
+    What there is no document of has no lead and no word.
 
     Args:
         material: of a comparison; of one run there are no leads.
@@ -27,7 +27,11 @@ def leads(material: Material, sections: Sequence[Section]) -> tuple[list[Lead], 
     picture = next((part for part in pictures if part.name == "sites"), None)
     if picture is not None:
         found.append(Lead(f"Between sites: {_sites(material)}", picture, "results"))
-    found += [one for one in (material.between_groups, unseen.lead(material.unseen)) if one is not None]
+    picture = next((part for part in pictures if part.name.startswith(OF_GROUPS)), None)
+    if picture is not None:
+        found.append(Lead(f"Between groups of people, with {material.reference}: {picture.caption}", picture, "groups"))
+    if (about := unseen.lead(material.unseen)) is not None:
+        found.append(about)
     taken = {id(one.picture) for one in found}
     rest = [replace(s, parts=[part for part in s.parts if id(part) not in taken]) for s in sections]
     return found, rest

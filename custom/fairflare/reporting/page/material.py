@@ -18,7 +18,6 @@ from fairflare.reporting.compare.standing import who_is_behind
 from fairflare.reporting.compare.unseen import Unseen, UnseenSites, has_unseen, read_unseen, unseen_of
 from fairflare.reporting.documents import ROUND
 from fairflare.reporting.notes import run_notes
-from fairflare.reporting.page.content import Lead
 from fairflare.reporting.page.layers import LayerSums
 from fairflare.reporting.pictures import in_order
 from fairflare.reporting.reading import cut, read_head, read_rounds
@@ -81,7 +80,6 @@ class Material:
         differences: to the reference.
         matrix: every model at every site, where they were tested there.
         unseen: what runs that leave a site out say, where there are such beside the others.
-        between_groups: sentence and picture about groups of people; ``None``: nothing is known, nothing is said.
     """
 
     rows: list[PageRow]
@@ -94,7 +92,6 @@ class Material:
     differences: list[Difference] = field(default_factory=list)
     matrix: Matrix | None = None
     unseen: UnseenSites | None = None
-    between_groups: Lead | None = None
 
     @property
     def runs(self) -> list[PageRun]:

@@ -372,6 +372,7 @@ def test_a_broken_task_file_is_one_line(tmp_path: Path, text: str, message: str)
 
 BUG = """
 import sys
+import fairflare.federation.plan.plan
 import fairflare.flare.export.recipes
 from fairflare.cli import commands as cli
 from fairflare.cli.data import doctor
@@ -381,7 +382,7 @@ def broken(*arguments, **named):
     return "a" + 1
 
 
-fairflare.flare.export.recipes.make_plan = broken
+fairflare.flare.export.recipes.make_plan = fairflare.federation.plan.plan.make_plan = broken
 sys.argv = ["fairflare", *sys.argv[1:]]
 cli.main()
 """

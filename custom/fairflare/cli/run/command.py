@@ -75,7 +75,7 @@ def run(
         local = site_settings(site_file, plan["experiment"], workspace)
         plan.update(sites=run_sites(plan["sites"], local), keep_local_models=keep_local_models)
         made = _recipe if not in_process else PlanHere
-        recipe = made(**plan)
+        recipe: Any = made(**plan)
         quick = plan["small"] and not plan["task_file"]
         more = suited(
             recipe.plan, local, site_file, plan["settings"], quick=quick, trial=quick and plan["num_rounds"] is None

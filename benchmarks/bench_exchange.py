@@ -1,6 +1,7 @@
 """Bytes and the server's memory with a large frozen encoder: ``exchange=trainable`` beside ``exchange=all``.
 
-The encoder is random (seeded), each site builds it, and a head of some thousand numbers is trained by FedAvg.
+The encoder is random (seeded), each site builds it, and a head of some thousand numbers is trained by FedAvg; with
+``--lora`` it is a ViT-L (302 M parameters) with LoRA of rank 8 on the layers of ``--targets`` (needs ``peft``).
 ``processes``: FairFlare without FLARE, the server in one process and the sites in others; ``simulator``: FLARE's, where
 the server is the simulator's own process. Bytes are those of ``phases.csv`` a site in the last round; the peak is the
 largest resident size (``VmHWM``) of the server's process, and ``child`` that of the process in which the network is
@@ -28,6 +29,10 @@ from typing import NamedTuple
 import psutil
 
 TASK = Path(__file__).with_name("frozen_task.py")
+VIT = {
+    "network": "vit_l", "image_size": "[32,32]", "patch_size": 16, "local_steps": 2, "batch_size": 8,
+    "phantom_samples": 160, "phantom_test": 64, "phantom_own_test": 64, "adapters": "lora", "adapters.rank": 8,
+}  # fmt: skip
 ROLES = {"simulator_worker": "sites", "simulator.simulator": "server", "spawn_main": "child"}
 
 
@@ -75,14 +80,19 @@ def watched(command: list[str], how: str, environment: dict[str, str]) -> dict[s
     return peaks
 
 
-def run(how: str, exchange: str, parameters: int, sites: int, rounds: int, jobs: int, folder: Path) -> Found:
+def run(how: str, exchange: str, args: argparse.Namespace, folder: Path) -> Found:
     """One run in a workspace of its own."""
-    workspace = folder / f"{how}-{exchange}"
+    workspace, sites = folder / f"{how}-{exchange}", args.sites
     command = [sys.executable, "-m", "fairflare.cli.commands", "run", "fed_avg", "--task", "classification"]
-    command += ["--task-file", str(TASK), "--sites", str(sites), "--rounds", str(rounds), "--workspace", str(workspace)]
+    command += ["--sites", str(sites), "--rounds", str(args.rounds), "--workspace", str(workspace)]
+    if args.lora:
+        lora = {**VIT, "adapters.targets": args.targets}
+        command += [part for name, value in lora.items() for part in ("--set", f"{name}={value}")]
+    else:
+        command += ["--task-file", str(TASK)]
     command += ["--set", f"exchange={exchange}", "--set", "keep_optimizer_state=false", "--timeout", "3000"]
-    command += ["--in-process", "--jobs", str(jobs)] if how == "processes" else ["--threads", str(sites)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "FAIRFLARE_BENCH_PARAMETERS": str(parameters)}
+    command += ["--in-process", "--jobs", str(args.jobs)] if how == "processes" else ["--threads", str(sites)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "FAIRFLARE_BENCH_PARAMETERS": str(int(args.parameters))}
     started = time.monotonic()
     peaks = watched(command, how, environment)
     seconds = time.monotonic() - started
@@ -100,8 +110,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="processes of sites, for `processes`")
     parser.add_argument("--how", nargs="+", choices=["processes", "simulator"], default=["processes", "simulator"])
     parser.add_argument("--exchange", nargs="+", default=["trainable", "all"])
+    parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--targets", default=r"attn\.out_proj$", help="layers with an adapter, for --lora")
     args = parser.parse_args()
-    print(f"{args.parameters / 1e6:.0f} M frozen parameters, {args.sites} sites, {args.rounds} rounds, FedAvg")
+    encoder = f"ViT-L, LoRA of rank 8 on {args.targets}" if args.lora else f"{args.parameters / 1e6:.0f} M frozen"
+    print(f"{encoder}, {args.sites} sites, {args.rounds} rounds, FedAvg")
     columns = (
         "run",
         "exchange",
@@ -116,7 +129,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="fairflare_bench_") as name:
         for how in args.how:
             for exchange in args.exchange:
-                found = run(how, exchange, int(args.parameters), args.sites, args.rounds, args.jobs, Path(name))
+                found = run(how, exchange, args, Path(name))
                 # In `processes` sites are such children too.
                 child = "-" if how == "processes" or exchange == "all" else f"{found.peaks.get('child', 0):.0f}"
                 cells = (how, exchange, f"{found.down:.0f}", f"{found.up:.0f}", f"{found.peaks.get('server', 0):.0f}")

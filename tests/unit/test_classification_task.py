@@ -561,7 +561,7 @@ def test_build_model() -> None:
     [
         (
             {"network": "resnet50"},
-            "'vit_mini', 'vit_s', 'vit_b', got 'resnet50'; did you mean 'resnet18'?",
+            "'vit_mini', 'vit_s', 'vit_b', 'vit_l', got 'resnet50'; did you mean 'resnet18'?",
         ),
         ({"features": (8, 8)}, "features must be 4 entries, each an integer >= 1, got (8, 8)"),
         ({"features": (8, 8, 8, 0)}, "features must be 4 entries, each an integer >= 1; entry 3 is 0"),

@@ -253,7 +253,7 @@ def test_the_random_state_gives_the_weights() -> None:
 
 def test_unknown_network() -> None:
     with pytest.raises(
-        ValueError, match=r"network must be one of 'resnet18', .*'vit_b', got 'resnet50'; did you mean 'resnet18'"
+        ValueError, match=r"network must be one of 'resnet18', .*'vit_l', got 'resnet50'; did you mean 'resnet18'"
     ):
         build("resnet50")
 

@@ -97,8 +97,8 @@ class ClassificationTask(MeasuresClasses, ImageTask):
     that of FedMRL ``network="densenet121"`` with 224x224.
 
     Args:
-        network: MONAI's ``"resnet18"`` or ``"densenet121"``; or a vision transformer, ``"vit_s"``, ``"vit_b"`` or for a
-            trial ``"vit_mini"``, whose ``initial_weights`` may have timm's names and fit in part.
+        network: MONAI's ``"resnet18"`` or ``"densenet121"``; or a vision transformer, ``"vit_s"``, ``"vit_b"``,
+            ``"vit_l"`` or for a trial ``"vit_mini"``, whose ``initial_weights`` may have timm's names and fit in part.
         features: widths of the four stages of the ResNet; 64, 128, 256, 512 is the published one.
         patch_size: of a vision transformer; divides ``image_size``.
         max_pool: the ResNet's pooling behind its first convolution (published: yes; images of 48x48 do without).
@@ -167,7 +167,7 @@ class ClassificationTask(MeasuresClasses, ImageTask):
     acts: ClassVar[dict[str, OnlyWith | None]] = {
         "features": only_with("network", "resnet18"),
         "max_pool": only_with("network", "resnet18"),
-        "patch_size": only_with("network", "vit_mini", "vit_s", "vit_b"),
+        "patch_size": only_with("network", "vit_mini", "vit_s", "vit_b", "vit_l"),
         "cosine_scale": only_with("classifier", "cosine"),
         "augmentation": only_with("augment"),
         "alpha": only_with("partition", "dirichlet", "two_pool"),
@@ -181,7 +181,7 @@ class ClassificationTask(MeasuresClasses, ImageTask):
         "attribute_noise": only_with("attributes"),
     }
 
-    network: Literal["resnet18", "densenet121", "vit_mini", "vit_s", "vit_b"] = "resnet18"
+    network: Literal["resnet18", "densenet121", "vit_mini", "vit_s", "vit_b", "vit_l"] = "resnet18"
     features: tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt] = (16, 32, 64, 128)
     max_pool: Flag = False
     patch_size: PositiveInt = 16

@@ -16,7 +16,7 @@ from fairflare.core.aggregation.low_rank import FACTOR
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 # Vision transformers: width, blocks, heads.
-VITS = {"vit_mini": (64, 2, 4), "vit_s": (384, 12, 6), "vit_b": (768, 12, 12)}
+VITS = {"vit_mini": (64, 2, 4), "vit_s": (384, 12, 6), "vit_b": (768, 12, 12), "vit_l": (1024, 24, 16)}
 # What training scripts put in front of the encoder's own names.
 PREFIXES = ("module.", "model.", "encoder.", "backbone.", "net.")
 HEADS = ("fc.", "head.", "classifier.", "class_layers.", "projector.", "neck.", "retrained.")

@@ -16,8 +16,8 @@ from fairflare.data.datalist import SPLITS, write_datalist
 PACKAGE = Path(__file__).parents[2] / "custom"
 TOOLS = ("fairflare.data.preparers", "fairflare.data.phantoms", "matplotlib", "pydicom", "sklearn", "typer")
 SIDES = (
-    "flare.executor", "flare.controller", "flare.aggregator", "flare.persistor", "flare.export.job", "federation.transports.local",
-    "tasks.segmentation", "tasks.classification", "tasks.bundle", "methods.fed_avg",
+    "flare.executor", "flare.controller", "flare.aggregator", "flare.persistor", "flare.export.job",
+    "federation.transports.local", "tasks.segmentation", "tasks.classification", "tasks.bundle", "methods.fed_avg",
 )  # fmt: skip
 IMPORTS = """
 import importlib, sys

@@ -43,3 +43,12 @@ def test_nothing_else_is_found_and_a_new_process_finds_it() -> None:
     code = "from fairflare.methods.training import LocalTraining; print(LocalTraining.__module__)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "fairflare.methods.base.training"
+
+
+def test_kits_list_the_old_paths_of_classes_beside_the_new_ones() -> None:
+    from fairflare.provision import job_classes
+
+    listed = set(job_classes())
+    for module, name in NAMED.items():
+        if module.startswith("fairflare.methods.") and name not in ("Rule", "Field", "Method"):
+            assert {f"{module}.{name}", f"{MOVED[module]}.{name}"} <= listed

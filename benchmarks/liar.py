@@ -128,6 +128,8 @@ def honest(site: str, received: State, current_round: int) -> tuple[State, dict[
         "entropy": -1.5,
         "num_classes": 7,
         "mu": 0.1,
+        "group_losses": [0.7 + 0.02 * index],
+        "group_images": [30.0],
     }
     layers = list(dict.fromkeys(layers_of(received).values()))
     distances = [0.005 + 0.0025 * ((index + place) % 6) for place, _ in enumerate(layers)]
@@ -177,6 +179,7 @@ WORDS = {
     "probe_loss": [Lie("`probe_loss` 1e-9", {"probe_loss": 1e-9}), Lie("`probe_loss` 100", {"probe_loss": 100.0})],
     "step_norm": [Lie("`step_norm` 1", {"step_norm": 1.0}), Lie("`step_norm` 1e6", {"step_norm": 1e6})],
     "accuracy": [Lie("`accuracy` 0", {"accuracy": 0.0}), Lie("`accuracy` 1", {"accuracy": 1.0})],
+    "group_losses": [Lie(f"`group_losses` {text}", {"group_losses": [float(text)]}) for text in ("1e-9", "100")],
     "gap": [Lie("`gap` 1e5", {"gap": 1e5})],
     "minus_score": [Lie("`minus_score` 1", {"minus_score": 1.0})],
 }
@@ -192,6 +195,7 @@ def words_for(method: Method) -> list[Lie]:
     own = {"fed_ism": "sharpness", "fed_ism_plus_s": "sharpness", "fed_ism_plus_l": "perturbed_loss"}
     own |= {"fed_mas": "rescue_factor", "fed_mrl": "train_loss", "fed_nova": "step_norm", "fair_fed": "accuracy"}
     own |= {"q_fed_avg": "probe_loss", "afl": "probe_loss", "fed_ga": "gap", "fed_ce": "minus_score"}
+    own |= {"group_dro": "group_losses"}
     return WORDS[own[method.name]] if method.name in own else []
 
 

@@ -212,7 +212,7 @@ def test_the_page_says_which_lines_a_method_needs() -> None:
     rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in page.splitlines() if line.startswith("|")]
     families = {
         "FedAvg, Fed-LWR and its ablations": ("fed_avg", "fed_lwr", "fed_lwr_cosine", "fed_lwr_last_layer"),
-        "FedProx": ("fed_prox",),
+        "FedProx, FlexFair, Group DRO": ("fed_prox", "flex_fair", "group_dro"),
         "q-FedAvg, FedCE": ("q_fed_avg", "fed_ce"),
         "AFL, FairFed, FedGA": ("afl", "fair_fed", "fed_ga"),
         "FedNova": ("fed_nova",),

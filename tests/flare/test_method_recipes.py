@@ -54,7 +54,8 @@ def test_names_are_those_of_the_papers() -> None:
         "fed_ce": "FedCE", "fed_ga": "FedGA", "fed_ism": "FedISM", "fed_ism_plus_l": "FedISMPlusL",
         "fed_ism_plus_s": "FedISMPlusS", "fed_lc": "FedLC", "fed_lwr": "FedLWR", "fed_lwr_cosine": "FedLWRCosine",
         "fed_lwr_last_layer": "FedLWRLastLayer", "fed_mas": "FedMAS", "fed_mrl": "FedMRL", "fed_nova": "FedNova",
-        "fed_prox": "FedProx", "ldam": "LDAM", "logit_adjustment": "LogitAdjustment", "moon": "MOON",
+        "fed_prox": "FedProx", "flex_fair": "FlexFair", "group_dro": "GroupDRO", "ldam": "LDAM",
+        "logit_adjustment": "LogitAdjustment", "moon": "MOON",
         "q_fed_avg": "QFedAvg", "solo": "Solo",
     }  # fmt: skip
 

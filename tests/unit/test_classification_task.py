@@ -632,7 +632,8 @@ def test_arguments_can_be_read_back_for_the_export_of_a_job() -> None:
         "phantom_own_test": 90, "phantom_min_share": 0.05, "camera_shift": 0.5,
         "partition": "dirichlet", "alpha": 0.5, "eta": 0.25, "shard_mode": "complement", "corrupted_sites": 2,
         "corruption": "motion_blur", "severity": 1, "label_noise_sites": 1, "label_noise": 0.2,
-        "label_noise_kind": "pair", "attributes": True, "orientation": "stored", "intensity": "window",
+        "label_noise_kind": "pair", "attributes": True, "attribute_prevalence": 0.5,
+        "attribute_noise": 0.1, "orientation": "stored", "intensity": "window",
         "window": [40, 400], "resize": "crop", "patch_size": 8, "freeze": "encoder", "initial_keys": {"^a": "b"},
     }  # fmt: skip
     defaults = inspect.signature(ClassificationTask).parameters

@@ -151,7 +151,8 @@ class FairFed(Rule):
         return Weighing(sites=weights, details={**details, "omega": dict(self._omega)})
 
     def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
-        _counts(report, site)
+        if self.fairfed_attribute:
+            _counts(report, site)
         return report
 
     def _gap(self, groups: Mapping[str, Sums]) -> float:
@@ -173,7 +174,7 @@ def _counts(report: Mapping[str, Any], site: str) -> dict[str, Sums]:
     told, groups = report["group_counts"], report["groups"]
     if not told or groups is None or not math.isfinite(groups):
         return {}
-    if len(told) % (4 * int(groups)):
+    if groups % 1 or len(told) % (4 * int(groups)):
         raise ReportError(f"site {site!r}: field 'group_counts' has {len(told)} entries, of {groups:g} groups; {ALIKE}")
     rows = np.asarray(told).reshape(int(groups), -1, 4)
     return {str(group): {CONFUSION: counts} for group, counts in enumerate(rows)}

@@ -189,7 +189,7 @@ def test_a_run_has_them_in_results_table_csv_and_page(tmp_path: Path, monkeypatc
     assert float(told["", "sex=male/accuracy"]) == pooled["groups"]["male"]["accuracy"]
     section = section_of(of_one(page_run(results)))
     assert section is not None
-    assert section.parts[0].caption.startswith("By sex, ")
+    assert section.parts[0].alt.startswith("By sex, ")
     page = (tmp_path / "run/server/simulate_job/fairflare/report.html").read_text()
     assert "Groups of people" in page
     assert "accuracy_gap" in page

@@ -14,6 +14,7 @@ from fairflare.reporting.page.style import GRID, figure, label, legend, look, ro
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+MARKS = "A mark for each group at every site, and over all sites."
 OF_GROUPS = "groups_of_"  # with the attribute: a picture's name
 
 
@@ -27,7 +28,7 @@ def groups(material: Material) -> Section | None:
     parts: list[Picture | Table] = []
     for attribute in found["attributes"]:
         told = caption(found, attribute)
-        parts.append(Picture(f"{OF_GROUPS}{attribute}", _drawing(material, found, attribute), told, told))
+        parts.append(Picture(f"{OF_GROUPS}{attribute}", _drawing(material, found, attribute), MARKS, told))
     parts += group_tables(run.document)
     kept = [f"{site}: {listed(names)}" for site, names in found["kept"].items()]
     notes = (

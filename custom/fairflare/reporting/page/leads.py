@@ -29,7 +29,7 @@ def leads(material: Material, sections: Sequence[Section]) -> tuple[list[Lead], 
         found.append(Lead(f"Between sites: {_sites(material)}", picture, "results"))
     picture = next((part for part in pictures if part.name.startswith(OF_GROUPS)), None)
     if picture is not None:
-        found.append(Lead(f"Between groups of people, with {material.reference}: {picture.caption}", picture, "groups"))
+        found.append(Lead(f"Between groups of people, with {material.reference}: {picture.alt}", picture, "groups"))
     if (about := unseen.lead(material.unseen)) is not None:
         found.append(about)
     taken = {id(one.picture) for one in found}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fairflare.base.machine.child import in_child
 from fairflare.data.datalist import SPLITS, write_datalist
 
 PACKAGE = Path(__file__).parents[2] / "custom"
@@ -126,3 +128,19 @@ def test_a_run_on_own_pictures_needs_none(tmp_path: Path) -> None:
 def test_the_guard_notices_an_import(module: str) -> None:
     with pytest.raises(AssertionError, match="ModuleNotFoundError: No module named"):
         python(IMPORTS, module)
+
+
+def test_a_run_in_one_process_plans_without_flare() -> None:
+    program = (
+        "import sys\n"
+        "from fairflare.cli.run.here import PlanHere\n"
+        "made = PlanHere(method='fed_lwr', sites=2, num_rounds=1, phase_timeout=5.0)\n"
+        "assert made.name == 'fed_lwr' and made.plan.run.train_timeout == 5.0 and made.plan.run.min_sites == 2\n"
+        "assert 'nvflare' not in sys.modules, 'FLARE was imported'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_work_of_a_child_is_done_in_another_process() -> None:
+    assert in_child(os.getpid) != os.getpid()

@@ -18,7 +18,9 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
 
+from fairflare.core.features.adapting import network_of, outline_of
 from fairflare.core.features.norms import lone_samples
+from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.networks import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -448,3 +450,23 @@ def test_another_shape(tmp_path: Path, untouched: Classifier) -> None:
         ValueError, match=r"layer2.0.bn1.weight has the shape \(16,\), needed is \(8,\); .* more shapes"
     ):
         load_encoder(untouched, path)
+
+
+def test_an_outline_has_names_and_shapes_without_memory_and_draws_nothing() -> None:
+    task = ClassificationTask(network="vit_mini", image_size=(32, 32), patch_size=8)
+    before = torch.get_rng_state()
+    outline = outline_of(task)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert {p.device.type for p in outline.parameters()} == {"meta"}
+    whole = network_of(task)
+    assert {n: p.shape for n, p in outline.named_parameters()} == {n: p.shape for n, p in whole.named_parameters()}
+
+
+def test_an_outline_of_a_network_that_reads_its_numbers_is_the_network() -> None:
+    class Reads(ClassificationTask):
+        def build_model(self) -> Any:
+            model = torch.nn.Linear(2, 2)
+            float(model.weight.sum().item())
+            return model
+
+    assert {p.device.type for p in outline_of(Reads()).parameters()} == {"cpu"}

@@ -138,7 +138,7 @@ def test_a_run_in_one_process_plans_without_flare() -> None:
         "assert made.name == 'fed_lwr' and made.plan.run.train_timeout == 5.0 and made.plan.run.min_sites == 2\n"
         "assert 'nvflare' not in sys.modules, 'FLARE was imported'\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
 
 

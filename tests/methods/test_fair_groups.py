@@ -92,7 +92,7 @@ def test_a_site_with_other_numbers_of_classes_goes_by_its_accuracy() -> None:
     assert math.isnan(found.details["group_gap"]["c"])
     with pytest.raises(ReportError, match="site 'c': field 'group_counts' has 7 entries, of 2 groups"):
         FairFed(fairfed_attribute="sex").check_report({"groups": 2.0, "group_counts": [1.0] * 7}, "c", None)
-    with pytest.raises(ReportError, match="site 'c': field 'group_counts' has 4 entries, of 1.5 groups"):
+    with pytest.raises(ReportError, match=r"site 'c': field 'group_counts' has 4 entries, of 1\.5 groups"):
         FairFed(fairfed_attribute="sex").check_report({"groups": 1.5, "group_counts": [1.0] * 4}, "c", None)
     unread = {"groups": 1.5, "group_counts": [1.0] * 7}
     assert FairFed().check_report(unread, "c", None) == unread  # without an attribute nobody reads them

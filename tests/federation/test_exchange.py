@@ -100,7 +100,7 @@ def _timeless(value: Any) -> Any:
 @pytest.fixture(autouse=True)
 def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing it takes most of the time."""
-    monkeypatch.setattr("fairflare.federation.record.journal.write_run_page", lambda results, folder: [])
+    monkeypatch.setattr("fairflare.reporting.page.write.write_run_page", lambda results, folder: [])
 
 
 @pytest.mark.many
@@ -405,3 +405,59 @@ def test_it_is_out_in_a_run_that_goes_on(tmp_path: Path) -> None:
     assert second.results["info"]["resumed_at_round"] == 2
     assert second.results["rounds"][2]["accepted"] == ["site-1", "site-3"]
     assert "another one than the server's" in second.left_out(2)["site-2"][1]
+
+
+# ---------------------------------------------------------------------------------------------- the encoder's file
+
+
+def encoder_file(path: Path, seed: int) -> str:
+    """The encoder of another training, as a file that each participant has."""
+    torch.manual_seed(seed)
+    state = plan_of("fed_avg", "all").task.build_model().state_dict()
+    torch.save({name: tensor for name, tensor in state.items() if name.startswith("encoder.")}, path)
+    return str(path)
+
+
+def fitted(exchange: str, **more: Any) -> Plan:
+    """The encoder is frozen by a setting; every participant loads it from a file."""
+    settings = {**CLASSES, "freeze": "encoder", "initial_keys": {}, **more.pop("settings", {})}
+    options = {"sites": 3, "num_rounds": 2, "min_sites": 2, **more}
+    return make_plan("fed_avg", task="classification", settings=settings, exchange=exchange, **options)
+
+
+@pytest.mark.long
+def test_each_participant_loads_the_encoder_from_a_file_of_its_own(tmp_path: Path) -> None:
+    files = {name: encoder_file(tmp_path / f"{name}.pt", 7) for name in ("server", "site-1")}
+    local = {"initial_weights": files["server"], "sites": {"site-1": {"initial_weights": files["site-1"]}}}
+    whole = run_local(fitted("all"), tmp_path / "all", local)
+    part = run_local(fitted("trainable"), tmp_path / "part", local)
+    every, sent = model_in(whole), model_in(part)
+    assert 0 < len(sent) < len(every)
+    assert all(torch.equal(sent[name], every[name]) for name in sent)
+    read = torch.load(files["server"], weights_only=True)
+    assert all(torch.equal(tensor, read[name]) for name, tensor in every.items() if name in read)
+    named = run_local(fitted("trainable", settings={"initial_weights": files["server"]}), tmp_path / "named")
+    found = load_predictor(named.parent, "last").network.state_dict()  # the file that the job names is in its record
+    assert all(torch.equal(tensor, found[name]) for name, tensor in every.items())
+    with pytest.raises(ValueError, match="here they are not those of the run"):
+        load_predictor(part.parent, "last")
+    with pytest.raises((RuntimeError, ValueError), match="initial_ckpt changes tensors that are not sent"):
+        run_local(fitted("trainable", initial_ckpt=files["server"]), tmp_path / "carried")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["wrong", "absent"])
+def test_a_site_with_the_wrong_or_no_file_is_out_by_name(kind: str, tmp_path: Path) -> None:
+    theirs = encoder_file(tmp_path / "wrong.pt", 8) if kind == "wrong" else str(tmp_path / "secret" / "absent.pt")
+    right = encoder_file(tmp_path / "right.pt", 7)
+    local = {"initial_weights": right, "sites": {"site-2": {"initial_weights": theirs}}}
+    words = {
+        "wrong": r"another one than the server's.*encoder file \(initial_weights\)",
+        "absent": r"cannot be built here .ValueError.; give this site the encoder's file \(initial_weights in",
+    }[kind]
+    with pytest.raises(RuntimeError, match=f"1 of 3 site.s. cannot take part: site 'site-2': .*{words}") as told:
+        run_local(fitted("trainable"), tmp_path / "all", local)
+    assert "secret" not in str(told.value)
+    results = read_results(run_local(fitted("trainable", require_all_sites=False), tmp_path / "most", local))
+    assert [record["accepted"] for record in results["rounds"]] == [["site-1", "site-3"]] * 2
+    assert re.search(words, results["rounds"][0]["left_out"][0]["reason"])

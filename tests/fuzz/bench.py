@@ -343,7 +343,7 @@ class Bench:
         try:
             with (
                 mock.patch("fairflare.federation.record.journal.draw_pictures", return_value=[]),
-                mock.patch("fairflare.federation.record.journal.write_run_page", return_value=[]),
+                mock.patch("fairflare.reporting.page.write.write_run_page", return_value=[]),
                 mock.patch("os.fsync", return_value=None),
             ):
                 yield lines

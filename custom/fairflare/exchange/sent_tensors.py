@@ -10,12 +10,16 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fairflare.core.aggregation.spectral import LEFT, RIGHT
+from fairflare.core.features.adapting import network_of, with_weights
 from fairflare.core.features.norms import running_statistics
+
+if TYPE_CHECKING:
+    from fairflare.base.task import Task
 
 ALL, TRAINABLE = "all", "trainable"
 State = Mapping[str, torch.Tensor]
@@ -144,14 +148,15 @@ def seeded(build: Callable[[], Any], seed: int) -> Any:
 
 
 def rebuilt(
-    build: Callable[[], torch.nn.Module], sent: State, note: Mapping[str, Any]
+    task: Task, sent: State, note: Mapping[str, Any], checkpoint: str | None = None
 ) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     """A task's network, and the whole of a model whose file holds only what was sent.
 
     Args:
-        build: of the task.
+        task: of the run.
         sent: tensors of the file.
         note: ``exchange`` of the file; empty: the model is whole.
+        checkpoint: see :func:`fairflare.core.features.adapting.with_weights`.
 
     Returns:
         the network, and its whole state with ``sent`` in it, which is not loaded yet.
@@ -160,8 +165,8 @@ def rebuilt(
         ValueError: what the task builds besides is not what it was in the run.
     """
     if not note:
-        return build(), dict(sent)
-    model: torch.nn.Module = seeded(build, int(note["seed"]))
+        return network_of(task), dict(sent)
+    model: torch.nn.Module = seeded(lambda: with_weights(task, checkpoint), int(note["seed"]))
     state = model.state_dict()
     rest = {name: tensor for name, tensor in state.items() if name not in sent}
     if (found := fingerprint(rest)) != note["fingerprint"]:

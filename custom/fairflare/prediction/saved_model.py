@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 
 from fairflare.base.task import Task
-from fairflare.core.features.adapting import network_of
 from fairflare.exchange.sent_tensors import rebuilt
 from fairflare.federation.plan.run_settings import RESULTS_FOLDER
 from fairflare.federation.plan.site_training import PERSONAL
@@ -75,7 +74,7 @@ def network_with(
 ) -> torch.nn.Module:
     """The task's network with a state of the run that ``model`` is of."""
     try:
-        network, whole = rebuilt(lambda: network_of(task), state, model.exchange)
+        network, whole = rebuilt(task, state, model.exchange)
     except ValueError as error:
         raise ValueError(f"{model.path}: {error}") from error
     load_fitting(network, whole, refusal, remedy)

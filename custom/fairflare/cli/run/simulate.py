@@ -38,6 +38,9 @@ LOST = re.compile(
 LONGEST = 200  # bytes of what LOST finds
 SOCKET = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")  # bytes of a folder in which Python can have its sockets
 ATTEMPTS = 3
+#: FLARE takes a buffer of this size for each message, however small, and leaves it in a reference cycle; with its own
+#: 1 MB the server's process holds some 30 MB of them.
+CHUNK, CHUNK_BYTES = "NVFLARE_STREAMING_CHUNK_SIZE", 2**17
 
 
 def simulate(
@@ -126,7 +129,7 @@ def _run(
         stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        env={**os.environ, "TMPDIR": owned.name} if fits else None,
+        env={CHUNK: str(CHUNK_BYTES), **os.environ, **({"TMPDIR": owned.name} if fits else {})},
         pass_fds=() if owned.descriptor is None else (owned.descriptor,),  # a simulator that outlives this owns it, too
     )
     try:

@@ -41,6 +41,18 @@ def network_of(task: Task) -> nn.Module:
     return task.adapted(model) if isinstance(task, Adapting) else model
 
 
+def with_weights(task: Task, checkpoint: str | None = None) -> nn.Module:
+    """The task's network with the weights of one's own file in it, for whoever builds what does not travel.
+
+    Args:
+        task: whose own ``initial_weights`` hold without ``checkpoint``.
+        checkpoint: ``initial_weights`` of this participant's private file.
+    """
+    model = network_of(task)
+    task.initialise(model, checkpoint)
+    return model
+
+
 def outline_of(task: Task) -> nn.Module:
     """The task's network for its names and shapes: without memory for its numbers, unless it needs them to be built."""
     import torch

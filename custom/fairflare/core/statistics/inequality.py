@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import expit, logit, ndtri, stdtrit
 
 from fairflare.base import checks
 from fairflare.core.statistics.intervals import LEVEL
@@ -35,6 +34,8 @@ def share_interval(right: float, total: float) -> tuple[float, float]:
     Source:
         Wilson, Journal of the American Statistical Association 1927.
     """
+    from scipy.special import ndtri
+
     checks.number("right", right, low=0, high=checks.number("total", total, low=1))
     z = float(ndtri(0.5 + LEVEL / 2))
     share, scale = right / total, 1 + z * z / total
@@ -84,6 +85,8 @@ def mean_interval(
     """
     if cases < 2 or not error > 0 or not math.isfinite(error):
         return math.nan, math.nan
+    from scipy.special import expit, logit, stdtrit
+
     half = float(stdtrit(cases - 1, 0.5 + LEVEL / 2)) * error
     if not (math.isfinite(low) and math.isfinite(high) and low < value < high):
         return max(low, value - half), min(high, value + half)

@@ -29,7 +29,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import stdtr, stdtrit
 
 LEVEL = 0.95
 POWER = 0.8  # of the smallest difference that is called visible
@@ -69,6 +68,8 @@ class Estimate:
 
     def tails(self, t: npt.ArrayLike) -> Array:
         """Probability of a value farther from 0 than ``t >= 0``."""
+        from scipy.special import stdtr
+
         t = np.asarray(t, float)
         power = 0.5 if self.seeds_df == 1 else 1.0
         of_seeds, of_patients = self.share**power, (1 - self.share) ** power
@@ -77,6 +78,8 @@ class Estimate:
 
     def quantile(self, p: float) -> Array:
         """The t whose :meth:`tails` are ``p``, in (0, 1)."""
+        from scipy.special import stdtrit
+
         ends = [np.broadcast_to(stdtrit(df, 1 - p / 2), self.share.shape) for df in (self.seeds_df, self.patients_df)]
         if np.all(self.share == 1):
             return ends[0]
@@ -219,6 +222,8 @@ def certainty(values: npt.ArrayLike, drawn: npt.ArrayLike | None, units: npt.Arr
         return Certainty(mean, float(of.half), float(of.p), True, wide is not None)
     if wide is None or not shared > 0:
         return Certainty(mean)
+    from scipy.special import stdtr, stdtrit
+
     error = float(np.sqrt(shared))
     p = 2 * float(stdtr(df, -abs(mean) / error))
     return Certainty(mean, float(stdtrit(df, (1 + LEVEL) / 2)) * error, p, False, True)

@@ -22,7 +22,6 @@ from fairflare.methods.base.rule import Weighing
 from fairflare.reporting.compare.no_effect import same_weights
 from fairflare.reporting.compare.standing import standing
 from fairflare.reporting.documents import Warned
-from fairflare.reporting.page.write import write_run_page
 from fairflare.reporting.pictures import draw_pictures
 from fairflare.reporting.results import LeftOut, ResultsStore, RoundRecord, read_results
 from fairflare.reporting.table import fairness_table
@@ -269,5 +268,7 @@ def _data_in_words(found: Mapping[str, Any]) -> str:
 
 def _drawn(folder: Path) -> list[str]:
     """Draws pictures and page of a finished run; lines for the log."""
+    from fairflare.reporting.page.write import write_run_page  # a server that is to stay small does without
+
     results = read_results(folder)
     return draw_pictures(results, folder) + write_run_page(results, folder)

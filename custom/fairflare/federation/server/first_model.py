@@ -87,7 +87,8 @@ def first_model(task: Task, run: RunSettings, place: Place, makes: tuple[str, ..
     Raises:
         ValueError: it cannot be built, or ``exchange`` does not go with it.
     """
-    make = partial(_made, task, run.seed, run.exchange, makes, place.initial_weights(run), place.site_half)
+    start = bool(run.initial_ckpt), place.initial_weights(run)
+    make = partial(_made, task, run.seed, run.exchange, makes, start, place.site_half)
     if run.exchange == ALL or not place.apart:
         return make()
     file = getattr(sys.modules.get(type(task).__module__), "__file__", None)
@@ -117,8 +118,9 @@ def build(task: Task) -> torch.nn.Module:
 
 
 def _made(
-    task: Task, seed: int, exchange: str, makes: tuple[str, ...], checkpoint: str | None, site_half: Any
+    task: Task, seed: int, exchange: str, makes: tuple[str, ...], start: tuple[bool, str | None], site_half: Any
 ) -> FirstModel:
+    carried, checkpoint = start
     torch.manual_seed(seed)  # as each site that builds the network for itself
     model = build(task)
     sent = SentTensors(model, exchange, makes)
@@ -126,10 +128,12 @@ def _made(
     before = fingerprint(rest) if rest else ""
     said = [(task.initialise(model, checkpoint), False)]
     state = clean_state(model.state_dict())
-    if rest and fingerprint(sent.rest(state)) != before:
+    after = fingerprint(sent.rest(state)) if rest else ""
+    if carried and after != before:
         raise ValueError(
-            f"exchange={exchange!r}: the initial weights change tensors that are not sent, and the sites have not "
-            "got them; load them in the task's build_model from a file that every site has, or set exchange=all"
+            f"exchange={exchange!r}: initial_ckpt changes tensors that are not sent, and the sites have not got them; "
+            "give every participant the file, as initial_weights of the task or of its local/fairflare.json, or set "
+            "exchange=all"
         )
     if exchange != ALL:
         said.append(_told(sent, state))
@@ -138,7 +142,7 @@ def _made(
         state={name: tensor.clone() for name, tensor in sent.of(state).items()} if rest else state,
         parameters=sent.parameters,
         frozen=frozenset(sent.names) - sent.changing,
-        rest=before,
+        rest=after,
         at_home=home,
         numbers=sum(t.numel() for t in state.values() if t.is_floating_point()),
         nbytes=num_bytes(state),

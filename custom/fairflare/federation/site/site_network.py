@@ -10,7 +10,7 @@ import torch
 
 from fairflare.base.machine.computing import Computing
 from fairflare.base.own_errors import in_one_line
-from fairflare.core.features.adapting import network_of
+from fairflare.core.features.adapting import network_of, with_weights
 from fairflare.exchange.anchor_forms import DIFFERENCE, restored
 from fairflare.exchange.messages import SiteTask
 from fairflare.exchange.sent_tensors import ALL, SentTensors, fingerprint, seeded
@@ -32,6 +32,7 @@ class SiteNetwork:
     Args:
         site: name.
         device, computing: where and how it computes.
+        weights: ``initial_weights`` of its private file, from which it loads what does not travel.
 
     Attributes:
         model: the network; ``None``: the next task builds it.
@@ -41,6 +42,7 @@ class SiteNetwork:
     site: str
     device: torch.device
     computing: Computing
+    weights: str | None = None
     model: torch.nn.Module | None = None
     sent: SentTensors | None = None
     _terms: Terms = WHOLE
@@ -95,14 +97,14 @@ class SiteNetwork:
         self.sent = None
         if exchange == ALL:
             return self.computing.apply(network_of(task).to(self.device), self.device)
-        model = self._seeded(lambda: network_of(task), seed)
+        model = self._seeded(lambda: with_weights(task, self.weights), seed)
         self.sent = SentTensors(model, exchange, makes)
         own = fingerprint(self.sent.rest(model.state_dict()))
         if own != rest:
             raise SiteError(
                 f"site {self.site!r}: the part of the network that is not sent (exchange={exchange!r}) is another one "
                 f"than the server's: sha256 {own[:12]}, the server has {rest[:12]}; give this site the same encoder "
-                "file and the same versions as the server, or let all tensors travel (exchange=all)"
+                "file (initial_weights) and the same versions as the server, or let all tensors travel (exchange=all)"
             )
         return self.computing.apply(model.to(self.device), self.device)
 
@@ -116,7 +118,8 @@ class SiteNetwork:
             raise SiteError(
                 f"site {self.site!r}: its network cannot be built: {in_one_line(error)}",
                 public=f"site {self.site!r}: its network, of which only a part is sent, cannot be built here ({why}); "
-                "give this site the encoder's file, or let all tensors travel (exchange=all)",
+                "give this site the encoder's file (initial_weights in its local/fairflare.json), or let all tensors "
+                "travel (exchange=all)",
             ) from error
         return model
 

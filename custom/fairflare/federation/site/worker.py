@@ -134,7 +134,7 @@ class SiteWorker:
             raise SiteError(f"site {site!r}: setting 'num_threads' must be an integer >= 1, got {threads!r}")
         self.threads: int | None = threads
         self._data: SiteData | None = None
-        self.network = SiteNetwork(site, self.device, self.computing)
+        self.network = SiteNetwork(site, self.device, self.computing, self.settings.get("initial_weights"))
 
     def use(self, model: torch.nn.Module) -> None:
         """The network to load models into, in place of one of the task's."""

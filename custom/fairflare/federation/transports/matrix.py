@@ -65,7 +65,7 @@ def at_every_site(
         RuntimeError: a site has not kept its model, or could not test one; the text says why.
     """
     plan = make_plan(**arguments)
-    network, common = common_model(plan, workspace)
+    network, common = common_model(plan, workspace, local)
     home = at_home(values_of(plan.training), network, lambda *_, **__: None)
     run = str(read_results(workspace / RUN_DIR / RESULTS_FOLDER)["info"].get("run") or "")
     sites = {site: _owner(plan, site, local) for site in plan.sites or ()}

@@ -12,7 +12,6 @@ import torch
 from fairflare.base.disk.temporary import OwnedFolder
 from fairflare.base.machine.threads import one_thread
 from fairflare.base.settings import values_of
-from fairflare.core.features.adapting import network_of
 from fairflare.core.features.batch_norms import MEAN, VARIANCE, recalibrate, registered_names
 from fairflare.exchange.messages import SPLIT_TEST, STATUS_OK, TASK_VALIDATE, SiteReply, SiteTask
 from fairflare.exchange.sent_tensors import rebuilt
@@ -73,7 +72,7 @@ def at_unseen(
     plan = make_plan(**arguments)
     if site in (plan.sites or ()):
         raise ValueError(f"site {site!r} was part of the run: it is not unseen; leave it out of the run's sites")
-    network, state = common_model(plan, workspace)
+    network, state = common_model(plan, workspace, local)
     home = at_home(values_of(plan.training), network, lambda *_, **__: None)
     found = Unseen(site=site, reason=NO_MODEL)
     if not home.own_everywhere:
@@ -90,19 +89,18 @@ def at_unseen(
 
 
 def common_model(
-    plan: Plan, workspace: Path, name: str = MODEL_FILE
+    plan: Plan, workspace: Path, local: Mapping[str, Any], name: str = MODEL_FILE
 ) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     """The network of a run and a common model of it, whole, which is loaded in it.
 
     Args:
         plan: of the run.
-        workspace: see :func:`at_unseen`.
+        workspace, local: see :func:`at_unseen`.
         name: of the model's file.
     """
     content = torch.load(workspace / RUN_DIR / name, map_location="cpu", weights_only=True)
-    network, state = rebuilt(
-        lambda: network_of(plan.task), content["model"], content["train_conf"].get("exchange") or {}
-    )
+    note = content["train_conf"].get("exchange") or {}
+    network, state = rebuilt(plan.task, content["model"], note, local.get("initial_weights"))
     network.load_state_dict(state)
     return network, dict(state)
 
@@ -116,7 +114,7 @@ def _best(
         return {}, False
     if told["is_last"]:
         return last.metrics, True
-    _, state = common_model(plan, workspace, BEST_MODEL_FILE)
+    _, state = common_model(plan, workspace, local, BEST_MODEL_FILE)
     return _tested(plan, state, last.site, local, stop).metrics, False
 
 

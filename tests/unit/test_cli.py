@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -32,7 +31,6 @@ from fairflare.cli.data import doctor
 from fairflare.cli.data.sites import run_sites
 from fairflare.cli.run import command as run_command
 from fairflare.cli.run.view import RunView
-from fairflare.data.preparers.__main__ import make_app
 from fairflare.federation.plan.bounds import Bounds
 from fairflare.federation.plan.describe import sections
 from fairflare.federation.plan.plan import TASKS_BY_KIND, load_task_class, make_plan
@@ -441,8 +439,8 @@ def test_a_bug_in_a_settings_class_is_no_wrong_value() -> None:
 # ------------------------------------------------------------------------------------------------ the pages
 
 
-def documented(names: str = "(?:run|export) ") -> list[str]:
-    """Every complete command of these names of README and pages."""
+def documented() -> list[str]:
+    """Every complete ``run`` and ``export`` of README and pages; ``test_documented_commands.py`` has the others."""
     found = []
     for page in (
         ROOT / "README.md",
@@ -452,33 +450,14 @@ def documented(names: str = "(?:run|export) ") -> list[str]:
     ):
         text = page.read_text(encoding="utf-8").replace("\\\n", " ")
         for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL):
-            found += re.findall(rf"^fairflare (?:{names}).*$", block, re.MULTILINE)
-        found += re.findall(rf"`(fairflare (?:{names})[^`]*)`", text)
+            found += re.findall(r"^fairflare (?:run|export) .*$", block, re.MULTILINE)
+        found += re.findall(r"`(fairflare (?:run|export) [^`]*)`", text)
     # The method that a page writes is tested with the page.
     return sorted({command for command in found if "METHOD" not in command and "loss_power" not in command})
 
 
 def test_there_are_documented_commands() -> None:
     assert len(documented()) > 15
-
-
-@pytest.mark.parametrize("command", documented("[a-z]"))
-def test_documented_options_exist(command: str) -> None:
-    name, *words = shlex.split(command.partition(" | ")[0], comments=True)[1:]
-    commands = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
-    assert name in commands, f"there is no command {name!r}"
-    known = {
-        "--help",
-        *(option for parameter in commands[name].params for option in (*parameter.opts, *parameter.secondary_opts)),
-    }
-    if name == "prepare" and words and words[0].islower():
-        kinds = typer.main.get_command(make_app()).commands  # type: ignore[attr-defined]
-        assert words[0] in kinds, f"there is no preparer {words[0]!r}"
-        known |= {flag for option in kinds[words[0]].params for flag in (*option.opts, *option.secondary_opts)}
-    elif name == "prepare":
-        known |= {"--source", "--out"}
-    used = {word.split("=")[0] for word in words if re.match("--[a-z]|-[a-z]$", word)}
-    assert used <= known, f"{name} has no {sorted(used - known)}"
 
 
 @pytest.mark.parametrize("command", documented())

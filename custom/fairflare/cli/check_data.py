@@ -30,7 +30,8 @@ def check_data(
         ),
     ],
     task: Annotated[
-        str | None, typer.Option("--task", help="segmentation or classification; default: as the labels are.")
+        str | None,
+        typer.Option("--task", help="A kind, such as segmentation; default: as the labels are."),
     ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="KEY=VALUE of the task, such as num_classes=2; may be repeated.")
@@ -122,7 +123,7 @@ def make_task(
     labels, names = _labels(sites)
     if kind is None and task_file is None:
         kind = "classification" if labels else "segmentation"
-    if kind == "classification" and "num_classes" not in settings and (labels or names):
+    if kind in ("classification", "volume_classification") and "num_classes" not in settings and (labels or names):
         settings["num_classes"] = max(2, len(names) if names else max(labels) + 1)
         _say(f"num_classes={settings['num_classes']}: {'as the datalists name them' if names else 'the highest label'}")
     plan = make_plan("fed_avg", task=kind, sites=0, settings=settings, task_file=task_file, min_sites=1)
@@ -183,7 +184,8 @@ def _print_problems(problems: Sequence[Any], every: bool) -> None:
 
 
 def _print_counts(report: Any, names: Sequence[str] | None) -> None:
-    sizes = ", ".join(f"{width}x{height}: {count}" for (height, width), count in report.sizes.most_common(3))
+    listed = report.sizes.most_common(3)
+    sizes = ", ".join(f"{'x'.join(map(str, (size[1], size[0], *size[2:])))}: {count}" for size, count in listed)
     more = f" and {len(report.sizes) - 3} more sizes" if len(report.sizes) > 3 else ""
     _say(f"{report.site}: width x height {sizes or '-'}{more}")
     for split, found in report.counts.items():

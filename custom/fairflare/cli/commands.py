@@ -338,7 +338,7 @@ def doctor(
     kit: Annotated[Path | None, typer.Option(help="Start-up kit of a FLARE server or site.")] = None,
     port: Annotated[list[int] | None, typer.Option(help="That a server would listen on; may be repeated.")] = None,
     method: Annotated[str, typer.Option(help="Whose task opens the data.")] = "fed_avg",
-    task: Annotated[str | None, typer.Option("--task", help="segmentation or classification.")] = None,
+    task: Annotated[str | None, typer.Option("--task", help="Kind of task.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE of the task.")] = None,
     task_file: Annotated[Path | None, typer.Option(help="Python file with a class Task.")] = None,
     monai_bundle: Annotated[Path | None, typer.Option("--monai-bundle", help="Folder of a MONAI bundle.")] = None,

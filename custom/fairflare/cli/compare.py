@@ -75,7 +75,10 @@ def compare_command(
             "--data", "-d", help="A local/fairflare.json that says where each site's data are, or its folder."
         ),
     ] = None,
-    task: Annotated[str | None, typer.Option("--task", help="segmentation or classification.")] = None,
+    task: Annotated[
+        str | None,
+        typer.Option("--task", help="A kind, such as volume_segmentation."),
+    ] = None,
     task_file: Annotated[Path | None, typer.Option(help="Python file with a class Task.")] = None,
     monai_bundle: Annotated[Path | None, typer.Option("--monai-bundle", help="Folder of a MONAI bundle.")] = None,
     train_like: Annotated[

@@ -75,7 +75,7 @@ def plan_options(
         str | None,
         typer.Option(
             "--task",
-            help="segmentation or classification; default: what the paper learns.",
+            help="a kind, such as segmentation or volume_segmentation; default: what the paper learns.",
             autocompletion=completion.kinds_of_task,
         ),
     ] = None,

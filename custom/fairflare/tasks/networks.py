@@ -136,6 +136,7 @@ def build_classifier(
     in_channels: int,
     classes: int,
     features: Sequence[int],
+    spatial_dims: int = 2,
     norm_momentum: float,
     max_pool: bool = True,
     projector_dim: int | None = None,
@@ -149,6 +150,7 @@ def build_classifier(
         network: ``"resnet18"`` or ``"densenet121"``.
         in_channels, classes: 1 or 3; >= 2.
         features: widths of the ResNet's four stages.
+        spatial_dims: 2, or 3 for volumes.
         norm_momentum: of all batch norms.
         max_pool: the ResNet's pooling behind its first convolution; small images do without.
         projector_dim, neck_dim, cosine_scale, retrained_head: see :class:`Classifier`.
@@ -161,7 +163,7 @@ def build_classifier(
             "basic",
             [2, 2, 2, 2],
             list(features),
-            spatial_dims=2,
+            spatial_dims=spatial_dims,
             n_input_channels=in_channels,
             conv1_t_size=7,
             conv1_t_stride=2,
@@ -173,7 +175,7 @@ def build_classifier(
     else:
         from monai.networks.nets.densenet import DenseNet121
 
-        encoder = DenseNet121(spatial_dims=2, in_channels=in_channels, out_channels=classes)
+        encoder = DenseNet121(spatial_dims=spatial_dims, in_channels=in_channels, out_channels=classes)
         layers: Any = encoder.class_layers
         width = layers.out.in_features
         layers.out = nn.Identity()

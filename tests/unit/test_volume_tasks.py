@@ -14,8 +14,8 @@ import torch
 from fairflare.base.task import SiteData
 from fairflare.data.datalist import DataError
 from fairflare.tasks.segmentation import SegmentationTask
-from fairflare.tasks.volume_classification import VolumeClassificationTask
-from fairflare.tasks.volume_segmentation import VolumeSegmentationTask
+from fairflare.tasks.volumes.classification import VolumeClassificationTask
+from fairflare.tasks.volumes.segmentation import VolumeSegmentationTask
 
 SHAPE = (20, 24, 18)
 

@@ -17,7 +17,7 @@ from fairflare.data.image_file import ARRAYS, SUFFIXES, VOLUMES, Dicom, image_fi
 from fairflare.data.orientation import Turn, back, turned
 from fairflare.data.reading import PLAIN, Reading, read_image
 from fairflare.tasks.placing import back_in_place
-from fairflare.tasks.structures import StructureTask
+from fairflare.tasks.shared.structures import StructureTask
 
 WHITE = 255  # in pictures, for the only structure: also what a datalist's masks of 0 and 255 mean
 COLOURS = ((230, 60, 50), (60, 130, 230), (250, 190, 40), (60, 180, 90), (170, 90, 200), (0, 190, 190))

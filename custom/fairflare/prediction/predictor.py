@@ -22,10 +22,10 @@ from fairflare.data.datalist import DataError
 from fairflare.data.reading import slices_in
 from fairflare.prediction.recall import Recalled, recall
 from fairflare.prediction.saved_model import PERSONAL_NOTE, SavedModel, read_whole
-from fairflare.tasks.classes import ClassTask
 from fairflare.tasks.networks import load_fitting
-from fairflare.tasks.structures import StructureTask
-from fairflare.tasks.volumes import VolumeSettings
+from fairflare.tasks.shared.classes import ClassTask
+from fairflare.tasks.shared.structures import StructureTask
+from fairflare.tasks.volumes.base import VolumeSettings
 
 BATCH = 8  # slices at once
 

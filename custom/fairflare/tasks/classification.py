@@ -14,9 +14,9 @@ from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import Flag, Fraction, NonNegativeInt, PositiveInt, settings
 from fairflare.data.datalist import DataError, Datalist
 from fairflare.tasks.base import SiteData
-from fairflare.tasks.classes import ClassSite, ClassTask, LabelledImages
 from fairflare.tasks.images import Augmentations, Grey, PhantomImages, Preprocessing, Size
-from fairflare.tasks.site_settings import SiteSettings, setting_error
+from fairflare.tasks.shared.classes import ClassSite, ClassTask, LabelledImages
+from fairflare.tasks.shared.site_settings import SiteSettings, setting_error
 
 if TYPE_CHECKING:
     import torch

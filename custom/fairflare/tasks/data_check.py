@@ -23,7 +23,7 @@ from fairflare.data.datalist import SPLITS, DataError, Datalist, Sample, load_da
 from fairflare.data.patients import on_both_sides
 from fairflare.tasks.images import ImageTask
 from fairflare.tasks.scores.examples import place_of
-from fairflare.tasks.site_settings import SiteSettings, read_settings
+from fairflare.tasks.shared.site_settings import SiteSettings, read_settings
 
 BINS = 64  # of the histogram of intensities in [0, 1]
 SHOWN = 24  # images on a site's contact sheet

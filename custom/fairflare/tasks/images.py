@@ -21,7 +21,7 @@ from fairflare.data.intensity import Intensity
 from fairflare.data.orientation import Orientation
 from fairflare.data.reading import Reading, read_image
 from fairflare.tasks.base import Batches, SiteData, Task
-from fairflare.tasks.site_settings import CACHE_BYTES, SiteSettings, read_settings, setting_error
+from fairflare.tasks.shared.site_settings import CACHE_BYTES, SiteSettings, read_settings, setting_error
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,7 +12,7 @@ from fairflare.base.settings import PositiveInt, settings
 from fairflare.data.datalist import SPLITS, Datalist, Sample
 from fairflare.tasks.base import SiteData
 from fairflare.tasks.images import Augmentations, FolderImages, Grey, PhantomImages, Preprocessing
-from fairflare.tasks.structures import THRESHOLD, SegmentationSite, StructureTask
+from fairflare.tasks.shared.structures import THRESHOLD, SegmentationSite, StructureTask
 
 if TYPE_CHECKING:
     import torch

@@ -1,6 +1,6 @@
 """What this job learns: network, loss, metric and data source. Edit it to bring your own."""
 
-from fairflare.tasks.volume_classification import VolumeClassificationTask
+from fairflare.tasks.volumes.classification import VolumeClassificationTask
 
 
 class Task(VolumeClassificationTask):

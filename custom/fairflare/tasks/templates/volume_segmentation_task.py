@@ -1,6 +1,6 @@
 """What this job learns: network, loss, metric and data source. Edit it to bring your own."""
 
-from fairflare.tasks.volume_segmentation import VolumeSegmentationTask
+from fairflare.tasks.volumes.segmentation import VolumeSegmentationTask
 
 
 class Task(VolumeSegmentationTask):

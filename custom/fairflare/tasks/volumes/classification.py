@@ -11,8 +11,8 @@ from fairflare.base import checks
 from fairflare.base.settings import settings
 from fairflare.data.datalist import Datalist, Sample
 from fairflare.tasks.base import SiteData
-from fairflare.tasks.classes import ClassSite, ClassTask, LabelledImages
-from fairflare.tasks.volumes import FolderVolumes, PhantomVolumes, VolumeSettings, plain
+from fairflare.tasks.shared.classes import ClassSite, ClassTask, LabelledImages
+from fairflare.tasks.volumes.base import FolderVolumes, PhantomVolumes, VolumeSettings, plain
 
 if TYPE_CHECKING:
     import torch

@@ -20,7 +20,7 @@ from fairflare.tasks.base import LOSS, Metric, SiteData
 from fairflare.tasks.images import Coding, FolderImages, ImageTask, Momentum, one_for_each_class
 from fairflare.tasks.scores.class_scores import MeasuresClasses
 from fairflare.tasks.scores.metrics import MEANINGS, NAMES, REVEALS
-from fairflare.tasks.site_settings import SiteSettings, setting_of
+from fairflare.tasks.shared.site_settings import SiteSettings, setting_of
 
 if TYPE_CHECKING:
     import torch

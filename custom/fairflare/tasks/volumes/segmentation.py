@@ -13,8 +13,8 @@ from fairflare.base.settings import BelowOne, Fraction, PositiveInt, settings
 from fairflare.data.datalist import Datalist, Sample
 from fairflare.tasks.base import Batches, SiteData
 from fairflare.tasks.scores.dice_scores import BatchOf, Origin
-from fairflare.tasks.structures import SegmentationSite, StructureTask
-from fairflare.tasks.volumes import FolderVolumes, PhantomVolumes, VolumeData, VolumeSettings, plain
+from fairflare.tasks.shared.structures import SegmentationSite, StructureTask
+from fairflare.tasks.volumes.base import FolderVolumes, PhantomVolumes, VolumeData, VolumeSettings, plain
 
 if TYPE_CHECKING:
     import torch

@@ -15,7 +15,7 @@ from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import Flag, NonNegativeInt, PositiveInt, settings
 from fairflare.tasks.base import LOSS, Metric, SiteData, evaluating
 from fairflare.tasks.images import Coding, ImageTask, Momentum, one_for_each_class
-from fairflare.tasks.site_settings import SiteSettings, setting_of
+from fairflare.tasks.shared.site_settings import SiteSettings, setting_of
 
 if TYPE_CHECKING:
     import torch

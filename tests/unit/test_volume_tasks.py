@@ -13,6 +13,10 @@ import torch
 
 from fairflare.base.task import SiteData
 from fairflare.data.datalist import DataError
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.transports.local import run_local
+from fairflare.prediction.masks import coded, label_map, labels_of, write_mask
+from fairflare.prediction.predictor import load_predictor
 from fairflare.tasks.segmentation import SegmentationTask
 from fairflare.tasks.volumes.classification import VolumeClassificationTask
 from fairflare.tasks.volumes.segmentation import VolumeSegmentationTask
@@ -112,3 +116,38 @@ def test_the_2d_task_names_the_ways_out(tmp_path: Path) -> None:
     written(tmp_path, np.eye(4))
     with pytest.raises(DataError, match=r"--task volume_segmentation.*--slices"):
         next(iter(opened(SegmentationTask(), tmp_path).batches("test", batch_size=1)))
+
+
+@pytest.mark.long
+def test_a_run_and_its_mask_in_the_grid_of_the_file(tmp_path: Path) -> None:
+    sites = {"north": np.diag([-1.0, 1.0, 1.0, 1.0]), "south": np.eye(4)[[2, 0, 1, 3]]}  # stored in other directions
+    for site, affine in sites.items():
+        (tmp_path / site).mkdir()
+        written(tmp_path / site, affine)
+        other = tmp_path / site / "training.nii.gz"
+        values = np.random.default_rng(len(site) + ord(site[0])).integers(0, 200, SHAPE).astype(np.int16)
+        for split in ("training", "validation", "test"):
+            nibabel.save(nibabel.Nifti1Image(values + len(split), affine), other.with_name(f"{split}.nii.gz"))
+    settings = {"features": [4, 4, 4, 4, 4, 4], "local_epochs": 1}
+    plan = make_plan("fed_avg", task="volume_segmentation", sites=list(sites), num_rounds=1, settings=settings)
+    local = {"sites": {site: {"data_root": str(tmp_path / site)} for site in sites}}
+    results = json.loads((run_local(plan, tmp_path / "run", local) / "results.json").read_text())
+    assert all(0 <= results["test"][site]["dice"] <= 1 for site in sites)
+
+    predictor = load_predictor(tmp_path / "run", device="cpu")
+    predictor.network = torch.nn.Conv3d(1, 1, 1)  # finds what is bright, voxel by voxel
+    torch.nn.init.constant_(predictor.network.weight, 100.0)
+    assert predictor.network.bias is not None
+    torch.nn.init.constant_(predictor.network.bias, -50.0)
+    for site, affine in sites.items():
+        file = tmp_path / site / "test.nii.gz"
+        ((found,),) = [list(predictor(file))]
+        mask = label_map(found.probabilities, labels_of(predictor.task), 0.5).numpy()
+        write_mask(tmp_path / "mask.nii.gz", coded(mask, predictor.task, file), file)
+        saved = nibabel.load(tmp_path / "mask.nii.gz")
+        np.testing.assert_allclose(saved.affine, affine)
+        stored = np.asanyarray(nibabel.load(file).dataobj).astype(float)
+        low, high = np.percentile(stored, [1, 99])
+        sure = abs((stored - low) / (high - low) - 0.5) > 0.02  # of voxels near the threshold nothing is said
+        found_there = np.asanyarray(saved.dataobj) == 1
+        assert (found_there == (stored > (low + high) / 2))[sure].all()

@@ -187,7 +187,8 @@ def _print_counts(report: Any, names: Sequence[str] | None) -> None:
     listed = report.sizes.most_common(3)
     sizes = ", ".join(f"{'x'.join(map(str, (size[1], size[0], *size[2:])))}: {count}" for size, count in listed)
     more = f" and {len(report.sizes) - 3} more sizes" if len(report.sizes) > 3 else ""
-    _say(f"{report.site}: width x height {sizes or '-'}{more}")
+    deep = " x slices" if any(len(size) == 3 for size in report.sizes) else ""
+    _say(f"{report.site}: width x height{deep} {sizes or '-'}{more}")
     for split, found in report.counts.items():
         classes = ", ".join(f"{_name(number, names)} {n}" for number, n in sorted(found.items(), key=_number))
         _say(f"  {split}: {sum(found.values())}" + (f" ({classes})" if None not in found and found else ""))

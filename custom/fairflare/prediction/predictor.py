@@ -131,7 +131,7 @@ class Predictor:
             return found
         own = torch.eye(4, dtype=torch.float64) if whole.affine is None else torch.from_numpy(whole.affine)
         back = SpatialResample(mode="bilinear", padding_mode="zeros")
-        placed: torch.Tensor = back(MetaTensor(found, affine=image.affine), own, whole.image.shape)  # type: ignore
+        placed: torch.Tensor = back(MetaTensor(found, affine=image.affine), own, whole.image.shape)
         return torch.as_tensor(placed).as_subclass(torch.Tensor)
 
 

@@ -84,7 +84,7 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
         from monai.inferers.inferer import SlidingWindowInferer
 
         window = SlidingWindowInferer(self.patch_size, self.windows, self.overlap, mode="gaussian")
-        found: torch.Tensor = window(inputs, model)  # type: ignore[assignment]
+        found: torch.Tensor = window(inputs, model)
         return found
 
     def fitted(self, image: MetaTensor) -> MetaTensor:
@@ -119,7 +119,7 @@ class _Patches(VolumeData):
     moves_targets = True
 
     def num_samples(self, split: str) -> int:
-        count = super().num_samples(split)
+        count = super().num_samples(split)  # type: ignore[safe-super]
         return count * self.task.patches if split == "training" else count
 
     def batches(

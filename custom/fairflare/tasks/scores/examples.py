@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from fairflare.base.task import Device, SiteData
     from fairflare.tasks.scores.class_scores import MeasuresClasses
-    from fairflare.tasks.segmentation import SegmentationTask
+    from fairflare.tasks.shared.structures import StructureTask
 
 PICTURE, TABLE = "examples.png", "examples.csv"
 SPLIT = "test"
@@ -89,7 +89,7 @@ def place_of(inside: npt.NDArray[Any]) -> tuple[Any, ...]:
 
 
 def of_segmentation(
-    task: SegmentationTask, model: torch.nn.Module, data: SiteData, batch_size: int, device: Device
+    task: StructureTask, model: torch.nn.Module, data: SiteData, batch_size: int, device: Device
 ) -> list[Example]:
     """The best, the median and the worst test image by the Dice of an image."""
     scores = DiceScores()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fairflare.data.whole_volumes import Whole
     from fairflare.tasks.transforms import Structured
 
+RARE = -2.0  # of the first outputs: a structure covers few voxels (Lin et al., focal loss, ICCV 2017, section 3.3)
 STEP = 16  # the network's poolings halve a side four times
 Edge = Annotated[int, Field(strict=True, ge=32, multiple_of=STEP)]
 Widths = tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt]
@@ -39,9 +40,12 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
     features=(32, 32, 64, 128, 256, 32), patches=4``; for MR ``intensity="zscore"`` or ``"percentile"``.
 
     Args:
-        network: ``"unet"`` (:class:`monai.networks.nets.BasicUNet`) or ``"segresnet"`` (its first width is that of
-            ``features``).
+        network: MONAI's ``"unet"`` (BasicUNet), ``"segresnet"`` or ``"swin_unetr"`` (windows of at least 64, multiples
+            of 32).
         features: widths of the U-Net.
+        width: of the first stage of the other networks, as in ``segmentation``.
+        norm: of the U-Net. ``"instance"``: of a patch alone, as with small batches and sites of other scanners;
+            ``"batch"``: over a batch, whose statistics are averaged over sites.
         patch_size: voxels of a training patch and of the window in evaluation; multiples of 16, at least 32.
         patches: of each volume in an epoch. A sample of the training is a patch: sites count so many for each volume.
         foreground: share of the patches whose middle lies in a structure, where there is one.
@@ -50,15 +54,30 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
     """
 
     uncounted: ClassVar[bool] = True  # what fills a volume up to whole steps of the network
-    acts: ClassVar[dict[str, OnlyWith | None]] = {"augmentation": only_with("augment")}
+    acts: ClassVar[dict[str, OnlyWith | None]] = {
+        "augmentation": only_with("augment"),
+        "features": only_with("network", "unet"),
+        "norm": only_with("network", "unet"),
+        "norm_momentum": only_with("norm", "batch"),
+        "width": only_with("network", "swin_unetr", "segresnet"),
+    }
 
-    network: Literal["unet", "segresnet"] = "unet"
+    network: Literal["unet", "swin_unetr", "segresnet"] = "unet"
     features: Widths = (8, 8, 16, 32, 64, 8)
+    width: PositiveInt | None = None
+    norm: Literal["instance", "batch"] = "instance"
     patch_size: tuple[Edge, Edge, Edge] = (32, 32, 32)
     patches: PositiveInt = 2
     foreground: Fraction = 0.5
     overlap: BelowOne = 0.25
     windows: PositiveInt = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.network != "unet":
+            from fairflare.tasks.encoders import check_segmenter
+
+            check_segmenter(self.network, self.patch_size, self.width)
 
     @property
     def image_size(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -66,18 +85,33 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
         return self.patch_size
 
     def build_model(self) -> torch.nn.Module:
+        import torch
         from monai.networks.nets.basic_unet import BasicUNet
-        from monai.networks.nets.segresnet import SegResNet
 
-        norm = ("batch", {"momentum": self.norm_momentum})
-        if self.network == "segresnet":
-            return SegResNet(
-                spatial_dims=3, init_filters=self.features[0], in_channels=1, out_channels=self.num_classes, norm=norm
+        if self.network != "unet":
+            from fairflare.tasks.encoders import build_segmenter
+
+            return build_segmenter(
+                self.network, in_channels=1, classes=self.num_classes, image_size=self.patch_size, width=self.width
             )
-        return BasicUNet(
+        norm: Any = ("batch", {"momentum": self.norm_momentum})
+        if self.norm == "instance":
+            norm = ("instance", {"affine": True})
+        model = BasicUNet(
             spatial_dims=3, in_channels=1, out_channels=self.num_classes, features=self.features,
             act=("relu", {"inplace": True}), norm=norm, bias=False,
         )  # fmt: skip
+        last: Any = model.final_conv
+        torch.nn.init.constant_(last.bias, RARE)
+        return model
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Dice loss and binary cross-entropy of each voxel, one to one, as nnU-Net has it (Isensee et al., 2021)."""
+        return super().loss(outputs, targets) + cross_entropies(outputs, targets).mean()
+
+    def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The same of each patch or volume."""
+        return super().sample_losses(outputs, targets) + cross_entropies(outputs, targets)
 
     def outputs(self, model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
         """(n, structures, x, y, z) from overlapping windows, whose middle counts most (MONAI's Gaussian)."""
@@ -217,3 +251,12 @@ class PhantomPatches(_Patches, PhantomVolumes):
         image = self.task.placed(whole, "phantom", self.site)
         targets = self.task.targets(whole, structured, "phantom", self.site)
         return {"image": plain(image), "label": targets, "spacing": tuple(image.pixdim.tolist())}
+
+
+def cross_entropies(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Binary cross-entropy of each sample, (n,), the mean over what counts (targets >= 0); 0 where nothing counts."""
+    from torch.nn.functional import binary_cross_entropy_with_logits
+
+    counts = (targets >= 0).to(outputs.dtype)
+    every = binary_cross_entropy_with_logits(outputs, targets.clamp(min=0), counts, reduction="none")
+    return every.flatten(1).sum(1) / counts.flatten(1).sum(1).clamp(min=1)

@@ -67,7 +67,7 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
     width: PositiveInt | None = None
     norm: Literal["instance", "batch"] = "instance"
     patch_size: tuple[Edge, Edge, Edge] = (32, 32, 32)
-    patches: PositiveInt = 2
+    patches: PositiveInt = 4
     foreground: Fraction = 0.5
     overlap: BelowOne = 0.25
     windows: PositiveInt = 4

@@ -27,9 +27,10 @@ def looked_at(plan: Plan, local: Mapping[str, Any]) -> list[npt.NDArray[np.float
     from fairflare.data.datalist import DataError, load_datalist
     from fairflare.data.reading import read_image
     from fairflare.federation.site.site_file import own_settings
-    from fairflare.tasks.images import ImageTask, SiteSettings
+    from fairflare.tasks.images import ImageTask
+    from fairflare.tasks.shared.site_settings import SiteSettings
 
-    if not isinstance(plan.task, ImageTask):
+    if not isinstance(plan.task, ImageTask) or getattr(plan.task, "spatial_dims", 2) == 3:
         return []
     found = []
     for site in plan.sites or ():

@@ -23,11 +23,13 @@ class Origin:
         whole: its (structures, height, width) targets at its own size, read when called; ``None``: the network's size
             is wanted.
         resize: how it was brought to the network's size.
+        spacing: of its pixels, in mm along each axis; ``None``: not known, lengths are in pixels.
     """
 
     volume: str | None
     whole: Callable[[], torch.Tensor] | None
     resize: str
+    spacing: tuple[float, ...] | None = None
 
 
 class BatchOf(tuple[torch.Tensor, torch.Tensor]):

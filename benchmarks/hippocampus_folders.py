@@ -1,7 +1,8 @@
 """Writes the hippocampus volumes (MR, voxels of 1 mm, two structures) as a hospital has them: NIfTI files by site.
 
 Run ``python benchmarks/hippocampus_folders.py REAL_DATA OUT``; REAL_DATA holds ``hippocampus_*.npz`` with images,
-masks, shapes (true extent of each padded volume), ids and site. OUT/SITE/images and OUT/SITE/masks have one file a volume.
+masks, shapes (true extent of each padded volume), ids and site. OUT/SITE/images and OUT/SITE/masks have one file a
+volume.
 """
 
 from __future__ import annotations

@@ -131,6 +131,7 @@ class ImageTask(Intensities, Fitted, Task):
     augmentation: tuple[str, ...]
     site_settings: ClassVar[type[SiteSettings]] = SiteSettings
     class_labels: ClassVar[bool] = False  # of a datalist: numbers, not masks
+    spatial_dims: ClassVar[int] = 2
     allow_phantom: bool = True
 
     def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:

@@ -131,9 +131,11 @@ class FolderData(FolderImages):
         own_size = self.task.evaluate_at == "image"
         if not own_size and all(sample.part_of is None for sample in samples):
             return None
+        whole = [partial(self._whole, split, sample) if own_size else None for sample in samples]
+        # A pixel of the network's size is another one than that of the file.
         return [
-            Origin(sample.part_of, partial(self._whole, split, sample) if own_size else None, self.task.resize)
-            for sample in samples
+            Origin(sample.part_of, own, self.task.resize, sample.spacing if own_size else None)
+            for sample, own in zip(samples, whole, strict=True)
         ]
 
     def _whole(self, split: str, sample: Sample) -> torch.Tensor:

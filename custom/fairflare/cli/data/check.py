@@ -91,7 +91,8 @@ def make_task(
 
     labels, names = _labels(sites)
     if kind is None and task_file is None:
-        kind = "classification" if labels else "segmentation"
+        own = None if data is None else manifest_of(data).get("kind")
+        kind = own or ("classification" if labels else "segmentation")
     if kind in ("classification", "volume_classification") and "num_classes" not in settings and (labels or names):
         settings["num_classes"] = max(2, len(names) if names else max(labels) + 1)
         _tell(

@@ -87,8 +87,8 @@ def suited(
 
     refuse_shared_images(plan.sites or (), local)
     images = looked_at(plan, local)
-    if not images:
-        return {}
+    if not images:  # whole volumes are not looked at, but their manifest is
+        return prepared_for(plan, data, given) if getattr(plan.task, "spatial_dims", 2) == 3 else {}
     found = {**(suited_settings(plan, images) if quick else {}), **prepared_for(plan, data, given)}
     found = {name: value for name, value in found.items() if name not in given}
     say(in_words(plan, images, found, trial=trial))

@@ -12,9 +12,10 @@ from pydantic import Field
 
 from fairflare.base import checks
 from fairflare.base.acting import OnlyWith, only_with
-from fairflare.base.settings import Flag, NonNegativeInt, PositiveInt, settings
+from fairflare.base.settings import Flag, NonNegativeInt, Positive, PositiveInt, settings
 from fairflare.tasks.base import LOSS, Metric, SiteData, evaluating
 from fairflare.tasks.images import Coding, ImageTask, Momentum, one_for_each_class
+from fairflare.tasks.scores.mask_metrics import Wanted, declared
 from fairflare.tasks.shared.site_settings import SiteSettings, setting_of
 
 if TYPE_CHECKING:
@@ -79,6 +80,10 @@ class StructureTask(ImageTask):
             A site whose masks are coded otherwise sets the same key in its own file.
         ignore: label of pixels that do not count, in loss and metrics (outside a field of view, not annotated).
             Default: all count.
+        metrics: beside Dice, which is always there: ``"iou"``, ``"hd95"``, ``"assd"``, ``"surface_dice"``,
+            ``"volume_error"``, ``"ece"``, ``"brier"`` (:mod:`fairflare.tasks.scores.mask_metrics`). Lengths are in mm
+            where all images of a site say their spacing, else in pixels, under names with ``pixel_`` in front.
+        tolerance: of surface Dice, in mm or pixels.
         norm_momentum: share of a new batch in the running statistics of the batch norms. With PyTorch's 0.1
             they still hold a quarter of their initial values after 12 steps, which is all that a small site
             does in a round, and 18 layers of it make the first models blind in evaluation.
@@ -94,13 +99,18 @@ class StructureTask(ImageTask):
     site_settings: ClassVar[type[SiteSettings]] = SegmentationSite
     has_classes: ClassVar[bool | None] = False  # an image has all structures
     uncounted: ClassVar[bool] = False  # some pixels lie beside the image, whatever the settings say
-    acts: ClassVar[dict[str, OnlyWith | None]] = {"augmentation": only_with("augment")}
+    acts: ClassVar[dict[str, OnlyWith | None]] = {
+        "augmentation": only_with("augment"),
+        "tolerance": only_with("metrics", "surface_dice"),
+    }
 
     num_classes: PositiveInt = 1
     labels: list[Structure] | None = None
     class_names: list[str] | None = None
     mask_values: Coding | None = None
     ignore: NonNegativeInt | None = None
+    metrics: tuple[Wanted, ...] = ("dice",)
+    tolerance: Positive = 1.0
     norm_momentum: Momentum = 0.3
     initial_weights: str | None = None
     allow_phantom: Flag = True
@@ -168,7 +178,7 @@ class StructureTask(ImageTask):
             ``dice``, ``loss``, of slices of volumes ``volume_dice``; with several structures the same of each,
             ``dice_<class name>``.
         """
-        scores, losses, counts = self._scores(model, batches, device)
+        scores, losses, counts = self._scores(model, batches, device, self.metrics)
         result = {"dice": 0.0, "loss": float(np.average(losses, weights=counts))}
         for name, dice in (("dice", scores.images), ("volume_dice", scores.volumes)):
             if dice is not None:
@@ -176,6 +186,10 @@ class StructureTask(ImageTask):
             if dice is not None and self.num_classes > 1:
                 by_name = zip(self.names(), dice.mean(0), strict=True)
                 result.update({f"{name}_{structure}": float(value) for structure, value in by_name})
+        for name, means in ({} if scores.more is None else scores.more.means()).items():
+            result[name] = float(means.mean())
+            if self.num_classes > 1:
+                result |= {f"{name}_{of}": float(value) for of, value in zip(self.names(), means, strict=True)}
         return result
 
     def outcome_names(self) -> list[str]:
@@ -188,12 +202,15 @@ class StructureTask(ImageTask):
         return None, scores.images.numpy()
 
     def _scores(
-        self, model: torch.nn.Module, batches: Iterable[Batch], device: Device
+        self, model: torch.nn.Module, batches: Iterable[Batch], device: Device, metrics: Sequence[str] = ()
     ) -> tuple[DiceScores, list[float], list[int]]:
-        """Dice of each image, and of each batch its loss and its number of images."""
+        """Dice of each image with further metrics, and of each batch its loss and its number of images."""
         from fairflare.tasks.scores.dice_scores import DiceScores
+        from fairflare.tasks.scores.mask_metrics import MaskMetrics
 
-        scores = DiceScores()
+        wanted = set(metrics) - {"dice"}
+        more = MaskMetrics(sorted(wanted), self.spatial_dims, self.tolerance) if wanted else None
+        scores = DiceScores(more)
         losses: list[float] = []
         counts: list[int] = []
         with evaluating(model):
@@ -203,7 +220,10 @@ class StructureTask(ImageTask):
                 targets = targets.to(device)
                 losses.append(float(self.loss(outputs, targets)))
                 counts.append(len(targets))
-                found = self.probabilities(outputs) > THRESHOLD
+                probabilities = self.probabilities(outputs)
+                found = probabilities > THRESHOLD
+                if more is not None:
+                    more.add_probabilities(probabilities, targets)
                 scores.add(found, targets, getattr(batch, "origins", None))
         checks.whole("the number of batches to evaluate on", len(counts))
         return scores, losses, counts
@@ -223,12 +243,14 @@ class StructureTask(ImageTask):
 
     def declared_metrics(self) -> tuple[Metric, ...]:
         names = self.names() if self.num_classes > 1 else []
+        slices = self.spatial_dims == 2
         return (
             DICE,
             LOSS,
-            VOLUME_DICE,
+            *([VOLUME_DICE] if slices else []),
             *(Metric(name=f"dice_{name}", **OF_STRUCTURE) for name in names),
-            *(Metric(name=f"volume_dice_{name}", **OF_STRUCTURE_IN_VOLUMES) for name in names),
+            *(Metric(name=f"volume_dice_{name}", **OF_STRUCTURE_IN_VOLUMES) for name in names if slices),
+            *declared(self.metrics, self.spatial_dims, self.tolerance, names),
         )
 
     def coding_of(self, site: str, own: SegmentationSite) -> Mapping[int, int] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -121,6 +121,10 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
         found: torch.Tensor = window(inputs, model)
         return found
 
+    def training_settings(self, given: Collection[str] = ()) -> dict[str, Any]:
+        """Small batches and a larger step: sites have few volumes, and a round of large batches has few steps."""
+        return {"batch_size": 2, "learning_rate": 0.003}
+
     def fitted(self, image: MetaTensor) -> MetaTensor:
         """At least a patch, and whole steps of the network."""
         from monai.transforms import DivisiblePad, SpatialPad
@@ -238,7 +242,7 @@ class FolderPatches(_Patches, FolderVolumes):
         structured = Structured("label", self.task.structures, self.coding, self.site, split, self.task.ignore)
         image = self.task.placed(whole, sample.image.name, self.site)
         targets = self.task.targets(whole, structured, str(sample.label), self.site)
-        return {"image": plain(image), "label": targets, "spacing": tuple(image.pixdim.tolist())}
+        return {"image": plain(image), "label": targets, "spacing": voxel_of(image, whole)}
 
 
 class PhantomPatches(_Patches, PhantomVolumes):
@@ -256,7 +260,12 @@ class PhantomPatches(_Patches, PhantomVolumes):
         structured = Structured("label", labels, coding, self.site, "none", self.task.ignore)
         image = self.task.placed(whole, "phantom", self.site)
         targets = self.task.targets(whole, structured, "phantom", self.site)
-        return {"image": plain(image), "label": targets, "spacing": tuple(image.pixdim.tolist())}
+        return {"image": plain(image), "label": targets, "spacing": voxel_of(image, whole)}
+
+
+def voxel_of(image: MetaTensor, whole: Whole) -> tuple[float, ...] | None:
+    """Size of a voxel in mm; ``None``: the file does not say."""
+    return None if whole.affine is None else tuple(image.pixdim.tolist())
 
 
 def cross_entropies(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
